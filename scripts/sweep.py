@@ -61,6 +61,8 @@ def main(argv: list[str]) -> int:
         print(f"stopped; python scripts/sweep.py -output {name} continues the sweep")
     else:
         print(f"python scripts/compare.py {name} shows which differences are noise")
+        if sweep.folds:
+            print(f"python scripts/labels.py {name} lists images whose label is probably wrong")
     return code
 
 

@@ -73,7 +73,7 @@ PACKAGES = {
         " sources.torchvision_sets loading build __init__"
     ).split(),
     "models": (
-        "parts transforms compilation weights.sharded kwargs weights freeze vit timm_models __init__ export"
+        "parts features transforms compilation weights.sharded kwargs weights freeze vit timm_models __init__ export"
     ).split(),
     "engine": (
         "parallel precision evaluation train checkpoint record settings_of_weights settings predict session"

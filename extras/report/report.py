@@ -38,6 +38,7 @@ CAPTIONS = {
 SETTING = ("setting", "value", "from")
 # With up to 12 classes the table shows all of them; with more classes, only the 15 with the lowest F1.
 FEW_CLASSES, MOST_ROWS = 12, 15
+FEWEST_IN_BIN = 5  # bins with fewer images have no point in the reliability diagram
 
 
 def write_report(run: SavedRun, path: Path) -> None:
@@ -223,14 +224,23 @@ def calibration(run: SavedRun) -> Markup | None:
     if not record:
         return None
     with naming_damage(path):
-        curves = {name: [each[:2] for each in record[f"bins_{name}"]] for name in ("before", "after")}
+        bins = {name: record[f"bins_{name}"] for name in ("before", "after")}
+        curves = {name: [each[:2] for each in found if each[2] >= FEWEST_IN_BIN] for name, found in bins.items()}
+        one = isinstance(record["temperature"], float)
+        temperature = (
+            f"The temperature is {record['temperature']:.2f}." if one else "Each label has its own temperature."
+        )
         text = (
             f"Expected calibration error on {counted(record['num_images'], 'validation image')}: "
-            f"{record['ece_before']:.1%} before the calibration, {record['ece_after']:.1%} after it."
+            f"{record['ece_before']:.1%} before the calibration, {record['ece_after']:.1%} after it. {temperature}"
         )
-    how = "Below the dashed line, the model is too confident. predict.py prints calibrated probabilities."
-    diagram = figure(Plot("", "share of right answers", curves, "confidence", is_reliability=True))
-    return section("Calibration", element("p", text), element("p", how, class_="soft"), diagram)
+    how = (
+        "predict.py prints calibrated probabilities. Below the dashed line, the model is too confident. Each point is a "
+        f"bin with at least {FEWEST_IN_BIN} images; the share of right answers of fewer images is mostly chance."
+    )
+    shown = {name: points for name, points in curves.items() if points}
+    diagram = [figure(Plot("", "share of right answers", shown, "confidence", is_reliability=True))] if shown else []
+    return section("Calibration", element("p", text), element("p", how, class_="soft"), *diagram)
 
 
 def precision(run: SavedRun) -> Markup | None:

@@ -167,7 +167,12 @@ def test_report_shows_both_calibration_errors_and_a_diagram(calibrated, tmp_path
     assert section.count("data:image/png") == 1
     copy = shutil.copytree(calibrated, tmp_path / "copy")
     record = json.loads((copy / "results.json").read_text())
-    (copy / "results.json").write_text(json.dumps(record | {"calibration": {"bins_before": 1}}))
+    assert f"The temperature is {record['calibration']['temperature']:.2f}." in section
+    few = {f"bins_{name}": [[0.5, 0.25, 4]] for name in ("before", "after")}
+    (copy / "results.json").write_text(json.dumps(record | {"calibration": record["calibration"] | few}))
+    typed("scripts/report.py", copy).done()
+    assert (copy / "report.html").read_text().count("data:image/png") == page.count("data:image/png") - 1
+    (copy / "results.json").write_text(json.dumps(record | {"calibration": {"bins_before": 1, "bins_after": 1}}))
     typed("scripts/report.py", copy).refused("results.json", "damaged")
     del record["calibration"]
     (copy / "results.json").write_text(json.dumps(record))

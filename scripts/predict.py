@@ -231,13 +231,19 @@ def read_list(name: str, outputs: Outputs) -> list[str]:
 
 def check_outputs(arguments: argparse.Namespace, paths: list[str]) -> None:
     """Raise ConfigError if an output cannot be written or would overwrite an image. Call this before predicting."""
-    from engine.predict.output import DOCUMENT, PICTURE, TABLE
-
     outputs = files_to_write(arguments, len(paths)) | maps_to_write(arguments, paths)
     images = {os.path.realpath(path) for path in paths} if outputs else set()
     for path, flag in outputs.items():
         if os.path.realpath(path) in images:
             raise ConfigError(f"{flag}: {path} is one of the images and would be overwritten; choose another place")
+    refuse_other_outputs(outputs)
+
+
+def refuse_other_outputs(outputs: dict[Path, str]) -> None:
+    """Raise ConfigError if an output {path: flag} would replace a file that this script did not write."""
+    from engine.predict.output import DOCUMENT, PICTURE, TABLE
+
+    for path, flag in outputs.items():
         place = "folder" if flag == "-attention" else "file"
         refuse_other_kind(flag, path, {"-csv": TABLE, "-json": DOCUMENT}.get(flag, PICTURE), f"name another {place}")
 

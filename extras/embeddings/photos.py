@@ -3,9 +3,8 @@
 import hashlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,17 +15,20 @@ from datasets.transforms.pixel_rules import PixelRules
 from utils.errors import ConfigError
 
 
-class Photos(NamedTuple):
+class Photos(Sequence):
     """The photos in a folder and its subfolders. A million of them take about 50 MB."""
 
-    folder: Path
-    paths: Texts  # relative to the folder
+    def __init__(self, folder: Path, paths: Texts):
+        """`paths` are relative to the folder."""
+        self.folder, self.paths = folder, paths
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    def path(self, index: int) -> str:
+    def __getitem__(self, index: int) -> str:
         """Return the path of a photo as scripts/predict.py prints it."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
         return os.path.normpath(os.path.join(self.folder, os.fsdecode(self.paths[index])))
 
     def facts(self) -> dict[str, int | str]:

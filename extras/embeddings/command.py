@@ -18,7 +18,7 @@ from engine.predict.output import NUM_COLUMNS, THUMBNAIL, UNSURE, Mark, Output, 
 from engine.predict.pictures import Tile, contact_sheet, describe_missing, fitted
 from engine.predict.predictor import Prediction
 from extras.embeddings.embedder import Embedded, Embedder
-from extras.embeddings.files import NPZ, PART_SIZE, PartFolder, Rows, check_npz, pyarrow_parquet, write_npz
+from extras.embeddings.files import NPZ, PART_SIZE, PartFolder, Rows, TableBuffer, check_npz, pyarrow_parquet, write_npz
 from extras.embeddings.nearest import (
     NEAREST,
     TEMPERATURE,
@@ -74,8 +74,8 @@ class Command:
         return 2 if num_unreadable else 0
 
     def _write_npz(self, path: Path) -> None:
-        batches = list(self._embedded())
-        write_npz(path, self.photos, self.embedder.facts(), batches)
+        buffer = TableBuffer(len(self.photos), self.embedder.width)
+        write_npz(path, self.photos, self.embedder.facts(), buffer.fill(self._embedded(), len(self.photos)))
         self.report(f"{path}: {counted(self.num_read, 'row')} of {self.embedder.width} features")
 
     def _write_parts(self, store: PartFolder) -> None:
@@ -88,10 +88,11 @@ class Command:
                 self.report(f"{store.folder}: has {done}; continues with {store.path(missing[0]).name}")
             mine = missing[process.rank :: process.world_size]
             ranges = [store.range(part) for part in mine]
+            buffer = TableBuffer(min(store.part_size, len(self.photos)), self.embedder.width)
             with contextlib.closing(self._with_bar(self.embedder(self.images, ranges), ranges)) as batches:
                 for turn in range(math.ceil(len(missing) / process.world_size)):
                     if turn < len(mine):
-                        store.write(mine[turn], take(batches, len(ranges[turn])))
+                        store.write(mine[turn], buffer.fill(batches, len(ranges[turn])))
                     process.join([])  # after each part, so that no process waits for another until a timeout
         self.num_read = process.first(store.num_rows)
         if process.is_first:
@@ -178,15 +179,6 @@ def describe(embedder: Embedder) -> str:
         f"{trained.source}{kind}: {trained.config.MODEL.NAME}{epoch}, {embedder.width} features, "
         f"on {embedder.process.device.type}{several}"
     )
-
-
-def take(batches: Iterator[Embedded], num_images: int) -> list[Embedded]:
-    """Return the next batches, which have this number of images together."""
-    found = []
-    while num_images > 0:
-        found.append(next(batches))
-        num_images -= found[-1].num_images
-    return found
 
 
 def thumbnail(images: FileImages, index: int) -> np.ndarray | None:

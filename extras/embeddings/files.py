@@ -51,6 +51,32 @@ class Rows(NamedTuple):
     features: np.ndarray  # float32 [n, D]
 
 
+class Table(NamedTuple):
+    """The features of the readable photos of a part or a file."""
+
+    indices: np.ndarray  # int64 [n]
+    sizes: np.ndarray  # int32 [n, 2]
+    features: np.ndarray  # float32 [n, D]
+
+
+class TableBuffer:
+    """Memory for a table. It is allocated once, because new arrays for each part would fragment the memory."""
+
+    def __init__(self, num_rows: int, width: int):
+        self._indices, self._sizes = np.empty(num_rows, np.int64), np.empty((num_rows, 2), np.int32)
+        self._features = np.empty((num_rows, width), np.float32)
+
+    def fill(self, batches: Iterator[Embedded], num_images: int) -> Table:
+        """Return a table of the next batches, which have this number of images together. It is valid until the next call."""
+        count = 0
+        while num_images > 0:
+            batch = next(batches)
+            rows = slice(count, count + len(batch.indices))
+            self._indices[rows], self._sizes[rows], self._features[rows] = batch.indices, batch.sizes, batch.features
+            count, num_images = rows.stop, num_images - batch.num_images
+        return Table(self._indices[:count], self._sizes[:count], self._features[:count])
+
+
 def pyarrow_parquet() -> ModuleType:
     """Return pyarrow's module for parquet files. Raise ConfigError if pyarrow is not installed."""
     try:
@@ -160,19 +186,19 @@ class PartFolder:
         except OSError as error:
             raise ConfigError(f"-output: cannot write {path} ({cause_of(error)}); choose another folder") from None
 
-    def write(self, part: int, batches: list[Embedded]) -> None:
+    def write(self, part: int, table: Table) -> None:
         """Write one part. The file gets its name when it is completely on disk."""
         import pyarrow
 
-        features = np.concatenate([each.features for each in batches])
-        sizes = np.concatenate([each.sizes for each in batches])
-        indices = np.concatenate([each.indices for each in batches])
-        values = pyarrow.array(features.reshape(-1))
         columns = {
-            "path": pyarrow.array([text_of(self.photos.paths[index]) for index in indices.tolist()], pyarrow.string()),
-            "width": pyarrow.array(sizes[:, 0]),
-            "height": pyarrow.array(sizes[:, 1]),
-            "features": pyarrow.FixedSizeListArray.from_arrays(values, features.shape[1]),
+            "path": pyarrow.array(
+                [text_of(self.photos.paths[index]) for index in table.indices.tolist()], pyarrow.string()
+            ),
+            "width": pyarrow.array(table.sizes[:, 0]),
+            "height": pyarrow.array(table.sizes[:, 1]),
+            "features": pyarrow.FixedSizeListArray.from_arrays(
+                pyarrow.array(table.features.reshape(-1)), table.features.shape[1]
+            ),
         }
         table = pyarrow.table(columns).replace_schema_metadata({KEY: as_json(self.record)})
         try:
@@ -254,14 +280,13 @@ def check_npz(path: Path, num_photos: int) -> None:
     refuse_other_kind("-output", path, NPZ_KIND)
 
 
-def write_npz(path: Path, photos: Photos, facts: dict[str, Any], batches: list[Embedded]) -> None:
+def write_npz(path: Path, photos: Photos, facts: dict[str, Any], table: Table) -> None:
     """Write the paths, sizes and features of all readable photos to one file."""
-    indices = np.concatenate([each.indices for each in batches])
     arrays = {
         KEY: np.array(as_json({"format": FORMAT, VERSION_KEY: VERSION} | facts | {"images": photos.facts()})),
-        "paths": np.array([text_of(photos.paths[index]) for index in indices.tolist()], np.str_),
-        "sizes": np.concatenate([each.sizes for each in batches]),
-        "features": np.concatenate([each.features for each in batches]),
+        "paths": np.array([text_of(photos.paths[index]) for index in table.indices.tolist()], np.str_),
+        "sizes": table.sizes,
+        "features": table.features,
     }
     try:
         with replacing(path) as file:

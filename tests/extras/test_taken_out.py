@@ -24,6 +24,7 @@ ASKING: dict[str, str | None] = {
     "cache": f"{TRAIN} -opts DATA.CACHE=disk",
     "doctor": "scripts.doctor {output}/run",
     "distillation": f"{TRAIN} -opts TRAIN.DISTILLATION_TYPE=soft",
+    "embeddings": "scripts.embed {output}/run {output}/run -output {output}/features",
     "explain": f"{TRAIN} -explain_precision",
     "float8": f"{TRAIN} -amp -opts PRECISION.MODE=float8",
     "labels": "scripts.labels {output}/run",

@@ -43,7 +43,7 @@ OF_EXAMPLES = ("csv", "json", "into", "unsure")  # flags that need -examples
 
 def main(argv: list[str]) -> int:
     arguments = parse(argv)
-    from extras.embeddings.command import check_output, is_npz  # extra: embeddings
+    from extras.embeddings.command import check_inputs, check_output, is_npz  # extra: embeddings
     from extras.embeddings.files import PART_SIZE
     from extras.embeddings.photos import find_photos
     from utils.distributed import Process, choose_device, find_devices  # local: importing torch takes seconds
@@ -61,6 +61,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError("-ngpus: several processes work only with -output FOLDER; add it, or start one process")
 
     def photos() -> "Photos":
+        check_inputs(arguments.examples, arguments.near)
         found = find_photos("photos", arguments.photos, report)
         check_output(arguments.output, found)
         check_pictures(arguments, len(found))
@@ -137,7 +138,7 @@ def check_pictures(arguments: argparse.Namespace, num_photos: int) -> None:
     for flag, path in (("-sheet", arguments.sheet), ("-into", arguments.into)):
         if path and os.path.commonpath([root, os.path.realpath(path)]) == root:
             raise ConfigError(
-                f"{flag}: {path} is in {arguments.photos}, so the next call would read it as a photo; name another place"
+                f"{flag}: {path} would put pictures among the photos, and the next call would read them; name another place"
             )
     num_tiles = 1 if arguments.near else num_photos
     refuse_other_outputs(files_to_write(arguments, num_tiles) | maps_to_write(arguments, []))

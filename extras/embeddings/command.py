@@ -25,10 +25,12 @@ from extras.embeddings.nearest import (
     Examples,
     Similar,
     embed_one,
+    example_classes,
     most_similar,
     read_examples,
 )
-from extras.embeddings.photos import Photos
+from extras.embeddings.photos import Photos, find_photos
+from utils.errors import ConfigError
 from utils.text import counted, one_line
 
 NUM_SIMILAR = 20  # photos that -near prints without -top
@@ -37,6 +39,15 @@ Report = Callable[[str], None]
 
 def is_npz(output: Path | None) -> bool:
     return output is not None and output.suffix.lower() == NPZ
+
+
+def check_inputs(examples: Path | None, query: Path | None) -> None:
+    """Raise ConfigError if there are no examples, or there is no query. Call this before loading the model."""
+    if examples:
+        for name in example_classes(examples):
+            find_photos("-examples", examples / name, lambda line: None)
+    if query and not query.is_file():
+        raise ConfigError(f"-near: there is no image {query}; name an image file")
 
 
 def check_output(output: Path | None, photos: Photos) -> None:
@@ -54,11 +65,14 @@ class Command:
         self.arguments, self.photos, self.embedder, self.report = arguments, photos, embedder, report
         self.process, self.images = embedder.process, photos.images(embedder.rules)
         self.num_read = 0  # readable photos
+        self._examples: Examples | None = None  # in the first process, with -examples
+        self._query: np.ndarray | None = None  # float32 [D], in the first process, with -near
 
     def run(self) -> int:
         """Run the command in all processes. Return the exit code, which is 2 if some photos cannot be read."""
         if self.process.is_first:
             self.report(describe(self.embedder))
+        self.process.first(self._read_inputs)  # before hours of computing
         output = self.arguments.output
         store = None
         if is_npz(output):
@@ -72,6 +86,19 @@ class Command:
         if num_unreadable and self.process.is_first:
             self.report(f"{num_unreadable} of {counted(len(self.photos), 'image')} could not be read")
         return 2 if num_unreadable else 0
+
+    def _read_inputs(self) -> None:
+        """Compute the features of the examples or of the query."""
+        given = self.arguments
+        if given.examples:
+            self._examples = read_examples(given.examples, self.embedder)
+            counts = np.bincount(self._examples.owners)
+            self.report(
+                f"{given.examples}: {counted(counts.sum(), 'example')} of {len(counts)} classes "
+                f"({counts.min()} to {counts.max()} per class)"
+            )
+        elif given.near:
+            self._query = embed_one(given.near, self.embedder)
 
     def _write_npz(self, path: Path) -> None:
         buffer = TableBuffer(len(self.photos), self.embedder.width)
@@ -123,13 +150,7 @@ class Command:
             self._find_similar(rows)
 
     def _classify(self, rows: Iterator[Rows]) -> None:
-        given = self.arguments
-        examples = read_examples(given.examples, self.embedder)
-        counts = np.bincount(examples.owners)
-        self.report(
-            f"{given.examples}: {counted(len(examples.owners), 'example')} of {len(examples.classes)} classes "
-            f"({counts.min()} to {counts.max()} per class)"
-        )
+        given, examples = self.arguments, self._examples
         mark = None if given.unsure is None else Mark(UNSURE, given.unsure)
         output = Output(self.photos, given, examples.classes, True, self.process.world_size == 1, mark)
         for indices, features in rows:
@@ -150,7 +171,7 @@ class Command:
 
     def _find_similar(self, rows: Iterator[Rows]) -> None:
         query, count = self.arguments.near, self.arguments.top or NUM_SIMILAR
-        found = most_similar(embed_one(query, self.embedder), rows, count + 1)
+        found = most_similar(self._query, rows, count + 1)
         others = [each for each in found if not is_same_file(self.photos[each.index], query)][:count]
         for each in others:
             print(f"{one_line(self.photos[each.index])}\t{each.similarity:.4f}")

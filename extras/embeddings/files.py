@@ -28,20 +28,20 @@ VERSION_KEY = "halfstep"  # the entry of a record with the version that wrote it
 MOST_IN_NPZ = 100_000  # photos; with 768 features each, the file has 307 MB, which are in memory twice
 NPZ = ".npz"
 NPZ_KIND = Kind("an .npz file of scripts/embed.py", (b"PK\x03\x04",), f"{KEY}.npy".encode())
-# The parts of a record that must be equal to continue, and how error messages call them.
+# The parts of a record that must be equal to continue, and how error messages call a different value.
 COMPARED = {
-    "format": "version of the format",
-    "model.architecture": "model",
-    "model.sha256": "weights (SHA-256)",
-    "preprocessing": "preprocessing",
-    "precision": "precision",
-    "device": "kind of device",
-    "batch_size": "batch size",
-    "images.count": "number of photos",
-    "images.sha256": "names of the photos (SHA-256)",
-    "part_size": "part size",
+    "format": "another version of the format",
+    "model.architecture": "another model",
+    "model.sha256": "other weights (SHA-256)",
+    "preprocessing": "other preprocessing",
+    "precision": "another precision",
+    "device": "another kind of device",
+    "batch_size": "another batch size",
+    "images.count": "another number of photos",
+    "images.sha256": "other names of photos (SHA-256)",
+    "part_size": "another part size",
 }
-SHOWN = 12  # characters of a checksum in messages
+LENGTH_OF_SHA256, SHOWN = 64, 12  # characters of a checksum in messages
 
 
 class Rows(NamedTuple):
@@ -164,9 +164,8 @@ class PartFolder:
         for name, title in COMPARED.items():
             old, new = _value(known, name), _value(self.record, name)
             if old != new:
-                old, new = (str(each)[:SHOWN] if name.endswith("sha256") else each for each in (old, new))
                 raise ConfigError(
-                    f"-output: {self.folder} was written with another {title}: {old}, now {new}; repeat the first "
+                    f"-output: {self.folder} was written with {title}: {_difference(old, new)}; repeat the first "
                     "command, or name another folder"
                 )
         if known.get(VERSION_KEY) != VERSION and self.missing():
@@ -265,6 +264,14 @@ def _value(record: dict[str, Any], name: str) -> Any:
     for key in name.split("."):
         record = record.get(key) if isinstance(record, dict) else None
     return record
+
+
+def _difference(old: Any, new: Any) -> str:
+    """Return both values as text, or both values of the first key with different values. Checksums are cut."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        key = next(key for key in new if old.get(key) != new[key])
+        return f"{key} {old.get(key)}, now {new[key]}"
+    return ", now ".join(each[:SHOWN] if len(each) == LENGTH_OF_SHA256 else each for each in (str(old), str(new)))
 
 
 def check_npz(path: Path, num_photos: int) -> None:

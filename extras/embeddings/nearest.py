@@ -64,8 +64,8 @@ def normalized(features: np.ndarray) -> np.ndarray:
     return features / np.where(lengths == 0, 1, lengths)
 
 
-def read_examples(folder: Path, embedder: Embedder) -> Examples:
-    """Compute the features of the images in a folder with a folder for each class."""
+def example_classes(folder: Path) -> list[str]:
+    """Return the names of the class folders. Raise ConfigError if there are fewer than two."""
     if not folder.is_dir():
         problem = "is not a folder" if folder.exists() else "does not exist"
         raise ConfigError(f"-examples: {folder} {problem}; name a folder that has a folder for each class")
@@ -73,6 +73,12 @@ def read_examples(folder: Path, embedder: Embedder) -> Examples:
     if len(classes) < 2:
         found = f"has {counted(len(classes), 'class folder')}"
         raise ConfigError(f"-examples: {folder} {found}; it must have a folder for each of at least two classes")
+    return classes
+
+
+def read_examples(folder: Path, embedder: Embedder) -> Examples:
+    """Compute the features of the images in a folder with a folder for each class."""
+    classes = example_classes(folder)
     features, owners = [], []
     for number, name in enumerate(classes):
         photos = find_photos("-examples", folder / name, embedder.say)
@@ -86,8 +92,6 @@ def read_examples(folder: Path, embedder: Embedder) -> Examples:
 
 def embed_one(path: Path, embedder: Embedder) -> np.ndarray:
     """Return the features [D] of one image, of length 1."""
-    if not path.is_file():
-        raise ConfigError(f"-near: there is no image {path}; name an image file")
     images = FileImages(Path(), [str(path)], [0], [], embedder.rules)
     (found,) = embedder(images, [range(1)])
     if not len(found.features):

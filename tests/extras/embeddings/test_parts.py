@@ -6,6 +6,8 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow.parquet
@@ -13,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from timm.models.vision_transformer import VisionTransformer
 
 from datasets.transforms.pixel_rules import PixelRules
 from extras.embeddings import files
@@ -286,11 +289,30 @@ def test_missing_pyarrow_is_reported_with_both_remedies(hub, photos, monkeypatch
     assert not Path("features").exists()
 
 
-def test_model_without_features_is_refused(here, photos):
-    make_hub(here / "hub")
-    typed(SCRIPT, "hub", photos, "-output", "features", "-opts", "DATA.IMAGE_CHANNELS=1").done()
-    torch.save({"weight": torch.ones(3, 3)}, "linear.pth")
-    typed(SCRIPT, "linear.pth", photos, "-output", "other").refused("linear.pth")
+def test_model_without_features_is_refused(hub, photos, monkeypatch):
+    forward_head = VisionTransformer.forward_head
+
+    def without_features(model, tokens, pre_logits=False):
+        if pre_logits:
+            raise NotImplementedError("this head has no features")
+        return forward_head(model, tokens)
+
+    monkeypatch.setattr(VisionTransformer, "forward_head", without_features)
+    typed(SCRIPT, hub, photos, "-output", "features").refused("hub/model.safetensors", "features")
+    assert not Path("features").exists()
+
+
+def test_unreachable_weights_of_timm_are_refused(here, photos, monkeypatch):
+    unreachable = Mock(side_effect=OSError("no route to host"))
+    monkeypatch.setattr("huggingface_hub.utils.get_session", lambda: SimpleNamespace(head=unreachable))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
+    typed(SCRIPT, "resnet10t.c3_in1k", photos, "-output", "features").refused("resnet10t.c3_in1k", "no route to host")
+
+
+def test_model_for_grey_images_reads_colour_photos(here, hub, photos):
+    typed(SCRIPT, hub, photos, "-output", "features", "-opts", "DATA.IMAGE_CHANNELS=1").done()
+    facts = json.loads(Path("features/_record.json").read_text())
+    assert facts["preprocessing"]["input_size"] == [1, 32, 32] and table("features").num_rows == 10
 
 
 @pytest.mark.parametrize("folder", ["nowhere", "hub/config.json", "empty"])

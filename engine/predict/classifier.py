@@ -84,7 +84,8 @@ def load_classifier(
     source = str(source)
     path = find_file(source)
     is_ours = path is not None and OURS <= read_record(path).keys()
-    found = _load_ours(path, flags, raw) if is_ours else _load_other(source, path, flags, raw, needs_classes)
+    given = (flags, raw, needs_classes)
+    found = _load_ours(path, *given) if is_ours else _load_other(source, path, *given)
     num_classes = found.model.eval().num_classes
     if names:
         found.classes = _read_names(names, num_classes)
@@ -118,12 +119,14 @@ def without_float8(config: Config) -> Config:
     return replace(config, PRECISION=replace(config.PRECISION, MODE="autocast", DTYPE="bfloat16"))
 
 
-def _load_ours(path: Path, flags: Sequence[str], raw: bool) -> Classifier:
+def _load_ours(path: Path, flags: Sequence[str], raw: bool, needs_classes: bool) -> Classifier:
     path, state = read_checkpoint(path, OURS)
     config = override(config_of(state, path), flags)
     kind, weights = chosen_weights(state, path, "state_dict" if raw else None)
     classes = list(state["class_names"])
     model = build_model(config, config.MODEL.NUM_CLASSES or len(classes))
+    if not (needs_classes or any(f"{name}.weight" in weights for name in classifier_names(model))):
+        model.reset_classifier(0)
     load_exactly(model, weights, path)
     epoch = state["epoch"] + 1 if "epoch" in state else None
     return Classifier(config, model, classes, str(path), kind, epoch, calibration_of(state, kind, path))

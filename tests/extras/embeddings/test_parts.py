@@ -65,6 +65,18 @@ def test_features_equal_timm_features_of_the_same_pixels(here, photos, name, num
     assert sorted(content("features")) == ["_record.json", *(f"part-{n:05d}.parquet" for n in range(3))]
 
 
+@pytest.mark.slow
+def test_checkpoint_without_a_classifier_gives_the_same_features(here, trained, digits):
+    state = torch.load(trained / "best.pth", weights_only=True)
+    for key in ("state_dict", "state_dict_ema"):
+        state[key] = {name: tensor for name, tensor in state[key].items() if not name.startswith("fc.")}
+    torch.save(state, "features.pth")
+    for weights, output in ((trained, "one"), ("features.pth", "other")):
+        typed(SCRIPT, weights, digits / "3", "-output", output).done()
+    np.testing.assert_array_equal(features_in("one"), features_in("other"))
+    assert typed("scripts/predict.py", "features.pth", digits / "3").returncode == 2
+
+
 def test_rows_have_size_and_the_file_has_metadata(here, hub):
     draw(here / "photos/wide.png", 0, (60, 40))
     exif = Image.Exif()

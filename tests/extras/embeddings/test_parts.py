@@ -160,7 +160,7 @@ def test_parts_are_equal_after_kill_at_every_disk_change(here, hub, photos):
     assert kills > 12 and kept == {0, 1, 2, 3}
 
 
-def test_stopped_command_continues_with_the_first_missing_part(hub, photos, monkeypatch):
+def test_stopped_command_continues_with_the_first_missing_part(here, hub, photos, monkeypatch):
     words = (hub, photos, "-part_size", 3, "-output")
     typed(SCRIPT, *words, "whole").done()
     write, computed = files.PartFolder.write, []
@@ -175,7 +175,7 @@ def test_stopped_command_continues_with_the_first_missing_part(hub, photos, monk
     monkeypatch.setattr(files.PartFolder, "write", stop_at_two)
     assert typed(SCRIPT, *words, "features").returncode == 130
     os.remove("features/part-00000.parquet")
-    ended = typed(SCRIPT, *words, "features").done()
+    ended = typed(SCRIPT, here / hub, *words[1:], "features").done()  # another name of the same weights
     assert_names(ended.stderr, "features", "1 of 4 parts", "part-00000.parquet")
     assert computed == [0, 1, 2, 0, 2, 3] and content("features") == content("whole")
 
@@ -204,9 +204,10 @@ def test_two_processes_write_the_same_bytes_as_one(here, hub, photos):
     assert len(ended.stdout.splitlines()) == 8, "only the first process prints"
 
 
-def test_finished_folder_may_be_moved_and_read_only(here, hub, photos):
+def test_finished_folder_is_read_without_writing_to_it(here, hub, photos):
     typed(SCRIPT, hub, photos, "-output", "features").done()
     os.rename("photos", "moved")
+    os.remove(f"features/{files.LOCK}")  # a new one would show that the command can write to the folder
     before = {path.name: path.stat().st_mtime_ns for path in Path("features").iterdir()}
     typed(SCRIPT, hub, "moved", "-output", "features").done()
     assert before == {path.name: path.stat().st_mtime_ns for path in Path("features").iterdir()}

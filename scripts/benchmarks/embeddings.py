@@ -9,7 +9,9 @@ one on the other 8. Then photos of these 8 classes are classified with 1, 5 and 
 is chosen on the test photos, so its figure is an upper bound. `memory` draws tiny photos and writes their features.
 """
 
+import contextlib
 import csv
+import io
 import os
 import shutil
 import statistics
@@ -27,13 +29,14 @@ from PIL import Image, ImageDraw
 
 from scripts.benchmarks.common import ROOT, machine, table
 from scripts.command_line import Parser, at_least
+from scripts.embed import main as embed_main
 from utils.errors import ConfigError, needing
 from utils.text import counted
 
 CLASSES = ("circle", "square", "triangle", "cross", "ring", "bars", "diamond", "dots")
 OTHERS = ("moon", "arrow", "letter", "hook", "steps")
 NUM_TRAIN, NUM_VAL, NUM_POOL, NUM_TEST = 200, 20, 50, 100  # photos of each class
-COUNTS, NUM_DRAWS = (1, 5, 20), 5  # examples of each class, and random choices of the examples
+COUNTS, NUM_DRAWS = (1, 5, 20), 3  # examples of each class, and random choices of the examples
 PENALTIES = (0.01, 0.1, 1, 10)  # C of the logistic regressions
 SIDE, DRAWN = 32, 128  # pixels of a photo, and of a shape before it is resized
 SETTINGS = """
@@ -106,10 +109,12 @@ def measure_seed(folder: Path, kinds: Sequence[str], seed: int) -> dict[int, tup
         for count in COUNTS:
             chosen = {f"{name}/{number}.png" for name in CLASSES for number in order[:count]}
             accuracies[count].append((accuracy_of_ours(folder, chosen), accuracies_of_probes(features, chosen)))
-    return {
+    found = {
         count: (statistics.mean(ours for ours, _ in found), float(np.mean([each for _, each in found], axis=0).max()))
         for count, found in accuracies.items()
     }
+    print(f"seed {seed}, {len(kinds)} classes: {found}", file=sys.stderr, flush=True)
+    return found
 
 
 def run(script: str, *words: object) -> None:
@@ -118,9 +123,17 @@ def run(script: str, *words: object) -> None:
         raise ConfigError(f"{script} ended with exit code {done.returncode}: {done.stderr.strip()}")
 
 
+def embed(*words: object) -> None:
+    """Run scripts/embed.py in this process, because importing torch for each call would take minutes."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as printed:
+        code = embed_main([str(word) for word in words])
+    if code:
+        raise ConfigError(f"scripts/embed.py ended with exit code {code}: {printed.getvalue()}")
+
+
 def features_of(folder: Path, part: str) -> tuple[list[str], np.ndarray]:
     """Return the paths and the features of a folder of photos."""
-    run("scripts/embed.py", folder / "run", folder / part, "-output", folder / f"{part}.npz")
+    embed(folder / "run", folder / part, "-output", folder / f"{part}.npz")
     with np.load(folder / f"{part}.npz") as found:
         return found["paths"].tolist(), found["features"]
 
@@ -131,7 +144,8 @@ def accuracy_of_ours(folder: Path, chosen: set[str]) -> float:
         (folder / "examples" / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(folder / "pool" / path, folder / "examples" / path)
     words = (folder / "run", folder / "test", "-examples", folder / "examples", "-csv", folder / "found.csv")
-    run("scripts/embed.py", *words)
+    words += ("-output", folder / "features")  # read after the first call
+    embed(*words)
     with open(folder / "found.csv", encoding="utf-8-sig", newline="") as file:
         return statistics.mean(Path(row["image_path"]).parent.name == row["class"] for row in csv.DictReader(file))
 

@@ -456,7 +456,7 @@ class Train:
     COLOR_JITTER: Annotated[float, Bounds(0.0, 100.0)] = 0.0
     """Brightness, contrast and saturation are each multiplied by a random factor in 1 +- COLOR_JITTER; no effect with an AUTO_AUGMENT policy other than 3a. (PaddleViT's DeiT: 0.4.)"""
     AUTO_AUGMENT: str | None = None
-    """Augmentation policy: original, v0, rand-m9-mstd0.5-inc1, augmix-m3-w3, ta_wide or 3a; docs/augmentation.md explains them. (PaddleViT's true: original.)"""
+    """Augmentation policy: original, v0, rand-m9-mstd0.5-inc1, augmix-m3-w3, ta_wide or 3a; docs/augmentation.md explains them. (PaddleViT's value true means original.)"""
     MIXUP_ALPHA: Annotated[float, Bounds(0.0, 1_000.0)] = 0.0
     """Mixup: blend pairs of images, with a weight from Beta(alpha, alpha); 0: off. (PaddleViT's DeiT: 0.8.)"""
     CUTMIX_ALPHA: Annotated[float, Bounds(0.0, 1_000.0)] = 0.0

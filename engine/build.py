@@ -83,7 +83,7 @@ def build(plan: TrainPlan, log: Log) -> Trainer:
 
 
 def make_model(plan: Plan, log: Log) -> nn.Module:
-    """Build the model on this process's device, with random or pretrained weights."""
+    """Build the model with random or pretrained weights, on the device, or on the host if FSDP will shard it."""
     process, config = plan.process, plan.config
     torch.manual_seed(config.SEED)
     model = build_model(config, plan.num_classes)

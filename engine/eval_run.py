@@ -54,7 +54,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         if not found:
             log.say(f"model: {config.MODEL.NAME}, {describe(model)}")
         log.say(*transforms.apply(model.to(process.device)))
-        if not found:  # all checks have passed
+        if not found:  # the first weights are loaded, so all checks have passed
             session.begin(plan.inputs.loaded)
             session.status("evaluating")
         start = time.perf_counter()

@@ -87,8 +87,11 @@ def _create(settings: Model, num_classes: int, arguments: dict[str, Any]) -> nn.
             if kwargs:
                 raise
             values = ", ".join(f"{setting_of[argument]} {value}" for argument, value in arguments.items())
-            values = values or "these settings"
-            raise ConfigError(f"MODEL.NAME: timm cannot build {name} with {values}: {error}") from None
+            values, why = values or "these settings", str(error)
+            raise ConfigError(
+                f"MODEL.NAME: timm cannot build {name} with {values} ({type(error).__name__}{why and f': {why}'}); use other "
+                "values, or choose another model"
+            ) from None
 
 
 def _arguments(config: Config, takes_size: bool) -> dict[str, Any]:

@@ -175,7 +175,7 @@ def _multiply(x: torch.Tensor, weight: torch.Tensor) -> None:
     The gradients are computed for a quarter of the rows, because they take up to a second on a CPU without half precision.
     """
     torch.nn.functional.linear(x, weight)
-    gradient = x[: len(x) // 4]  # used as the gradient of the output, which has the same shape as the input
+    gradient = x[: len(x) // 4]  # replaces the output's gradient: the weight is square, so x is as wide as the output
     torch.mm(gradient, weight)  # the gradient of the input
     torch.mm(gradient.t(), gradient)  # the gradient of the weights
 

@@ -77,7 +77,7 @@ class Rendezvous:
         )
 
     def _wait_for_all(self, deadline: float) -> list[list[str]]:
-        """Return the host name and process id of each rank."""
+        """Wait for all ranks, and return the host name and process id of each. Raise LostProcess after the deadline."""
         keys = [f"who/{rank}" for rank in range(self.launched.world_size)]
         try:
             self.store.wait(keys, timedelta(seconds=max(deadline - time.monotonic(), 0.1)))

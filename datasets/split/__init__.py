@@ -132,7 +132,7 @@ def identity(image_set: ImageSet) -> dict[str, int | str]:
 
 
 def holds_out_no_more(here: dict, there: dict) -> bool:
-    """Return whether `there` holds out all images that `here` holds out, if both records are about the same data."""
+    """Return whether `there` holds out at least the images of `here`, assuming that both describe the same data."""
     if here["rule"] not in DRAWN:
         names = [Path(each["validation"]).name for each in (here, there) if each]
         return not there or (here["rule"] == there["rule"] and names[0] == names[1])

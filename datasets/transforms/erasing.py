@@ -25,7 +25,10 @@ class Boxes:
         return [self.row(piece, position) for position in range(len(piece.indices))]
 
     def row(self, piece: Piece, position: int) -> list[tuple[int, ...]]:
-        """Return RANDOM_ERASE_COUNT boxes of one image: left, top, width, height, and left and top of their noise."""
+        """Return RANDOM_ERASE_COUNT boxes for one image, padded with NO_BOX.
+
+        A box is (left, top, width, height, left and top of its noise in the noise tensor).
+        """
         index, repeat = int(piece.indices[position]), int(piece.repeats[position])
         rng = sample_rng(self.seed, piece.epoch, index, "erasing", repeat)
         settings, row = self.settings, []

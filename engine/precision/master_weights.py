@@ -12,7 +12,10 @@ from utils.torch_internals import foreach_copy_
 
 
 class HalfCopy(ComputingModel):
-    """A half-precision computing model. The optimizer updates the float32 weights with the gradients of this copy."""
+    """A half-precision copy of the trained model that computes the forward and backward passes.
+
+    The optimizer updates the trained model's float32 weights with the gradients of this copy.
+    """
 
     def __init__(self, model: nn.Module, half: torch.dtype):
         super().__init__(half_copy(model, half))

@@ -92,7 +92,8 @@ class Timing(Callback):
         seconds = dict.fromkeys(PHASES, 0.0)
         for (name, start), (_, end) in zip(self._marks, self._marks[1:], strict=False):
             seconds[name] += self._clock.seconds(start, end)
-        # The current phase continues in the next lap, unless the marks are full and its end was not recorded.
+        # The current phase continues in the next lap. If the marks are full, the start of the current phase may be
+        # missing, so the next lap starts without a mark.
         self._marks = self._marks[-1:] if len(self._marks) < MAX_MARKS else []
         return seconds
 

@@ -140,7 +140,10 @@ class Diagnosis:
 
 
 def diagnose(case: Case) -> Diagnosis:
-    """Replay the update in float32 and in half precision. If it breaks, look for settings that make it finite."""
+    """Replay the update in float32 and in half precision.
+
+    If only the half-precision replay is not finite, look for settings that make it finite.
+    """
     half = case.precision.half or torch.float32
     found = Diagnosis(half, case.scale)
     exact = replay(case, in_half=False, scale=1.0)

@@ -19,17 +19,18 @@ from datasets.transforms.decode import decode
 from datasets.types import ImageReadError
 from extras.labels.data import DataSet
 
-NUM_THREADS, NUM_AHEAD = 8, 64  # images read in parallel, and the queue of images to read
+NUM_THREADS, NUM_AHEAD = 8, 64  # threads that read images, and images read ahead
 SIDE = 16  # pixels; images are compared as square pictures of this size
 PICTURE = (SIDE, SIDE, 3)
-# Two pictures are nearly equal if their mean difference per value (of 255) is at most SHARE of their contrast, bounded
-# by LOW and MOST. On synthetic photographs, this finds copies that were saved again at JPEG quality 50, halved in size,
-# or cropped by 2%: they differ by at most 6.5. Two different photos differ by at least 24, two plain drawings by 5.
-# The contrast is the mean deviation of the picture's values from their mean.
+# Two pictures are nearly equal if their mean difference per value (of 255) is at most SHARE x contrast, within the
+# bounds LOW and MOST (see most_difference). The contrast is the mean deviation of a picture's values from their mean.
+# Synthetic photographs differ by at most 6.5 from copies that were saved again at JPEG quality 50, halved in size or
+# cropped by 2%, and by at least 24 from other photographs. Two different plain drawings may differ by only 5, so the
+# limit depends on the contrast.
 SHARE, LOW, MOST = 0.25, 3.5, 7.5
 LEAST_CONTRAST = 2.0  # a picture with less contrast is nearly plain: it is compared for exact equality only
-# Figures of a picture: mean grey, two colour differences, and five low frequencies. For each: the largest
-# difference between copies, and the width of a cell of the search.
+# Features of a picture: mean grey, two colour differences, and five low frequencies. TOLERANCES: the largest difference
+# of each feature between two copies. WIDTHS: the cell width of each feature in the search grid.
 TOLERANCES = np.array([3.0, 2.0, 2.0, 1.5, 1.5, 1.5, 1.5, 1.5])
 WIDTHS = np.array([12.0, 8.0, 8.0, 6.0, 6.0, 6.0, 6.0, 6.0])
 FREQUENCIES = ((0, 1), (1, 0), (1, 1), (0, 2), (2, 0))
@@ -118,14 +119,14 @@ def find_pairs(pictures: Pictures) -> list[Pair]:
 def _nearly_equal(pixels: np.ndarray, images: np.ndarray) -> list[Pair]:
     """Return the pairs of nearly equal images. No two of the given images are equal.
 
-    The figures of two copies differ by at most TOLERANCES, so the copies share a cell. Only images in the same
+    The features of two copies differ by at most TOLERANCES, so the copies share a cell. Only images in the same
     cell are compared.
     """
     contrasts = np.array([contrast_of(pixels[number]) for number in images.tolist()])
     images, contrasts = images[contrasts >= LEAST_CONTRAST], contrasts[contrasts >= LEAST_CONTRAST]
     if len(images) < 2:
         return []
-    rows, cells = _cells(np.array([_figures(pixels[number]) for number in images.tolist()]))
+    rows, cells = _cells(np.array([_features(pixels[number]) for number in images.tolist()]))
     order = np.lexsort((rows, cells))
     rows, cells = rows[order], cells[order]
     edges = np.flatnonzero(np.diff(cells, prepend=cells[:1] + np.uint64(1), append=cells[-1:] + np.uint64(1)))
@@ -162,8 +163,8 @@ def contrast_of(picture: np.ndarray) -> float:
     return float(np.abs(picture - picture.mean((0, 1))).mean())
 
 
-def _figures(picture: np.ndarray) -> np.ndarray:
-    """Return the figures of a picture that are compared with TOLERANCES."""
+def _features(picture: np.ndarray) -> np.ndarray:
+    """Return the features of a picture, in the order of TOLERANCES."""
     red, green, blue = picture.mean((0, 1))
     grey = picture.mean(2)
     places = np.pi * (2 * np.arange(SIDE) + 1) / (2 * SIDE)
@@ -171,9 +172,9 @@ def _figures(picture: np.ndarray) -> np.ndarray:
     return np.array([grey.mean(), red - green, blue - green, *low])
 
 
-def _cells(figures: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows and cell hashes: each row once per cell within half the tolerances of its figures."""
-    low, high = (np.floor((figures + sign * TOLERANCES / 2) / WIDTHS).astype(np.int64) for sign in (-1, 1))
+def _cells(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows and cell hashes: each row once per cell within half the tolerances of its features."""
+    low, high = (np.floor((features + sign * TOLERANCES / 2) / WIDTHS).astype(np.int64) for sign in (-1, 1))
     rows, cells = [], []
     for ends in itertools.product((0, 1), repeat=len(WIDTHS)):
         chosen = np.flatnonzero(((high > low) | (np.array(ends) == 0)).all(1))

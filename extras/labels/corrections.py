@@ -69,7 +69,10 @@ def _names_now(record: Mapping[str, Any], journal: Journal) -> dict[str, str]:
 
 
 def _is_left(row: Confirmed, names: Mapping[str, str], number_of: Mapping[str, int], data: DataSet) -> bool:
-    """Return whether a confirmed label is still to be corrected. Raise DataError if it was changed to a third label."""
+    """Return whether the image of a confirmed row still has the old label.
+
+    Raise DataError if the image is missing, or if its label is neither the old nor the suggested one.
+    """
     number = number_of.get(names.get(row.name, row.name))
     if number is None:
         raise DataError(
@@ -104,7 +107,8 @@ class _Targets:
 
     def __init__(self, data: DataSet):
         self.data, self.taken = data, set()
-        self.folders: dict[tuple[bool, str], str] = {}  # {(is in its own validation part, class): folder name}
+        # {(whether the folder is in a separate validation part, class): folder name}
+        self.folders: dict[tuple[bool, str], str] = {}
         for number, key in enumerate(data.keys):
             folder = key.partition("/")[0]
             self.folders.setdefault(

@@ -159,7 +159,7 @@ class Trial:
             # A batch that is too large may also fail with another error, because it exceeds a limit of a kernel.
             if not (shortage(error) or self.has_fitted):
                 raise
-        # Not inside `except`: the error's traceback keeps tensors of the forward alive.
+        # This is outside `except`, because the error's traceback keeps tensors of the forward pass alive.
         if self.has_fitted:
             self.trainer.replica = self.trainer.computing.model
             self.trainer.replica.zero_grad(set_to_none=True)

@@ -64,7 +64,7 @@ class MemoryGuard(RehearsingGuard):
         while self._reason is not None:
             self._reason = None
             yield self.attempt(window, batches)
-            # Not inside `except`: the error's traceback keeps tensors of the forward alive.
+            # This is outside `except`, because the error's traceback keeps tensors of the forward pass alive.
             if self._reason is not None:
                 self.trainer.replica.zero_grad(set_to_none=True)
                 self.halve(window.step, self._reason)

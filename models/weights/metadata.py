@@ -188,9 +188,10 @@ HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
 
 
 def _from_shapes(path: Path) -> tuple[Settings, Settings] | None:
-    """Derive the image and model settings from the shapes. Return None for other programs and unknown models.
+    """Derive the image and model settings from the shapes of Google's or PaddleViT's weights.
 
-    PaddleViT's DeiTs use ImageNet's mean and standard deviation. Its other ViTs and Google's use 0.5.
+    Return None for other files and for unknown models. PaddleViT's DeiTs use ImageNet's mean and standard deviation.
+    Its other ViTs and Google's use 0.5.
     """
     kind = format_of(path)
     state = read_state_dict(path) if kind in ("google", "paddle") else {}

@@ -62,7 +62,7 @@ def test_grey_images_use_one_mean_and_deviation():
 @pytest.mark.parametrize(
     ("name", "word", "expected"), [("step", "", False), ("step", "true", True), ("cosine", "", True)]
 )
-def test_step_schedule_counts_epochs_from_start_unless_after_warmup_is_set(name, word, expected):
+def test_after_warmup_defaults_to_false_for_step_schedule(name, word, expected):
     words = [f"TRAIN.LR_SCHEDULER.NAME={name}", *([f"TRAIN.LR_SCHEDULER.AFTER_WARMUP={word}"] if word else [])]
     assert load(["-opts", *words], needs_file=False).config.TRAIN.LR_SCHEDULER.AFTER_WARMUP is expected
 

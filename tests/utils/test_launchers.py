@@ -256,7 +256,7 @@ def status(output: Path) -> dict:
 @needs_networks
 @needing_extra("launchers")
 @pytest.mark.parametrize(("way", "lost"), [("SkyPilot", 1), ("dstack", 0), ("Kubeflow", 1)])
-def test_restarted_cluster_nodes_continue_a_killed_run_with_equal_result(
+def test_run_resumed_by_restarted_cluster_nodes_matches_unbroken_run(
     by_flags, small_yaml, tmp_path, two_hosts, way, lost
 ):
     flags = arguments(small_yaml, tmp_path / "o", "-name", "x", "-resume", "auto")

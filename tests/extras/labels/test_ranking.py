@@ -68,7 +68,7 @@ def test_prediction_that_is_no_class_is_never_suggested():
     assert not find_doubts(np.zeros(10, int), tables_with((UNKNOWN, 0.9, 0.0)), 3)
 
 
-def test_class_without_judged_images_can_be_suggested():
+def test_class_without_images_can_be_suggested():
     (found,) = find_doubts(np.zeros(10, int), tables_with((2, 0.9, 0.0)), 3)
     assert found.suggestion == 2
 

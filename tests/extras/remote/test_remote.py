@@ -92,7 +92,7 @@ def test_braces_in_url_replace_a_missing_server_listing(root, caches):
         assert sorted(shades(both[0]) + shades(both[1])) == list(range(20)) and len(both[1])
 
 
-def test_s3_shards_match_local_shards_or_error_suggests_a_remedy(root, caches, monkeypatch):
+def test_s3_shards_match_local_shards_and_s3_errors_name_remedy(root, caches, monkeypatch):
     with s3_folder(root, monkeypatch) as url:
         assert_same(remote(url, caches), load("shards", root))
         with refused(DataError, "s3://no-bucket/set", "bucket"):

@@ -109,12 +109,12 @@ def measure_seed(folder: Path, kinds: Sequence[str], seed: int) -> dict[int, tup
         for count in COUNTS:
             chosen = {f"{name}/{number}.png" for name in CLASSES for number in order[:count]}
             accuracies[count].append((accuracy_of_ours(folder, chosen), accuracies_of_probes(features, chosen)))
-    found = {
+    means = {
         count: (statistics.mean(ours for ours, _ in found), float(np.mean([each for _, each in found], axis=0).max()))
         for count, found in accuracies.items()
     }
-    print(f"seed {seed}, {len(kinds)} classes: {found}", file=sys.stderr, flush=True)
-    return found
+    print(f"seed {seed}, {len(kinds)} classes: {means}", file=sys.stderr, flush=True)
+    return means
 
 
 def run(script: str, *words: object) -> None:

@@ -1,6 +1,7 @@
 """The three uses of scripts/embed.py: write features to files, classify with examples, find similar photos."""
 
 import contextlib
+import ctypes
 import math
 import os
 import sys
@@ -120,6 +121,7 @@ class Command:
                 for turn in range(math.ceil(len(missing) / process.world_size)):
                     if turn < len(mine):
                         store.write(mine[turn], buffer.fill(batches, len(ranges[turn])))
+                        release_freed_memory()
                     process.join([])  # after each part, so that no process waits for another until a timeout
         self.num_read = process.first(store.num_rows)
         if process.is_first:
@@ -200,6 +202,13 @@ def describe(embedder: Embedder) -> str:
         f"{trained.source}{kind}: {trained.config.MODEL.NAME}{epoch}, {embedder.width} features, "
         f"on {embedder.process.device.type}{several}"
     )
+
+
+def release_freed_memory() -> None:
+    """Return freed memory to the system, if the C library is glibc, so that fragments do not add up over the parts."""
+    library = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)
 
 
 def thumbnail(images: FileImages, index: int) -> np.ndarray | None:

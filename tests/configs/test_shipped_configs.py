@@ -17,12 +17,14 @@ from tests.support.runs import ROOT
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 RECIPES = sorted((ROOT / "configs").glob("*/*.yaml"))
+NEEDED = {"lora": "lora", "distill_features": "unlabelled"}  # {file: the extra that it needs}
 MODELS = [
-    pytest.param(path, marks=needing_extra("lora") if path.stem == "lora" else (), id=path.stem) for path in CONFIGS
+    pytest.param(path, marks=needing_extra(NEEDED[path.stem]) if path.stem in NEEDED else (), id=path.stem)
+    for path in CONFIGS
 ]
 
 
-@pytest.mark.parametrize("path", [*CONFIGS, *RECIPES], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*MODELS, *RECIPES], ids=lambda path: path.stem)
 def test_shipped_file_documents_results_and_command_and_reloads_unchanged_after_saving(path, here):
     """test_recipes.py compares recipes with their sources."""
     opening = "".join(itertools.takewhile(lambda line: line.startswith("#"), path.open(encoding="utf-8")))

@@ -39,6 +39,7 @@ ASKING: dict[str, str | None] = {
     "profiler": f"{TRAIN} -profile 2",
     "lora": f"{TRAIN} -opts MODEL.LORA.RANK=4",
     "memory": f"{TRAIN} -batch_size auto",
+    "unlabelled": f"{TRAIN} -opts TRAIN.OBJECTIVE=features",
     "optimizers": f"{TRAIN} -opts TRAIN.OPTIMIZER.NAME=lamb",
 }
 # Every run uses these extras, so a run without one of them logs that it is missing.

@@ -16,7 +16,9 @@ def evaluate_both(trainer: Trainer, data: EvalData, bad_images: BadImages) -> di
     if trainer.config.TRAIN.OBJECTIVE == "features":
         from extras.unlabelled.evaluation import evaluate_features  # extra: unlabelled
 
-        found = evaluate_features(list(models.values()), trainer.prepare, trainer.loss, data, bad_images, trainer.process)
+        found = evaluate_features(
+            list(models.values()), trainer.prepare, trainer.loss, data, bad_images, trainer.process
+        )
     else:
         found = evaluate(list(models.values()), data, normalize, trainer.precision, trainer.process, bad_images)
     found = [each._replace(scores=replace(each.scores, metric=metric)) for each in found]

@@ -54,7 +54,8 @@ class Console(Callback):
             f"Epoch[{report.epoch + 1:03d}/{trainer.schedule.num_epochs:03d}], "
             f"Step[{report.step % steps_per_epoch:04d}/{steps_per_epoch:04d}], Lr: {report.lr:.6f}, "
             f"Loss: {report.loss:.4f} ({report.mean_loss:.4f})"
-            + f", Avg Acc: {report.accuracy:.4f}" * math.isfinite(report.accuracy)
+            + f", Avg Acc: {report.accuracy:.4f}"
+            * math.isfinite(report.accuracy)
         )
 
     def _describe(self, trainer: Trainer) -> str:

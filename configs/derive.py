@@ -65,12 +65,14 @@ def _fit_channels(found: Merged) -> Derived:
 
 
 def _fit_labels(found: Merged) -> Derived:
-    """Choose the loss and the metric for images with several labels, unless the user has set them."""
+    """Choose loss and metric for images with several labels, and the metric without classes, unless they are set."""
     several = several_labels_key(found.values)
     loss, *_ = names_with(LOSSES, "several_labels")
     implied = {"TRAIN.LOSS": loss, "TRAIN.BEST_METRIC": "map"} if several else {}
+    if found.values["TRAIN.OBJECTIVE"] == "features":
+        implied = {"TRAIN.BEST_METRIC": "knn" if found.values["DATA.LABELLED_PATH"] else "similarity"}
     values = {key: value for key, value in implied.items() if found.origins[key] == "default"}
-    return Derived(values, dict.fromkeys(values, f"because of {several}"))
+    return Derived(values, dict.fromkeys(values, f"because of {several or 'TRAIN.OBJECTIVE'}"))
 
 
 def _normalize_optimizer(found: Merged) -> Derived:

@@ -121,6 +121,9 @@ class Only(NamedTuple):
         return any(value in self.values if self.values else bool(value) for value in found)
 
 
+OF_A_TEACHER = Only("DISTILLATION_TYPE|OBJECTIVE", ("soft", "hard", "features"))
+
+
 class Alike(NamedTuple):
     """Values of a setting that give the same result: a resumed run may switch between them."""
 
@@ -189,7 +192,7 @@ class Data:
 
     role: ClassVar[str] = DATA
 
-    DATASET: str = "imagenet2012"
+    DATASET: Annotated[str, Extra("unlabelled", values=("images",))] = "imagenet2012"
     """Name of the data set; docs/data.md lists them with their folder layouts."""
     DATA_PATH: Annotated[str, MAY_CHANGE] = "/dataset/imagenet/"
     """Folder of the data set (for csv: folder or file; for shards also a URL: docs/data.md, "Shards on a server")."""
@@ -241,6 +244,8 @@ class Data:
     """Fraction of the images held out for validation, for data sets without a split."""
     FOLD: Annotated[str | None, FOLD_OF] = None
     """Cross-validation, for data sets without a split: 0/5 divides the images into five folds and holds out the first (4/5: the last); VAL_FRACTION then has no effect."""
+    LABELLED_PATH: Annotated[str | None, LOCAL, MAY_CHANGE, Only("TRAIN.OBJECTIVE", ("features",))] = None
+    """With TRAIN.OBJECTIVE features: a folder of images per class, on which each evaluation measures how often the nearest images have the same class (k-NN accuracy). The training never sees the labels."""
     GROUP_BY: Annotated[str | None, Only("DATASET", ("csv",))] = None
     """For csv: a column that groups the images, for example by person or scene; the images of a group are either all held out or all used for training."""
     CLASSES: Annotated[str | None, MAY_CHANGE] = None
@@ -250,7 +255,7 @@ class Data:
     COLUMNS: Annotated[tuple[str, ...], COLUMN_NAMES, Only("DATASET", ("csv", "parquet"))] = ()
     """For csv and parquet: the column of paths (parquet: of images) and the column of classes; empty: image_path and target (parquet: image and label). For csv with several labels per image: the column of paths and one column per class, with 1 (or true) for images that have the label and 0 (or false) for others; * means all other columns."""
     EXIF: Literal["apply", "ignore"] | None = None
-    """apply: rotate photos as their EXIF orientation says; ignore: leave them as stored. Not set: apply for imagefolder, csv, shards and parquet, ignore for the data sets with published results."""
+    """apply: rotate photos as their EXIF orientation says; ignore: leave them as stored. Not set: apply for imagefolder, images, csv, shards and parquet, ignore for the data sets with published results."""
     MAX_PIXELS: Annotated[int, Bounds(1, 2**40), MAY_CHANGE] = 200_000_000
     """Maximum number of pixels of an image. Larger images count as unreadable, because a small file can decompress to gigabytes."""
     MAX_BAD_FRACTION: Annotated[float, Bounds(0.0, 1.0), MAY_CHANGE] = 0.01
@@ -447,15 +452,21 @@ class Train:
     """For bce: targets above this value, after smoothing and mixing, become 1, the others 0; not set: targets do not change."""
     CLASS_WEIGHTS: str | None = None
     """Weights of the classes in the training loss: auto, images / (classes x images of the class), so that the mean over the images is 1; or a CSV file with a class and its weight in each line; not set: all weights are 1."""
+    OBJECTIVE: Annotated[Literal["classes", "features"], Extra("unlabelled", values=("features",))] = "classes"
+    """What the model learns: classes, the labels of the images; features, the features of TEACHER_MODEL, without labels. The features of a run are a start for fine-tuning with few labels: docs/unlabelled.md."""
+    FEATURES: Annotated[Literal["both", "pooled", "patches"], Only("OBJECTIVE", ("features",))] = "both"
+    """The teacher's features to learn: pooled, one vector of the whole image (what the teacher's classifier reads); patches, a vector for each patch, which needs the same grid of patches in both models; or both."""
+    FEATURE_LOSS: Annotated[Literal["cosine", "smooth_l1"], Only("OBJECTIVE", ("features",))] = "cosine"
+    """Loss between the features of model and teacher: cosine, 1 minus their cosine; smooth_l1, quadratic for differences below 1 and linear above. Both are means over the images; with FEATURES both, the two losses are added."""
     DISTILLATION_TYPE: Annotated[Literal["none", "soft", "hard"], Extra("distillation")] = "none"
     """Also learn from a teacher: soft, from its class probabilities; hard, from the class that it predicts."""
     DISTILLATION_ALPHA: Annotated[float, Bounds(0.0, 1.0), Only("DISTILLATION_TYPE", ("soft", "hard"))] = 0.5
     """Weight of the teacher in the loss; the weight of the labels is 1 - DISTILLATION_ALPHA."""
     DISTILLATION_TAU: Annotated[float, Bounds(0.01, 1_000.0), Only("DISTILLATION_TYPE", ("soft",))] = 1.0
     """For soft: temperature by which the logits of teacher and student are divided."""
-    TEACHER_MODEL: Annotated[str | None, Only("DISTILLATION_TYPE", ("soft", "hard"))] = "regnety_160.deit_in1k"
-    """The teacher: a timm model, or the checkpoint of a run; it must have the same classes as the data. (PaddleViT: a weights file of RegNetY-16GF.)"""
-    TEACHER_PRETRAINED: Annotated[str | None, Only("DISTILLATION_TYPE", ("soft", "hard"))] = None
+    TEACHER_MODEL: Annotated[str | None, OF_A_TEACHER] = "regnety_160.deit_in1k"
+    """The teacher: a timm model, or the checkpoint of a run. For DISTILLATION_TYPE it must have the same classes as the data; for OBJECTIVE features any classes. (PaddleViT: a weights file of RegNetY-16GF.)"""
+    TEACHER_PRETRAINED: Annotated[str | None, OF_A_TEACHER] = None
     """Weights of a timm teacher: a file or a timm model name; not set: timm's weights for TEACHER_MODEL."""
     COLOR_JITTER: Annotated[float, Bounds(0.0, 100.0)] = 0.0
     """Brightness, contrast and saturation are each multiplied by a random factor in 1 +- COLOR_JITTER; no effect with an AUTO_AUGMENT policy other than 3a. (PaddleViT's DeiT: 0.4.)"""
@@ -499,9 +510,11 @@ class Train:
     MODEL_EMA_WARMUP: Annotated[bool, Only("MODEL_EMA")] = True
     """Start with a smaller decay, updates / (updates + 9), so that the EMA also follows the weights in short runs; false: MODEL_EMA_DECAY from the second update on. The EMA starts with the weights after the first update."""
     BEST_METRIC: Annotated[
-        Literal["top1", "top5", "loss", "macro_recall", "macro_f1", "micro_f1", "map"], MAY_CHANGE
+        Literal["top1", "top5", "loss", "macro_recall", "macro_f1", "micro_f1", "map", "similarity", "knn"],
+        MAY_CHANGE,
+        Extra("unlabelled", values=("similarity", "knn")),
     ] = "top1"
-    """The validation metric that decides which epoch is saved as best.pth; for equal values, the smaller loss wins. micro_f1 and map are for data with several labels per image; map is the default for such data."""
+    """The validation metric that decides which epoch is saved as best.pth; for equal values, the smaller loss wins. micro_f1 and map are for data with several labels per image; map is the default for such data. similarity and knn are for OBJECTIVE features; the default there is knn if DATA.LABELLED_PATH is set, else similarity."""
     OPTIMIZER: Optimizer = Optimizer()
     LR_SCHEDULER: LRScheduler = LRScheduler()
 

@@ -54,18 +54,25 @@ TORCH_OPTIMIZERS = {
 class SourceRow(NamedTuple):
     """A row of SOURCES: one data set or kind of data set."""
 
-    where: str  # file and function in datasets/sources/, whose __init__.py describes the return value
+    where: str  # file and function in `package`; datasets/sources/__init__.py describes the return value
     sentence: str  # the description in settings and documentation, without a full stop
     split: str  # where the validation images come from
     section: str = ""  # anchor of the section in docs/data.md, if it differs from the data set's name
     has_files: bool = True  # False: DATA.DATA_PATH is not used
     in_order: bool = False  # whether images are read in file order
+    package: str = "datasets.sources"  # the package of `where`
 
 
 # {value of DATA.DATASET: its row}. A setting of some data sets has Only("DATASET", ("name",)) in configs/schema.py.
 SOURCES = {
     "imagenet2012": SourceRow("imagenet.read_imagenet", "ImageNet as lists or class folders", "included"),
     "imagefolder": SourceRow("folder.read_image_folder", "a folder of images per class", "included, or held out"),
+    "images": SourceRow(
+        "unlabelled.images.read_unlabelled",
+        "any images without labels, for `TRAIN.OBJECTIVE=features`",
+        "held out",
+        package="extras",
+    ),
     "csv": SourceRow("csv_list.read_csv", "a table of paths and classes", "included, or held out"),
     "shards": SourceRow(
         "shards.read_shards",

@@ -136,7 +136,7 @@ def _empty_part_error(config: Config, part: str, whole: ImageSet) -> DataError:
 
 def _describe_smallest(train: ImageSet | None, val: ImageSet) -> list[str]:
     """Describe the classes with the fewest images: the model learns them worst, and their accuracy is least certain."""
-    if train is None or val.makes_batches:
+    if train is None or val.makes_batches or len(val.classes) == 1:
         return []
     counts = train.count_classes(), val.count_classes()
     smallest = sorted(np.flatnonzero(total := sum(counts)).tolist(), key=lambda number: total[number])[:NUM_SMALLEST]
@@ -148,7 +148,7 @@ def _refuse_one_class(config: Config, train: ImageSet | None, val: ImageSet) -> 
     """Raise DataError if all training images have the same class, or, in an evaluation, if only one class is known."""
     name = val.target_names()[int(val.targets[0])]
     is_one = len(val.classes) == 1 and not val.labels_are_numbers and not val.label_sets
-    if val.makes_batches:
+    if val.makes_batches or config.TRAIN.OBJECTIVE == "features":
         return
     if is_one if train is None else train.targets.min() == train.targets.max():
         raise DataError(

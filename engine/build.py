@@ -8,14 +8,7 @@ from torch import nn
 
 from configs.combinations import CUDA_GRAPH_MODES
 from configs.schema import Config
-from datasets import (
-    SavedData,
-    TrainData,
-    build_normalize,
-    build_preparation,
-    build_train_data,
-    load_image_sets,
-)
+from datasets import SavedData, TrainData, build_normalize, build_preparation, build_train_data, load_image_sets
 from engine.checkpoint.resume import drop_tensors, is_run
 from engine.evaluation.scores import Best
 from engine.parallel import choose_parallel, is_sharded
@@ -98,13 +91,17 @@ def make_wrappers(
 ) -> list[StepWrapper]:
     """Return the wrappers around a step's preparation and loss, innermost first. Collective.
 
-    `classes` are the class names of the data. Trials pass None: a distillation's teacher then has random weights.
+    `classes` are the class names of the data. Trials pass None: a teacher then has random weights.
     """
     wrappers: list[StepWrapper] = []
     if config.TRAIN.DISTILLATION_TYPE != "none":
         from extras.distillation.step import make_distillation  # extra: distillation
 
         wrappers.append(make_distillation(config, process, log, num_classes, classes))
+    if config.TRAIN.OBJECTIVE == "features":
+        from extras.unlabelled.step import make_feature_training  # extra: unlabelled
+
+        wrappers.append(make_feature_training(config, process, log, is_trial=classes is None))
     return wrappers
 
 
@@ -177,7 +174,7 @@ def build_trainer(
         loss=loss,
         prepare=prepare,
         ema=ema,
-        counters=Counters(process.device),
+        counters=Counters(process.device, has_classes=config.TRAIN.OBJECTIVE == "classes"),
     )
     trainer.guard = choose_guard(config, trainer, log)
     return trainer

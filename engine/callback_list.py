@@ -51,7 +51,7 @@ def make_report(session: Session, plan: TrainPlan, trainer: Trainer) -> "RunRepo
 
 def calibrate_best(session: Session, plan: TrainPlan, trainer: Trainer) -> list[Callback]:
     """Return [the callback that calibrates the best weights], or [] if CALIBRATE is false or its extra is missing."""
-    if not (plan.config.CALIBRATE and has_extra("calibration")):
+    if not (plan.config.CALIBRATE and plan.config.TRAIN.OBJECTIVE == "classes" and has_extra("calibration")):
         return []
     from extras.calibration.callback import Calibration  # extra: calibration
 

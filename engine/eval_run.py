@@ -49,6 +49,10 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     keep_freed_memory(process.device)
     normalize = build_normalize(config.DATA, torch.float32).to(process.device)
     bad_images = BadImages(eval_set, config.DATA.MAX_BAD_FRACTION, log.warn)
+    if config.TRAIN.OBJECTIVE == "features":
+        from extras.unlabelled.eval_run import evaluate_run  # extra: unlabelled
+
+        return evaluate_run(session, plan, data)
     found, transforms = {}, choose_transforms(config, process.device, precision.half)
     for name, model in weights_to_score(plan, partial(make_model, plan, log)):
         if not found:
@@ -107,6 +111,8 @@ def weights_to_score(plan: EvalPlan, make_model: Callable[[], nn.Module]) -> Ite
         yield "EMA " if plan.inputs.record.get("weights", "").endswith("_ema") else "", make_model()
         return
     model = build_model(plan.config, plan.num_classes)
+    if plan.config.TRAIN.OBJECTIVE == "features":  # -check
+        model.reset_classifier(0)
     for key, name in (("state_dict", ""), ("state_dict_ema", "EMA ")):
         if state.get(key):
             with naming_damage(plan.inputs.checkpoint):

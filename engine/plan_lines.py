@@ -129,6 +129,8 @@ def path_of_data(config: Config, image_set: ImageSet) -> str | None:
 
 def measured_classes(plan: Plan) -> str:
     """Return '5 classes', or '3 of 5 classes' if the validation images have only 3 of them."""
+    if plan.config.TRAIN.OBJECTIVE == "features":
+        return "the labelled images" if plan.config.TRAIN.BEST_METRIC == "knn" else "the held-out images"
     number, total = np.count_nonzero(plan.eval_set.count_classes()), counted(len(plan.classes), "class")
     return total if number == len(plan.classes) else f"{number} of {total}"
 

@@ -13,7 +13,14 @@ def evaluate_both(trainer: Trainer, data: EvalData, bad_images: BadImages) -> di
     """Evaluate the raw weights and the EMA weights, if any. Before the first update both are equal: skip the EMA."""
     models = {"": trainer.model} | ({"_ema": trainer.ema.model} if trainer.ema and trainer.step else {})
     normalize, metric = trainer.prepare.normalize, trainer.config.TRAIN.BEST_METRIC
-    found = evaluate(list(models.values()), data, normalize, trainer.precision, trainer.process, bad_images)
+    if trainer.config.TRAIN.OBJECTIVE == "features":
+        from extras.unlabelled.evaluation import evaluate_features  # extra: unlabelled
+
+        found = evaluate_features(
+            list(models.values()), trainer.prepare, trainer.loss, data, bad_images, trainer.process
+        )
+    else:
+        found = evaluate(list(models.values()), data, normalize, trainer.precision, trainer.process, bad_images)
     found = [each._replace(scores=replace(each.scores, metric=metric)) for each in found]
     return dict(zip(models, found, strict=True))
 

@@ -17,7 +17,7 @@ import glob
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -88,10 +88,24 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("-unsure", type=float, metavar="P", help="mark images whose class has a probability below P")
     unknown_help = "mark images as unknown if their confidence is too low for a share P of right answers, such as 0.95"
     add("-unknown", type=float, metavar="P", help=unknown_help)
-    add = parser.add_argument_group("model").add_argument
-    add("-raw", action="store_true", help="use the raw weights even if the EMA scored better")
+    ngpus_help = f"number of processes [one per GPU, if there are {IMAGES_A_PROCESS} images for each]"
+    add = add_model_flags(parser, ngpus_help)
     add("-classes", type=Path, metavar="FILE", help="names of the classes, one per line")
     add("-flip", action="store_true", help="use the mean of the logits of each image and its mirror image")
+    arguments = parser.parse_args(argv)
+    if arguments.unsure is not None and not 0 <= arguments.unsure <= 1:
+        raise ConfigError(f"-unsure: {arguments.unsure} is not a probability; give a number from 0 to 1")
+    if arguments.unknown is not None and not 0 < arguments.unknown < 1:
+        raise ConfigError(f"-unknown: {arguments.unknown} is not between 0 and 1; give a share such as 0.95")
+    if None not in (arguments.unsure, arguments.unknown):
+        raise ConfigError("-unsure, -unknown: both mark images with a low probability; leave one of them out")
+    return arguments
+
+
+def add_model_flags(parser: Parser, ngpus_help: str) -> Callable:
+    """Add the flags for the model and for computing. Return the function that adds more flags for the model."""
+    add = add_for_model = parser.add_argument_group("model").add_argument
+    add("-raw", action="store_true", help="use the raw weights even if the EMA scored better")
     add("-cfg", metavar="FILE", help="settings of the model, if its weights do not have them")
     add(
         "-opts",
@@ -105,16 +119,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("-amp", nargs="?", const="true", metavar="false", help="use half precision [as in training]")
     add("-batch_size", type=at_least(1), metavar="N", help="images per batch [as in the run's evaluation]")
     add("-device", default="auto", choices=["auto", "cuda", "xpu", "mps", "cpu"], help="device to use [auto]")
-    ngpus_help = f"number of processes [one per GPU, if there are {IMAGES_A_PROCESS} images for each]"
     add("-ngpus", type=at_least(1), metavar="N", help=ngpus_help)
-    arguments = parser.parse_args(argv)
-    if arguments.unsure is not None and not 0 <= arguments.unsure <= 1:
-        raise ConfigError(f"-unsure: {arguments.unsure} is not a probability; give a number from 0 to 1")
-    if arguments.unknown is not None and not 0 < arguments.unknown < 1:
-        raise ConfigError(f"-unknown: {arguments.unknown} is not between 0 and 1; give a share such as 0.95")
-    if None not in (arguments.unsure, arguments.unknown):
-        raise ConfigError("-unsure, -unknown: both mark images with a low probability; leave one of them out")
-    return arguments
+    return add_for_model
 
 
 def settings_flags(arguments: argparse.Namespace) -> list[str]:
@@ -225,13 +231,19 @@ def read_list(name: str, outputs: Outputs) -> list[str]:
 
 def check_outputs(arguments: argparse.Namespace, paths: list[str]) -> None:
     """Raise ConfigError if an output cannot be written or would overwrite an image. Call this before predicting."""
-    from engine.predict.output import DOCUMENT, PICTURE, TABLE
-
     outputs = files_to_write(arguments, len(paths)) | maps_to_write(arguments, paths)
     images = {os.path.realpath(path) for path in paths} if outputs else set()
     for path, flag in outputs.items():
         if os.path.realpath(path) in images:
             raise ConfigError(f"{flag}: {path} is one of the images and would be overwritten; choose another place")
+    refuse_other_outputs(outputs)
+
+
+def refuse_other_outputs(outputs: dict[Path, str]) -> None:
+    """Raise ConfigError if an output {path: flag} would replace a file that this script did not write."""
+    from engine.predict.output import DOCUMENT, PICTURE, TABLE
+
+    for path, flag in outputs.items():
         place = "folder" if flag == "-attention" else "file"
         refuse_other_kind(flag, path, {"-csv": TABLE, "-json": DOCUMENT}.get(flag, PICTURE), f"name another {place}")
 

@@ -23,4 +23,4 @@ def find_source(name: str) -> Read:
         raise ConfigError(
             f"DATA.DATASET: unknown data set {name!r} (known: {', '.join(SOURCES)}){did_you_mean(name, SOURCES)}"
         )
-    return import_named(__name__, row.where)
+    return import_named(row.package, row.where)

@@ -356,13 +356,13 @@ def _read_rows(file: Path, columns: Columns) -> tuple[list[tuple[int, int, int]]
     if columns.path:
         texts = read_columns(file, [columns.path]).column(0).flatten()[0]
         names = [] if texts.null_count else [text.encode(errors="surrogateescape") for text in texts.to_pylist()]
-    groups = _row_groups(file, columns)
+    groups = row_groups(file, columns)
     if not len(names or numbers) == len(numbers) == sum(rows for _, rows, _ in groups):
         raise DataError(f"{file}: its columns have different numbers of rows; the file is damaged; get it again")
     return groups, numbers.astype(np.int32), names or [b""] * len(numbers)
 
 
-def _row_groups(file: Path, columns: Columns) -> list[tuple[int, int, int]]:
+def row_groups(file: Path, columns: Columns) -> list[tuple[int, int, int]]:
     """Return (number, rows, bytes of the images) of each row group that has rows, as the footer states them."""
     with opened(file) as content:
         metadata, groups = content.metadata, []

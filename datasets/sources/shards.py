@@ -152,8 +152,8 @@ def part_of(name: str) -> str:
 # --- the samples of a tar ---
 
 
-def scan(tar: Tar) -> Shard:
-    """Read the headers and labels of a tar. Files belong to one sample if their names agree up to the first dot."""
+def scan(tar: Tar, has_labels: bool = True) -> Shard:
+    """Read the headers of a tar, and its labels if it `has_labels`. Files of a sample agree up to the first dot."""
     images: dict[str, Member] = {}
     labels: dict[str, int] = {}
     for member in tar.members():
@@ -169,6 +169,8 @@ def scan(tar: Tar) -> Shard:
                     "give each sample a different name"
                 )
             images[key] = member
+        elif not has_labels:
+            continue
         elif ending == "cls" or ending == "json" and member.size <= MAX_LABEL_BYTES and key not in labels:
             label = _label_in(tar.read(member.offset, min(member.size, MAX_LABEL_BYTES)), ending)
             if label is None:
@@ -178,6 +180,7 @@ def scan(tar: Tar) -> Shard:
                     f"{tar.title}: {member.name!r} contains {label!r}, which is not a class number (from 0)"
                 )
             labels[key] = label
+    labels = labels if has_labels else dict.fromkeys(images, 0)
     lacking = min(labels.keys() ^ images.keys(), default=None)
     if lacking is not None:
         lacks, endings = ("label", ".cls or .json") if lacking in images else ("image", " ".join(KNOWN_ENDINGS))

@@ -9,7 +9,7 @@ from configs.schema import Data
 from datasets.types import ImageReadError
 
 # Data sets of a user's own photos: EXIF orientation is applied by default. Published scores on other sets ignore it.
-UPRIGHT = ("imagefolder", "csv", "shards", "parquet")
+UPRIGHT = ("imagefolder", "images", "csv", "shards", "parquet")
 MODES = {1: "L", 3: "RGB"}  # Pillow's modes by number of channels
 GREY_16_BIT = ("PNG", "PPM")  # formats whose images have 16 bits if Pillow opens them in mode I (32-bit integers)
 TIFF_BITS = 258  # the TIFF tag of the bits per channel

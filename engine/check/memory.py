@@ -71,7 +71,7 @@ def fixed_bytes(config: Config, model: nn.Module, precision: Precision) -> int:
 
 def teacher_bytes(config: Config, precision: Precision) -> int:
     """Return the bytes of the teacher's weights (0 without one). Its activations are freed before the student runs."""
-    if config.TRAIN.DISTILLATION_TYPE == "none":
+    if config.TRAIN.DISTILLATION_TYPE == "none" and config.TRAIN.OBJECTIVE == "classes":
         return 0
     from extras.distillation.sources import random_teacher  # extra: distillation
 

@@ -15,6 +15,8 @@ TITLES = {
     "macro_f1": "macro F1",
     "micro_f1": "micro F1",
     "map": "mAP",
+    "similarity": "similarity",
+    "knn": "k-NN accuracy",
 }
 FEW = 100  # with fewer images an accuracy says little: at 50% its 95% interval is wider than 20 points
 

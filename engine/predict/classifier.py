@@ -69,18 +69,23 @@ class Classifier:
 
 
 def load_classifier(
-    source: str | Path, flags: Sequence[str] = (), raw: bool = False, names: Path | None = None
+    source: str | Path,
+    flags: Sequence[str] = (),
+    raw: bool = False,
+    names: Path | None = None,
+    needs_classes: bool = True,
 ) -> Classifier:
     """Load a classifier from a run, a checkpoint or other weights.
 
     `source` is the folder of a run, a checkpoint, or anything that -pretrained accepts. `flags` are command-line flags
     as for -eval. `raw` selects the raw weights of a checkpoint even if the EMA scored better. `names` is a file with
-    one class per line.
+    one class per line. Without `needs_classes`, weights without a classifier layer are loaded too.
     """
     source = str(source)
     path = find_file(source)
     is_ours = path is not None and OURS <= read_record(path).keys()
-    found = _load_ours(path, flags, raw) if is_ours else _load_other(source, path, flags, raw)
+    given = (flags, raw, needs_classes)
+    found = _load_ours(path, *given) if is_ours else _load_other(source, path, *given)
     num_classes = found.model.eval().num_classes
     if names:
         found.classes = _read_names(names, num_classes)
@@ -114,12 +119,14 @@ def without_float8(config: Config) -> Config:
     return replace(config, PRECISION=replace(config.PRECISION, MODE="autocast", DTYPE="bfloat16"))
 
 
-def _load_ours(path: Path, flags: Sequence[str], raw: bool) -> Classifier:
+def _load_ours(path: Path, flags: Sequence[str], raw: bool, needs_classes: bool) -> Classifier:
     path, state = read_checkpoint(path, OURS)
     config = override(config_of(state, path), flags)
     kind, weights = chosen_weights(state, path, "state_dict" if raw else None)
     classes = list(state["class_names"])
     model = build_model(config, config.MODEL.NUM_CLASSES or len(classes))
+    if not (needs_classes or any(f"{name}.weight" in weights for name in classifier_names(model))):
+        model.reset_classifier(0)
     load_exactly(model, weights, path)
     epoch = state["epoch"] + 1 if "epoch" in state else None
     return Classifier(config, model, classes, str(path), kind, epoch, calibration_of(state, kind, path))
@@ -135,7 +142,7 @@ def _settings_of_other(source: str, flags: Sequence[str]) -> Config:
     return without_float8(replace(config, DATA=replace(config.DATA, EXIF=config.DATA.EXIF or "apply")))
 
 
-def _load_other(source: str, path: Path | None, flags: Sequence[str], raw: bool) -> Classifier:
+def _load_other(source: str, path: Path | None, flags: Sequence[str], raw: bool, needs_classes: bool) -> Classifier:
     """Load a classifier from weights of timm, PaddleViT, torchvision or another program."""
     if raw:
         raise ConfigError(
@@ -148,14 +155,14 @@ def _load_other(source: str, path: Path | None, flags: Sequence[str], raw: bool)
         number = heads[0] if heads else 0
     else:
         model, number = None, pretrained_cfg(source).get("num_classes")
-    if not number:
+    if not number and needs_classes:
         raise ConfigError(
             f"{source}: these weights have no classifier layer; fine-tune them on images with classes first "
             "(docs/fine-tuning.md)"
         )
     if model is None or number != model.num_classes:
         model = build_model(config, number)
-    load_pretrained(model, source, "weights", needs_head=True)
+    load_pretrained(model, source, "weights", needs_head=bool(number))
     return Classifier(config, model, _class_names(source, number), str(path or source), "", None)
 
 

@@ -40,7 +40,7 @@ class Epoch(NamedTuple):
         for suffix, scores in self.result.scores.items():
             figures = scores.more() if not suffix else {"top1": scores.top1, "top5": scores.top5} | scores.more()
             row |= {f"eval_loss{suffix}": finite(scores.loss)} if suffix else {}
-            row |= {f"eval_{name}{suffix}": round(value, 4) for name, value in figures.items()}
+            row |= {f"eval_{name}{suffix}": finite(value, 4) for name, value in figures.items()}
         return row
 
     @property
@@ -92,11 +92,12 @@ COLUMNS = (
         "train_top1",
         "top-1 accuracy on augmented training images",
         lambda epoch: finite(100 * epoch.result.report.accuracy),
-        words=lambda percent: f"Train Acc: {percent / 100:.4f}",
+        words=lambda percent: f"Train Acc: {percent / 100:.4f}" if math.isfinite(percent) else "",
     ),
     Column(
-        "eval_macro_recall, eval_macro_f1, eval_micro_f1, eval_map",
-        "further scores (the last two only with several labels per image); names of the EMA's scores end in `_ema`",
+        "eval_macro_recall, eval_macro_f1, eval_micro_f1, eval_map, eval_similarity, eval_knn",
+        "further scores (micro F1 and mAP with several labels per image, the last two with "
+        "`TRAIN.OBJECTIVE=features`); names of the EMA's scores end in `_ema`",
         Epoch.further_scores,
     ),
     Column("step", "total number of updates at the end of the epoch", lambda epoch: epoch.trainer.step),

@@ -53,7 +53,9 @@ class Console(Callback):
         self._log.detail(
             f"Epoch[{report.epoch + 1:03d}/{trainer.schedule.num_epochs:03d}], "
             f"Step[{report.step % steps_per_epoch:04d}/{steps_per_epoch:04d}], Lr: {report.lr:.6f}, "
-            f"Loss: {report.loss:.4f} ({report.mean_loss:.4f}), Avg Acc: {report.accuracy:.4f}"
+            f"Loss: {report.loss:.4f} ({report.mean_loss:.4f})"
+            + f", Avg Acc: {report.accuracy:.4f}"
+            * math.isfinite(report.accuracy)
         )
 
     def _describe(self, trainer: Trainer) -> str:
@@ -61,7 +63,7 @@ class Console(Callback):
         left, report = self._forecast.left(trainer, trainer.epoch), self._report
         parts = [f"{format_time(left)} left"] if left is not None else []
         if report:
-            parts += [f"loss {report.mean_loss:.3f}", f"acc {report.accuracy:.1%}"]
+            parts += [f"loss {report.mean_loss:.3f}", *[f"acc {report.accuracy:.1%}"] * math.isfinite(report.accuracy)]
             parts += [f"scale {report.loss_scale:g}"] if report.loss_scale != 1 else []
         return ", ".join(parts)
 
@@ -90,6 +92,7 @@ class EpochPrinter:
         self._has_ema = has_ema
         # The metric in the top-1 column is BEST_METRIC, or mAP or top-1 if that is the loss, which has its own column.
         instead_of_loss = "map" if config.DATA.has_several_labels else "top1"
+        instead_of_loss = "similarity" if config.TRAIN.OBJECTIVE == "features" else instead_of_loss
         self._metric = instead_of_loss if config.TRAIN.BEST_METRIC == "loss" else config.TRAIN.BEST_METRIC
         self._num_rows = 0
 

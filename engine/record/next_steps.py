@@ -28,7 +28,9 @@ def after_training(config: Config, process: Process, folder: Path, eval_set: Ima
     }
     rows = _files(folder, "report.html")
     if state in ("done", "early stop") and (weights := weights_in(folder)):
-        rows += _use_of(weights, eval_set)
+        tune = ("-cfg", "configs/finetune.yaml", "-pretrained", weights, "-data_path", "YOUR_LABELLED_PHOTOS")
+        has_classes = config.TRAIN.OBJECTIVE == "classes"
+        rows += _use_of(weights, eval_set) if has_classes else [("fine-tune", _command("main_single_gpu.py", *tune))]
     is_over = state == "done" and config.TRAIN.BUDGET  # the budget is used up and the schedule is complete
     if state in longer and not is_over and (folder / "last.pth").exists():
         rows += [("train longer" if longer[state] else "continue", _resume(process, folder, longer[state]))]

@@ -45,7 +45,8 @@ class EpochResult:
 class Counters:
     """Sums of the epoch so far and of the last update, and the number of consecutive skipped updates."""
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, has_classes: bool = True):
+        self._has_classes = has_classes  # whether the model predicts classes; if not, the accuracy is NaN
         # The sums of: loss, correct predictions, images, skipped updates, gradient norm, updates that were not skipped.
         self.totals = torch.zeros(6, dtype=sum_dtype(device), device=device)
         self.last = torch.zeros(3, dtype=sum_dtype(device), device=device)  # loss, images, gradient norm
@@ -81,7 +82,7 @@ class Counters:
         return {
             "loss": last_loss / max(last_samples, 1),
             "mean_loss": loss / samples if samples else float("nan"),
-            "accuracy": correct / samples if samples else float("nan"),
+            "accuracy": correct / samples if samples and self._has_classes else float("nan"),
             "skipped": round(skipped / process.world_size),
             "skips_in_a_row": int(skips_in_a_row),
             "grad_norm": last_norm / process.world_size,

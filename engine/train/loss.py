@@ -60,9 +60,9 @@ class CrossEntropy:
 
 @dataclass(frozen=True)
 class ExtendedTargets:
-    """The labels of images. A StepWrapper adds further targets in a subclass."""
+    """The labels of images, or None if they are not used. A StepWrapper adds further targets in a subclass."""
 
-    labels: Tensor | Mixed
+    labels: Tensor | Mixed | None
 
 
 class StepWrapper(Protocol):
@@ -77,6 +77,8 @@ class StepWrapper(Protocol):
 
 def hits(logits: Tensor | tuple[Tensor, Tensor], targets: Tensor | Mixed | ExtendedTargets) -> Tensor:
     """Return bool [B]: whether the highest logit belongs to the image's class, or to one of its labels."""
+    if isinstance(targets, ExtendedTargets) and targets.labels is None:  # TRAIN.OBJECTIVE features: no classes
+        return torch.zeros(1, dtype=torch.bool, device=logits[0].device)
     if isinstance(logits, tuple):  # the logits of two heads; their mean is the prediction
         logits = logits[0] + logits[1]
     if isinstance(targets, ExtendedTargets):

@@ -48,6 +48,11 @@ def examine(source: str, batch: Path | None, cfg: str | None, half: str | None) 
     config = unflatten(state["config"])
     if cfg:
         config = load_settings(["-cfg", cfg]).with_default_batch_size().config
+    if config.TRAIN.OBJECTIVE != "classes":
+        raise ConfigError(
+            f"{folder}: the run learns features (TRAIN.OBJECTIVE), whose updates are not replayed without their teacher; read "
+            "the doctor's lines in its log.txt"
+        )
     config, scale = precision_of(config, state, half)
     device = choose_device("auto", local_rank=0)
     set_matmul(config.PRECISION.MATMUL)

@@ -112,6 +112,7 @@ class BestResults(Callback):
     def __init__(self, config: Config, folder: Path, image_set: ImageSet, log: Log, trainer: Trainer):
         self._best_file, self._log, self._trainer = folder / BEST, log, trainer
         self._files, self._draws = ResultFiles(folder, image_set, log), config.REPORT
+        self._has_classes = config.TRAIN.OBJECTIVE == "classes"  # without classes, images have no results
         # The results of the best epoch, and of the previous best, which counts again if best.pth cannot be written.
         self._held: dict[Best, Results] = {}
         self._next_write = time.monotonic() + SECONDS_BETWEEN
@@ -139,7 +140,11 @@ class BestResults(Callback):
 
     def _are_missing(self) -> bool:
         best = self._trainer.best
-        if not best.epoch or best in self._held or self._has_written(self._draws, with_rates=True):
+        if (
+            not (best.epoch and self._has_classes)
+            or best in self._held
+            or self._has_written(self._draws, with_rates=True)
+        ):
             return False
         from engine.checkpoint.find import read_checkpoint
 

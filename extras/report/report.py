@@ -90,7 +90,9 @@ def result(run: SavedRun) -> Iterator[Markup]:
         text = f"The best of {epochs} was epoch {best.epoch}"
         if len(run.suffixes) > 1:
             text += f", with the {'EMA' if best.suffix else 'raw'} weights"
-        if best.num_images:
+        if best.metric == "knn":
+            text += ", on the images of DATA.LABELLED_PATH"
+        elif best.num_images:
             text += f", on {counted(best.num_images, 'validation image')}"
         if (before := run.before.get(f"eval_{best.metric}")) is not None:
             text += f". Before training it was {format_value(best.metric, before)}"
@@ -125,7 +127,9 @@ def describe_end(run: SavedRun, last: int) -> str:
 
 def facts(run: SavedRun) -> Markup:
     about, given = run.about, run.settings
-    numbers = ("training_images", "validation_images", "classes", "images_per_update")
+    numbers = ["training_images", "validation_images", "classes", "images_per_update"]
+    if given.get("TRAIN.OBJECTIVE") == "features":
+        numbers.remove("classes")
     rate = max(row.get("lr") or 0 for row in [*run.steps, *run.epochs])  # unlike BASE_LR, scaled with the batch size
     parameters, processes = about.get("parameters"), about.get("processes", 1)
     found = {

@@ -204,11 +204,13 @@ def refusal(path: Path, what: str) -> ConfigError:
     )
 
 
+FEATURE_MAPS = "feature_maps."  # with TRAIN.OBJECTIVE features: start of the names of layers that only training needs
 BASE_LAYER = ".base_layer."  # peft's name for the layer that an adapter extends
 
 
 def merged(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor]:
-    """Return the weights with any adapters merged into them. `settings` are those of the run that trained them."""
+    """Return the weights with any adapters merged into them, for the `settings` of the run that trained them."""
+    state = {name: tensor for name, tensor in state.items() if not name.startswith(FEATURE_MAPS)}
     if not any(BASE_LAYER in name for name in state):
         return state
     from extras.lora import merge_adapters  # extra: lora

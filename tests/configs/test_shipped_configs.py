@@ -17,12 +17,14 @@ from tests.support.runs import ROOT
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 RECIPES = sorted((ROOT / "configs").glob("*/*.yaml"))
+NEEDED = {"lora": "lora", "distill_features": "unlabelled"}  # {file: the extra that it needs}
 MODELS = [
-    pytest.param(path, marks=needing_extra("lora") if path.stem == "lora" else (), id=path.stem) for path in CONFIGS
+    pytest.param(path, marks=needing_extra(NEEDED[path.stem]) if path.stem in NEEDED else (), id=path.stem)
+    for path in CONFIGS
 ]
 
 
-@pytest.mark.parametrize("path", [*CONFIGS, *RECIPES], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*MODELS, *RECIPES], ids=lambda path: path.stem)
 def test_shipped_file_documents_results_and_command_and_reloads_unchanged_after_saving(path, here):
     """test_recipes.py compares recipes with their sources."""
     opening = "".join(itertools.takewhile(lambda line: line.startswith("#"), path.open(encoding="utf-8")))
@@ -58,7 +60,7 @@ def test_all_15_paddlevit_configs_keep_their_values():
     names = names - {"vit_tiny_patch32_224", "vit_tiny_patch32_384"} | {"vit_huge_patch14_224"}
     widths["huge"] = (1280, 32, 16)
     ours = {"vit_digits", "vit_cifar10", "vit_caltech101", "resnet50_caltech256", "timm", "linear_probe", "lora"}
-    ours |= {"vit_fractals", "finetune"}
+    ours |= {"vit_fractals", "finetune", "distill_features"}
     assert len(names) == 15 and {path.stem for path in CONFIGS} == names | ours
     model = {"TYPE": "vit", "MLP_RATIO": 4.0, "QKV_BIAS": True, "DROPOUT": 0.1, "ATTENTION_DROPOUT": 0.1}
     train = {"NUM_EPOCHS": 300, "WARMUP_EPOCHS": 32, "WEIGHT_DECAY": 0.3, "BASE_LR": 3e-3, "WARMUP_START_LR": 1e-6}

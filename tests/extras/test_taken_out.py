@@ -24,6 +24,7 @@ ASKING: dict[str, str | None] = {
     "cache": f"{TRAIN} -opts DATA.CACHE=disk",
     "doctor": "scripts.doctor {output}/run",
     "distillation": f"{TRAIN} -opts TRAIN.DISTILLATION_TYPE=soft",
+    "embeddings": "scripts.embed {output}/run {output}/run -output {output}/features",
     "explain": f"{TRAIN} -explain_precision",
     "float8": f"{TRAIN} -amp -opts PRECISION.MODE=float8",
     "labels": "scripts.labels {output}/run",
@@ -39,6 +40,7 @@ ASKING: dict[str, str | None] = {
     "profiler": f"{TRAIN} -profile 2",
     "lora": f"{TRAIN} -opts MODEL.LORA.RANK=4",
     "memory": f"{TRAIN} -batch_size auto",
+    "unlabelled": f"{TRAIN} -opts TRAIN.OBJECTIVE=features",
     "optimizers": f"{TRAIN} -opts TRAIN.OPTIMIZER.NAME=lamb",
 }
 # Every run uses these extras, so a run without one of them logs that it is missing.

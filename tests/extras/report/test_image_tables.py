@@ -279,7 +279,7 @@ def test_result_tables_are_valid_only_if_complete_and_for_the_same_weights(tmp_p
     files.write(results, Best(50.0, 1), with_pictures=True)
     assert files.belong_to(Best(50.0, 1), with_pictures=True) and log.said == ["no font has a"]
     trainer = SimpleNamespace(process=Process(CPU), best=Best(60.0, 2), parts={})
-    best = BestResults(SimpleNamespace(REPORT=False), tmp_path, images, Lines(), trainer)
+    best = BestResults(small_config(tmp_path), tmp_path, images, Lines(), trainer)
     for trainer.best in (Best(60.0, 2), Best(70.0, 3)):
         best.on_epoch_end(trainer, SimpleNamespace(images=results))
     trainer.best = Best(60.0, 2)  # saving best.pth of the third epoch failed

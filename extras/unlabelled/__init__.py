@@ -1,0 +1,3 @@
+"""TRAIN.OBJECTIVE features: a model learns the features of a teacher from images without labels."""
+
+NEEDS = ("distillation",)

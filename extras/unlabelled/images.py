@@ -1,0 +1,201 @@
+"""`-dataset images`: any images without labels, from a folder, a list, tars or parquet files."""
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs.schema import Config
+from datasets.index import Index, IndexWriter, Place, index_paths, open_or_build, stamps_of
+from datasets.sources import folder as folders
+from datasets.sources import parquet
+from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, encoding_of, to_image_sets
+from datasets.sources.root import data_root
+from datasets.sources.shards import Shard, ShardFolder, ShardImages, ShardTable, ShardTar, open_table, scan
+from datasets.transforms.decode import IMAGE_ENDINGS
+from datasets.transforms.pixel_rules import PixelRules
+from datasets.types import ImageSet
+from utils.errors import DataError
+from utils.text import counted
+
+CLASS = "image"  # the class of every image
+EXPECTS = "a folder of images (also in subfolders), a .txt file with a path per line, .tar files or .parquet files"
+INDEX_FILE = "unlabelled.index"
+
+
+def read_unlabelled(config: Config, say: Callable[[str], None]) -> tuple[ImageSet, None]:
+    """Return all images of DATA.DATA_PATH, and None: some of them are held out."""
+    root = data_root(config.DATA, EXPECTS)
+    image_set = _choose_reader(root)(config, root)
+    image_set.classes, image_set.labels_are_numbers, image_set.classes_are_names = [CLASS], False, True
+    image_set.split = {"training": str(root)}
+    return image_set, None
+
+
+def _choose_reader(root: Path) -> Callable[[Config, Path], ImageSet]:
+    """Return the reader for a file by its ending, and for a folder by the files in it and in its subfolders.
+
+    If there are images, tars and parquet files next to them are left out.
+    """
+    readers = {".txt": _read_list, ".tar": _read_tars, parquet.ENDING: _read_parquet}
+    if root.is_file():
+        if reader := readers.get(root.suffix.lower()):
+            return reader
+        raise DataError(f"DATA.DATA_PATH: {root} is a file of another kind; -dataset images expects {EXPECTS}")
+    if not any(_has_images(folder) for folder in _folders(root)):
+        for ending in (".tar", parquet.ENDING):
+            if _files(root, ending):
+                return readers[ending]
+    return _read_folder
+
+
+def _folders(root: Path) -> list[Path]:
+    return [root, *(root / name for name in folders.subfolders(root))]
+
+
+def _has_images(folder: Path) -> bool:
+    with os.scandir(folder) as entries:  # stops at the first image
+        return any(entry.name.lower().endswith(tuple(IMAGE_ENDINGS)) for entry in entries)
+
+
+def _files(root: Path, ending: str) -> list[Path]:
+    """Return the file itself, or the sorted files with this ending in the folder and in its subfolders."""
+    if root.is_file():
+        return [root]
+    found = (path for each in _folders(root) for path in each.glob(f"*{ending}"))
+    return sorted(path for path in found if path.is_file() and not path.name.startswith("."))
+
+
+def _read_folder(config: Config, root: Path) -> ImageSet:
+    """Read the images of a folder and of all folders in it, without folders of runs."""
+    image_set = folders.read_class_folders(config, root, [""], [""])  # the folder itself is the only class
+    left_out = Counter(image_set.index.facts["left_out"])
+    num_runs = left_out.pop(folders.RUNS, 0)
+    image_set.notes = tuple(folders.describe_left_out(root, left_out))
+    image_set.notes += (f"not read: {counted(num_runs, 'folder')} of runs in {root}",) * bool(num_runs)
+    return image_set
+
+
+def _read_list(config: Config, file: Path) -> ImageSet:
+    (image_set,) = to_image_sets(config, Lists([file], _read_lines, allow_names=True, settings={"unlabelled": True}))
+    return image_set
+
+
+def _read_lines(file: Path, add: Callable[[Rows], None]) -> list[str]:
+    """Read a list with a path on each line. Paths are relative to the folder of the list."""
+    with open(file, encoding=encoding_of(file), errors="surrogateescape", newline=None) as lines:
+        paths, numbers = [], []
+
+        def flush() -> None:
+            add(Rows(paths, [CLASS] * len(paths), np.array(numbers), []))
+
+        total = 0
+        for number, line in enumerate(lines, 1):
+            if path := line.rstrip("\r\n"):
+                paths.append(path)
+                numbers.append(number)
+                total += 1
+            if len(paths) == ROWS_AT_ONCE:
+                flush()
+                paths, numbers = [], []
+        if paths:
+            flush()
+    if not total:
+        raise DataError(f"DATA.DATA_PATH: {file} lists no images; write the path of an image on each line")
+    return []
+
+
+class UnlabelledShards(ShardFolder):
+    """The tars of a folder, or a single tar. Labels in them are not read."""
+
+    def __init__(self, root: Path):
+        super().__init__(root.parent if root.is_file() else root)
+        self._paths = _files(root, ".tar")
+
+    def tars(self) -> list[ShardTar]:
+        return [self._describe(path) for path in self._paths]
+
+    def load(self, tar: ShardTar, known: list[ShardTable]) -> Shard:
+        return scan(self.open(tar), has_labels=False)
+
+
+def _read_tars(config: Config, root: Path) -> ImageSet:
+    shards = UnlabelledShards(root)
+    part = f"{root.stem}-unlabelled" if root.is_file() else "unlabelled"
+    table = open_table(config, shards, part, shards.tars())
+    if not len(table):
+        raise DataError(f"DATA.DATA_PATH: {root} has no images in its tars; -dataset images expects {EXPECTS}")
+    return ShardImages(shards, table, [CLASS], PixelRules.of(config.DATA), config.DATA.SHUFFLE_BUFFER)
+
+
+def _read_parquet(config: Config, root: Path) -> ImageSet:
+    parquet.pyarrow_parquet()
+    files = _files(root, parquet.ENDING)
+    made_of = {"files": stamps_of(files), "unlabelled": True}
+    beside = root.with_suffix(f".{INDEX_FILE}") if root.is_file() else root / INDEX_FILE
+    index = open_or_build(
+        index_paths(config, beside),
+        parquet.SHAPE,
+        lambda index: index.facts.get("made_of") == made_of,
+        lambda place: _build_parquet(place, files, made_of),
+    )
+    if not len(index.column("label")):
+        raise DataError(f"DATA.DATA_PATH: {root} has no rows; get its files again, or name another folder")
+    return parquet.ParquetImages(config.DATA, index, range(len(index.column("label"))))
+
+
+def _build_parquet(place: Place | None, files: list[Path], made_of: dict) -> Index:
+    """Build an index of the images in parquet files, whose labels are all 0."""
+    writer, images, names = IndexWriter(place, parquet.INDEX_COLUMNS), set(), []
+    for number, file in enumerate(files):
+        columns = _image_columns(file)
+        images.add(columns.image)
+        groups = np.array(parquet.row_groups(file, columns), np.int64).reshape(-1, 3)
+        num_rows = int(groups[:, 1].sum())
+        found = [b""] * num_rows
+        if columns.path:
+            texts = parquet.read_columns(file, [columns.path]).column(0).flatten()[0]
+            found = found if texts.null_count else [each.encode(errors="surrogateescape") for each in texts.to_pylist()]
+        names += found
+        writer.add("label", np.zeros(num_rows, np.int32))
+        writer.add("name", found)
+        writer.add("group_file", np.full(len(groups), number))
+        for column, values in zip(("group_number", "group_rows", "group_bytes"), groups.T, strict=True):
+            writer.add(column, values)
+        writer.add("file_rows", [num_rows])
+    if len(images) > 1:
+        raise DataError(f"{files[0].parent}: the files have different columns of images: {', '.join(sorted(images))}")
+    has_keys = len({*names}) == len(names) and b"" not in names
+    facts = {"image": images.pop(), "classes": [CLASS], "are_names": False, "has_keys": has_keys}
+    return writer.finish({"made_of": made_of, **facts})
+
+
+def _image_columns(file: Path) -> parquet.Columns:
+    """Return the columns of a file's images: `image` or `img`, or else its only column of bytes."""
+    with parquet.opened(file) as content:
+        schema = content.schema_arrow
+    found = {field.name: inside for field in schema if (inside := _bytes_in(field.type)) is not None}
+    usual = [name for name in ("image", "img") if name in found]
+    if not usual and len(found) != 1:
+        columns = ", ".join(f"{field.name} {field.type}" for field in schema)
+        raise DataError(
+            f"{file}: no column `image` or `img` of bytes, and not exactly one column of bytes, among {columns}; rename the "
+            "column of the images to image"
+        )
+    name = usual[0] if usual else next(iter(found))
+    content, path = found[name]
+    return parquet.Columns(f"{name}.{content}" if content else name, path and f"{name}.{path}", "", False, None)
+
+
+def _bytes_in(kind: Any) -> tuple[str, str | None] | None:
+    """Return the fields with the bytes ('' if the column itself has them) and the path, or None for another type."""
+    import pyarrow.types as types
+
+    inside = {field.name: str(field.type) for field in kind} if types.is_struct(kind) else {"": str(kind)}
+    content = "bytes" if types.is_struct(kind) else ""
+    if inside.get(content) not in ("binary", "large_binary", "binary_view"):
+        return None
+    return content, "path" if inside.get("path") in ("string", "large_string", "string_view") else None

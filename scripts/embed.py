@@ -1,0 +1,159 @@
+"""Writes the features of photos to files, classifies photos with a few examples of each class, or finds similar photos.
+
+    python scripts/embed.py output/train-20260102-03-04-05 photos -output features
+    python scripts/embed.py vit_base_patch16_224 photos -output features.npz
+    python scripts/embed.py output/train-20260102-03-04-05 photos -examples examples -csv classes.csv -sheet classes.png
+    python scripts/embed.py output/train-20260102-03-04-05 photos -near photo.jpg -sheet similar.png -output features
+
+-output FOLDER writes numbered parquet files with path, size and features of each photo. After an interruption, the same
+command continues with the first file that is missing. -examples names a folder with a folder for each class; one image
+per class is enough, and nothing is trained. -near prints the most similar photos. With -output, both write the features
+first, or read them if they are there. Unreadable images are reported on stderr and left out, and the exit code is 2.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
+
+from utils.program import exit_code, exit_now  # isort: skip
+from scripts.command_line import Parser, at_least
+from scripts.predict import (
+    MODEL_HELP,
+    add_model_flags,
+    files_to_write,
+    maps_to_write,
+    refuse_other_outputs,
+    report,
+    settings_flags,
+)
+from utils.errors import ConfigError
+from utils.launch import find_launched_rank
+
+if TYPE_CHECKING:
+    from extras.embeddings.photos import Photos
+    from utils.distributed import Process
+
+MOST_SIMILAR = 99  # photos on the sheet of -near
+OF_EXAMPLES = ("csv", "json", "into", "unsure")  # flags that need -examples
+
+
+def main(argv: list[str]) -> int:
+    arguments = parse(argv)
+    from extras.embeddings.command import check_inputs, check_output, is_npz  # extra: embeddings
+    from extras.embeddings.files import PART_SIZE
+    from extras.embeddings.photos import find_photos
+    from utils.distributed import Process, choose_device, find_devices  # local: importing torch takes seconds
+
+    if is_npz(arguments.output) and (arguments.examples or arguments.near):
+        raise ConfigError(
+            f"-output: {arguments.output} has no effect with -examples or -near, which read only a folder of features; "
+            "name a folder, or leave -output out"
+        )
+    has_parts = arguments.output is not None and not is_npz(arguments.output)
+    if arguments.part_size and not has_parts:
+        raise ConfigError("-part_size has no effect without -output FOLDER; leave it out")
+    launched = find_launched_rank(os.environ)
+    if max(arguments.ngpus or 1, launched.world_size if launched else 1) > 1 and not has_parts:
+        raise ConfigError("-ngpus: several processes work only with -output FOLDER; add it, or start one process")
+
+    def photos() -> "Photos":
+        check_inputs(arguments.examples, arguments.near)
+        found = find_photos("photos", arguments.photos, report)
+        check_output(arguments.output, found)
+        check_pictures(arguments, len(found))
+        return found
+
+    if launched:
+        process = Process.start(arguments.device, launched)
+        code = embed(arguments, process.first(photos), process)
+        process.close()
+        return code
+    found, number = photos(), arguments.ngpus
+    if number is None:
+        kind, count = find_devices(arguments.device)
+        number = (
+            1 if kind == "cpu" or not has_parts else min(count, -(-len(found) // (arguments.part_size or PART_SIZE)))
+        )
+    if number > 1:
+        from utils.launch import launch
+
+        return launch(__file__, argv, number)
+    return embed(arguments, found, Process(choose_device(arguments.device, local_rank=0)))
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = Parser(__doc__)
+    parser.add_argument("model", help=MODEL_HELP)
+    parser.add_argument("photos", type=Path, help="a folder of images, which are also read from its subfolders")
+    add = parser.add_argument_group("what to do").add_argument
+    output_help = "write the features to parquet files in this folder, or to this file if its name ends in .npz"
+    add("-output", "-o", "-out", type=Path, metavar="FOLDER", help=output_help)
+    add("-part_size", type=at_least(1), metavar="N", help="photos of each parquet file [10000]")
+    add("-examples", type=Path, metavar="FOLDER", help="classify the photos with the examples in FOLDER/CLASS/")
+    add("-near", type=Path, metavar="IMAGE", help="find the photos that are most similar to this image")
+    add = parser.add_argument_group("output of -examples and -near").add_argument
+    add("-top", type=at_least(1), metavar="N", help="classes to print for each photo [1], or similar photos [20]")
+    add("-sheet", type=Path, metavar="FILE", help="draw thumbnails, .png or .jpg [near.png with -near]")
+    add("-csv", type=Path, metavar="FILE", help="write a table with one row per photo")
+    add("-json", type=Path, metavar="FILE", help="write the table, the model and its preprocessing as JSON")
+    add("-into", type=Path, metavar="FOLDER", help="copy each photo into the folder of its class in FOLDER")
+    add("-unsure", type=float, metavar="P", help="mark photos whose class has a probability below P")
+    add_model_flags(parser, "number of processes, with -output FOLDER [one per GPU, if there are enough files]")
+    parser.set_defaults(list=[], classes=None, attention=None)  # flags of predict.py, whose checks are used here
+    arguments = parser.parse_args(argv)
+    check_flags(arguments)
+    if arguments.near and not arguments.sheet:
+        arguments.sheet = Path("near.png")
+    return arguments
+
+
+def check_flags(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError for flags that contradict each other or have no effect."""
+    if not (arguments.output or arguments.examples or arguments.near):
+        raise ConfigError(
+            "-output is missing; write the features with -output FOLDER, classify the photos with -examples FOLDER, or "
+            "find similar photos with -near IMAGE"
+        )
+    if arguments.examples and arguments.near:
+        raise ConfigError("-examples, -near: only one of them can be given; leave one of them out")
+    for flag in OF_EXAMPLES:
+        if getattr(arguments, flag) is not None and not arguments.examples:
+            raise ConfigError(f"-{flag} has no effect without -examples; leave it out, or give -examples FOLDER")
+    for flag in ("top", "sheet"):
+        if getattr(arguments, flag) is not None and not (arguments.examples or arguments.near):
+            raise ConfigError(f"-{flag} has no effect without -examples or -near; leave it out, or give one of them")
+    if arguments.unsure is not None and not 0 <= arguments.unsure <= 1:
+        raise ConfigError(f"-unsure: {arguments.unsure} is not a probability; give a number from 0 to 1")
+    if arguments.near and (arguments.top or 1) > MOST_SIMILAR:
+        raise ConfigError(f"-top: {arguments.top} photos do not fit on the sheet of -near; give at most {MOST_SIMILAR}")
+
+
+def check_pictures(arguments: argparse.Namespace, num_photos: int) -> None:
+    """Raise ConfigError if a table or picture cannot be written, or if the next call would read it as a photo."""
+    root = os.path.realpath(arguments.photos)
+    for flag, path in (("-sheet", arguments.sheet), ("-into", arguments.into)):
+        if path and os.path.commonpath([root, os.path.realpath(path)]) == root:
+            raise ConfigError(
+                f"{flag}: {path} would put pictures among the photos, and the next call would read them; name another place"
+            )
+    num_tiles = 1 if arguments.near else num_photos
+    refuse_other_outputs(files_to_write(arguments, num_tiles) | maps_to_write(arguments, []))
+
+
+def embed(arguments: argparse.Namespace, photos: "Photos", process: "Process") -> int:
+    """Load the model, run the command and return its exit code."""
+    from engine.predict.classifier import load_classifier
+    from extras.embeddings.command import Command  # extra: embeddings
+    from extras.embeddings.embedder import Embedder
+
+    given = (arguments.model, settings_flags(arguments), arguments.raw)
+    trained = process.after_first(lambda: load_classifier(*given, needs_classes=False))
+    return Command(arguments, photos, Embedder(trained, process, report), report).run()
+
+
+if __name__ == "__main__":
+    exit_now(exit_code(main, sys.argv[1:]))

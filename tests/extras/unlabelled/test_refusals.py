@@ -1,0 +1,141 @@
+"""Settings and models that cannot learn features are refused with one line, also by -check."""
+
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+from extras.unlabelled.step import make_feature_training
+from models import build_model
+from tests.extras.unlabelled.support import SMALL, digits_config, draw_photos, make_feature_trainer, teacher_of
+from tests.support.configs import CPU, replaced
+from tests.support.refusals import refused
+from tests.support.runs import rows, typed
+from utils.distributed import Process
+from utils.errors import ConfigError
+from utils.log import Log
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    """Return a function that returns the command line of a run with these options."""
+    folder = tmp_path_factory.mktemp("photos")
+    (folder / "features.yaml").write_text(SMALL)
+    photos, teacher = draw_photos(folder / "photos"), teacher_of(folder)
+    (folder / "labelled" / "only one").mkdir(parents=True)
+    shutil.copy(photos / "trip 0" / "000.png", folder / "labelled" / "only one")
+
+    def words(*options: str) -> list:
+        options = [each.replace("FOLDER", str(folder)) for each in options]
+        named = [] if any("TEACHER" in each for each in options) else [f"TRAIN.TEACHER_MODEL={teacher}"]
+        flags = ["-cfg", folder / "features.yaml", "-data_path", photos, "-output", folder / "runs"]
+        return [*flags, "-opts", *named, *options]
+
+    words.folder = folder
+    return words
+
+
+SETTINGS = {  # {name: (options, names in the message)}
+    "no teacher": (["TRAIN.TEACHER_MODEL=none"], ["TRAIN.TEACHER_MODEL", "TRAIN.OBJECTIVE"]),
+    "classes": (["TRAIN.OBJECTIVE=classes"], ["DATA.DATASET", "TRAIN.OBJECTIVE", "imagefolder"]),
+    "top1": (["TRAIN.BEST_METRIC=top1"], ["TRAIN.BEST_METRIC", "similarity", "knn"]),
+    "knn": (["TRAIN.BEST_METRIC=knn"], ["TRAIN.BEST_METRIC", "DATA.LABELLED_PATH"]),
+    "mixup": (["TRAIN.MIXUP_ALPHA=0.8"], ["TRAIN.MIXUP_ALPHA", "TRAIN.OBJECTIVE"]),
+    "cutmix": (["TRAIN.CUTMIX_MINMAX=[0.2,0.8]"], ["TRAIN.CUTMIX_MINMAX", "TRAIN.OBJECTIVE"]),
+    "smoothing": (["TRAIN.SMOOTHING=0.1"], ["TRAIN.SMOOTHING", "TRAIN.OBJECTIVE"]),
+    "loss": (["TRAIN.LOSS=bce"], ["TRAIN.LOSS", "TRAIN.OBJECTIVE"]),
+    "weights": (["TRAIN.CLASS_WEIGHTS=auto"], ["TRAIN.CLASS_WEIGHTS", "TRAIN.OBJECTIVE"]),
+    "sampler": (["DATA.SAMPLER=balanced"], ["DATA.SAMPLER", "TRAIN.OBJECTIVE"]),
+    "labels": (["DATA.LABEL_SEPARATOR='|'", "DATA.DATASET=csv"], ["DATA.LABEL_SEPARATOR", "TRAIN.OBJECTIVE"]),
+    "distillation": (["TRAIN.DISTILLATION_TYPE=soft"], ["TRAIN.DISTILLATION_TYPE", "TRAIN.OBJECTIVE"]),
+    "small image": (["MODEL.PATCH_SIZE=32"], ["MODEL.PATCH_SIZE", "DATA.IMAGE_SIZE"]),
+    "channels": (["DATA.IMAGE_CHANNELS=1"], ["TRAIN.TEACHER_MODEL", "DATA.IMAGE_CHANNELS"]),
+    "unknown": (["TRAIN.TEACHER_MODEL=no_model"], ["TRAIN.TEACHER_MODEL", "no_model"]),
+    "no folder": (["DATA.LABELLED_PATH=FOLDER/none"], ["DATA.LABELLED_PATH", "none"]),
+    "one class": (["DATA.LABELLED_PATH=FOLDER/labelled"], ["DATA.LABELLED_PATH", 2]),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_setting_that_cannot_learn_features_is_refused(words, name):
+    options, names = SETTINGS[name]
+    typed("main_single_gpu.py", *words(*options)).refused(*names)
+
+
+def test_metrics_of_features_are_refused_for_classes(small_yaml, tmp_path):
+    words = ["-cfg", small_yaml, "-output", tmp_path, "-opts", "TRAIN.BEST_METRIC=similarity"]
+    typed("main_single_gpu.py", *words).refused("TRAIN.BEST_METRIC", "TRAIN.OBJECTIVE")
+
+
+def test_different_patch_grids_are_refused_with_a_size_that_fits(words):
+    refusal = typed("main_single_gpu.py", *words("MODEL.PATCH_SIZE=2")).refused(
+        "8 x 8", "4 x 4", "TRAIN.FEATURES=pooled"
+    )
+    assert "DATA.IMAGE_SIZE=8" in refusal.stderr
+    typed("main_single_gpu.py", *words("MODEL.PATCH_SIZE=2", "DATA.IMAGE_SIZE=8", "TRAIN.NUM_EPOCHS=1")).done()
+    typed("main_single_gpu.py", *words("MODEL.PATCH_SIZE=2", "TRAIN.FEATURES=pooled", "TRAIN.NUM_EPOCHS=1")).done()
+
+
+def test_patch_grid_is_compared_at_every_size_of_the_schedule(words):
+    ended = typed("main_single_gpu.py", *words("TRAIN.SIZE_SCHEDULE=[0:8,1:16]"))
+    ended.refused("TRAIN.SIZE_SCHEDULE", "2 x 2", "4 x 4", "TRAIN.FEATURES=pooled")
+
+
+@pytest.mark.parametrize("option", ["MODEL.PATCH_SIZE=2", "DATA.LABELLED_PATH=FOLDER/labelled"])
+def test_check_shows_the_refusal_of_the_run(words, option):
+    checked = typed("main_single_gpu.py", *words(option), "REPORT=false", "CHECK=true")
+    refusal = typed("main_single_gpu.py", *words(option)).stderr.removeprefix("error: ").strip()
+    assert checked.returncode == 2 and rows(checked.stdout)["model"] == ("WRONG", refusal)
+
+
+def test_check_of_a_sound_run_finds_nothing_wrong(words):
+    verdicts = {
+        verdict for verdict, _ in rows(typed("main_single_gpu.py", *words("CHECK=true")).done().stdout).values()
+    }
+    assert "WRONG" not in verdicts
+
+
+class WithoutTokens(nn.Module):
+    """A model with a classifier but without features."""
+
+    num_classes, pretrained_cfg = 3, {}
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def get_classifier(self):
+        return self.head
+
+
+def test_student_without_features_is_refused_by_name(tmp_path):
+    config = digits_config(tmp_path)
+    wrapper = make_feature_training(config, Process(CPU), Log(1))
+    with refused(ConfigError, "MODEL.NAME", config.MODEL.NAME, "WithoutTokens"):
+        wrapper.change_model(WithoutTokens())
+
+
+def test_model_without_square_grid_needs_pooled_features(tmp_path):
+    config = digits_config(tmp_path)
+    model = build_model(config, 10)
+    model.num_prefix_tokens = 0  # so that the class token counts as a patch
+    with refused(ConfigError, "MODEL.NAME", "TRAIN.FEATURES=pooled"):
+        make_feature_training(config, Process(CPU), Log(1)).change_model(model)
+    make_feature_training(replaced(config, TRAIN={"FEATURES": "pooled"}), Process(CPU), Log(1)).change_model(model)
+    assert [each.shape for each in model.train()(torch.zeros(2, 1, 8, 8))] == [(2, 24)]
+
+
+def test_convolutional_student_learns_pooled_features_of_a_vit(tmp_path):
+    model = "MODEL.TYPE=timm MODEL.NAME=test_resnet MODEL.PATCH_SIZE=16 MODEL.EMBED_DIM=768 MODEL.DEPTH=12 MODEL.NUM_HEADS=12"
+    config = digits_config(tmp_path, "TRAIN.FEATURES=pooled", "DATA.IMAGE_SIZE=32", *model.split())
+    assert make_feature_trainer(config).model.feature_maps["pooled"].out_features == 24
+
+
+def test_output_folder_inside_the_photos_is_refused(words):
+    inside = words.folder / "photos" / "trip 0"
+    command = [inside if each == words.folder / "runs" else each for each in words()]
+    typed("main_single_gpu.py", *command).refused("SAVE", "-output")
+    assert not any(path.is_dir() for path in inside.iterdir())

@@ -1,0 +1,282 @@
+"""Runs that learn features: processes, kills, evaluation, and the use of their weights."""
+
+import functools
+import math
+import re
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+from engine.checkpoint.find import read_checkpoint
+from extras.unlabelled.labelled import knn_accuracy
+from models.features import features_of
+from models.weights.torch_files import read_torch
+from tests.extras.unlabelled.support import NUM_PHOTOS, SMALL, draw_photos, teacher_of
+from tests.support.configs import replaced
+from tests.support.refusals import assert_names
+from tests.support.run_hash import run_hash
+from tests.support.runs import epochs_of, rows_of, run, run_folder, status_of, typed
+
+pytestmark = pytest.mark.slow
+
+# Updates whose rounding differs little between the numbers of processes.
+SGD = "TRAIN.OPTIMIZER.NAME=SGD TRAIN.OPTIMIZER.MOMENTUM=0 TRAIN.GRAD_CLIP=none"
+PROCESSES = {  # {name: (number of processes, settings)}
+    "one": (1, "SAVE_STEPS=2"),
+    "two": (2, "SAVE_STEPS=2 DATA.BATCH_SIZE=8"),
+    "shards": (2, "SAVE_STEPS=2 DATA.BATCH_SIZE=8 DIST.STRATEGY=fsdp2"),
+}
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """Return start(output, options, processes=1, fault=arguments), which runs the small settings."""
+    folder = tmp_path_factory.mktemp("photos")
+    (folder / "features.yaml").write_text(SMALL)
+    photos, labelled = draw_photos(folder / "photos"), draw_photos(folder / "labelled", 24, labelled=True)
+    (photos / "trip 0" / "broken.png").write_bytes(b"no picture")
+    teacher = teacher_of(folder)
+
+    def words(output, options="", *flags):
+        words = ["-cfg", folder / "features.yaml", "-data_path", photos, "-resume", "auto", "-output", output, *flags]
+        words += ["-opts", f"TRAIN.TEACHER_MODEL={teacher}", f"DATA.LABELLED_PATH={labelled}", *options.split()]
+        return [str(word) for word in words]
+
+    def start(output, options="", *flags, processes=1, **faults):
+        script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
+        return run(script, *words(output, options, *flags), processes=processes, faults={"draw_nothing": []} | faults)
+
+    start.folder, start.words = folder, words
+    return start
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory, start):
+    """Return a function that trains without interruption and returns the folder of the run."""
+
+    @functools.cache
+    def train(options="", processes=1):
+        output = tmp_path_factory.mktemp("unbroken")
+        start(output, options, processes=processes).done()
+        return run_folder(output)
+
+    return train
+
+
+def weights_of(folder) -> dict[str, torch.Tensor]:
+    """Return the final weights of a run, whose checkpoint may be sharded."""
+    return read_checkpoint(folder / "last.pth")["state_dict"]
+
+
+def whole(state: dict) -> dict[str, torch.Tensor]:
+    return {name: each.whole() if hasattr(each, "whole") else each for name, each in state.items()}
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_killed_run_resumes_to_the_hash_of_an_unbroken_run(tmp_path, start, unbroken, name):
+    processes, options = PROCESSES[name]
+    killed = start(tmp_path, options, processes=processes, signal_at=[4, signal.SIGKILL, [0, 1]])
+    assert set(killed.codes) == {-signal.SIGKILL}
+    start(tmp_path, options, processes=processes).done()
+    assert run_hash(run_folder(tmp_path)) == run_hash(unbroken(options, processes))
+
+
+@pytest.mark.parametrize("place", [[2, 0], [2, 4], [2, 9]])
+def test_run_killed_during_a_save_resumes_to_the_same_hash(tmp_path, start, unbroken, place):
+    assert start(tmp_path, "SAVE_STEPS=2", kill_at=place).returncode == -signal.SIGKILL
+    start(tmp_path, "SAVE_STEPS=2").done()
+    assert run_hash(run_folder(tmp_path)) == run_hash(unbroken("SAVE_STEPS=2"))
+
+
+@pytest.mark.parametrize("name", ["two", "shards"])
+def test_two_processes_end_with_weights_and_scores_of_one(unbroken, name):
+    processes, options = PROCESSES[name]
+    one, two = unbroken(f"SAVE_STEPS=2 {SGD}"), unbroken(f"{options} {SGD}", processes)
+    mine, theirs = whole(weights_of(one)), whole(weights_of(two))
+    assert mine.keys() == theirs.keys() and any(key.startswith("feature_maps.") for key in mine)
+    for key, weight in mine.items():
+        torch.testing.assert_close(theirs[key], weight, rtol=0, atol=1e-6)
+    for ours, other in zip(epochs_of(one), epochs_of(two), strict=True):
+        for key in ("train_loss", "eval_loss", "eval_similarity", "eval_knn", "eval_similarity_ema"):
+            assert ours[key] == pytest.approx(other[key], abs=2e-4 if "similarity" in key else 2e-6), key
+
+
+def test_frozen_weights_do_not_stop_two_processes(tmp_path, start):
+    options = "TRAIN.FEATURES=patches MODEL.KWARGS.global_pool=avg MODEL.KWARGS.class_token=false DATA.BATCH_SIZE=4"
+    ended = start(tmp_path, f"{options} TRAIN.ACCUM_ITER=2", processes=2).done()
+    assert_names(ended.stdout, "fc_norm.weight")
+
+
+def scored_by_hand(start, folder) -> tuple[float, float, int]:
+    """Return the similarity of best.pth on held-out photos, its k-NN accuracy, and the number of held-out photos."""
+    from configs.values import unflatten
+    from datasets import Normalize, build_eval_data, load_image_sets
+    from extras.distillation.teacher import Teacher
+    from models import build_model
+    from tests.support.configs import CPU
+    from utils.distributed import Process
+
+    state = read_torch(folder / "best.pth")
+    config = unflatten(state["config"] | {"DATA.DATA_PATH": str(start.folder / "photos")})
+    teacher_state = torch.load(start.folder / "teacher.pth", weights_only=True)
+    own = unflatten(teacher_state["config"])
+    teacher, student = build_model(own, 3), build_model(config, 0)
+    teacher.load_state_dict(teacher_state["state_dict"])
+    key = f"state_dict{state['progress']['best'][3]}"
+    maps = {name: each for name, each in state[key].items() if name.startswith("feature_maps.")}
+    student.load_state_dict({name: each for name, each in state[key].items() if name not in maps})
+    renormalized = Teacher(torch.nn.Identity(), config.DATA, own.DATA)
+    renormalized.model.register_parameter("dtype", torch.nn.Parameter(torch.zeros(1)))
+
+    def cosines(pixels):
+        images = Normalize(config.DATA)(pixels)
+        ours, theirs = features_of(student.eval(), images), features_of(teacher.eval(), renormalized(images))
+        found = []
+        for part in ("pooled", "patches"):
+            mapped = torch.nn.functional.linear(
+                getattr(ours, part), maps[f"feature_maps.{part}.weight"], maps[f"feature_maps.{part}.bias"]
+            )
+            found.append(
+                torch.cosine_similarity(mapped, getattr(theirs, part), dim=-1).reshape(len(images), -1).mean(1)
+            )
+        return torch.stack(found).mean(0), ours.pooled
+
+    with torch.no_grad():
+        _, held_out = load_image_sets(config)
+        found = torch.cat([cosines(each.images)[0] for each in build_eval_data(config, held_out, Process(CPU))])
+        from extras.unlabelled.labelled import read_labelled
+
+        labelled = read_labelled(config, print)
+        data = build_eval_data(config, labelled, Process(CPU))
+        pooled = torch.cat([cosines(each.images)[1] for each in data]).numpy()
+    return 100 * found.mean().item(), knn_accuracy(pooled, labelled.targets), len(found)
+
+
+def test_scores_of_best_weights_equal_scores_computed_by_hand(start, unbroken):
+    folder = unbroken("SAVE_STEPS=2")
+    similarity, knn, count = scored_by_hand(start, folder)
+    state = read_torch(folder / "best.pth")
+    value, epoch, loss, suffix, num_images, metric = state["progress"]["best"]
+    row = epochs_of(folder)[epoch - 1]
+    assert (metric, num_images) == ("knn", count) and value == row[f"eval_knn{suffix}"] == pytest.approx(knn)
+    assert row[f"eval_similarity{suffix}"] == pytest.approx(similarity, abs=1e-3)
+    assert loss == pytest.approx(
+        2 - 2 * similarity / 100, abs=1e-5
+    )  # the mean of two cosines, and the sum of two losses
+
+
+def test_knn_accuracy_counts_votes_of_other_images_only():
+    # Two groups of directions. The last image of class 0 lies among the images of class 1.
+    angles = np.radians([0, 1, 2, 90, 91, 92, 91.5])
+    features = np.stack([np.cos(angles), np.sin(angles)], 1) * np.array([[1], [5], [1], [2], [1], [1], [1]])
+    targets = np.array([0, 0, 0, 1, 1, 1, 0])
+    assert knn_accuracy(features, targets) == pytest.approx(100 * 6 / 7)
+    order = np.array([6, 2, 4, 0, 1, 5, 3])
+    assert knn_accuracy(features[order], targets[order]) == pytest.approx(100 * 6 / 7)
+    assert knn_accuracy(features[:4:3], targets[:4:3]) == 0  # an image does not vote for itself
+
+
+def test_metrics_have_similarity_and_knn_but_no_accuracy(start, unbroken):
+    folder = unbroken("SAVE_STEPS=2")
+    for row in rows_of(folder / "metrics.csv"):
+        assert row["eval_top1"] == row["eval_top5"] == row["train_top1"] == row["eval_top1_ema"] == ""
+        assert 0 < float(row["eval_similarity"]) <= 100 and 0 <= float(row["eval_knn"]) <= 100
+    text = (folder / "metrics.jsonl").read_text() + (folder / "status.json").read_text()
+    assert "NaN" not in text and status_of(folder)["best_metric"] == "knn"
+    log = (folder / "log.txt").read_text().split("writing to")[1]
+    assert not re.search(r"\bAcc\b|\bnan\b|\bclass(es)?\b", log)
+
+
+def test_unreadable_photos_are_named_and_left_out(tmp_path, start):
+    ended = start(tmp_path / "1", "TRAIN.NUM_EPOCHS=1 DATA.DROP_LAST=false").done()
+    assert re.search(r"cannot read .*trip 0/broken.png", ended.printed)
+    assert start(tmp_path / "2", "TRAIN.NUM_EPOCHS=1 DATA.DROP_LAST=false DATA.MAX_BAD_FRACTION=0").returncode == 2
+
+
+def test_report_shows_scores_without_tables_of_classes(tmp_path, start):
+    typed("main_single_gpu.py", *start.words(tmp_path, "REPORT=true")).done()
+    folder = run_folder(tmp_path)
+    names = {path.name for path in folder.iterdir()}
+    assert {"report.html", "loss.png", "accuracy.png", "train_batch.png", "best.pth"} <= names
+    assert not names & {"confusion.png", "mistakes.png", "per_class.csv", "predictions.csv", "results.json"}
+    page = (folder / "report.html").read_text()
+    assert "similarity" in page and "k-NN accuracy" in page and "DATA.LABELLED_PATH" in page
+    assert not re.search("Confusion|Calibration|top-1|<dt>Classes", page)
+
+
+def test_similarity_decides_the_best_epoch_without_labelled_photos(tmp_path, start):
+    start(tmp_path, "DATA.LABELLED_PATH=none", "-budget", "30m").done()
+    folder = run_folder(tmp_path)
+    best, rows = status_of(folder)["best"], epochs_of(folder)
+    assert rows[0]["epoch"] == -1 and rows[0]["eval_similarity"] < best["similarity"] and rows[0]["train_loss"] is None
+    similarities = [max(each["eval_similarity"], each["eval_similarity_ema"]) for each in rows[1:]]
+    assert best["similarity"] == pytest.approx(max(similarities), abs=1e-3) and "eval_knn" not in rows[1]
+
+
+def test_evaluation_of_a_run_repeats_its_scores(tmp_path, start, unbroken):
+    folder = unbroken("SAVE_STEPS=2")
+    typed("main_single_gpu.py", "-eval", "-resume", folder / "last.pth", "-output", tmp_path).done()
+    status, row = status_of(run_folder(tmp_path)), epochs_of(folder)[-1]
+    for name, suffix in (("raw", ""), ("ema", "_ema")):
+        assert status[name]["similarity"] == pytest.approx(row[f"eval_similarity{suffix}"], abs=1e-3)
+        assert status[name]["knn"] == pytest.approx(row[f"eval_knn{suffix}"], abs=1e-3)
+        assert status[name]["num_images"] < NUM_PHOTOS and not {"top1", "top5"} & status[name].keys()
+
+
+def test_fine_tuning_takes_the_features_and_leaves_the_maps(tmp_path, start, unbroken):
+    best = unbroken("SAVE_STEPS=2") / "best.pth"
+    exported = tmp_path / "best.safetensors"
+    typed("scripts/export.py", best, "-output", exported).done()
+    for number, weights in enumerate((best, exported)):
+        output = tmp_path / str(number)
+        words = ["-cfg", "configs/finetune.yaml", "-pretrained", weights, "-data_path", start.folder / "labelled"]
+        words += ["-batch_size", "4", "-epochs", "1", "-num_workers", "0", "-output", output]
+        said = typed("main_single_gpu.py", *words, "-opts", "TRAIN.BASE_LR=0", "TRAIN.WARMUP_START_LR=0").done().stdout
+        assert "head starts from random weights: the file has none" in said
+        tuned, state = read_torch(run_folder(output) / "last.pth")["state_dict"], read_torch(best)
+        learned = state[state["preferred"]]
+        same = {name for name in learned if not name.startswith("feature_maps.")}
+        assert tuned.keys() == same | {"head.weight", "head.bias"}
+        assert all(torch.equal(tuned[name], learned[name]) for name in same)
+
+
+def test_commands_that_need_classes_refuse_a_run_of_features(tmp_path, start, unbroken):
+    best = unbroken("SAVE_STEPS=2") / "best.pth"
+    photo = start.folder / "photos" / "trip 0" / "000.png"
+    typed("scripts/predict.py", best, photo).refused("TRAIN.OBJECTIVE", "-pretrained", best=best)
+    typed("scripts/export.py", best, "-output", tmp_path / "x.onnx").refused("TRAIN.OBJECTIVE", "-pretrained")
+
+
+def test_licence_of_the_teacher_is_printed(tmp_path, start, monkeypatch):
+    import timm
+
+    from configs.schema import Config
+    from extras.distillation.sources import TeacherSource
+    from extras.unlabelled.teacher import licence_of
+
+    said = start(tmp_path).done().stdout
+    assert_names(said, "licence of the teacher's weights")
+    name = "vit_base_patch14_dinov2.lvd142m"
+    found = TeacherSource(Config(), name, None, None, None)
+    licence = timm.get_pretrained_cfg(name).license
+    assert licence and licence_of(Config(), found) == licence
+    assert licence in licence_of(replaced(Config(), TRAIN={"TEACHER_MODEL": name}), found._replace(weights="file.pth"))
+
+
+def test_features_of_labelled_data_ignore_the_labels(tmp_path, start):
+    labelled = start.folder / "labelled"
+    words = ("-dataset", "imagefolder", "-data_path", str(labelled))
+    start(tmp_path, "DATA.LABELLED_PATH=none", *words).done()
+    rows = epochs_of(run_folder(tmp_path))
+    assert rows[-1]["eval_similarity"] > rows[0]["eval_similarity"] and rows[0]["eval_top1"] is None
+    assert "classes" not in (run_folder(tmp_path) / "log.txt").read_text().split("writing to")[1]
+    assert math.isfinite(rows[-1]["train_loss"])
+
+
+def test_knn_accuracy_uses_features_before_the_maps(tmp_path, start, monkeypatch):
+    shapes = []
+    monkeypatch.setattr("extras.unlabelled.evaluation.knn_accuracy", lambda each, _: shapes.append(each.shape) or 50.0)
+    typed("main_single_gpu.py", *start.words(tmp_path, "TRAIN.NUM_EPOCHS=1")).done()
+    assert set(shapes) == {(24, 16)}  # the width of the student; the teacher has 24

@@ -67,6 +67,11 @@ class Embedder:
         self.trained, self.process, self.say, self.config = trained, process, say, trained.config
         self.checksum = checksum_of(trained.model.state_dict())
         data = self.config.DATA
+        if data.TOKENS:
+            raise ConfigError(
+                f"{trained.source}: the model takes sequences of patches (DATA.TOKENS {data.TOKENS}), for which there are no "
+                "embeddings; name a model of square images"
+            )
         self.rules, self.batch_size = PixelRules.of(data), data.BATCH_SIZE_EVAL or data.BATCH_SIZE
         try:
             self.width = widths_of(trained.model, data.IMAGE_CHANNELS, data.IMAGE_SIZE).pooled

@@ -14,6 +14,7 @@ SUPPORTED = {
         "images of different sizes have no common box; use TRAIN.CUTMIX_ALPHA",
     ),
     "TRAIN.MIXUP_MODE": (("batch",), "must be batch", "timm mixes whole batches of such images"),
+    "TRAIN.OBJECTIVE": (("classes",), "must be classes", "features are learned from square images"),
     "DATA.CACHE": (("none", "disk"), "must be none or disk", "the number of patches decides the size of an image"),
 }
 

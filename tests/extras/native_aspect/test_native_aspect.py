@@ -27,6 +27,7 @@ from tests.support.runs import rows, run, run_folder, typed
 from tests.support.trainers import make_trainer, update
 from utils.distributed import Process
 from utils.errors import ConfigError
+from utils.extras import has_extra
 
 pytestmark = pytest.mark.slow
 
@@ -311,6 +312,9 @@ def test_graphs_and_attention_maps_are_refused(trained, tmp_path, folder):
         assert not (tmp_path / target).exists()
     ended = typed("scripts/predict.py", trained, photo, "-attention", tmp_path / "maps")
     ended.refused("-attention", "DATA.TOKENS", page="extras/native_aspect/mistakes", case="-attention")
+    if has_extra("embeddings"):
+        ended = typed("scripts/embed.py", trained, photo.parent, "-output", tmp_path / "features")
+        ended.refused("DATA.TOKENS", page="extras/native_aspect/mistakes", case="embeddings")
 
 
 def test_position_embedding_of_weights_is_resized_to_the_image_size(folder, tmp_path):
@@ -387,6 +391,7 @@ def test_check_reports_shapes_and_padding(folder, tmp_path):
         "TRAIN.SIZE_SCHEDULE=[0:32]",
         "TRAIN.CUTMIX_MINMAX=[0.2,0.8]",
         "TRAIN.MIXUP_MODE=pair",
+        "TRAIN.OBJECTIVE=features TRAIN.TEACHER_MODEL=resnet10t TRAIN.BEST_METRIC=similarity",
         "MODEL.NAME=resnet10t MODEL.KWARGS=null",
         "MODEL.NAME=nosuch",
         "MODEL.KWARGS.patch_size=[8,16]",

@@ -70,7 +70,8 @@ class PatchMixing:
             if mixes[first] is None:
                 continue
             pair = [unpack(each, self.patch) for each in images[first : first + 2]]
-            before = [each.reshape(each.shape[0] * self.patch, -1, each.shape[-1]) for each in pair]  # copies
+            # reshape() alone would not copy an image that is one patch wide.
+            before = [each.reshape(each.shape[0] * self.patch, -1, each.shape[-1]).clone() for each in pair]
             for own, partner in ((0, 1), (1, 0)):
                 mix, mixed = mixes[first + own], before[own].clone()
                 ours, theirs = mix.cut(mixed), mix.cut(before[partner])

@@ -100,7 +100,7 @@ def mixed(folder, shapes, *options: str, step: int = 5):
 
 
 @pytest.mark.parametrize("kind", ["MIXUP", "CUTMIX"])
-@pytest.mark.parametrize("shapes", [[(8, 8), (8, 8)], [(16, 4), (4, 16)], [(9, 3), (6, 5)]], ids=str)
+@pytest.mark.parametrize("shapes", [[(8, 8), (8, 8)], [(16, 4), (4, 16)], [(9, 3), (6, 5)], [(1, 9), (1, 7)]], ids=str)
 def test_mixed_targets_have_the_share_of_the_mixed_pixels(folder, kind, shapes):
     for step in range(6):
         before, after, shares = mixed(folder, shapes, f"TRAIN.{kind}_ALPHA=1", step=step)

@@ -1,10 +1,10 @@
-"""Measures what learning from drawn photos without labels brings, with 5 and 20 labels of each of 8 classes.
+"""Measures how much learning from unlabelled drawn photos helps, with 5 and 20 labels for each of 8 classes.
 
     python scripts/benchmarks/unlabelled.py -output output/unlabelled -seeds 3
 
-For each seed it draws photos, trains a teacher on labelled ones, lets a smaller student learn the teacher's features from
-photos without labels, and fine-tunes the student. The same model is trained from random weights with the same labels and
-the same number of updates. Prints the top-1 accuracy on other photos. Runs that exist in the folder are not repeated.
+For each seed it draws photos, trains a teacher on labelled photos, lets a smaller student learn the teacher's features
+from photos without labels, and fine-tunes the student. The same model is trained from random weights with the same labels
+and the same number of updates. Prints the top-1 accuracy on other photos. Complete runs are not repeated.
 """
 
 import json
@@ -80,7 +80,7 @@ def measure(folder: Path, seed: int) -> dict[tuple[int, str], float]:
 
 
 def train(folder: Path, name: str, recipe: dict, seed: int, *flags: object, options: tuple = ()) -> Path:
-    """Train unless it is done already, and return the folder of the run."""
+    """Train unless the run is complete already, and return the folder of the run."""
     run, settings = folder / "runs" / name, folder / f"{name}.yaml"
     if (run / "status.json").exists() and json.loads((run / "status.json").read_text())["state"] == "done":
         return run
@@ -109,13 +109,13 @@ def best_of(run: Path) -> dict:
 
 
 def top1(run: Path) -> float:
-    """Return the accuracy of the last weights, so that no test photo chooses an epoch."""
+    """Return the accuracy of the last weights. The best epoch would be chosen on the test photos."""
     rows = (run / "metrics.jsonl").read_text().splitlines()
     return json.loads(rows[-1])["eval_top1"]
 
 
 def draw_sets(folder: Path, seed: int) -> None:
-    """Draw all photos of a seed, once. Test photos are the validation part of each labelled set."""
+    """Draw all photos of a seed, unless they exist. Test photos are the validation part of each labelled set."""
     drawn = folder / "drawn"
     if drawn.exists():
         return
@@ -151,7 +151,7 @@ def link(path: Path, target: Path) -> None:
 
 
 def draw(rng: np.random.Generator, target: int) -> Image.Image:
-    """Draw a bright shape of any size and place, slightly turned, on a busy background with noise."""
+    """Draw a bright shape of random size and position, slightly rotated, on a busy background with noise."""
     side = SIDE * SCALE
     coarse = rng.uniform(0, 180, (6, 6, 3)).astype(np.uint8)
     image = Image.fromarray(coarse).resize((side, side), Image.Resampling.BICUBIC)

@@ -77,7 +77,7 @@ def test_checkpoint_without_a_classifier_gives_the_same_features(here, trained, 
     assert typed("scripts/predict.py", "features.pth", digits / "3").returncode == 2
 
 
-def test_rows_have_size_and_the_file_has_metadata(here, hub):
+def test_rows_have_sizes_and_files_have_metadata(here, hub):
     draw(here / "photos/wide.png", 0, (60, 40))
     exif = Image.Exif()
     exif[0x0112] = 6  # displayed turned by 90 degrees
@@ -329,7 +329,7 @@ def test_model_for_grey_images_reads_colour_photos(here, hub, photos):
 
 
 @pytest.mark.parametrize("folder", ["nowhere", "hub/config.json", "empty"])
-def test_photos_that_are_no_folder_of_images_are_refused(here, hub, folder):
+def test_photos_argument_without_images_is_refused(here, hub, folder):
     os.makedirs("empty")
     typed(SCRIPT, hub, folder, "-output", "features").refused(folder)
     assert not Path("features").exists()

@@ -94,10 +94,9 @@ class Command:
         if given.examples:
             self._examples = read_examples(given.examples, self.embedder)
             counts = np.bincount(self._examples.owners)
-            self.report(
-                f"{given.examples}: {counted(counts.sum(), 'example')} of {len(counts)} classes "
-                f"({counts.min()} to {counts.max()} per class)"
-            )
+            each = f"{counts.min()}" if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
+            examples = counted(counts.sum(), "example")
+            self.report(f"{given.examples}: {examples} of {len(counts)} classes ({each} per class)")
         elif given.near:
             self._query = embed_one(given.near, self.embedder)
 

@@ -145,7 +145,7 @@ class PartFolder:
         with lock:
             if file is None:
                 raise ConfigError(
-                    f"-output: another process writes to {self.folder}; wait until it ends, or name another folder"
+                    f"-output: another process is writing to {self.folder}; wait until it ends, or name another folder"
                 )
             self._write_record()
             yield self.missing()

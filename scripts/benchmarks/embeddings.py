@@ -124,7 +124,7 @@ def run(script: str, *words: object) -> None:
 
 
 def embed(*words: object) -> None:
-    """Run scripts/embed.py in this process, because importing torch for each call would take minutes."""
+    """Run scripts/embed.py in this process, because importing torch for each call would take minutes in total."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as printed:
         code = embed_main([str(word) for word in words])
     if code:

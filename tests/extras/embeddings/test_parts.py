@@ -107,7 +107,7 @@ def test_npz_file_has_the_rows_of_the_parts(here, hub, photos, monkeypatch):
     assert json.loads(str(found["halfstep"]))["model"] == json.loads(Path("features/_record.json").read_text())["model"]
 
 
-def test_unreadable_photos_have_no_row_and_do_not_move_others(here, hub, photos):
+def test_unreadable_photos_have_no_row_and_leave_others_unchanged(here, hub, photos):
     typed(SCRIPT, hub, photos, "-output", "all", "-part_size", 4).done()
     for number in (2, 4, 5, 6):
         next(Path("photos").rglob(f"{number}.png")).write_bytes(b"no picture")

@@ -30,7 +30,7 @@ NUM_PHOTOS, COLOURS = 60, "rgb"
 
 
 def draw_photos(folder: Path, count: int = NUM_PHOTOS, labelled: bool = False) -> Path:
-    """Draw noisy photos in one of three colours, in two folders, or in a folder for each class.
+    """Draw noisy photos, each in one of three colours, in two folders, or in a folder for each class if `labelled`.
 
     The folder does not depend on the colour of every fourth photo, so that no model predicts all classes.
     """

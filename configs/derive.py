@@ -65,7 +65,7 @@ def _fit_channels(found: Merged) -> Derived:
 
 
 def _fit_labels(found: Merged) -> Derived:
-    """Choose loss and metric for images with several labels, and the metric without classes, unless they are set."""
+    """Choose loss and metric for several labels per image, and the metric for features, unless they are set."""
     several = several_labels_key(found.values)
     loss, *_ = names_with(LOSSES, "several_labels")
     implied = {"TRAIN.LOSS": loss, "TRAIN.BEST_METRIC": "map"} if several else {}

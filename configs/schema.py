@@ -245,7 +245,7 @@ class Data:
     FOLD: Annotated[str | None, FOLD_OF] = None
     """Cross-validation, for data sets without a split: 0/5 divides the images into five folds and holds out the first (4/5: the last); VAL_FRACTION then has no effect."""
     LABELLED_PATH: Annotated[str | None, LOCAL, MAY_CHANGE, Only("TRAIN.OBJECTIVE", ("features",))] = None
-    """With TRAIN.OBJECTIVE features: a folder of images per class, on which each evaluation measures how often the nearest images have the same class (k-NN accuracy). The training never sees the labels."""
+    """With TRAIN.OBJECTIVE features: a folder that has a folder of images for each class. Each evaluation measures how often the nearest of these images predict the class of an image (k-NN accuracy). Training never uses the labels."""
     GROUP_BY: Annotated[str | None, Only("DATASET", ("csv",))] = None
     """For csv: a column that groups the images, for example by person or scene; the images of a group are either all held out or all used for training."""
     CLASSES: Annotated[str | None, MAY_CHANGE] = None
@@ -453,9 +453,9 @@ class Train:
     CLASS_WEIGHTS: str | None = None
     """Weights of the classes in the training loss: auto, images / (classes x images of the class), so that the mean over the images is 1; or a CSV file with a class and its weight in each line; not set: all weights are 1."""
     OBJECTIVE: Annotated[Literal["classes", "features"], Extra("unlabelled", values=("features",))] = "classes"
-    """What the model learns: classes, the labels of the images; features, the features of TEACHER_MODEL, without labels. The features of a run are a start for fine-tuning with few labels: docs/unlabelled.md."""
+    """What the model learns: classes, the labels of the images; features, the features of TEACHER_MODEL, without labels. Fine-tuning with few labels can start from learned features: docs/unlabelled.md."""
     FEATURES: Annotated[Literal["both", "pooled", "patches"], Only("OBJECTIVE", ("features",))] = "both"
-    """The teacher's features to learn: pooled, one vector of the whole image (what the teacher's classifier reads); patches, a vector for each patch, which needs the same grid of patches in both models; or both."""
+    """The teacher's features to learn: pooled, one vector for the whole image (the input of the teacher's classifier); patches, a vector for each patch, which needs the same grid of patches in both models; or both."""
     FEATURE_LOSS: Annotated[Literal["cosine", "smooth_l1"], Only("OBJECTIVE", ("features",))] = "cosine"
     """Loss between the features of model and teacher: cosine, 1 minus their cosine; smooth_l1, quadratic for differences below 1 and linear above. Both are means over the images; with FEATURES both, the two losses are added."""
     DISTILLATION_TYPE: Annotated[Literal["none", "soft", "hard"], Extra("distillation")] = "none"
@@ -465,7 +465,7 @@ class Train:
     DISTILLATION_TAU: Annotated[float, Bounds(0.01, 1_000.0), Only("DISTILLATION_TYPE", ("soft",))] = 1.0
     """For soft: temperature by which the logits of teacher and student are divided."""
     TEACHER_MODEL: Annotated[str | None, OF_A_TEACHER] = "regnety_160.deit_in1k"
-    """The teacher: a timm model, or the checkpoint of a run. For DISTILLATION_TYPE it must have the same classes as the data; for OBJECTIVE features any classes. (PaddleViT: a weights file of RegNetY-16GF.)"""
+    """The teacher: a timm model, or the checkpoint of a run. For DISTILLATION_TYPE, it must have the same classes as the data; for OBJECTIVE features, its classes do not matter. (PaddleViT: a weights file of RegNetY-16GF.)"""
     TEACHER_PRETRAINED: Annotated[str | None, OF_A_TEACHER] = None
     """Weights of a timm teacher: a file or a timm model name; not set: timm's weights for TEACHER_MODEL."""
     COLOR_JITTER: Annotated[float, Bounds(0.0, 100.0)] = 0.0
@@ -514,7 +514,7 @@ class Train:
         MAY_CHANGE,
         Extra("unlabelled", values=("similarity", "knn")),
     ] = "top1"
-    """The validation metric that decides which epoch is saved as best.pth; for equal values, the smaller loss wins. micro_f1 and map are for data with several labels per image; map is the default for such data. similarity and knn are for OBJECTIVE features; the default there is knn if DATA.LABELLED_PATH is set, else similarity."""
+    """The validation metric that decides which epoch is saved as best.pth; for equal values, the smaller loss wins. micro_f1 and map are for data with several labels per image; map is the default for such data. similarity and knn are for OBJECTIVE features, where knn is the default if DATA.LABELLED_PATH is set, else similarity."""
     OPTIMIZER: Optimizer = Optimizer()
     LR_SCHEDULER: LRScheduler = LRScheduler()
 

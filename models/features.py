@@ -37,7 +37,7 @@ def _patch_tokens(model: nn.Module, tokens: Tensor) -> Tensor | None:
         tokens = tokens.flatten(1, 2)
     elif tokens.ndim == 3:
         tokens = tokens[:, getattr(model, "num_prefix_tokens", 0) :]
-    # The images are square. Another number of tokens includes tokens of another kind.
+    # Images are square. If the number of tokens is not a square, some of the tokens are not patches.
     return tokens if tokens.ndim == 3 and math.isqrt(tokens.shape[1]) ** 2 == tokens.shape[1] else None
 
 
@@ -45,7 +45,7 @@ def _patch_tokens(model: nn.Module, tokens: Tensor) -> Tensor | None:
 def widths_of(model: nn.Module, channels: int, side: int) -> Widths:
     """Return the sizes of the model's features for images of this side.
 
-    Raise ConfigError without the name of a setting if the model cannot return features.
+    Raise ConfigError if the model cannot return features. Its message names neither a setting nor a file.
     """
     was_training, parameter = model.training, next(model.parameters())
     try:

@@ -5,10 +5,11 @@
     python scripts/embed.py output/train-20260102-03-04-05 photos -examples examples -csv classes.csv -sheet classes.png
     python scripts/embed.py output/train-20260102-03-04-05 photos -near photo.jpg -sheet similar.png -output features
 
--output FOLDER writes numbered parquet files with path, size and features of each photo. After an interruption, the same
-command continues with the first file that is missing. -examples names a folder with a folder for each class; one image
-per class is enough, and nothing is trained. -near prints the most similar photos. With -output, both write the features
-first, or read them if they are there. Unreadable images are reported on stderr and left out, and the exit code is 2.
+-output FOLDER writes numbered parquet files with the path, size and features of each photo. After an interruption, the
+same command continues with the first missing file. -examples names a folder with a folder for each class; one image per
+class is enough, and nothing is trained. -near prints the most similar photos. If -output is given too, -examples and
+-near write the features first, or read them if they exist. Unreadable images are reported on stderr and left out, and
+the exit code is 2.
 """
 
 import argparse
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from extras.embeddings.photos import Photos
     from utils.distributed import Process
 
-MOST_SIMILAR = 99  # photos on the sheet of -near
+MOST_SIMILAR = 99  # maximum number of photos on the sheet of -near
 OF_EXAMPLES = ("csv", "json", "into", "unsure")  # flags that need -examples
 
 
@@ -88,11 +89,11 @@ def main(argv: list[str]) -> int:
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = Parser(__doc__)
     parser.add_argument("model", help=MODEL_HELP)
-    parser.add_argument("photos", type=Path, help="a folder of images, which are also read from its subfolders")
+    parser.add_argument("photos", type=Path, help="a folder of images; its subfolders are read too")
     add = parser.add_argument_group("what to do").add_argument
     output_help = "write the features to parquet files in this folder, or to this file if its name ends in .npz"
     add("-output", "-o", "-out", type=Path, metavar="FOLDER", help=output_help)
-    add("-part_size", type=at_least(1), metavar="N", help="photos of each parquet file [10000]")
+    add("-part_size", type=at_least(1), metavar="N", help="photos per parquet file [10000]")
     add("-examples", type=Path, metavar="FOLDER", help="classify the photos with the examples in FOLDER/CLASS/")
     add("-near", type=Path, metavar="IMAGE", help="find the photos that are most similar to this image")
     add = parser.add_argument_group("output of -examples and -near").add_argument
@@ -119,7 +120,7 @@ def check_flags(arguments: argparse.Namespace) -> None:
             "find similar photos with -near IMAGE"
         )
     if arguments.examples and arguments.near:
-        raise ConfigError("-examples, -near: only one of them can be given; leave one of them out")
+        raise ConfigError("-examples, -near: they cannot be used together; leave one of them out")
     for flag in OF_EXAMPLES:
         if getattr(arguments, flag) is not None and not arguments.examples:
             raise ConfigError(f"-{flag} has no effect without -examples; leave it out, or give -examples FOLDER")

@@ -126,7 +126,7 @@ def test_registered_data_source_has_function_docs_and_test(name):
     quoted = re.compile(rf"[\"' ]{re.escape(name.removesuffix('/NAME'))}[\"'/]")
     tests = "tests/extras" if row.package == "extras" else "tests/datasets"
     is_tested = any(quoted.search(text) for text in texts_below(tests).values())
-    assert is_tested, f"{tests}/test_datasets.py: add a test that loads {name}"
+    assert is_tested, f"{tests}: add a test that loads {name}"
 
 
 def test_every_dataset_reader_is_registered_in_sources():

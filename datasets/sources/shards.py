@@ -153,7 +153,7 @@ def part_of(name: str) -> str:
 
 
 def scan(tar: Tar, has_labels: bool = True) -> Shard:
-    """Read the headers of a tar, and its labels if it `has_labels`. Files of a sample agree up to the first dot."""
+    """Read the headers of a tar, and labels if it `has_labels`. A sample's file names agree up to the first dot."""
     images: dict[str, Member] = {}
     labels: dict[str, int] = {}
     for member in tar.members():

@@ -96,7 +96,7 @@ COLUMNS = (
     ),
     Column(
         "eval_macro_recall, eval_macro_f1, eval_micro_f1, eval_map, eval_similarity, eval_knn",
-        "further scores (micro F1 and mAP with several labels per image, the last two with "
+        "further scores (micro F1 and mAP only with several labels per image, the last two only with "
         "`TRAIN.OBJECTIVE=features`); names of the EMA's scores end in `_ema`",
         Epoch.further_scores,
     ),

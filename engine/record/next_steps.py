@@ -28,7 +28,8 @@ def after_training(config: Config, process: Process, folder: Path, eval_set: Ima
     }
     rows = _files(folder, "report.html")
     if state in ("done", "early stop") and (weights := weights_in(folder)):
-        tune = ("-cfg", "configs/finetune.yaml", "-pretrained", weights, "-data_path", "YOUR_LABELLED_PHOTOS")
+        photos = config.DATA.LABELLED_PATH or "YOUR_LABELLED_PHOTOS"
+        tune = ("-cfg", "configs/finetune.yaml", "-pretrained", weights, "-data_path", photos, *["-amp"] * config.AMP)
         has_classes = config.TRAIN.OBJECTIVE == "classes"
         rows += _use_of(weights, eval_set) if has_classes else [("fine-tune", _command("main_single_gpu.py", *tune))]
     is_over = state == "done" and config.TRAIN.BUDGET  # the budget is used up and the schedule is complete

@@ -50,8 +50,8 @@ def examine(source: str, batch: Path | None, cfg: str | None, half: str | None) 
         config = load_settings(["-cfg", cfg]).with_default_batch_size().config
     if config.TRAIN.OBJECTIVE != "classes":
         raise ConfigError(
-            f"{folder}: the run learns features (TRAIN.OBJECTIVE), whose updates are not replayed without their teacher; read "
-            "the doctor's lines in its log.txt"
+            f"{folder}: the run learns features (TRAIN.OBJECTIVE), and its updates cannot be replayed without the teacher; "
+            "read the doctor's lines in the run's log.txt"
         )
     config, scale = precision_of(config, state, half)
     device = choose_device("auto", local_rank=0)

@@ -43,7 +43,7 @@ def is_npz(output: Path | None) -> bool:
 
 
 def check_inputs(examples: Path | None, query: Path | None) -> None:
-    """Raise ConfigError if there are no examples, or there is no query. Call this before loading the model."""
+    """Raise ConfigError if a class has no examples, or the query does not exist. Call this before loading the model."""
     if examples:
         for name in example_classes(examples):
             find_photos("-examples", examples / name, lambda line: None)
@@ -94,10 +94,9 @@ class Command:
         if given.examples:
             self._examples = read_examples(given.examples, self.embedder)
             counts = np.bincount(self._examples.owners)
-            self.report(
-                f"{given.examples}: {counted(counts.sum(), 'example')} of {len(counts)} classes "
-                f"({counts.min()} to {counts.max()} per class)"
-            )
+            each = f"{counts.min()}" if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
+            examples = counted(counts.sum(), "example")
+            self.report(f"{given.examples}: {examples} of {len(counts)} classes ({each} per class)")
         elif given.near:
             self._query = embed_one(given.near, self.embedder)
 
@@ -164,7 +163,7 @@ class Command:
             self.report(missing)
 
     def _facts(self, examples: Examples) -> dict[str, Any]:
-        """Return the facts for the JSON file: those of scripts/predict.py, and the examples."""
+        """Return the facts for the JSON file: the same as for scripts/predict.py, and the examples."""
         facts = self.embedder.trained.facts()
         facts["model"] |= {"classes": examples.classes, "temperature": None}
         counts = np.bincount(examples.owners).tolist()

@@ -35,7 +35,7 @@ class Embedded(NamedTuple):
     indices: np.ndarray  # int64 [n], indices of the images in their set
     sizes: np.ndarray  # int32 [n, 2], width and height of the images as they are displayed
     features: np.ndarray  # float32 [n, D]
-    num_images: int  # number of images in the batch, with the unreadable ones
+    num_images: int  # number of images in the batch, including unreadable ones
 
 
 class SizedReader(EvalReader):
@@ -100,7 +100,7 @@ class Embedder:
     def __call__(self, images: FileImages, ranges: Iterable[range]) -> Iterator[Embedded]:
         """Yield the features of the images in these ranges, in batches that never cross the end of a range.
 
-        So the features of a range depend neither on the other ranges nor on the number of loader workers.
+        Therefore, the features of a range depend neither on the other ranges nor on the number of loader workers.
         """
         ranges = list(ranges)
         config = self.config

@@ -18,14 +18,14 @@ from utils.errors import ConfigError, DataError, cause_of
 from utils.files import Kind, locked, refuse_other_kind, replacing, write_text
 from utils.text import counted
 
-PART_SIZE = 10_000  # photos of a part without -part_size; the features of a ViT-Base then take 31 MB
+PART_SIZE = 10_000  # default number of photos per part; the features of a ViT-Base then take 31 MB
 RECORD = "_record.json"  # readers of parquet folders skip names that start with _ or .
 LOCK = ".lock"
 OURS_HIDDEN = (LOCK, f".{RECORD}.tmp")  # files that a killed process may leave before the first part
 FORMAT = 1  # version of the record and the parts
 KEY = "halfstep"  # the metadata in a part, and the name of the array with the metadata in an .npz file
 VERSION_KEY = "halfstep"  # the entry of a record with the version that wrote it
-MOST_IN_NPZ = 100_000  # photos; with 768 features each, the file has 307 MB, which are in memory twice
+MOST_IN_NPZ = 100_000  # photos; with 768 features each, they take 307 MB of memory until the file is written
 NPZ = ".npz"
 NPZ_KIND = Kind("an .npz file of scripts/embed.py", (b"PK\x03\x04",), f"{KEY}.npy".encode())
 # The parts of a record that must be equal to continue, and how error messages call a different value.
@@ -38,7 +38,7 @@ COMPARED = {
     "device": "another kind of device",
     "batch_size": "another batch size",
     "images.count": "another number of photos",
-    "images.sha256": "other names of photos (SHA-256)",
+    "images.sha256": "other photo names (SHA-256)",
     "part_size": "another part size",
 }
 LENGTH_OF_SHA256, SHOWN = 64, 12  # characters of a checksum in messages
@@ -67,7 +67,7 @@ class TableBuffer:
         self._features = np.empty((num_rows, width), np.float32)
 
     def fill(self, batches: Iterator[Embedded], num_images: int) -> Table:
-        """Return a table of the next batches, which have this number of images together. It is valid until the next call."""
+        """Return a table of the next batches, which have `num_images` in total. The next call overwrites the table."""
         count = 0
         while num_images > 0:
             batch = next(batches)
@@ -100,7 +100,7 @@ def as_json(facts: dict[str, Any]) -> str:
 
 
 class PartFolder:
-    """A folder of parts. Part n has the photos from n * part_size on, so a part does not depend on the other parts."""
+    """A folder of parts. Part n starts with photo n * part_size, so no part depends on another."""
 
     def __init__(self, folder: Path, photos: Photos, facts: dict[str, Any], part_size: int):
         """`facts`: the model and its settings, as Embedder.facts returns them."""
@@ -145,7 +145,7 @@ class PartFolder:
         with lock:
             if file is None:
                 raise ConfigError(
-                    f"-output: another process writes to {self.folder}; wait until it ends, or name another folder"
+                    f"-output: another process is writing to {self.folder}; wait until it ends, or name another folder"
                 )
             self._write_record()
             yield self.missing()
@@ -202,7 +202,7 @@ class PartFolder:
         table = pyarrow.table(columns).replace_schema_metadata({KEY: as_json(self.record)})
         try:
             with replacing(self.path(part)) as file:
-                # Features are never equal, so that dictionaries of them would only take time.
+                # Features are hardly ever equal, so dictionary encoding would only take time.
                 pyarrow_parquet().write_table(table, file, use_dictionary=False)
         except OSError as error:
             raise DataError(
@@ -267,7 +267,7 @@ def _value(record: dict[str, Any], name: str) -> Any:
 
 
 def _difference(old: Any, new: Any) -> str:
-    """Return both values as text, or both values of the first key with different values. Checksums are cut."""
+    """Describe how two values differ. For two dicts, show the first different key. Checksums are shortened."""
     if isinstance(old, dict) and isinstance(new, dict):
         key = next(key for key in new if old.get(key) != new[key])
         return f"{key} {old.get(key)}, now {new[key]}"
@@ -278,8 +278,8 @@ def check_npz(path: Path, num_photos: int) -> None:
     """Raise ConfigError if the file cannot be written, or would have too many photos."""
     if num_photos > MOST_IN_NPZ:
         raise ConfigError(
-            f"-output: {path} would have {counted(num_photos, 'photo')}, more than the {MOST_IN_NPZ:,} of an .npz file, "
-            "which is written at once from memory; name a folder instead, for parquet parts"
+            f"-output: {path} would have {counted(num_photos, 'photo')}, more than the {MOST_IN_NPZ:,} allowed in an .npz "
+            "file, whose features are all in memory; name a folder instead, to write parquet files"
         )
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         problem = f"{path} is a folder" if path.is_dir() else f"cannot write to the folder {path.parent}"

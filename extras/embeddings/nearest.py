@@ -15,26 +15,24 @@ from extras.embeddings.photos import find_photos
 from utils.errors import ConfigError, DataError
 from utils.text import counted
 
-# With 5 examples of each of 8 drawn classes, these nearest examples and the centre of the class together are as good as a
-# linear probe; each of them alone is up to 2 points worse (scripts/benchmarks/few_examples.py).
+# With 5 examples of each of 8 drawn classes, the nearest examples and the centre of the class together are about as
+# good as a linear probe (scripts/benchmarks/embeddings.py); either alone was up to 2 percentage points worse.
 NEAREST = 3  # examples of a class that are compared, at most
-TEMPERATURE = (
-    0.1  # of the softmax that turns similarities into probabilities; best log-likelihood in the same benchmark
-)
+TEMPERATURE = 0.1  # of the softmax over similarities; chosen for the best log-likelihood on the same photos
 
 
 class Examples(NamedTuple):
     """The features of the examples of each class."""
 
     classes: list[str]
-    features: np.ndarray  # float32 [E, D], of length 1
+    features: np.ndarray  # float32 [E, D], each row of length 1
     owners: np.ndarray  # int64 [E], the class number of each example
 
     def scores(self, features: np.ndarray) -> np.ndarray:
         """Return the similarity [n, classes] of photos to each class.
 
-        It is the mean of two similarities: to the NEAREST most similar examples of the class (on average), and to the
-        centre of all its examples.
+        It is the mean of two numbers: the average similarity to the NEAREST most similar examples of the class, and the
+        similarity to the centre of all its examples.
         """
         photos = normalized(features)
         found = np.empty((len(photos), len(self.classes)), np.float32)
@@ -91,7 +89,7 @@ def read_examples(folder: Path, embedder: Embedder) -> Examples:
 
 
 def embed_one(path: Path, embedder: Embedder) -> np.ndarray:
-    """Return the features [D] of one image, of length 1."""
+    """Return the features [D] of one image, scaled to length 1."""
     images = FileImages(Path(), [str(path)], [0], [], embedder.rules)
     (found,) = embedder(images, [range(1)])
     if not len(found.features):
@@ -107,7 +105,7 @@ class Similar(NamedTuple):
 
 
 def most_similar(query: np.ndarray, rows: Iterable[Rows], count: int) -> list[Similar]:
-    """Return the photos most similar to the query, the most similar first. Of equals, earlier photos come first."""
+    """Return the photos most similar to the query, the most similar first. Equally similar photos keep their order."""
     best: list[Similar] = []
     for indices, features in rows:
         similarities = normalized(features) @ query

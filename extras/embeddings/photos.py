@@ -1,4 +1,4 @@
-"""The photos of a folder as a list that takes little memory, cut into parts of a fixed number of photos."""
+"""The photos of a folder, as a list of paths that takes little memory."""
 
 import hashlib
 import os
@@ -32,7 +32,7 @@ class Photos(Sequence):
         return os.path.normpath(os.path.join(self.folder, os.fsdecode(self.paths[index])))
 
     def facts(self) -> dict[str, int | str]:
-        """Return the number of photos and a hash of their paths, which is the same if the folder is moved."""
+        """Return the number of photos and a hash of their relative paths. Moving the folder does not change the hash."""
         digest = hashlib.sha256()
         for chunk in self.paths.chunks():
             digest.update(b"".join(path + b"\0" for path in chunk))
@@ -60,7 +60,7 @@ def find_photos(flag: str, folder: Path, report: Callable[[str], None]) -> Photo
 
 
 def natural_key(path: bytes) -> bytes:
-    """Return a sort key for the order of utils.text.natural that takes a tenth of its memory.
+    """Return a sort key that orders paths like utils.text.natural, in a tenth of the memory.
 
     Each number becomes a zero byte, its number of digits and its digits, so that longer numbers come later.
     """

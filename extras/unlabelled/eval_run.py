@@ -1,4 +1,4 @@
-"""-eval of a run that learned features: its similarity to the teacher, and its k-NN accuracy."""
+"""Evaluates a run that learned features (-eval): its similarity to the teacher, and its k-NN accuracy."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -23,8 +23,8 @@ def evaluate_run(session: Session, plan: EvalPlan, data: EvalData) -> int:
     config, process, log, state = plan.config, session.process, session.log, plan.inputs.saved
     if not is_run(state):
         raise ConfigError(
-            "-eval: only checkpoints of a run have the maps that its similarity to the teacher needs; name the run with "
-            "-resume, or fine-tune the weights (TRAIN.OBJECTIVE=classes)"
+            "-eval: these weights have no feature maps, without which the similarity to the teacher cannot be measured; "
+            "name a run's checkpoint with -resume, or fine-tune the weights (TRAIN.OBJECTIVE=classes)"
         )
     wrapper = make_feature_training(config, process, log)
     model = build_model(config, plan.num_classes).to(process.device)

@@ -48,7 +48,7 @@ class FeatureScores(Scores):
 
 
 class NoImageResults:
-    """A placeholder for the results of single images, which need classes."""
+    """A placeholder for per-image results, which need classes."""
 
     def gather(self, process: Process) -> None:
         return None
@@ -127,7 +127,7 @@ def knn_scores(
     labelled: Labelled,
     process: Process,
 ) -> list[float]:
-    """Return each model's k-NN accuracy on the labelled images, by its own pooled features. Collective."""
+    """Return each model's k-NN accuracy on the labelled images, from its own pooled features. Collective."""
     rows: list[list[np.ndarray]] = [[] for _ in models]
     unreadable: list[int] = []
     for images, count, bad in batches(labelled.data, prepare, models[0], labelled.bad_images, process):

@@ -27,7 +27,7 @@ INDEX_FILE = "unlabelled.index"
 
 
 def read_unlabelled(config: Config, say: Callable[[str], None]) -> tuple[ImageSet, None]:
-    """Return all images of DATA.DATA_PATH, and None: some of them are held out."""
+    """Return all images of DATA.DATA_PATH, and None instead of a validation set, which the caller splits off."""
     root = data_root(config.DATA, EXPECTS)
     image_set = _choose_reader(root)(config, root)
     image_set.classes, image_set.labels_are_numbers, image_set.classes_are_names = [CLASS], False, True
@@ -44,7 +44,9 @@ def _choose_reader(root: Path) -> Callable[[Config, Path], ImageSet]:
     if root.is_file():
         if reader := readers.get(root.suffix.lower()):
             return reader
-        raise DataError(f"DATA.DATA_PATH: {root} is a file of another kind; -dataset images expects {EXPECTS}")
+        raise DataError(
+            f"DATA.DATA_PATH: {root} is not a list, a tar or a parquet file; -dataset images expects {EXPECTS}"
+        )
     if not any(_has_images(folder) for folder in _folders(root)):
         for ending in (".tar", parquet.ENDING):
             if _files(root, ending):
@@ -70,7 +72,7 @@ def _files(root: Path, ending: str) -> list[Path]:
 
 
 def _read_folder(config: Config, root: Path) -> ImageSet:
-    """Read the images of a folder and of all folders in it, without folders of runs."""
+    """Read all images in a folder and its subfolders, except in folders of runs."""
     image_set = folders.read_class_folders(config, root, [""], [""])  # the folder itself is the only class
     left_out = Counter(image_set.index.facts["left_out"])
     num_runs = left_out.pop(folders.RUNS, 0)
@@ -148,7 +150,7 @@ def _read_parquet(config: Config, root: Path) -> ImageSet:
 
 
 def _build_parquet(place: Place | None, files: list[Path], made_of: dict) -> Index:
-    """Build an index of the images in parquet files, whose labels are all 0."""
+    """Build an index of the images in parquet files. All labels are 0."""
     writer, images, names = IndexWriter(place, parquet.INDEX_COLUMNS), set(), []
     for number, file in enumerate(files):
         columns = _image_columns(file)
@@ -167,7 +169,10 @@ def _build_parquet(place: Place | None, files: list[Path], made_of: dict) -> Ind
             writer.add(column, values)
         writer.add("file_rows", [num_rows])
     if len(images) > 1:
-        raise DataError(f"{files[0].parent}: the files have different columns of images: {', '.join(sorted(images))}")
+        names = ", ".join(sorted(images))
+        raise DataError(
+            f"{files[0].parent}: the column with the images must have the same name in all files, not {names}"
+        )
     has_keys = len({*names}) == len(names) and b"" not in names
     facts = {"image": images.pop(), "classes": [CLASS], "are_names": False, "has_keys": has_keys}
     return writer.finish({"made_of": made_of, **facts})
@@ -182,8 +187,8 @@ def _image_columns(file: Path) -> parquet.Columns:
     if not usual and len(found) != 1:
         columns = ", ".join(f"{field.name} {field.type}" for field in schema)
         raise DataError(
-            f"{file}: no column `image` or `img` of bytes, and not exactly one column of bytes, among {columns}; rename the "
-            "column of the images to image"
+            f"{file}: no column of bytes is named `image` or `img`, and there is not exactly one column of bytes (columns: "
+            f"{columns}); rename the column with the images to image"
         )
     name = usual[0] if usual else next(iter(found))
     content, path = found[name]

@@ -18,7 +18,7 @@ ROWS_AT_ONCE = 1024  # images whose similarities to all others are in memory at 
 
 
 def read_labelled(config: Config, say: Callable[[str], None]) -> ImageSet:
-    """Return the images of DATA.LABELLED_PATH: of its class folders, or of train/ if it has train/ and val/."""
+    """Return the images of DATA.LABELLED_PATH: from its class folders, or from train/ if it has train/ and val/."""
     path = config.DATA.LABELLED_PATH
     if not Path(path).expanduser().is_dir():
         raise DataError(f"{KEY}: {path} is not a folder; name a folder with a folder of images for each class")
@@ -33,8 +33,8 @@ def read_labelled(config: Config, say: Callable[[str], None]) -> ImageSet:
     counts = train.count_classes()
     if (counts > 0).sum() < 2 or counts.max() < 2:
         raise DataError(
-            f"{KEY}: {path} must have images of at least 2 classes, one of them with 2 images or more, because each image "
-            "is compared with all others; add some"
+            f"{KEY}: {path} must have images of at least 2 classes, and at least 2 images of one class, because each "
+            "image is compared with the others; add images"
         )
     return train
 
@@ -42,8 +42,8 @@ def read_labelled(config: Config, say: Callable[[str], None]) -> ImageSet:
 def knn_accuracy(features: np.ndarray, targets: np.ndarray) -> float:
     """Return the percentage of images whose class wins the vote of their nearest other images.
 
-    `features` [N, D], `targets` [N]. The NEIGHBOURS images with the largest cosine vote, the nearest with the most
-    weight. The result does not depend on the order of the images, except between equal cosines.
+    `features` [N, D], `targets` [N]. The NEIGHBOURS images with the largest cosine vote, and nearer images have more
+    weight. The result does not depend on the order of the images, unless cosines are equal.
     """
     features = features.astype(np.float64)
     features /= np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)

@@ -1,4 +1,4 @@
-"""Refuses settings that contradict TRAIN.OBJECTIVE features, or that need it."""
+"""Refuses settings that do not work with TRAIN.OBJECTIVE features, or only with it."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""The student: a model whose classifier is replaced by linear maps from its features to the widths of the teacher's."""
+"""The student: a model without classifier, with linear maps from its features to the teacher's widths."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ PARTS = {"both": ("pooled", "patches"), "pooled": ("pooled",), "patches": ("patc
 
 @dataclass(frozen=True)
 class FeatureOutput(ModelTransform):
-    """Makes a model return a tuple of features instead of logits: `parts` of Features, through its maps if it has any.
+    """Makes a model return features instead of logits: a tuple with each of the `parts`, mapped if the model has maps.
 
     In evaluation, a model with maps also returns its own pooled features [B, D] as the last element.
     """

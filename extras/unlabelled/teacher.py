@@ -1,4 +1,4 @@
-"""The teacher of TRAIN.OBJECTIVE features: a trained model that returns features, and its fit to the student."""
+"""The teacher of TRAIN.OBJECTIVE features: a trained model that returns features, which must fit the student."""
 
 from collections.abc import Sequence
 
@@ -40,7 +40,7 @@ def licence_of(config: Config, found: TeacherSource) -> str:
     timm, name = import_timm(), config.TRAIN.TEACHER_MODEL
     weights = found.weights if timm.is_model(found.weights) else name if timm.is_model(name) else None
     if weights is None:
-        return f"not stated in {found.weights}; it follows from the images and weights it was trained with"
+        return f"not stated in {found.weights}; it depends on the images and weights that were used in training"
     stated = getattr(timm.get_pretrained_cfg(weights), "license", None)
     stated = stated or f"not stated by timm; see the model card of {weights}"
     is_file = weights != found.weights
@@ -52,7 +52,7 @@ def compare_features(
 ) -> tuple[Widths, Widths]:
     """Return the sizes of the features of student and teacher.
 
-    Raise ConfigError if a model has no such features, or if the grids of patches differ at any size of the images.
+    Raise ConfigError if a model has no such features, or if the grids of patches differ at any image size of the run.
     """
     sides = {config.DATA.IMAGE_SIZE: "DATA.IMAGE_SIZE"}
     sides = dict.fromkeys(config.train_sizes.values(), "TRAIN.SIZE_SCHEDULE") | sides

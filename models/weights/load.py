@@ -207,7 +207,7 @@ def load_exactly(model: nn.Module, state: dict[str, Tensor], path: Path) -> None
     """Load weights that fit the model exactly. Nothing is resized, dropped or left random."""
     if model.num_classes and not any(f"{head}.weight" in state for head in classifier_names(model)):
         raise ConfigError(
-            f"{path}: these weights have no classifier, as after TRAIN.OBJECTIVE=features; fine-tune them with labelled "
+            f"{path}: these weights have no classifier (TRAIN.OBJECTIVE=features trains none); fine-tune them with labelled "
             "images (-pretrained), or compare images with scripts/embed.py"
         )
     check_exactly(model, state, path)

@@ -209,7 +209,7 @@ BASE_LAYER = ".base_layer."  # peft's name for the layer that an adapter extends
 
 
 def merged(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor]:
-    """Return the weights with any adapters merged into them, for the `settings` of the run that trained them."""
+    """Return the weights without feature maps, and with adapters merged in as the `settings` of their run require."""
     state = {name: tensor for name, tensor in state.items() if not name.startswith(FEATURE_MAPS)}
     if not any(BASE_LAYER in name for name in state):
         return state

@@ -1,4 +1,4 @@
-"""Measures scripts/embed.py: the accuracy of a few examples against linear probes, and its peak memory.
+"""Measures scripts/embed.py: its accuracy with a few examples, compared with linear probes, and its peak memory.
 
     python scripts/benchmarks/embeddings.py examples -seeds 3
     python scripts/benchmarks/embeddings.py memory -images 10000 100000
@@ -124,7 +124,7 @@ def run(script: str, *words: object) -> None:
 
 
 def embed(*words: object) -> None:
-    """Run scripts/embed.py in this process, because importing torch for each call would take minutes."""
+    """Run scripts/embed.py in this process, because importing torch for each call would take minutes in total."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as printed:
         code = embed_main([str(word) for word in words])
     if code:
@@ -151,7 +151,7 @@ def accuracy_of_ours(folder: Path, chosen: set[str]) -> float:
 
 
 def accuracies_of_probes(features: dict[str, tuple[list[str], np.ndarray]], chosen: set[str]) -> list[float]:
-    """Return the accuracy of each logistic regression: with each penalty, on features of length 1 or standardized."""
+    """Return the accuracy of each logistic regression: with each penalty, on normalized or standardized features."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import Normalizer, StandardScaler
 

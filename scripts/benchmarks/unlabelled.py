@@ -1,10 +1,10 @@
-"""Measures what learning from drawn photos without labels brings, with 5 and 20 labels of each of 8 classes.
+"""Measures how much learning from unlabelled drawn photos helps, with 5 and 20 labels for each of 8 classes.
 
     python scripts/benchmarks/unlabelled.py -output output/unlabelled -seeds 3
 
-For each seed it draws photos, trains a teacher on labelled ones, lets a smaller student learn the teacher's features from
-photos without labels, and fine-tunes the student. The same model is trained from random weights with the same labels and
-the same number of updates. Prints the top-1 accuracy on other photos. Runs that exist in the folder are not repeated.
+For each seed it draws photos, trains a teacher on labelled photos, lets a smaller student learn the teacher's features
+from photos without labels, and fine-tunes the student. The same model is trained from random weights with the same labels
+and the same number of updates. Prints the top-1 accuracy on other photos. Complete runs are not repeated.
 """
 
 import json
@@ -31,16 +31,18 @@ LABELS = (5, 20)
 NUM_TEACHER, NUM_UNLABELLED, NUM_TEST = 300, 300, 100  # photos of each class
 COMMON = """
 DATA: {IMAGE_SIZE: 32, BATCH_SIZE: 64, NUM_WORKERS: 0, CROP_SCALE: [0.5, 1.0]}
-MODEL: {TYPE: vit, NAME: vit_%(name)s, PATCH_SIZE: 4, EMBED_DIM: %(width)d, DEPTH: %(depth)d, NUM_HEADS: 4}
 TRAIN: {NUM_EPOCHS: %(epochs)d, WARMUP_EPOCHS: %(warmup)d, BASE_LR: %(rate)g, WEIGHT_DECAY: 0.05, GRAD_CLIP: 1.0}
 TRACK: []
 REPORT: false
 KEEP_CHECKPOINTS: 0
 VALIDATE_FREQ: 10
 """
-TEACHER = {"name": "teacher", "width": 96, "depth": 5, "epochs": 40, "warmup": 4, "rate": 1e-3}
-STUDENT = {"name": "student", "width": 64, "depth": 3, "epochs": 40, "warmup": 4, "rate": 2e-3}
-TUNED = STUDENT | {"epochs": 40, "warmup": 4, "rate": 1e-3}
+MODEL = """MODEL: {TYPE: vit, NAME: vit_student, PATCH_SIZE: 4, EMBED_DIM: 64, DEPTH: 3, NUM_HEADS: 4}
+"""
+TEACHER_WEIGHTS = ROOT / "weights/vit_fractals.safetensors"  # the teacher is a larger model that starts from these
+TEACHER = {"epochs": 20, "warmup": 1, "rate": 1e-3}
+STUDENT = {"epochs": 40, "warmup": 4, "rate": 2e-3}
+TUNED = {"epochs": 40, "warmup": 4, "rate": 1e-3}
 RATES = (3e-4, 1e-3, 3e-3)  # the runs from random weights try all of these, and the best one counts
 
 
@@ -63,7 +65,7 @@ def measure(folder: Path, seed: int) -> dict[tuple[int, str], float]:
     """Return {(labels of each class, run): top-1 accuracy} for one seed."""
     draw_sets(folder, seed)
     data = ("-dataset", "imagefolder", "-data_path")
-    teacher = train(folder, "teacher", TEACHER, seed, *data, folder / "teacher photos")
+    teacher = train(folder, "teacher", TEACHER, seed, *data, folder / "teacher photos", "-pretrained", TEACHER_WEIGHTS)
     learned = ("-dataset", "images", "-data_path", folder / "unlabelled")
     options = ("TRAIN.OBJECTIVE=features", f"TRAIN.TEACHER_MODEL={teacher / 'best.pth'}")
     student = train(folder, "student", STUDENT, seed, *learned, options=options)
@@ -78,11 +80,11 @@ def measure(folder: Path, seed: int) -> dict[tuple[int, str], float]:
 
 
 def train(folder: Path, name: str, recipe: dict, seed: int, *flags: object, options: tuple = ()) -> Path:
-    """Train unless it is done already, and return the folder of the run."""
+    """Train unless the run is complete already, and return the folder of the run."""
     run, settings = folder / "runs" / name, folder / f"{name}.yaml"
     if (run / "status.json").exists() and json.loads((run / "status.json").read_text())["state"] == "done":
         return run
-    settings.write_text(COMMON % recipe)
+    settings.write_text(COMMON % recipe + ("" if name == "teacher" else MODEL))
     words = [
         sys.executable,
         ROOT / "main_single_gpu.py",
@@ -107,13 +109,13 @@ def best_of(run: Path) -> dict:
 
 
 def top1(run: Path) -> float:
-    """Return the accuracy of the last weights, so that no test photo chooses an epoch."""
+    """Return the accuracy of the last weights. The best epoch would be chosen on the test photos."""
     rows = (run / "metrics.jsonl").read_text().splitlines()
     return json.loads(rows[-1])["eval_top1"]
 
 
 def draw_sets(folder: Path, seed: int) -> None:
-    """Draw all photos of a seed, once. Test photos are the validation part of each labelled set."""
+    """Draw all photos of a seed, unless they exist. Test photos are the validation part of each labelled set."""
     drawn = folder / "drawn"
     if drawn.exists():
         return
@@ -149,25 +151,25 @@ def link(path: Path, target: Path) -> None:
 
 
 def draw(rng: np.random.Generator, target: int) -> Image.Image:
-    """Draw a shape of any colour, size, place and angle on a busy background with noise."""
+    """Draw a bright shape of random size and position, slightly rotated, on a busy background with noise."""
     side = SIDE * SCALE
-    coarse = rng.uniform(0, 255, (6, 6, 3)).astype(np.uint8)
+    coarse = rng.uniform(0, 180, (6, 6, 3)).astype(np.uint8)
     image = Image.fromarray(coarse).resize((side, side), Image.Resampling.BICUBIC)
     pen = ImageDraw.Draw(image)
-    for _ in range(6):  # lines of any colour
+    for _ in range(2):  # bright lines
         ends = [tuple(rng.uniform(0, side, 2)) for _ in range(2)]
         pen.line(ends, fill=colour(rng), width=int(rng.integers(2, 2 * SCALE)))
-    radius, turn = rng.uniform(0.22, 0.38) * side, rng.uniform(0, 2 * math.pi)
+    radius, turn = rng.uniform(0.28, 0.4) * side, rng.uniform(-0.4, 0.4)
     centre = rng.uniform(radius, side - radius, 2)
     mask = Image.new("L", (side, side))
     outline(ImageDraw.Draw(mask), SHAPES[target], centre, radius, turn)
     image.paste(colour(rng), mask=mask)
     small = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX), np.float32)
-    return Image.fromarray((small + rng.normal(0, 20, small.shape)).clip(0, 255).astype(np.uint8))
+    return Image.fromarray((small + rng.normal(0, 8, small.shape)).clip(0, 255).astype(np.uint8))
 
 
 def colour(rng: np.random.Generator) -> tuple[int, ...]:
-    return tuple(rng.integers(0, 256, 3).tolist())
+    return tuple(rng.integers(100, 256, 3).tolist())
 
 
 def outline(pen: ImageDraw.ImageDraw, shape: str, centre: np.ndarray, radius: float, turn: float) -> None:

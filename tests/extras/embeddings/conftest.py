@@ -71,7 +71,7 @@ def photos(here):
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
-    """Return the folder of a run with the settings above."""
+    """Return the folder of a run with the CONVOLUTIONS settings."""
     output = tmp_path_factory.mktemp("trained")
     (output / "settings.yaml").write_text(CONVOLUTIONS)
     run("main_single_gpu.py", "-cfg", str(output / "settings.yaml"), "-output", str(output / "runs")).done()

@@ -77,7 +77,7 @@ def test_checkpoint_without_a_classifier_gives_the_same_features(here, trained, 
     assert typed("scripts/predict.py", "features.pth", digits / "3").returncode == 2
 
 
-def test_rows_have_size_and_the_file_has_metadata(here, hub):
+def test_rows_have_sizes_and_files_have_metadata(here, hub):
     draw(here / "photos/wide.png", 0, (60, 40))
     exif = Image.Exif()
     exif[0x0112] = 6  # displayed turned by 90 degrees
@@ -107,7 +107,7 @@ def test_npz_file_has_the_rows_of_the_parts(here, hub, photos, monkeypatch):
     assert json.loads(str(found["halfstep"]))["model"] == json.loads(Path("features/_record.json").read_text())["model"]
 
 
-def test_unreadable_photos_have_no_row_and_do_not_move_others(here, hub, photos):
+def test_unreadable_photos_have_no_row_and_leave_others_unchanged(here, hub, photos):
     typed(SCRIPT, hub, photos, "-output", "all", "-part_size", 4).done()
     for number in (2, 4, 5, 6):
         next(Path("photos").rglob(f"{number}.png")).write_bytes(b"no picture")
@@ -329,7 +329,7 @@ def test_model_for_grey_images_reads_colour_photos(here, hub, photos):
 
 
 @pytest.mark.parametrize("folder", ["nowhere", "hub/config.json", "empty"])
-def test_photos_that_are_no_folder_of_images_are_refused(here, hub, folder):
+def test_photos_argument_without_images_is_refused(here, hub, folder):
     os.makedirs("empty")
     typed(SCRIPT, hub, folder, "-output", "features").refused(folder)
     assert not Path("features").exists()

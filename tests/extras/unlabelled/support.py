@@ -17,7 +17,7 @@ from tests.support.configs import CPU, replaced, small_config
 from utils.distributed import Process
 from utils.log import Log
 
-# An update of 16 images of 16 x 16 pixels, and a student whose 4 x 4 patches the teacher has too.
+# Updates of 16 images of 16 x 16 pixels, and a student with the teacher's grid of 4 x 4 patches.
 SMALL = """
 DATA: {DATASET: images, IMAGE_SIZE: 16, BATCH_SIZE: 16, BATCH_SIZE_EVAL: 5, NUM_WORKERS: 0, CROP_SCALE: [0.5, 1]}
 MODEL: {TYPE: vit, NAME: vit_small_test, PATCH_SIZE: 4, EMBED_DIM: 16, DEPTH: 2, NUM_HEADS: 2}
@@ -30,9 +30,9 @@ NUM_PHOTOS, COLOURS = 60, "rgb"
 
 
 def draw_photos(folder: Path, count: int = NUM_PHOTOS, labelled: bool = False) -> Path:
-    """Draw noisy photos in one of three colours, in two folders, or in a folder for each class.
+    """Draw noisy photos, each in one of three colours, in two folders, or in a folder for each class if `labelled`.
 
-    Every fourth photo is in the folder of any class, so that no model knows all classes.
+    The folder does not depend on the colour of every fourth photo, so that no model predicts all classes.
     """
     rng = np.random.default_rng(0)
     for number in range(count):
@@ -74,7 +74,7 @@ def digits_config(folder: Path, *options: str) -> Config:
 
 
 def make_feature_trainer(config: Config, double: bool = False) -> Trainer:
-    """Return a trainer as a run builds it, with the teacher's weights. Its initial weights are the same in each call."""
+    """Return a trainer built as in a run, with the teacher's weights. Its initial weights are the same in each call."""
     train_set, _ = load_image_sets(config)
     torch.manual_seed(0)
     model = build_model(config, 10)

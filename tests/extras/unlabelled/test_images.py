@@ -21,7 +21,7 @@ def settings(path: Path, **data) -> Config:
 
 
 def load(path: Path, **data):
-    """Return all images of the data, and check that both parts have one class and no image in common."""
+    """Return the shades and names of all images. Check that both parts have one class and no image in common."""
     train, val = load_image_sets(settings(path, **data))
     assert train.classes == val.classes == ["image"] and not train.targets.any() and not val.targets.any()
     names = {part.key(index) for part in (train, val) for index in range(len(part))}

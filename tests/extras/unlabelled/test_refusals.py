@@ -1,4 +1,4 @@
-"""Settings and models that cannot learn features are refused with one line, also by -check."""
+"""Settings and models that do not work with learning features are refused with one line, also by -check."""
 
 import shutil
 
@@ -60,7 +60,7 @@ SETTINGS = {  # {name: (options, names in the message)}
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_setting_that_cannot_learn_features_is_refused(words, name):
+def test_setting_that_contradicts_learning_features_is_refused(words, name):
     options, names = SETTINGS[name]
     typed("main_single_gpu.py", *words(*options)).refused(*names)
 
@@ -85,7 +85,7 @@ def test_patch_grid_is_compared_at_every_size_of_the_schedule(words):
 
 
 @pytest.mark.parametrize("option", ["MODEL.PATCH_SIZE=2", "DATA.LABELLED_PATH=FOLDER/labelled"])
-def test_check_shows_the_refusal_of_the_run(words, option):
+def test_check_reports_the_same_error_as_the_run(words, option):
     checked = typed("main_single_gpu.py", *words(option), "REPORT=false", "CHECK=true")
     refusal = typed("main_single_gpu.py", *words(option)).stderr.removeprefix("error: ").strip()
     assert checked.returncode == 2 and rows(checked.stdout)["model"] == ("WRONG", refusal)

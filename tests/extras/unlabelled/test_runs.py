@@ -21,7 +21,7 @@ from tests.support.runs import epochs_of, rows_of, run, run_folder, status_of, t
 
 pytestmark = pytest.mark.slow
 
-# Updates whose rounding differs little between the numbers of processes.
+# Updates whose rounding depends little on the number of processes.
 SGD = "TRAIN.OPTIMIZER.NAME=SGD TRAIN.OPTIMIZER.MOMENTUM=0 TRAIN.GRAD_CLIP=none"
 PROCESSES = {  # {name: (number of processes, settings)}
     "one": (1, "SAVE_STEPS=2"),
@@ -225,7 +225,7 @@ def test_evaluation_of_a_run_repeats_its_scores(tmp_path, start, unbroken):
         assert status[name]["num_images"] < NUM_PHOTOS and not {"top1", "top5"} & status[name].keys()
 
 
-def test_fine_tuning_takes_the_features_and_leaves_the_maps(tmp_path, start, unbroken):
+def test_fine_tuning_loads_the_features_but_not_the_maps(tmp_path, start, unbroken):
     best = unbroken("SAVE_STEPS=2") / "best.pth"
     exported = tmp_path / "best.safetensors"
     typed("scripts/export.py", best, "-output", exported).done()

@@ -1,4 +1,4 @@
-"""The step of TRAIN.OBJECTIVE features: its loss, its weights with any split, and its state."""
+"""The training step of TRAIN.OBJECTIVE features: losses, weights with micro-batches, and saved state."""
 
 import copy
 
@@ -113,7 +113,7 @@ def test_update_that_runs_out_of_memory_ends_with_the_same_weights(tmp_path):
         torch.testing.assert_close(small.model.state_dict()[name], weight, rtol=0, atol=1e-5)
 
 
-def test_half_precision_learns_with_the_teacher_in_half(tmp_path):
+def test_half_precision_applies_to_the_teacher_and_reduces_the_loss(tmp_path):
     half = "AMP=true PRECISION.DTYPE=float16 PRECISION.INIT_LOSS_SCALING=128 TRAIN.BASE_LR=1e-2"
     trainer = make_feature_trainer(digits_config(tmp_path, *half.split()))
     exact = make_feature_trainer(digits_config(tmp_path, "TRAIN.BASE_LR=1e-2"))

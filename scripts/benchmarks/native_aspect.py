@@ -35,7 +35,7 @@ PATCH, TOKENS = 8, 64
 RECIPE = f"""
 DATA: {{DATASET: imagefolder, IMAGE_SIZE: {PATCH * math.isqrt(TOKENS)}, BATCH_SIZE: 32, CROP_SCALE: [0.5, 1.0], CROP_PCT: 1.0}}
 MODEL: {{TYPE: vit, NAME: vit, PATCH_SIZE: {PATCH}, EMBED_DIM: 64, DEPTH: 4, NUM_HEADS: 4}}
-TRAIN: {{NUM_EPOCHS: 30, WARMUP_EPOCHS: 3, BASE_LR: 1e-3, WEIGHT_DECAY: 0.05, GRAD_CLIP: 1.0}}
+TRAIN: {{NUM_EPOCHS: 30, WARMUP_EPOCHS: 2, BASE_LR: 2e-3, WEIGHT_DECAY: 0.05, GRAD_CLIP: 1.0}}
 VALIDATE_FREQ: 10
 KEEP_CHECKPOINTS: 0
 TRACK: []
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     command = commands.add_parser("accuracy")
     command.set_defaults(measure=compare_accuracy)
     command.add_argument("-seeds", type=at_least(2), default=3, metavar="N", help="number of seeds, counted from 0 [3]")
-    command.add_argument("-train", type=at_least(8), default=1200, metavar="N", help="training photos [1200]")
+    command.add_argument("-train", type=at_least(8), default=800, metavar="N", help="training photos [800]")
     command.add_argument("-epochs", type=at_least(1), default=30, metavar="N", help="epochs of each run [30]")
     command = commands.add_parser("speed")
     command.set_defaults(measure=compare_speed)

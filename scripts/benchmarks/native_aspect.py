@@ -1,12 +1,12 @@
 """Measures images at their own aspect ratio (DATA.TOKENS). Prints the Markdown tables of BENCHMARKS.md.
 
-python scripts/benchmarks/native_aspect.py accuracy [-seeds 3]      panoramas with fine detail, and square photos, against square crops
-python scripts/benchmarks/native_aspect.py speed -photos FOLDER     training with 196 patches, against a plain ViT at 224
-python scripts/benchmarks/native_aspect.py padding                  the share of padding in photos of 4:3 and 3:4
+python scripts/benchmarks/native_aspect.py accuracy              panoramas and square photos, against square crops
+python scripts/benchmarks/native_aspect.py speed -photos FOLDER  training with 196 patches, against a plain ViT at 224
+python scripts/benchmarks/native_aspect.py padding               the share of padding in photos of 4:3 and 3:4
 
-`accuracy` draws its photos: the class is the distance of thin stripes on a small board, which is anywhere in the photo. A panorama
-of 4:1 is cut to its middle by a square crop. The exit code is 1 if DATA.TOKENS is not better on panoramas by more than the
-noise, or worse on square photos. For a whole run against timm's train.py: loader.py run -tokens 196.
+`accuracy` draws its photos: the class is the distance of thin stripes on a small board, which is anywhere in the photo.
+A panorama of 4:1 is cut to its middle by a square crop. The exit code is 1 if DATA.TOKENS is not better on panoramas by
+more than the noise, or worse on square photos. For a whole run against timm's train.py: loader.py run -tokens 196.
 """
 
 import argparse
@@ -33,7 +33,8 @@ DISTANCES = (6, 8, 11, 15)  # of the stripes of each class, in pixels
 BOARD = 48  # side of the board with the stripes
 PATCH, TOKENS = 8, 64
 RECIPE = f"""
-DATA: {{DATASET: imagefolder, IMAGE_SIZE: {PATCH * math.isqrt(TOKENS)}, BATCH_SIZE: 32, CROP_SCALE: [0.5, 1.0], CROP_PCT: 1.0}}
+DATA: {{DATASET: imagefolder, IMAGE_SIZE: {PATCH * math.isqrt(TOKENS)}, BATCH_SIZE: 32,
+       CROP_SCALE: [0.8, 1.0], CROP_RATIO: [1.0, 1.0], CROP_PCT: 1.0}}
 MODEL: {{TYPE: vit, NAME: vit, PATCH_SIZE: {PATCH}, EMBED_DIM: 64, DEPTH: 4, NUM_HEADS: 4}}
 TRAIN: {{NUM_EPOCHS: 30, WARMUP_EPOCHS: 2, BASE_LR: 2e-3, WEIGHT_DECAY: 0.05, GRAD_CLIP: 1.0}}
 VALIDATE_FREQ: 10
@@ -101,7 +102,8 @@ def compare_accuracy(arguments: argparse.Namespace, scratch: Path) -> int:
         difference = statistics.mean(native) - statistics.mean(square)
         has_failed |= difference <= noise if size[0] > size[1] else difference < -noise - 1
         rows.append([kind, *(spread(each, 2) for each in (square, native)), f"{difference:+.2f}", f"{noise:.2f}"])
-    title = f"{machine('cpu')}; {counted(arguments.seeds, 'seed')}, {arguments.train} training photos, {arguments.epochs} epochs"
+    title = f"{machine('cpu')}; {counted(arguments.seeds, 'seed')}, {arguments.train} training photos"
+    title += f", {counted(arguments.epochs, 'epoch')}"
     print(table(title, ["photos", *found, "difference of the means", "two standard errors"], rows))
     return int(has_failed)
 

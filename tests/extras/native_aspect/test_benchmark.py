@@ -1,0 +1,32 @@
+"""The benchmark: its padding table, and a short comparison of accuracies."""
+
+import pytest
+
+from scripts.benchmarks.loader import Setup
+from tests.support.runs import run, typed
+
+pytestmark = pytest.mark.slow
+
+
+def test_padding_of_usual_photos_is_below_15_percent():
+    printed = typed("scripts/benchmarks/native_aspect.py", "padding").done().stdout
+    rows = {
+        cells[1]: cells[2:5]
+        for cells in ([cell.strip() for cell in line.split("|")] for line in printed.splitlines() if "%" in line)
+    }
+    for tokens in ("196", "256", "576", "784", "1024"):
+        assert all(float(share.removesuffix("%")) < 15 for share in rows[tokens]), tokens
+
+
+def test_accuracy_benchmark_prints_both_kinds_of_photos():
+    words = "accuracy -seeds 2 -train 32 -epochs 1".split()
+    ended = run("scripts/benchmarks/native_aspect.py", *words, faults={"start_python_as_forks": []})
+    assert ended.returncode in (0, 1), ended.printed  # one epoch teaches nothing
+    assert "panoramas of 4:1" in ended.stdout and "square photos" in ended.stdout and "DATA.TOKENS=64" in ended.stdout
+
+
+def test_both_programs_get_the_same_number_of_patches(tmp_path):
+    setup = Setup("vit_tiny_patch16_224", "cpu", 2, 8, False, tokens=196)
+    assert "DATA.TOKENS=196" in setup.halfstep(tmp_path, tmp_path)
+    theirs = " ".join(setup.timm(tmp_path, tmp_path, tmp_path))
+    assert "--naflex-train-seq-lens 196 --naflex-max-seq-len 196 --model-kwargs use_naflex=True" in theirs

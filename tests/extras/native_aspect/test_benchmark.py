@@ -1,9 +1,9 @@
-"""The benchmark: its padding table, and a short comparison of accuracies."""
+"""The benchmark: its padding table, and the commands of both programs."""
 
 import pytest
 
 from scripts.benchmarks.loader import Setup
-from tests.support.runs import run, typed
+from tests.support.runs import typed
 
 pytestmark = pytest.mark.slow
 
@@ -16,13 +16,6 @@ def test_padding_of_usual_photos_is_below_15_percent():
     }
     for tokens in ("196", "256", "576", "784", "1024"):
         assert all(float(share.removesuffix("%")) < 15 for share in rows[tokens]), tokens
-
-
-def test_accuracy_benchmark_prints_both_kinds_of_photos():
-    words = "accuracy -seeds 2 -train 32 -epochs 1".split()
-    ended = run("scripts/benchmarks/native_aspect.py", *words, faults={"start_python_as_forks": []})
-    assert ended.returncode in (0, 1), ended.printed  # one epoch teaches nothing
-    assert "panoramas of 4:1" in ended.stdout and "square photos" in ended.stdout and "DATA.TOKENS=64" in ended.stdout
 
 
 def test_both_programs_get_the_same_number_of_patches(tmp_path):

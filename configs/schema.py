@@ -223,9 +223,9 @@ class Data:
     INTERPOLATION: Annotated[Literal["nearest", "bilinear", "bicubic", "lanczos"], MODEL] = "bicubic"
     """Interpolation for resizing images."""
     TOKENS: Annotated[int | None, Bounds(1, 65_535), MODEL, Extra("native_aspect")] = None
-    """Patches per image: images keep their aspect ratio and are resized so that at most this many patches fill them, for timm's naflexvit_* and plain ViTs (docs/native-aspect.md). Not set: images are square."""
+    """Maximum number of patches per image: images keep their aspect ratio and are resized to fit, for timm's naflexvit_* and plain ViTs (docs/native-aspect.md). Not set: images are square."""
     TRAIN_TOKENS: Annotated[tuple[int, ...], Bounds(1, 65_535), RECIPE, Only("TOKENS")] = ()
-    """With TOKENS, the numbers of patches from which each update of the training draws one, such as [128, 256, 576]; empty: TOKENS."""
+    """With TOKENS, numbers of patches such as [128, 256, 576]; each training update draws one of them. Empty: TOKENS."""
     TRAIN_INTERPOLATION: Annotated[Literal["random", "nearest", "bilinear", "bicubic", "lanczos"] | None, RECIPE] = None
     """Interpolation of training images, also in the rotations and shifts of AUTO_AUGMENT; random: bilinear or bicubic, drawn each time; not set: INTERPOLATION."""
     IMAGENET_MEAN: Annotated[tuple[float, ...], Bounds(-1_000.0, 1_000.0), MODEL] = (0.5, 0.5, 0.5)

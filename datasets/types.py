@@ -197,7 +197,7 @@ class Batch(NamedTuple):
     num_samples: int  # B, or 0 for an image that only keeps the processes in step
     bad: list[int]  # unreadable images: replaced in training, omitted in evaluation
     piece: Piece | None = None  # only in training; erasing and mixing depend on it
-    # int64 [B, RANDOM_ERASE_COUNT, 6], on the host: the boxes to erase (Boxes.rows in erasing.py). None: not drawn yet.
+    # int64 [B, RANDOM_ERASE_COUNT, 6] on the host: the boxes to erase, or PatchBoxes.table. None: not drawn yet.
     boxes: np.ndarray | None = None
 
     def parts(self, size: int) -> list["Batch"]:

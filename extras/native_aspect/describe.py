@@ -8,11 +8,11 @@ from extras.native_aspect.models import patch_size_of
 from utils.text import counted
 
 WIDE = 2  # an image is wide or tall if its longer side is more than this many times its shorter side
-MOST = 2_000  # sizes that -check computes; more are sampled
+MOST = 2_000  # maximum number of sizes that -check computes; it samples larger data sets
 
 
 def describe_sequences(config: Config) -> str:
-    """Return the line of the log about the numbers of patches."""
+    """Return the log line about the number of patches."""
     patch, data = patch_size_of(config), config.DATA
     text = f"images: own aspect ratio, at most {data.TOKENS:,} patches of {patch} x {patch}"
     if data.TRAIN_TOKENS:
@@ -21,7 +21,7 @@ def describe_sequences(config: Config) -> str:
 
 
 def describe_shapes(config: Config, sides: np.ndarray) -> str:
-    """Return the row of -check about shapes. `sides`: height and width of each image, int [N, 2]."""
+    """Return the text of -check's row about shapes. `sides`: height and width of each image, int [N, 2]."""
     if not len(sides):
         return "no image could be read"
     patch, length = patch_size_of(config), max(lengths_of(config.DATA))

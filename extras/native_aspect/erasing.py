@@ -25,8 +25,8 @@ class PatchBoxes:
     def table(self, piece: Piece, grids: np.ndarray, shares: np.ndarray) -> np.ndarray:
         """Return int64 [B, 1 + RANDOM_ERASE_COUNT, 6] for Batch.boxes.
 
-        The first row of an image is the share of its own pixels after mixing, the bits of a float64, and its grid. The
-        others are boxes.
+        The first row of each image holds the fraction of the mixed image that comes from the image itself (the bits of
+        a float64), and its grid. The other rows hold boxes.
         """
         count = self.settings.RANDOM_ERASE_COUNT if self.settings.RANDOM_ERASE_PROB else 0
         table = np.zeros((len(grids), 1 + count, 6), np.int64)
@@ -56,7 +56,7 @@ class PatchBoxes:
 
 
 def shares_of(table: np.ndarray) -> np.ndarray:
-    """Return the share of its own pixels in each image, float32 [B], from `PatchBoxes.table`."""
+    """Return the fraction of each mixed image that comes from the image itself, float32 [B], from a table of boxes."""
     return np.ascontiguousarray(table[:, 0, 0]).view(np.float64).astype(np.float32)
 
 
@@ -75,7 +75,7 @@ class PatchErasing:
         self.noise = noise.to(device)
 
     def rows(self, table: np.ndarray, length: int) -> np.ndarray:
-        """Return for each erased patch of a batch its number in the batch and the number of its noise, int64 [2, M]."""
+        """Return the index of each erased patch in the batch and the index of its noise, int64 [2, M]."""
         filled = np.full((len(table), length), -1)  # the noise of each patch; later boxes cover earlier ones
         for position, (head, *boxes) in enumerate(table.tolist()):
             rows, columns = head[1:3]

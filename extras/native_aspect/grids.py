@@ -53,7 +53,7 @@ def pack(pixels: Tensor, patch: int, out: Tensor) -> None:
 
 
 def set_grid(images: Tensor, rows: int, columns: int) -> None:
-    """Write the grid of one image, uint8 [N + 1, P * P * C], or of several."""
+    """Write this grid to an image, uint8 [N + 1, P * P * C], or to all images of a batch."""
     head = [rows % 256, rows // 256, columns % 256, columns // 256]
     images[..., -1, :GRID_BYTES] = torch.tensor(head, dtype=torch.uint8)
 
@@ -71,13 +71,13 @@ def unpack(image: Tensor, patch: int) -> Tensor:
 
 
 def patch_of(size: int) -> tuple[int, int]:
-    """Return the side of a patch and the number of channels, 1 or 3, from the number of its values."""
+    """Return the side and the number of channels, 1 or 3, of a patch with this many values."""
     channels = 1 if math.isqrt(size) ** 2 == size else 3
     return math.isqrt(size // channels), channels
 
 
 def pictures_of(patches: Tensor, grids: Sequence[Sequence[int]] | None = None) -> list[np.ndarray]:
-    """Return the images of a batch as uint8 [H, W, C]. Without `grids`, the batch has the row with the grid."""
+    """Return the images of a batch as uint8 [H, W, C]. Without `grids`, the batch must have the row with the grid."""
     patch, channels = patch_of(patches.shape[2])
     pictures = []
     for image, (rows, columns) in zip(patches, grids_of(patches).tolist() if grids is None else grids, strict=True):

@@ -15,7 +15,7 @@ from utils.seed import keyed_rng
 
 
 class Mix(NamedTuple):
-    """The part of an image that is mixed with its partner: a box of their central overlap, in pixels."""
+    """The part of an image that is mixed with its partner: a box in their central overlap, in pixels."""
 
     weight: float  # of the image itself inside the box
     overlap: tuple[int, int]  # height and width
@@ -32,7 +32,7 @@ class Mix(NamedTuple):
 
 
 class PatchMixing:
-    """Mixes the neighbours 2k and 2k + 1 in the window. `Order` keeps them in one piece.
+    """Mixes the images 2k and 2k + 1 of a window in pairs. `Order` keeps the two in one piece.
 
     timm pairs the images of a batch by aspect ratio instead. That would make an update depend on how it is split.
     """
@@ -46,7 +46,7 @@ class PatchMixing:
         return bool(piece and settings.mixes and is_early)
 
     def draw(self, piece: Piece, grids: np.ndarray) -> list[Mix | None]:
-        """Draw the mix of each image. `grids`: height and width of each image in patches. None: it is not mixed."""
+        """Draw the mix of each image. `grids`: height and width of each image in patches. None: not mixed."""
         drawn: list[Mix | None] = [None] * len(grids)
         for position in range(len(grids) // 2 * 2 if self.is_on(piece) else 0):
             pair = grids[position // 2 * 2 :][:2]
@@ -55,7 +55,7 @@ class PatchMixing:
         return drawn
 
     def shares(self, mixes: list[Mix | None], grids: np.ndarray) -> np.ndarray:
-        """Return the share of its own pixels in each image, float64 [B]."""
+        """Return the fraction of each mixed image that comes from the image itself, float64 [B]."""
         areas = (grids.prod(axis=1) * self.patch**2).tolist()
         return np.array(
             [

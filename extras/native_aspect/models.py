@@ -60,19 +60,19 @@ def arguments_of(config: Config) -> tuple[str, dict[str, Any]]:
 
 
 def _of_timm(config: Config) -> Model:
-    """Return the settings of a timm model as a NaFlexVit."""
+    """Return the settings that build this timm model as a NaFlexVit."""
     timm, settings = import_timm(), config.MODEL
     where = timm.models.model_entrypoint(settings.NAME).__module__ if timm.is_model(settings.NAME) else OWN
     if where not in (*PLAIN, OWN):
         raise _refusal(config)
-    # The image size is not used by the sequences of patches. Padding lets build_timm try it with any patch size.
+    # build_timm tries the image size, which sequences do not use. Padding makes this work with any patch size.
     added = {"use_naflex": True} if where in PLAIN else {"dynamic_img_pad": True}
     check_kwargs(settings)
     return dataclasses.replace(settings, KWARGS=Arguments({**settings.KWARGS, **added}))
 
 
 def _of_vit(config: Config) -> Model:
-    """Return the settings of a plain ViT as those of a timm model."""
+    """Return the settings of the timm model that equals this plain ViT."""
     settings = config.MODEL
     check_patches(config, settings.PATCH_SIZE)
     check_kwargs(settings)

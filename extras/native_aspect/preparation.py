@@ -18,7 +18,7 @@ Sequences = dict[str, Tensor]  # the dict that NaFlexVit takes
 
 
 class PatchNormalize(Normalize):
-    """Normalization of patches, uint8 [B, N + 1, P * P * C], to the dict that NaFlexVit takes."""
+    """Normalizes patches, uint8 [B, N + 1, P * P * C], and returns the dict that NaFlexVit takes."""
 
     def __init__(self, data: Data, dtype: torch.dtype = torch.float32):
         super().__init__(data, dtype)
@@ -47,11 +47,11 @@ class PatchNormalize(Normalize):
         return [torch.from_numpy(each).permute(2, 0, 1) for each in pictures_of(patches, grids)]
 
     def mirrored(self, images: Sequences) -> Sequences:
-        """Return the mirror images."""
+        """Return the images mirrored from left to right."""
         patches, coord = images["patches"], images["patch_coord"]
         patch, channels = patch_of(patches.shape[2])
         columns = coord[..., 1].amax(1, keepdim=True) + 1
-        # The number of the patch at the mirrored place. Patches that pad the sequence have no place and stay.
+        # The index of the patch at the mirrored position. Patches of padding keep their index.
         numbers = torch.arange(coord.shape[1], device=coord.device)
         sources = torch.where(images["patch_valid"], coord[..., 0] * columns + columns - 1 - coord[..., 1], numbers)
         flipped = patches.unflatten(2, (patch, patch, channels)).flip(3).flatten(2)
@@ -85,6 +85,6 @@ class SequencePreparation:
         return images, Mixed(targets, targets[partners], copied(shares_of(table), self.device))
 
     def _table(self, batch: Batch) -> np.ndarray:
-        """Draw the boxes and shares of a batch that a file or a generator has made. Makes the host wait."""
+        """Draw the boxes and shares of a saved or generated batch. The host waits for the device."""
         grids = grids_of(batch.images.cpu())
         return self.boxes.table(batch.piece, grids, self.mixing.shares(self.mixing.draw(batch.piece, grids), grids))

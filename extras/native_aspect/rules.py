@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 TOKENS = "DATA.TOKENS"
-# {setting: the values that are supported, and why others are not}
+# {setting: (supported values, the demand in the message, the reason)}
 SUPPORTED = {
     "TRAIN.SIZE_SCHEDULE": (((),), "must be empty", "DATA.TRAIN_TOKENS varies the size of images"),
     "DATA.TRAIN_CROP": (("rrc",), "must be rrc", "simple crops are square"),

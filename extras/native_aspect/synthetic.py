@@ -1,4 +1,4 @@
-"""Batches of random patches, for `-dataset synthetic`, trials of batch sizes and estimates of memory."""
+"""Batches of random or black patches, for `-dataset synthetic`, batch-size trials and memory estimates."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ from extras.native_aspect.models import patch_size_of
 
 
 def blank_batch(config: Config, count: int, length: int | None = None) -> Tensor:
-    """Return a batch of black images whose patches fill the length, by default the largest length of training."""
+    """Return a batch of black images whose patches fill the length, by default the largest training length."""
     length = length or max(lengths_of(config.DATA))
     batch = new_batch(count, length, patch_size_of(config), config.DATA.IMAGE_CHANNELS).zero_()
     rows = next(each for each in range(math.isqrt(length), 0, -1) if length % each == 0)
@@ -24,7 +24,7 @@ def blank_batch(config: Config, count: int, length: int | None = None) -> Tensor
 
 
 class SyntheticSequences:
-    """Random images for one batch of each length, kept on the device. Every batch is a slice of them."""
+    """One batch of random images for each length, kept on the device. Every batch is a slice of one of these."""
 
     def __init__(self, config: Config, image_set: ImageSet, batch_size: int, rank: int, device: torch.device):
         rng, count = np.random.default_rng([config.SEED, rank]), min(batch_size, len(image_set))

@@ -145,7 +145,7 @@ def _fit_image_size(model: nn.Module, state: dict[str, Tensor], lines: list[str]
         fitted = resize(dict(state), model)
     except Exception:  # weights of another architecture: _check_same_architecture reports the differences
         return state
-    key = "embeds.pos_embed"  # of NaFlexVit, whose filter in timm does not resize it: [1, rows, columns, D]
+    key = "embeds.pos_embed"  # NaFlexVit's, which timm's filter does not resize: [1, rows, columns, D]
     if key in own and key in fitted and fitted[key].ndim == 4 and fitted[key].shape[-1] == own[key].shape[-1]:
         state[key] = fitted[key]
         fitted[key] = resample_abs_pos_embed_nhwc(state[key], list(own[key].shape[1:3]))

@@ -1,12 +1,13 @@
-"""Measures images at their own aspect ratio (DATA.TOKENS). Prints the Markdown tables of BENCHMARKS.md.
+"""Measures images at their own aspect ratio (DATA.TOKENS). Prints Markdown tables.
 
 python scripts/benchmarks/native_aspect.py accuracy              panoramas and square photos, against square crops
 python scripts/benchmarks/native_aspect.py speed -photos FOLDER  training with 196 patches, against a plain ViT at 224
 python scripts/benchmarks/native_aspect.py padding               the share of padding in photos of 4:3 and 3:4
 
-`accuracy` draws its photos: the class is the distance of thin stripes on a small board, which is anywhere in the photo.
-A panorama of 4:1 is cut to its middle by a square crop. The exit code is 1 if DATA.TOKENS is not better on panoramas by
-more than the noise, or worse on square photos. For a whole run against timm's train.py: loader.py run -tokens 196.
+`accuracy` draws its photos: the class is the spacing of the stripes on a small board anywhere in the photo. A square
+crop keeps only the middle of a 4:1 panorama. The exit code is 1 if DATA.TOKENS is not better on panoramas by more than
+the noise, or is worse on square photos by more than the noise plus one percentage point. For a whole run against timm's
+train.py: loader.py run -tokens 196.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from scripts.command_line import Parser, at_least
 from utils.text import counted
 
 SHAPES = {"panoramas of 4:1": (256, 64), "square photos": (128, 128)}  # width, height in pixels
-DISTANCES = (6, 8, 11, 15)  # of the stripes of each class, in pixels
+DISTANCES = (6, 8, 11, 15)  # spacing of the stripes of each class, in pixels
 BOARD = 48  # side of the board with the stripes
 PATCH, TOKENS = 8, 64
 RECIPE = f"""
@@ -65,7 +66,7 @@ def main(argv: list[str]) -> int:
 
 
 def draw(rng: np.random.Generator, width: int, height: int, target: int) -> Image.Image:
-    """Draw a photo: coarse noise, and a board with stripes whose distance is the class."""
+    """Draw a photo: coarse noise, and a board with stripes whose spacing is the class."""
     coarse = rng.integers(60, 196, size=(height // 16, width // 16, 3), dtype=np.uint8)
     pixels = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)).astype(np.float32)
     pixels += rng.normal(size=pixels.shape) * 8
@@ -86,7 +87,7 @@ def draw_photos(folder: Path, size: tuple[int, int], num_train: int) -> None:
 
 
 def compare_accuracy(arguments: argparse.Namespace, scratch: Path) -> int:
-    """Train both kinds of photos with and without DATA.TOKENS. Return 1 if DATA.TOKENS has failed."""
+    """Train on both kinds of photos with and without DATA.TOKENS. Return 1 if DATA.TOKENS has failed."""
     (scratch / "recipe.yaml").write_text(RECIPE)
     rows, has_failed = [], False
     for kind, size in SHAPES.items():
@@ -120,7 +121,7 @@ def train(scratch: Path, kind: str, seed: int, epochs: int, options: list[str]) 
 
 
 def compare_speed(arguments: argparse.Namespace, scratch: Path) -> int:
-    """Print images/s of training from files with 196 patches, and with a plain ViT at 224 without our CPU kernels."""
+    """Print images/s of training with 196 patches, and with a plain ViT at 224 with timm's and with our kernels."""
     words = ["-cfg", ROOT / "configs/timm.yaml", "-dataset", "imagefolder", "-data_path", arguments.photos, "-amp"]
     words += ["-batch_size", arguments.batch_size, "-output", scratch, "-opts", f"MODEL.NAME={arguments.model}"]
     words.append("DATA.IMAGE_SIZE=224")

@@ -73,7 +73,7 @@ def as_sequence(photo: Image.Image) -> Image.Image:
 
 
 def with_grid(pixels: np.ndarray, rows: int, columns: int) -> Image.Image:
-    """Return the picture with lines between its patches, in twice its size."""
+    """Return the picture at twice its size, with lines between its patches."""
     picture = Image.fromarray(pixels).resize((2 * pixels.shape[1], 2 * pixels.shape[0]))
     draw = ImageDraw.Draw(picture)
     for row in range(rows + 1):

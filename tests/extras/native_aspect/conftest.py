@@ -33,7 +33,7 @@ def start(folder) -> Callable[..., Ended]:
 
 @pytest.fixture(scope="session")
 def unbroken(tmp_path_factory, start) -> Callable[..., str]:
-    """Return a function that runs these flags without interruption and returns the hash."""
+    """Return a function that trains with the given flags, without interruption, and returns the hash of the run."""
 
     @functools.cache
     def train(*flags: str, processes: int = 1) -> str:

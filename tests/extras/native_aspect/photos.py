@@ -10,7 +10,7 @@ from configs.schema import Config
 
 # width x height
 SHAPES = [(64, 64), (96, 64), (64, 96), (80, 60), (60, 80), (200, 50), (50, 200), (300, 30), (33, 47), (640, 12)]
-# NaFlexVit with global average pooling, as timm's naflexvit_base_patch16_gap, but smaller.
+# A NaFlexVit with global average pooling, like timm's naflexvit_base_patch16_gap but smaller.
 SMALL = """
 DATA: {{DATASET: imagefolder, DATA_PATH: {path}, TOKENS: 24, BATCH_SIZE: 8, NUM_WORKERS: 0}}
 MODEL: {{TYPE: timm, NAME: naflexvit_base_patch16_gap, KWARGS: {{patch_size: 8, embed_dim: 32, depth: 2, num_heads: 2}}}}
@@ -45,7 +45,7 @@ def draw(folder: Path, count: int = 2) -> Path:
 
 
 def settings(folder: Path, *options: str) -> Config:
-    """Return the small settings with some changed by `-opts` words. `folder` has the photos, in `photos`."""
+    """Return the small settings, changed by these `-opts` words. The photos are in `folder`/photos."""
     return load(["-cfg", str(written(folder)), *(["-opts", *options] if options else [])]).config
 
 

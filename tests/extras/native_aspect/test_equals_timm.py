@@ -42,7 +42,7 @@ class Listed(torch.utils.data.Dataset):
 
 
 def ours(config) -> tuple[torch.Tensor, dict]:
-    """Return the validation images as one batch, and normalized."""
+    """Return the validation images as one batch, before and after normalization."""
     _, val = load_image_sets(config)
     (batch,) = build_eval_data(replaced(config, DATA={"BATCH_SIZE": len(val)}), val, Process(CPU))
     return batch.images, build_normalize(config.DATA)(batch.images)
@@ -108,7 +108,7 @@ def test_training_crop_has_size_and_pixels_of_timms_transform(config, monkeypatc
     ours = readers.SequenceTransform(config, 8, length)
     theirs = RandomResizedCropToSequence(8, length, scale=(0.3, 1.0), interpolation=interpolation)
     for seed, shape in enumerate(SHAPES):
-        # Bicubic overshoot is clipped to 0 and 255 between the two passes, which multiplies differences of rounding.
+        # Use middle greys: bicubic overshoot is clipped between the two passes, which amplifies rounding errors.
         image = noise(*shape).point(lambda value: 55 + value * 145 // 255)
         random.seed(seed)
         tensor = torch.from_numpy(np.array(image)).permute(2, 0, 1)
@@ -125,7 +125,7 @@ def test_training_crop_has_size_and_pixels_of_timms_transform(config, monkeypatc
         assert np.abs(found.astype(int) - expected).max() <= 2
 
 
-def test_crops_have_the_distribution_of_timms(config):
+def test_mean_grid_of_random_crops_equals_timms(config):
     """The aspect ratio of a crop is relative to the aspect ratio of the image."""
     theirs = RandomResizedCropToSequence(8, 64)
     transform = readers.SequenceTransform(replaced(config, DATA={"CROP_RATIO": (0.8, 1.25)}), 8, 64)
@@ -145,7 +145,7 @@ def test_crops_have_the_distribution_of_timms(config):
 
 
 @pytest.mark.parametrize("options", [(), ("MODEL.KWARGS.global_pool=avg",), ("MODEL.POS_EMBED=sincos2d",)], ids=str)
-def test_square_image_has_the_logits_of_the_plain_vit_whose_weights_are_loaded(folder, tmp_path, options):
+def test_square_image_gives_the_logits_of_the_loaded_plain_vit(folder, tmp_path, options):
     config = settings(folder, *VIT, "DATA.TOKENS=16", *options)
     plain = build_model(replaced(config, DATA={"TOKENS": None}), 5).eval()
     torch.nn.init.normal_(plain.head.weight)
@@ -175,7 +175,7 @@ def test_timms_plain_vit_is_built_as_naflexvit(folder):
     assert model.embeds.pos_embed.shape == (1, 8, 8, 32) and model.embeds.patch_size == (8, 8)
 
 
-def test_ten_updates_equal_timms_objects(folder):
+def test_losses_and_weights_of_ten_updates_equal_timms(folder):
     config = settings(folder, "TRAIN.OPTIMIZER.NAME=AdamW", "TRAIN.LR_SCHEDULER.NAME=constant")
     trainer, losses = make_trainer(config), []
     theirs = timm.create_model(config.MODEL.NAME, num_classes=10, **config.MODEL.KWARGS)

@@ -146,7 +146,7 @@ def test_erased_boxes_cover_whole_patches_inside_the_image(folder, mode):
         assert varies == (mode == "pixel") and erased.std() > 0.1
 
 
-def test_erased_share_of_patches_is_that_of_timm(folder):
+def test_share_of_erased_patches_equals_timms(folder):
     from timm.data.naflex_random_erasing import PatchRandomErasing
 
     config = settings(folder, "TRAIN.RANDOM_ERASE_PROB=0.5", "TRAIN.RANDOM_ERASE_MODE=const")
@@ -160,7 +160,7 @@ def test_erased_share_of_patches_is_that_of_timm(folder):
     assert (shares_of(table) == 1).all()
 
 
-def test_saved_batch_without_drawn_boxes_is_prepared_alike(folder):
+def test_saved_batch_without_boxes_is_prepared_the_same(folder):
     """The doctor replays saved images, which were mixed when they were read."""
     config = settings(folder, "TRAIN.MIXUP_ALPHA=1", "TRAIN.RANDOM_ERASE_PROB=0.5")
     windows = build_train_data(config, load_image_sets(config)[0], Process(CPU)).windows(0, 1)
@@ -186,7 +186,7 @@ def trained(tmp_path_factory, folder):
     return run_folder(output)
 
 
-def test_run_draws_its_batch_and_resumes(trained, folder):
+def test_run_draws_its_training_batch_and_resumes(trained, folder):
     assert (trained / "train_batch.png").exists() and "at most 24 patches" in (trained / "report.html").read_text()
     ended = run("main_single_gpu.py", "-resume", str(trained), "-epochs", "2").done()
     assert "Epoch[002/002]" in ended.stdout
@@ -207,7 +207,7 @@ def test_run_draws_its_batch_and_resumes(trained, folder):
     ],
     ids=" ".join,
 )
-def test_run_of_one_epoch_trains_and_is_finite(tmp_path, folder, flags):
+def test_run_of_one_epoch_has_finite_losses(tmp_path, folder, flags):
     words = [
         "-cfg",
         folder / "native.yaml",
@@ -280,7 +280,7 @@ def test_evaluation_and_prediction_read_images_like_the_run(trained, folder, tmp
 
 
 @pytest.mark.parametrize("options", [[], VIT, ["MODEL.NAME=vit_tiny_patch16_224", "MODEL.KWARGS.depth=1"]], ids=str)
-def test_exports_load_in_timm_with_equal_logits_of_sequences(tmp_path, folder, options):
+def test_exported_models_load_in_timm_and_give_equal_logits(tmp_path, folder, options):
     words = [
         "-cfg",
         folder / "native.yaml",
@@ -304,7 +304,7 @@ def test_exports_load_in_timm_with_equal_logits_of_sequences(tmp_path, folder, o
         torch.testing.assert_close(theirs(images), model(images), rtol=0, atol=1e-5)
 
 
-def test_graphs_and_attention_maps_are_refused(trained, tmp_path, folder):
+def test_graph_exports_attention_maps_and_embeddings_are_refused(trained, tmp_path, folder):
     photo = folder / "photos/val/bird/64x64-0.png"
     for target in ("x.onnx", "x.pt2"):
         ended = typed("scripts/export.py", trained / "best.pth", "-output", tmp_path / target)
@@ -426,5 +426,5 @@ def test_extreme_shapes_train_and_evaluate(folder, tmp_path, shape):
     run("main_single_gpu.py", *map(str, words)).done()
 
 
-def test_image_longer_than_timms_search_is_read_as_one_row_of_patches():
+def test_image_too_long_for_timms_search_becomes_one_row_of_patches():
     assert size_of(1, 190_000_000, 8, 2) == (8, 16) and size_of(190_000_000, 1, 8, 2) == (16, 8)

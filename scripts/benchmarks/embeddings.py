@@ -134,7 +134,7 @@ def embed(*words: object) -> None:
 def features_of(folder: Path, part: str) -> tuple[list[str], np.ndarray]:
     """Return the paths and the features of a folder of photos."""
     embed(folder / "run", folder / part, "-output", folder / f"{part}.npz")
-    with np.load(folder / f"{part}.npz") as found:
+    with np.load(folder / f"{part}.npz", allow_pickle=False) as found:
         return found["paths"].tolist(), found["features"]
 
 

@@ -105,7 +105,7 @@ class TrainSequenceReader(SequenceReader, TrainReader):
         return length_of(self.config, piece.step)
 
     def batch(self, piece: Piece, buffers: Buffers, bad: list[int]) -> Batch:
-        """Mix the images of the batch. `boxes` also holds the fraction of each mixed image that comes from the image itself."""
+        """Mix the images. `boxes` also holds the fraction of each image that comes from the image itself."""
         grids = grids_of(buffers.images)
         mixes = self.mixing.draw(piece, grids)
         self.mixing.mix(buffers.images, mixes)

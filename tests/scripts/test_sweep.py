@@ -281,16 +281,21 @@ def test_resumed_trial_after_kill_matches_a_manual_run(tmp_path, small_yaml, sta
 def test_trial_gets_a_stop_signal_when_its_sweep_dies(tmp_path):
     if os.uname().sysname != "Linux":
         pytest.skip("only Linux can signal a process when its parent dies")
+    output = tmp_path / "out"
     read, write = os.pipe()
     if (parent := os.fork()) == 0:
-        program = ["/bin/sh", "-c", "trap 'echo told; exit' TERM; for n in $(seq 6000); do sleep 0.1; done"]
-        started = runner.start(program, tmp_path / "out", str(tmp_path))
+        trap = "trap 'echo told; exit' TERM; echo ready"
+        program = ["/bin/sh", "-c", f"{trap}; for n in $(seq 6000); do sleep 0.1; done"]
+        started = runner.start(program, output, str(tmp_path))
         os.write(write, str(started.pid).encode())
-        os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            wait_until(lambda: output.read_text() == "ready\n")
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
     pid = int(os.read(read, 20))
     os.waitpid(parent, 0)
     wait_until(lambda: not alive(pid))
-    assert (tmp_path / "out").read_text() == "told\n"
+    assert output.read_text() == "ready\ntold\n"
 
 
 def test_slurm_array_tasks_run_trials_and_share_one_table(tmp_path, start, monkeypatch):

@@ -52,7 +52,7 @@ def test_runs_across_time_zones_are_ordered_by_utc(output):
     start(output, "-epochs", "1", set_time_zone=["Asia/Shanghai"]).done()
     finished = run_folder(output)
     killed_at = {"signal_at": [5, signal.SIGKILL, [0]]}
-    start(output, "-epochs", "2", set_time_zone=["UTC"], **killed_at)
+    start(output, "-epochs", "2", set_time_zone=["UTC"], **killed_at, save_at_once=[])
     (killed,) = set(output.iterdir()) - {finished}
     assert killed.name < finished.name
     os.utime(finished / "config.yaml")  # a date that older versions of `latest` compared

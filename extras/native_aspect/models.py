@@ -29,6 +29,9 @@ def build_native(config: Config, num_classes: int) -> nn.Module:
         raise _refusal(config)
     embeds = model.embeds
     _check_patches(config, embeds)
+    if settings.TYPE == "vit":
+        # As in a plain ViT. For small patches, timm's own values are several times smaller, which costs accuracy.
+        embeds.proj.reset_parameters()
     if settings.TYPE == "vit" and settings.POS_EMBED == "sincos2d":
         rows = sincos2d(embeds.pos_embed_grid_size, settings.EMBED_DIM).to(embeds.pos_embed)
         embeds.pos_embed.data.copy_(rows.view(embeds.pos_embed.shape))
@@ -87,6 +90,7 @@ def _of_vit(config: Config) -> Model:
         "pos_embed": "none" if settings.POS_EMBED == "none" else "learned",
         "pos_drop_rate": settings.DROPOUT or 0.0,
         "proj_drop_rate": settings.DROPOUT or 0.0,
+        "fix_init": False,  # as in a plain ViT: no smaller weights in later blocks
     }
     return Model(
         TYPE="timm",

@@ -10,6 +10,7 @@ from PIL import Image
 from timm.data.naflex_dataset import NaFlexCollator
 from timm.data.naflex_loader import NaFlexPrefetchLoader, create_naflex_loader
 from timm.data.naflex_transforms import Patchify, RandomResizedCropToSequence, ResizeToSequence
+from timm.models.naflexvit import checkpoint_filter_fn
 from timm.optim import create_optimizer_v2
 
 from datasets import build_eval_data, build_normalize, build_preparation, build_train_data, load_image_sets
@@ -162,6 +163,17 @@ def test_square_image_gives_the_logits_of_the_loaded_plain_vit(folder, tmp_path,
         logits = model(build_normalize(config.DATA)(pixels))
         torch.testing.assert_close(logits, plain(build_normalize(plain_data)(square)), rtol=0, atol=1e-5)
     assert logits.abs().max() > 0.1
+
+
+def test_random_weights_are_distributed_as_in_the_plain_vit(folder):
+    config = settings(folder, *VIT, "DATA.TOKENS=16", "MODEL.PATCH_SIZE=4")
+    plain = build_model(replaced(config, DATA={"TOKENS": None}), 5)
+    model = build_model(config, 5)
+    expected = checkpoint_filter_fn(plain.state_dict(), model)
+    large = {name: weight for name, weight in model.state_dict().items() if weight.numel() >= 1000}
+    assert len(large) == 10
+    for name, weight in large.items():
+        assert weight.std().item() == pytest.approx(expected[name].std().item(), rel=0.1), name
 
 
 def test_timms_plain_vit_is_built_as_naflexvit(folder):

@@ -11,7 +11,7 @@ from configs.derive import Merged, derive
 from configs.other_words import replace_words
 from configs.paddlevit import translate_paddlevit
 from configs.removed import REMOVED, translate_removed
-from configs.schema import AUTO, Config, Only
+from configs.schema import AUTO, Config
 from configs.values import (
     ALL_SETTINGS,
     OPEN_SECTIONS,
@@ -77,7 +77,7 @@ def load(
     notes = [*command_line.notes, *translated, *notes, *lines]
     check_combinations(merged.values, merged.origins)
     notes += _missing_extras(merged.values, merged.origins)
-    notes += _without_effect(merged.values, merged.origins)
+    notes += _without_effect(merged.values, merged.origins, weights.origin if weights else "")
     if check_model:
         notes.insert(0, check_model(merged.values["MODEL.NAME"]))
     return LoadedConfig(build(merged.values), merged.origins, notes, argv, weights=weights)
@@ -160,19 +160,18 @@ def _missing_extras(values: dict[str, Any], origins: dict[str, str]) -> list[str
     return notes
 
 
-def _without_effect(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
-    """Return a note for each setting that has no effect because of other settings.
+def _without_effect(values: dict[str, Any], origins: dict[str, str], weights: str) -> list[str]:
+    """Return a note for each setting that has no effect because of other settings, unless it comes from the weights.
 
     Raise ConfigError if the command line has a setting for a schedule other than NAME, or one that needs -amp,
     without -amp. Files may contain settings without effect: PaddleViT's files list the settings of all schedules.
     """
     notes = []
     for key, setting in SETTINGS.items():
-        section = key.rpartition(".")[0]
-        only = next((mark for mark in setting.marks if isinstance(mark, Only)), None)
-        if only is None or values[key] == setting.default or only.applies(values, section):
+        if setting.has_effect(values) or values[key] == setting.default or origins[key] == weights:
             continue
-        found = " and ".join(f"{name} is {to_text(values[name])}" for name in only.keys(values, section))
+        only = setting.condition
+        found = " and ".join(f"{name} is {to_text(values[name])}" for name in only.keys(values, key.rpartition(".")[0]))
         needed = "" if only.values == (None,) else " or ".join(map(to_text, only.values))
         wanted = f"; this setting needs {needed}" if needed else ""
         if only.key == "NAME" and _is_typed(key, origins):

@@ -206,9 +206,9 @@ class Data:
     """Side of the square input image, in pixels."""
     IMAGE_CHANNELS: Annotated[Literal[1, 3], MODEL] = 3
     """3 for colour, 1 for grey."""
-    CROP_PCT: Annotated[float, Bounds(0.01, 2.0), MODEL] = 0.875
+    CROP_PCT: Annotated[float, Bounds(0.01, 2.0), MODEL, Only("TOKENS", (None,))] = 0.875
     """Evaluation resizes images to IMAGE_SIZE / CROP_PCT and crops the centre; with values above 1, the image gets a black border."""
-    CROP_MODE: Annotated[Literal["center", "squash", "border"], MODEL] = "center"
+    CROP_MODE: Annotated[Literal["center", "squash", "border"], MODEL, Only("TOKENS", (None,))] = "center"
     """The side that evaluation resizes to IMAGE_SIZE / CROP_PCT: the short side (center), both sides (squash), or the long side, with a border in the mean colour (border). These are timm's crop modes."""
     CROP_SCALE: Annotated[tuple[float, ...], Bounds(0.0001, 1.0), RANGE, RECIPE] = (0.08, 1.0)
     """Area of a random training crop as a fraction of the image: min, max."""
@@ -595,7 +595,7 @@ class Start:
     EVAL: bool = False
     """Evaluate the weights without training."""
     RESUME: Annotated[str | None, In("MODEL")] = None
-    """Checkpoint or run (its folder, or latest for the newest run) to resume; auto: the newest valid checkpoint of run NAME, or of the run in SAVE that was saved last."""
+    """Checkpoint or run (its folder, or latest for the newest run) to resume; auto: the newest valid checkpoint of run NAME; without NAME, of the last saved run in SAVE that has no name."""
     NAME: Annotated[str, FOLDER_NAME] = ""
     """Name of the run's folder in SAVE; no date is added to it. The folder must not exist yet, except with -resume auto, which continues the run in it."""
     CHECK: bool = False

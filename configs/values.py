@@ -30,6 +30,7 @@ from configs.schema import (
     Extra,
     Form,
     In,
+    Only,
     Start,
 )
 from configs.tables import TORCH_OPTIMIZERS, sentences_of
@@ -83,6 +84,15 @@ class Setting:
     def extra(self) -> Extra | None:
         """The extra that the setting needs, if any."""
         return next((mark for mark in self.marks if isinstance(mark, Extra)), None)
+
+    @property
+    def condition(self) -> Only | None:
+        """The condition under which the setting has an effect, if any."""
+        return next((mark for mark in self.marks if isinstance(mark, Only)), None)
+
+    def has_effect(self, values: Mapping[str, Any]) -> bool:
+        """Return whether the setting has an effect. `values`: {full key: value} of all settings."""
+        return self.condition is None or self.condition.applies(values, self.key.rpartition(".")[0])
 
     @property
     def is_open(self) -> bool:

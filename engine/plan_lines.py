@@ -198,7 +198,8 @@ def compare_with_weights(plan: Plan) -> list[str]:
     lines = _describe_followed(loaded, weights)
     # A different image size is deliberate. The code that resizes the weights logs it.
     chosen = () if plan.config.START.EVAL else ("DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS")
-    different = [key for key in theirs if key not in chosen and theirs[key] != here[key]]
+    other = [key for key in theirs if key not in chosen and theirs[key] != here[key]]
+    different = [key for key in other if SETTINGS[key].has_effect(here)]
     if different:
         found = ", ".join(f"{key} {to_text(here[key])} ({to_text(theirs[key])} there)" for key in different)
         words = " ".join(f"{key}={to_text(theirs[key]).replace(' ', '')}" for key in different)
@@ -220,8 +221,8 @@ def _compare_with_timm(plan: Plan) -> list[str]:
     size, channels = "DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS"
     if theirs.get(channels) != here[channels]:
         return []
-    unused = (size, *(("DATA.CROP_PCT", "DATA.CROP_MODE") if plan.config.DATA.TOKENS else ()))
-    different = [key for key in theirs if key not in unused and theirs[key] != here[key] and origins[key] == "default"]
+    other = [key for key in theirs if key != size and theirs[key] != here[key] and origins[key] == "default"]
+    different = [key for key in other if SETTINGS[key].has_effect(here)]
     words = " ".join(f"{key}={to_text(theirs[key]).replace(' ', '')}" for key in different)
     line = f"timm prepares images differently for {plan.config.MODEL.NAME}; to do the same, add -opts {words}"
     return [line] if words else []
@@ -231,7 +232,8 @@ def _describe_followed(loaded: LoadedConfig, weights: Layer) -> list[str]:
     """Return lines on image and model settings taken over from the weights. Omit model settings with default values."""
     here = flatten(loaded.config)
     followed = {key: text for key, text in weights.texts.items() if loaded.origins[key] == weights.origin}
-    images = [f"{key} {to_text(here[key])}" for key in followed if key.startswith("DATA.")]
+    used = [key for key in followed if key.startswith("DATA.") and SETTINGS[key].has_effect(here)]
+    images = [f"{key} {to_text(here[key])}" for key in used]
     unusual = [key for key in followed if key not in here or here[key] != SETTINGS[key].default]
     model = [f"{key} {to_text(here.get(key, followed[key]))}" for key in unusual if key.startswith("MODEL.")]
     return [f"from the {weights.origin}: {', '.join(each)}" for each in (images, model) if each]

@@ -16,8 +16,25 @@ def describe_sequences(config: Config) -> str:
     patch, data = patch_size_of(config), config.DATA
     text = f"images: own aspect ratio, at most {data.TOKENS:,} patches of {patch} x {patch}"
     if data.TRAIN_TOKENS:
-        text += f"; training draws one of {', '.join(f'{each:,}' for each in data.TRAIN_TOKENS)} for each update"
+        lengths = ", ".join(f"{each:,}" for each in data.TRAIN_TOKENS)
+        text += f" in evaluation; in training, at most one of {lengths}, drawn for each update"
     return text
+
+
+CODE_FOR_TIMM = """import timm
+
+model = timm.create_model("local-dir:FOLDER", pretrained=True).eval()  # or hf-hub:OWNER/NAME
+data = timm.data.resolve_model_data_config(model)
+transform = timm.data.create_transform(
+    **data, is_training=False, naflex=True, patch_size={patch}, max_seq_len={tokens}, patchify=True
+)
+logits = model({{name: each[None] for name, each in transform(image).items()}})
+"""
+
+
+def code_for_timm(config: Config) -> str:
+    """Return Python code that classifies an image with timm, for the model card of an export."""
+    return CODE_FOR_TIMM.format(patch=patch_size_of(config), tokens=config.DATA.TOKENS)
 
 
 def describe_shapes(config: Config, sides: np.ndarray) -> str:
@@ -31,9 +48,9 @@ def describe_shapes(config: Config, sides: np.ndarray) -> str:
     ratios = sides.max(axis=1) / sides.min(axis=1)
     # A square crop keeps the shorter side.
     lost = 1 - (1 / ratios).mean()
-    height, width = np.median(sizes, axis=0).astype(int).tolist()
+    height, width = sizes[np.argsort(chosen.prod(axis=1, dtype=np.int64), kind="stable")[len(chosen) // 2]].tolist()
     return (
         f"{(ratios > WIDE).mean():.1%} are wider or taller than {WIDE}:1 (the most extreme {ratios.max():.3g}:1); a square "
-        f"would cut off {lost:.1%} of the pixels; with at most {counted(length, 'patch')} of {patch} x {patch}, the median "
+        f"would cut off {lost:.1%} of the average image; with at most {counted(length, 'patch')} of {patch} x {patch}, the median "
         f"image becomes {width} x {height}, and {padding:.1%} of the patches are padding"
     )

@@ -4,7 +4,6 @@ import re
 from typing import Any
 
 from configs.load import LoadedConfig
-from configs.schema import Only
 from configs.timm_arguments import TIMM_ARGUMENTS
 from configs.values import SETTINGS, Text, flatten, is_none
 from configs.yaml_files import Layer, Quoted
@@ -126,9 +125,7 @@ class ArgumentSettings:
     def with_effect(self, loaded: LoadedConfig) -> list[str]:
         """Return the settings of this translation that have an effect in combination with the others."""
         values = flatten(loaded.config)
-        put = [key for key in SETTINGS if loaded.origins[key] != "default"]
-        marks = {key: [mark for mark in SETTINGS[key].marks if isinstance(mark, Only)] for key in put}
-        return [key for key in put if all(mark.applies(values, key.rpartition(".")[0]) for mark in marks[key])]
+        return [key for key, each in SETTINGS.items() if loaded.origins[key] != "default" and each.has_effect(values)]
 
     def name_the_rest(self, kept: list[str]) -> None:
         """Add a remark on each argument that has no effect in combination with the others, in halfstep or in train.py.

@@ -25,14 +25,16 @@ The probabilities of the {num_classes} classes are the {activation} of the logit
 the image preprocessing.
 
 ```python
-import timm
+{code}```
+
+The transform does not turn photos upright. If the run did (`DATA.EXIF`), call `PIL.ImageOps.exif_transpose(image)` first.
+"""
+CODE_FOR_TIMM = """import timm
 
 model = timm.create_model("local-dir:FOLDER", pretrained=True).eval()  # or hf-hub:OWNER/NAME
 transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
-```
-
-The transform does not turn photos upright. If the run did (`DATA.EXIF`), call `PIL.ImageOps.exif_transpose(image)` first.
-
+"""
+USE_IN_TRANSFORMERS = """
 If the folder contains `transformers.safetensors`, transformers 4.53 or newer can read it too. Its image processor may place
 the crop one pixel away from timm's crop, which changes probabilities by a few hundredths. Use timm's transform instead:
 
@@ -48,14 +50,19 @@ def model_card(subject: Subject) -> str:
     header = {"library_name": "timm", "pipeline_tag": "image-classification"} | base_model(subject)
     if index := model_index(subject):
         header["model-index"] = [index]
-    use = USE.format(num_classes=subject.model.num_classes, activation=subject.activation)
+    code, more = CODE_FOR_TIMM, USE_IN_TRANSFORMERS
+    if subject.config.DATA.TOKENS:
+        from extras.native_aspect.describe import code_for_timm  # extra: native_aspect
+
+        code, more = code_for_timm(subject.config), ""
+    use = USE.format(num_classes=subject.model.num_classes, activation=subject.activation, code=code)
     parts = [
         f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---",
         f"# {shown(subject.name)}",
         "Trained with halfstep.",
         "\n".join(["## Figures", "", *figures(subject)]),
         "\n".join(["## Training", "", *training(subject)]),
-        use,
+        use + more,
     ]
     return "\n\n".join(parts)
 

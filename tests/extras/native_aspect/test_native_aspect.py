@@ -1,6 +1,8 @@
 """DATA.TOKENS: mixing and erasing of patches, runs, predictions, exports, -check, and settings that are refused."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from engine.predict.predictor import Predictor
 from extras.native_aspect.erasing import PatchBoxes, PatchErasing, shares_of
 from extras.native_aspect.grids import grids_of, new_batch, pack, pictures_of, size_of
 from extras.native_aspect.mixing import PatchMixing
+from extras.native_aspect.readers import EvalSequenceTransform
 from models import build_model
 from models.weights.files import read_weights
 from models.weights.load import load_pretrained
@@ -182,7 +185,7 @@ def trained(tmp_path_factory, folder):
     output = tmp_path_factory.mktemp("trained")
     options = "-epochs 1 -opts REPORT=true DATA.TRAIN_TOKENS=[12,24] TRAIN.MIXUP_ALPHA=0.8".split()
     ended = run("main_single_gpu.py", "-cfg", str(folder / "native.yaml"), "-output", str(output), *options).done()
-    assert_names(ended.stdout, "own aspect ratio", "24 patches of 8 x 8", "one of 12, 24")
+    assert_names(ended.stdout, "own aspect ratio", "24 patches of 8 x 8", "one of 12, 24, drawn")
     return run_folder(output)
 
 
@@ -302,6 +305,38 @@ def test_exported_models_load_in_timm_and_give_equal_logits(tmp_path, folder, op
     images = build_normalize(config.DATA)(batch_of([(6, 4), (3, 8)], length=24, patch=model.get_patch_size()[0]))
     with torch.no_grad():
         torch.testing.assert_close(theirs(images), model(images), rtol=0, atol=1e-5)
+        photo = folder / "photos/val/bird/200x50-0.png"
+        read = new_batch(1, 24, model.get_patch_size()[0], 3)
+        EvalSequenceTransform(config, model.get_patch_size()[0])(np.array(Image.open(photo)), read[0])
+        expected = model(build_normalize(config.DATA)(read))
+        found = run_code_of_card(tmp_path / "hf", Image.open(photo))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def run_code_of_card(folder: Path, image: Image.Image) -> torch.Tensor:
+    """Return the logits that the code in the model card of an exported folder computes for an image."""
+    code = (folder / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    names = {"image": image}
+    exec(code.replace("local-dir:FOLDER", f"local-dir:{folder}"), names)
+    return names["logits"]
+
+
+def test_error_for_weights_of_patches_in_a_square_model_names_the_setting(folder, tmp_path):
+    config = settings(folder, *VIT)
+    torch.save(build_model(config, 2).state_dict(), tmp_path / "native.pth")
+    square = build_model(replaced(config, DATA={"TOKENS": None}), 2)
+    with pytest.raises(ConfigError, match="Remedy: set DATA.TOKENS, because"):
+        load_pretrained(square, str(tmp_path / "native.pth"))
+
+
+def test_crop_settings_have_no_effect(trained, folder, tmp_path):
+    words = ["-cfg", folder / "native.yaml", "-pretrained", trained, "-output", tmp_path, "-epochs", "1"]
+    ended = run("main_single_gpu.py", *map(str, words), "-opts", "DATA.CROP_PCT=0.5", "DATA.CROP_MODE=squash").done()
+    for name in ("DATA.CROP_PCT 0.5", "DATA.CROP_MODE squash"):
+        assert_names(ended.stdout, f"note: {name} has no effect, because DATA.TOKENS is 24")
+    assert "prepared differently" not in ended.printed
+    ended = run("main_single_gpu.py", "-resume", str(run_folder(tmp_path)), "-epochs", "2").done()
+    assert "CROP" not in ended.stdout
 
 
 def test_graph_exports_attention_maps_and_embeddings_are_refused(trained, tmp_path, folder):
@@ -378,7 +413,10 @@ def test_check_reports_shapes_and_padding(folder, tmp_path):
     wide = sum(each > 2 for each in ratios) / len(ratios)
     lost = 1 - sum(1 / each for each in ratios) / len(ratios)
     assert state == "ok"
-    assert_names(text, f"{wide:.1%}", f"{lost:.1%}", "53.3:1", "24 patches of 8 x 8")
+    median = re.search(r"median (\d+) x (\d+)", rows(ended.stdout)["validation sizes"][1])
+    height, width = size_of(int(median[2]), int(median[1]), 8, 24)
+    assert_names(text, f"{wide:.1%}", f"{lost:.1%} of the average image", "53.3:1", "24 patches of 8 x 8")
+    assert_names(text, f"the median image becomes {width} x {height}")
 
 
 @pytest.mark.parametrize(

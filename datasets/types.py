@@ -197,23 +197,19 @@ class Batch(NamedTuple):
     num_samples: int  # B, or 0 for an image that only keeps the processes in step
     bad: list[int]  # unreadable images: replaced in training, omitted in evaluation
     piece: Piece | None = None  # only in training; erasing and mixing depend on it
-    # int64 [B, RANDOM_ERASE_COUNT, 6] on the host: the boxes to erase, or PatchBoxes.table. None: not drawn yet.
+    # int64 [B, RANDOM_ERASE_COUNT, 6] on the host (5 with DATA.TOKENS): the boxes to erase. None: not drawn yet.
     boxes: np.ndarray | None = None
+    shares: np.ndarray | None = None  # float32 [B], with DATA.TOKENS: each mixed image's own fraction
 
     def parts(self, size: int) -> list["Batch"]:
         """Return this training batch in parts of at most `size` images."""
         count = len(self.targets)
         if count <= size:
             return [self]
-        ends = [(start, min(start + size, count)) for start in range(0, count, size)]
-        return [
-            Batch(
-                self.images[start:end],
-                self.targets[start:end],
-                end - start,
-                self.bad if start == 0 else [],
-                self.piece.part(start, end),
-                None if self.boxes is None else self.boxes[start:end],
-            )
-            for start, end in ends
-        ]
+        parts = []
+        for start in range(0, count, size):
+            end, bad = min(start + size, count), self.bad if start == 0 else []
+            images, targets = self.images[start:end], self.targets[start:end]
+            drawn = (each if each is None else each[start:end] for each in (self.boxes, self.shares))
+            parts.append(Batch(images, targets, end - start, bad, self.piece.part(start, end), *drawn))
+        return parts

@@ -111,7 +111,7 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
             if config.DATA.TOKENS:
                 from extras.native_aspect.describe import describe_shapes  # extra: native_aspect
 
-                yield Finding(f"{part} shapes", describe_shapes(config, scan.sides[scan.readable]))
+                yield Finding(f"{part} shapes", describe_shapes(config, scan.sides[scan.readable], part == "training"))
             scans.append(scan)
     if kinds:
         yield Finding("kinds of files", ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common()))

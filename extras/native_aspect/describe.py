@@ -37,11 +37,11 @@ def code_for_timm(config: Config) -> str:
     return CODE_FOR_TIMM.format(patch=patch_size_of(config), tokens=config.DATA.TOKENS)
 
 
-def describe_shapes(config: Config, sides: np.ndarray) -> str:
+def describe_shapes(config: Config, sides: np.ndarray, is_training: bool) -> str:
     """Return the text of -check's row about shapes. `sides`: height and width of each image, int [N, 2]."""
     if not len(sides):
         return "no image could be read"
-    patch, length = patch_size_of(config), max(lengths_of(config.DATA))
+    patch, length = patch_size_of(config), max(lengths_of(config.DATA)) if is_training else config.DATA.TOKENS
     chosen = sides[np.linspace(0, len(sides) - 1, min(MOST, len(sides))).astype(int)]
     sizes = np.array([size_of(height, width, patch, length) for height, width in chosen.tolist()])
     padding = 1 - (sizes.prod(axis=1) / (patch * patch * length)).mean()

@@ -64,9 +64,9 @@ def grids_of(batch: Tensor) -> np.ndarray:
     return head[:, 0::2] + 256 * head[:, 1::2]
 
 
-def unpack(image: Tensor, patch: int) -> Tensor:
-    """Return a view of an image of a batch, uint8 [N + 1, P * P * C] on the host, as [rows, P, columns, P, C]."""
-    rows, columns = grids_of(image[None])[0].tolist()
+def unpack(image: Tensor, grid: Sequence[int], patch: int) -> Tensor:
+    """Return a view of an image of a batch, [N, P * P * C] or with more rows, as [rows, P, columns, P, C]."""
+    rows, columns = grid
     return image[: rows * columns].view(rows, columns, patch, patch, -1).transpose(1, 2)
 
 
@@ -79,11 +79,11 @@ def patch_of(size: int) -> tuple[int, int]:
 def pictures_of(patches: Tensor, grids: Sequence[Sequence[int]] | None = None) -> list[np.ndarray]:
     """Return the images of a batch as uint8 [H, W, C]. Without `grids`, the batch must have the row with the grid."""
     patch, channels = patch_of(patches.shape[2])
-    pictures = []
-    for image, (rows, columns) in zip(patches, grids_of(patches).tolist() if grids is None else grids, strict=True):
-        parts = image[: rows * columns].view(rows, columns, patch, patch, channels).transpose(1, 2)
-        pictures.append(parts.reshape(rows * patch, columns * patch, channels).numpy())
-    return pictures
+    grids = grids_of(patches).tolist() if grids is None else grids
+    return [
+        unpack(image, grid, patch).reshape(grid[0] * patch, grid[1] * patch, channels).numpy()
+        for image, grid in zip(patches, grids, strict=True)
+    ]
 
 
 def side_of(length: int, patch: int) -> int:

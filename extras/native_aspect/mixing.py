@@ -10,7 +10,7 @@ from torch import Tensor
 
 from configs.schema import Config
 from datasets.batch_order import Piece
-from extras.native_aspect.grids import unpack
+from extras.native_aspect.grids import grids_of, unpack
 from utils.seed import keyed_rng
 
 
@@ -40,36 +40,39 @@ class PatchMixing:
     def __init__(self, config: Config, patch: int):
         self.settings, self.seed, self.patch = config.TRAIN, config.SEED, patch
 
-    def is_on(self, piece: Piece | None) -> bool:
-        settings = self.settings
-        is_early = not settings.MIXUP_OFF_EPOCH or (piece and piece.epoch < settings.MIXUP_OFF_EPOCH)
-        return bool(piece and settings.mixes and is_early)
+    def is_on(self, piece: Piece) -> bool:
+        """Return whether images are mixed in the epoch of this piece."""
+        is_off = self.settings.MIXUP_OFF_EPOCH and piece.epoch >= self.settings.MIXUP_OFF_EPOCH
+        return bool(self.settings.mixes and not is_off)
 
     def draw(self, piece: Piece, grids: np.ndarray) -> list[Mix | None]:
         """Draw the mix of each image. `grids`: height and width of each image in patches. None: not mixed."""
-        drawn: list[Mix | None] = [None] * len(grids)
-        for position in range(len(grids) // 2 * 2 if self.is_on(piece) else 0):
-            pair = grids[position // 2 * 2 :][:2]
-            overlap = tuple(int(each) * self.patch for each in pair.min(axis=0))
-            drawn[position] = self._draw(piece.step, piece.first + position, overlap)
-        return drawn
+        if not self.is_on(piece):
+            return [None] * len(grids)
+        drawn: list[Mix | None] = []
+        for first in range(0, len(grids) - 1, 2):
+            height, width = (int(each) * self.patch for each in grids[first : first + 2].min(axis=0))
+            drawn += [self._draw(piece.step, piece.first + each, (height, width)) for each in (first, first + 1)]
+        return drawn + [None] * (len(grids) % 2)
 
     def shares(self, mixes: list[Mix | None], grids: np.ndarray) -> np.ndarray:
-        """Return the fraction of each mixed image that comes from the image itself, float64 [B]."""
+        """Return the fraction of each mixed image that comes from the image itself, float32 [B]."""
         areas = (grids.prod(axis=1) * self.patch**2).tolist()
         return np.array(
             [
                 1.0 if mix is None else 1 - (1 - mix.weight) * mix.height * mix.width / area
                 for mix, area in zip(mixes, areas, strict=True)
-            ]
+            ],
+            np.float32,
         )
 
     def mix(self, images: Tensor, mixes: list[Mix | None]) -> None:
         """Mix the images of a batch in place, uint8 [B, N + 1, P * P * C]."""
+        grids = grids_of(images).tolist()
         for first in range(0, len(images) - 1, 2):
             if mixes[first] is None:
                 continue
-            pair = [unpack(each, self.patch) for each in images[first : first + 2]]
+            pair = [unpack(images[each], grids[each], self.patch) for each in (first, first + 1)]
             # reshape() alone would not copy an image that is one patch wide.
             before = [each.reshape(each.shape[0] * self.patch, -1, each.shape[-1]).clone() for each in pair]
             for own, partner in ((0, 1), (1, 0)):

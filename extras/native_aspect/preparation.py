@@ -1,6 +1,5 @@
 """Turns batches of patches into the inputs of NaFlexVit, on the device of the model."""
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -9,7 +8,7 @@ from datasets.transforms.crop import Normalize
 from datasets.transforms.mixed import Mixed
 from datasets.transforms.preparation import copied
 from datasets.types import Batch
-from extras.native_aspect.erasing import PatchBoxes, PatchErasing, shares_of
+from extras.native_aspect.erasing import PatchBoxes, PatchErasing
 from extras.native_aspect.grids import GRID_BYTES, grids_of, patch_of, pictures_of
 from extras.native_aspect.mixing import PatchMixing
 from extras.native_aspect.models import patch_size_of
@@ -72,19 +71,21 @@ class SequencePreparation:
         """Return the dict for the model and targets [B]. Patches have the type `dtype`."""
         targets = batch.targets.to(self.device, non_blocking=True)
         images = self.normalize(batch.images.to(self.device, non_blocking=True), dtype)
-        is_mixed = self.mixing.is_on(batch.piece)
-        if not batch.piece or not (self.erase or is_mixed):  # a batch that was made by hand has no piece
+        is_mixed = batch.piece is not None and self.mixing.is_on(batch.piece)
+        if batch.piece is None or not (self.erase or is_mixed):  # a batch that was made by hand has no piece
             return images, targets
-        table = self._table(batch) if batch.boxes is None else batch.boxes
+        if batch.boxes is None:
+            batch = self._drawn(batch)
         if self.erase:
-            rows = self.erase.rows(table, images["patches"].shape[1])
+            rows = self.erase.rows(batch.boxes, images["patches"].shape[1])
             self.erase(images["patches"], copied(rows, self.device))
         if not is_mixed:
             return images, targets
         partners = (torch.arange(len(targets), device=self.device) ^ 1).clamp_max(len(targets) - 1)
-        return images, Mixed(targets, targets[partners], copied(shares_of(table), self.device))
+        return images, Mixed(targets, targets[partners], copied(batch.shares, self.device))
 
-    def _table(self, batch: Batch) -> np.ndarray:
-        """Draw the boxes and shares of a saved or generated batch. The host waits for the device."""
-        grids = grids_of(batch.images.cpu())
-        return self.boxes.table(batch.piece, grids, self.mixing.shares(self.mixing.draw(batch.piece, grids), grids))
+    def _drawn(self, batch: Batch) -> Batch:
+        """Return a saved or generated batch with its boxes and shares. The host waits for the device."""
+        grids = grids_of(batch.images[:, -1:].cpu())
+        shares = self.mixing.shares(self.mixing.draw(batch.piece, grids), grids)
+        return batch._replace(boxes=self.boxes.draw(batch.piece, grids), shares=shares)

@@ -15,7 +15,7 @@ SUPPORTED = {
     ),
     "TRAIN.MIXUP_MODE": (("batch",), "must be batch", "timm mixes whole batches of such images"),
     "TRAIN.OBJECTIVE": (("classes",), "must be classes", "features are learned from square images"),
-    "DATA.CACHE": (("none", "disk"), "must be none or disk", "the number of patches decides the size of an image"),
+    "DATA.CACHE": (("none", "disk"), "must be none or disk", "a cache of reduced images would lose detail; use disk"),
 }
 
 

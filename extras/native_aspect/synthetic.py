@@ -27,16 +27,21 @@ class SyntheticSequences:
     """One batch of random images for each length, kept on the device. Every batch is a slice of one of these."""
 
     def __init__(self, config: Config, image_set: ImageSet, batch_size: int, rank: int, device: torch.device):
-        rng, count = np.random.default_rng([config.SEED, rank]), min(batch_size, len(image_set))
-        self.config, self.images = config, {}
-        for length in sorted({*lengths_of(config.DATA), config.DATA.TOKENS}):
-            images = blank_batch(config, count, length)
-            images[:, :-1] = torch.from_numpy(rng.integers(256, size=images[:, :-1].shape, dtype=np.uint8))
-            self.images[length] = images.to(device)
-        self.targets = torch.from_numpy(image_set.targets[:count]).to(device)
+        self.config, self.rank, self.count, self.device = config, rank, min(batch_size, len(image_set)), device
+        self.targets = torch.from_numpy(image_set.targets[: self.count]).to(device)
+        self.images: dict[int, Tensor] = {}  # {length: batch}
 
     def __call__(self, pieces: Iterable[Piece]) -> Iterator[Batch]:
         for piece in pieces:
             count, is_training = len(piece.indices), piece.repeats is not None
             length = length_of(self.config, piece.step) if is_training else self.config.DATA.TOKENS
-            yield Batch(self.images[length][:count], self.targets[:count], piece.num_samples, [], piece)
+            yield Batch(self._of_length(length)[:count], self.targets[:count], piece.num_samples, [], piece)
+
+    def _of_length(self, length: int) -> Tensor:
+        """Return the batch of this length. It is generated when it is first needed."""
+        if length not in self.images:
+            rng = np.random.default_rng([self.config.SEED, self.rank, length])
+            images = blank_batch(self.config, self.count, length)
+            images[:, :-1] = torch.from_numpy(rng.integers(256, size=images[:, :-1].shape, dtype=np.uint8))
+            self.images[length] = images.to(self.device)
+        return self.images[length]

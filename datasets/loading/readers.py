@@ -43,15 +43,16 @@ class Reader:
         self.num_classes = config.MODEL.NUM_CLASSES or len(image_set.classes)
 
     def allocate(self, piece: Piece, pinned: bool = False) -> Buffers:
-        """Allocate the memory of a batch. Its images have the memory layout of decoded pixels, channels last.
-
-        Pinning memory takes milliseconds, but only at first: torch reuses the memory when the copies from it are done.
-        """
-        count, side = len(piece.indices), self.data.IMAGE_SIZE
-        images = torch.empty((count, side, side, self.data.IMAGE_CHANNELS), dtype=torch.uint8, pin_memory=pinned)
+        """Allocate the memory of a batch. Pinning it takes milliseconds at first; later, torch reuses pinned memory."""
+        count = len(piece.indices)
         shape, dtype = ((count, self.num_classes), torch.float32) if self.image_set.label_sets else (count, torch.int64)
         targets = torch.empty(shape, dtype=dtype, pin_memory=pinned)
-        return Buffers(images.permute(0, 3, 1, 2), targets, [[]] * count)
+        return Buffers(self.allocate_images(piece, pinned), targets, [[]] * count)
+
+    def allocate_images(self, piece: Piece, pinned: bool) -> Tensor:
+        """Allocate images with the memory layout of decoded pixels, channels last."""
+        shape = (len(piece.indices), self.data.IMAGE_SIZE, self.data.IMAGE_SIZE, self.data.IMAGE_CHANNELS)
+        return torch.empty(shape, dtype=torch.uint8, pin_memory=pinned).permute(0, 3, 1, 2)
 
     def put_target(self, index: int, target: Tensor) -> None:
         """Write the target of an image: its class number, or a 0 or 1 for each class if images have several labels."""
@@ -241,8 +242,7 @@ class EvalData:
         self.is_padded = is_padded
         self.num_samples = len(image_set)  # over all processes
         # The images of this process, in order. Lower ranks may get one image more.
-        in_pieces = image_set.is_read_in_groups
-        numbers = np.arange(self.num_samples)
+        numbers, in_pieces = np.arange(self.num_samples), image_set.is_read_in_groups
         self.share = np.array_split(numbers, world_size)[rank] if in_pieces else numbers[rank::world_size]
         self._load = load
 

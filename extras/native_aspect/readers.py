@@ -1,6 +1,5 @@
 """Readers that write images as patches, resized as timm's NaFlex transforms resize them."""
 
-import dataclasses
 import random
 
 import numpy as np
@@ -90,17 +89,13 @@ class SequenceReader(Reader):
     def __init__(self, image_set: ImageSet, config: Config):
         super().__init__(image_set, config)
         self.config, self.patch = config, patch_size_of(config)
-        # The base class allocates square images, which are not used.
-        self.data = dataclasses.replace(config.DATA, IMAGE_SIZE=1)
 
     def length(self, piece: Piece) -> int:
         """Return the number of patches per image of this piece."""
         raise NotImplementedError
 
-    def allocate(self, piece: Piece, pinned: bool = False) -> Buffers:
-        channels = self.data.IMAGE_CHANNELS
-        images = new_batch(len(piece.indices), self.length(piece), self.patch, channels, pinned)
-        return super().allocate(piece, pinned)._replace(images=images)
+    def allocate_images(self, piece: Piece, pinned: bool) -> Tensor:
+        return new_batch(len(piece.indices), self.length(piece), self.patch, self.data.IMAGE_CHANNELS, pinned)
 
 
 class TrainSequenceReader(SequenceReader, TrainReader):

@@ -71,7 +71,7 @@ def resize_with_pillow(image: np.ndarray, interpolation: str, out: Tensor) -> No
     """Resize uint8 [H, W, C] into `out` [C, H', W'] with Pillow, as timm does.
 
     Pillow 13 resizes some images along the height first, and torch always along the width. Overshoot of bicubic
-    interpolation is clipped after the first pass, so next to black or white, pixels would differ by up to 30.
+    interpolation is clipped after the first pass, so near black and white, pixels would differ by about 30.
     """
     picture = Image.fromarray(image if image.shape[2] > 1 else image[:, :, 0])
     resized = np.array(picture.resize((out.shape[2], out.shape[1]), Image.Resampling[interpolation.upper()]))

@@ -84,8 +84,3 @@ def pictures_of(patches: Tensor, grids: Sequence[Sequence[int]] | None = None) -
         unpack(image, grid, patch).reshape(grid[0] * patch, grid[1] * patch, channels).numpy()
         for image, grid in zip(patches, grids, strict=True)
     ]
-
-
-def side_of(length: int, patch: int) -> int:
-    """Return the side of a square image with this number of patches, in pixels."""
-    return max(1, round(patch * length**0.5))

@@ -14,18 +14,18 @@ from datasets.transforms.crop import TrainTransform, crop_box, resize
 from datasets.types import Batch, ImageSet
 from extras.native_aspect.augment import SequenceAugmentation
 from extras.native_aspect.erasing import PatchBoxes
-from extras.native_aspect.grids import grids_of, length_of, lengths_of, new_batch, pack, size_of
+from extras.native_aspect.grids import grids_of, length_of, new_batch, pack, size_of
 from extras.native_aspect.mixing import PatchMixing
 from extras.native_aspect.models import patch_size_of
 
 
 class SequenceTransform(TrainTransform):
-    """A random crop, resized so that its patches fit the length, with flips and augmentation, written as patches."""
+    """A random crop, resized so that its patches fit the output, with flips and augmentation."""
 
-    def __init__(self, config: Config, patch: int, length: int):
+    def __init__(self, config: Config, patch: int):
         augment = SequenceAugmentation(config) if config.TRAIN.augments else None
         super().__init__(config.DATA, augment)
-        self.patch, self.length, self.cut = patch, length, self._resized
+        self.patch, self.cut = patch, self._resized
 
     def __call__(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
         """Transform an image, uint8 [H, W, C], and write its patches to `out`, uint8 [N + 1, P * P * C]."""
@@ -34,7 +34,7 @@ class SequenceTransform(TrainTransform):
         ratio = tuple(each * width / height for each in self.data.CROP_RATIO)
         left, top, width, height = crop_box(width, height, self.data.CROP_SCALE, ratio, rng)
         image = image[top : top + height, left : left + width]
-        pixels = new_image(image, size_of(height, width, self.patch, self.length))
+        pixels = new_image(image, size_of(height, width, self.patch, len(out) - 1))
         super().__call__(image, rng, pixels)
         pack(pixels, self.patch, out)
 
@@ -42,16 +42,6 @@ class SequenceTransform(TrainTransform):
         interpolation = self._interpolation(rng)
         # torch's bilinear pixels differ from Pillow's by at most 1, and take a quarter of the time.
         (resize if interpolation == "bilinear" else resize_with_pillow)(image, interpolation, out)
-
-
-class TransformByLength:
-    """A SequenceTransform for each length. The size of the output selects one of them."""
-
-    def __init__(self, config: Config, patch: int):
-        self.by_length = {length: SequenceTransform(config, patch, length) for length in lengths_of(config.DATA)}
-
-    def __call__(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
-        self.by_length[len(out) - 1](image, rng, out)
 
 
 class EvalSequenceTransform:
@@ -103,7 +93,7 @@ class TrainSequenceReader(SequenceReader, TrainReader):
 
     def __init__(self, image_set: ImageSet, config: Config):
         super().__init__(image_set, config)
-        self.transform, self.boxes = TransformByLength(config, self.patch), None
+        self.transform, self.boxes = SequenceTransform(config, self.patch), None
         self.erasing, self.mixing = PatchBoxes(config), PatchMixing(config, self.patch)
 
     def length(self, piece: Piece) -> int:

@@ -94,7 +94,7 @@ def test_evaluation_has_grids_and_pixels_of_timms_loader(config, interpolation):
 def test_mean_grid_of_random_crops_equals_timms(config):
     """The aspect ratio of a crop is relative to the aspect ratio of the image."""
     theirs = RandomResizedCropToSequence(8, 64)
-    transform = readers.SequenceTransform(replaced(config, DATA={"CROP_RATIO": (0.8, 1.25)}), 8, 64)
+    transform = readers.SequenceTransform(replaced(config, DATA={"CROP_RATIO": (0.8, 1.25)}), 8)
     shape = (60, 240, 3)
     found, expected = [], []
     random.seed(0)

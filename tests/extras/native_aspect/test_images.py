@@ -86,7 +86,7 @@ def test_pixels_of_a_training_crop_equal_timms(folder, monkeypatch, kind, interp
     """Pillow resizes some sizes along the height first, and clips bicubic overshoot between the two passes."""
     config = settings(folder, "DATA.HFLIP=0", f"DATA.INTERPOLATION={interpolation}", *(GREY if channels == 1 else ()))
     theirs = RandomResizedCropToSequence(8, length, scale=(0.3, 1.0), interpolation=interpolation)
-    ours = readers.SequenceTransform(config, 8, length)
+    ours = readers.SequenceTransform(config, 8)
     for seed, (width, height) in enumerate([*SHAPES, (90, 280), (60, 190)]):
         pixels = picture(kind, width, height, channels)
         random.seed(seed)
@@ -114,7 +114,7 @@ def test_train_interpolation_resizes_only_training_crops(folder):
         config = settings(folder, *(f"DATA.{each}" for each in options.split()))
         train, evaluation = new_batch(2, 24, 8, 3)
         pixels = np.array(noise(80, 60))
-        readers.SequenceTransform(config, 8, 24)(pixels, random.Random(0), train)
+        readers.SequenceTransform(config, 8)(pixels, random.Random(0), train)
         readers.EvalSequenceTransform(config, 8)(pixels, evaluation)
         found[options] = train, evaluation
     linear, cubic, both = found.values()
@@ -156,7 +156,7 @@ def test_grey_images_give_the_pixels_and_logits_of_timm(folder):
 def test_policy_shifts_an_image_by_fractions_of_its_own_sides(folder, policy, size):
     """The largest shift is 0.45 of a side, as in timm."""
     config = settings(folder, f"TRAIN.AUTO_AUGMENT={policy}", "DATA.IMAGE_SIZE=32")
-    augment = readers.SequenceTransform(config, 16, 196).augment
+    augment = readers.SequenceTransform(config, 16).augment
     drawn = [augment.draw(random.Random(seed)) for seed in range(300)]
     operations = [operation for each in drawn for chain in (each.operations, *each.chains) for operation in chain]
     shifts = {each.name: each for each in operations if each.name.startswith("translate")}
@@ -177,7 +177,7 @@ def test_policy_shifts_an_image_by_fractions_of_its_own_sides(folder, policy, si
 @pytest.mark.parametrize("policy", ["rand-m9-mstd0.5-inc1", "augmix", "3a", "ta_wide"])
 def test_square_image_is_augmented_like_an_image_of_a_plain_run(folder, policy):
     config = settings(folder, f"TRAIN.AUTO_AUGMENT={policy}", "TRAIN.COLOR_JITTER=0.4", "DATA.IMAGE_SIZE=224")
-    ours = readers.SequenceTransform(config, 16, 196).augment
+    ours = readers.SequenceTransform(config, 16).augment
     plain = build_augmentation(replaced(config, DATA={"TOKENS": None}))
     pixels = np.array(noise(224, 224))
     for seed in range(20):
@@ -186,7 +186,7 @@ def test_square_image_is_augmented_like_an_image_of_a_plain_run(folder, policy):
 
 
 def test_shifts_of_trivial_augment_are_pixels_for_any_size(folder):
-    augment = readers.SequenceTransform(settings(folder, "TRAIN.AUTO_AUGMENT=ta_wide"), 16, 196).augment
+    augment = readers.SequenceTransform(settings(folder, "TRAIN.AUTO_AUGMENT=ta_wide"), 16).augment
     pixels = np.array(noise(300, 30))
     found = augment.apply(DrawnOperations((Operation("translate_x", -20.0, 0),)), pixels)
     assert np.array_equal(found[:, 20:], pixels[:, :-20])
@@ -265,10 +265,13 @@ def test_images_are_mixed_before_patches_are_erased(folder):
 
 
 @pytest.mark.parametrize("mode", ["rand", "pixel"])
-def test_erased_boxes_of_different_images_have_different_noise(folder, mode):
-    config = settings(folder, "TRAIN.RANDOM_ERASE_PROB=1", f"TRAIN.RANDOM_ERASE_MODE={mode}")
+def test_erased_boxes_are_rectangles_with_noise_of_their_own(folder, mode):
+    config = settings(folder, "TRAIN.RANDOM_ERASE_PROB=1", f"TRAIN.RANDOM_ERASE_MODE={mode}", "DATA.TRAIN_TOKENS=[64]")
     batch, normalize = first_batch(config, load_image_sets(config)[0]), build_normalize(config.DATA)
     images, _ = build_preparation(config, normalize)(batch)
     changed = (images["patches"] != normalize(batch.images)["patches"]).any(2)
     first = [each[erased][0, 0].item() for each, erased in zip(images["patches"], changed, strict=True)]
     assert len(first) == 8 and len(set(first)) >= 7
+    for coord, erased in zip(images["patch_coord"], changed, strict=True):
+        sides = coord[erased].amax(0) - coord[erased].amin(0) + 1
+        assert sides.prod() == erased.sum()

@@ -500,7 +500,7 @@ class Train:
     RANDOM_ERASE_MODE: Annotated[Literal["pixel", "rand", "const"], Only("RANDOM_ERASE_PROB")] = "pixel"
     """Fill of erased boxes: pixel, noise; rand, one random colour; const, the mean colour."""
     RANDOM_ERASE_COUNT: Annotated[int, Bounds(1, 100), Only("RANDOM_ERASE_PROB")] = 1
-    """Maximum number of boxes per image; the erased area is divided among the boxes."""
+    """Maximum number of boxes per image; the erased area is divided among the boxes (with DATA.TOKENS, as in timm, each box has the full area)."""
     REPEATED_AUG: Annotated[int, Bounds(1, 1_000)] = 1
     """Number of differently augmented copies of each image in an update; an epoch then uses 1 / REPEATED_AUG of the images. (DeiT: 3.)"""
     MODEL_EMA: bool = False

@@ -223,6 +223,7 @@ def test_generated_images_have_the_drawn_length_in_training(folder):
     assert {each.images.shape[1] for each in build_eval_data(config, val, Process(CPU))} == {24 + 1}
 
 
+@pytest.mark.slow
 def test_check_reports_each_part_with_its_own_length(folder, tmp_path):
     words = ["-cfg", folder / "native.yaml", "-output", tmp_path, "-check", "-opts", "DATA.TRAIN_TOKENS=[6]"]
     found = rows(run("main_single_gpu.py", *map(str, words)).done().stdout)

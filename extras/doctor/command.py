@@ -139,12 +139,19 @@ def make_model(config: Config, state: dict, batches: Batches) -> torch.nn.Module
 
 def check_batches(config: Config, num_classes: int, batches: Batches) -> None:
     """Raise ConfigError if the images or classes of the batches do not fit the model."""
-    shape = (config.DATA.IMAGE_CHANNELS, config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE)
+    data, first = config.DATA, 0
+    shape, settings = [data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE], "DATA.IMAGE_CHANNELS, DATA.IMAGE_SIZE"
+    if data.TOKENS:
+        from extras.native_aspect.models import patch_size_of  # extra: native_aspect
+
+        shape, settings = [data.TOKENS + 1, patch_size_of(config) ** 2 * data.IMAGE_CHANNELS], "DATA.TOKENS"
+        first = 1  # the number of patches may differ between updates
     for (images, targets, *_), _ in batches.batches:
-        if tuple(images.shape[1:]) != shape and not config.DATA.TOKENS:
+        found = list(images.shape[1:])
+        if found[first:] != shape[first:]:
             raise ConfigError(
-                f"-batch: its images are {list(images.shape[1:])}, but the images of this run are {list(shape)} "
-                "(DATA.IMAGE_CHANNELS, DATA.IMAGE_SIZE); give a batch of this run"
+                f"-batch: its images are {found}, but the images of this run are {shape} ({settings}); "
+                "give a batch of this run"
             )
         low, high = targets.min(), targets.max()
         if targets.shape[1] != num_classes if targets.ndim == 2 else not 0 <= low <= high < num_classes:

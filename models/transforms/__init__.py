@@ -86,7 +86,8 @@ def choose_transforms(
         # HalfResidual is after checkpointing, so that blocks save their input in half precision.
         transforms.append(HalfResidual(device.type, half, is_required=not pays))
     # The last two wrap the whole model. They follow ClassTokenBlock, because it checks the model's class.
-    if training and config.DETERMINISTIC and config.TRAIN.SIZE_SCHEDULE and device.type != "cpu":
+    resizes = config.TRAIN.SIZE_SCHEDULE or config.DATA.TOKENS
+    if training and config.DETERMINISTIC and resizes and device.type != "cpu":
         from models.transforms.blocks import ResizeByMatrices
 
         transforms.append(ResizeByMatrices())

@@ -1,5 +1,6 @@
 """Finds the teacher that the settings name, and checks that its classes fit the data."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -75,7 +76,8 @@ def find_teacher(config: Config) -> TeacherSource:
     file = find_file(weights) if weights else None
     has_means = cfg is not None and len(cfg.mean) == config.DATA.IMAGE_CHANNELS
     images = {"IMAGENET_MEAN": tuple(cfg.mean), "IMAGENET_STD": tuple(cfg.std)} if has_means else {}
-    has_side = cfg is not None and cfg.fixed_input_size and not config.DATA.TOKENS
+    # With DATA.TOKENS, the teacher gets patches, and the size of its weights' images only sets its position embedding.
+    has_side = cfg is not None and (cfg.fixed_input_size or config.DATA.TOKENS)
     side = cfg.input_size[-1] if has_side else None
     data = replace(config.DATA, **images, **({"IMAGE_SIZE": side} if side else {}))
     # The teacher needs no schedule of sizes: its model takes images of one size, or of any size.
@@ -83,7 +85,7 @@ def find_teacher(config: Config) -> TeacherSource:
     built = replace(config, DATA=data, MODEL=Model(TYPE="timm", NAME=name), TRAIN=train)
     names = read_record(file).get("class_names") if file else None
     number = len(names) if names else None if file or cfg is None else cfg.num_classes
-    return TeacherSource(built, weights or name, names, number, side)
+    return TeacherSource(built, weights or name, names, number, None if config.DATA.TOKENS else side)
 
 
 def _of_run(config: Config, path: str, record: dict) -> TeacherSource:
@@ -102,10 +104,19 @@ def _of_run(config: Config, path: str, record: dict) -> TeacherSource:
             f"{then.DATA.IMAGE_CHANNELS}, or name another teacher"
         )
     # The teacher gets the student's images. With DATA.TOKENS, a plain ViT is built for sequences of patches too.
-    side = None if config.DATA.TOKENS else then.DATA.IMAGE_SIZE
+    side = None if config.DATA.TOKENS else _side_of(then)
     data = replace(then.DATA, TOKENS=config.DATA.TOKENS or then.DATA.TOKENS)
     then = replace(then, DATA=data, MODEL=replace(then.MODEL, FREEZE=()))
     return TeacherSource(then, path, list(names), then.MODEL.NUM_CLASSES or len(names), side)
+
+
+def _side_of(config: Config) -> int:
+    """Return the side of the square images that a teacher with these settings gets."""
+    if not config.DATA.TOKENS:
+        return config.DATA.IMAGE_SIZE
+    from extras.native_aspect.models import patch_size_of  # extra: native_aspect
+
+    return math.isqrt(config.DATA.TOKENS) * patch_size_of(config)
 
 
 def _outputs(found: TeacherSource, classes: list[str], num_classes: int) -> list[int]:

@@ -1,13 +1,18 @@
 """Models of DATA.TOKENS in the other parts of a run: the doctor, deterministic kernels, teachers, memory and messages."""
 
+import numpy as np
 import pytest
+import timm
 import torch
 
 from datasets import build_normalize
+from extras.native_aspect.grids import new_batch, pictures_of
+from extras.native_aspect.readers import EvalSequenceTransform
 from extras.native_aspect.synthetic import blank_batch
 from models import build_model
 from models.transforms import choose_transforms
-from tests.extras.native_aspect.photos import settings
+from tests.extras.native_aspect.photos import VIT, noise, settings
+from tests.support.configs import replaced
 from tests.support.extras import needing_extra
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import run, run_folder, typed
@@ -83,3 +88,66 @@ def test_grid_sample_with_deterministic_kernels_is_refused_on_gpus(folder):
     model = build_model(config, 5)
     with refused(ConfigError, "MODEL.KWARGS", "pos_embed_use_grid_sample", "DETERMINISTIC"):
         choose_transforms(config, GPU, None, training=True).apply(model)
+
+
+# Teachers
+
+SOFT = "TRAIN.DISTILLATION_TYPE=soft"
+
+
+def square_and_patches(config) -> tuple[torch.Tensor, dict]:
+    """Return one normalized image of 32 x 32 pixels as a square [1, C, H, W], and as 16 patches of 8 x 8 pixels."""
+    packed = new_batch(1, 16, 8, 3)
+    EvalSequenceTransform(config, 8)(np.array(noise(32, 32)), packed[0])
+    square = torch.from_numpy(pictures_of(packed)[0]).permute(2, 0, 1)[None]
+    plain = replaced(config, DATA={"TOKENS": None})
+    return build_normalize(plain.DATA)(square), build_normalize(replaced(config, DATA={"TOKENS": 16}).DATA)(packed)
+
+
+@pytest.fixture(scope="module")
+def runs(folder, tmp_path_factory) -> dict:
+    """Return the folders of two runs of one epoch with a ViT: with DATA.TOKENS, and without."""
+    found = {}
+    for name, options in (("patches", ["DATA.IMAGE_SIZE=64"]), ("squares", ["DATA.TOKENS=null"])):
+        output = tmp_path_factory.mktemp(name)
+        words = ["-cfg", folder / "native.yaml", "-output", output, "-epochs", "1", "-opts", *VIT, *options]
+        run("main_single_gpu.py", *map(str, words)).done()
+        found[name] = run_folder(output)
+    return found
+
+
+@needing_extra("distillation")
+def test_timm_teacher_keeps_the_position_embedding_of_its_weights(folder, tmp_path):
+    from extras.distillation.sources import load_teacher
+
+    plain = timm.create_model("test_vit", num_classes=2)
+    torch.save(plain.state_dict(), tmp_path / "teacher.pth")
+    options = SOFT, "TRAIN.TEACHER_MODEL=test_vit", f"TRAIN.TEACHER_PRETRAINED={tmp_path}/teacher.pth"
+    teacher, lines = load_teacher(settings(folder, *options, "DATA.IMAGE_SIZE=64"), ["bird", "cat"], 2)
+    assert teacher.model.embeds.pos_embed.shape == (1, 10, 10, 64) and not any("resized" in line for line in lines)
+
+
+@needing_extra("distillation")
+def test_plain_run_as_teacher_reads_the_patches_of_the_student(folder, runs):
+    from extras.distillation.sources import load_teacher
+
+    config = settings(folder, SOFT, f"TRAIN.TEACHER_MODEL={runs['squares']}/best.pth")
+    teacher, _ = load_teacher(config, ["bird", "cat"], 2)
+    alone, _ = load_teacher(replaced(config, DATA={"TOKENS": None}), ["bird", "cat"], 2)
+    square, patches = square_and_patches(config)
+    assert type(teacher.model).__name__ == "NaFlexVit" != type(alone.model).__name__
+    torch.testing.assert_close(teacher(patches), alone(square), rtol=0, atol=1e-5)
+
+
+@needing_extra("distillation")
+def test_teacher_with_tokens_gets_squares_of_as_many_patches(folder, runs):
+    from extras.distillation.sources import load_teacher
+
+    config = settings(folder, "DATA.TOKENS=null", SOFT, f"TRAIN.TEACHER_MODEL={runs['patches']}/best.pth", *VIT)
+    teacher, _ = load_teacher(config, ["bird", "cat"], 2)
+    assert "images resized to 32 x 32" in teacher.describe()  # at most 24 patches of 8 x 8: 4 x 4
+    square, patches = square_and_patches(config)
+    torch.testing.assert_close(teacher(square), teacher(patches), rtol=0, atol=1e-5)
+    words = ["-cfg", folder / "native.yaml", "-output", runs["patches"] / "student", "-epochs", "1", "-opts"]
+    options = [*VIT, "DATA.TOKENS=null", SOFT, f"TRAIN.TEACHER_MODEL={runs['patches']}/best.pth"]
+    run("main_single_gpu.py", *map(str, words), *options).done()

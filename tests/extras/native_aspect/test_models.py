@@ -6,6 +6,7 @@ import timm
 import torch
 
 from datasets import build_normalize
+from datasets.loading.workers import AHEAD_OF_PROCESS, shared_bytes
 from extras.native_aspect.grids import new_batch, pictures_of
 from extras.native_aspect.readers import EvalSequenceTransform
 from extras.native_aspect.synthetic import blank_batch
@@ -88,6 +89,16 @@ def test_grid_sample_with_deterministic_kernels_is_refused_on_gpus(folder):
     model = build_model(config, 5)
     with refused(ConfigError, "MODEL.KWARGS", "pos_embed_use_grid_sample", "DETERMINISTIC"):
         choose_transforms(config, GPU, None, training=True).apply(model)
+
+
+# Memory
+
+
+@pytest.mark.parametrize("lengths", [[], [12], [12, 40]], ids=str)
+def test_shared_memory_of_workers_holds_their_largest_batches(folder, lengths):
+    config = settings(folder, "MODEL.KWARGS.patch_size=32", f"DATA.TRAIN_TOKENS={lengths}", "DATA.BATCH_SIZE_EVAL=4")
+    batches = [new_batch(count, max([24, *lengths]), 32, 3) for count in (8, 4)]  # for training and evaluation
+    assert shared_bytes(config, 3) == 3 * AHEAD_OF_PROCESS * sum(each.nbytes for each in batches)
 
 
 # Teachers

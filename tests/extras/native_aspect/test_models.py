@@ -12,11 +12,13 @@ from extras.native_aspect.readers import EvalSequenceTransform
 from extras.native_aspect.synthetic import blank_batch
 from models import build_model
 from models.transforms import choose_transforms
+from models.weights.load import load_pretrained
 from tests.extras.native_aspect.photos import VIT, noise, settings
 from tests.support.configs import replaced
 from tests.support.extras import needing_extra
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import run, run_folder, typed
+from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
 from utils.torch_internals import TorchDispatchMode
 
@@ -99,6 +101,70 @@ def test_shared_memory_of_workers_holds_their_largest_batches(folder, lengths):
     config = settings(folder, "MODEL.KWARGS.patch_size=32", f"DATA.TRAIN_TOKENS={lengths}", "DATA.BATCH_SIZE_EVAL=4")
     batches = [new_batch(count, max([24, *lengths]), 32, 3) for count in (8, 4)]  # for training and evaluation
     assert shared_bytes(config, 3) == 3 * AHEAD_OF_PROCESS * sum(each.nbytes for each in batches)
+
+
+# Weights
+
+GREY = "DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.5]"
+
+
+@pytest.mark.parametrize("tokens", ["null", "16"])
+def test_grey_model_starts_from_weights_of_rgb_images(folder, tmp_path, tokens):
+    rgb = build_model(settings(folder, *VIT, f"DATA.TOKENS={tokens}"), 5).eval()
+    torch.save(rgb.state_dict(), tmp_path / "rgb.pth")
+    config = settings(folder, *VIT, *GREY, "DATA.TOKENS=16")
+    grey = build_model(config, 5).eval()
+    assert "  embeds.proj adapted from 3 to 1 channel" in load_pretrained(grey, str(tmp_path / "rgb.pth"))
+    square, patches = torch.randn(1, 1, 32, 32), square_and_patches(settings(folder, *VIT))[1]
+    pixels = square.unflatten(3, (4, 8)).unflatten(2, (4, 8)).permute(0, 2, 4, 3, 5, 1).reshape(1, 16, 64, 1)
+    torch.nn.init.normal_(rgb.head.weight)
+    grey.head.load_state_dict(rgb.head.state_dict())
+    # Equal values in all three channels give the logits of the grey image.
+    colours = pixels.expand(-1, -1, -1, 3).flatten(2)
+    expected = rgb(patches | {"patches": colours}) if tokens == "16" else rgb(square.expand(-1, 3, -1, -1))
+    torch.testing.assert_close(grey(patches | {"patches": pixels.flatten(2)}), expected, rtol=0, atol=1e-5)
+    assert expected.abs().max() > 0.1
+
+
+@pytest.mark.parametrize("options", [(), ("MODEL.KWARGS.global_pool=avg",)], ids=str)
+def test_square_image_gives_the_logits_of_timms_plain_vit(folder, tmp_path, options):
+    """The patches of a square image with the weights of timm's own plain ViT, which timm converts to a NaFlexVit."""
+    sizes = {"embed_dim": 32, "depth": 2, "num_heads": 2, "patch_size": 8}
+    words = [f"MODEL.KWARGS.{name}={value}" for name, value in sizes.items()]
+    config = settings(
+        folder, "MODEL.NAME=vit_tiny_patch16_224", "DATA.IMAGE_SIZE=32", "DATA.TOKENS=16", *words, *options
+    )
+    pool = {"global_pool": "avg"} if options else {}
+    plain = timm.create_model("vit_tiny_patch16_224", num_classes=5, img_size=32, **sizes, **pool).eval()
+    torch.nn.init.normal_(plain.head.weight)
+    torch.nn.init.normal_(plain.cls_token)
+    torch.save(plain.state_dict(), tmp_path / "plain.pth")
+    model = build_model(config, 5).eval()
+    load_pretrained(model, str(tmp_path / "plain.pth"))
+    assert type(model).__name__ == "NaFlexVit"
+    square, patches = square_and_patches(config)
+    with torch.no_grad():
+        torch.testing.assert_close(model(patches), plain(square), rtol=0, atol=1e-5)
+        assert plain(square).abs().max() > 0.1
+
+
+def test_sampled_position_embedding_gives_the_logits_without_antialiasing(folder):
+    sampling = "MODEL.KWARGS.pos_embed_use_grid_sample=true"
+    sampled, exact, default = (
+        build_model(settings(folder, *words), 5).eval()
+        for words in ([sampling], ["MODEL.KWARGS.pos_embed_antialias=false"], [])
+    )
+    with torch.no_grad():
+        torch.nn.init.normal_(sampled.head.weight)
+        torch.nn.init.normal_(sampled.embeds.pos_embed)
+        for model in (exact, default):
+            model.load_state_dict(sampled.state_dict())
+        config = settings(folder)
+        images = build_normalize(config.DATA)(blank_batch(config, 2, 24))
+        torch.testing.assert_close(sampled(images), exact(images), rtol=0, atol=1e-4)
+        assert (sampled(images) - default(images)).abs().max() > 0.1
+    trainer = update(make_trainer(settings(folder, sampling, "DATA.TRAIN_TOKENS=[12,24]")), 2)
+    assert np.isfinite(trainer.report().loss)
 
 
 # Teachers

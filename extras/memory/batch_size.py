@@ -19,7 +19,7 @@ from engine.precision.policy import Precision, amp_hint
 from engine.train.micro_batches import Guard
 from engine.train.trainer import Trainer
 from engine.trial import build_trial
-from extras.memory.guard import MemoryGuard, release, shortage
+from extras.memory.guard import MemoryGuard, release, shortage, size_of_images
 from models import add_adapters, build_model
 from utils.distributed import Process
 from utils.errors import ConfigError, StoppedBySignal
@@ -85,10 +85,10 @@ def can_run_out(device: torch.device) -> bool:
 
 
 def refuse(config: Config, how: str, device: torch.device) -> None:
-    name = "DATA.TOKENS" if config.DATA.TOKENS else "DATA.IMAGE_SIZE"
+    setting, value = size_of_images(config)
     raise ConfigError(
         f"DATA.BATCH_SIZE is auto, but no batch fits, not even one of {counted(unit_of(config), 'image')} ({how}); "
-        f"lower {name} ({config.DATA.TOKENS or config.DATA.IMAGE_SIZE}), choose a smaller model (MODEL.NAME is {config.MODEL.NAME})"
+        f"lower {setting} ({value}), choose a smaller model (MODEL.NAME is {config.MODEL.NAME})"
         f"{amp_hint(config.AMP, device)}, or stop other programs that use the memory"
     )
 
@@ -141,11 +141,8 @@ class Trial:
         if config.TRAIN.SIZE_SCHEDULE:
             train = replace(train, SIZE_SCHEDULE=(f"0:{config.largest_train_side}",))
         model = replace(config.MODEL, NUM_CLASSES=num_classes)
-        data = (
-            replace(config.DATA, TRAIN_TOKENS=(max(config.DATA.TRAIN_TOKENS),))
-            if config.DATA.TRAIN_TOKENS
-            else config.DATA
-        )
+        tokens = config.DATA.TRAIN_TOKENS
+        data = replace(config.DATA, TRAIN_TOKENS=(max(tokens),) if tokens else ())
         self.config = replace(config, COMPILE=False, DATA=data, TRAIN=train, MODEL=model)
         self.device, self.stop = process.device, stop
         self.has_others, self.probes = process.world_size > 1, process.world_size > 1 and not config.COMPILE

@@ -36,6 +36,14 @@ def release(device: torch.device) -> None:
         getattr(torch, device.type).empty_cache()
 
 
+def size_of_images(config: Config) -> tuple[str, str]:
+    """Return the setting that decides the size of training images, and its value for a message."""
+    data = config.DATA
+    if data.TRAIN_TOKENS:
+        return "DATA.TRAIN_TOKENS", f"up to {max(data.TRAIN_TOKENS)}"
+    return ("DATA.TOKENS", str(data.TOKENS)) if data.TOKENS else ("DATA.IMAGE_SIZE", str(data.IMAGE_SIZE))
+
+
 class MemoryGuard(RehearsingGuard):
     """Repeats an update with smaller micro-batches until it fits into memory.
 
@@ -162,12 +170,10 @@ class MemoryGuard(RehearsingGuard):
         config = self._config
         smallest = "1 image" if self.order.unit == 1 else "2 images (mixup and cutmix take them in pairs)"
         amp = "" if config.AMP else ", or use -amp"
-        size, remedy = f"DATA.IMAGE_SIZE is {config.DATA.IMAGE_SIZE}", "lower the image size"
-        if tokens := config.DATA.TOKENS:
-            size = f"DATA.TOKENS is {max((tokens, *config.DATA.TRAIN_TOKENS))}"
-            remedy = "lower it and DATA.TRAIN_TOKENS"
+        setting, value = size_of_images(config)
+        what = "number of patches" if config.DATA.TOKENS else "image size"
         raise ConfigError(
-            f"{size}: memory runs out at step {step} even with micro-batches of {smallest}; {remedy}, "
+            f"{setting} is {value}: memory runs out at step {step} even with micro-batches of {smallest}; lower the {what}, "
             f"choose a smaller model (MODEL.NAME is {config.MODEL.NAME}){amp}; or stop other programs that use the "
             "device's memory"
         )

@@ -1,24 +1,34 @@
 """Models of DATA.TOKENS in the other parts of a run: the doctor, deterministic kernels, teachers, memory and messages."""
 
+from collections.abc import Callable
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import timm
 import torch
 
-from datasets import build_normalize
+from datasets import build_normalize, load_image_sets
 from datasets.loading.workers import AHEAD_OF_PROCESS, shared_bytes
-from extras.native_aspect.grids import new_batch, pictures_of
+from engine.checkpoint.find import read_checkpoint
+from engine.precision.policy import Precision
+from engine.record.advice import DataWaitAdvice
+from engine.record.saved_files import read_table
+from extras.native_aspect.grids import new_batch, pictures_of, set_grid
 from extras.native_aspect.readers import EvalSequenceTransform
 from extras.native_aspect.synthetic import blank_batch
 from models import build_model
+from models.compilation import parts_to_compile
 from models.transforms import choose_transforms
 from models.weights.load import load_pretrained
 from tests.extras.native_aspect.photos import VIT, noise, settings
-from tests.support.configs import replaced
+from tests.support.configs import CPU, replaced
 from tests.support.extras import needing_extra
+from tests.support.planted import run_out
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import run, run_folder, typed
 from tests.support.trainers import make_trainer, update
+from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.torch_internals import TorchDispatchMode
 
@@ -101,6 +111,142 @@ def test_shared_memory_of_workers_holds_their_largest_batches(folder, lengths):
     config = settings(folder, "MODEL.KWARGS.patch_size=32", f"DATA.TRAIN_TOKENS={lengths}", "DATA.BATCH_SIZE_EVAL=4")
     batches = [new_batch(count, max([24, *lengths]), 32, 3) for count in (8, 4)]  # for training and evaluation
     assert shared_bytes(config, 3) == 3 * AHEAD_OF_PROCESS * sum(each.nbytes for each in batches)
+
+
+LENGTHS = {"[]": ("DATA.TOKENS", "24"), "[12]": ("DATA.TRAIN_TOKENS", "12"), "[12,40]": ("DATA.TRAIN_TOKENS", "40")}
+
+
+@needing_extra("memory")
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_shortage_of_memory_names_the_setting_of_the_largest_images(folder, lengths):
+    from extras.memory.batch_size import refuse
+
+    config = settings(folder, f"DATA.TRAIN_TOKENS={lengths}")
+    trainer = make_trainer(config)
+    run_out(trainer, fits=0, step=0)
+    with refused(ConfigError, *LENGTHS[lengths]) as caught:
+        update(trainer)
+    assert "DATA.IMAGE_SIZE" not in str(caught.value)
+    with refused(ConfigError, *LENGTHS[lengths]):
+        refuse(config, "how it was found", CPU)
+
+
+@needing_extra("memory")
+def test_batch_size_trial_uses_the_largest_training_length(folder, monkeypatch):
+    from extras.memory.batch_size import Trial, calculate
+
+    seen = []
+
+    class Watched(Trial):
+        def begin(self, config, train_data) -> None:
+            super().begin(config, train_data)
+            self.trainer.model.register_forward_pre_hook(lambda model, images: seen.append(images[0]["patches"].shape))
+
+    config = settings(folder, "DATA.TRAIN_TOKENS=[12,40]")
+    Watched(config, 2, Process(CPU)).update(8, times=4)
+    assert seen == [(8, 40, 192)] * 4
+    monkeypatch.setattr("engine.check.memory.free_host_memory", lambda: 40 * 2**20)
+    counts = [
+        calculate(settings(folder, f"DATA.TRAIN_TOKENS={each}"), 2, Precision(config, CPU), Process(CPU), 10**6)[0]
+        for each in ([12], [12, 40], [40])
+    ]
+    assert counts[0] > counts[1] == counts[2] > 0
+
+
+def test_advice_for_a_run_that_waits_for_data_names_a_cache_that_is_allowed(folder):
+    config, said = settings(folder, "DATA.NUM_WORKERS=1"), []
+    advice = DataWaitAdvice(config, load_image_sets(config)[0], Process(CPU, num_cores=1), said.append)
+    for step in (0, 20):
+        advice.on_report(None, SimpleNamespace(step=step, seconds=1.0, shares={"data": 90}))
+    (line,) = said
+    assert_names(line, "DATA.CACHE=disk")
+    settings(folder, "DATA.CACHE=disk")  # the rules accept the advice
+
+
+@needing_extra("budget")
+def test_budget_ends_the_run_with_its_schedule_complete(start, tmp_path):
+    flags = [
+        "-budget",
+        "10s",
+        "-epochs",
+        "90",
+        "-opts",
+        "TRAIN.END_LR=1e-6",
+        "DATA.TRAIN_TOKENS=[12,24]",
+        "REPORT_FREQ=1",
+    ]
+    start(tmp_path, *flags, pass_time=[0.1, 0.2, 30], save_at_once=[]).done()
+    output = run_folder(tmp_path)
+    table, saved = read_table(output / "steps.csv"), read_checkpoint(output / "last.pth")
+    # The simulated clock allows 30 updates of 0.1 s and 35 of 0.2 s.
+    assert 50 <= saved["step"] <= 65 and saved["step"] == saved["progress"]["choices"][-1][1]
+    assert float(table[-1]["lr"]) < 2e-6 and saved["budget"]["used"] <= 10
+
+
+@pytest.mark.parametrize("tokens", ["24", "null"])
+def test_check_has_hints_about_squares_only_for_square_images(folder, tmp_path, tokens):
+    words = ["-cfg", folder / "native.yaml", "-output", tmp_path, "-check", "-opts", f"DATA.TOKENS={tokens}"]
+    model = "MODEL.NAME=vit_tiny_patch16_224", "MODEL.KWARGS.depth=1"
+    said = run("main_single_gpu.py", *map(str, words), *model).stdout
+    assert "validation sizes" in said
+    assert ("enlarged to DATA.IMAGE_SIZE" in said, "DATA.CROP_PCT=0.9" in said) == (tokens == "null",) * 2
+
+
+# Models
+
+
+def drop_rates(model) -> dict[str, float]:
+    """Return the rate of each dropout and each drop path by the name of its module."""
+    modules = {name.removeprefix("embeds."): each for name, each in model.named_modules()}
+    rates = {name: getattr(each, "p", getattr(each, "drop_prob", 0.0)) for name, each in modules.items()}
+    return {name: rate for name, rate in rates.items() if isinstance(rate, float) and rate}
+
+
+@pytest.mark.parametrize("name", ["DROPOUT", "ATTENTION_DROPOUT", "DROPPATH"])
+def test_drop_rates_of_a_plain_vit_are_the_same_with_tokens(folder, name):
+    config = settings(folder, *VIT, f"MODEL.{name}=0.2")
+    expected = drop_rates(build_model(replaced(config, DATA={"TOKENS": None}), 5))
+    assert expected and drop_rates(build_model(config, 5)) == expected
+
+
+@pytest.mark.parametrize("mode", ["true", "blocks"])
+def test_model_compiles_once_for_each_number_of_patches(folder, mode):
+    config, graphs = settings(folder, f"COMPILE={mode}", "MODEL.KWARGS.depth=3"), []
+
+    def count(graph: torch.fx.GraphModule, inputs: list) -> Callable:
+        graphs.append(graph)
+        return graph.forward
+
+    model, normalize = build_model(config, 5), build_normalize(config.DATA)
+    torch.compiler.reset()
+    for part in parts_to_compile(model, config):
+        part.compile(backend=count, dynamic=False)
+    counts = []
+    for length in (12, 24, 12, 24, 40):
+        images = blank_batch(config, 2, length)
+        model(normalize(images)).sum().backward()
+        set_grid(images, 1, length)  # another aspect ratio needs no other graph
+        model(normalize(images)).sum().backward()
+        counts.append(len(graphs))
+    each = counts[0]
+    assert counts == [each, 2 * each, 2 * each, 2 * each, 3 * each]
+    assert each == 1 or mode == "true"
+    torch.compiler.reset()
+
+
+REFUSED = {
+    "MODEL.KWARGS=null MODEL.KWARGS.depth=1 MODEL.NAME=eva02_enormous_patch14_clip_224": "MODEL.NAME",
+    "MODEL.KWARGS=null MODEL.NAME=vit_tiny_r_s16_p8_224": "MODEL.NAME",
+    f"{' '.join(VIT)} MODEL.KWARGS.class_token=false": "class_token",
+    "MODEL.KWARGS.embed_dimm=1": "did you mean embed_dim",
+}
+
+
+@pytest.mark.parametrize("options", REFUSED)
+def test_model_that_timm_cannot_build_is_refused_by_the_users_settings(folder, options):
+    with refused(ConfigError, REFUSED[options]) as caught:
+        build_model(settings(folder, *options.split()), 5)
+    assert "use_naflex" not in str(caught.value) and "mlp_ratio" not in str(caught.value)
 
 
 # Weights

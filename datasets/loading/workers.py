@@ -83,13 +83,11 @@ def shared_bytes(config: Config, num_processes: int) -> int:
 
 
 def _image_bytes(config: Config) -> int:
-    data, pixels = config.DATA, config.DATA.IMAGE_SIZE**2
-    if data.TOKENS:
-        from extras.native_aspect.models import patch_size_of  # extra: native_aspect
+    if config.DATA.TOKENS:
+        from extras.native_aspect.models import image_bytes  # extra: native_aspect
 
-        # One more row than patches: it holds the size of the image.
-        pixels = (max((data.TOKENS, *data.TRAIN_TOKENS)) + 1) * patch_size_of(config) ** 2
-    return data.IMAGE_CHANNELS * pixels
+        return image_bytes(config)
+    return config.DATA.IMAGE_CHANNELS * config.DATA.IMAGE_SIZE**2
 
 
 def _count_on_cpu(data: Data, image_set: ImageSet, process: Process) -> int:

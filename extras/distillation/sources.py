@@ -43,14 +43,14 @@ def load_teacher(config: Config, classes: Sequence[str], num_classes: int) -> tu
             _check_number(model, found.weights, num_classes)
         key = WEIGHTS_KEY if config.TRAIN.TEACHER_PRETRAINED else KEY
         lines = load_pretrained(model, found.weights, key, needs_head=True)
-    return Teacher(model, config.DATA, found.config.DATA, outputs, found.side), lines
+    return Teacher(model, config.DATA, found.config.DATA, outputs, _side_of(found, model)), lines
 
 
 def random_teacher(config: Config, num_classes: int) -> Teacher:
     """Return the teacher with random weights, for memory trials."""
     found = find_teacher(config)
     model = _build(found, num_classes)
-    return Teacher(model, config.DATA, found.config.DATA, side=found.side)
+    return Teacher(model, config.DATA, found.config.DATA, side=_side_of(found, model))
 
 
 def _build(found: TeacherSource, num_classes: int) -> torch.nn.Module:
@@ -58,6 +58,13 @@ def _build(found: TeacherSource, num_classes: int) -> torch.nn.Module:
         return build_model(found.config, num_classes)
     except ConfigError as error:
         raise ConfigError(f"{KEY}: {str(error).removeprefix('MODEL.NAME: ')}") from None
+
+
+def _side_of(found: TeacherSource, model: torch.nn.Module) -> int | None:
+    """Return the side of the square images that the teacher gets; None: images as the student gets them."""
+    if found.side and found.config.DATA.TOKENS:  # square images with at most as many patches
+        return math.isqrt(found.config.DATA.TOKENS) * model.get_patch_size()[0]
+    return found.side
 
 
 def find_teacher(config: Config) -> TeacherSource:
@@ -104,19 +111,10 @@ def _of_run(config: Config, path: str, record: dict) -> TeacherSource:
             f"{then.DATA.IMAGE_CHANNELS}, or name another teacher"
         )
     # The teacher gets the student's images. With DATA.TOKENS, a plain ViT is built for sequences of patches too.
-    side = None if config.DATA.TOKENS else _side_of(then)
+    side = None if config.DATA.TOKENS else then.DATA.IMAGE_SIZE
     data = replace(then.DATA, TOKENS=config.DATA.TOKENS or then.DATA.TOKENS)
     then = replace(then, DATA=data, MODEL=replace(then.MODEL, FREEZE=()))
     return TeacherSource(then, path, list(names), then.MODEL.NUM_CLASSES or len(names), side)
-
-
-def _side_of(config: Config) -> int:
-    """Return the side of the square images that a teacher with these settings gets."""
-    if not config.DATA.TOKENS:
-        return config.DATA.IMAGE_SIZE
-    from extras.native_aspect.models import patch_size_of  # extra: native_aspect
-
-    return math.isqrt(config.DATA.TOKENS) * patch_size_of(config)
 
 
 def _outputs(found: TeacherSource, classes: list[str], num_classes: int) -> list[int]:

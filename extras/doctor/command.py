@@ -131,20 +131,18 @@ def next_batch(config: Config, state: dict) -> Batches:
 def make_model(config: Config, state: dict, batches: Batches) -> torch.nn.Module:
     """Build the model with the run's weights. Raise ConfigError if the batches do not fit it."""
     num_classes = config.MODEL.NUM_CLASSES or len(state["class_names"])
-    check_batches(config, num_classes, batches)
     model = build_model(config, num_classes)
+    check_batches(config, model, num_classes, batches)
     load_exactly(model, merged(state["state_dict"], state["config"]), Path("the run's weights"))
     return model
 
 
-def check_batches(config: Config, num_classes: int, batches: Batches) -> None:
+def check_batches(config: Config, model: torch.nn.Module, num_classes: int, batches: Batches) -> None:
     """Raise ConfigError if the images or classes of the batches do not fit the model."""
     data, first = config.DATA, 0
     shape, settings = [data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE], "DATA.IMAGE_CHANNELS, DATA.IMAGE_SIZE"
     if data.TOKENS:
-        from extras.native_aspect.models import patch_size_of  # extra: native_aspect
-
-        shape, settings = [data.TOKENS + 1, patch_size_of(config) ** 2 * data.IMAGE_CHANNELS], "DATA.TOKENS"
+        shape, settings = [data.TOKENS + 1, model.get_patch_size()[0] ** 2 * data.IMAGE_CHANNELS], "DATA.TOKENS"
         first = 1  # the number of patches may differ between updates
     for (images, targets, *_), _ in batches.batches:
         found = list(images.shape[1:])

@@ -19,7 +19,7 @@ from engine.precision.policy import Precision, amp_hint
 from engine.train.micro_batches import Guard
 from engine.train.trainer import Trainer
 from engine.trial import build_trial
-from extras.memory.guard import MemoryGuard, release, shortage, size_of_images
+from extras.memory.guard import MemoryGuard, release, shortage
 from models import add_adapters, build_model
 from utils.distributed import Process
 from utils.errors import ConfigError, StoppedBySignal
@@ -84,8 +84,18 @@ def can_run_out(device: torch.device) -> bool:
     return device.type in ("cuda", "xpu")
 
 
+def size_of_images(config: Config) -> tuple[str, str, str]:
+    """Return the setting that decides the size of training images, its value, and the name of the size."""
+    data = config.DATA
+    if not data.TOKENS:
+        return "DATA.IMAGE_SIZE", str(data.IMAGE_SIZE), "image size"
+    if data.TRAIN_TOKENS:
+        return "DATA.TRAIN_TOKENS", f"up to {max(data.TRAIN_TOKENS)}", "number of patches"
+    return "DATA.TOKENS", str(data.TOKENS), "number of patches"
+
+
 def refuse(config: Config, how: str, device: torch.device) -> None:
-    setting, value = size_of_images(config)
+    setting, value, _ = size_of_images(config)
     raise ConfigError(
         f"DATA.BATCH_SIZE is auto, but no batch fits, not even one of {counted(unit_of(config), 'image')} ({how}); "
         f"lower {setting} ({value}), choose a smaller model (MODEL.NAME is {config.MODEL.NAME})"

@@ -36,14 +36,6 @@ def release(device: torch.device) -> None:
         getattr(torch, device.type).empty_cache()
 
 
-def size_of_images(config: Config) -> tuple[str, str]:
-    """Return the setting that decides the size of training images, and its value for a message."""
-    data = config.DATA
-    if data.TRAIN_TOKENS:
-        return "DATA.TRAIN_TOKENS", f"up to {max(data.TRAIN_TOKENS)}"
-    return ("DATA.TOKENS", str(data.TOKENS)) if data.TOKENS else ("DATA.IMAGE_SIZE", str(data.IMAGE_SIZE))
-
-
 class MemoryGuard(RehearsingGuard):
     """Repeats an update with smaller micro-batches until it fits into memory.
 
@@ -167,13 +159,13 @@ class MemoryGuard(RehearsingGuard):
         return f"-batch_size {size} -accum_iter {each // size}{mode}"
 
     def _refuse(self, step: int) -> None:
-        config = self._config
+        from extras.memory.batch_size import size_of_images
+
         smallest = "1 image" if self.order.unit == 1 else "2 images (mixup and cutmix take them in pairs)"
-        amp = "" if config.AMP else ", or use -amp"
-        setting, value = size_of_images(config)
-        what = "number of patches" if config.DATA.TOKENS else "image size"
+        amp = "" if self._config.AMP else ", or use -amp"
+        setting, value, what = size_of_images(self._config)
         raise ConfigError(
             f"{setting} is {value}: memory runs out at step {step} even with micro-batches of {smallest}; lower the {what}, "
-            f"choose a smaller model (MODEL.NAME is {config.MODEL.NAME}){amp}; or stop other programs that use the "
+            f"choose a smaller model (MODEL.NAME is {self._config.MODEL.NAME}){amp}; or stop other programs that use the "
             "device's memory"
         )

@@ -131,3 +131,9 @@ def patch_size_of(config: Config) -> int:
     """Return the side of the model's patches in pixels."""
     data = Data(IMAGE_SIZE=config.DATA.IMAGE_SIZE, IMAGE_CHANNELS=config.DATA.IMAGE_CHANNELS, TOKENS=config.DATA.TOKENS)
     return _patch_size(config.MODEL, data)
+
+
+def image_bytes(config: Config) -> int:
+    """Return the bytes of an image with the largest number of patches in a batch, including the row with its size."""
+    data = config.DATA
+    return (max((data.TOKENS, *data.TRAIN_TOKENS)) + 1) * patch_size_of(config) ** 2 * data.IMAGE_CHANNELS

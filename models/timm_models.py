@@ -13,8 +13,11 @@ from utils.errors import ConfigError, did_you_mean
 from utils.torch_internals import import_timm
 
 
-def build_timm(config: Config, num_classes: int) -> nn.Module:
-    """Return timm's model MODEL.NAME with random weights, without network access."""
+def build_timm(config: Config, num_classes: int, added: dict[str, Any] | None = None) -> nn.Module:
+    """Return timm's model MODEL.NAME with random weights, without network access.
+
+    `added`: further arguments, which error messages do not name, because no setting has them.
+    """
     timm, name = import_timm(), config.MODEL.NAME
     # This also refuses hf-hub:... names: timm would access the network for them, even without pretrained weights.
     if not timm.is_model(name):
@@ -29,11 +32,12 @@ def build_timm(config: Config, num_classes: int) -> nn.Module:
         raise ConfigError(f"MODEL.NAME: {name}: {error}{did_you_mean(name, timm.list_pretrained())}") from None
     check_kwargs(config.MODEL)
     takes_size = timm_config is not None and timm_config.fixed_input_size
-    model = _create(config.MODEL, num_classes, _arguments(config, takes_size))
+    model = _create(config.MODEL, num_classes, _arguments(config, takes_size), added or {})
     patch_embed = getattr(model, "patch_embed", None)
     if isinstance(patch_embed, timm.layers.PatchEmbed):
         check_patches(config, patch_embed.patch_size[0])
-    if (config.TRAIN.SIZE_SCHEDULE or config.MODEL.KWARGS or not takes_size) and not next(model.parameters()).is_meta:
+    may_fail = config.TRAIN.SIZE_SCHEDULE or config.MODEL.KWARGS or added or not takes_size
+    if may_fail and not next(model.parameters()).is_meta:
         _check_sides(config, model)
     return model
 
@@ -61,10 +65,10 @@ def _check_sides(config: Config, model: nn.Module) -> None:
     model.train()
 
 
-def _create(settings: Model, num_classes: int, arguments: dict[str, Any]) -> nn.Module:
+def _create(settings: Model, num_classes: int, arguments: dict[str, Any], added: dict[str, Any]) -> nn.Module:
     """Return timm's model with these arguments. An argument that the model does not have is left out if it is 0."""
     timm, setting_of = import_timm(), OF_A_MODEL | {"dynamic_img_size": "TRAIN.SIZE_SCHEDULE"}
-    name, kwargs = settings.NAME, settings.KWARGS
+    name, kwargs = settings.NAME, {**settings.KWARGS, **added}
     with refusing_values(settings):
         try:
             return timm.create_model(name, pretrained=False, num_classes=num_classes, **arguments, **kwargs)
@@ -77,14 +81,14 @@ def _create(settings: Model, num_classes: int, arguments: dict[str, Any]) -> nn.
                 ) from None
             if refused in arguments and arguments[refused] == 0:  # a model without this argument has a rate of 0 anyway
                 rest = {argument: value for argument, value in arguments.items() if argument != refused}
-                return _create(settings, num_classes, rest)
+                return _create(settings, num_classes, rest, added)
             if refused in arguments:
                 raise ConfigError(f"{setting_of[refused]}: {name} does not support this setting; set it to 0") from None
             if refused and "unexpected" in str(error):
                 refuse_unknown(settings, refused, type(timm.create_model(name)))
             raise
         except (AssertionError, RuntimeError, ValueError) as error:
-            if kwargs:
+            if settings.KWARGS:
                 raise
             values = ", ".join(f"{setting_of[argument]} {value}" for argument, value in arguments.items())
             values, why = values or "these settings", str(error)

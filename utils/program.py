@@ -215,8 +215,8 @@ def _remedy_for(error: BaseException) -> str | None:
     if isinstance(error, MemoryError) or any(each in text for each in OUT_OF_MEMORY):
         how = next(iter(text.splitlines()), type(error).__name__)
         return (
-            f"out of memory ({how}); lower DATA.BATCH_SIZE, DATA.IMAGE_SIZE or the size of the model (MODEL.EMBED_DIM, "
-            "MODEL.DEPTH), or stop other programs that use memory"
+            f"out of memory ({how}); lower DATA.BATCH_SIZE, DATA.IMAGE_SIZE (or DATA.TOKENS) or the size of the model "
+            "(MODEL.EMBED_DIM, MODEL.DEPTH), or stop other programs that use memory"
         )
     if os.strerror(errno.EMFILE) in text:  # an OSError, or torch's error with the same text
         return "too many open files for the limit of this shell; raise it, for example with ulimit -n 4096, or lower -num_workers"

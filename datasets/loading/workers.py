@@ -57,7 +57,7 @@ def choose_workers(config: Config, image_set: ImageSet, process: Process) -> Wor
         kind = "threads" if on_cpu else _kind_on_gpu(config, image_set, process, count)
     # On a CPU threads read no batch ahead, because all cores share each operation and would wait for a core that loads.
     # A ViT-Tiny run is 6 to 14% faster when all cores load a batch and then all compute.
-    ahead = 0 if on_cpu else AHEAD_OF_PROCESS if kind == "processes" else _ahead_of_threads(data, process)
+    ahead = 0 if on_cpu else AHEAD_OF_PROCESS if kind == "processes" else _ahead_of_threads(config, process)
     return Workers(kind, count, ahead)
 
 
@@ -73,19 +73,21 @@ def saturate_gil(num_threads: int, config: Config, image_set: ImageSet) -> bool:
     return num_threads * (GIL_IN_MEMORY if image_set.in_memory else decoding) > MAX_GIL
 
 
-def shared_bytes(data: Data, num_processes: int) -> int:
+def shared_bytes(config: Config, num_processes: int) -> int:
     """Return the bytes of shared memory that the batches of this number of loader processes need.
 
     Training batches stay in memory during evaluation, so both kinds of batches need memory.
     """
-    num_images = data.BATCH_SIZE + (data.BATCH_SIZE_EVAL or data.BATCH_SIZE)
-    return num_processes * AHEAD_OF_PROCESS * num_images * _image_bytes(data)
+    num_images = config.DATA.BATCH_SIZE + (config.DATA.BATCH_SIZE_EVAL or config.DATA.BATCH_SIZE)
+    return num_processes * AHEAD_OF_PROCESS * num_images * _image_bytes(config)
 
 
-def _image_bytes(data: Data) -> int:
-    # Patches usually have 16 x 16 pixels.
-    pixels = 256 * max((data.TOKENS, *data.TRAIN_TOKENS)) if data.TOKENS else data.IMAGE_SIZE**2
-    return data.IMAGE_CHANNELS * pixels
+def _image_bytes(config: Config) -> int:
+    if config.DATA.TOKENS:
+        from extras.native_aspect.models import image_bytes  # extra: native_aspect
+
+        return image_bytes(config)
+    return config.DATA.IMAGE_CHANNELS * config.DATA.IMAGE_SIZE**2
 
 
 def _count_on_cpu(data: Data, image_set: ImageSet, process: Process) -> int:
@@ -101,19 +103,19 @@ def _kind_on_gpu(config: Config, image_set: ImageSet, process: Process, count: i
     """Return "threads", which cost less, unless they saturate the GIL and shared memory is enough for processes."""
     if sys.platform != "linux" or image_set.is_read_in_groups or not saturate_gil(count, config, image_set):
         return "threads"
-    needed = shared_bytes(config.DATA, count * process.local_size)
+    needed = shared_bytes(config, count * process.local_size)
     has_room = SHARED_MEMORY.is_dir() and needed <= MAX_FRACTION_SHARED * shutil.disk_usage(SHARED_MEMORY).free
     return "processes" if has_room else "threads"
 
 
-def _ahead_of_threads(data: Data, process: Process) -> int:
+def _ahead_of_threads(config: Config, process: Process) -> int:
     """Return the number of batches that all threads together prefetch, as far as memory allows.
 
     16 batches of 256 images bridge a file-system stall of 0.8 s at 5,000 images/s.
     """
     room = min(BYTES_AHEAD, MAX_FRACTION_AHEAD * free_host_memory() / process.local_size)
     # torch rounds each allocation of pinned memory up to a power of two.
-    pinned = 1 << (data.BATCH_SIZE * _image_bytes(data) - 1).bit_length()
+    pinned = 1 << (config.DATA.BATCH_SIZE * _image_bytes(config) - 1).bit_length()
     return min(max(int(room / pinned), MIN_AHEAD), MAX_AHEAD)
 
 

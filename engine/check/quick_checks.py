@@ -185,10 +185,10 @@ def refuse_full_disk(path: Path, each: int) -> None:
 
 def check_shared_memory(config: Config, num_workers: int) -> Finding:
     """Check that the prefetched batches of loader processes fit into shared memory. Otherwise SIGBUS kills loaders."""
-    data, title = config.DATA, "shared memory"
+    title = "shared memory"
     if not num_workers or not SHARED_MEMORY.is_dir():
         return Finding(title, "not needed")
-    need, free = shared_bytes(data, num_workers), free_bytes(SHARED_MEMORY)
+    need, free = shared_bytes(config, num_workers), free_bytes(SHARED_MEMORY)
     needs, has = format_bytes_apart(need, free)
     text = (
         f"{counted(num_workers, 'loader process')} with {counted(AHEAD_OF_PROCESS, 'batch')} each: {needs} of {has} in "

@@ -1,5 +1,6 @@
 """Finds the teacher that the settings name, and checks that its classes fit the data."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -42,14 +43,14 @@ def load_teacher(config: Config, classes: Sequence[str], num_classes: int) -> tu
             _check_number(model, found.weights, num_classes)
         key = WEIGHTS_KEY if config.TRAIN.TEACHER_PRETRAINED else KEY
         lines = load_pretrained(model, found.weights, key, needs_head=True)
-    return Teacher(model, config.DATA, found.config.DATA, outputs, found.side), lines
+    return Teacher(model, config.DATA, found.config.DATA, outputs, _side_of(found, model)), lines
 
 
 def random_teacher(config: Config, num_classes: int) -> Teacher:
     """Return the teacher with random weights, for memory trials."""
     found = find_teacher(config)
     model = _build(found, num_classes)
-    return Teacher(model, config.DATA, found.config.DATA, side=found.side)
+    return Teacher(model, config.DATA, found.config.DATA, side=_side_of(found, model))
 
 
 def _build(found: TeacherSource, num_classes: int) -> torch.nn.Module:
@@ -57,6 +58,13 @@ def _build(found: TeacherSource, num_classes: int) -> torch.nn.Module:
         return build_model(found.config, num_classes)
     except ConfigError as error:
         raise ConfigError(f"{KEY}: {str(error).removeprefix('MODEL.NAME: ')}") from None
+
+
+def _side_of(found: TeacherSource, model: torch.nn.Module) -> int | None:
+    """Return the side of the square images that the teacher gets; None: images as the student gets them."""
+    if found.side and found.config.DATA.TOKENS:  # square images with at most as many patches
+        return math.isqrt(found.config.DATA.TOKENS) * model.get_patch_size()[0]
+    return found.side
 
 
 def find_teacher(config: Config) -> TeacherSource:
@@ -75,7 +83,8 @@ def find_teacher(config: Config) -> TeacherSource:
     file = find_file(weights) if weights else None
     has_means = cfg is not None and len(cfg.mean) == config.DATA.IMAGE_CHANNELS
     images = {"IMAGENET_MEAN": tuple(cfg.mean), "IMAGENET_STD": tuple(cfg.std)} if has_means else {}
-    has_side = cfg is not None and cfg.fixed_input_size and not config.DATA.TOKENS
+    # With DATA.TOKENS, the teacher gets patches, and the size of its weights' images only sets its position embedding.
+    has_side = cfg is not None and (cfg.fixed_input_size or config.DATA.TOKENS)
     side = cfg.input_size[-1] if has_side else None
     data = replace(config.DATA, **images, **({"IMAGE_SIZE": side} if side else {}))
     # The teacher needs no schedule of sizes: its model takes images of one size, or of any size.
@@ -83,7 +92,7 @@ def find_teacher(config: Config) -> TeacherSource:
     built = replace(config, DATA=data, MODEL=Model(TYPE="timm", NAME=name), TRAIN=train)
     names = read_record(file).get("class_names") if file else None
     number = len(names) if names else None if file or cfg is None else cfg.num_classes
-    return TeacherSource(built, weights or name, names, number, side)
+    return TeacherSource(built, weights or name, names, number, None if config.DATA.TOKENS else side)
 
 
 def _of_run(config: Config, path: str, record: dict) -> TeacherSource:

@@ -131,20 +131,25 @@ def next_batch(config: Config, state: dict) -> Batches:
 def make_model(config: Config, state: dict, batches: Batches) -> torch.nn.Module:
     """Build the model with the run's weights. Raise ConfigError if the batches do not fit it."""
     num_classes = config.MODEL.NUM_CLASSES or len(state["class_names"])
-    check_batches(config, num_classes, batches)
     model = build_model(config, num_classes)
+    check_batches(config, model, num_classes, batches)
     load_exactly(model, merged(state["state_dict"], state["config"]), Path("the run's weights"))
     return model
 
 
-def check_batches(config: Config, num_classes: int, batches: Batches) -> None:
+def check_batches(config: Config, model: torch.nn.Module, num_classes: int, batches: Batches) -> None:
     """Raise ConfigError if the images or classes of the batches do not fit the model."""
-    shape = (config.DATA.IMAGE_CHANNELS, config.DATA.IMAGE_SIZE, config.DATA.IMAGE_SIZE)
+    data, first = config.DATA, 0
+    shape, settings = [data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE], "DATA.IMAGE_CHANNELS, DATA.IMAGE_SIZE"
+    if data.TOKENS:
+        shape, settings = [data.TOKENS + 1, model.get_patch_size()[0] ** 2 * data.IMAGE_CHANNELS], "DATA.TOKENS"
+        first = 1  # the number of patches may differ between updates
     for (images, targets, *_), _ in batches.batches:
-        if tuple(images.shape[1:]) != shape and not config.DATA.TOKENS:
+        found = list(images.shape[1:])
+        if found[first:] != shape[first:]:
             raise ConfigError(
-                f"-batch: its images are {list(images.shape[1:])}, but the images of this run are {list(shape)} "
-                "(DATA.IMAGE_CHANNELS, DATA.IMAGE_SIZE); give a batch of this run"
+                f"-batch: its images are {found}, but the images of this run are {shape} ({settings}); "
+                "give a batch of this run"
             )
         low, high = targets.min(), targets.max()
         if targets.shape[1] != num_classes if targets.ndim == 2 else not 0 <= low <= high < num_classes:

@@ -62,7 +62,9 @@ def read_overflow(path: Path) -> Batches:
             f"-batch: {path} contains no batch (tensors `images` and `targets`); give a run's {OVERFLOW_FILE}"
         )
     sizes = state.get("sizes", [len(targets)])
-    if images.dtype != torch.uint8 or images.ndim != 4 or not len(targets) == len(images) == sum(sizes) > 0:
+    # Images at their own aspect ratio (DATA.TOKENS) are [B, N + 1, P * P * C].
+    is_batch = images.dtype == torch.uint8 and images.ndim in (3, 4) and len(targets) == len(images) == sum(sizes) > 0
+    if not is_batch:
         raise ConfigError(
             f"-batch: {path}: `images` must be uint8 [B, C, H, W] with B at least 1, and `targets` must have B entries"
         )

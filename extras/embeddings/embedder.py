@@ -69,8 +69,8 @@ class Embedder:
         data = self.config.DATA
         if data.TOKENS:
             raise ConfigError(
-                f"{trained.source}: the model takes sequences of patches (DATA.TOKENS {data.TOKENS}), for which there are no "
-                "embeddings; name a model of square images"
+                f"{trained.source}: embed.py does not support models with DATA.TOKENS ({data.TOKENS}); name a model of "
+                "square images"
             )
         self.rules, self.batch_size = PixelRules.of(data), data.BATCH_SIZE_EVAL or data.BATCH_SIZE
         try:

@@ -84,11 +84,21 @@ def can_run_out(device: torch.device) -> bool:
     return device.type in ("cuda", "xpu")
 
 
+def size_of_images(config: Config) -> tuple[str, str, str]:
+    """Return the setting that decides the size of training images, its value, and the name of the size."""
+    data = config.DATA
+    if not data.TOKENS:
+        return "DATA.IMAGE_SIZE", str(data.IMAGE_SIZE), "image size"
+    if data.TRAIN_TOKENS:
+        return "DATA.TRAIN_TOKENS", f"up to {max(data.TRAIN_TOKENS)}", "number of patches"
+    return "DATA.TOKENS", str(data.TOKENS), "number of patches"
+
+
 def refuse(config: Config, how: str, device: torch.device) -> None:
-    name = "DATA.TOKENS" if config.DATA.TOKENS else "DATA.IMAGE_SIZE"
+    setting, value, _ = size_of_images(config)
     raise ConfigError(
         f"DATA.BATCH_SIZE is auto, but no batch fits, not even one of {counted(unit_of(config), 'image')} ({how}); "
-        f"lower {name} ({config.DATA.TOKENS or config.DATA.IMAGE_SIZE}), choose a smaller model (MODEL.NAME is {config.MODEL.NAME})"
+        f"lower {setting} ({value}), choose a smaller model (MODEL.NAME is {config.MODEL.NAME})"
         f"{amp_hint(config.AMP, device)}, or stop other programs that use the memory"
     )
 
@@ -141,11 +151,8 @@ class Trial:
         if config.TRAIN.SIZE_SCHEDULE:
             train = replace(train, SIZE_SCHEDULE=(f"0:{config.largest_train_side}",))
         model = replace(config.MODEL, NUM_CLASSES=num_classes)
-        data = (
-            replace(config.DATA, TRAIN_TOKENS=(max(config.DATA.TRAIN_TOKENS),))
-            if config.DATA.TRAIN_TOKENS
-            else config.DATA
-        )
+        tokens = config.DATA.TRAIN_TOKENS
+        data = replace(config.DATA, TRAIN_TOKENS=(max(tokens),) if tokens else ())
         self.config = replace(config, COMPILE=False, DATA=data, TRAIN=train, MODEL=model)
         self.device, self.stop = process.device, stop
         self.has_others, self.probes = process.world_size > 1, process.world_size > 1 and not config.COMPILE

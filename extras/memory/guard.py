@@ -159,15 +159,13 @@ class MemoryGuard(RehearsingGuard):
         return f"-batch_size {size} -accum_iter {each // size}{mode}"
 
     def _refuse(self, step: int) -> None:
-        config = self._config
+        from extras.memory.batch_size import size_of_images
+
         smallest = "1 image" if self.order.unit == 1 else "2 images (mixup and cutmix take them in pairs)"
-        amp = "" if config.AMP else ", or use -amp"
-        size, remedy = f"DATA.IMAGE_SIZE is {config.DATA.IMAGE_SIZE}", "lower the image size"
-        if tokens := config.DATA.TOKENS:
-            size = f"DATA.TOKENS is {max((tokens, *config.DATA.TRAIN_TOKENS))}"
-            remedy = "lower it and DATA.TRAIN_TOKENS"
+        amp = "" if self._config.AMP else ", or use -amp"
+        setting, value, what = size_of_images(self._config)
         raise ConfigError(
-            f"{size}: memory runs out at step {step} even with micro-batches of {smallest}; {remedy}, "
-            f"choose a smaller model (MODEL.NAME is {config.MODEL.NAME}){amp}; or stop other programs that use the "
+            f"{setting} is {value}: memory runs out at step {step} even with micro-batches of {smallest}; lower the {what}, "
+            f"choose a smaller model (MODEL.NAME is {self._config.MODEL.NAME}){amp}; or stop other programs that use the "
             "device's memory"
         )

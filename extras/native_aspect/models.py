@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from configs.schema import Arguments, Config, Data, Model
-from models.kwargs import check_kwargs
+from configs.schema import Config, Data, Model
+from models.kwargs import check_kwargs, refuse_unknown
 from models.timm_models import build_timm
 from models.vit import check_patches, sincos2d
 from utils.errors import ConfigError
@@ -22,9 +22,14 @@ def build_native(config: Config, num_classes: int) -> nn.Module:
     """Return the NaFlexVit with these settings and random weights, as timm builds it."""
     from timm.models.naflexvit import NaFlexVit
 
-    settings = config.MODEL
-    native = dataclasses.replace(config, MODEL=_of_vit(config) if settings.TYPE == "vit" else _of_timm(config))
-    model = build_timm(native, num_classes)
+    settings, (native, added) = config.MODEL, _of_vit(config) if config.MODEL.TYPE == "vit" else _of_timm(config)
+    try:
+        model = build_timm(dataclasses.replace(config, MODEL=native), num_classes, added)
+    except (ConfigError, TypeError) as error:
+        # A few models have parts that NaFlexVit lacks.
+        if "NaFlexVit.__init__() got unexpected" in str(error):
+            raise _refusal(config) from None
+        raise
     if not isinstance(model, NaFlexVit):
         raise _refusal(config)
     embeds = model.embeds
@@ -56,26 +61,32 @@ def _check_patches(config: Config, embeds: nn.Module) -> None:
 
 def arguments_of(config: Config) -> tuple[str, dict[str, Any]]:
     """Return the name and the arguments with which timm builds this model."""
-    settings = config.MODEL
-    native = _of_vit(config) if settings.TYPE == "vit" else _of_timm(config)
-    size = {"img_size": config.DATA.IMAGE_SIZE} if "use_naflex" in native.KWARGS else {}
-    return native.NAME, {**native.KWARGS, **size}
+    native, added = _of_vit(config) if config.MODEL.TYPE == "vit" else _of_timm(config)
+    size = {"img_size": config.DATA.IMAGE_SIZE} if "use_naflex" in added else {}
+    return native.NAME, {**native.KWARGS, **added, **size}
 
 
-def _of_timm(config: Config) -> Model:
-    """Return the settings that build this timm model as a NaFlexVit."""
+def _of_timm(config: Config) -> tuple[Model, dict[str, Any]]:
+    """Return the settings and further arguments that build this timm model as a NaFlexVit."""
+    from timm.models.naflexvit import NaFlexVitCfg
+
     timm, settings = import_timm(), config.MODEL
     where = timm.models.model_entrypoint(settings.NAME).__module__ if timm.is_model(settings.NAME) else OWN
     if where not in (*PLAIN, OWN):
         raise _refusal(config)
-    # build_timm tries the image size, which sequences do not use. Padding makes this work with any patch size.
-    added = {"use_naflex": True} if where in PLAIN else {"dynamic_img_pad": True}
     check_kwargs(settings)
-    return dataclasses.replace(settings, KWARGS=Arguments({**settings.KWARGS, **added}))
+    if where in PLAIN:
+        return settings, {"use_naflex": True}
+    fields = {each.name for each in dataclasses.fields(NaFlexVitCfg)}
+    for name in settings.KWARGS:
+        if name not in fields:
+            refuse_unknown(settings, name, NaFlexVitCfg)
+    # build_timm tests the model with a square of DATA.IMAGE_SIZE. Padding lets this test pass for any patch size.
+    return settings, {"dynamic_img_pad": True}
 
 
-def _of_vit(config: Config) -> Model:
-    """Return the settings of the timm model that equals this plain ViT."""
+def _of_vit(config: Config) -> tuple[Model, dict[str, Any]]:
+    """Return the settings and further arguments that build a NaFlexVit with the architecture of this plain ViT."""
     settings = config.MODEL
     check_patches(config, settings.PATCH_SIZE)
     check_kwargs(settings)
@@ -92,20 +103,21 @@ def _of_vit(config: Config) -> Model:
         "proj_drop_rate": settings.DROPOUT or 0.0,
         "fix_init": False,  # as in a plain ViT: no smaller weights in later blocks
     }
-    return Model(
+    model = Model(
         TYPE="timm",
-        NAME="vit_base_patch16_224",  # each of its sizes is replaced
+        NAME="vit_base_patch16_224",  # `arguments` override its sizes
         ATTENTION_DROPOUT=settings.ATTENTION_DROPOUT or 0.0,
         DROPPATH=settings.DROPPATH or 0.0,
-        KWARGS=Arguments({**arguments, **settings.KWARGS}),
+        KWARGS=settings.KWARGS,
     )
+    return model, {name: value for name, value in arguments.items() if name not in settings.KWARGS}
 
 
 def _refusal(config: Config) -> ConfigError:
     return ConfigError(
         f"MODEL.NAME: {config.MODEL.NAME} cannot take images at their own aspect ratio (DATA.TOKENS is "
-        f"{config.DATA.TOKENS}); choose one of timm's naflexvit_*, vit_* or eva02_*, or "
-        "set DATA.TOKENS=null"
+        f"{config.DATA.TOKENS}); choose another model, for example naflexvit_base_patch16_gap or vit_small_patch16_224 "
+        "(docs/native-aspect.md lists the models), or set DATA.TOKENS=null"
     )
 
 
@@ -119,3 +131,9 @@ def patch_size_of(config: Config) -> int:
     """Return the side of the model's patches in pixels."""
     data = Data(IMAGE_SIZE=config.DATA.IMAGE_SIZE, IMAGE_CHANNELS=config.DATA.IMAGE_CHANNELS, TOKENS=config.DATA.TOKENS)
     return _patch_size(config.MODEL, data)
+
+
+def image_bytes(config: Config) -> int:
+    """Return the bytes of an image with the largest number of patches in a batch, including the row with its size."""
+    data = config.DATA
+    return (max((data.TOKENS, *data.TRAIN_TOKENS)) + 1) * patch_size_of(config) ** 2 * data.IMAGE_CHANNELS

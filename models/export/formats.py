@@ -79,8 +79,8 @@ def export(subject: Subject, name: str, target: Path) -> str:
     chosen = FORMATS[name]
     if subject.config.DATA.TOKENS and chosen.suffix:
         raise ConfigError(
-            f"-to {name}: {subject.name} takes sequences of patches (DATA.TOKENS {subject.config.DATA.TOKENS}), and timm "
-            "reads the size of each image from their values, which a graph cannot; use -to hf or .safetensors"
+            f"-to {name}: {subject.name} takes images of varying size (DATA.TOKENS {subject.config.DATA.TOKENS}). timm reads "
+            "each size from the data, which an exported graph cannot; use -to hf or .safetensors"
         )
     check_target(name, target)
     chosen.refuse(subject)

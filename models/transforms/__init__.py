@@ -37,7 +37,7 @@ def choose_transforms(
     # Imported here because importing timm takes seconds.
     from models.transforms.class_token_block import ClassTokenBlock
 
-    settings, is_autocast = config.PRECISION, half is not None and config.PRECISION.MODE != "naive"
+    settings, data, is_autocast = config.PRECISION, config.DATA, half is not None and config.PRECISION.MODE != "naive"
     transforms: list[ModelTransform] = []
     if settings.CUSTOM_BLACK_LIST or settings.CUSTOM_WHITE_LIST:
         from extras.operator_lists import OpOverrides
@@ -86,7 +86,7 @@ def choose_transforms(
         # HalfResidual is after checkpointing, so that blocks save their input in half precision.
         transforms.append(HalfResidual(device.type, half, is_required=not pays))
     # The last two wrap the whole model. They follow ClassTokenBlock, because it checks the model's class.
-    if training and config.DETERMINISTIC and config.TRAIN.SIZE_SCHEDULE and device.type != "cpu":
+    if training and config.DETERMINISTIC and (config.TRAIN.SIZE_SCHEDULE or data.TOKENS) and device.type != "cpu":
         from models.transforms.blocks import ResizeByMatrices
 
         transforms.append(ResizeByMatrices())

@@ -115,6 +115,11 @@ class ResizeByMatrices(ModelTransform):
     """Resizing of position embeddings by matrix products. torch's resizing has no deterministic gradient on GPUs."""
 
     def apply(self, model: nn.Module) -> list[str]:
+        if getattr(getattr(model, "embeds", None), "pos_embed_use_grid_sample", False):
+            raise ConfigError(
+                "MODEL.KWARGS: pos_embed_use_grid_sample is true, but DETERMINISTIC is true too, and torch has no "
+                "deterministic gradient of grid_sample on GPUs; remove one of these settings"
+            )
         wrap(model, self)
         return []
 
@@ -131,9 +136,15 @@ class ByMatrices(TorchFunctionMode):
         return (resized if function is functional.interpolate else function)(*args, **(kwargs or {}))
 
 
-def resized(images: Tensor, size: tuple[int, int], **how) -> Tensor:
-    """Resize [B, C, H, W] to [B, C, *size] like functional.interpolate, but by matrix products for rows and columns."""
+def resized(images: Tensor, size: tuple[int, int] | int, **how) -> Tensor:
+    """Resize [B, C, H, W] to [B, C, *size] like functional.interpolate, but by matrix products for rows and columns.
+
+    [B, C, L], a factorized position embedding, is resized to [B, C, size].
+    """
     with torch.autocast(images.device.type, enabled=False):
+        if images.ndim == 3:
+            identity = torch.eye(images.shape[2], device=images.device, dtype=images.dtype)
+            return images @ functional.interpolate(identity[None], size, **how)[0]
         of_rows, of_columns = (
             functional.interpolate(
                 torch.eye(before, device=images.device, dtype=images.dtype)[None, None], (after, before), **how

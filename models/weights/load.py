@@ -1,5 +1,6 @@
 """Loads pretrained weights from a file or timm's hub. The weights are adapted to the model, or refused."""
 
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -145,7 +146,7 @@ def _fit_image_size(model: nn.Module, state: dict[str, Tensor], lines: list[str]
         fitted = resize(dict(state), model)
     except Exception:  # weights of another architecture: _check_same_architecture reports the differences
         return state
-    key = "embeds.pos_embed"  # NaFlexVit's, which timm's filter does not resize: [1, rows, columns, D]
+    key = "embeds.pos_embed"  # timm's filter does not resize NaFlexVit's position embedding, [1, rows, columns, D]
     if key in own and key in fitted and fitted[key].ndim == 4 and fitted[key].shape[-1] == own[key].shape[-1]:
         state[key] = fitted[key]
         fitted[key] = resample_abs_pos_embed_nhwc(state[key], list(own[key].shape[1:3]))
@@ -157,8 +158,18 @@ def _fit_image_size(model: nn.Module, state: dict[str, Tensor], lines: list[str]
 
 
 def _fit_channels(model: nn.Module, state: dict[str, Tensor], lines: list[str]) -> None:
-    """Adapt the first convolution from RGB to this model's channels. For grey images, sum its weights over RGB."""
+    """Adapt the first convolution from RGB to this model's channels. For grey images, sum its weights over RGB.
+
+    NaFlexVit has a linear layer instead, whose inputs are [P, P, C].
+    """
     from timm.models import adapt_input_conv
+
+    embeds, weight = getattr(model, "embeds", None), state.get("embeds.proj.weight")
+    is_rgb = embeds is not None and weight is not None and weight.shape[1:] == (3 * math.prod(embeds.patch_size),)
+    if is_rgb and embeds.in_chans != 3:
+        kernel = adapt_input_conv(embeds.in_chans, weight.unflatten(1, (*embeds.patch_size, 3)).permute(0, 3, 1, 2))
+        state["embeds.proj.weight"] = kernel.permute(0, 2, 3, 1).flatten(1)
+        lines.append(f"  embeds.proj adapted from 3 to {counted(embeds.in_chans, 'channel')}")
 
     first = next(((name, each) for name, each in model.named_modules() if isinstance(each, nn.Conv2d)), None)
     kernel = state.get(f"{first[0]}.weight") if first else None

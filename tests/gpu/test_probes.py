@@ -51,6 +51,8 @@ WAYS = [
 DISTILLED = "TRAIN.DISTILLATION_TYPE=hard TRAIN.TEACHER_MODEL=test_vit3"
 WAYS += ["TRAIN.SIZE_SCHEDULE=[0:16,1:32]", pytest.param(DISTILLED, marks=needing_extra("distillation"))]
 WAYS += [pytest.param("MODEL.LORA.RANK=4", marks=needing_extra("lora"))]
+SEQUENCES = "DATA.TOKENS=16 DATA.TRAIN_TOKENS=[6,16]"
+WAYS += [pytest.param(SEQUENCES, marks=needing_extra("native_aspect"))]
 
 
 @pytest.mark.parametrize("options", WAYS)

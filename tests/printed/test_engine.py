@@ -49,7 +49,7 @@ WEIGHTS = {
 
 def test_quick_check_rows_match_the_printed_page(tmp_path, monkeypatch):
     config = small_config(tmp_path, "KEEP_CHECKPOINTS=3", "DATA.BATCH_SIZE_EVAL=8")
-    sizes = {"free_bytes": lambda folder: free[-1], "shared_bytes": lambda data, workers: 3 * 2**19 * workers}
+    sizes = {"free_bytes": lambda folder: free[-1], "shared_bytes": lambda config, workers: 3 * 2**19 * workers}
     for name, function in sizes.items():
         monkeypatch.setattr(quick_checks, name, function)
     free, rows = [10 * 2**30], {}

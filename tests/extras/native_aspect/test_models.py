@@ -1,0 +1,376 @@
+"""Models of DATA.TOKENS in the other parts of a run: the doctor, deterministic kernels, teachers, memory and messages."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import timm
+import torch
+
+from datasets import build_normalize, load_image_sets
+from datasets.loading.workers import AHEAD_OF_PROCESS, shared_bytes
+from engine.checkpoint.find import read_checkpoint
+from engine.precision.policy import Precision
+from engine.record.advice import DataWaitAdvice
+from engine.record.saved_files import read_table
+from extras.native_aspect.grids import new_batch, pictures_of, set_grid
+from extras.native_aspect.readers import EvalSequenceTransform
+from extras.native_aspect.synthetic import blank_batch
+from models import build_model
+from models.compilation import parts_to_compile
+from models.transforms import choose_transforms
+from models.weights.load import load_pretrained
+from tests.extras.native_aspect.photos import VIT, noise, settings
+from tests.support.configs import CPU, replaced
+from tests.support.extras import needing_extra
+from tests.support.planted import run_out
+from tests.support.refusals import assert_names, refused
+from tests.support.runs import run, run_folder, typed
+from tests.support.trainers import make_trainer, update
+from utils.distributed import Process
+from utils.errors import ConfigError
+from utils.torch_internals import TorchDispatchMode
+
+pytestmark = pytest.mark.slow
+
+# The doctor
+
+
+@needing_extra("doctor")
+def test_doctor_replays_saved_batch_of_a_stopped_run(folder, tmp_path):
+    words = [
+        "-cfg",
+        str(folder / "native.yaml"),
+        "-output",
+        str(tmp_path / "o"),
+        "-amp",
+        "-amp_dtype",
+        "float16",
+        "-opts",
+    ]
+    options = "TRAIN.BASE_LR=1000 DATA.TRAIN_TOKENS=[12] PRECISION.MAX_CONSECUTIVE_SKIPS=2 TRAIN.RANDOM_ERASE_PROB=0.5"
+    stopped = run("main_single_gpu.py", *words, *options.split())
+    assert stopped.returncode == 3 and "python scripts/doctor.py" in stopped.stdout, stopped.printed
+    saved = run_folder(tmp_path / "o")
+    said = typed("scripts/doctor.py", saved).done().stdout
+    assert_names(said, "process 0: 8 images", "first: embeds.proj")
+    state = torch.load(saved / "overflow-batch.pth", weights_only=True)
+    torch.save(state | {"images": torch.zeros((8, 3, 8, 8), dtype=torch.uint8)}, saved / "overflow-batch.pth")
+    ended = typed("scripts/doctor.py", saved)
+    ended.refused("-batch", "DATA.TOKENS", page="extras/native_aspect/mistakes_of_models", case="doctor.py")
+
+
+# Deterministic kernels
+
+GPU = torch.device("cuda")
+
+
+class LikeCuda(TorchDispatchMode):
+    """Refuses the gradients for which CUDA has no deterministic kernel."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert not ("backward" in str(func) and ("upsample" in str(func) or "grid_sampler" in str(func))), func
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("positions", ["learned", "factorized"])
+def test_deterministic_gradients_of_position_embeddings_equal_default_ones(folder, positions, is_compiled):
+    config = settings(folder, "DETERMINISTIC=true", f"MODEL.KWARGS.pos_embed={positions}")
+    plain, chosen = build_model(config, 5), build_model(config, 5)
+    chosen.load_state_dict(plain.state_dict())
+    choose_transforms(config, GPU, None, training=True).apply(chosen)
+    if is_compiled:
+        chosen.compile(backend="eager", dynamic=False)
+    for length in (24, 40, 24):
+        images = build_normalize(config.DATA)(blank_batch(config, 2, length))
+        total = chosen(images).square().sum()
+        with LikeCuda():
+            total.backward()
+        plain(images).square().sum().backward()
+    found = {name: each.grad for name, each in chosen.named_parameters() if "pos_embed" in name}
+    assert len(found) == (1 if positions == "learned" else 2)
+    for name, grad in found.items():
+        assert grad.abs().max() > 1e-3
+        torch.testing.assert_close(grad, plain.get_parameter(name).grad, rtol=1e-4, atol=1e-5)
+
+
+def test_grid_sample_with_deterministic_kernels_is_refused_on_gpus(folder):
+    config = settings(folder, "DETERMINISTIC=true", "MODEL.KWARGS.pos_embed_use_grid_sample=true")
+    model = build_model(config, 5)
+    with refused(ConfigError, "MODEL.KWARGS", "pos_embed_use_grid_sample", "DETERMINISTIC"):
+        choose_transforms(config, GPU, None, training=True).apply(model)
+
+
+# Memory
+
+
+@pytest.mark.parametrize("lengths", [[], [12], [12, 40]], ids=str)
+def test_shared_memory_of_workers_holds_their_largest_batches(folder, lengths):
+    config = settings(folder, "MODEL.KWARGS.patch_size=32", f"DATA.TRAIN_TOKENS={lengths}", "DATA.BATCH_SIZE_EVAL=4")
+    batches = [new_batch(count, max([24, *lengths]), 32, 3) for count in (8, 4)]  # for training and evaluation
+    assert shared_bytes(config, 3) == 3 * AHEAD_OF_PROCESS * sum(each.nbytes for each in batches)
+
+
+LENGTHS = {"[]": ("DATA.TOKENS", "24"), "[12]": ("DATA.TRAIN_TOKENS", "12"), "[12,40]": ("DATA.TRAIN_TOKENS", "40")}
+
+
+@needing_extra("memory")
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_shortage_of_memory_names_the_setting_of_the_largest_images(folder, lengths):
+    from extras.memory.batch_size import refuse
+
+    config = settings(folder, f"DATA.TRAIN_TOKENS={lengths}")
+    trainer = make_trainer(config)
+    run_out(trainer, fits=0, step=0)
+    with refused(ConfigError, *LENGTHS[lengths]) as caught:
+        update(trainer)
+    assert "DATA.IMAGE_SIZE" not in str(caught.value)
+    with refused(ConfigError, *LENGTHS[lengths]):
+        refuse(config, "how it was found", CPU)
+
+
+@needing_extra("memory")
+def test_batch_size_trial_uses_the_largest_training_length(folder, monkeypatch):
+    from extras.memory.batch_size import Trial, calculate
+
+    seen = []
+
+    class Watched(Trial):
+        def begin(self, config, train_data) -> None:
+            super().begin(config, train_data)
+            self.trainer.model.register_forward_pre_hook(lambda model, images: seen.append(images[0]["patches"].shape))
+
+    config = settings(folder, "DATA.TRAIN_TOKENS=[12,40]")
+    Watched(config, 2, Process(CPU)).update(8, times=4)
+    assert seen == [(8, 40, 192)] * 4
+    monkeypatch.setattr("engine.check.memory.free_host_memory", lambda: 40 * 2**20)
+    counts = [
+        calculate(settings(folder, f"DATA.TRAIN_TOKENS={each}"), 2, Precision(config, CPU), Process(CPU), 10**6)[0]
+        for each in ([12], [12, 40], [40])
+    ]
+    assert counts[0] > counts[1] == counts[2] > 0
+
+
+def test_advice_for_a_run_that_waits_for_data_names_a_cache_that_is_allowed(folder):
+    config, said = settings(folder, "DATA.NUM_WORKERS=1"), []
+    advice = DataWaitAdvice(config, load_image_sets(config)[0], Process(CPU, num_cores=1), said.append)
+    for step in (0, 20):
+        advice.on_report(None, SimpleNamespace(step=step, seconds=1.0, shares={"data": 90}))
+    (line,) = said
+    assert_names(line, "DATA.CACHE=disk")
+    settings(folder, "DATA.CACHE=disk")  # the rules accept the advice
+
+
+@needing_extra("budget")
+def test_budget_ends_the_run_with_its_schedule_complete(start, tmp_path):
+    flags = [
+        "-budget",
+        "10s",
+        "-epochs",
+        "90",
+        "-opts",
+        "TRAIN.END_LR=1e-6",
+        "DATA.TRAIN_TOKENS=[12,24]",
+        "REPORT_FREQ=1",
+    ]
+    start(tmp_path, *flags, pass_time=[0.1, 0.2, 30], save_at_once=[]).done()
+    output = run_folder(tmp_path)
+    table, saved = read_table(output / "steps.csv"), read_checkpoint(output / "last.pth")
+    # The simulated clock allows 30 updates of 0.1 s and 35 of 0.2 s.
+    assert 50 <= saved["step"] <= 65 and saved["step"] == saved["progress"]["choices"][-1][1]
+    assert float(table[-1]["lr"]) < 2e-6 and saved["budget"]["used"] <= 10
+
+
+@pytest.mark.parametrize("tokens", ["24", "null"])
+def test_check_has_hints_about_squares_only_for_square_images(folder, tmp_path, tokens):
+    words = ["-cfg", folder / "native.yaml", "-output", tmp_path, "-check", "-opts", f"DATA.TOKENS={tokens}"]
+    model = "MODEL.NAME=vit_tiny_patch16_224", "MODEL.KWARGS.depth=1"
+    said = run("main_single_gpu.py", *map(str, words), *model).stdout
+    assert "validation sizes" in said
+    assert ("enlarged to DATA.IMAGE_SIZE" in said, "DATA.CROP_PCT=0.9" in said) == (tokens == "null",) * 2
+
+
+# Models
+
+
+def drop_rates(model) -> dict[str, float]:
+    """Return the rate of each dropout and each drop path by the name of its module."""
+    modules = {name.removeprefix("embeds."): each for name, each in model.named_modules()}
+    rates = {name: getattr(each, "p", getattr(each, "drop_prob", 0.0)) for name, each in modules.items()}
+    return {name: rate for name, rate in rates.items() if isinstance(rate, float) and rate}
+
+
+@pytest.mark.parametrize("name", ["DROPOUT", "ATTENTION_DROPOUT", "DROPPATH"])
+def test_drop_rates_of_a_plain_vit_are_the_same_with_tokens(folder, name):
+    config = settings(folder, *VIT, f"MODEL.{name}=0.2")
+    expected = drop_rates(build_model(replaced(config, DATA={"TOKENS": None}), 5))
+    assert expected and drop_rates(build_model(config, 5)) == expected
+
+
+@pytest.mark.parametrize("mode", ["true", "blocks"])
+def test_model_compiles_once_for_each_number_of_patches(folder, mode):
+    config, graphs = settings(folder, f"COMPILE={mode}", "MODEL.KWARGS.depth=3"), []
+
+    def count(graph: torch.fx.GraphModule, inputs: list) -> Callable:
+        graphs.append(graph)
+        return graph.forward
+
+    model, normalize = build_model(config, 5), build_normalize(config.DATA)
+    torch.compiler.reset()
+    for part in parts_to_compile(model, config):
+        part.compile(backend=count, dynamic=False)
+    counts = []
+    for length in (12, 24, 12, 24, 40):
+        images = blank_batch(config, 2, length)
+        model(normalize(images)).sum().backward()
+        set_grid(images, 1, length)  # another aspect ratio needs no other graph
+        model(normalize(images)).sum().backward()
+        counts.append(len(graphs))
+    each = counts[0]
+    assert counts == [each, 2 * each, 2 * each, 2 * each, 3 * each]
+    assert each == 1 or mode == "true"
+    torch.compiler.reset()
+
+
+REFUSED = {
+    "MODEL.KWARGS=null MODEL.KWARGS.depth=1 MODEL.NAME=eva02_enormous_patch14_clip_224": "MODEL.NAME",
+    "MODEL.KWARGS=null MODEL.NAME=vit_tiny_r_s16_p8_224": "MODEL.NAME",
+    f"{' '.join(VIT)} MODEL.KWARGS.class_token=false": "class_token",
+    "MODEL.KWARGS.embed_dimm=1": "did you mean embed_dim",
+}
+
+
+@pytest.mark.parametrize("options", REFUSED)
+def test_model_that_timm_cannot_build_is_refused_by_the_users_settings(folder, options):
+    with refused(ConfigError, REFUSED[options]) as caught:
+        build_model(settings(folder, *options.split()), 5)
+    assert "use_naflex" not in str(caught.value) and "mlp_ratio" not in str(caught.value)
+
+
+# Weights
+
+GREY = "DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.5]"
+
+
+@pytest.mark.parametrize("tokens", ["null", "16"])
+def test_grey_model_starts_from_weights_of_rgb_images(folder, tmp_path, tokens):
+    rgb = build_model(settings(folder, *VIT, f"DATA.TOKENS={tokens}"), 5).eval()
+    torch.save(rgb.state_dict(), tmp_path / "rgb.pth")
+    config = settings(folder, *VIT, *GREY, "DATA.TOKENS=16")
+    grey = build_model(config, 5).eval()
+    assert "  embeds.proj adapted from 3 to 1 channel" in load_pretrained(grey, str(tmp_path / "rgb.pth"))
+    square, patches = torch.randn(1, 1, 32, 32), square_and_patches(settings(folder, *VIT))[1]
+    pixels = square.unflatten(3, (4, 8)).unflatten(2, (4, 8)).permute(0, 2, 4, 3, 5, 1).reshape(1, 16, 64, 1)
+    torch.nn.init.normal_(rgb.head.weight)
+    grey.head.load_state_dict(rgb.head.state_dict())
+    # Equal values in all three channels give the logits of the grey image.
+    colours = pixels.expand(-1, -1, -1, 3).flatten(2)
+    expected = rgb(patches | {"patches": colours}) if tokens == "16" else rgb(square.expand(-1, 3, -1, -1))
+    torch.testing.assert_close(grey(patches | {"patches": pixels.flatten(2)}), expected, rtol=0, atol=1e-5)
+    assert expected.abs().max() > 0.1
+
+
+@pytest.mark.parametrize("options", [(), ("MODEL.KWARGS.global_pool=avg",)], ids=str)
+def test_square_image_gives_the_logits_of_timms_plain_vit(folder, tmp_path, options):
+    """The patches of a square image with the weights of timm's own plain ViT, which timm converts to a NaFlexVit."""
+    sizes = {"embed_dim": 32, "depth": 2, "num_heads": 2, "patch_size": 8}
+    words = [f"MODEL.KWARGS.{name}={value}" for name, value in sizes.items()]
+    config = settings(
+        folder, "MODEL.NAME=vit_tiny_patch16_224", "DATA.IMAGE_SIZE=32", "DATA.TOKENS=16", *words, *options
+    )
+    pool = {"global_pool": "avg"} if options else {}
+    plain = timm.create_model("vit_tiny_patch16_224", num_classes=5, img_size=32, **sizes, **pool).eval()
+    torch.nn.init.normal_(plain.head.weight)
+    torch.nn.init.normal_(plain.cls_token)
+    torch.save(plain.state_dict(), tmp_path / "plain.pth")
+    model = build_model(config, 5).eval()
+    load_pretrained(model, str(tmp_path / "plain.pth"))
+    assert type(model).__name__ == "NaFlexVit"
+    square, patches = square_and_patches(config)
+    with torch.no_grad():
+        torch.testing.assert_close(model(patches), plain(square), rtol=0, atol=1e-5)
+        assert plain(square).abs().max() > 0.1
+
+
+def test_sampled_position_embedding_gives_the_logits_without_antialiasing(folder):
+    sampling = "MODEL.KWARGS.pos_embed_use_grid_sample=true"
+    sampled, exact, default = (
+        build_model(settings(folder, *words), 5).eval()
+        for words in ([sampling], ["MODEL.KWARGS.pos_embed_antialias=false"], [])
+    )
+    with torch.no_grad():
+        torch.nn.init.normal_(sampled.head.weight)
+        torch.nn.init.normal_(sampled.embeds.pos_embed)
+        for model in (exact, default):
+            model.load_state_dict(sampled.state_dict())
+        config = settings(folder)
+        images = build_normalize(config.DATA)(blank_batch(config, 2, 24))
+        torch.testing.assert_close(sampled(images), exact(images), rtol=0, atol=1e-4)
+        assert (sampled(images) - default(images)).abs().max() > 0.1
+    trainer = update(make_trainer(settings(folder, sampling, "DATA.TRAIN_TOKENS=[12,24]")), 2)
+    assert np.isfinite(trainer.report().loss)
+
+
+# Teachers
+
+SOFT = "TRAIN.DISTILLATION_TYPE=soft"
+
+
+def square_and_patches(config) -> tuple[torch.Tensor, dict]:
+    """Return one normalized image of 32 x 32 pixels as a square [1, C, H, W], and as 16 patches of 8 x 8 pixels."""
+    packed = new_batch(1, 16, 8, 3)
+    EvalSequenceTransform(config, 8)(np.array(noise(32, 32)), packed[0])
+    square = torch.from_numpy(pictures_of(packed)[0]).permute(2, 0, 1)[None]
+    plain = replaced(config, DATA={"TOKENS": None})
+    return build_normalize(plain.DATA)(square), build_normalize(replaced(config, DATA={"TOKENS": 16}).DATA)(packed)
+
+
+@pytest.fixture(scope="module")
+def runs(folder, tmp_path_factory) -> dict:
+    """Return the folders of two runs of one epoch with a ViT: with DATA.TOKENS, and without."""
+    found = {}
+    for name, options in (("patches", ["DATA.IMAGE_SIZE=64"]), ("squares", ["DATA.TOKENS=null"])):
+        output = tmp_path_factory.mktemp(name)
+        words = ["-cfg", folder / "native.yaml", "-output", output, "-epochs", "1", "-opts", *VIT, *options]
+        run("main_single_gpu.py", *map(str, words)).done()
+        found[name] = run_folder(output)
+    return found
+
+
+@needing_extra("distillation")
+def test_timm_teacher_keeps_the_position_embedding_of_its_weights(folder, tmp_path):
+    from extras.distillation.sources import load_teacher
+
+    plain = timm.create_model("test_vit", num_classes=2)
+    torch.save(plain.state_dict(), tmp_path / "teacher.pth")
+    options = SOFT, "TRAIN.TEACHER_MODEL=test_vit", f"TRAIN.TEACHER_PRETRAINED={tmp_path}/teacher.pth"
+    teacher, lines = load_teacher(settings(folder, *options, "DATA.IMAGE_SIZE=64"), ["bird", "cat"], 2)
+    assert teacher.model.embeds.pos_embed.shape == (1, 10, 10, 64) and not any("resized" in line for line in lines)
+
+
+@needing_extra("distillation")
+def test_plain_run_as_teacher_reads_the_patches_of_the_student(folder, runs):
+    from extras.distillation.sources import load_teacher
+
+    config = settings(folder, SOFT, f"TRAIN.TEACHER_MODEL={runs['squares']}/best.pth")
+    teacher, _ = load_teacher(config, ["bird", "cat"], 2)
+    alone, _ = load_teacher(replaced(config, DATA={"TOKENS": None}), ["bird", "cat"], 2)
+    square, patches = square_and_patches(config)
+    assert type(teacher.model).__name__ == "NaFlexVit" != type(alone.model).__name__
+    torch.testing.assert_close(teacher(patches), alone(square), rtol=0, atol=1e-5)
+
+
+@needing_extra("distillation")
+def test_teacher_with_tokens_gets_squares_of_as_many_patches(folder, runs):
+    from extras.distillation.sources import load_teacher
+
+    config = settings(folder, "DATA.TOKENS=null", SOFT, f"TRAIN.TEACHER_MODEL={runs['patches']}/best.pth", *VIT)
+    teacher, _ = load_teacher(config, ["bird", "cat"], 2)
+    assert "images resized to 32 x 32" in teacher.describe()  # at most 24 patches of 8 x 8: 4 x 4
+    square, patches = square_and_patches(config)
+    torch.testing.assert_close(teacher(square), teacher(patches), rtol=0, atol=1e-5)
+    words = ["-cfg", folder / "native.yaml", "-output", runs["patches"] / "student", "-epochs", "1", "-opts"]
+    options = [*VIT, "DATA.TOKENS=null", SOFT, f"TRAIN.TEACHER_MODEL={runs['patches']}/best.pth"]
+    run("main_single_gpu.py", *map(str, words), *options).done()

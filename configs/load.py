@@ -11,7 +11,7 @@ from configs.derive import Merged, derive
 from configs.other_words import replace_words
 from configs.paddlevit import translate_paddlevit
 from configs.removed import REMOVED, translate_removed
-from configs.schema import AUTO, Config
+from configs.schema import AUTO, MODEL, Config
 from configs.values import (
     ALL_SETTINGS,
     OPEN_SECTIONS,
@@ -161,14 +161,15 @@ def _missing_extras(values: dict[str, Any], origins: dict[str, str]) -> list[str
 
 
 def _without_effect(values: dict[str, Any], origins: dict[str, str], weights: str) -> list[str]:
-    """Return a note for each setting that has no effect because of other settings, unless it comes from the weights.
+    """Return a note for each setting without effect, except settings of models and images from `weights` (an origin).
 
     Raise ConfigError if the command line has a setting for a schedule other than NAME, or one that needs -amp,
     without -amp. Files may contain settings without effect: PaddleViT's files list the settings of all schedules.
     """
     notes = []
     for key, setting in SETTINGS.items():
-        if setting.has_effect(values) or values[key] == setting.default or origins[key] == weights:
+        is_of_model = setting.role == MODEL and origins[key] == weights
+        if setting.has_effect(values) or values[key] == setting.default or is_of_model:
             continue
         only = setting.condition
         found = " and ".join(f"{name} is {to_text(values[name])}" for name in only.keys(values, key.rpartition(".")[0]))

@@ -161,7 +161,7 @@ def _missing_extras(values: dict[str, Any], origins: dict[str, str]) -> list[str
 
 
 def _without_effect(values: dict[str, Any], origins: dict[str, str], weights: str) -> list[str]:
-    """Return a note for each setting without effect, except settings of models and images from `weights` (an origin).
+    """Return a note for each setting without effect. Settings with role MODEL and origin `weights` get none.
 
     Raise ConfigError if the command line has a setting for a schedule other than NAME, or one that needs -amp,
     without -amp. Files may contain settings without effect: PaddleViT's files list the settings of all schedules.

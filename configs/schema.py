@@ -500,7 +500,7 @@ class Train:
     RANDOM_ERASE_MODE: Annotated[Literal["pixel", "rand", "const"], Only("RANDOM_ERASE_PROB")] = "pixel"
     """Fill of erased boxes: pixel, noise; rand, one random colour; const, the mean colour."""
     RANDOM_ERASE_COUNT: Annotated[int, Bounds(1, 100), Only("RANDOM_ERASE_PROB")] = 1
-    """Maximum number of boxes per image; the erased area is divided among the boxes (with DATA.TOKENS, as in timm, each box has the full area)."""
+    """Maximum number of boxes per image; the erased area is divided among the boxes (not with DATA.TOKENS: as in timm, each box may then cover up to a third of the image)."""
     REPEATED_AUG: Annotated[int, Bounds(1, 1_000)] = 1
     """Number of differently augmented copies of each image in an update; an epoch then uses 1 / REPEATED_AUG of the images. (DeiT: 3.)"""
     MODEL_EMA: bool = False
@@ -595,7 +595,7 @@ class Start:
     EVAL: bool = False
     """Evaluate the weights without training."""
     RESUME: Annotated[str | None, In("MODEL")] = None
-    """Checkpoint or run (its folder, or latest for the newest run) to resume; auto: the newest valid checkpoint of run NAME; without NAME, of the last saved run in SAVE that has no name."""
+    """Checkpoint or run (its folder, or latest for the newest run) to resume; auto: the newest valid checkpoint of run NAME or, without NAME, of the newest run in SAVE that has no name."""
     NAME: Annotated[str, FOLDER_NAME] = ""
     """Name of the run's folder in SAVE; no date is added to it. The folder must not exist yet, except with -resume auto, which continues the run in it."""
     CHECK: bool = False

@@ -199,7 +199,7 @@ class Batch(NamedTuple):
     piece: Piece | None = None  # only in training; erasing and mixing depend on it
     # int64 [B, RANDOM_ERASE_COUNT, 6] on the host (5 with DATA.TOKENS): the boxes to erase. None: not drawn yet.
     boxes: np.ndarray | None = None
-    shares: np.ndarray | None = None  # float32 [B], with DATA.TOKENS: each mixed image's own fraction
+    shares: np.ndarray | None = None  # float32 [B], with DATA.TOKENS: fraction of an image not from its partner
 
     def parts(self, size: int) -> list["Batch"]:
         """Return this training batch in parts of at most `size` images."""

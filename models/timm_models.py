@@ -16,7 +16,7 @@ from utils.torch_internals import import_timm
 def build_timm(config: Config, num_classes: int, added: dict[str, Any] | None = None) -> nn.Module:
     """Return timm's model MODEL.NAME with random weights, without network access.
 
-    `added`: further arguments, which error messages do not name, because no setting has them.
+    `added`: further arguments. They come from no setting, so error messages do not name them.
     """
     timm, name = import_timm(), config.MODEL.NAME
     # This also refuses hf-hub:... names: timm would access the network for them, even without pretrained weights.

@@ -62,7 +62,7 @@ def _build(found: TeacherSource, num_classes: int) -> torch.nn.Module:
 
 def _side_of(found: TeacherSource, model: torch.nn.Module) -> int | None:
     """Return the side of the square images that the teacher gets; None: images as the student gets them."""
-    if found.side and found.config.DATA.TOKENS:  # square images with at most as many patches
+    if found.side and found.config.DATA.TOKENS:  # the largest square within the teacher's number of patches
         return math.isqrt(found.config.DATA.TOKENS) * model.get_patch_size()[0]
     return found.side
 

@@ -66,7 +66,8 @@ def read_overflow(path: Path) -> Batches:
     is_batch = images.dtype == torch.uint8 and images.ndim in (3, 4) and len(targets) == len(images) == sum(sizes) > 0
     if not is_batch:
         raise ConfigError(
-            f"-batch: {path}: `images` must be uint8 [B, C, H, W] with B at least 1, and `targets` must have B entries"
+            f"-batch: {path}: `images` must be uint8 [B, C, H, W] (with DATA.TOKENS: [B, N + 1, P * P * C]) with B at "
+            "least 1, and `targets` must have B entries"
         )
     shares = state.get("shares", [size / len(targets) for size in sizes])
     pieces = state.get("pieces", [None] * len(sizes))

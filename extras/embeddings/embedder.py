@@ -69,8 +69,8 @@ class Embedder:
         data = self.config.DATA
         if data.TOKENS:
             raise ConfigError(
-                f"{trained.source}: embed.py does not support models with DATA.TOKENS ({data.TOKENS}); name a model of "
-                "square images"
+                f"{trained.source}: embed.py does not support models with DATA.TOKENS ({data.TOKENS}); name a model "
+                "that takes square images"
             )
         self.rules, self.batch_size = PixelRules.of(data), data.BATCH_SIZE_EVAL or data.BATCH_SIZE
         try:

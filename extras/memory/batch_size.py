@@ -85,12 +85,12 @@ def can_run_out(device: torch.device) -> bool:
 
 
 def size_of_images(config: Config) -> tuple[str, str, str]:
-    """Return the setting that decides the size of training images, its value, and the name of the size."""
+    """Return the setting that decides the size of training images, its value, and a description of the setting."""
     data = config.DATA
     if not data.TOKENS:
         return "DATA.IMAGE_SIZE", str(data.IMAGE_SIZE), "image size"
     if data.TRAIN_TOKENS:
-        return "DATA.TRAIN_TOKENS", f"up to {max(data.TRAIN_TOKENS)}", "number of patches"
+        return "DATA.TRAIN_TOKENS", str(list(data.TRAIN_TOKENS)), "largest number of patches"
     return "DATA.TOKENS", str(data.TOKENS), "number of patches"
 
 

@@ -8,7 +8,7 @@ from datasets.transforms.pixels import DrawnOperations, Operation
 
 
 class SequenceAugmentation(Augmentation):
-    """The augmentation of squares of DATA.IMAGE_SIZE, with shifts that are adapted to the size of each image."""
+    """The usual augmentation, with shifts that are scaled from DATA.IMAGE_SIZE to the size of each image."""
 
     def __init__(self, config: Config):
         super().__init__(config)
@@ -27,5 +27,5 @@ class SequenceAugmentation(Augmentation):
 
 
 def _scaled(operations: tuple[Operation, ...], factors: dict[str, float]) -> tuple[Operation, ...]:
-    """Return the operations with the values of some of them multiplied by {name: factor}."""
+    """Return the operations. Values of operations that are named in `factors` are multiplied by their factor."""
     return tuple(each._replace(value=each.value * factors.get(each.name, 1.0)) for each in operations)

@@ -17,7 +17,7 @@ def describe_sequences(config: Config) -> str:
     text = f"images: own aspect ratio, at most {data.TOKENS:,} patches of {patch} x {patch}"
     if data.TRAIN_TOKENS:
         lengths = ", ".join(f"{each:,}" for each in data.TRAIN_TOKENS)
-        text += f" in evaluation; in training, at most one of {lengths}, drawn for each update"
+        text += f" in evaluation; in training, the maximum is drawn for each update from {lengths}"
     return text
 
 
@@ -50,7 +50,8 @@ def describe_shapes(config: Config, sides: np.ndarray, is_training: bool) -> str
     lost = 1 - (1 / ratios).mean()
     height, width = sizes[np.argsort(chosen.prod(axis=1, dtype=np.int64), kind="stable")[len(chosen) // 2]].tolist()
     return (
-        f"{(ratios > WIDE).mean():.1%} are wider or taller than {WIDE}:1 (the most extreme {ratios.max():.3g}:1); a square "
-        f"would cut off {lost:.1%} of the average image; with at most {counted(length, 'patch')} of {patch} x {patch}, the median "
-        f"image becomes {width} x {height}, and {padding:.1%} of the patches are padding"
+        f"{(ratios > WIDE).mean():.1%} of the images are wider or taller than {WIDE}:1 (the most extreme is "
+        f"{ratios.max():.3g}:1); a square crop would cut off {lost:.1%} of the average image; with at most "
+        f"{counted(length, 'patch')} of {patch} x {patch}, the median image becomes {width} x {height}, and {padding:.1%} "
+        "of the patches are padding"
     )

@@ -12,7 +12,7 @@ from datasets.batch_order import Piece, sample_rng
 from datasets.transforms.erasing import ERASED_AREA, ERASED_RATIO
 
 NUM_TRIES = 10  # attempts to draw a box that fits into the grid, as in timm
-NUM_NOISE = 1024  # patches of noise, from which erased patches are filled
+NUM_NOISE = 1024  # number of noise patches, which replace erased patches
 NO_BOX = (0,) * 5
 
 
@@ -20,7 +20,7 @@ class PatchBoxes:
     """Draws the boxes to erase.
 
     A box is (number of its first patch, height and width in patches, columns of the image's grid, number of its first
-    noise patch). The noise of its other patches follows.
+    noise patch). In mode pixel, its other patches use the following noise patches; in mode rand, they use the same.
     """
 
     def __init__(self, config: Config):
@@ -44,7 +44,7 @@ class PatchBoxes:
         return drawn
 
     def _boxes(self, rng: random.Random, rows: int, columns: int) -> list[tuple[int, ...]]:
-        """Draw up to RANDOM_ERASE_COUNT boxes for one image. As in timm, they do not share the erased area."""
+        """Draw up to RANDOM_ERASE_COUNT boxes for one image. As in timm, the erased area is not divided among them."""
         count = 1 + int(rng.random() * self.settings.RANDOM_ERASE_COUNT)
         return [self._box(rng, rows, columns) for _ in range(count)]
 
@@ -88,5 +88,5 @@ class PatchErasing:
         return np.stack((erased, filled.ravel()[erased]))
 
     def __call__(self, patches: Tensor, rows: Tensor) -> None:
-        """Erase patches [B, N, P * P * C] in place. `rows`: the result of `rows` on the device of the patches."""
+        """Erase patches [B, N, P * P * C] in place. `rows`: the result of self.rows, on the device of the patches."""
         patches.view(-1, patches.shape[-1])[rows[0]] = self.noise.to(patches.dtype)[rows[1]]

@@ -20,7 +20,7 @@ def lengths_of(data: Data) -> Sequence[int]:
 
 
 def length_of(config: Config, step: int) -> int:
-    """Return the number of patches per image of an update. It is the same in every process and micro-batch."""
+    """Return the number of patches per image in an update. It is the same in every process and micro-batch."""
     lengths = lengths_of(config.DATA)
     return lengths[int(keyed_rng("tokens", config.SEED, step).random() * len(lengths))]
 
@@ -59,13 +59,13 @@ def set_grid(images: Tensor, rows: int, columns: int) -> None:
 
 
 def grids_of(batch: Tensor) -> np.ndarray:
-    """Return the height and width of each image's grid, int64 [B, 2]. The batch is on the host."""
+    """Return the height and width of each image's grid, int64 [B, 2]. The batch must be on the host."""
     head = batch[:, -1, :GRID_BYTES].numpy().astype(np.int64)
     return head[:, 0::2] + 256 * head[:, 1::2]
 
 
 def unpack(image: Tensor, grid: Sequence[int], patch: int) -> Tensor:
-    """Return a view of an image of a batch, [N, P * P * C] or with more rows, as [rows, P, columns, P, C]."""
+    """Return an image of a batch, [N, P * P * C] or with more rows, as a view [rows, P, columns, P, C]."""
     rows, columns = grid
     return image[: rows * columns].view(rows, columns, patch, patch, -1).transpose(1, 2)
 
@@ -77,7 +77,7 @@ def patch_of(size: int) -> tuple[int, int]:
 
 
 def pictures_of(patches: Tensor, grids: Sequence[Sequence[int]] | None = None) -> list[np.ndarray]:
-    """Return the images of a batch as uint8 [H, W, C]. Without `grids`, the batch must have the row with the grid."""
+    """Return the images of a batch as uint8 [H, W, C]. Without `grids`, each image must have its row with the grid."""
     patch, channels = patch_of(patches.shape[2])
     grids = grids_of(patches).tolist() if grids is None else grids
     return [

@@ -17,7 +17,7 @@ from utils.seed import keyed_rng
 class Mix(NamedTuple):
     """The part of an image that is mixed with its partner: a box in their central overlap, in pixels."""
 
-    weight: float  # of the image itself inside the box
+    weight: float  # of the image itself (not of its partner) inside the box
     overlap: tuple[int, int]  # height and width
     top: int
     left: int
@@ -32,7 +32,7 @@ class Mix(NamedTuple):
 
 
 class PatchMixing:
-    """Mixes the images 2k and 2k + 1 of a window in pairs. `Order` keeps the two in one piece.
+    """Mixes the images 2k and 2k + 1 of a window with each other. `Order` keeps both in the same piece.
 
     timm pairs the images of a batch by aspect ratio instead. That would make an update depend on how it is split.
     """
@@ -46,7 +46,7 @@ class PatchMixing:
         return bool(self.settings.mixes and not is_off)
 
     def draw(self, piece: Piece, grids: np.ndarray) -> list[Mix | None]:
-        """Draw the mix of each image. `grids`: height and width of each image in patches. None: not mixed."""
+        """Draw the mix of each image, None if it is not mixed. `grids`: height and width of each image in patches."""
         if not self.is_on(piece):
             return [None] * len(grids)
         drawn: list[Mix | None] = []
@@ -83,7 +83,7 @@ class PatchMixing:
 
     def _draw(self, step: int, position: int, overlap: tuple[int, int]) -> Mix | None:
         settings, (height, width) = self.settings, overlap
-        # All images of a group share kind and weight; each image has its own box.
+        # All images of a group use mixup, or all use cutmix, with the same weight. Each image has its own box.
         rng = keyed_rng("mixing", self.seed, step, position // (settings.MIXUP_GROUP or sys.maxsize))
         if rng.random() >= settings.MIXUP_PROB:
             return None

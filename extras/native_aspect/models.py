@@ -1,4 +1,4 @@
-"""Builds models that take images at their own aspect ratio: timm's NaFlexVit, also from the settings of a plain ViT."""
+"""Builds models that take images at their own aspect ratio: timm's NaFlexVit, also with the settings of a plain ViT."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ PLAIN, OWN = ("timm.models.vision_transformer", "timm.models.eva"), "timm.models
 
 
 def build_native(config: Config, num_classes: int) -> nn.Module:
-    """Return the NaFlexVit with these settings and random weights, as timm builds it."""
+    """Return timm's NaFlexVit with these settings and random weights."""
     from timm.models.naflexvit import NaFlexVit
 
     settings, (native, added) = config.MODEL, _of_vit(config) if config.MODEL.TYPE == "vit" else _of_timm(config)
@@ -35,7 +35,7 @@ def build_native(config: Config, num_classes: int) -> nn.Module:
     embeds = model.embeds
     _check_patches(config, embeds)
     if settings.TYPE == "vit":
-        # As in a plain ViT. For small patches, timm's own values are several times smaller, which costs accuracy.
+        # Draw as in a plain ViT. For small patches, timm's weights are several times smaller, which costs accuracy.
         embeds.proj.reset_parameters()
     if settings.TYPE == "vit" and settings.POS_EMBED == "sincos2d":
         rows = sincos2d(embeds.pos_embed_grid_size, settings.EMBED_DIM).to(embeds.pos_embed)
@@ -55,7 +55,7 @@ def _check_patches(config: Config, embeds: nn.Module) -> None:
         f"{key}: the patches of {settings.NAME} have {height} x {width} pixels and a "
         f"{'linear' if embeds.is_linear else 'convolutional'} embedding with channels "
         f"{'last' if embeds.channels_last else 'first'}; DATA.TOKENS needs square patches of at least 2 x 2 pixels, a "
-        "linear embedding and channels last; change this, or set DATA.TOKENS=null"
+        "linear embedding and channels last; change this setting, or set DATA.TOKENS=null"
     )
 
 
@@ -67,7 +67,7 @@ def arguments_of(config: Config) -> tuple[str, dict[str, Any]]:
 
 
 def _of_timm(config: Config) -> tuple[Model, dict[str, Any]]:
-    """Return the settings and further arguments that build this timm model as a NaFlexVit."""
+    """Return the settings and further arguments for building this timm model as a NaFlexVit."""
     from timm.models.naflexvit import NaFlexVitCfg
 
     timm, settings = import_timm(), config.MODEL
@@ -86,7 +86,7 @@ def _of_timm(config: Config) -> tuple[Model, dict[str, Any]]:
 
 
 def _of_vit(config: Config) -> tuple[Model, dict[str, Any]]:
-    """Return the settings and further arguments that build a NaFlexVit with the architecture of this plain ViT."""
+    """Return the settings and further arguments for building a NaFlexVit with the architecture of this plain ViT."""
     settings = config.MODEL
     check_patches(config, settings.PATCH_SIZE)
     check_kwargs(settings)
@@ -134,6 +134,6 @@ def patch_size_of(config: Config) -> int:
 
 
 def image_bytes(config: Config) -> int:
-    """Return the bytes of an image with the largest number of patches in a batch, including the row with its size."""
+    """Return the bytes per image in the batches with the most patches, including the row with the grid."""
     data = config.DATA
     return (max((data.TOKENS, *data.TRAIN_TOKENS)) + 1) * patch_size_of(config) ** 2 * data.IMAGE_CHANNELS

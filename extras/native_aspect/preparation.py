@@ -39,7 +39,7 @@ class PatchNormalize(Normalize):
         return {"patches": patches.flatten(2), "patch_coord": coord * valid[..., None], "patch_valid": valid}
 
     def pixels(self, images: Sequences) -> list[Tensor]:
-        """Return the images as uint8 [C, H, W] again, each in its own size."""
+        """Return the normalized images as uint8 [C, H, W] again, each in its own size."""
         values = images["patches"].unflatten(2, (-1, len(self.scale)))
         patches = ((values - self.shift) / self.scale).round().clamp(0, 255).to(torch.uint8).flatten(2)
         grids = (images["patch_coord"].amax(1) + 1).tolist()
@@ -58,7 +58,7 @@ class PatchNormalize(Normalize):
 
 
 class SequencePreparation:
-    """Turns a loader's batch into the inputs of model and loss. The reader has mixed the images already."""
+    """Turns a loader's batch into the inputs of the model and the loss. The reader has already mixed the images."""
 
     def __init__(self, config: Config, normalize: PatchNormalize):
         self.normalize, self.device = normalize, normalize.scale.device
@@ -68,7 +68,7 @@ class SequencePreparation:
             self.erase = PatchErasing(config, self.device, patch * patch * config.DATA.IMAGE_CHANNELS)
 
     def __call__(self, batch: Batch, dtype: torch.dtype | None = None) -> tuple[Sequences, Tensor | Mixed]:
-        """Return the dict for the model and targets [B]. Patches have the type `dtype`."""
+        """Return the dict for the model and the targets [B], or Mixed. Patches have the type `dtype`."""
         targets = batch.targets.to(self.device, non_blocking=True)
         images = self.normalize(batch.images.to(self.device, non_blocking=True), dtype)
         is_mixed = batch.piece is not None and self.mixing.is_on(batch.piece)

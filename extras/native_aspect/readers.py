@@ -40,7 +40,7 @@ class SequenceTransform(TrainTransform):
 
     def _resized(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
         interpolation = self._interpolation(rng)
-        # torch's bilinear pixels differ from Pillow's by at most 1, and take a quarter of the time.
+        # torch's bilinear resize takes a quarter of the time of Pillow's, and its pixels differ by at most 1.
         (resize if interpolation == "bilinear" else resize_with_pillow)(image, interpolation, out)
 
 
@@ -60,8 +60,8 @@ class EvalSequenceTransform:
 def resize_with_pillow(image: np.ndarray, interpolation: str, out: Tensor) -> None:
     """Resize uint8 [H, W, C] into `out` [C, H', W'] with Pillow, as timm does.
 
-    Pillow 13 resizes some images along the height first, and torch always along the width. Overshoot of bicubic
-    interpolation is clipped after the first pass, so near black and white, pixels would differ by about 30.
+    With torch's bicubic resize, pixels near black and white would differ by about 30: Pillow 13 resizes some images
+    along the height first, torch always along the width, and overshoot is clipped after the first pass.
     """
     picture = Image.fromarray(image if image.shape[2] > 1 else image[:, :, 0])
     resized = np.array(picture.resize((out.shape[2], out.shape[1]), Image.Resampling[interpolation.upper()]))
@@ -81,7 +81,7 @@ class SequenceReader(Reader):
         self.config, self.patch = config, patch_size_of(config)
 
     def length(self, piece: Piece) -> int:
-        """Return the number of patches per image of this piece."""
+        """Return the number of patches per image in this piece."""
         raise NotImplementedError
 
     def allocate_images(self, piece: Piece, pinned: bool) -> Tensor:

@@ -15,7 +15,7 @@ from extras.native_aspect.models import patch_size_of
 
 
 def blank_batch(config: Config, count: int, length: int | None = None) -> Tensor:
-    """Return a batch of black images whose patches fill the length, by default the largest training length."""
+    """Return a batch of black images of `length` patches without padding, by default the largest training length."""
     length = length or max(lengths_of(config.DATA))
     batch = new_batch(count, length, patch_size_of(config), config.DATA.IMAGE_CHANNELS).zero_()
     rows = next(each for each in range(math.isqrt(length), 0, -1) if length % each == 0)
@@ -24,7 +24,7 @@ def blank_batch(config: Config, count: int, length: int | None = None) -> Tensor
 
 
 class SyntheticSequences:
-    """One batch of random images for each length, kept on the device. Every batch is a slice of one of these."""
+    """One batch of random images for each length, kept on the device. Every batch is a slice of one of them."""
 
     def __init__(self, config: Config, image_set: ImageSet, batch_size: int, rank: int, device: torch.device):
         self.config, self.rank, self.count, self.device = config, rank, min(batch_size, len(image_set)), device

@@ -118,7 +118,7 @@ class ResizeByMatrices(ModelTransform):
         if getattr(getattr(model, "embeds", None), "pos_embed_use_grid_sample", False):
             raise ConfigError(
                 "MODEL.KWARGS: pos_embed_use_grid_sample is true, but DETERMINISTIC is true too, and torch has no "
-                "deterministic gradient of grid_sample on GPUs; remove one of these settings"
+                "deterministic gradient for grid_sample on GPUs; remove one of these settings"
             )
         wrap(model, self)
         return []

@@ -2,12 +2,12 @@
 
 python scripts/benchmarks/native_aspect.py accuracy              panoramas and square photos, against square crops
 python scripts/benchmarks/native_aspect.py speed -photos FOLDER  training with 196 patches, against a plain ViT at 224
-python scripts/benchmarks/native_aspect.py padding               the share of padding in photos of 4:3 and 3:4
+python scripts/benchmarks/native_aspect.py padding               the share of padding in photos of 4:3, 3:4, 1:1 and 4:1
 
 `accuracy` draws its photos: the class is the spacing of the stripes on a small board anywhere in the photo. A square
 crop keeps only the middle of a 4:1 panorama. The exit code is 1 if DATA.TOKENS is not better on panoramas by more than
-the noise, or is worse on square photos by more than the noise plus one percentage point. For a whole run against timm's
-train.py: loader.py run -tokens 196.
+two standard errors, or is worse on square photos by more than two standard errors plus one percentage point. For a
+whole run against timm's train.py: loader.py run -tokens 196.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def draw_photos(folder: Path, size: tuple[int, int], num_train: int) -> None:
 
 
 def compare_accuracy(arguments: argparse.Namespace, scratch: Path) -> int:
-    """Train on both kinds of photos with and without DATA.TOKENS. Return 1 if DATA.TOKENS has failed."""
+    """Train on both kinds of photos with and without DATA.TOKENS. Return the exit code."""
     (scratch / "recipe.yaml").write_text(RECIPE)
     rows, has_failed = [], False
     for kind, size in SHAPES.items():
@@ -110,7 +110,7 @@ def compare_accuracy(arguments: argparse.Namespace, scratch: Path) -> int:
 
 
 def train(scratch: Path, kind: str, seed: int, epochs: int, options: list[str]) -> float:
-    """Return the best validation accuracy of a run, in percent."""
+    """Train, and return the best validation accuracy of the run, in percent."""
     name = f"{kind}-{seed}-{len(options)}"
     words = ["-cfg", scratch / "recipe.yaml", "-data_path", scratch / kind, "-output", scratch / "runs", "-name", name]
     words += ["-seed", seed, "-epochs", epochs, *(["-opts", *options] if options else [])]
@@ -121,7 +121,7 @@ def train(scratch: Path, kind: str, seed: int, epochs: int, options: list[str]) 
 
 
 def compare_speed(arguments: argparse.Namespace, scratch: Path) -> int:
-    """Print images/s of training with 196 patches, and with a plain ViT at 224 with timm's and with our kernels."""
+    """Print images/s of training with 196 patches, and of a plain ViT at 224 with timm's and with our kernels."""
     words = ["-cfg", ROOT / "configs/timm.yaml", "-dataset", "imagefolder", "-data_path", arguments.photos, "-amp"]
     words += ["-batch_size", arguments.batch_size, "-output", scratch, "-opts", f"MODEL.NAME={arguments.model}"]
     words.append("DATA.IMAGE_SIZE=224")
@@ -138,7 +138,7 @@ def compare_speed(arguments: argparse.Namespace, scratch: Path) -> int:
 
 
 def count_padding(arguments: argparse.Namespace, scratch: Path) -> int:
-    """Print the share of padding for each number of patches of 16 x 16."""
+    """Print the share of padding for each shape of photo and number of patches of 16 x 16 pixels."""
     from extras.native_aspect.grids import size_of  # extra: native_aspect
 
     rows = []

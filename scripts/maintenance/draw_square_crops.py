@@ -22,7 +22,7 @@ SKY, FIELD, STEEL, RED, GLASS, INK = "#bcd7ee", "#8aa56b", "#3c4450", "#b3352d",
 
 
 def draw_train() -> Image.Image:
-    """Draw a train of five cars, 1600 x 400."""
+    """Draw a train with an engine and four cars, 1600 x 400."""
     photo = Image.new("RGB", (1600, 400), SKY)
     draw = ImageDraw.Draw(photo)
     draw.rectangle((0, 300, 1600, 400), fill=FIELD)
@@ -54,7 +54,7 @@ def draw_receipt() -> Image.Image:
 
 
 def as_square(photo: Image.Image) -> Image.Image:
-    """Return the square that evaluation cuts out without DATA.TOKENS."""
+    """Return the square that evaluation cuts out without DATA.TOKENS, with its grid of patches."""
     side = round(TOKENS**0.5) * PATCH
     out = torch.empty((side, side, 3), dtype=torch.uint8).permute(2, 0, 1)
     EvalTransform(Data(IMAGE_SIZE=side))(np.array(photo), out)
@@ -62,7 +62,7 @@ def as_square(photo: Image.Image) -> Image.Image:
 
 
 def as_sequence(photo: Image.Image) -> Image.Image:
-    """Return the patches that evaluation reads with DATA.TOKENS."""
+    """Return the picture that evaluation reads with DATA.TOKENS, with its grid of patches."""
     from extras.native_aspect.grids import grids_of, new_batch, pictures_of  # extra: native_aspect
     from extras.native_aspect.readers import EvalSequenceTransform  # extra: native_aspect
 

@@ -76,7 +76,7 @@ def test_float8_gradients_stay_near_float32_at_any_batch_size(tmp_path):
     assert 0.9 < min(cosines_to_float32(trainer).values()) < 0.9999
 
 
-# torch's gradient of the resize of position embeddings is not deterministic.
+# torch's gradient for resizing position embeddings is not deterministic.
 SEQUENCES = pytest.param("DATA.TOKENS=9 DATA.TRAIN_TOKENS=[4,9]", marks=needing_extra("native_aspect"))
 
 

@@ -45,7 +45,7 @@ def draw(folder: Path, count: int = 2) -> Path:
 
 
 def settings(folder: Path, *options: str) -> Config:
-    """Return the small settings, changed by these `-opts` words. The photos are in `folder`/photos."""
+    """Return the small settings with these `-opts` words. The photos are in `folder`/photos."""
     return load(["-cfg", str(written(folder)), *(["-opts", *options] if options else [])]).config
 
 

@@ -1,4 +1,4 @@
-"""The benchmark: its padding table, and the commands of both programs."""
+"""The benchmarks: the padding table, and the commands for halfstep and timm."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.support.runs import typed
 pytestmark = pytest.mark.slow
 
 
-def test_padding_of_usual_photos_is_below_15_percent():
+def test_padding_is_below_15_percent_from_196_patches():
     printed = typed("scripts/benchmarks/native_aspect.py", "padding").done().stdout
     rows = {
         cells[1]: cells[2:5]

@@ -70,7 +70,7 @@ def test_image_gets_the_largest_size_that_fits_the_length(folder, shape, length)
         readers.EvalSequenceTransform(settings(folder), patch)(np.zeros((height, width, 3), np.uint8), batch[0])
         sides, grid = np.array([height, width]), grids_of(batch)[0]
         assert (grid >= 1).all() and grid.prod() <= length
-        # The grid is the size at some scale, rounded up to whole patches: stretched by less than one patch.
+        # The grid is the image at some scale, rounded up to whole patches, so it is stretched by less than one patch.
         largest = (patch * grid / sides).min()
         assert (np.ceil(largest * sides / patch - 1e-6) == grid).all()
         # At any larger scale, there would be too many patches. timm enlarges images at most 100 times.
@@ -104,7 +104,7 @@ def test_pixels_of_a_training_crop_equal_timms(folder, monkeypatch, kind, interp
         assert np.abs(found.astype(int) - expected).max() <= 2, (width, height)
 
 
-def test_train_interpolation_resizes_only_training_crops(folder):
+def test_train_interpolation_applies_only_to_training_crops(folder):
     found = {}
     for options in (
         "INTERPOLATION=bilinear",
@@ -185,7 +185,7 @@ def test_square_image_is_augmented_like_an_image_of_a_plain_run(folder, policy):
         assert np.array_equal(found, expected)
 
 
-def test_shifts_of_trivial_augment_are_pixels_for_any_size(folder):
+def test_shifts_of_trivial_augment_are_in_pixels_for_any_size(folder):
     augment = readers.SequenceTransform(settings(folder, "TRAIN.AUTO_AUGMENT=ta_wide"), 16).augment
     pixels = np.array(noise(300, 30))
     found = augment.apply(DrawnOperations((Operation("translate_x", -20.0, 0),)), pixels)
@@ -195,7 +195,7 @@ def test_shifts_of_trivial_augment_are_pixels_for_any_size(folder):
 # Lengths
 
 
-def test_evaluation_has_the_length_of_the_run_and_training_its_own(folder):
+def test_evaluation_uses_tokens_and_training_uses_train_tokens(folder):
     config = settings(folder, "DATA.TRAIN_TOKENS=[12]")
     train, val = load_image_sets(config)
     batches = list(build_eval_data(config, val, Process(CPU)))
@@ -261,7 +261,7 @@ def test_images_are_mixed_before_patches_are_erased(folder):
     mixed = normalize(batch.images)["patches"]
     changed = (images["patches"] != mixed).any(2)
     assert changed.any(1).all() and 0 < targets.share.min() < 0.9
-    # Had erased images been mixed, erased patches would show the partner.
+    # If patches were erased before mixing, they would show the partner.
     assert not images["patches"][changed].any()
 
 

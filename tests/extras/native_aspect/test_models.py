@@ -1,4 +1,4 @@
-"""Models of DATA.TOKENS in the other parts of a run: the doctor, deterministic kernels, teachers, memory and messages."""
+"""Models with DATA.TOKENS in other parts of a run: the doctor, deterministic kernels, teachers, memory and messages."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -107,7 +107,7 @@ def test_grid_sample_with_deterministic_kernels_is_refused_on_gpus(folder):
 
 
 @pytest.mark.parametrize("lengths", [[], [12], [12, 40]], ids=str)
-def test_shared_memory_of_workers_holds_their_largest_batches(folder, lengths):
+def test_shared_memory_fits_the_largest_batches_of_the_workers(folder, lengths):
     config = settings(folder, "MODEL.KWARGS.patch_size=32", f"DATA.TRAIN_TOKENS={lengths}", "DATA.BATCH_SIZE_EVAL=4")
     batches = [new_batch(count, max([24, *lengths]), 32, 3) for count in (8, 4)]  # for training and evaluation
     assert shared_bytes(config, 3) == 3 * AHEAD_OF_PROCESS * sum(each.nbytes for each in batches)
@@ -153,7 +153,7 @@ def test_batch_size_trial_uses_the_largest_training_length(folder, monkeypatch):
     assert counts[0] > counts[1] == counts[2] > 0
 
 
-def test_advice_for_a_run_that_waits_for_data_names_a_cache_that_is_allowed(folder):
+def test_data_wait_advice_names_a_supported_cache(folder):
     config, said = settings(folder, "DATA.NUM_WORKERS=1"), []
     advice = DataWaitAdvice(config, load_image_sets(config)[0], Process(CPU, num_cores=1), said.append)
     for step in (0, 20):
@@ -225,7 +225,7 @@ def test_model_compiles_once_for_each_number_of_patches(folder, mode):
     for length in (12, 24, 12, 24, 40):
         images = blank_batch(config, 2, length)
         model(normalize(images)).sum().backward()
-        set_grid(images, 1, length)  # another aspect ratio needs no other graph
+        set_grid(images, 1, length)  # the graph is the same for any aspect ratio
         model(normalize(images)).sum().backward()
         counts.append(len(graphs))
     each = counts[0]
@@ -243,7 +243,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("options", REFUSED)
-def test_model_that_timm_cannot_build_is_refused_by_the_users_settings(folder, options):
+def test_model_refusal_names_only_settings_of_the_user(folder, options):
     with refused(ConfigError, REFUSED[options]) as caught:
         build_model(settings(folder, *options.split()), 5)
     assert "use_naflex" not in str(caught.value) and "mlp_ratio" not in str(caught.value)
@@ -319,7 +319,7 @@ SOFT = "TRAIN.DISTILLATION_TYPE=soft"
 
 
 def square_and_patches(config) -> tuple[torch.Tensor, dict]:
-    """Return one normalized image of 32 x 32 pixels as a square [1, C, H, W], and as 16 patches of 8 x 8 pixels."""
+    """Return a normalized image of 32 x 32 pixels as a square [1, C, H, W], and as 16 patches of 8 x 8 pixels."""
     packed = new_batch(1, 16, 8, 3)
     EvalSequenceTransform(config, 8)(np.array(noise(32, 32)), packed[0])
     square = torch.from_numpy(pictures_of(packed)[0]).permute(2, 0, 1)[None]
@@ -329,7 +329,7 @@ def square_and_patches(config) -> tuple[torch.Tensor, dict]:
 
 @pytest.fixture(scope="module")
 def runs(folder, tmp_path_factory) -> dict:
-    """Return the folders of two runs of one epoch with a ViT: with DATA.TOKENS, and without."""
+    """Return the folders of two runs of a ViT for one epoch: `patches` with DATA.TOKENS, `squares` without."""
     found = {}
     for name, options in (("patches", ["DATA.IMAGE_SIZE=64"]), ("squares", ["DATA.TOKENS=null"])):
         output = tmp_path_factory.mktemp(name)
@@ -363,7 +363,7 @@ def test_plain_run_as_teacher_reads_the_patches_of_the_student(folder, runs):
 
 
 @needing_extra("distillation")
-def test_teacher_with_tokens_gets_squares_of_as_many_patches(folder, runs):
+def test_teacher_with_tokens_gets_squares_of_at_most_that_many_patches(folder, runs):
     from extras.distillation.sources import load_teacher
 
     config = settings(folder, "DATA.TOKENS=null", SOFT, f"TRAIN.TEACHER_MODEL={runs['patches']}/best.pth", *VIT)

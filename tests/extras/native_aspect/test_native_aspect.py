@@ -187,7 +187,7 @@ def trained(tmp_path_factory, folder):
     output = tmp_path_factory.mktemp("trained")
     options = "-epochs 1 -opts REPORT=true DATA.TRAIN_TOKENS=[12,24] TRAIN.MIXUP_ALPHA=0.8".split()
     ended = run("main_single_gpu.py", "-cfg", str(folder / "native.yaml"), "-output", str(output), *options).done()
-    assert_names(ended.stdout, "own aspect ratio", "24 patches of 8 x 8", "one of 12, 24, drawn")
+    assert_names(ended.stdout, "own aspect ratio", "24 patches of 8 x 8", "drawn for each update from 12, 24")
     return run_folder(output)
 
 
@@ -323,7 +323,7 @@ def run_code_of_card(folder: Path, image: Image.Image) -> torch.Tensor:
     return names["logits"]
 
 
-def test_error_for_weights_of_patches_in_a_square_model_names_the_setting(folder, tmp_path):
+def test_square_model_refuses_naflexvit_weights_and_names_the_setting(folder, tmp_path):
     config = settings(folder, *VIT)
     torch.save(build_model(config, 2).state_dict(), tmp_path / "native.pth")
     square = build_model(replaced(config, DATA={"TOKENS": None}), 2)

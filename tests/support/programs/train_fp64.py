@@ -32,7 +32,7 @@ def train(settings: str, case: str, process: Process) -> dict[str, torch.Tensor]
         options.append("TRAIN.GRAD_CLIP=null")
     else:
         options += [f"TRAIN.MIXUP_MODE={mode}", *AUGMENTATION]
-    options += ["TRAIN.SMOOTHING=0.1", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.NUM_EPOCHS=12"]  # so that no update has rate 0
+    options += ["TRAIN.SMOOTHING=0.1", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.NUM_EPOCHS=12"]  # so that no learning rate is 0
     config = load(["-cfg", settings, "-opts", *options]).config
     train_set, _ = load_image_sets(config)
     train_set = train_set.take(np.arange(int(num_images)))

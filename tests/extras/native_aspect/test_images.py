@@ -101,7 +101,9 @@ def test_pixels_of_a_training_crop_equal_timms(folder, monkeypatch, kind, interp
         ours(pixels, random.Random(0), batch[0])
         (found,) = pictures_of(batch)
         assert found.shape == expected.shape
-        assert np.abs(found.astype(int) - expected).max() <= 2, (width, height)
+        # Bilinear crops use torch's kernel, and the others use Pillow's.
+        limit = 2 if interpolation == "bilinear" else 0
+        assert np.abs(found.astype(int) - expected).max() <= limit, (width, height)
 
 
 def test_train_interpolation_applies_only_to_training_crops(folder):

@@ -77,7 +77,7 @@ def load(
     notes = [*command_line.notes, *translated, *notes, *lines]
     check_combinations(merged.values, merged.origins)
     notes += _missing_extras(merged.values, merged.origins)
-    notes += _without_effect(merged.values, merged.origins, weights.origin if weights else "")
+    notes += _without_effect(merged.values, merged.origins)
     if check_model:
         notes.insert(0, check_model(merged.values["MODEL.NAME"]))
     return LoadedConfig(build(merged.values), merged.origins, notes, argv, weights=weights)
@@ -160,15 +160,15 @@ def _missing_extras(values: dict[str, Any], origins: dict[str, str]) -> list[str
     return notes
 
 
-def _without_effect(values: dict[str, Any], origins: dict[str, str], weights: str) -> list[str]:
-    """Return a note for each setting without effect. Settings with role MODEL and origin `weights` get none.
+def _without_effect(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
+    """Return a note for each setting without effect, except settings of models and images that come from weights.
 
     Raise ConfigError if the command line has a setting for a schedule other than NAME, or one that needs -amp,
     without -amp. Files may contain settings without effect: PaddleViT's files list the settings of all schedules.
     """
     notes = []
     for key, setting in SETTINGS.items():
-        is_of_model = setting.role == MODEL and origins[key] == weights
+        is_of_model = setting.role == MODEL and origins[key].startswith(("weights ", "checkpoint "))
         if setting.has_effect(values) or values[key] == setting.default or is_of_model:
             continue
         only = setting.condition

@@ -337,8 +337,9 @@ def test_crop_settings_have_no_effect(trained, folder, tmp_path):
     for name in ("DATA.CROP_PCT 0.5", "DATA.CROP_MODE squash"):
         assert_names(ended.stdout, f"note: {name} has no effect, because DATA.TOKENS is 24")
     assert "prepared differently" not in ended.printed
-    ended = run("main_single_gpu.py", "-resume", str(run_folder(tmp_path)), "-epochs", "2").done()
-    assert "CROP" not in ended.stdout
+    source, photos = str(run_folder(tmp_path)), str(folder / "photos")
+    for flags in (["-pretrained", source, "-data_path", photos, "-check"], ["-resume", source, "-epochs", "2"]):
+        assert "CROP" not in run("main_single_gpu.py", *flags).done().stdout
 
 
 def test_graph_exports_attention_maps_and_embeddings_are_refused(trained, tmp_path, folder):

@@ -4,6 +4,7 @@
 #
 #   bash scripts/test.sh            everything
 #   bash scripts/test.sh -quick     after every edit: at most 90 seconds on 2 cores; without tests marked slow
+#   bash scripts/test.sh -long      everything, with 20 times as many drawn examples for each property
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
@@ -14,6 +15,9 @@ if [[ "${1:-}" =~ ^--?quick$ ]]; then
     is_quick=true
     shift
     options=(-m "not slow") # slow tests start programs, compile, or take long for other reasons
+elif [[ "${1:-}" =~ ^--?long$ ]]; then
+    shift
+    export LONG_PROPERTIES=1 # read by tests/support/properties.py
 fi
 python -m ruff check .
 python -m ruff format --check .

@@ -12,7 +12,9 @@ HEAD = "import json, os, pathlib, subprocess, sys, time; folder = pathlib.Path(s
 OLDER = """
 step = 3 if (folder / "train-a").exists() else 5
 (folder / "train-a").mkdir(exist_ok=True)
-(folder / "train-a/status.json").write_text(json.dumps({"pid": os.getpid(), "state": "training", "step": step}))
+written = folder / "train-a/status.json.part"  # renamed when it is complete, because another process reads it
+written.write_text(json.dumps({"pid": os.getpid(), "state": "training", "step": step}))
+written.rename(folder / "train-a/status.json")
 time.sleep(60)
 """
 

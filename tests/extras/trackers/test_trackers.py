@@ -22,6 +22,7 @@ from extras.trackers import (
     check_trackers,
     ending_of,
     figures_of,
+    make_tracker,
 )
 from extras.trackers.tensorboard import TensorBoard
 from extras.trackers.wandb import Wandb
@@ -146,6 +147,61 @@ def test_mlflow_has_all_rows_of_a_resumed_run(resumed, folder):
     assert (shown / "params" / "TRAIN.BASE_LR").read_text() == "0.001"
     assert "status: 3" in (shown / "meta.yaml").read_text()  # FINISHED
     assert (shown / "artifacts" / "config.yaml").is_file()
+
+
+class SimulatedWandb:
+    """Simulates the module wandb and W&B's server, which shows a state for each run."""
+
+    Settings = dict
+
+    def __init__(self):
+        self.runs = {}
+
+    def init(self, id: str, **_) -> SimpleNamespace:
+        run = self.runs.setdefault(id, SimpleNamespace(id=id, rows=[], summary={}, offline=False, url="https://server"))
+        run.state, run.log, run.define_metric = "running", run.rows.append, lambda *_, **__: None
+        run.finish = lambda exit_code: setattr(run, "state", "failed" if exit_code else "finished")
+        return run
+
+
+def shown_on(name: str, folder: Path, wandb: SimulatedWandb) -> tuple[str, list[tuple[int, float]]]:
+    """Return the state of the only run on a tracker, and the (step, value) pairs of its loss."""
+    if name == "wandb":
+        (run,) = wandb.runs.values()
+        return run.state.upper(), [(row["step"], row["loss"]) for row in run.rows]
+    if name == "tensorboard":  # shows no states
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        points = EventAccumulator(str(folder / "tensorboard")).Reload().Scalars("loss")
+        return "RUNNING", [(each.step, each.value) for each in points]
+    from mlflow import MlflowClient
+
+    client = MlflowClient((folder.parent / "mlruns").as_uri())
+    (run,) = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    points = client.get_metric_history(run.info.run_id, "loss")
+    return run.info.status, sorted((each.step, each.value) for each in points)
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
+def test_resumed_run_is_running_on_each_tracker_halfway(tmp_path, monkeypatch, name):
+    pytest.importorskip(name)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    server, folder = SimulatedWandb(), tmp_path / "run"
+    monkeypatch.setitem(sys.modules, "wandb", server)
+    folder.mkdir()
+    (folder / "config.yaml").touch()
+    config = small_config(folder)
+    for start, state in enumerate([None, "stopped", "failed", "done", "done"]):  # None: kill -9
+        tracker = make_tracker(name, config, folder)
+        tracker.open()
+        tracker.remember()
+        tracker.go_back(start, epoch=0)
+        tracker.add([Row("step", start, {"loss": start / 2})])
+        assert shown_on(name, folder, server) == ("RUNNING", [(step, step / 2) for step in range(start + 1)])
+        if state:
+            tracker.end(Ending(state, {}, ()))
+            assert name == "tensorboard" or shown_on(name, folder, server)[0] != "RUNNING"
 
 
 class Fake(Tracker):

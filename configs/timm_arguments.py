@@ -93,11 +93,12 @@ SUPPORTED = (
     Argument("start-epoch", "TRAIN.LAST_EPOCH", int),
     Argument("layer-decay", "TRAIN.LAYER_DECAY", float),
     Argument("lr-base-size", "TRAIN.LINEAR_SCALED_LR", int, 256),
+    Argument("loss", "TRAIN.LOSS", str),
     Argument("bce-loss", "TRAIN.LOSS=bce", bool, False),
     Argument("lr-base-scale", "TRAIN.LR_SCALING", str),
     Argument("warmup-prefix", "TRAIN.LR_SCHEDULER.AFTER_WARMUP", bool, False),
     Argument("cooldown-epochs", "TRAIN.LR_SCHEDULER.COOLDOWN_EPOCHS", int, 0),
-    Argument("decay-epochs", "TRAIN.LR_SCHEDULER.DECAY_EPOCHS", float, 90.0),
+    Argument("decay-epochs", "TRAIN.LR_SCHEDULER.DECAY_EPOCHS", float),
     Argument("decay-rate", "TRAIN.LR_SCHEDULER.DECAY_RATE", float, 0.1, short="dr"),
     Argument("decay-milestones", "TRAIN.LR_SCHEDULER.MILESTONES", int, [90, 180, 270]),
     Argument("sched", "TRAIN.LR_SCHEDULER.NAME", str, "cosine"),
@@ -130,7 +131,37 @@ SUPPORTED = (
 
 # {why there is no setting, or the closest alternative: the arguments}
 UNSUPPORTED = {
-    OTHER_LOSSES: (Argument("jsd-loss", "", bool, False),),
+    OTHER_LOSSES: (
+        Argument("jsd-loss", "", bool, False),
+        Argument("asl-gamma-pos", "", float, 1.0),
+        Argument("asl-gamma-neg", "", float, 4.0),
+        Argument("asl-clip", "", float, 0.05),
+        Argument("asl-reduction", "", str, "batchmean"),
+        Argument("poly-epsilon", "", float, 2.0),
+        Argument("poly-gamma", "", float, 0.0),
+        Argument("poly-alpha", "", float),
+        Argument("twoway-tp", "", float, 4.0),
+        Argument("twoway-tn", "", float, 1.0),
+        Argument("db-neg-scale", "", float, 2.0),
+        Argument("db-init-bias", "", float, 0.05),
+        Argument("db-focal-gamma", "", float, 2.0),
+    ),
+    "TRAIN.CLASS_WEIGHTS weights the classes in the loss by their numbers of images, or as a file says": (
+        Argument("class-stats", "", str),
+        Argument("loss-pos-weight", "", str),
+        Argument("loss-class-weight", "", str),
+        Argument("loss-weight-power", "", float, 1.0),
+        Argument("loss-weight-beta", "", float, 0.999),
+        Argument("loss-weight-max", "", float),
+    ),
+    "for several labels per image, list the images in a CSV file, with DATA.LABEL_SEPARATOR or a column per class": (
+        Argument("task", "", str, "classification"),
+        Argument("target-format", "", str),
+        Argument("multilabel-threshold", "", float, 0.5),
+    ),
+    "the settings of the model and of DATA override what the weights say": (
+        Argument("pretrained-cfg-overlay", "", str, []),
+    ),
     "the folder names select training and validation images": (
         Argument("train-split", "", str, "train"),
         Argument("val-split", "", str, "validation"),
@@ -163,6 +194,8 @@ UNSUPPORTED = {
         Argument("no-prefetcher", "", bool, False),
         Argument("use-multi-epochs-loader", "", bool, False),
         Argument("worker-seeding", "", str, "all"),
+        Argument("persistent-workers", "", bool, True),
+        Argument("no-persistent-workers", "", bool, False),
     ),
     "the classifier always has timm's default initialization": (
         Argument("head-init-scale", "", float),
@@ -185,6 +218,10 @@ UNSUPPORTED = {
         Argument("lr-cycle-decay", "", float, 0.5),
         Argument("lr-cycle-limit", "", int, 1),
     ),
+    "the decay of the wsd schedule is always 1-sqrt": (Argument("lr-decay-fn", "", str),),
+    "the schedule rsqrt is not supported": (Argument("lr-stable-timescale", "", float),),
+    "a run trains for all TRAIN.NUM_EPOCHS; RUN.MAX_TIME ends it at a time limit": (Argument("stop-epoch", "", int),),
+    "SAVE_FREQ is the number of epochs between two numbered checkpoints": (Argument("save-epochs", "", int, []),),
     "the cosine schedule has no exponent": (Argument("lr-k-decay", "", float, 1.0),),
     "there is no plateau schedule; TRAIN.EARLY_STOP ends a run that no longer improves": (
         Argument("patience-epochs", "", int, 10),
@@ -212,6 +249,7 @@ UNSUPPORTED = {
         Argument("dist-bn", "", str, "reduce"),
     ),
     "the EMA is always on the device": (Argument("model-ema-force-cpu", "", bool, False),),
+    "the EMA is always in float32": (Argument("model-ema-force-fp32", "", bool, False),),
     "each run saves training images as train_batch.png": (Argument("save-images", "", bool, False),),
     "each image is evaluated once; scripts/predict.py has -flip": (Argument("tta", "", int, 0),),
     "set the variables WANDB_PROJECT and WANDB_TAGS; a resumed run automatically continues its W&B run": (

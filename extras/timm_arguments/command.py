@@ -15,7 +15,7 @@ from configs.yaml_files import Quoted, read_file
 from scripts.command_line import Parser
 from utils.errors import ConfigError, did_you_mean
 
-KWARGS = ("model-kwargs", "opt-kwargs")  # their values have the form NAME=VALUE
+KWARGS = ("model-kwargs", "opt-kwargs", "pretrained-cfg-overlay")  # their values have the form NAME=VALUE
 # Arguments without a default that must not be empty. For the others, an empty value means "not set".
 NEVER_EMPTY = ("gp", "input-img-mode", "kd-model-name")
 # Arguments with a default that may be empty. For the others, an empty value is a mistake.
@@ -150,7 +150,7 @@ def _of_file(path: str) -> dict[str, Any]:
     """Return the arguments in an args.yaml."""
     found: dict[str, Any] = {}
     for key, text in read_file(path).items():
-        name, _, member = key.partition(".")  # model_kwargs and opt_kwargs are sections
+        name, _, member = key.partition(".")  # model_kwargs, for example, is a section
         name = _name(name)
         if name not in TIMM_ARGUMENTS:
             raise ConfigError(f"{path}: train.py has no argument {key}{did_you_mean(name, TIMM_ARGUMENTS)}")

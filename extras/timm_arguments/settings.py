@@ -15,14 +15,21 @@ NOT_NEEDED = set(
     """train-num-samples val-num-samples dataset-download dataset-trust-remote-code channels-last fuser fast-norm torchscript
     no-ddp-bb synchronize-step device-modules local_rank pin-mem no-prefetcher use-multi-epochs-loader worker-seeding
     patience-epochs drop-connect model-ema-force-cpu save-images wandb-project wandb-tags wandb-resume-id
-    kd-student-feature-dim kd-teacher-feature-dim naflex-loss-scale""".split()
+    kd-student-feature-dim kd-teacher-feature-dim naflex-loss-scale save-epochs model-ema-force-fp32 persistent-workers
+    no-persistent-workers""".split()
 )
 # {argument: other arguments that train.py uses only together with it}
 NEEDED = {
     "layer-decay": ("layer-decay-min-scale", "layer-decay-no-opt-scale"),
     "lr-noise": ("lr-noise-pct", "lr-noise-std"),
     "lr-cycle-limit": ("lr-cycle-mul", "lr-cycle-decay"),
-    "bce-loss": ("bce-sum", "bce-pos-weight"),
+    "loss": (
+        *("bce-sum", "asl-gamma-pos", "asl-gamma-neg", "asl-clip", "asl-reduction", "poly-epsilon", "poly-gamma"),
+        *("poly-alpha", "twoway-tp", "twoway-tn", "db-neg-scale", "db-init-bias", "db-focal-gamma"),
+    ),
+    "task": ("target-format", "multilabel-threshold"),
+    "class-stats": ("loss-weight-power", "loss-weight-beta", "loss-weight-max"),
+    "sched": ("lr-decay-fn", "lr-stable-timescale"),
     "dataset": ("input-key", "target-key", "epoch-repeats"),
     "resume": ("no-resume-opt",),
 }
@@ -31,6 +38,7 @@ SAME = {
     "train-split": ("train", "training"),
     "val-split": ("validation", "val", "valid", "eval", "evaluation"),
     "model-dtype": ("float32",),
+    "lr-decay-fn": ("1-sqrt",),
 }
 # Settings that are paths, and words with a special meaning in them. A file called auto is written as ./auto.
 PATHS = ("DATA.DATA_PATH", "DATA.CLASSES", "MODEL.PRETRAINED", "MODEL.RESUME", "SAVE")
@@ -112,7 +120,7 @@ class ArgumentSettings:
             return str(value)
         if "KWARGS." in setting:
             return value if isinstance(value, Quoted) or name in KWARGS else Quoted(value)
-        if setting in PATHS and (is_none(value) or value.lower() in WORDS):
+        if setting in PATHS and (is_none(value) or value.lower() in WORDS) and (name, value) != ("resume", "auto"):
             return f"./{value}"
         if is_none(value) and (name, value) != ("train-interpolation", ""):
             raise ConfigError(f"--{name} is {value!r}, which a settings file reads as no value; choose another value")

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from configs.load import LoadedConfig, load, to_yaml
-from configs.timm_arguments import TIMM_ARGUMENTS
+from configs.timm_arguments import OTHER_LOSSES, TIMM_ARGUMENTS
 from configs.values import SETTINGS
 from extras.timm_arguments.command import Launch
 from extras.timm_arguments.settings import ArgumentSettings, saved_key
@@ -41,6 +41,8 @@ class Translation(ArgumentSettings):
     """
 
     def __init__(self, given: dict[str, Any], launch: Launch):
+        if given.get("bce-loss"):  # the old name of --loss bce
+            given = {"loss": "bce"} | given
         super().__init__(given, launch.processes)
         self.launch = launch
         self.variables: list[str] = []  # environment variables (NAME=VALUE) in front of the command that trains
@@ -182,6 +184,10 @@ class Translation(ArgumentSettings):
             raise ConfigError(
                 f"{self.shown('sched')}: unknown schedule; choose cosine, step, multistep, wsd, constant or none"
             )
+        decay = args["decay-epochs"]
+        if decay is None:  # train.py's defaults
+            decay = 0.2 if name == "wsd" else 90
+        self.put("TRAIN.LR_SCHEDULER.DECAY_EPOCHS", decay, "decay-epochs")
         cools = ours in ("cosine", "wsd")
         total = args["epochs"] + args["cooldown-epochs"] * cools + warmup * prefix
         self.put("TRAIN.LR_SCHEDULER.NAME", ours, "sched")
@@ -196,7 +202,7 @@ class Translation(ArgumentSettings):
             self.leave_open("TRAIN.LR_SCHEDULER.MILESTONES")
         if name == "wsd":
             length = args["epochs"] - warmup * (not prefix)
-            decay = args["decay-epochs"] * (length if 0 < args["decay-epochs"] < 1 else 1)
+            decay *= length if 0 < decay < 1 else 1
             decay = round(decay) if per_epoch else decay
             if not 0 < decay <= length:
                 raise ConfigError(
@@ -237,13 +243,7 @@ class Translation(ArgumentSettings):
     def regularization(self) -> None:
         args = self.args
         mixes = args["mixup"] > 0 or args["cutmix"] > 0 or bool(args["cutmix-minmax"])
-        if args["bce-loss"] and not mixes and not args["smoothing"]:
-            self.differs("bce-loss", "without smoothing and mixing train.py uses cross entropy, and so does this file")
-        elif args["bce-loss"]:
-            self.put("TRAIN.LOSS", "bce", "bce-loss")
-        self.leave_open("TRAIN.CLASS_WEIGHTS")
-        if args["bce-pos-weight"] not in (None, 1) and args["bce-loss"]:
-            self.refuse("bce-pos-weight", "the nearest setting is TRAIN.CLASS_WEIGHTS, a file with a weight per class")
+        self.loss(mixes)
         if args["clip-grad"] == 0:
             self.refuse("clip-grad", "with this value train.py sets all gradients to 0")
         if mixes:
@@ -256,6 +256,21 @@ class Translation(ArgumentSettings):
             self.differs("model-ema-warmup", "the decay is updates / (updates + 9), in train.py 1 - updates ** (-2/3)")
         if args["kd-model-name"]:
             self.distillation()
+
+    def loss(self, mixes: bool) -> None:
+        args = self.args
+        ours = {None: "cross_entropy", "ce": "cross_entropy", "bce": "bce"}.get(args["loss"])
+        if ours is None:
+            self.refuse("loss", OTHER_LOSSES)
+        if args["bce-loss"] and args["loss"] != "bce":
+            raise ConfigError(f"--bce-loss contradicts {self.shown('loss')}; leave one out")
+        self.put("TRAIN.LOSS", ours, "loss", "bce-loss")
+        if args["bce-loss"] and not mixes and not args["smoothing"]:
+            older = "before timm 1.0.31, train.py used cross entropy without smoothing and mixing"
+            self.differs("bce-loss", f"{older}; to train like that, set TRAIN.LOSS=cross_entropy")
+        self.leave_open("TRAIN.CLASS_WEIGHTS")
+        if args["bce-pos-weight"] not in (None, 1) and ours == "bce":
+            self.refuse("bce-pos-weight", "the nearest setting is TRAIN.CLASS_WEIGHTS, a file with a weight per class")
 
     def distillation(self) -> None:
         args = self.args
@@ -325,7 +340,9 @@ class Translation(ArgumentSettings):
         elif args["resume"] or (epoch and path):
             self.put("MODEL.RESUME", path, name)
             self.put("TRAIN.LAST_EPOCH", epoch, "start-epoch")
-            if args["resume"] and not args["no-resume-opt"]:
+            if args["resume"] == "auto":
+                self.differs("resume", "-resume auto continues halfstep's runs, not train.py's")
+            elif args["resume"] and not args["no-resume-opt"]:
                 self.differs("resume", restart)
             if not args["resume"]:
                 self.leave_open("MODEL.PRETRAINED")

@@ -249,7 +249,8 @@ def test_args_yaml_gives_same_settings_as_its_command_line(tmp_path):
 @pytest.mark.parametrize("words", cases_of("extras/timm_arguments/mistakes_of_timms_arguments"))
 def test_unknown_timm_argument_or_value_is_refused(tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
-    for name, text in {"args": "modle: x", "1": "amp: maybe", "2": "epochs: [3]", "3": "lr_noise: [0.4, 0.9]"}.items():
+    texts = {"args": "modle: x", "1": "amp: maybe", "2": "epochs: [3]", "3": "lr_noise: [0.4, 0.9]"}
+    for name, text in (texts | {"4": "pretrained_cfg_overlay: {num_classes: 10}"}).items():
         (tmp_path / f"{name}.yaml").write_text(f"{text}\n")
     with refused(ConfigError, page="extras/timm_arguments/mistakes_of_timms_arguments", case=words):
         from_timm.main(shlex.split(words))

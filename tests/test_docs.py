@@ -115,22 +115,20 @@ def test_readme_opening_names_test_command_and_its_time():
     assert re.search(r"`-quick`[^.]+at most \d+ (minutes|seconds)", opening)
 
 
-def test_readme_states_systems_limits_support_and_licence():
+def test_readme_states_licence_then_limits_then_alternatives_last():
+    opening = README.partition("\n## ")[0]
+    for what in ("(LICENSE)", "docs/comparison.md", "timm", "Ultralytics", "LightlyTrain", "AGPL-3.0"):
+        assert what in opening.partition("quickstart.sh")[0]
     text = section_of_readme("Systems and limits")
-    for what in (
-        "Linux",
-        "macOS",
-        "Python 3.11",
-        "WSL2",
-        "No GPU has been measured",
-        "detection",
-        "TPUs",
-        "docs/comparison.md",
-    ):
+    for what in ("Linux", "macOS", "Python 3.11", "WSL2", "No GPU has been measured"):
         assert what in text
     problems = text.partition("**Problems**")[2]
-    for what in ("status.json", "log.txt", "python main_single_gpu.py -version", "(LICENSE)"):
+    for what in ("status.json", "log.txt", "python main_single_gpu.py -version"):
         assert what in problems
+    alternatives = section_of_readme("Use something else")
+    for what in ("detection", "Ultralytics", "TPUs", "timm"):
+        assert what in alternatives
+    assert README.endswith(alternatives)
     assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
 
 

@@ -170,7 +170,7 @@ def test_folder_list_and_tar_of_the_same_images_have_the_same_parts(classes, fil
             for key in keys:
                 (root / form / normalize(form, key)).parent.mkdir(parents=True, exist_ok=True)
                 (root / form / normalize(form, key)).write_bytes(png(0))
-        rows = [("image_path", "target"), *((key, key.partition("/")[0]) for key in keys)]
+        rows = [("image_path", "target"), *((key.replace("/", "//"), key.partition("/")[0]) for key in keys)]
         (root / "NFC/a.csv").write_text(csv_text(rows), encoding="utf-8", newline="")
         labels = {f"{key[:-4]}.cls": b"%d" % sorted(classes).index(key.partition("/")[0]) for key in keys}
         write_tar(root / "tars/train-0.tar", labels | dict.fromkeys(keys, png(0)))

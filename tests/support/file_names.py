@@ -5,8 +5,8 @@ from unicodedata import normalize
 from hypothesis import strategies as st
 
 # Letters with accents, and the characters that lists, CSV files, shells or URLs treat specially.
-CHARACTERS = "aB7 _-üéÅ가ﬁ😀'\",;|\\=#%&.\t\n"
-IN_LINES = CHARACTERS.replace("\n", "").replace("\t", "")
+CHARACTERS = "aB7 _-üéÅ가ﬁ😀'\",;|\\=#%&.\t\r\n"
+IN_LINES = CHARACTERS.translate(dict.fromkeys(map(ord, "\t\r\n")))
 
 
 def names(characters: str = CHARACTERS, most: int = 6) -> st.SearchStrategy[str]:

@@ -11,7 +11,8 @@ from engine.record.saved_files import read_table
 from tests.support.properties import examples
 from utils.text import csv_text
 
-CELLS = st.text("aé=,;'\"\r\n\t\\ \0\x85\u2028\ufeff7", max_size=4)
+PIECES = ["a", "é", "=", ",", ";", "'", '"', "\r", "\n", "\r\n", "\t", "\\", " ", "\0", "\x85", "\u2028", "\ufeff", "7"]
+CELLS = st.lists(st.sampled_from(PIECES), max_size=4).map("".join)
 
 
 @given(st.lists(st.tuples(CELLS, CELLS), max_size=4), st.booleans())

@@ -16,6 +16,7 @@ from tests.support.extras import needing_extra
 from tests.support.file_names import names
 from tests.support.properties import examples
 
+LABELS = st.one_of(names(), st.sampled_from(['"a" b', "a,b;c\td", "two\nlines"]))
 ROWS = st.lists(st.tuples(names(), names(), names()), min_size=1, max_size=5)
 
 
@@ -24,7 +25,7 @@ ROWS = st.lists(st.tuples(names(), names(), names()), min_size=1, max_size=5)
 def test_changed_label_is_read_back_and_all_else_stays(tmp_path_factory, rows, order, draw):
     header, config = ("image_path", "target", "note; 2"), replaced(Config(), DATA={"GROUP_BY": "note; 2"})
     content = draw.draw(written([[row[place] for place in order] for row in (header, *rows)]))
-    changes = draw.draw(st.dictionaries(st.integers(0, len(rows) - 1), names()))
+    changes = draw.draw(st.dictionaries(st.integers(0, len(rows) - 1), LABELS, min_size=1))
     file = Path(tmp_path_factory.getbasetemp(), "list.csv")
     file.write_bytes(content)
     table = CsvFile.read(file, config)

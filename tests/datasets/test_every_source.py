@@ -93,7 +93,7 @@ class Source:
 def source(request, tmp_path, monkeypatch) -> Source:
     name, root = request.param, tmp_path / "data"
     root.mkdir()
-    if name.startswith("cifar"):
+    if name in ("cifar10", "cifar100"):
         write_cifar(root, name, monkeypatch)
     elif SOURCES[name].has_files:
         MAKERS[name](root)

@@ -44,10 +44,9 @@ def class_folders(draw) -> Data:
 
 
 class Parts(NamedTuple):
-    """The part of each image, the class of each image, and the lines for the log."""
+    """The part of each image, and the lines for the log."""
 
     parts: dict[str, str]
-    classes: dict[str, str]
     log: str
 
     def moved(self, then: "Parts", renamed: tuple[str, str] = ("", "")) -> list[str]:
@@ -76,12 +75,12 @@ def parts_of(
             assert key not in parts, "each image must be in one part, once"
             parts[key], of_image[key] = part, classes[target]
     assert of_image == {f"{name}/{file}": name for name in classes for file in data[name]}
-    return Parts(parts, of_image, "\n".join(image_set.notes))
+    return Parts(parts, "\n".join(image_set.notes))
 
 
 @given(class_folders(), FRACTIONS, st.data())
 @examples(40)
-def test_growing_and_renamed_classes_move_no_training_image_unless_the_log_names_it(data, fraction, draw):
+def test_growing_or_renamed_class_moves_training_images_only_with_a_note(data, fraction, draw):
     before = parts_of(data, fraction)
     more = draw.draw(class_folders())
     grown = {name: sorted({*data.get(name, []), *more.get(name, [])}) for name in data | more}

@@ -8,7 +8,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
@@ -108,7 +108,7 @@ def _opened(file: Path, columns: list[str]) -> Iterator[tuple[Any, list[str]]]:
     encoding, rows = encoding_of(file), None
     with open(file, encoding=encoding, errors="surrogateescape", newline="") as lines:
         try:
-            separator = _find_separator(file, lines.readline(), columns)
+            separator = _find_separator(file, lines, columns)
             lines.seek(0)
             rows = csv.reader(lines, skipinitialspace=True, delimiter=separator)
             found = [UNUSUAL[each] for each in (separator, encoding) if each in UNUSUAL]
@@ -122,11 +122,12 @@ def _opened(file: Path, columns: list[str]) -> Iterator[tuple[Any, list[str]]]:
             raise DataError(f"{file}: this is not text ({error}); save it as UTF-8") from error
 
 
-def _find_separator(file: Path, header: str, columns: list[str]) -> str:
-    """Return the separator that splits the header so that it has all these columns."""
+def _find_separator(file: Path, lines: TextIO, columns: list[str]) -> str:
+    """Return the separator that splits the header so that it has all these columns. `lines`: the open file."""
     most = []
     for separator in SEPARATORS:
-        values = next(csv.reader([header], delimiter=separator, skipinitialspace=True), [])
+        lines.seek(0)
+        values = next(csv.reader(lines, delimiter=separator, skipinitialspace=True), [])
         names = [value.strip() for value in values]
         if set(columns) <= set(names):
             return separator

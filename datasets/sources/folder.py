@@ -171,9 +171,10 @@ def _check_classes(train_folder: Path, classes: list[str], val_folder: Path, val
 def unwrapped(folder: Path, known: tuple[str, ...] | list[str] = ()) -> Path:
     """Return the folder that contains the class folders. Skip levels with only one folder (a zip file unpacked twice).
 
-    `known`: names of folders that are never skipped.
+    `known`: names of folders that are never skipped, in any Unicode form.
     """
-    while len(names := subfolders(folder)) == 1 and names[0] not in known and names[0].lower() not in known:
+    known = {normalize("NFC", name) for name in known}
+    while len(names := subfolders(folder)) == 1 and not {normalize("NFC", names[0]), names[0].lower()} & known:
         inner = folder / names[0]
         if not subfolders(inner) or _images_in(folder) or _images_in(inner):
             break
@@ -206,12 +207,15 @@ def class_folders(folder: Path) -> list[str]:
 def read_class_folders(
     config: Config, folder: Path, names: list[str], classes: list[str], deep: bool = True
 ) -> FileImages:
-    """Read the images of the class folders `names`, numbered as in `classes`. `deep`: also read subfolders."""
-    number = {normalize("NFC", name): index for index, name in enumerate(classes)}
-    if twice := next((name for name in classes if classes[number[normalize("NFC", name)]] != name), None):
+    """Read the images of the class folders `names`. `classes`: all class folders; the sorted classes give the numbers.
+    `deep`: also read subfolders."""
+    folder_of = {normalize("NFC", name): name for name in classes}
+    if twice := next((name for name in classes if folder_of[normalize("NFC", name)] != name), None):
         raise DataError(
             f"{folder / twice}: another class folder has the same name in another Unicode form; merge the two"
         )
+    classes = sorted(folder_of)
+    number = {name: index for index, name in enumerate(classes)}
     numbers = [number[normalize("NFC", name)] for name in names]
     depends_on = {"names": names, "numbers": numbers, "deep": deep}
     index = open_or_build(
@@ -228,7 +232,6 @@ def read_class_folders(
     num_runs = left_out.pop(RUNS, 0)
     if beside := _images_in(folder):
         left_out["next to the class folders"] = beside
-    classes = [normalize("NFC", name) for name in classes]
     image_set = FileImages(folder, index.text("path"), index.column("target"), classes, PixelRules.of(config.DATA))
     image_set.index, image_set.classes_are_names, image_set.is_listing = index, True, True
     image_set.notes = (*_thumbnails(folder, names), *describe_left_out(folder, left_out))

@@ -39,39 +39,6 @@ pytestmark = pytest.mark.slow
 # --- order ---
 
 
-def test_windows_are_divided_exactly_among_ranks_without_splitting_pairs():
-    rng = random.Random(0)
-    for _ in range(150):
-        in_pairs = rng.random() < 0.5
-        batch_size = 2 * rng.randint(1, 3) if in_pairs else rng.randint(1, 6)
-        sizes = {"batch_size": batch_size, "world_size": rng.randint(1, 4), "num_accumulated": rng.randint(1, 3)}
-        cut = order(rng.randint(1, 60), **sizes, drop_last=rng.random() < 0.5)
-        cut = dataclasses.replace(cut, in_pairs=in_pairs)
-        whole = order(cut.num_images, cut.global_batch, drop_last=cut.drop_last)
-        assert cut.steps_per_epoch == whole.steps_per_epoch
-        seen, epoch = [], rng.randint(0, 3)
-        for step in range(epoch * cut.steps_per_epoch, (epoch + 1) * cut.steps_per_epoch):
-            window = cut.window(step)
-            assert window.tolist() == whole.window(step).tolist() and len(window) == cut.window_size(step)
-            ranks = [cut.pieces(step, rank) for rank in range(cut.world_size)]
-            num_micro_batches = -(-len(window) // (cut.batch_size * cut.world_size))
-            assert {len(pieces) for pieces in ranks} == {num_micro_batches} == {cut.num_micro_batches(step)}
-            in_order = [pieces[micro] for micro in range(num_micro_batches) for pieces in ranks]
-            assert {piece.epoch for piece in in_order} == {epoch}
-            counted = [index for piece in in_order for index in piece.indices[: piece.num_samples]]
-            assert counted == window.tolist()
-            filled = [piece for piece in in_order if piece.num_samples]
-            assert all(piece.num_samples == len(piece.indices) <= cut.batch_size for piece in filled)
-            assert all(piece.indices.tolist() == [window[0]] for piece in in_order if not piece.num_samples)
-            if in_pairs:
-                assert all(piece.first % 2 == 0 for piece in filled)
-                assert sum(piece.num_samples % 2 for piece in in_order) <= len(window) % 2
-            seen += counted
-        assert len(set(seen)) == len(seen)
-        leaves_out = cut.drop_last and cut.num_images >= cut.global_batch
-        assert cut.num_images - len(seen) == (cut.num_images % cut.global_batch if leaves_out else 0)
-
-
 def test_epoch_description_states_steps_and_dropped_images():
     pages = {}  # an epoch has at least one step
     for number, drop_last in ((144, True), (1500, True), (1501, True), (501, False), (500, False)):

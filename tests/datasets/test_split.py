@@ -5,13 +5,11 @@ import itertools
 import os
 import re
 import shutil
-import unicodedata
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from configs.schema import Fold
 from datasets import ImageSet, SavedData, identity, load_image_sets
 from datasets.relabelled import trained_by_other_folders
 from datasets.sources.images import FileImages
@@ -32,55 +30,6 @@ def parts_of(dataset: str, path, **options) -> dict[str, str]:
     """Return {name of an image: its part}."""
     train, val = load(dataset, path, **options)
     return {each.key(index): part for part, each in zip("tv", (train, val), strict=True) for index in range(len(each))}
-
-
-def test_growing_folder_keeps_its_split_with_validation_images_of_every_class():
-    for seed in range(20):
-        random = np.random.default_rng(seed)
-        limit, classes = random.integers(3, 31, 6), ["ant", "bee", "cat", "dog", "fox", "gnu"]
-        names = [f"{name}/{number}.png" for name, most in zip(classes, limit, strict=True) for number in range(most)]
-        first = [name for name in names if int(name[4:-4]) < 3]
-        later = [name for name in random.permutation(names).tolist() if name not in first]
-        before, folds = {}, {}
-        for size in range(0, len(later) + 1, 7):
-            images = FileImages(
-                "/", names := first + later[:size], [classes.index(n[:3]) for n in names], classes, RULES
-            )
-            after = {}
-            for fraction in (0.4, 0.1):  # a larger fraction must include every image that a smaller one holds out
-                train, val = divide(images, new_record("hash", "here", fraction, None))
-                wider, after = after, {key: part for part, each in (("t", train), ("v", val)) for key in keys(each)}
-                assert train.count_classes().all() and val.count_classes().all()
-            assert len(after) == len(names) and all(wider[key] == "v" for key, part in after.items() if part == "v")
-            assert not [key for key, part in before.items() if (part, after[key]) == ("t", "v")]
-            held_out = {
-                key: number
-                for number in range(4)
-                for key in keys(divide(images, new_record("hash", "here", 0.1, Fold(number, 4)))[1])
-            }
-            assert folds.items() <= held_out.items()
-            before, folds = after, held_out
-
-
-def test_image_split_depends_on_name_but_not_source_or_unicode_form(tmp_path):
-    names = [f"{name}/ü{number}.png" for name in ("ant", "bee") for number in range(40)]
-    for form in ("NFC", "NFD"):
-        for name in names:
-            draw(tmp_path / form / unicodedata.normalize(form, name))
-    (tmp_path / "NFC" / "a.csv").write_text(
-        "image_path,target\n" + "".join(f"{n[:3]}//{n[4:]},{n[:3]}\n" for n in names)
-    )
-    content = (tmp_path / "NFC" / names[0]).read_bytes()
-    files = {name: content for name in names} | {
-        f"{name[:-4]}.cls": str(number % 2).encode() for number, name in enumerate(names)
-    }
-    write_tar(tmp_path / "shards" / "train-0.tar", files)
-    (tmp_path / "shards" / "classes.txt").write_text("ant\nbee\n")
-    wanted = parts_of("imagefolder", tmp_path / "NFC")
-    assert set(wanted.values()) == {"t", "v"}
-    assert parts_of("csv", tmp_path / "NFC" / "a.csv") == parts_of("shards", tmp_path / "shards") == wanted
-    decomposed = parts_of("imagefolder", tmp_path / "NFD")
-    assert {unicodedata.normalize("NFC", name): part for name, part in decomposed.items()} == wanted
 
 
 def in_parts(names: list[str], fraction: float = 0.2) -> tuple[dict[str, str], str]:

@@ -1,9 +1,7 @@
 """torchvision/NAME, cifar10 and cifar100: small files in torchvision's layouts, and the messages if they are missing."""
 
-import hashlib
 import inspect
 import pickle
-import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,39 +22,10 @@ from scripts import make_shards
 from tests.support.image_sets import draw, error_of, load, make_folders, settings, shades
 from tests.support.printed import cases_of
 from tests.support.refusals import assert_names, refused
+from tests.support.torchvision_files import CIFAR, make_dtd, make_mnist, make_pets, write, write_cifar
 from tests.support.weight_files import Payload
 from utils.distributed import Process
 from utils.errors import ConfigError
-
-
-def write(path: Path, *lines: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(line + "\n" for line in lines))
-
-
-def make_dtd(root: Path) -> None:
-    for shade, name in enumerate(["dotted/d_1.jpg", "banded/b_1.jpg", "banded/b_2.jpg", "dotted/d_2.jpg"]):
-        draw(root / "dtd" / "dtd" / "images" / name, shade)
-    write(root / "dtd" / "dtd" / "labels" / "train1.txt", "dotted/d_1.jpg", "banded/b_1.jpg")
-    write(root / "dtd" / "dtd" / "labels" / "val1.txt", "banded/b_2.jpg", "dotted/d_2.jpg")
-
-
-def make_pets(root: Path) -> None:
-    folder = root / "oxford-iiit-pet"
-    for shade, name in enumerate(["Abyssinian_1", "great_dane_2", "Abyssinian_3", "great_dane_4"]):
-        draw(folder / "images" / f"{name}.jpg", shade)
-    write(folder / "annotations" / "trainval.txt", "Abyssinian_1 1 1 1", "great_dane_2 2 2 1")
-    write(folder / "annotations" / "test.txt", "Abyssinian_3 1 1 1", "great_dane_4 2 2 1")
-
-
-def make_mnist(root: Path) -> None:
-    raw = root / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    for part, count in (("train", 3), ("t10k", 2)):
-        pixels = np.repeat(np.arange(count, dtype=np.uint8), 28 * 28)
-        (raw / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">4I", 0x803, count, 28, 28) + pixels.tobytes())
-        (raw / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 0x801, count) + bytes([7, 2, 1][:count]))
-
 
 # {name: (its files, training targets and shades, the same for validation, classes, image class)}
 LAYOUTS = {
@@ -127,34 +96,6 @@ def test_torchvision_caltech101_uses_halfstep_reader_with_a_note(tmp_path):
 
 
 # --- CIFAR, whose files are pickles ---
-
-CIFAR = {
-    "cifar10": (torchvision.datasets.CIFAR10, "labels"),
-    "cifar100": (torchvision.datasets.CIFAR100, "fine_labels"),
-}
-
-
-def write_cifar(root: Path, name: str, monkeypatch) -> Path:
-    """Write all files with checksums that torchvision accepts. In file i, the images have red and class i and i + 1."""
-    cls, labels = CIFAR[name]
-    folder = root / cls.base_folder
-    folder.mkdir(parents=True)
-
-    def written(file: str, content: dict) -> str:
-        (folder / file).write_bytes(pickle.dumps(content, protocol=2))
-        return hashlib.md5((folder / file).read_bytes()).hexdigest()
-
-    sums = []
-    for index, (file, _) in enumerate(cls.train_list + cls.test_list):
-        data = np.zeros((2, 3072), np.uint8)
-        data[:, 0] = [index, index + 1]  # red of the first pixel
-        data[:, 1024 + 1] = 7  # green of the second pixel
-        sums.append([file, written(file, {"data": data, labels: [index, index + 1]})])
-    names = {cls.meta["key"]: [f"class_{number}" for number in range(10)]}
-    monkeypatch.setattr(cls, "meta", {**cls.meta, "md5": written(cls.meta["filename"], names)})
-    monkeypatch.setattr(cls, "train_list", sums[:-1])
-    monkeypatch.setattr(cls, "test_list", sums[-1:])
-    return folder
 
 
 @pytest.mark.parametrize("name", CIFAR)

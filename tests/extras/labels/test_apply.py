@@ -1,17 +1,24 @@
 """-apply moves the confirmed files, or edits the CSV file, and -undo restores every byte, also after kill -9."""
 
+import contextlib
 import csv
 import io
 import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
+from unicodedata import normalize
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from datasets import load_image_sets
 from tests.extras.labels.made_runs import draw_image, make_photos, make_run, settings_of
+from tests.support.file_names import in_any_form, names
 from tests.support.image_sets import make_set
+from tests.support.properties import examples
 from tests.support.runs import rows_of, run, typed
 from utils.files import locked
 
@@ -284,6 +291,39 @@ def test_hostile_file_names_are_moved_and_moved_back(photos):
         confirm()
         apply().done()
         assert all((photos / name.replace("cat/", "dog/")).exists() for name in judged)
+        typed(SCRIPT, "run", "-undo").done()
+        assert contents(photos) == before
+
+
+@st.composite
+def folders_of_classes(draw) -> list[str]:
+    """Draw the folders of three classes, each name in a Unicode form of its own."""
+    classes = draw(st.lists(names(), min_size=3, max_size=3, unique=True))
+    return [draw(in_any_form(name)) for name in classes]
+
+
+@given(folders_of_classes(), st.booleans())
+@example(["bar", "mu\u0308sli", "A\u030aal"], False)
+@examples(3)
+def test_correction_moves_files_between_existing_class_folders(folders, has_own_part):
+    with tempfile.TemporaryDirectory() as here, contextlib.chdir(here):
+        photos = make_photos(Path("photos"), dict.fromkeys(folders, 8))
+        if has_own_part:
+            shutil.move("photos", "train")
+            Path("photos").mkdir()
+            shutil.move("train", "photos/train")
+            make_photos(Path("photos/val"), dict.fromkeys(folders, 2))
+        options = () if has_own_part else (HALF,)
+        _, val = load_image_sets(settings_of(Path("settings"), photos, *options))
+        first = {val.classes[target]: val.key(index) for index, target in enumerate(val.targets.tolist())}
+        following = dict(zip(first, [*first][1:] + [*first][:1], strict=True))
+        find(*((image, following[name]) for name, image in first.items()), options=options)
+        confirm()
+        before, part = contents(photos), "val/" * has_own_part
+        apply().done()
+        folder_of = {normalize("NFC", folder): folder for folder in folders}
+        moved = {f"{part}{folder_of[following[name]]}/{image.partition('/')[2]}" for name, image in first.items()}
+        assert contents(photos).keys() - {JOURNAL} == before.keys() - {part + image for image in first.values()} | moved
         typed(SCRIPT, "run", "-undo").done()
         assert contents(photos) == before
 

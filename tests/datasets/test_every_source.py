@@ -1,0 +1,182 @@
+"""What every data set promises: each row of SOURCES is read from a few small files, one of them no image."""
+
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from configs.tables import SOURCES
+from datasets import ImageSet, load_image_sets
+from datasets.types import ImageReadError
+from tests.support.configs import replaced
+from tests.support.extras import needing_extra
+from tests.support.image_sets import png, settings, write_tar
+from tests.support.parquet_files import write_parquet
+from tests.support.torchvision_files import make_pets, write_cifar
+
+COUNT, DAMAGED = 12, 5  # images of each data set, and the number of the image that cannot be read
+CLASSES = ("bee, wild", "ant")
+CONTENTS = [b"no image" if number == DAMAGED else png(number) for number in range(COUNT)]
+
+
+def write_images(root: Path) -> list[str]:
+    """Write the images into a folder for each class, and return their paths."""
+    names = [f"{CLASSES[number % 2]}/ü {number}.png" for number in range(COUNT)]
+    for name, content in zip(names, CONTENTS, strict=True):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+    return names
+
+
+def write_lists(root: Path) -> None:
+    lines = [f"{name} {number % 2}\n" for number, name in enumerate(write_images(root))]
+    (root / "train_list.txt").write_text("".join(lines[:8]), encoding="utf-8")
+    (root / "val_list.txt").write_text("".join(lines[8:]), encoding="utf-8")
+
+
+def write_csv(root: Path) -> None:
+    rows = [f'"{name}","{name.partition("/")[0]}"\n' for name in write_images(root)]
+    (root / "train.csv").write_text("image_path,target\n" + "".join(rows), encoding="utf-8")
+
+
+def write_shards(root: Path) -> None:
+    for part, numbers in (("train-0", range(4)), ("train-1", range(4, 8)), ("val-0", range(8, COUNT))):
+        files = {f"{number}.cls": b"%d" % (number % 2) for number in numbers}
+        write_tar(root / f"{part}.tar", files | {f"{number}.png": CONTENTS[number] for number in numbers})
+
+
+def write_parquet_files(root: Path) -> None:
+    for part, numbers in (("train", range(8)), ("validation", range(8, COUNT))):
+        images = [{"bytes": CONTENTS[number], "path": f"{number}.png"} for number in numbers]
+        labels = [number % 2 for number in numbers]
+        write_parquet(root / f"{part}.parquet", {"image": images, "label": labels}, {"label": [*CLASSES]}, group=3)
+
+
+def write_pets(root: Path) -> None:
+    make_pets(root)
+    (root / "oxford-iiit-pet/images/great_dane_2.jpg").write_bytes(b"no image")
+
+
+MAKERS: dict[str, Callable[[Path], object]] = {
+    "imagenet2012": write_lists,
+    "imagefolder": write_images,
+    "images": write_images,
+    "csv": write_csv,
+    "shards": write_shards,
+    "parquet": write_parquet_files,
+    "caltech101": lambda root: write_images(root / "101_ObjectCategories"),
+    "caltech256": lambda root: write_images(root / "256_ObjectCategories"),
+    "torchvision/NAME": write_pets,
+}
+EXTRAS = {"images": "unlabelled"}
+
+
+class Source:
+    """A row of SOURCES and its files."""
+
+    def __init__(self, name: str, root: Path):
+        self.name, self.root = name, root
+
+    def load(self, evaluate: bool = False) -> tuple[ImageSet | None, ImageSet]:
+        dataset = self.name.replace("NAME", "OxfordIIITPet")
+        config = settings(dataset, self.root, evaluate, SYNTHETIC_SIZE=COUNT, VAL_FRACTION=0.3, SHUFFLE_BUFFER=3)
+        objective = "features" if self.name == "images" else "classes"
+        return load_image_sets(replaced(config, TRAIN={"OBJECTIVE": objective}))
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=needing_extra(EXTRAS[name]) if name in EXTRAS else ()) for name in SOURCES]
+)
+def source(request, tmp_path, monkeypatch) -> Source:
+    name, root = request.param, tmp_path / "data"
+    root.mkdir()
+    if name in ("cifar10", "cifar100"):
+        write_cifar(root, name, monkeypatch)
+    elif SOURCES[name].has_files:
+        MAKERS[name](root)
+    return Source(name, root)
+
+
+def facts(image_set: ImageSet, index: int) -> tuple:
+    """Return what an image set says about an image: its names, class and pixels (None: unreadable)."""
+    pixels = None
+    if not image_set.makes_batches:
+        try:
+            pixels = image_set.read(index)
+            assert pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3
+        except ImageReadError:
+            pass
+    target = image_set.targets[index]
+    return (
+        image_set.name(index),
+        image_set.key(index),
+        image_set.classes[target],
+        pixels if pixels is None else pixels.tobytes(),
+    )
+
+
+def all_facts(image_set: ImageSet) -> list[tuple]:
+    return [facts(image_set, index) for index in range(len(image_set))]
+
+
+def keys(image_set: ImageSet) -> list[str]:
+    return [image_set.key(index) for index in range(len(image_set))]
+
+
+def test_labels_are_numbers_of_distinct_classes(source):
+    train, val = source.load()
+    assert train.classes == val.classes and len({*val.classes}) == len(val.classes) and all(val.classes)
+    for part in (train, val):
+        assert len(part) == len(part.targets) > 0 and part.targets.dtype.kind == "i" and part.targets.ndim == 1
+        assert 0 <= part.targets.min() and part.targets.max() < len(part.classes)
+        assert part.count_classes().tolist() == np.bincount(part.targets, minlength=len(part.classes)).tolist()
+
+
+def test_names_and_keys_identify_the_images_of_a_part(source):
+    for part in source.load():
+        names = [part.name(index) for index in range(len(part))]
+        assert len({*names}) == len({*keys(part)}) == len(part) and all(names)
+        assert [key.decode(errors="surrogateescape") for chunk in part.all_keys() for key in chunk] == keys(part)
+
+
+def test_only_the_damaged_image_cannot_be_read(source):
+    pixels = [each for part in source.load() for *_, each in all_facts(part)]
+    makes_batches = source.name == "synthetic"  # instead of reading images
+    assert pixels.count(None) == (len(pixels) if makes_batches else int(source.name in MAKERS))
+
+
+def test_selected_and_pickled_images_keep_their_names_and_labels(source):
+    for part in source.load():
+        # An image whose name is a number is numbered in its own set.
+        known = [each[2:] if part.names_are_numbers else each for each in all_facts(part)]
+        some = part.take(np.arange(len(part))[::-1])
+        for image_set, wanted in (
+            (some, known[::-1]),
+            (pickle.loads(pickle.dumps(some)), known[::-1]),
+            (some.take(np.array([1, 0])), known[-2:]),
+        ):
+            assert [each[-len(known[0]) :] for each in all_facts(image_set)] == wanted
+
+
+def test_moved_data_keep_keys_parts_and_labels(source):
+    def known(parts):
+        return [[(key, label, pixels) for _, key, label, pixels in all_facts(part)] for part in parts]
+
+    before = known(source.load())
+    source.root = Path(shutil.move(source.root, source.root.with_name("moved – 2")))
+    assert known(source.load()) == before
+
+
+def test_every_epoch_has_each_image_once(source):
+    for part in source.load():
+        assert sorted(part.epoch_order(3, 1)[:].tolist()) == [*range(len(part))]
+
+
+def test_evaluation_scores_the_validation_images_or_an_undivided_set(source):
+    train, val = source.load()
+    none, scored = source.load(evaluate=True)
+    assert none is None and scored.classes == val.classes
+    assert sorted(keys(scored)) == sorted(keys(val) + keys(train) * (val.split["rule"] == "hash"))

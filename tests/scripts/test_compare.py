@@ -274,7 +274,7 @@ def test_runs_are_compared_only_on_images_that_both_runs_scored(here, tmp_path):
     assert found["p"] == pytest.approx(0.01171875) and found["difference"] == pytest.approx(22.5)
     assert found["interval"][0] > 0 and found["deviation_of_seeds"] == [None, None]
     type_in(tmp_path / "b", tmp_path / "a", "-json", exit_with=4)  # worse
-    type_in(tmp_path / "a", tmp_path / "a", "-json", exit_with=5)  # no significant difference
+    assert json.loads(type_in(tmp_path / "a", tmp_path / "a", "-json", exit_with=5)[0])["verdict"] == "inconclusive"
     shutil.copytree(tmp_path / "b", tmp_path / "c", ignore=shutil.ignore_patterns("results.json"))
     _, err = type_in(tmp_path / "a", tmp_path / "c", exit_with=2)
     assert "-any_data" in err, "its table may be of another epoch"
@@ -283,6 +283,21 @@ def test_runs_are_compared_only_on_images_that_both_runs_scored(here, tmp_path):
     assert "-any_data" in type_in(tmp_path / "a", tmp_path / "d", exit_with=2)[1], "several labels per image"
     _, err = type_in(tmp_path / "a", tmp_path / "b", "-metric", "loss", exit_with=2)
     assert_names(err, "-metric loss", "top1")
+
+
+@pytest.mark.parametrize("changed", ["", "\nTRAIN.BASE_LR: 0.1"])
+@pytest.mark.parametrize("num_seeds", [1, 3])
+def test_verdict_is_about_settings_only_with_several_seeds_of_each(tmp_path, num_seeds, changed):
+    for side, first, lines in (("a", 0, ""), ("b", 5, changed)):
+        for seed in range(first, first + num_seeds):
+            run = make_run(tmp_path / f"{side}{seed}", [70.0 + 4 * first + seed], f"SEED: {seed}{lines}")
+            write_predictions(run, {f"{image}": image > 12 - 2 * first for image in range(40)})
+    found = json.loads(type_in(tmp_path / "a*", tmp_path / "b*", "-json")[0])
+    is_about_settings = num_seeds > 1 and bool(changed)
+    assert (found["verdict"], found["about"]) == ("better", "settings" if is_about_settings else "weights")
+    assert is_about_settings or "nothing about" in found["note"]
+    if not changed:
+        assert "has the highest" not in type_in(tmp_path)[0]
 
 
 @pytest.mark.parametrize("name", "ab")

@@ -252,8 +252,8 @@ class Translation(ArgumentSettings):
             self.differs("reprob", "images are mixed after erasing; train.py mixes them before erasing")
         repeats = args["aug-repeats"]
         self.put("TRAIN.REPEATED_AUG", 1 if repeats == 0 else repeats, "aug-repeats")
-        if args["model-ema"] and args["model-ema-warmup"]:
-            self.differs("model-ema-warmup", "the decay is updates / (updates + 9), in train.py 1 - updates ** (-2/3)")
+        if args["model-ema-warmup"]:
+            self.put("TRAIN.MODEL_EMA_WARMUP", "timm", "model-ema-warmup")
         if args["kd-model-name"]:
             self.distillation()
 

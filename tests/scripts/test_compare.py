@@ -6,20 +6,25 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.record.saved_run import SavedRun
 from scripts.comparing import statistics
 from scripts.comparing.groups import Group, group_runs
-from scripts.comparing.runs import find_runs, other_data
+from scripts.comparing.runs import find_runs, image_test, other_data
 from scripts.comparing.tables import to_markdown
 from tests.support.configs import yaml_of
 from tests.support.printed import cases_of, content_of, same_message, same_text
+from tests.support.properties import examples
 from tests.support.refusals import assert_names
 from tests.support.runs import typed
+from utils.facts import FACTS_OF_IMAGES
 
 pytestmark = pytest.mark.slow
 
@@ -232,6 +237,29 @@ def test_images_with_equal_names_in_different_data_stay_unpaired(tmp_path):
     out, _ = type_in(tmp_path / "a", tmp_path / "other", "-any_data")
     assert "images, p" not in out, "different images must not be tested together"
     assert {"DATA.DATA_PATH", "sizes of the validation files"} <= table(out, "Settings that differ")[0].keys()
+
+
+@pytest.fixture(scope="module")
+def two_scored(tmp_path_factory):
+    """Make two runs that scored 40 images with the same names. Only the second run is right on the last ten."""
+    folder, runs = tmp_path_factory.mktemp("scored"), []
+    for name, num_right in (("a", 30), ("b", 40)):
+        right = {f"{number}.jpg": number < num_right for number in range(40)}
+        runs.append(write_predictions(make_run(folder / name, [70.0]), right))
+    return runs
+
+
+@given(changed=st.sets(st.sampled_from(FACTS_OF_IMAGES)), path=st.sampled_from(["/here", "/there"]))
+@examples(40)
+def test_images_are_paired_if_the_validation_images_or_the_folder_are_equal(two_scored, changed, path):
+    facts = {fact.replace(" ", "_"): "4 5 6" for fact in changed}
+    about = about_data("/here"), about_data(path, **facts)
+    one, two = (replace(run, status=status) for run, status in zip(two_scored, about, strict=True))
+    test = image_test(one, two)
+    if path == "/here" or not any("validation" in fact for fact in changed):
+        assert (test.num_images, test.only_first, test.only_second) == (40, 0, 10)
+    else:
+        assert test is None
 
 
 @pytest.mark.parametrize(

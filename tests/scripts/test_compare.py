@@ -120,9 +120,9 @@ CASES = {
 def test_compare_output_matches_the_printed_pages(here):
     pages = {}
     for case, runs in CASES.items():
-        for name, given in runs.items():
-            run = make_run(Path(case.replace(" ", "-"), name), *given)
-            write_predictions(run, {f"{image}": image * 2.5 < given[0][0] for image in range(40)})
+        for name, (values, *facts) in runs.items():
+            run = make_run(Path(case.replace(" ", "-"), name), values, *facts)
+            write_predictions(run, {f"{image}": image * 2.5 < values[0] for image in range(40)})
         pages[case], _ = type_in(case.replace(" ", "-"))
     pages["by different metrics, -metric loss"], _ = type_in("by-different-metrics", "-metric", "loss")
     whole = ("one of each", "that ended in many ways")

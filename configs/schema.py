@@ -507,8 +507,8 @@ class Train:
     """Keep an exponential moving average (EMA) of the weights, and evaluate the weights and the average."""
     MODEL_EMA_DECAY: Annotated[float, Bounds(0.0, 1.0), Only("MODEL_EMA")] = 0.99996
     """Decay of the EMA per update."""
-    MODEL_EMA_WARMUP: Annotated[bool, Only("MODEL_EMA")] = True
-    """Start with a smaller decay, updates / (updates + 9), so that the EMA also follows the weights in short runs; false: MODEL_EMA_DECAY from the second update on. The EMA starts with the weights after the first update."""
+    MODEL_EMA_WARMUP: Annotated[bool | Literal["timm"], Only("MODEL_EMA")] = True
+    """Start with a smaller decay, so that the EMA also follows the weights in short runs. true: update u (counted from 1) has the decay (u - 1) / (u + 8); timm: 1 - u ** (-2/3), the warm-up of timm's train.py; false: MODEL_EMA_DECAY from the second update on. The EMA starts with the weights after the first update."""
     BEST_METRIC: Annotated[
         Literal["top1", "top5", "loss", "macro_recall", "macro_f1", "micro_f1", "map", "similarity", "knn"],
         MAY_CHANGE,

@@ -7,13 +7,15 @@
 
 Runs that differ only in their seed or fold form a group. The table shows each group's mean, standard deviation and
 number of runs, and the difference of its mean from the first group's, with the standard error (paired by seed if the
-seeds are the same). Repeat runs with -seed 1, -seed 2 ... to measure how much of a difference is noise; single runs
-cannot show it. In a folder of runs, the oldest run comes first, and copies of a run are left out.
+seeds are the same). Repeat runs with -seed 1, -seed 2 ... to measure how much of a difference is noise: single runs
+can only show which weights are better, not which settings. In a folder of runs, the oldest run comes first, and
+copies of a run are left out.
 
 The comparison is printed as Markdown. Runs on different data are compared by top-1 on the validation images that all of
 them scored, and refused if there are no such images. -any_data compares the figures of all runs as they are, with a
-warning. -json prints JSON for scripts, which says whether the second run is better than the first. With -json, the exit
-code is 0 for better, 4 for worse, 5 for no clear difference.
+warning. -json prints JSON for scripts, which says whether the second run is better than the first, and whether this
+verdict is about its settings or only about its weights. With -json, the exit code is 0 for better, 4 for worse, 5 for
+inconclusive.
 """
 
 import argparse
@@ -29,11 +31,14 @@ from engine.evaluation.scores import TITLES
 from scripts.command_line import RUN_HELP, Parser
 from scripts.comparing.groups import Group, group_runs
 from scripts.comparing.runs import check_data, differing, find_runs, image_test
-from scripts.comparing.statistics import BETTER, EQUAL, WORSE, difference, verdict
+from scripts.comparing.statistics import BETTER, EQUAL, ONE_RUN, WORSE, difference, verdict
 from scripts.comparing.tables import to_markdown
 from utils.errors import ConfigError
 from utils.text import first_of
 
+SAME_SETTINGS = (
+    "Both sides have the same settings, so the verdict is about their weights and says nothing about settings"
+)
 EXIT_CODES = {BETTER: 0, WORSE: 4, EQUAL: 5}  # exit codes of -json
 
 
@@ -83,8 +88,11 @@ def print_verdict(arguments: argparse.Namespace) -> int:
     if test:
         facts |= {"images": test.num_images, "first_alone": test.only_first, "second_alone": test.only_second}
     deviations = [statistics.stdev(each.best.values()) if len(each.best) > 1 else None for each in (one, two)]
-    facts |= {"seeds": [len(one.best), len(two.best)], "deviation_of_seeds": deviations, "note": warning or None}
-    print(json.dumps({"verdict": word, "metric": metric} | facts, indent=1, ensure_ascii=False))
+    facts |= {"seeds": [len(one.best), len(two.best)], "deviation_of_seeds": deviations}
+    limit = SAME_SETTINGS if not differing([*sides[0], *sides[1]]) else ONE_RUN if found.half_width is None else ""
+    facts["note"] = "; ".join(each for each in (warning, limit) if each) or None
+    about = "weights" if limit else "settings"
+    print(json.dumps({"verdict": word, "about": about, "metric": metric} | facts, indent=1, ensure_ascii=False))
     return EXIT_CODES[word]
 
 

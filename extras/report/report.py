@@ -38,7 +38,7 @@ CAPTIONS = {
 SETTING = ("setting", "value", "from")
 # With up to 12 classes the table shows all of them; with more classes, only the 15 with the lowest F1.
 FEW_CLASSES, MOST_ROWS = 12, 15
-FEWEST_IN_BIN = 5  # bins with fewer images have no point in the reliability diagram
+FEWEST_IMAGES, FEWEST_IN_BIN = 50, 5  # with fewer images, no reliability diagram; in a bin, no point in the diagram
 
 
 def write_report(run: SavedRun, path: Path) -> None:
@@ -224,7 +224,7 @@ def class_table(run: SavedRun) -> Markup | None:
 
 
 def calibration(run: SavedRun) -> Markup | None:
-    """Return the section with a reliability diagram, or None if the results are incomplete or have no calibration."""
+    """Return the section on calibration, or None if the results are incomplete or have no calibration."""
     path = run.folder / "results.json"
     record = read_json(path).get("calibration")
     if not record:
@@ -240,12 +240,16 @@ def calibration(run: SavedRun) -> Markup | None:
             f"Expected calibration error on {counted(record['num_images'], 'validation image')}: "
             f"{record['ece_before']:.1%} before the calibration, {record['ece_after']:.1%} after it. {temperature}"
         )
-    how = (
-        "predict.py prints calibrated probabilities. Below the dashed line, the model is too confident. Each point is a "
-        f"bin with at least {FEWEST_IN_BIN} images; the share of right answers of fewer images is mostly chance."
-    )
-    shown = {name: points for name, points in curves.items() if points}
-    diagram = [figure(Plot("", "share of right answers", shown, "confidence", is_reliability=True))] if shown else []
+        is_enough = record["num_images"] >= FEWEST_IMAGES
+    if is_enough and (shown := {name: points for name, points in curves.items() if points}):
+        how = (
+            "Below the dashed line, the model is too confident. Each point is a bin with at least "
+            f"{FEWEST_IN_BIN} images; the share of right answers of fewer images is mostly chance."
+        )
+        diagram = [figure(Plot("", "share of right answers", shown, "confidence", is_reliability=True))]
+    else:
+        how, diagram = "These are too few images for a reliability diagram: its points would be mostly chance.", []
+    how = f"predict.py prints calibrated probabilities. {how}"
     return section("Calibration", element("p", text), element("p", how, class_="soft"), *diagram)
 
 

@@ -31,6 +31,7 @@ CHOICES = {
     "kd-loss-type": ("kl",),
     "amp-dtype": ("float16", "bfloat16"),
 }
+NAFLEX_DIVISOR = 8  # batch_divisor of timm's NaFlexMapDatasetWrapper
 COMPUTED = ("sched", "opt", "device", "grad-accum-steps")  # arguments whose values cannot be copied into settings
 
 
@@ -101,7 +102,9 @@ class Translation(ArgumentSettings):
         self.put("DATA.DATA_PATH", args["data-dir"] or args["data"], "data-dir" if args["data-dir"] else "data")
         if args["train-crop-mode"] not in (None, "rrc"):
             self.refuse("train-crop-mode", "only rrc is supported")
-        if args["grad-accum-steps"] > 1:
+        if args["naflex-loader"]:  # the last update of an epoch has the remaining images, as in train.py
+            self.put("DATA.DROP_LAST", False, "naflex-loader")
+        elif args["grad-accum-steps"] > 1:
             self.put("DATA.DROP_LAST", False, "grad-accum-steps")
             difference = "the last update of an epoch uses all remaining images; train.py drops a last partial batch"
             remedy = "if less than a batch remains, DATA.DROP_LAST=true makes the number of updates equal"
@@ -117,6 +120,13 @@ class Translation(ArgumentSettings):
             self.leave_open("DATA.TRAIN_TOKENS")
             return
         self.put("DATA.TOKENS", args["naflex-max-seq-len"], "naflex-max-seq-len", "naflex-loader")
+        size = max(args["batch-size"] // NAFLEX_DIVISOR * NAFLEX_DIVISOR, 1)
+        if size != args["batch-size"]:
+            self.differs(
+                "batch-size",
+                f"train.py's NaFlex loader takes {counted(size, 'image')} per batch (a multiple of {NAFLEX_DIVISOR}, or 1); "
+                f"DATA.BATCH_SIZE={size} makes the number of updates equal",
+            )
         if len(set(lengths)) > 1:
             self.differs(
                 "naflex-loader",
@@ -252,8 +262,8 @@ class Translation(ArgumentSettings):
             self.differs("reprob", "images are mixed after erasing; train.py mixes them before erasing")
         repeats = args["aug-repeats"]
         self.put("TRAIN.REPEATED_AUG", 1 if repeats == 0 else repeats, "aug-repeats")
-        if args["model-ema"] and args["model-ema-warmup"]:
-            self.differs("model-ema-warmup", "the decay is updates / (updates + 9), in train.py 1 - updates ** (-2/3)")
+        if args["model-ema-warmup"]:
+            self.put("TRAIN.MODEL_EMA_WARMUP", "timm", "model-ema-warmup")
         if args["kd-model-name"]:
             self.distillation()
 

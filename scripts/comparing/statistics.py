@@ -91,7 +91,12 @@ class ImageTest:
         return min(1.0, 2 * total / 2**number)
 
 
-EQUAL, BETTER, WORSE = "not to be told apart", "better", "worse"
+# The limit of a comparison if one side has a single run.
+ONE_RUN = (
+    "A single run says nothing about its settings, only about its weights; repeat each run with -seed 1, -seed 2 ... to "
+    "compare settings"
+)
+EQUAL, BETTER, WORSE = "inconclusive", "better", "worse"
 
 
 def verdict(value: float, is_noise: bool | None, is_loss: bool) -> str:

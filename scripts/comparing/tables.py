@@ -8,7 +8,7 @@ import numpy as np
 from engine.evaluation.scores import TITLES
 from scripts.comparing.groups import Group
 from scripts.comparing.runs import image_test
-from scripts.comparing.statistics import Difference, difference, spread, verdict
+from scripts.comparing.statistics import ONE_RUN, Difference, difference, spread, verdict
 from utils.text import counted, first_of, format_bytes, format_duration, markdown_table, one_line, printable
 
 ENDS = {"killed": "was killed", "running": "is still going", "stopped": "was stopped", "failed": "ended with an error"}
@@ -58,10 +58,7 @@ def _answer(groups: Sequence[Group]) -> str:
         names = [f"group {number}" for number in near] if row == 0 else ["group 1"]
         return f"{start}; its lead over {first_of(names, limit=6)} may be noise between repetitions."
     if any(each.is_noise is None for each in rivals.values()):
-        return (
-            f"{start}; a single run per group cannot show whether the lead is more than noise: repeat the runs with "
-            "-seed 1, -seed 2 ..."
-        )
+        return f"{start}. {ONE_RUN}"
     if row == 0:
         return f"{start}; every other group is worse by more than the noise between repetitions."
     return f"{start}, by more than the noise between repetitions." if rivals else f"{start}."
@@ -161,7 +158,7 @@ def _how_to_read(groups: Sequence[Group]) -> list[str]:
         notes.append(
             "x : y images, p: of the images that both scored, only the first run of the group classifies x correctly, "
             "and only the first run of group 1 classifies y correctly; p is from McNemar's exact test. A small p says "
-            "that these two runs differ on images like these; it says nothing about other seeds"
+            "that the weights of these two runs differ on images like these; it says nothing about the settings"
         )
     return notes
 

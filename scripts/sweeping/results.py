@@ -14,6 +14,10 @@ from utils.errors import ConfigError, ExitCode, cause_of
 from utils.files import locked, write_text
 from utils.text import counted, csv_text, markdown_table
 
+ONE_TRIAL = (
+    "A single trial says nothing about its settings, only about its weights; repeat the sweep with -seeds 0,1,2 and "
+    "another -output to compare settings."
+)
 WAITING, RUNNING, DONE, STOPPED, FAILED = "waiting", "running", "done", "stopped", "failed"
 
 
@@ -90,8 +94,8 @@ def table(sweep: Sweep, results: Sequence[Result]) -> str:
     summary = f"{counted(len(states), 'trial')}: {summary}\n\n"
     metric = next((each.metric for each in results if each.metric), None)
     digits = 4 if metric == "loss" else 2
-    points = []
-    for number, values in ranked_points(sweep, results):
+    ranked, points = ranked_points(sweep, results), []
+    for number, values in ranked:
         of_point = sum(trial.point == number for trial in sweep.trials)
         row = [describe(sweep.points[number]) or "as given", spread(values, digits), f"{len(values)} of {of_point}"]
         points.append((number, row))
@@ -100,7 +104,9 @@ def table(sweep: Sweep, results: Sequence[Result]) -> str:
     title = f"best {TITLES[metric]}{'' if metric == 'loss' else ', %'}"
     rows = markdown_table(["settings", title, "trials"], [row for _, row in points])
     command = sweep.command_of_point(sweep.points[points[0][0]])
-    return f"{summary}{rows}\n\n±: standard deviation over seeds and folds. Best settings:\n\n    {command}"
+    limit = f" {ONE_TRIAL}" if len(ranked) > 1 and any(len(values) < 2 for _, values in ranked[:2]) else ""
+    note = f"±: standard deviation over seeds and folds.{limit} Settings of the first row:"
+    return f"{summary}{rows}\n\n{note}\n\n    {command}"
 
 
 def ranked_points(sweep: Sweep, results: Sequence[Result]) -> list[tuple[int, list[float]]]:

@@ -6,20 +6,25 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.record.saved_run import SavedRun
 from scripts.comparing import statistics
 from scripts.comparing.groups import Group, group_runs
-from scripts.comparing.runs import find_runs, other_data
+from scripts.comparing.runs import find_runs, image_test, other_data
 from scripts.comparing.tables import to_markdown
 from tests.support.configs import yaml_of
 from tests.support.printed import cases_of, content_of, same_message, same_text
+from tests.support.properties import examples
 from tests.support.refusals import assert_names
 from tests.support.runs import typed
+from utils.facts import FACTS_OF_IMAGES
 
 pytestmark = pytest.mark.slow
 
@@ -115,9 +120,9 @@ CASES = {
 def test_compare_output_matches_the_printed_pages(here):
     pages = {}
     for case, runs in CASES.items():
-        for name, given in runs.items():
-            run = make_run(Path(case.replace(" ", "-"), name), *given)
-            write_predictions(run, {f"{image}": image * 2.5 < given[0][0] for image in range(40)})
+        for name, (values, *facts) in runs.items():
+            run = make_run(Path(case.replace(" ", "-"), name), values, *facts)
+            write_predictions(run, {f"{image}": image * 2.5 < values[0] for image in range(40)})
         pages[case], _ = type_in(case.replace(" ", "-"))
     pages["by different metrics, -metric loss"], _ = type_in("by-different-metrics", "-metric", "loss")
     whole = ("one of each", "that ended in many ways")
@@ -234,6 +239,29 @@ def test_images_with_equal_names_in_different_data_stay_unpaired(tmp_path):
     assert {"DATA.DATA_PATH", "sizes of the validation files"} <= table(out, "Settings that differ")[0].keys()
 
 
+@pytest.fixture(scope="module")
+def two_scored(tmp_path_factory):
+    """Make two runs that scored 40 images with the same names. Only the second run is right on the last ten."""
+    folder, runs = tmp_path_factory.mktemp("scored"), []
+    for name, num_right in (("a", 30), ("b", 40)):
+        right = {f"{number}.jpg": number < num_right for number in range(40)}
+        runs.append(write_predictions(make_run(folder / name, [70.0]), right))
+    return runs
+
+
+@given(changed=st.sets(st.sampled_from(FACTS_OF_IMAGES)), path=st.sampled_from(["/here", "/there"]))
+@examples(40)
+def test_images_are_paired_if_the_validation_images_or_the_folder_are_equal(two_scored, changed, path):
+    facts = {fact.replace(" ", "_"): "4 5 6" for fact in changed}
+    about = about_data("/here"), about_data(path, **facts)
+    one, two = (replace(run, status=status) for run, status in zip(two_scored, about, strict=True))
+    test = image_test(one, two)
+    if path == "/here" or not any("validation" in fact for fact in changed):
+        assert (test.num_images, test.only_first, test.only_second) == (40, 0, 10)
+    else:
+        assert test is None
+
+
 @pytest.mark.parametrize(
     "settings, status, column",
     [
@@ -274,7 +302,7 @@ def test_runs_are_compared_only_on_images_that_both_runs_scored(here, tmp_path):
     assert found["p"] == pytest.approx(0.01171875) and found["difference"] == pytest.approx(22.5)
     assert found["interval"][0] > 0 and found["deviation_of_seeds"] == [None, None]
     type_in(tmp_path / "b", tmp_path / "a", "-json", exit_with=4)  # worse
-    type_in(tmp_path / "a", tmp_path / "a", "-json", exit_with=5)  # no significant difference
+    assert json.loads(type_in(tmp_path / "a", tmp_path / "a", "-json", exit_with=5)[0])["verdict"] == "inconclusive"
     shutil.copytree(tmp_path / "b", tmp_path / "c", ignore=shutil.ignore_patterns("results.json"))
     _, err = type_in(tmp_path / "a", tmp_path / "c", exit_with=2)
     assert "-any_data" in err, "its table may be of another epoch"
@@ -283,6 +311,21 @@ def test_runs_are_compared_only_on_images_that_both_runs_scored(here, tmp_path):
     assert "-any_data" in type_in(tmp_path / "a", tmp_path / "d", exit_with=2)[1], "several labels per image"
     _, err = type_in(tmp_path / "a", tmp_path / "b", "-metric", "loss", exit_with=2)
     assert_names(err, "-metric loss", "top1")
+
+
+@pytest.mark.parametrize("changed", ["", "\nTRAIN.BASE_LR: 0.1"])
+@pytest.mark.parametrize("num_seeds", [1, 3])
+def test_verdict_is_about_settings_only_with_several_seeds_of_each(tmp_path, num_seeds, changed):
+    for side, first, lines in (("a", 0, ""), ("b", 5, changed)):
+        for seed in range(first, first + num_seeds):
+            run = make_run(tmp_path / f"{side}{seed}", [70.0 + 4 * first + seed], f"SEED: {seed}{lines}")
+            write_predictions(run, {f"{image}": image > 12 - 2 * first for image in range(40)})
+    found = json.loads(type_in(tmp_path / "a*", tmp_path / "b*", "-json")[0])
+    is_about_settings = num_seeds > 1 and bool(changed)
+    assert (found["verdict"], found["about"]) == ("better", "settings" if is_about_settings else "weights")
+    assert is_about_settings or "nothing about" in found["note"]
+    if not changed:
+        assert "has the highest" not in type_in(tmp_path)[0]
 
 
 @pytest.mark.parametrize("name", "ab")

@@ -8,15 +8,20 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scripts import sweep
 from scripts.sweeping import plan, runner
+from scripts.sweeping.plan import make_folder
 from scripts.sweeping.results import is_locked
 from tests.support.forks import start_fork
 from tests.support.printed import cases_of, content_of, same_message, same_text
-from tests.support.refusals import assert_names
+from tests.support.properties import examples
+from tests.support.refusals import assert_names, refused
 from tests.support.run_hash import run_hash
 from tests.support.runs import alive, rows_of, run, wait_until
+from utils.errors import ConfigError
 from utils.files import locked
 from utils.program import exit_code
 
@@ -219,12 +224,18 @@ def test_sweep_mistake_is_refused_before_any_trial_starts(tmp_path, start, prete
     same_message(printed, "mistakes/of_a_sweep", words)
 
 
-def test_sweep_folder_with_other_files_is_refused(tmp_path, start, pretended):
-    (tmp_path / "sweep").mkdir()
-    (tmp_path / "sweep" / "photo.jpg").write_text("")
-    printed = start(*GRID, exit_with=2)
-    assert os.listdir(tmp_path / "sweep") == ["photo.jpg"]
-    assert_names(printed, "-output", tmp_path / "sweep")
+@given(names=st.sets(st.sampled_from([".DS_Store", ".git", ".nfs01", "photo.jpg", "Thumbs.db", "a.b"]), max_size=3))
+@examples(30)
+def test_sweep_folder_with_other_files_is_refused_unless_hidden(tmp_path_factory, names):
+    folder = tmp_path_factory.mktemp("sweep")
+    for name in names:
+        (folder / name).write_text("")
+    if all(name.startswith(".") for name in names):
+        make_folder(folder)
+        return
+    with refused(ConfigError, "-output", "sweep.json", whole=False):
+        make_folder(folder)
+    assert set(os.listdir(folder)) == names
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to(path.parents[1] / "theirs")])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from timm.utils import dispatch_clip_grad
+from timm.utils import ModelEmaV3, dispatch_clip_grad
 
 from configs.schema import Train
 from engine.parallel import Parallel
@@ -116,6 +116,20 @@ def test_ema_update_matches_its_decay_formula(tmp_path, warm_up, decays):
         weights = trainer.model.state_dict()[name]
         assert (weights - before).abs().mean() > 0.05
         torch.testing.assert_close(trainer.ema.model.state_dict()[name], decay * before + (1 - decay) * weights)
+
+
+@pytest.mark.parametrize("warm_up", [False, "timm"])
+def test_ema_decays_and_weights_equal_those_of_timms_ema(warm_up):
+    settings, model = Train(MODEL_EMA_DECAY=0.99, MODEL_EMA_WARMUP=warm_up), torch.nn.Linear(3, 3)
+    ema, theirs = Ema(model, settings), ModelEmaV3(model, decay=0.99, use_warmup=bool(warm_up))
+    ema.follow(model, Parallel())
+    for step in range(1_100):  # timm's train.py counts updates from 1
+        assert decay_at(step, settings) == pytest.approx(theirs.get_decay(step + 1), abs=1e-15), step
+    for step in range(10):
+        torch.nn.init.normal_(model.weight)
+        ema.update(step, torch.zeros(()))
+        theirs.update(model, step=step + 1)
+        torch.testing.assert_close(ema.model.state_dict(), theirs.module.state_dict())
 
 
 def test_ema_copies_batch_norm_batch_count():

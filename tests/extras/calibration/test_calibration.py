@@ -168,10 +168,12 @@ def test_report_shows_both_calibration_errors_and_a_diagram(calibrated, tmp_path
     copy = shutil.copytree(calibrated, tmp_path / "copy")
     record = json.loads((copy / "results.json").read_text())
     assert f"The temperature is {record['calibration']['temperature']:.2f}." in section
-    few = {f"bins_{name}": [[0.5, 0.25, 4]] for name in ("before", "after")}
-    (copy / "results.json").write_text(json.dumps(record | {"calibration": record["calibration"] | few}))
-    typed("scripts/report.py", copy).done()
-    assert (copy / "report.html").read_text().count("data:image/png") == page.count("data:image/png") - 1
+    assert "too few images" not in page
+    for few in ({f"bins_{name}": [[0.5, 0.25, 4]] for name in ("before", "after")}, {"num_images": 49}):
+        (copy / "results.json").write_text(json.dumps(record | {"calibration": record["calibration"] | few}))
+        typed("scripts/report.py", copy).done()
+        without = (copy / "report.html").read_text()
+        assert without.count("data:image/png") == page.count("data:image/png") - 1 and "too few images" in without
     (copy / "results.json").write_text(json.dumps(record | {"calibration": {"bins_before": 1, "bins_after": 1}}))
     typed("scripts/report.py", copy).refused("results.json", "damaged")
     del record["calibration"]

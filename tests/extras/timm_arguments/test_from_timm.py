@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shlex
 from collections.abc import Callable
 from functools import partial
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
+from timm.data.naflex_dataset import NaFlexMapDatasetWrapper
 
 from configs.load import LoadedConfig, load
 from configs.schema import Config
@@ -150,6 +152,18 @@ def test_timm_argument_becomes_a_setting_or_is_reported(here, row):
     for key, _, value in (word.partition("=") for word in settings.split()):
         assert str(values[key]).replace(" ", "") == value
     same_message("\n".join(translation.remarks), "extras/timm_arguments/timms_arguments", row)
+
+
+@pytest.mark.parametrize("batch", [4, 8, 12])
+def test_naflex_loader_has_the_updates_of_timms_or_a_remark(batch):
+    words = ["--naflex-loader", "--naflex-train-seq-lens", "16", "-b", str(batch), "--lr", ".1"]
+    translation = Translation(*read_arguments(words))
+    data = load(["-cfg", write(translation.file())]).config.DATA
+    (size,) = {int(word) for each in translation.remarks for word in re.findall("BATCH_SIZE=([0-9]+)", each)} or {batch}
+    assert data.BATCH_SIZE == batch
+    order = Order(34, size, 1, 1, data.DROP_LAST, 0, lambda *each: None)
+    theirs = NaFlexMapDatasetWrapper(range(34), seq_lens=(16,), max_tokens_per_batch=16 * batch)
+    assert order.steps_per_epoch == len(theirs)
 
 
 NAMES = [

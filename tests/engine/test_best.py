@@ -7,14 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from configs.load import load
 from engine.eval_run import weights_to_score
 from engine.evaluation.scores import Best, Scores, confidence
-from engine.predict.classifier import load_classifier
-from models import build_model
 from models.weights.files import read_record
-from models.weights.load import load_pretrained
-from scripts.export import export
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, run, run_folder, status_of
 from tests.support.weight_files import saved
@@ -38,25 +33,6 @@ def scored(tmp_path, small_yaml):
 
 def read(path):
     return torch.load(path, weights_only=True)
-
-
-@pytest.mark.parametrize("key, word", [("state_dict", "raw"), ("state_dict_ema", "EMA")])
-def test_better_of_raw_and_ema_weights_is_used(scored, tmp_path, small_yaml, key, word):
-    second = {"state_dict": [[81.25, 0.5], [19, 2.0]], "state_dict_ema": [[19, 2.0], [81.25, 0.5]]}[key]
-    lines, folder = scored([70, 1.0], [20, 2.0], *second, words=EMA)
-    assert_names(lines[-1], "81.25%", "epoch 2", word)
-    status = status_of(folder)
-    assert (status["best_top1"], status["best_epoch"]) == (81.25, 2)
-    best = read(folder / "best.pth")
-    assert best["metric"] == 81.25 and best["epoch"] == 1
-    assert not torch.equal(best["state_dict"]["norm.weight"], best["state_dict_ema"]["norm.weight"])
-    for raw, taken in ((False, key), (True, "state_dict")):
-        assert torch.equal(load_classifier(folder / "best.pth", raw=raw).model.norm.weight, best[taken]["norm.weight"])
-    export(str(folder / "best.pth"), tmp_path / "best.safetensors")
-    for source in (folder / "best.pth", tmp_path / "best.safetensors"):
-        model = build_model(load(["-cfg", str(small_yaml)]).config, 10)
-        load_pretrained(model, str(source))
-        assert torch.equal(model.norm.weight, best[key]["norm.weight"])
 
 
 def test_unevaluated_checkpoint_keeps_last_choice_of_raw_or_ema_weights(scored):

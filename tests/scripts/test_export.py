@@ -159,16 +159,36 @@ def test_wrong_export_name_or_flag_is_refused(plain, words):
     typed("scripts/export.py", *given).refused(page="mistakes/of_export", case=words)
 
 
-@pytest.mark.parametrize(
-    "change", [lambda each: each + 1e-3, lambda each: each * float("nan"), lambda each: each[None]]
-)
-def test_export_with_different_outputs_is_deleted(plain, tmp_path, monkeypatch, change):
-    def write(subject, path):
-        torch.save({}, path)
+def wrong_for(is_chosen):
+    """Return a mistake in the logits of the images for which `is_chosen` is true: pixels [B, C, H, W] to bool [B]."""
+    return lambda logits, pixels: torch.where(is_chosen(pixels)[:, None], logits + 1e-3, logits)
 
-    wrong = FORMATS["torch"]._replace(
-        write=write, load=lambda subject, path: lambda images: change(subject.model(images))
-    )
+
+def is_striped(pixels):
+    return ((pixels[..., ::2] < 0.01) & (pixels[..., 1::2] > 0.99)).flatten(1).all(1)
+
+
+# {images of which an export is wrong: its logits, from the model's logits and the pixels between 0 and 1}
+MISTAKES = {
+    "all": lambda logits, pixels: logits + 1e-3,
+    "all, NaN": lambda logits, pixels: logits * float("nan"),
+    "all, another shape": lambda logits, pixels: logits[None],
+    "black": wrong_for(lambda pixels: pixels.flatten(1).amax(1) < 0.01),
+    "white": wrong_for(lambda pixels: pixels.flatten(1).amin(1) > 0.99),
+    "striped": wrong_for(is_striped),
+    "with grey pixels": wrong_for(lambda pixels: ((pixels > 0.3) & (pixels < 0.7)).flatten(1).any(1)),
+    "one alone": wrong_for(lambda pixels: torch.full([len(pixels)], len(pixels) == 1)),
+    "several together": wrong_for(lambda pixels: torch.full([len(pixels)], len(pixels) > 1)),
+}
+
+
+@pytest.mark.parametrize("images", MISTAKES)
+def test_export_wrong_for_one_kind_of_image_is_deleted(plain, tmp_path, monkeypatch, images):
+    def load(subject, path):
+        mean, std = (torch.tensor(subject.data[key])[:, None, None] for key in ("mean", "std"))
+        return lambda given: MISTAKES[images](subject.model(given), given * std + mean)
+
+    wrong = FORMATS["torch"]._replace(write=lambda subject, path: torch.save({}, path), load=load)
     monkeypatch.setitem(FORMATS, "torch", wrong)
     ended = exported(plain, "torch", tmp_path / "x.pt2")
     assert ended.returncode == 1

@@ -1,4 +1,4 @@
-"""The collectives of two and three real processes, and the values that each process receives."""
+"""The collectives of real processes on one, two and three machines, and the values that each process receives."""
 
 import json
 
@@ -57,6 +57,7 @@ found = {
     "first": process.first(lambda: f"made by {rank}"),
     "failure": failure,
     "after_first": process.after_first(note),
+    "local": process.join([[process.local_rank, process.local_size]]),
 }
 print(json.dumps(found) if rank == 0 else "", end="", flush=True)
 process.join([])
@@ -66,10 +67,12 @@ assert not torch.distributed.is_initialized()
 """
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_collectives_combine_the_values_of_all_processes(tmp_path, world_size):
+@pytest.mark.parametrize(("world_size", "per_host"), [(2, 2), (4, 2), (3, 1)])
+def test_collectives_combine_the_values_of_all_processes(tmp_path, world_size, per_host):
     (tmp_path / "program.py").write_text(PROGRAM)
-    ended = run(str(tmp_path / "program.py"), str(tmp_path / "notes"), processes=world_size).done()
+    ended = run(
+        str(tmp_path / "program.py"), str(tmp_path / "notes"), processes=world_size, faults={"name_hosts": [per_host]}
+    ).done()
     first, last = map(json.loads, ended.stdout.replace("}{", "}\n{").splitlines())
     ranks, top = range(world_size), world_size - 1
     whole = [*range(5 * world_size - 1)]
@@ -93,6 +96,9 @@ def test_collectives_combine_the_values_of_all_processes(tmp_path, world_size):
     assert (first["after_first"], last["after_first"]) == ("made by 0", f"made by {top}")
     noted = (tmp_path / "notes").read_text().splitlines()
     assert noted[0] == "0" and sorted(noted) == [str(rank) for rank in ranks]
+    firsts = [str(rank) for rank in ranks if rank % per_host == 0]
+    assert sorted(noted[: len(firsts)]) == firsts, "the first process of each machine before the others"
+    assert first["local"] == [[rank % per_host, per_host] for rank in ranks]
 
 
 def test_single_process_collectives_return_their_input():

@@ -81,15 +81,6 @@ def test_calibration_of_other_weights_is_not_used(calibrated, digits, tmp_path, 
     assert_names(ended.stderr, "-unknown", "no calibration for these weights")
 
 
-def test_raw_weights_do_not_use_calibration_of_the_ema(calibrated, digits, tmp_path):
-    state = read_torch(calibrated / "best.pth")
-    state["preferred"] = state["calibration"]["weights"] = "state_dict_ema"
-    torch.save(state, tmp_path / "best.pth")
-    image = in_order(digits)[0]
-    assert "calibrated" in predicted(tmp_path / "best.pth", image)[1].stderr
-    assert "calibrated" not in predicted(tmp_path / "best.pth", image, "-raw")[1].stderr
-
-
 def test_damaged_temperature_is_refused(calibrated, digits, tmp_path):
     state = read_torch(calibrated / "best.pth")
     for value in (0.0, -1.0, math.nan, "1", [1.0, 1.0], None):

@@ -5,7 +5,8 @@
     python scripts/maintenance/run_hashes.py ema lamb -ways straight      # only these
 
 A change that is not meant to alter training must leave every hash unchanged. Compare only hashes from the same machine
-with the same packages. The runs are the rows and ways of tests/support/run_table.py. SECONDS
+with the same packages. The runs are the rows and ways of tests/support/run_table.py.
+All runs took seven minutes on two cores (AMD EPYC) that other programs used as well.
 """
 
 import argparse

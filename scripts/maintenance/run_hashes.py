@@ -1,14 +1,16 @@
-"""Prints the run hash of 14 variants of a short training run on the data set digits.
+"""Prints the run hashes of short training runs with many settings, each started in several ways.
 
-    python scripts/maintenance/run_hashes.py                     # all variants, in this checkout
-    python scripts/maintenance/run_hashes.py -tree ../before     # all variants, in another checkout
-    python scripts/maintenance/run_hashes.py ema lamb            # only these variants
+    python scripts/maintenance/run_hashes.py                              # all runs, in this checkout
+    python scripts/maintenance/run_hashes.py -tree ../before              # all runs, in another checkout
+    python scripts/maintenance/run_hashes.py ema lamb -ways straight      # only these
 
 A change that is not meant to alter training must leave every hash unchanged. Compare only hashes from the same machine
-with the same packages. All variants together take about four minutes on two cores.
+with the same packages. The runs are the rows and ways of tests/support/run_table.py.
+All runs took seven minutes on two cores (AMD EPYC) that other programs used as well.
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -19,65 +21,49 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.support.run_hash import run_hash  # noqa: E402
+from tests.support.run_table import ROWS, WAYS, words_of, write_data  # noqa: E402
 
-DIGITS = ("-cfg", "configs/vit_digits.yaml", "-epochs", "2")
-LORA = ("-cfg", "configs/lora.yaml", "-pretrained", "weights/vit_fractals.safetensors", "-dataset", "digits")
-COMMON = ("TRACK=[]", "REPORT=false", "DATA.NUM_WORKERS=0")
-TEACHER = "float32"  # the variant whose best.pth is the teacher for distillation
-# {variant: (flags, settings after -opts, number of processes)}
-VARIANTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], int]] = {
-    TEACHER: (DIGITS, (), 1),
-    "amp": ((*DIGITS, "-amp"), ("PRECISION.DTYPE=bfloat16",), 1),
-    "float16": ((*DIGITS, "-amp"), ("PRECISION.DTYPE=float16",), 1),
-    "accumulation": (DIGITS, ("TRAIN.ACCUM_ITER=2",), 1),
-    "two_processes": (DIGITS, ("DATA.BATCH_SIZE=32",), 2),
-    "ema": (DIGITS, ("TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.9"), 1),
-    "mixup_cutmix": (DIGITS, ("TRAIN.MIXUP_ALPHA=0.8", "TRAIN.CUTMIX_ALPHA=1.0"), 1),
-    "randaugment": (DIGITS, ("TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1",), 1),
-    "layer_decay": (DIGITS, ("TRAIN.LAYER_DECAY=0.75",), 1),
-    "lamb": (DIGITS, ("TRAIN.OPTIMIZER.NAME=lamb",), 1),
-    "naive": ((*DIGITS, "-amp"), ("PRECISION.MODE=naive", "PRECISION.DTYPE=bfloat16"), 1),
-    "lora": ((*LORA, "-epochs", "1"), ("DATA.HFLIP=0", "TRAIN.WARMUP_EPOCHS=0"), 1),
-    "distillation": (DIGITS, ("TRAIN.DISTILLATION_TYPE=soft",), 1),
-    "fsdp2": (DIGITS, ("DIST.STRATEGY=fsdp2", "DATA.BATCH_SIZE=32"), 2),
-}
-
-
-def words_of(name: str, output: Path) -> list[str]:
-    """Return the flags of a variant that is trained in OUTPUT/NAME."""
-    flags, options, _ = VARIANTS[name]
-    if name == "distillation":
-        options = (*options, f"TRAIN.TEACHER_MODEL={output / TEACHER / 'best.pth'}")
-    return [*flags, "-seed", "1", "-output", str(output), "-name", name, "-opts", *COMMON, *options]
-
-
-def train(tree: Path, output: Path, name: str) -> str:
-    """Train a variant with the programs of `tree`. Return its run hash."""
-    _, _, num_processes = VARIANTS[name]
-    script = ["main_single_gpu.py"] if num_processes == 1 else ["main_multi_gpu.py", "-ngpus", str(num_processes)]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *script, *words_of(name, output)], cwd=tree, env=environment, capture_output=True, text=True
-    )
-    if done.returncode != 0:
-        sys.exit(f"{name}: exit code {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return run_hash(output / name)
+FIRST = next(iter(ROWS))  # the run whose best.pth is the teacher of other runs
+# Starts runs as forks with the programs of the checkout that is the current folder: [script, words, keywords] per line.
+STARTER = """
+import json, sys
+from tests.support.runs import run
+for line in sys.stdin:
+    script, words, options = json.loads(line)
+    ended = run(script, *words, **options)
+    print(json.dumps([ended.returncode, ended.stderr]), flush=True)
+"""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"variants to train: {', '.join(VARIANTS)}")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"rows to train: {', '.join(ROWS)}")
+    ways = [way for way in WAYS if way != "killed"]  # which would be the same as straight
+    parser.add_argument("-ways", nargs="+", choices=ways, default=ways, help="how to start each run (default: all)")
     parser.add_argument("-tree", type=Path, default=ROOT, help="checkout whose programs are used (default: this one)")
     arguments = parser.parse_args()
-    if unknown := [name for name in arguments.names if name not in VARIANTS]:
-        parser.error(f"unknown variant {', '.join(unknown)}; choose from {', '.join(VARIANTS)}")
-    wanted = set(arguments.names or VARIANTS)
-    if "distillation" in wanted:
-        wanted.add(TEACHER)
+    if unknown := [row for row in arguments.rows if row not in ROWS]:
+        parser.error(f"unknown row {', '.join(unknown)}; choose from {', '.join(ROWS)}")
+    runs = [(row, way) for row in arguments.rows or ROWS for way in arguments.ways]
     with tempfile.TemporaryDirectory() as output:
-        for name in VARIANTS:
-            if name in wanted:
-                print(f"{name:14} {train(arguments.tree.resolve(), Path(output), name)}", flush=True)
+        print_hashes(dict.fromkeys([(FIRST, "straight"), *runs]), arguments.tree.resolve(), Path(output))
+
+
+def print_hashes(runs: list[tuple[str, str]], tree: Path, folder: Path) -> None:
+    """Train with the programs of `tree` in this folder, and print a line for each run."""
+    write_data(folder)
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", STARTER], cwd=tree, env=environment, **pipes) as starter:
+        for row, way in runs:
+            processes, output = WAYS[way][0], folder / row / way
+            script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
+            words = [*words_of(row, way, folder / FIRST / "straight/run/best.pth"), f"SAVE={output}", "NAME=run"]
+            starter.stdin.write(json.dumps([script, words, {"processes": processes, "cwd": str(folder)}]) + "\n")
+            starter.stdin.flush()
+            code, errors = json.loads(starter.stdout.readline())
+            result = run_hash(output / "run") if code == 0 else f"exit code {code}: {errors.strip().splitlines()[-1]}"
+            print(f"{row:24} {way:9} {result}", flush=True)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,9 @@ pytestmark = pytest.mark.slow
 # All settings that use random numbers or keep state between updates. An epoch has four updates in both cases.
 ALL = "TRAIN.SMOOTHING=0.1 TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.MIXUP_GROUP=4 TRAIN.RANDOM_ERASE_PROB=0.25"
 ALL += " TRAIN.REPEATED_AUG=3 DATA.TRAIN_CROP=simple DATA.VFLIP=0.5 VALIDATE_FREQ=1 SAVE_STEPS=5"
-OTHERS = f"{ALL} PRECISION.MODE=naive TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1"
 CONFIGURATIONS = {  # {name: (number of processes, settings)}
     "plain": (1, ()),
     "one": (1, ("-opts", *ALL.split())),
-    "naive": (1, ("-opts", *OTHERS.split())),
     "two": (2, ("-batch_size", "4", "-opts", *ALL.split())),
     "shards": (2, ("-batch_size", "4", "-opts", "DIST.STRATEGY=fsdp2", *ALL.split())),
 }
@@ -28,7 +26,7 @@ KILLED, TERM, INT, USR1, HUP = -signal.SIGKILL, signal.SIGTERM, signal.SIGINT, s
 IN_THE_SECOND_EPOCH = {"signal_at": [7, signal.SIGKILL, [0, 1]]}
 # The fault, the exit code and the number of saved updates: all updates that had started when the signal came.
 STOPS = [
-    *[(name, IN_THE_SECOND_EPOCH, KILLED, None) for name in ("one", "naive", "two", "shards")],
+    *[(name, IN_THE_SECOND_EPOCH, KILLED, None) for name in ("two", "shards")],
     ("one", {"tell": [0, "start-up", TERM]}, 143, 0),
     ("one", {"tell": [0, "training", INT]}, 130, 3),
     ("one", {"tell": [0, "accumulation", USR1]}, 138, 3),

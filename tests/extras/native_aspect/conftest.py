@@ -1,14 +1,12 @@
 """Fixtures: a folder with photos of many shapes, and functions that start runs on them."""
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.extras.native_aspect.photos import written
-from tests.support.run_hash import run_hash
-from tests.support.runs import Ended, run, run_folder
+from tests.support.runs import Ended, run
 
 
 @pytest.fixture(scope="session")
@@ -29,16 +27,3 @@ def start(folder) -> Callable[..., Ended]:
         return run(script, *flags, processes=processes, faults={"draw_nothing": []} | faults)
 
     return start
-
-
-@pytest.fixture(scope="session")
-def unbroken(tmp_path_factory, start) -> Callable[..., str]:
-    """Return a function that trains with the given flags, without interruption, and returns the hash of the run."""
-
-    @functools.cache
-    def train(*flags: str, processes: int = 1) -> str:
-        output = tmp_path_factory.mktemp("unbroken")
-        start(output, *flags, processes=processes).done()
-        return run_hash(run_folder(output))
-
-    return train

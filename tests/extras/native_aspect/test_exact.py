@@ -1,7 +1,6 @@
-"""An update has the same images and the same result however it is split, and a killed run resumes exactly."""
+"""An update has the same images and the same result however it is split."""
 
 import hashlib
-import signal
 
 import numpy as np
 import pytest
@@ -9,12 +8,10 @@ import torch
 
 from datasets import build_normalize, build_preparation, build_train_data, load_image_sets
 from datasets.transforms.mixed import Mixed
-from engine.checkpoint.find import read_checkpoint
 from extras.native_aspect.grids import length_of
 from tests.extras.native_aspect.photos import SMALL, settings
 from tests.support.configs import CPU, replaced
-from tests.support.run_hash import run_hash
-from tests.support.runs import launch, run_folder
+from tests.support.runs import launch
 from utils.distributed import Process
 
 pytestmark = pytest.mark.slow
@@ -75,8 +72,6 @@ def test_lengths_of_updates_are_drawn_from_seed_and_step(folder):
 
 SPLITS = {
     "1 x 32": (1, "32,1"),
-    "4 x 8": (1, "8,4"),
-    "2 processes x 2 x 8": (2, "8,2"),
     "parts of 10 for lack of memory": (1, "32,1,10,3"),
     "parts of 5 on one of two processes": (2, "16,1,5,0"),
 }
@@ -110,18 +105,3 @@ def test_any_split_of_an_update_gives_the_same_weights(weights, mixing, split):
     for name, weight in weights[mixing, "1 x 32"].items():
         difference = (weight - weights[mixing, split][name]).abs().max().item()
         assert weight.dtype is torch.float64 and difference < 1e-10, f"{name} differs by {difference}"
-
-
-KILLS = {"one": (1, AUGMENTED), "naive": (1, [*AUGMENTED, "PRECISION.MODE=naive"]), "two": (2, AUGMENTED)}
-
-
-@pytest.mark.parametrize("name", KILLS)
-def test_killed_run_resumes_to_the_hash_of_an_unbroken_run(tmp_path, start, unbroken, name):
-    processes, options = KILLS[name]
-    more = ["TRAIN.MODEL_EMA=true", "SAVE_STEPS=3", "MODEL.DROPPATH=0.1", "DATA.NUM_WORKERS=2"]
-    flags = ["-amp", "-batch_size", str(8 // processes), "-opts", *options, *more]
-    killed = start(tmp_path, *flags, processes=processes, signal_at=[7, signal.SIGKILL, [0, 1]])
-    assert set(killed.codes) == {-signal.SIGKILL}, killed.printed
-    assert read_checkpoint(run_folder(tmp_path) / "last.pth")["step"] in (5, 6)
-    start(tmp_path, *flags, processes=processes).done()
-    assert run_hash(run_folder(tmp_path)) == unbroken(*flags, processes=processes)

@@ -3,33 +3,23 @@
 import functools
 import math
 import re
-import signal
 
 import numpy as np
 import pytest
 import torch
 
-from engine.checkpoint.find import read_checkpoint
 from extras.unlabelled.labelled import knn_accuracy
 from models.features import features_of
 from models.weights.torch_files import read_torch
 from tests.extras.unlabelled.support import NUM_PHOTOS, SMALL, draw_photos, teacher_of
 from tests.support.configs import replaced
 from tests.support.refusals import assert_names
-from tests.support.run_hash import run_hash
 from tests.support.runs import epochs_of, rows_of, run, run_folder, status_of, typed
 
 pytestmark = pytest.mark.slow
 
+
 # Updates whose rounding depends little on the number of processes.
-SGD = "TRAIN.OPTIMIZER.NAME=SGD TRAIN.OPTIMIZER.MOMENTUM=0 TRAIN.GRAD_CLIP=none"
-PROCESSES = {  # {name: (number of processes, settings)}
-    "one": (1, "SAVE_STEPS=2"),
-    "two": (2, "SAVE_STEPS=2 DATA.BATCH_SIZE=8"),
-    "shards": (2, "SAVE_STEPS=2 DATA.BATCH_SIZE=8 DIST.STRATEGY=fsdp2"),
-}
-
-
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
     """Return start(output, options, processes=1, fault=arguments), which runs the small settings."""
@@ -63,44 +53,6 @@ def unbroken(tmp_path_factory, start):
         return run_folder(output)
 
     return train
-
-
-def weights_of(folder) -> dict[str, torch.Tensor]:
-    """Return the final weights of a run, whose checkpoint may be sharded."""
-    return read_checkpoint(folder / "last.pth")["state_dict"]
-
-
-def whole(state: dict) -> dict[str, torch.Tensor]:
-    return {name: each.whole() if hasattr(each, "whole") else each for name, each in state.items()}
-
-
-@pytest.mark.parametrize("name", PROCESSES)
-def test_killed_run_resumes_to_the_hash_of_an_unbroken_run(tmp_path, start, unbroken, name):
-    processes, options = PROCESSES[name]
-    killed = start(tmp_path, options, processes=processes, signal_at=[4, signal.SIGKILL, [0, 1]])
-    assert set(killed.codes) == {-signal.SIGKILL}
-    start(tmp_path, options, processes=processes).done()
-    assert run_hash(run_folder(tmp_path)) == run_hash(unbroken(options, processes))
-
-
-@pytest.mark.parametrize("place", [[2, 0], [2, 4], [2, 9]])
-def test_run_killed_during_a_save_resumes_to_the_same_hash(tmp_path, start, unbroken, place):
-    assert start(tmp_path, "SAVE_STEPS=2", kill_at=place).returncode == -signal.SIGKILL
-    start(tmp_path, "SAVE_STEPS=2").done()
-    assert run_hash(run_folder(tmp_path)) == run_hash(unbroken("SAVE_STEPS=2"))
-
-
-@pytest.mark.parametrize("name", ["two", "shards"])
-def test_two_processes_end_with_weights_and_scores_of_one(unbroken, name):
-    processes, options = PROCESSES[name]
-    one, two = unbroken(f"SAVE_STEPS=2 {SGD}"), unbroken(f"{options} {SGD}", processes)
-    mine, theirs = whole(weights_of(one)), whole(weights_of(two))
-    assert mine.keys() == theirs.keys() and any(key.startswith("feature_maps.") for key in mine)
-    for key, weight in mine.items():
-        torch.testing.assert_close(theirs[key], weight, rtol=0, atol=1e-6)
-    for ours, other in zip(epochs_of(one), epochs_of(two), strict=True):
-        for key in ("train_loss", "eval_loss", "eval_similarity", "eval_knn", "eval_similarity_ema"):
-            assert ours[key] == pytest.approx(other[key], abs=2e-4 if "similarity" in key else 2e-6), key
 
 
 def test_frozen_weights_do_not_stop_two_processes(tmp_path, start):

@@ -103,7 +103,8 @@ def rank_class(scores: np.ndarray, positives: np.ndarray) -> tuple[float, float]
         return math.nan, math.nan
     scores = np.nan_to_num(scores, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
     order = np.argsort(-scores, kind="stable")
-    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)  # the last image of each score
+    ordered = scores[order]
+    ends = np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(order) - 1)  # the last image of each score
     right = np.cumsum(positives[order])[ends]
     gained, wrong = np.diff(right, prepend=0), ends + 1 - right
     num_positives, num_others = int(right[-1]), int(wrong[-1])

@@ -297,6 +297,11 @@ def test_average_precision_ranks_nan_lowest_and_infinity_by_its_sign(scores, pos
     assert rank_class(np.array(scores), np.array(positives))[0] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("score", [0.0, np.inf, -np.inf, np.nan])
+def test_class_with_equal_scores_has_auc_of_one_half(score):
+    assert rank_class(np.full(6, score), np.array([True, True, False, True, False, False])) == (0.5, 0.5)
+
+
 def test_image_results_keep_only_top_100_and_true_labels():
     logits, targets = (torch.arange(300.0).roll(7).view(2, 150) - 50) / 60, torch.zeros(2, 150)
     targets[:, :10] = 1

@@ -174,12 +174,6 @@ def test_head_without_common_classes_starts_from_scratch(tmp_path, weights, num_
     assert_names(line, "random", *names)
 
 
-def test_class_names_match_across_unicode_forms(tmp_path, weights):
-    state = headed(weights)
-    model, _ = by_name(tmp_path, state, ["B\u00e4r", "a", "c"], theirs=["a", "Ba\u0308r", "c"])
-    assert torch.equal(model.head.weight, state["head.weight"][[1, 0, 2]])
-
-
 def test_evaluation_refuses_weights_with_a_head_of_another_size(tmp_path, weights):
     content = {"state_dict": headed(weights), "class_names": THEIRS}
     with refused(ConfigError, 3, 4, "-num_classes"):

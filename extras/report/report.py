@@ -242,15 +242,13 @@ def calibration(run: SavedRun) -> Markup | None:
         )
         is_enough = record["num_images"] >= FEWEST_IMAGES
     if is_enough and (shown := {name: points for name, points in curves.items() if points}):
-        how = (
-            "Below the dashed line, the model is too confident. Each point is a bin with at least "
-            f"{FEWEST_IN_BIN} images; the share of right answers of fewer images is mostly chance."
-        )
+        how = "Below the dashed line, the model is too confident. Each point is a bin with at least "
+        how += f"{FEWEST_IN_BIN} images; the share of right answers of fewer images is mostly chance."
         diagram = [figure(Plot("", "share of right answers", shown, "confidence", is_reliability=True))]
     else:
         how, diagram = "These are too few images for a reliability diagram: its points would be mostly chance.", []
-    how = f"predict.py prints calibrated probabilities. {how}"
-    return section("Calibration", element("p", text), element("p", how, class_="soft"), *diagram)
+    soft = element("p", f"predict.py prints calibrated probabilities. {how}", class_="soft")
+    return section("Calibration", element("p", text), soft, *diagram)
 
 
 def precision(run: SavedRun) -> Markup | None:

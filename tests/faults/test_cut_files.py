@@ -335,6 +335,7 @@ DIRECT = {
     "extras/cache/file.py": "the index, written last, makes the data count",
     "extras/labels/alike.py": "an unnamed temporary file",
     "extras/labels/journal.py": "each move is announced in the journal",
+    "models/compilation.py": "an unnamed temporary file",
     "models/export/formats.py": "a temporary path of `staged`",
     "models/export/hugging_face.py": "a temporary path of `staged`",
     "scripts/export.py": "a temporary path of `staged`",

@@ -8,14 +8,19 @@ import shutil
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from datasets import load_image_sets
+from extras.labels.review import Confirmed, check_unchanged, digest_of
 from scripts.labels import main
 from tests.extras.labels.made_runs import draw_image, make_photos, make_run, settings_of
 from tests.support.dying import deaths, dying
 from tests.support.image_sets import make_set
+from tests.support.properties import examples
+from tests.support.refusals import flip
 from tests.support.runs import rows_of, typed
-from utils.errors import ConfigError
+from utils.errors import ConfigError, DataError
 from utils.files import locked
 
 SCRIPT = "scripts/labels.py"
@@ -520,8 +525,22 @@ def test_apply_without_terminal_requires_yes(found, monkeypatch):
     typed(SCRIPT, "run", "-apply", TABLE).refused("-yes")
 
 
-def test_file_changed_after_labels_csv_is_refused(found):
-    draw_image(Path("photos") / found, 66)
+@given(st.data())
+@examples(8)
+def test_any_changed_byte_of_a_confirmed_file_is_noticed(tmp_path_factory, data):
+    photo = tmp_path_factory.mktemp("photos") / "a.png"
+    draw_image(photo, 1)
+    size, digest = digest_of(photo)
+    before = os.stat(photo)
+    flip(photo, data.draw(st.integers(0, size - 1)))
+    os.utime(photo, ns=(before.st_atime_ns, before.st_mtime_ns))
+    record = {"images": {"a.png": {"label": "cat", "size": size, "sha256": digest}}}
+    with pytest.raises(DataError, match="a.png"):
+        check_unchanged([Confirmed("a.png", "cat", "dog")], {"a.png": photo}, record)
+
+
+def test_other_file_of_equal_size_is_refused(found):
+    flip(Path("photos") / found, -1)
     refused(found)
 
 

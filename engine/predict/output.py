@@ -150,7 +150,7 @@ class ClassFolders:
             names = numbered(source.stem, source.suffix, self._numbers[folder / source.name])
             copy = next(copy for copy in map(folder.joinpath, names) if not is_taken(copy, source))
             if not copy.exists():
-                with open(source, "rb") as read, open(copy, "xb") as written:
+                with open(source, "rb") as read, replacing(copy) as written:
                     shutil.copyfileobj(read, written)
         except OSError as error:
             raise DataError(f"-into: {path} cannot be copied to {folder} ({cause_of(error)})") from None

@@ -70,8 +70,10 @@ def is_figure(value: Any) -> bool:
 
 def read_table(path: Path) -> list[dict[str, str]]:
     """Return the rows of a CSV file as {column: text}, or [] if there is none. Lines that a kill cut off are ignored."""
+    text = read_text(path)
+    text = text[: text.rfind("\n") + 1]  # the last number of a cut line may lack digits
     limit = csv.field_size_limit(2**27)  # restored below; a cell may contain all labels of an image
-    rows = csv.reader(io.StringIO(read_text(path), newline=""))
+    rows = csv.reader(io.StringIO(text, newline=""))
     try:
         header = next(rows, [])
         return [dict(zip(header, row, strict=True)) for row in rows if len(row) == len(header)]

@@ -47,7 +47,6 @@ from tests.support.planted_in_saves import (  # noqa: F401
     fill_disk,
     find_no_room,
     kill_at,
-    kill_at_call,
     kill_before,
     list_all_operations,
     list_operations,

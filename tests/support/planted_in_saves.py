@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import functools
-import itertools
 import json
 import os
 import signal
@@ -153,16 +152,3 @@ def list_operations(path: str) -> None:
     """Write [save, number, operation] for each operation to a file, one per line."""
     listing = open(path, "a", buffering=1)  # noqa: SIM115  (several processes append to it)
     Operations(lambda *place: print(json.dumps(place), file=listing))
-
-
-def kill_at_call(number: int) -> None:
-    """Kill the program with SIGKILL before this call of a function that changes files on the disk, counted from 0."""
-    calls = itertools.count()
-
-    def counted(do: Callable, *arguments, **options):
-        if next(calls) == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return do(*arguments, **options)
-
-    for name in ("fsync", "replace", "rename", "link", "unlink", "mkdir", "rmdir"):
-        setattr(os, name, functools.partial(counted, getattr(os, name)))

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +27,6 @@ from utils.files import locked
 from utils.text import natural
 
 SCRIPT = "scripts/embed.py"
-KILLED = -signal.SIGKILL
 
 
 def content(folder) -> dict[str, bytes]:
@@ -140,24 +138,6 @@ def test_file_names_in_another_encoding_become_escapes(here, hub, photos):
 
 
 # --- continuing
-
-
-@pytest.mark.slow
-def test_parts_are_equal_after_kill_at_every_disk_change(here, hub, photos):
-    words = [hub, photos, "-output", "features", "-part_size", "4", "-batch_size", "3"]
-    run(SCRIPT, *words[:3], "whole", *words[4:], cwd=here).done()
-    whole, kills, kept = content("whole"), 0, set()
-    while True:
-        shutil.rmtree("features", ignore_errors=True)
-        ended = run(SCRIPT, *words, cwd=here, faults={"kill_at_call": [kills]})
-        if ended.returncode == 0:
-            break
-        assert ended.returncode == KILLED, ended.printed
-        kept.add(len(list(Path("features").glob("part-*"))) if Path("features").exists() else 0)
-        again = run(SCRIPT, *words, cwd=here).done()
-        assert content("features") == whole, again.printed
-        kills += 1
-    assert kills > 12 and kept == {0, 1, 2, 3}
 
 
 def test_stopped_command_continues_with_the_first_missing_part(here, hub, photos, monkeypatch):

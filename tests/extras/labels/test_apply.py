@@ -15,11 +15,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from datasets import load_image_sets
+from extras.labels.review import Confirmed, check_unchanged, digest_of
+from scripts.labels import main
 from tests.extras.labels.made_runs import draw_image, make_photos, make_run, settings_of
+from tests.support.dying import deaths, dying
 from tests.support.file_names import in_any_form, names
 from tests.support.image_sets import make_set
 from tests.support.properties import examples
-from tests.support.runs import rows_of, run, typed
+from tests.support.refusals import flip
+from tests.support.runs import rows_of, typed
+from utils.errors import ConfigError, DataError
 from utils.files import locked
 
 SCRIPT = "scripts/labels.py"
@@ -432,28 +437,28 @@ def test_csv_file_that_changed_after_apply_is_not_restored(here):
 # kill -9
 
 
-def killed_everywhere(here: Path, data: str, command: list[str], then: list[str]) -> tuple[int, dict]:
-    """Kill a command before each of its changes to the disk, in a copy of the folder. Run `then` after each kill.
+def killed_everywhere(here: Path, data: str, command: list[str], then: list[str]) -> dict[str, bytes | str]:
+    """Let a command die at each of its file operations, in a copy of the data. Run `then` after each death.
 
-    Return the number of kills, and the content of the data folder after the last command, which must always be equal.
+    Return the content of the data folder after the last command, which must always be equal.
     """
-    shutil.copytree(here, here.parent / "original", symlinks=True)
-    ends = []
-    while True:
+    original, ends = shutil.copytree(here / data, here.parent / "original", symlinks=True), []
+    with dying() as disk:
+        main(command)
+    for death in deaths(disk.operations):
         shutil.rmtree(here / data)
-        shutil.copytree(here.parent / "original" / data, here / data, symlinks=True)
-        ended = run(SCRIPT, *command, cwd=here, faults={"kill_at_call": [len(ends)]})
-        if ended.returncode == 0:
-            return len(ends), ends[0]
-        assert ended.returncode == -9, ended.printed
-        for words in then:
-            again = run(SCRIPT, *words, cwd=here)
-            nothing_yet = "nothing to undo" in again.stderr
-            assert again.returncode == 0 or nothing_yet, again.printed
+        shutil.copytree(original, here / data, symlinks=True)
+        with dying(*death) as killed:
+            main(command)
+        try:
+            main(then)
+        except ConfigError as error:
+            assert "nothing to undo" in str(error)
         ends.append(contents(here / data))
-        if then == [APPLY]:  # the journal depends on the kill
-            ends[-1] = {name: content for name, content in ends[-1].items() if not name.startswith(".")}
-        assert ends[-1] == ends[0], f"after the kill before change {len(ends) - 1}"
+        if then == APPLY:  # the journal depends on the death
+            ends[-1] = {name: content for name, content in ends[-1].items() if not Path(name).name.startswith(".")}
+        assert ends[-1] == ends[0], f"after a death at {killed.operations[death[0]]}"
+    return ends[0]
 
 
 @pytest.fixture(params=["folders", "csv"])
@@ -493,35 +498,31 @@ APPLY, UNDO = ["run", "-apply", str(TABLE), "-yes"], ["run", "-undo"]
 @pytest.mark.slow
 def test_undo_after_kill_anywhere_in_apply_restores_every_byte(confirmed):
     here, data, before = confirmed
-    count, end = killed_everywhere(here, data, APPLY, [UNDO])
-    assert count > 5 and end == before
+    assert killed_everywhere(here, data, APPLY, UNDO) == before
 
 
 @pytest.mark.slow
 def test_undo_after_kill_anywhere_in_undo_restores_every_byte(confirmed):
     here, data, before = confirmed
     typed(SCRIPT, *APPLY).done()
-    count, end = killed_everywhere(here, data, UNDO, [UNDO])
-    assert count > 5 and end == before
-
-
-@pytest.mark.slow
-def test_apply_after_kill_anywhere_completes_the_corrections(confirmed):
-    here, data, before = confirmed
-    count, end = killed_everywhere(here, data, APPLY, [APPLY])
-    assert count > 5
-    names = {name for name in end if not Path(name).name.startswith(".")}
-    assert len(names) >= len(before) and not any(name.endswith(".moved-2.png") for name in names)
-    typed(SCRIPT, *UNDO).done()
-    assert contents(here / data) == before
+    assert killed_everywhere(here, data, UNDO, UNDO) == before
 
 
 @pytest.mark.slow
 def test_undo_after_kills_in_apply_and_undo_restores_every_byte(confirmed):
     here, data, before = confirmed
-    run(SCRIPT, *APPLY, cwd=here, faults={"kill_at_call": [9]})
-    killed_everywhere(here, data, UNDO, [UNDO])
-    typed(SCRIPT, *UNDO)
+    with dying(15) as killed:
+        main(APPLY)
+    assert killed.is_dead and contents(here / data) != before
+    assert killed_everywhere(here, data, UNDO, UNDO) == before
+
+
+@pytest.mark.slow
+def test_apply_after_kill_anywhere_completes_the_corrections(confirmed):
+    here, data, before = confirmed
+    end = killed_everywhere(here, data, APPLY, APPLY)
+    assert len(end) >= len(before) and not any(name.endswith(".moved-2.png") for name in end)
+    typed(SCRIPT, *UNDO).done()
     assert contents(here / data) == before
 
 
@@ -529,7 +530,9 @@ def test_interrupted_apply_is_reported_until_it_is_repeated_or_undone(photos):
     (name,) = held_out("cat")
     find((name, "dog"))
     confirm()
-    run(SCRIPT, *APPLY, cwd=Path.cwd(), faults={"kill_at_call": [4]})
+    with dying(8) as killed:
+        main(APPLY)
+    assert killed.is_dead
     typed(SCRIPT, "run", "-output", "x").refused(JOURNAL.removeprefix("."), "-undo")
     apply().done()
     typed(SCRIPT, "run", "-output", "x").done()
@@ -559,8 +562,22 @@ def test_apply_without_terminal_requires_yes(found, monkeypatch):
     typed(SCRIPT, "run", "-apply", TABLE).refused("-yes")
 
 
-def test_file_changed_after_labels_csv_is_refused(found):
-    draw_image(Path("photos") / found, 66)
+@given(st.data())
+@examples(8)
+def test_any_changed_byte_of_a_confirmed_file_is_noticed(tmp_path_factory, data):
+    photo = tmp_path_factory.mktemp("photos") / "a.png"
+    draw_image(photo, 1)
+    size, digest = digest_of(photo)
+    before = os.stat(photo)
+    flip(photo, data.draw(st.integers(0, size - 1)))
+    os.utime(photo, ns=(before.st_atime_ns, before.st_mtime_ns))
+    record = {"images": {"a.png": {"label": "cat", "size": size, "sha256": digest}}}
+    with pytest.raises(DataError, match="a.png"):
+        check_unchanged([Confirmed("a.png", "cat", "dog")], {"a.png": photo}, record)
+
+
+def test_other_file_of_equal_size_is_refused(found):
+    flip(Path("photos") / found, -1)
     refused(found)
 
 

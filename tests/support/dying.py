@@ -58,18 +58,19 @@ class Disk:
             io.FileIO.write(file, data)
         return size
 
-    def open(self, real, path, mode="r", buffering=-1, encoding=None, **options):
+    def open(self, real, path, mode="r", buffering=-1, *others, **options):
+        options |= zip(("encoding", "errors", "newline", "closefd", "opener"), others, strict=False)  # as pathlib does
         if not {*mode} & {*"wax+"}:
-            return real(path, mode, buffering, encoding, **options)
-        text = {name: options.pop(name, None) for name in ("errors", "newline")}
-        if "opener" not in options and not isinstance(path, int):
+            return real(path, mode, buffering, **options)
+        text = {name: options.pop(name, None) for name in ("encoding", "errors", "newline")}
+        if options.get("opener") is None and not isinstance(path, int):
             self.note(f"open {path}")
         raw = Raw(path, "".join(each for each in mode if each not in "bt"), **options)
         raw.disk = self
         if buffering == 0:
             return raw
         file = (io.BufferedRandom if "+" in mode else io.BufferedWriter)(raw)
-        return file if "b" in mode else io.TextIOWrapper(file, encoding, **text)
+        return file if "b" in mode else io.TextIOWrapper(file, **text)
 
     def os_open(self, real, path, flags, *arguments, **options):
         if flags & (os.O_CREAT | os.O_TRUNC):

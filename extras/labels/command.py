@@ -75,7 +75,9 @@ def find(source: Source, data_path: Path | None, output: Path | None, finds_copi
         print(f"the sheets show the first {PER_SHEET * MOST_SHEETS:,} of {len(rows):,} images")
     print(f"look at {first_of([str(each) for each in sheets], limit=3)}")
     if not data.is_correctable:
-        print(f"the labels of {config.DATA.DATASET} cannot be corrected with -apply; correct them where the data come from")
+        print(
+            f"the labels of {config.DATA.DATASET} cannot be corrected with -apply; correct them where the data come from"
+        )
         return
     print(f"write yes into the column confirmed of {folder / TABLE} where the suggestion is right, then:")
     print(f"  {source.command('-apply', shlex.quote(str(folder / TABLE)))}")

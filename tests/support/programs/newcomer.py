@@ -11,7 +11,9 @@ import os
 import shlex
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -31,16 +33,24 @@ def closure(lines: list[str]) -> set[str]:
     return found
 
 
-class Hidden:
-    """An import hook that finds no module of other distributions."""
+class WithoutModules:
+    """A finder of modules that does not find some of them."""
 
-    def __init__(self, known: set[str]):
-        owners = importlib.metadata.packages_distributions().items()
-        self.modules = {module for module, names in owners if not known & {*map(canonicalize_name, names)}}
+    def __init__(self, finder: Any, hidden: set[str]):
+        self.finder, self.hidden = finder, hidden
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name.partition(".")[0] in self.modules:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.finder, name)
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        return None if name.partition(".")[0] in self.hidden else self.finder.find_spec(name, path, target)
+
+
+def hide_other_packages() -> None:
+    known = closure((ROOT / "requirements.txt").read_text().splitlines())
+    owners = importlib.metadata.packages_distributions().items()
+    hidden = {module for module, names in owners if not known & {*map(canonicalize_name, names)}}
+    sys.meta_path[:] = [WithoutModules(finder, hidden) for finder in sys.meta_path]
 
 
 def exit_code_of(command: str) -> int:
@@ -59,7 +69,7 @@ def exit_code_of(command: str) -> int:
 
 if __name__ == "__main__":
     results, *commands = sys.argv[1:]
-    sys.meta_path.insert(0, Hidden(closure((ROOT / "requirements.txt").read_text().splitlines())))
+    hide_other_packages()
     import tests.support.preloaded  # noqa: F401
 
     codes = []

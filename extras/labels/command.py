@@ -85,8 +85,7 @@ def find(source: Source, data_path: Path | None, output: Path | None, finds_copi
 
 def read_closed_journal(config: Config, source: Source) -> Journal:
     """Return the journal of the data. Raise ConfigError if an -apply or -undo was interrupted."""
-    path = path_of_journal(config)
-    journal = Journal(path, []) if config.DATA.DATASET in WITHOUT_FILES else Journal.read(path)
+    journal = Journal.read(path_of_journal(config))
     if journal.is_open:
         raise ConfigError(
             f"{journal.path}: an -apply or -undo was interrupted; repeat -apply, or take all corrections back: "

@@ -23,6 +23,7 @@ from engine.evaluation.evaluate import evaluate
 from engine.evaluation.scores import Best
 from engine.evaluation.tally import ImageResults, PerImage, Tally
 from engine.precision.policy import Precision
+from engine.predict.pictures import tiles_of
 from engine.train.counters import EpochResult
 from extras.report import image_sheets, several_labels
 from extras.report import image_tables as module
@@ -167,7 +168,8 @@ def test_multi_label_tables_match_scikit_learn(tmp_path, monkeypatch):
         label = "a label" if targets.flatten()[place] else "not a label"
         assert index == place // 4
         assert caption == [f"{label}: {names[place % 4]}", f"model: {shares.flatten()[place]:.1%}"]
-    for index, (_, label, prediction, certain, of_label) in enumerate(table(tmp_path / "predictions.csv")[1:]):
+    for index, (name, label, prediction, certain, of_label) in enumerate(table(tmp_path / "predictions.csv")[1:]):
+        assert name == images.table_name(index)
         order = shares[index].argsort(descending=True).tolist()
         of_image, above = ([n for n in order if each[index, n] > 0.5] for each in (targets, shares))
         for told, told_shares, numbers in ((label, of_label, of_image), (prediction, certain, above)):
@@ -360,6 +362,7 @@ def test_planted_wrong_labels_are_among_the_most_certain_mistakes(mislabelled):
     assert planted <= {row["image"] for row in shown}
     with Image.open(mislabelled / "mistakes.png") as sheet:
         assert sheet.width > 900 and sheet.height > 150
+        assert [caption[-1] for _, caption in tiles_of(sheet)] == [row["image"] for row in shown]
     record, status = json.loads((mislabelled / "results.json").read_text()), status_of(mislabelled)
     assert len(rows) == 359 and status["best_top1"] == pytest.approx(100 * (359 - len(wrong)) / 359)
     assert (record["epoch"], record["value"]) == (status["best_epoch"], status["best_top1"])

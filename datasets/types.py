@@ -105,6 +105,10 @@ class ImageSet:
         """
         return self.name(index)
 
+    def table_name(self, index: int) -> str:
+        """Return this image's name in tables and pictures: for a file, its path below DATA.DATA_PATH."""
+        return self.key(index)
+
     def all_keys(self) -> Iterable[list[bytes]]:
         """Yield the keys of all images as bytes, in chunks."""
         from datasets.index import CHUNK

@@ -5,8 +5,9 @@
     python scripts/embed.py output/train-20260102-03-04-05 photos -examples examples -csv classes.csv -sheet classes.png
     python scripts/embed.py output/train-20260102-03-04-05 photos -near photo.jpg -sheet similar.png -output features
 
--output FOLDER writes numbered parquet files with the path, size and features of each photo. After an interruption, the
-same command continues with the first missing file. -examples names a folder with a folder for each class; one image per
+-output FOLDER writes numbered .npz files with the path, size and features of each photo, or parquet files if the name
+of the folder ends in .parquet (pip install pyarrow). After an interruption, the same command continues with the first
+missing file. -examples names a folder with a folder for each class; one image per
 class is enough, and nothing is trained. -near prints the most similar photos. If -output is given too, -examples and
 -near write the features first, or read them if they exist. Unreadable images are reported on stderr and left out, and
 the exit code is 2.
@@ -91,9 +92,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("model", help=MODEL_HELP)
     parser.add_argument("photos", type=Path, help="a folder of images; its subfolders are read too")
     add = parser.add_argument_group("what to do").add_argument
-    output_help = "write the features to parquet files in this folder, or to this file if its name ends in .npz"
+    output_help = "write the features to files in this folder, or to this file if its name ends in .npz"
     add("-output", "-o", "-out", type=Path, metavar="FOLDER", help=output_help)
-    add("-part_size", type=at_least(1), metavar="N", help="photos per parquet file [10000]")
+    add("-part_size", type=at_least(1), metavar="N", help="photos per file in the folder [10000]")
     add("-examples", type=Path, metavar="FOLDER", help="classify the photos with the examples in FOLDER/CLASS/")
     add("-near", type=Path, metavar="IMAGE", help="find the photos that are most similar to this image")
     add = parser.add_argument_group("output of -examples and -near").add_argument

@@ -20,6 +20,9 @@ class ArrayImages(ImageSet):
     def name(self, index: int) -> str:
         return f"{self.title} image {index}"
 
+    def table_name(self, index: int) -> str:
+        return f"{self.title} image #{self.row(index)}"
+
     def read(self, index: int) -> np.ndarray:
         pixels = self.images[index]
         if pixels.ndim == 3 and pixels.shape[2] == self.rules.num_channels:

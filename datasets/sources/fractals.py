@@ -55,6 +55,9 @@ class Fractals(ImageSet):
     def name(self, index: int) -> str:
         return f"fractal image {self.row(index)}"
 
+    def table_name(self, index: int) -> str:
+        return f"fractals {('training', 'validation')[self.part]} image #{self.row(index)}"
+
     def read(self, index: int) -> np.ndarray:
         row = self.row(index)
         number = row % self.num_classes  # not the target, which DATA.CLASSES may have changed

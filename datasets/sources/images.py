@@ -60,6 +60,7 @@ class EncodedImages(ImageSet):
 class FileImages(EncodedImages):
     """Images in files below one folder."""
 
+    folder = ""  # the path of `root` below DATA.DATA_PATH, such as val
     groups: Texts | None = None  # the group of each image if DATA.GROUP_BY is set; a group stays in one part
 
     def __init__(
@@ -99,6 +100,9 @@ class FileImages(EncodedImages):
 
     def key(self, index: int) -> str:
         return os.path.normpath(self._path(index))
+
+    def table_name(self, index: int) -> str:
+        return os.path.normpath(os.path.join(self.folder, self._path(index)))
 
     def all_keys(self) -> Iterator[list[bytes]]:
         return map(normal_paths, self._in_chunks(self.paths))

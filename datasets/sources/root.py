@@ -49,6 +49,12 @@ def own_split(training: object, validation: object) -> dict:
     return {"rule": "folders", "training": str(training), "validation": str(validation)}
 
 
+def folder_of_data(data: Data) -> Path:
+    """Return the folder that contains the images: DATA_PATH, or the folder of a list."""
+    path = Path(data.DATA_PATH).expanduser()
+    return path.parent if path.is_file() else path
+
+
 def data_root(data: Data, expects: str) -> Path:
     """Return DATA_PATH, which must exist. `expects` describes the layout that the data set needs there."""
     root = Path(data.DATA_PATH).expanduser()

@@ -121,7 +121,7 @@ def _to_image_set(config: Config, dataset: Any, title: str) -> ImageSet:
         paths = [os.path.relpath(path, root) for path, _ in rows]
         return FileImages(root, paths, targets, _classes(dataset, targets), rules)
     targets = _targets(dataset)
-    return TorchvisionImages(dataset, np.arange(len(dataset)), targets, _classes(dataset, targets), rules)
+    return TorchvisionImages(dataset, np.arange(len(dataset)), targets, _classes(dataset, targets), rules, title)
 
 
 def _targets(dataset: Any) -> np.ndarray:
@@ -143,13 +143,24 @@ class TorchvisionImages(ImageSet):
     per_image = ("targets", "places")
     names_are_numbers = True
 
-    def __init__(self, dataset: Any, places: np.ndarray, targets: np.ndarray, classes: list[str], rules: PixelRules):
+    def __init__(
+        self,
+        dataset: Any,
+        places: np.ndarray,
+        targets: np.ndarray,
+        classes: list[str],
+        rules: PixelRules,
+        title: str,
+    ):
         """Wrap some images of `dataset`. `places` [N] are their indices in `dataset`."""
         super().__init__(targets, classes)
-        self.dataset, self.places, self.rules = dataset, places, rules
+        self.dataset, self.places, self.rules, self.title = dataset, places, rules, title
 
     def name(self, index: int) -> str:
         return f"{type(self.dataset).__name__} image {self.places[index]}"
+
+    def table_name(self, index: int) -> str:
+        return f"{self.title} image #{self.places[index]}"
 
     def read(self, index: int) -> np.ndarray:
         try:

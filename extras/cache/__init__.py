@@ -99,6 +99,9 @@ class CachedImages(ImageSet):
     def key(self, index: int) -> str:
         return self._image_set.key(index)
 
+    def table_name(self, index: int) -> str:
+        return self._image_set.table_name(index)
+
     def naming(self) -> Iterable[bytes | np.ndarray]:
         return self._image_set.naming()
 

@@ -19,7 +19,17 @@ from engine.predict.output import NUM_COLUMNS, THUMBNAIL, UNSURE, Mark, Output, 
 from engine.predict.pictures import Tile, contact_sheet, describe_missing, fitted
 from engine.predict.predictor import Prediction
 from extras.embeddings.embedder import Embedded, Embedder
-from extras.embeddings.files import NPZ, PART_SIZE, PartFolder, Rows, TableBuffer, check_npz, pyarrow_parquet, write_npz
+from extras.embeddings.files import (
+    NPZ,
+    PART_SIZE,
+    PartFolder,
+    Rows,
+    TableBuffer,
+    check_npz,
+    has_parquet,
+    pyarrow_parquet,
+    write_npz,
+)
 from extras.embeddings.nearest import (
     NEAREST,
     TEMPERATURE,
@@ -55,7 +65,7 @@ def check_output(output: Path | None, photos: Photos) -> None:
     """Raise ConfigError if the features cannot be written to -output. Call this before loading the model."""
     if is_npz(output):
         check_npz(output, len(photos))
-    elif output:
+    elif output and has_parquet(output):
         pyarrow_parquet()
 
 

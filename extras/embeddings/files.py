@@ -1,12 +1,14 @@
-"""The files with features: a folder of numbered parquet parts with a record of their origin, or a single .npz file."""
+"""The files with features: a folder of numbered .npz or parquet parts with a record of their origin, or one .npz file."""
 
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -26,7 +28,9 @@ FORMAT = 1  # version of the record and the parts
 KEY = "halfstep"  # the metadata in a part, and the name of the array with the metadata in an .npz file
 VERSION_KEY = "halfstep"  # the entry of a record with the version that wrote it
 MOST_IN_NPZ = 100_000  # photos; with 768 features each, they take 307 MB of memory until the file is written
-NPZ = ".npz"
+NPZ, PARQUET = ".npz", ".parquet"
+# Exceptions of numpy and zipfile for a damaged .npz file.
+DAMAGE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
 NPZ_KIND = Kind("an .npz file of scripts/embed.py", (b"PK\x03\x04",), f"{KEY}.npy".encode())
 # The parts of a record that must be equal to continue, and how error messages call a different value.
 COMPARED = {
@@ -84,19 +88,24 @@ def pyarrow_parquet() -> ModuleType:
         import pyarrow.parquet
     except ImportError as error:
         raise ConfigError(
-            f"-output: a folder of parquet files needs pyarrow ({error}); pip install pyarrow, or name a single file, "
-            "such as -output features.npz"
+            f"-output: a folder of parquet files needs pyarrow ({error}); pip install pyarrow, or name a folder for .npz "
+            f"files, whose name does not end in {PARQUET}"
         ) from None
     return pyarrow.parquet
 
 
 def text_of(path: bytes) -> str:
-    """Return a path as text. Bytes that are not UTF-8 become escapes such as \\xff, because parquet has only text."""
+    """Return a path as text. Bytes that are not UTF-8 become escapes such as \\xff, because the files have only text."""
     return path.decode("utf-8", errors="backslashreplace")
 
 
 def as_json(facts: dict[str, Any]) -> str:
     return json.dumps(facts)  # ASCII, because file names may not be valid text
+
+
+def has_parquet(folder: Path) -> bool:
+    """Return whether the parts of a folder are parquet files: as its name says, or as an older version began it."""
+    return folder.suffix.lower() == PARQUET or any(folder.glob(f"part-*{PARQUET}"))
 
 
 class PartFolder:
@@ -105,6 +114,7 @@ class PartFolder:
     def __init__(self, folder: Path, photos: Photos, facts: dict[str, Any], part_size: int):
         """`facts`: the model and its settings, as Embedder.facts returns them."""
         self.folder, self.photos, self.part_size = folder, photos, part_size
+        self.is_parquet = has_parquet(folder)
         self.record = {"format": FORMAT, VERSION_KEY: VERSION} | facts
         self.record |= {"images": photos.facts(), "part_size": part_size}
 
@@ -113,7 +123,7 @@ class PartFolder:
         return -(-len(self.photos) // self.part_size)
 
     def path(self, part: int) -> Path:
-        return self.folder / f"part-{part:05d}.parquet"
+        return self.folder / f"part-{part:05d}{PARQUET if self.is_parquet else NPZ}"
 
     def range(self, part: int) -> range:
         """Return the indices of the photos of a part."""
@@ -187,23 +197,9 @@ class PartFolder:
 
     def write(self, part: int, table: Table) -> None:
         """Write one part. The file gets its name when it is completely on disk."""
-        import pyarrow
-
-        columns = {
-            "path": pyarrow.array(
-                [text_of(self.photos.paths[index]) for index in table.indices.tolist()], pyarrow.string()
-            ),
-            "width": pyarrow.array(table.sizes[:, 0]),
-            "height": pyarrow.array(table.sizes[:, 1]),
-            "features": pyarrow.FixedSizeListArray.from_arrays(
-                pyarrow.array(table.features.reshape(-1)), table.features.shape[1]
-            ),
-        }
-        table = pyarrow.table(columns).replace_schema_metadata({KEY: as_json(self.record)})
         try:
             with replacing(self.path(part)) as file:
-                # Features are hardly ever equal, so dictionary encoding would only take time.
-                pyarrow_parquet().write_table(table, file, use_dictionary=False)
+                (write_parquet if self.is_parquet else write_arrays)(file, self.photos, self.record, table)
         except OSError as error:
             raise DataError(
                 f"-output: {self.path(part)} cannot be written ({cause_of(error)}); repeat the command to continue"
@@ -211,17 +207,19 @@ class PartFolder:
 
     def num_rows(self) -> int:
         """Return the number of rows of all parts. Check that each part belongs to the record."""
-        return sum(self._opened(part).metadata.num_rows for part in range(self.num_parts))
+        return sum(self._count(part) for part in range(self.num_parts))
+
+    def _count(self, part: int) -> int:
+        with self._opened(part) as file, self._naming_damage(part):
+            return file.metadata.num_rows if self.is_parquet else len(file["paths"])
 
     def read(self) -> Iterator[Rows]:
         """Yield the rows of each part."""
         for part in range(self.num_parts):
             with self._opened(part) as file, self._naming_damage(part):
-                table = file.read(["path", "features"])
-            vectors = table["features"].combine_chunks()
-            texts = table["path"].to_pylist()
+                texts, features = (read_parquet if self.is_parquet else read_arrays)(file)
+                features = features.reshape(len(texts), self.record["model"]["features"])
             indices = np.fromiter(self._indices(part, texts), np.int64)
-            features = vectors.flatten().to_numpy().reshape(len(texts), self.record["model"]["features"])
             if len(indices) != len(texts):
                 raise self._damage(part, "its paths are not in the list of photos")
             yield Rows(indices, features)
@@ -237,20 +235,29 @@ class PartFolder:
                 wanted = next(remaining, None)
 
     def _opened(self, part: int) -> Any:
+        """Return a part as a ParquetFile or an NpzFile, which is a context manager and holds the file open."""
         with self._naming_damage(part):
-            file = pyarrow_parquet().ParquetFile(self.path(part))
-        if (file.schema_arrow.metadata or {}).get(KEY.encode()) != as_json(self.record).encode():
+            if self.is_parquet:
+                file = pyarrow_parquet().ParquetFile(self.path(part))
+                metadata = (file.schema_arrow.metadata or {}).get(KEY.encode(), b"").decode()
+            else:
+                file = np.load(self.path(part))
+                metadata = str(file[KEY])
+        if metadata != as_json(self.record):
             raise self._damage(part, "its metadata differ from the record")
         return file
 
     @contextlib.contextmanager
     def _naming_damage(self, part: int) -> Iterator[None]:
-        import pyarrow
+        damage: tuple[type[Exception], ...] = DAMAGE
+        if self.is_parquet:
+            import pyarrow
 
+            damage += (pyarrow.ArrowException,)
         try:
             yield
-        except (pyarrow.ArrowException, OSError) as error:
-            raise self._damage(part, str(error).splitlines()[0]) from None
+        except damage as error:
+            raise self._damage(part, (str(error) or type(error).__name__).splitlines()[0]) from None
 
     def _damage(self, part: int, problem: str) -> DataError:
         return DataError(
@@ -279,7 +286,7 @@ def check_npz(path: Path, num_photos: int) -> None:
     if num_photos > MOST_IN_NPZ:
         raise ConfigError(
             f"-output: {path} would have {counted(num_photos, 'photo')}, more than the {MOST_IN_NPZ:,} allowed in an .npz "
-            "file, whose features are all in memory; name a folder instead, to write parquet files"
+            "file, whose features are all in memory; name a folder instead, to write several files"
         )
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         problem = f"{path} is a folder" if path.is_dir() else f"cannot write to the folder {path.parent}"
@@ -289,14 +296,43 @@ def check_npz(path: Path, num_photos: int) -> None:
 
 def write_npz(path: Path, photos: Photos, facts: dict[str, Any], table: Table) -> None:
     """Write the paths, sizes and features of all readable photos to one file."""
-    arrays = {
-        KEY: np.array(as_json({"format": FORMAT, VERSION_KEY: VERSION} | facts | {"images": photos.facts()})),
-        "paths": np.array([text_of(photos.paths[index]) for index in table.indices.tolist()], np.str_),
-        "sizes": table.sizes,
-        "features": table.features,
-    }
+    record = {"format": FORMAT, VERSION_KEY: VERSION} | facts | {"images": photos.facts()}
     try:
         with replacing(path) as file:
-            np.savez(file, **arrays)
+            write_arrays(file, photos, record, table)
     except OSError as error:
         raise DataError(f"-output: {path} cannot be written ({cause_of(error)}); choose another place") from None
+
+
+def texts_of(photos: Photos, table: Table) -> list[str]:
+    return [text_of(photos.paths[index]) for index in table.indices.tolist()]
+
+
+def write_arrays(file: IO[bytes], photos: Photos, record: dict[str, Any], table: Table) -> None:
+    """Write an .npz file."""
+    paths = np.array(texts_of(photos, table), np.str_)
+    np.savez(file, **{KEY: np.array(as_json(record)), "paths": paths, "sizes": table.sizes, "features": table.features})
+
+
+def read_arrays(file: Mapping[str, np.ndarray]) -> tuple[list[str], np.ndarray]:
+    return file["paths"].tolist(), file["features"]
+
+
+def write_parquet(file: IO[bytes], photos: Photos, record: dict[str, Any], table: Table) -> None:
+    import pyarrow
+
+    features = pyarrow.array(table.features.reshape(-1))
+    columns = {
+        "path": pyarrow.array(texts_of(photos, table), pyarrow.string()),
+        "width": pyarrow.array(table.sizes[:, 0]),
+        "height": pyarrow.array(table.sizes[:, 1]),
+        "features": pyarrow.FixedSizeListArray.from_arrays(features, table.features.shape[1]),
+    }
+    rows = pyarrow.table(columns).replace_schema_metadata({KEY: as_json(record)})
+    # Features are hardly ever equal, so dictionary encoding would only take time.
+    pyarrow_parquet().write_table(rows, file, use_dictionary=False)
+
+
+def read_parquet(file: Any) -> tuple[list[str], np.ndarray]:
+    table = file.read(["path", "features"])
+    return table["path"].to_pylist(), table["features"].combine_chunks().flatten().to_numpy()

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
+from configs.combinations import WITHOUT_FILES
 from configs.schema import Config
+from datasets.sources.root import folder_of_data
 from engine.predict.pictures import describe_missing
 from engine.record.saved_run import SavedRun
 from extras.labels.alike import Copy, Pictures, find_copies, find_pairs
 from extras.labels.corrections import apply_corrections, plan_corrections
-from extras.labels.data import DataSet, config_of, folder_of_data, origins_of, read_predictions
+from extras.labels.data import DataSet, config_of, origins_of, read_predictions
 from extras.labels.journal import Journal, locked_journal, path_of_journal, undo_change
 from extras.labels.ranking import Doubt, Predictions, find_doubts
 from extras.labels.review import MOST_SHEETS, PER_SHEET, TABLE, Row, read_confirmed, refuse_confirmed, write_review
@@ -72,6 +74,11 @@ def find(source: Source, data_path: Path | None, output: Path | None, finds_copi
     if len(rows) > PER_SHEET * MOST_SHEETS:
         print(f"the sheets show the first {PER_SHEET * MOST_SHEETS:,} of {len(rows):,} images")
     print(f"look at {first_of([str(each) for each in sheets], limit=3)}")
+    if not data.is_correctable:
+        print(
+            f"the labels of {config.DATA.DATASET} cannot be corrected with -apply; correct them where the data come from"
+        )
+        return
     print(f"write yes into the column confirmed of {folder / TABLE} where the suggestion is right, then:")
     print(f"  {source.command('-apply', shlex.quote(str(folder / TABLE)))}")
 
@@ -160,8 +167,9 @@ def summary(doubts: Sequence[Doubt], copies: Sequence[Copy], data: DataSet, find
 def apply(source: Source, data_path: Path | None, table: Path, is_agreed: bool) -> None:
     """Correct the confirmed labels of a table."""
     config = config_of(source.runs[0], data_path)
+    refuse_without_files(config, "-apply")
     with locked_journal(config, "-apply") as journal:
-        journal.settle(folder_of_data(config))
+        journal.settle(folder_of_data(config.DATA))
         data = DataSet.load(config)
         confirmed, record = read_confirmed(table, data.classes)
         corrections = plan_corrections(data, confirmed, record, journal)
@@ -192,6 +200,13 @@ def apply(source: Source, data_path: Path | None, table: Path, is_agreed: bool) 
     print(f"train again, then compare both with scripts/compare.py: {source.train}")
 
 
+def refuse_without_files(config: Config, flag: str) -> None:
+    if config.DATA.DATASET in WITHOUT_FILES:
+        raise ConfigError(
+            f"{flag}: DATA.DATASET is {config.DATA.DATASET}, whose labels are not in files, so they cannot be corrected"
+        )
+
+
 def agrees() -> bool:
     """Ask on the terminal whether to apply. Raise ConfigError if there is no terminal."""
     if not sys.stdin.isatty():
@@ -205,7 +220,8 @@ def agrees() -> bool:
 def undo(source: Source, data_path: Path | None) -> None:
     """Take back all corrections of the data set, the last one first."""
     config = config_of(source.runs[0], data_path)
-    root = folder_of_data(config)
+    refuse_without_files(config, "-undo")
+    root = folder_of_data(config.DATA)
     if not path_of_journal(config).exists():
         raise ConfigError(
             f"-undo: there is nothing to undo in {root}, because the journal {path_of_journal(config).name} does not exist"

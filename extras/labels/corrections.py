@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from datasets.sources.images import FileImages
 from datasets.split.by_hash import without_mark
 from extras.labels.csv_cells import CsvFile
 from extras.labels.data import PARTS, DataSet, below, class_of_folder
@@ -41,8 +40,7 @@ def plan_corrections(
     data: DataSet, confirmed: Sequence[Confirmed], record: Mapping[str, Any], journal: Journal
 ) -> list[Correction]:
     """Return the corrections that are still to be made. Raise an error if one of them is impossible."""
-    is_listing = all(isinstance(part, FileImages) and part.is_listing for part in data.parts)
-    if not (is_listing or data.config.DATA.DATASET == "csv"):
+    if not data.is_correctable:
         raise ConfigError(
             f"-apply: DATA.DATASET is {data.config.DATA.DATASET}; -apply can only correct class folders and CSV "
             "files (imagefolder, csv); correct the labels in the data from which this data set was made"
@@ -53,7 +51,7 @@ def plan_corrections(
     check_unchanged(left, {row.name: data.root / names.get(row.name, row.name) for row in left}, record)
     numbers = [number_of[names.get(row.name, row.name)] for row in left]
     _refuse_empty_class(data, numbers, [row.suggestion for row in left])
-    plan = _Targets(data) if is_listing else None
+    plan = _Targets(data) if data.is_listing else None
     return [
         Correction(
             number, data.name(number), plan.add(number, row) if plan else data.name(number), row.label, row.suggestion

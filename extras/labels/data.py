@@ -3,7 +3,7 @@
 import copy
 import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,11 +12,13 @@ from unicodedata import normalize
 
 import numpy as np
 
+from configs.combinations import WITHOUT_FILES
 from configs.schema import Config
 from configs.values import unflatten
 from datasets import ImageSet, load_image_sets
 from datasets.fingerprint import data_facts, describe_changed_images
 from datasets.sources.images import FileImages
+from datasets.sources.root import folder_of_data
 from datasets.split import DRAWN, divide
 from engine.record.saved_files import read_table, to_number
 from engine.record.saved_run import SavedRun
@@ -51,12 +53,6 @@ def config_of(run: SavedRun, data_path: Path | None) -> Config:
         is_same = os.path.realpath(Path(path).expanduser()) == recorded
         path = path if is_same else recorded
     return replace(config, DATA=replace(config.DATA, DATA_PATH=path))
-
-
-def folder_of_data(config: Config) -> Path:
-    """Return the folder that contains the images: DATA.DATA_PATH, or the folder of a list."""
-    path = Path(config.DATA.DATA_PATH).expanduser()
-    return path.parent if path.is_file() else path
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,13 +90,28 @@ class DataSet:
         return self.val.split.get("rule") in DRAWN
 
     @property
+    def is_listing(self) -> bool:
+        """Return whether the folders of the images are their labels."""
+        return all(isinstance(part, FileImages) and part.is_listing for part in self.parts)
+
+    @property
+    def is_correctable(self) -> bool:
+        return self.is_listing or self.config.DATA.DATASET == "csv"
+
+    @property
     def classes(self) -> list[str]:
         return self.val.classes
 
     @property
     def root(self) -> Path:
         """Return the folder to which the names of images are relative."""
-        return folder_of_data(self.config)
+        return folder_of_data(self.config.DATA)
+
+    @property
+    def place(self) -> Path | str:
+        """Return the place of the images for messages: their folder, or the data set if it has no files."""
+        name = self.config.DATA.DATASET
+        return f"the data set {name}" if name in WITHOUT_FILES else self.root
 
     @cached_property
     def numbers(self) -> tuple[np.ndarray, np.ndarray]:
@@ -146,13 +157,9 @@ class DataSet:
         return keys
 
     def name(self, number: int) -> str:
-        """Return the path of an image relative to `root`, or its key if it is not a file."""
-        part = self.parts[int(self.is_held_out[number])]
-        return (
-            os.path.normpath(os.path.join(below(part, self.root), self.keys[number]))
-            if part.root
-            else self.keys[number]
-        )
+        """Return the path of an image relative to `root`, or its name in tables if it is not a file."""
+        part, index = self.find(number)
+        return part.table_name(index)
 
     def label(self, number: int) -> str:
         return self.classes[self.labels[number]]
@@ -226,7 +233,7 @@ def origins_of(run: SavedRun, data: DataSet, states: list[dict[str, Origin]]) ->
     words, _ = describe_changed_images(run.folder / "split.csv", *data.parts)
     changed = first_of(words or [f"{fact}: {values}" for fact, values in found.items()], "; ", limit=4)
     raise DataError(
-        f"{run.folder}: {data.root} does not contain the data of this run ({changed}); train again on this data, or "
+        f"{run.folder}: {data.place} does not contain the data of this run ({changed}); train again on this data, or "
         "give the run's data with -data_path"
     )
 
@@ -243,13 +250,14 @@ def read_predictions(run: SavedRun, data: DataSet, origins: Mapping[str, Origin]
         raise ConfigError(
             f"{run.folder / TABLE}: it lacks the column {first_of(missing)}; restore the file, or train the run again"
         )
-    numbers_of, classes = _numbers_by_cell(data, origins), {cell_of(name): n for n, name in enumerate(data.classes)}
+    numbers_of = _numbers_by_cell(data, origins, {row["image"] for row in rows})
+    classes = {cell_of(name): n for n, name in enumerate(data.classes)}
     images, predicted, probabilities, of_labels = [], [], [], []
     for row in rows:
         number = next(iter(numbers_of.get(row["image"], ())), None)
         if number is None:
             raise DataError(
-                f"{run.folder / TABLE}: {row['image']} is not in {data.root}; give the run's data with -data_path"
+                f"{run.folder / TABLE}: {row['image']} is not in {data.place}; give the run's data with -data_path"
             )
         if len(numbers_of[row["image"]]) > 1:  # a list can name an image twice
             numbers_of[row["image"]].pop(0)
@@ -259,7 +267,7 @@ def read_predictions(run: SavedRun, data: DataSet, origins: Mapping[str, Origin]
         if row["label"] != cell_of(data.label(number)) or None in values:
             raise DataError(
                 f"{run.folder / TABLE}: the label of {row['image']} is {row['label']}, but {data.label(number)} in "
-                f"{data.root}; train again on the data as they are"
+                f"{data.place}; train again on the data as they are"
             )
         images.append(number)
         predicted.append(classes.get(row["prediction"], UNKNOWN))
@@ -270,15 +278,21 @@ def read_predictions(run: SavedRun, data: DataSet, origins: Mapping[str, Origin]
     )
 
 
-def _numbers_by_cell(data: DataSet, origins: Mapping[str, Origin]) -> dict[str, list[int]]:
-    """Return {cell in the column `image`: numbers of the images with this key}, with the keys at the time of the run."""
-    found: dict[str, list[int]] = defaultdict(list)
+def _numbers_by_cell(data: DataSet, origins: Mapping[str, Origin], cells: Set[str]) -> dict[str, list[int]]:
+    """Return {cell in the column `image`: numbers of the images with this name}, with the names at the time of the run.
+
+    `cells`: the cells of the table. In tables of halfstep 1.0, they are the keys of the validation images.
+    """
+    by_name: dict[str, list[int]] = defaultdict(list)
+    by_key: dict[str, list[int]] = defaultdict(list)
     for number in range(len(data)) if data.is_divided else data.numbers[1].tolist():
-        key = data.keys[number]
-        if origins and (origin := origins.get(data.name(number))):
-            key = os.path.relpath(origin.name, below(data.val, data.root))
-        found[cell_of(key)].append(number)
-    return found
+        name, key = data.name(number), data.keys[number]
+        if origin := origins.get(name):
+            name, key = origin.name, os.path.relpath(origin.name, below(data.val, data.root))
+        by_name[cell_of(name)].append(number)
+        if data.is_held_out[number] or not data.val.names_are_numbers:  # both parts have the same numbers
+            by_key[cell_of(key)].append(number)
+    return by_key if cells <= by_key.keys() and not cells <= by_name.keys() else by_name
 
 
 def class_of_folder(name: str) -> str:

@@ -37,7 +37,7 @@ def draw_mistakes(results: Results, image_set: ImageSet) -> Image.Image:
     with ThreadPoolExecutor(NUM_THREADS) as pool:  # reading from a large file or a server is slow
         pixels = pool.map(functools.partial(pixels_of, image_set), [index for index, _ in errors])
         pairs = zip(pixels, errors, strict=True)
-        tiles = [Tile(image, [*caption, image_set.key(index)]) for image, (index, caption) in pairs]
+        tiles = [Tile(image, [*caption, image_set.table_name(index)]) for image, (index, caption) in pairs]
     shown = f", the {len(tiles)} that the model was most certain of" if len(tiles) < number else ""
     title = f"{counted(number, 'mistake')} in {counted(len(results.indices), 'validation image')}{shown}"
     return contact_sheet(tiles, side=SIDE, title=title)

@@ -83,7 +83,7 @@ def prediction_rows(results: Results, image_set: ImageSet, names: Names) -> Iter
         return
     columns = results.indices, results.labels, results.predictions, results.probabilities, results.label_probabilities
     for index, label, prediction, *probabilities in zip(*(each.tolist() for each in columns), strict=True):
-        yield image_set.key(index), names[label], names[prediction], *map(format_share, probabilities)
+        yield image_set.table_name(index), names[label], names[prediction], *map(format_share, probabilities)
 
 
 def class_rows(results: Results, names: Names) -> Iterator[tuple]:

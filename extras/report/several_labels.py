@@ -19,7 +19,7 @@ def label_rows(results: LabelResults, image_set: ImageSet, names: Names) -> Iter
             rows = start + np.flatnonzero(chosen[start:end])
             cells[name] = SEPARATOR.join(names[number] for number in results.classes[rows].tolist())
             cells[f"{name}s"] = SEPARATOR.join(map(format_share, results.probabilities[rows].tolist()))
-        yield image_set.key(index), cells["label"], cells["prediction"], cells["predictions"], cells["labels"]
+        yield image_set.table_name(index), cells["label"], cells["prediction"], cells["predictions"], cells["labels"]
 
 
 def most_certain_label_errors(results: LabelResults, names: Names) -> tuple[int, list[tuple[int, list[str]]]]:

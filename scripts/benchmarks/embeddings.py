@@ -144,7 +144,7 @@ def accuracy_of_ours(folder: Path, chosen: set[str]) -> float:
         (folder / "examples" / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(folder / "pool" / path, folder / "examples" / path)
     words = (folder / "run", folder / "test", "-examples", folder / "examples", "-csv", folder / "found.csv")
-    words += ("-output", folder / "features")  # read after the first call
+    words += ("-output", folder / "features.parquet")  # read after the first call
     embed(*words)
     with open(folder / "found.csv", encoding="utf-8-sig", newline="") as file:
         return statistics.mean(Path(row["image_path"]).parent.name == row["class"] for row in csv.DictReader(file))
@@ -241,8 +241,8 @@ def measure_memory(folder: Path, model: str, numbers: Sequence[int], num_rounds:
     peaks: dict[int, list[float]] = {number: [] for number in numbers}
     for _ in range(num_rounds):
         for number in numbers:
-            shutil.rmtree(folder / "features", ignore_errors=True)
-            words = (model, folder / f"photos-{number}", "-output", folder / "features")
+            shutil.rmtree(folder / "features.parquet", ignore_errors=True)
+            words = (model, folder / f"photos-{number}", "-output", folder / "features.parquet")
             peaks[number].append(peak_of("scripts/embed.py", *words))
             print(f"{number}: {peaks[number][-1]:.0f} MiB", file=sys.stderr, flush=True)
     base = statistics.median(peaks[numbers[0]])

@@ -1,6 +1,6 @@
 """Groups runs that repeat each other, and computes the figures of each group."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.evaluation.scores import TITLES, rank_of
 from engine.record.saved_run import SavedRun
-from scripts.comparing.runs import differing, scored, value_of
+from scripts.comparing.runs import Common, differing, value_of
 from utils.errors import ConfigError
 from utils.text import one_line
 
@@ -25,7 +25,7 @@ class Group:
     settings: dict[str, str]  # the settings that differ between groups, with their values in this group
     runs: list[SavedRun]
     metric: str
-    common: Set[tuple[str, str]] | None = None  # (image, label) pairs to compare; None: all images
+    common: Common | None = None  # the images to compare; None: all images
 
     @cached_property
     def name(self) -> str:
@@ -52,7 +52,7 @@ class Group:
     def best_of(self, run: SavedRun) -> float | None:
         """Return the run's best value of the metric, or None if it was never measured."""
         if self.common is not None:
-            return 100 * float(np.mean([scored(run.folder)[image] for image in self.common]))
+            return 100 * float(np.mean([*self.common[run.folder].values()]))
         if run.metric == self.metric:
             return run.best.value if run.best.epoch else None
         names = [f"eval_{self.metric}{suffix}" for suffix in run.suffixes]
@@ -64,7 +64,7 @@ class Group:
         return [value for run in self.runs if (value := getattr(run, figure)) is not None]
 
 
-def group_runs(runs: Sequence[SavedRun], metric: str | None, common: Set[tuple[str, str]] | None = None) -> list[Group]:
+def group_runs(runs: Sequence[SavedRun], metric: str | None, common: Common | None = None) -> list[Group]:
     """Return the groups in the order of their first runs.
 
     Without `metric`, the metric of the runs is used, or top-1 if the runs have different metrics. For `common` images,

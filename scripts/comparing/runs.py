@@ -30,6 +30,7 @@ NOTED = {
 SAME_BY_FACTS = "validation_digest"  # redundant if the runs recorded FACTS_OF_IMAGES
 PATH, MISSING = "DATA.DATA_PATH", "-"
 OF_A_START = PATH, "images_per_update"  # facts that depend on where and how a run is started
+Common = Mapping[Path, Mapping[tuple[str, str], bool]]  # {run's folder: {(image, label): whether the run was right}}
 # Settings that identify the data of runs without status.json.
 DATA_SETTINGS = [key for key in of_role(DATA) if key not in (*WITHOUT_EFFECT, "DATA.FOLD")]
 
@@ -134,11 +135,21 @@ def scored(folder: Path) -> dict[tuple[str, str], bool]:
     return {(row["image"], row["label"]): row["label"] == row.get("prediction") for row in rows}
 
 
-def common_images(runs: Sequence[SavedRun]) -> set[tuple[str, str]]:
-    """Return the images that all runs have scored with the same label."""
+def common_images(runs: Sequence[SavedRun]) -> Common:
+    """Return for each run whether it was right on the images that all runs have scored with the same label."""
     if not all(have_same_files(runs[0], run) for run in runs[1:]):
-        return set()
-    return set.intersection(*(set(scored(run.folder)) for run in runs))
+        return {run.folder: {} for run in runs}
+    # halfstep 1.0 gave some images other names. Complete tables of the same validation images have the same order, so
+    # they get the names of the first of them.
+    tables, first = {}, {}
+    for run in runs:
+        table, facts = scored(run.folder), _facts_of(run)
+        names, labels, _ = (facts.get(fact) for fact in NUMBERS["validation images"])
+        is_complete = names and labels and len(table) == run.about["data"].get("validation images")
+        known = first.setdefault((names, labels), table) if is_complete else table
+        tables[run.folder] = dict(zip(known, table.values(), strict=True))
+    common = set.intersection(*map(set, tables.values()))
+    return {folder: {image: table[image] for image in common} for folder, table in tables.items()}
 
 
 def have_same_files(run: SavedRun, other: SavedRun) -> bool:
@@ -156,25 +167,26 @@ def have_same_files(run: SavedRun, other: SavedRun) -> bool:
 
 def image_test(run: SavedRun, other: SavedRun) -> ImageTest | None:
     """Return the test of two runs on the images that both scored, or None if they have no scored images in common."""
-    common, one, two = common_images([run, other]), scored(run.folder), scored(other.folder)
+    common = common_images([run, other])
+    one, two = common[run.folder], common[other.folder]
     pairs = (one, two), (two, one)
-    only_first, only_second = (sum(mine[each] > theirs[each] for each in common) for mine, theirs in pairs)
-    return ImageTest(len(common), only_first, only_second) if common else None
+    only_first, only_second = (sum(mine[each] > theirs[each] for each in one) for mine, theirs in pairs)
+    return ImageTest(len(one), only_first, only_second) if one else None
 
 
-def check_data(runs: Sequence[SavedRun], is_allowed: bool) -> tuple[str, set[tuple[str, str]] | None]:
+def check_data(runs: Sequence[SavedRun], is_allowed: bool) -> tuple[str, Common | None]:
     """Return a warning about different data, and the images to compare the runs on (None: all images of each run)."""
     found = first_of(other_data(runs), "; ", limit=4)
     if not found or is_allowed:
         return found and f"the runs have different data, so their figures are not directly comparable: {found}", None
     common = common_images(runs) if len({run.settings["DATA.DATASET"] for run in runs}) == 1 else None
-    if not common:
+    if not (common and common[runs[0].folder]):
         raise ConfigError(
             f"these runs have different data and no validation images in common, so their figures are not comparable; "
             f"they differ in {found}. Give runs on the same data, or compare them anyway with -any_data"
         )
     most = max(len(scored(run.folder)) for run in runs)
-    share = f"{len(common):,} of {most:,} images"
+    share = f"{len(common[runs[0].folder]):,} of {most:,} images"
     return f"the runs have different data, so they are compared on the {share} that all have scored: {found}", common
 
 

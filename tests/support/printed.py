@@ -20,6 +20,7 @@ ALWAYS = {
     "port": re.compile(r"(?<=127\.0\.0\.1:)\d+|(?<=\.invalid:)\d+"),
     "address": re.compile(r"\b0x[0-9a-f]{6,}\b"),
     "digest": re.compile(r"(?<=shards-)[0-9a-f]{16}"),
+    "weights": re.compile(r"(?<=weights \(SHA-256\): )[0-9a-f]{12}, now [0-9a-f]{12}"),  # random weights
     "time": re.compile(r"(?<=tried for )\d+(?= s)"),
     "data sets": re.compile(r"(?<=\(known: )imagenet2012[^)]*"),  # so that a new data set changes only its own pages
 }

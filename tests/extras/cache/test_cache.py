@@ -99,8 +99,9 @@ def test_cache_returns_the_images_targets_and_names_of_the_files(photos):
     assert [index for index, each in enumerate(outcomes(images)) if isinstance(each, str)] == list(BROKEN)
     # Worker processes that are not forked receive the set by pickle.
     assert outcomes(pickle.loads(pickle.dumps(images))) == outcomes(files)
-    for index in range(NUM_IMAGES):  # keys are the names in predictions.csv
-        assert (images.name(index), images.key(index)) == (files.name(index), files.key(index))
+    for index in range(NUM_IMAGES):
+        of_cache, of_files = ((each.name(index), each.key(index), each.table_name(index)) for each in (images, files))
+        assert of_cache == of_files
     assert images.read(0).base is not None, "must not be a copy"
     with warnings.catch_warnings():
         warnings.simplefilter("error")

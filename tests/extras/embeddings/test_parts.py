@@ -34,8 +34,20 @@ def content(folder) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir()) if path.name != files.LOCK}
 
 
-def table(folder):
-    return pyarrow.parquet.read_table(folder)
+def table(path):
+    """Return the rows of a part, or of all parts of a folder."""
+    parts = [Path(path)] if Path(path).is_file() else sorted(Path(path).glob("part-*"))
+    return pyarrow.concat_tables(map(read_part, parts))
+
+
+def read_part(part: Path):
+    if part.suffix == files.PARQUET:
+        return pyarrow.parquet.read_table(part)
+    found = np.load(part)
+    columns = {"path": pyarrow.array(found["paths"].tolist(), pyarrow.string())}
+    columns |= {"width": found["sizes"][:, 0], "height": found["sizes"][:, 1]}
+    columns["features"] = pyarrow.array(found["features"].tolist(), pyarrow.list_(pyarrow.float32()))
+    return pyarrow.table(columns).replace_schema_metadata({"halfstep": str(found["halfstep"])})
 
 
 def features_in(folder) -> np.ndarray:
@@ -59,8 +71,7 @@ def test_features_equal_timm_features_of_the_same_pixels(here, photos, name, num
     rows = table("features")
     assert rows["path"].to_pylist() == [*(f"{n}.png" for n in range(5)), *(f"more/{n}.png" for n in range(5, 10))]
     np.testing.assert_allclose(features_in("features"), theirs(model, photos, rows["path"].to_pylist()), atol=1e-5)
-    assert str(rows.schema.field("features").type).startswith("fixed_size_list<element: float>")
-    assert sorted(content("features")) == ["_record.json", *(f"part-{n:05d}.parquet" for n in range(3))]
+    assert sorted(content("features")) == ["_record.json", *(f"part-{n:05d}.npz" for n in range(3))]
 
 
 @pytest.mark.slow
@@ -105,6 +116,30 @@ def test_npz_file_has_the_rows_of_the_parts(here, hub, photos, monkeypatch):
     assert json.loads(str(found["halfstep"]))["model"] == json.loads(Path("features/_record.json").read_text())["model"]
 
 
+def test_folder_named_parquet_gets_parquet_files_with_the_same_rows(here, hub, photos, monkeypatch):
+    typed(SCRIPT, hub, photos, "-output", "f.parquet", "-part_size", 4).done()
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "pyarrow", None)
+        typed(SCRIPT, hub, photos, "-output", "features", "-part_size", 4).done()
+    assert sorted(content("f.parquet")) == ["_record.json", *(f"part-{n:05d}.parquet" for n in range(3))]
+    assert str(table("f.parquet").schema.field("features").type).startswith("fixed_size_list<element: float>")
+    assert table("f.parquet").select(["path", "width", "height"]) == table("features").select(
+        ["path", "width", "height"]
+    )
+    np.testing.assert_array_equal(features_in("f.parquet"), features_in("features"))
+
+
+def test_parquet_folder_with_any_name_is_continued_as_parquet(here, hub, photos):
+    words = (hub, photos, "-part_size", 4, "-output")
+    typed(SCRIPT, *words, "f.parquet").done()
+    os.rename("f.parquet", "features")  # older versions wrote parquet files to a folder with any name
+    before = content("features")
+    os.remove("features/part-00001.parquet")
+    flags = ("-near", "photos/0.png", "-sheet", "x.png")
+    assert typed(SCRIPT, *words, "features", *flags).done().stdout == typed(SCRIPT, *words, "new", *flags).done().stdout
+    assert content("features") == before
+
+
 def test_unreadable_photos_have_no_row_and_leave_others_unchanged(here, hub, photos):
     typed(SCRIPT, hub, photos, "-output", "all", "-part_size", 4).done()
     for number in (2, 4, 5, 6):
@@ -113,7 +148,7 @@ def test_unreadable_photos_have_no_row_and_leave_others_unchanged(here, hub, pho
     ended = typed(SCRIPT, hub, photos, "-output", "some", "-part_size", 4)
     assert ended.returncode == 2
     assert_names(ended.stderr, "photos/2.png", "photos/more/6.png", "4 of 10 images")
-    parts = [pyarrow.parquet.read_table(f"some/part-{number:05d}.parquet")["path"].to_pylist() for number in range(3)]
+    parts = [table(f"some/part-{number:05d}.npz")["path"].to_pylist() for number in range(3)]
     assert parts == [["0.png", "1.png", "3.png"], ["more/7.png"], ["more/8.png", "more/9.png"]]
     kept = [row for row, path in enumerate(table("all")["path"].to_pylist()) if path in sum(parts, [])]
     assert (features_in("some") != features_in("all")[kept]).any(1).tolist() == [False] * 3 + [True] + [False] * 2
@@ -125,7 +160,7 @@ def test_part_without_a_readable_photo_has_no_rows(here, hub, photos):
     for number in range(4):
         Path(f"photos/{number}.png").write_bytes(b"no picture")
     assert typed(SCRIPT, hub, photos, "-output", "features", "-part_size", 4).returncode == 2
-    assert table("features/part-00000.parquet").num_rows == 0 and table("features").num_rows == 6
+    assert table("features/part-00000.npz").num_rows == 0 and table("features").num_rows == 6
 
 
 def test_file_names_in_another_encoding_become_escapes(here, hub, photos):
@@ -154,9 +189,9 @@ def test_stopped_command_continues_with_the_first_missing_part(here, hub, photos
 
     monkeypatch.setattr(files.PartFolder, "write", stop_at_two)
     assert typed(SCRIPT, *words, "features").returncode == 130
-    os.remove("features/part-00000.parquet")
+    os.remove("features/part-00000.npz")
     ended = typed(SCRIPT, here / hub, *words[1:], "features").done()  # another name of the same weights
-    assert_names(ended.stderr, "features", "1 of 4 parts", "part-00000.parquet")
+    assert_names(ended.stderr, "features", "1 of 4 parts", "part-00000.npz")
     assert computed == [0, 1, 2, 0, 2, 3] and content("features") == content("whole")
 
 
@@ -205,7 +240,7 @@ def other_weights():
 def other_version():
     record = json.loads(Path("features/_record.json").read_text())
     Path("features/_record.json").write_text(json.dumps(record | {"halfstep": "0.9"}))
-    os.remove("features/part-00001.parquet")
+    os.remove("features/part-00001.npz")
 
 
 def change_preprocessing():
@@ -224,8 +259,8 @@ CHANGES = {
     "another part size": (lambda: None, ["-part_size", 5]),
     "half precision": (lambda: None, ["-amp"]),
     "a damaged record": (lambda: Path("features/_record.json").write_text("{}"), []),
-    "a damaged part": (lambda: flip(Path("features/part-00001.parquet"), -6), []),
-    "a part of another folder": (lambda: shutil.copy("others/part-00001.parquet", "features"), []),
+    "a damaged part": (lambda: flip(Path("features/part-00001.npz"), -6), []),
+    "a part of another folder": (lambda: shutil.copy("others/part-00001.npz", "features"), []),
 }
 
 
@@ -257,7 +292,7 @@ def test_output_that_cannot_be_written_is_refused(here, hub, photos, monkeypatch
 
 def test_folder_in_use_is_refused(here, hub, photos):
     typed(SCRIPT, hub, photos, "-output", "features").done()
-    os.remove("features/part-00000.parquet")
+    os.remove("features/part-00000.npz")
     with locked(here / "features" / files.LOCK):
         typed(SCRIPT, hub, photos, "-output", "features").refused("-output", "features")
 
@@ -271,15 +306,15 @@ def test_full_disk_is_reported_and_the_command_continues(here, hub, photos, monk
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        typed(SCRIPT, *words).refused("features/part-00001.parquet", "disk full")
-    assert sorted(content("features")) == ["_record.json", "part-00000.parquet"]
+        typed(SCRIPT, *words).refused("features/part-00001.npz", "disk full")
+    assert sorted(content("features")) == ["_record.json", "part-00000.npz"]
     typed(SCRIPT, *words).done()
 
 
 def test_missing_pyarrow_is_reported_with_both_remedies(hub, photos, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    typed(SCRIPT, hub, photos, "-output", "features").refused("-output", "pip install pyarrow", "features.npz")
-    assert not Path("features").exists()
+    typed(SCRIPT, hub, photos, "-output", "features.parquet").refused("-output", "pip install pyarrow", ".npz")
+    assert not Path("features.parquet").exists()
 
 
 def test_model_without_features_is_refused(hub, photos, monkeypatch):

@@ -36,23 +36,25 @@ def make_photos(folder: Path, counts: Mapping[str, int]) -> Path:
     return folder
 
 
-def settings_of(folder: Path, data_path: Path, *options: str, dataset: str = "imagefolder") -> Config:
+def settings_of(folder: Path, data_path: Path | None, *options: str, dataset: str = "imagefolder") -> Config:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "small.yaml").write_text(CLEAN)
-    words = ["-cfg", str(folder / "small.yaml"), "-dataset", dataset, "-data_path", str(data_path)]
+    words = ["-cfg", str(folder / "small.yaml"), "-dataset", dataset]
+    words += ["-data_path", str(data_path)] if data_path else []
     return load([*words, *(["-opts", *options] if options else [])]).config
 
 
 def make_run(
     folder: Path,
-    data_path: Path,
+    data_path: Path | None,
     predictions: Mapping[str, tuple[str, float, float]] | None = None,
     *options: str,
     dataset: str = "imagefolder",
+    is_old: bool = False,
 ) -> Path:
-    """Make the folder of a run. `predictions`: {image key: (class, its probability, probability of the label)}.
+    """Make the folder of a run. `predictions`: {image: (class, its probability, probability of the label)}.
 
-    All other held-out images are predicted correctly, with probability SURE.
+    All other held-out images are predicted correctly, with probability SURE. `is_old`: name images as halfstep 1.0 did.
     """
     config = settings_of(folder, data_path, *options, dataset=dataset)
     train, val = load_image_sets(config)
@@ -60,14 +62,14 @@ def make_run(
     row = {"epoch": 0, "train_loss": 1.0, "eval_loss": 1.0, "eval_top1": 90.0}
     write_split(folder / "split.csv", train, val)
     (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    about = {"data": data_facts(train, val), "data_path": str(data_path.resolve())}
+    about = {"data": data_facts(train, val), "data_path": str(data_path.resolve()) if data_path else None}
     best = {"top1": 90.0, "epoch": 1}
     status = {"state": "done", "kind": "train", "best_metric": "top1", "best": best, "about": about}
     (folder / "status.json").write_text(json.dumps(status))
     rows = [("image", "label", "prediction", "probability", "label_probability")]
     for index, target in enumerate(val.targets.tolist()):
-        label = val.classes[target]
-        rows.append((val.key(index), label, *(predictions or {}).get(val.key(index), (label, SURE, SURE))))
+        label, name = val.classes[target], val.key(index) if is_old else val.table_name(index)
+        rows.append((name, label, *(predictions or {}).get(name, (label, SURE, SURE))))
     table = csv_text(map(csv_cell, row) for row in rows)
     (folder / "predictions.csv").write_bytes(table.encode(errors="surrogateescape"))
     (folder / "results.json").write_text("{}")

@@ -197,7 +197,7 @@ def test_own_validation_folder_keeps_its_images(here):
     for part in ("train", "val"):
         for number, name in enumerate(("cat", "cat", "dog", "dog")):
             draw_image(here / f"photos/{part}/{name}/{number}.png", 10 * len(part) + number)
-    find(("cat/1.png", "dog"), options=())
+    find(("val/cat/1.png", "dog"), options=())
     confirm()
     before = contents(here / "photos")
     apply().done()

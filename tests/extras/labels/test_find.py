@@ -2,16 +2,22 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from datasets import load_image_sets
+from datasets.sources.digits import FILE as DIGITS
+from datasets.sources.images import FileImages
 from engine.predict.pictures import tiles_of
-from tests.extras.labels.made_runs import draw_image, make_photos, make_run, make_sweep
+from tests.extras.labels.made_runs import draw_image, make_photos, make_run, make_sweep, settings_of
 from tests.support.printed import same_text
 from tests.support.runs import rows_of, typed
+from tests.support.seen import SOURCES
+from tests.support.torchvision_files import make_dtd, make_mnist, make_pets
 
 SCRIPT = "scripts/labels.py"
 COUNTS = {"bird": 20, "cat": 20, "dog": 20}
@@ -81,10 +87,68 @@ def test_image_of_own_validation_folder_is_listed_with_its_path(here):
     make_photos(here / "photos/train", {"cat": 6, "dog": 6})
     for number, name in ((20, "cat"), (21, "cat"), (22, "dog"), (23, "dog")):
         draw_image(here / f"photos/val/{name}/{number}.png", number)
-    make_run(here / "run", here / "photos", {"cat/21.png": ("dog", 0.9, 0.1)})
+    make_run(here / "run", here / "photos", {"val/cat/21.png": ("dog", 0.9, 0.1)})
     typed(SCRIPT, "run").done()
     (row,) = rows_of("run/labels/labels.csv")
     assert row["image"] == "val/cat/21.png"
+
+
+def make_caltech(root: Path) -> dict:
+    make_photos(root / "256_ObjectCategories", {"001.ant": 5, "002.bee": 5})
+    return {"DATASET": "caltech256", "DATA_PATH": str(root)}
+
+
+def of_torchvision(name: str, write: Callable[[Path], None]) -> Callable[[Path], dict]:
+    def make(root: Path) -> dict:
+        write(root)
+        return {"DATASET": f"torchvision/{name}", "DATA_PATH": str(root)}
+
+    return make
+
+
+# {kind of source: a function that writes such data and returns the DATA settings that read them}
+KINDS = {
+    **SOURCES,
+    "caltech256": make_caltech,
+    "torchvision files": of_torchvision("DTD", make_dtd),
+    "torchvision arrays": of_torchvision("MNIST", make_mnist),
+    "torchvision images": of_torchvision("OxfordIIITPet", make_pets),
+    "digits": lambda root: {"DATASET": "digits"},
+    "fractals": lambda root: {"DATASET": "fractals", "SYNTHETIC_SIZE": 40},
+}
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_script_reads_runs_of_every_source(here, kind, is_old):
+    (here / "data").mkdir()
+    data = KINDS[kind](here / "data")
+    dataset, path = data.pop("DATASET"), Path(data.pop("DATA_PATH")) if "DATA_PATH" in data else None
+    options = [f"DATA.{name}={value}" for name, value in data.items()]
+    make_run(here / "run", path, None, *options, dataset=dataset, is_old=is_old)
+    train, val = parts = load_image_sets(settings_of(here / "run", path, *options, dataset=dataset))
+    names = [part.table_name(index) for part in parts for index in range(len(part))]
+    assert len(set(names)) == len(names)
+    assert all((path / name).is_file() for name in names if isinstance(val, FileImages))
+    ended = typed(SCRIPT, "run", "-no_copies").done()
+    assert f"predictions for {len(val)} of {len(train) + len(val):,} images" in ended.stdout
+
+
+def test_doubtful_digit_is_listed_with_its_number_in_the_whole_set(here):
+    with np.load(DIGITS) as content:
+        labels = content["targets"].tolist()
+    make_run(here / "run", None, dataset="digits")
+    name, label = ((row := rows_of("run/predictions.csv")[5])["image"], row["label"])
+    assert labels[int(name.removeprefix("digits image #"))] == int(label)
+    make_run(here / "run", None, {name: (str(9 - int(label)), 0.9, 0.05)}, dataset="digits")
+    ended = typed(SCRIPT, "run", "-no_copies").done()
+    assert [(row["image"], row["label"]) for row in rows_of("run/labels/labels.csv")] == [(name, label)]
+    assert "cannot be corrected" in ended.stdout
+    for words in (["-apply", "run/labels/labels.csv"], ["-undo"]):
+        typed(SCRIPT, "run", *words).refused("DATA.DATASET", words[0])
+    table = Path("run/predictions.csv")
+    table.write_text(table.read_text().replace(f"{name},{label},", f"{name},{9 - int(label)},"))
+    typed(SCRIPT, "run").refused(name, "the data set digits")
 
 
 def test_list_with_names_that_look_like_formulas_is_judged(here):

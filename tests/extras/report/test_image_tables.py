@@ -23,6 +23,7 @@ from engine.evaluation.evaluate import evaluate
 from engine.evaluation.scores import Best
 from engine.evaluation.tally import ImageResults, PerImage, Tally
 from engine.precision.policy import Precision
+from engine.predict.pictures import tiles_of
 from engine.train.counters import EpochResult
 from extras.report import image_sheets, several_labels
 from extras.report import image_tables as module
@@ -96,7 +97,7 @@ def test_evaluation_tables_match_scikit_learn_for_any_world_size(tmp_path, world
     names = [*CLASSES, "class 6"]
     rows = table(tmp_path / "predictions.csv")[1:]
     assert [row[:3] for row in rows] == [
-        [f"made up image {index}", names[label], names[number]]
+        [f"made up image #{index}", names[label], names[number]]
         for index, label, number in zip(kept, labels, predicted, strict=True)
     ]
     of_prediction, of_label = ([float(row[column]) for row in rows] for column in (3, 4))
@@ -167,7 +168,8 @@ def test_multi_label_tables_match_scikit_learn(tmp_path, monkeypatch):
         label = "a label" if targets.flatten()[place] else "not a label"
         assert index == place // 4
         assert caption == [f"{label}: {names[place % 4]}", f"model: {shares.flatten()[place]:.1%}"]
-    for index, (_, label, prediction, certain, of_label) in enumerate(table(tmp_path / "predictions.csv")[1:]):
+    for index, (name, label, prediction, certain, of_label) in enumerate(table(tmp_path / "predictions.csv")[1:]):
+        assert name == images.table_name(index)
         order = shares[index].argsort(descending=True).tolist()
         of_image, above = ([n for n in order if each[index, n] > 0.5] for each in (targets, shares))
         for told, told_shares, numbers in ((label, of_label, of_image), (prediction, certain, above)):
@@ -184,7 +186,7 @@ def test_multi_label_tables_match_scikit_learn(tmp_path, monkeypatch):
 def test_class_shared_by_all_images_has_no_specificity(tmp_path):
     results = made_up(np.zeros(5, int), np.zeros(5, int), 1)
     assert class_records(results, Names(["only"]))["only"]["specificity"] is None
-    write_tables(tmp_path, results, SimpleNamespace(classes=["only"], key=str))
+    write_tables(tmp_path, results, SimpleNamespace(classes=["only"], table_name=str))
     assert table(tmp_path / "per_class.csv")[1][-4:] == ["1.000000", "", "", ""]
 
 
@@ -354,11 +356,13 @@ def mislabelled(tmp_path_factory):
 
 def test_planted_wrong_labels_are_among_the_most_certain_mistakes(mislabelled):
     rows = rows_of(mislabelled / "predictions.csv")
+    planted = {rows[index]["image"] for index in WRONG_LABELS}
     wrong = [row for row in rows if row["label"] != row["prediction"]]
     shown = sorted(wrong, key=lambda row: -float(row["probability"]))[:36]
-    assert {f"digits image {index}" for index in WRONG_LABELS} <= {row["image"] for row in shown}
+    assert planted <= {row["image"] for row in shown}
     with Image.open(mislabelled / "mistakes.png") as sheet:
         assert sheet.width > 900 and sheet.height > 150
+        assert [caption[-1] for _, caption in tiles_of(sheet)] == [row["image"] for row in shown]
     record, status = json.loads((mislabelled / "results.json").read_text()), status_of(mislabelled)
     assert len(rows) == 359 and status["best_top1"] == pytest.approx(100 * (359 - len(wrong)) / 359)
     assert (record["epoch"], record["value"]) == (status["best_epoch"], status["best_top1"])

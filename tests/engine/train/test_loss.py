@@ -67,7 +67,7 @@ def test_losses_match_timm_for_all_targets_and_class_weights(batch, smoothing, t
     pairs = []
     if targets.ndim == 1:
         wanted = SoftTargetCrossEntropy()(logits.double(), factors * soft)
-        pairs.append((loss_of(logits, given_targets, weights, SMOOTHING=smoothing), wanted))
+        pairs.append((loss_of(logits, given_targets, weights, LOSS="cross_entropy", SMOOTHING=smoothing), wanted))
     if threshold is None or (soft - threshold).abs().min() > 1e-5:  # else, rounding decides
         train = {"LOSS": "bce", "SMOOTHING": smoothing, "BCE_TARGET_THRESH": threshold}
         binary = BinaryCrossEntropy(0.0, threshold, pos_weight=factors.double())

@@ -8,7 +8,9 @@ if TYPE_CHECKING:
     from datasets.transforms.augment import Augmentation
     from datasets.transforms.erasing import Boxes
 
-REVISION = 2  # increases whenever augmentation changes for the same settings; a resumed run compares the saved value
+# REVISION increases whenever augmentation changes for the same settings. A resumed run compares the saved value.
+# Revision 3 only resizes some images in another order (see crop.py).
+REVISION = 3
 
 
 def build_augmentation(config: Config) -> "Augmentation | None":

@@ -1,5 +1,6 @@
 """Crop images to the square that the model takes as input. Crops are uint8 on the CPU and normalized on the device."""
 
+import functools
 import math
 import random
 from collections.abc import Callable
@@ -34,7 +35,6 @@ class BySize(Generic[T]):
 
 RESAMPLE = {"nearest": Image.Resampling.NEAREST, "lanczos": Image.Resampling.LANCZOS}
 NUM_TRIES = 10  # attempts to draw a crop that fits into the image, as in torchvision
-PADDING = 4  # pixels on each side for DeiT III's simple random crop
 
 
 class TrainTransform:
@@ -42,7 +42,11 @@ class TrainTransform:
 
     def __init__(self, data: Data, augment: Callable[[Tensor, random.Random], None] | None = None):
         self.data, self.augment = data, augment
-        self.cut = self._resized_crop if data.TRAIN_CROP == "rrc" else self._crop_of_resized
+        self.cut = self.resized_crop
+        if data.TRAIN_CROP == "simple":
+            from datasets.transforms.simple_crop import simple_crop
+
+            self.cut = functools.partial(simple_crop, self)
 
     def __call__(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
         """Transform an image, uint8 [H, W, C], and write it to `out`, uint8 [C, side, side]."""
@@ -54,35 +58,13 @@ class TrainTransform:
         if self.augment:
             self.augment(out, rng)
 
-    def _resized_crop(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
+    def resized_crop(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
         height, width, _ = image.shape
         left, top, width, height = crop_box(width, height, self.data.CROP_SCALE, self.data.CROP_RATIO, rng)
         # Crop before resizing, so that pixels outside the crop do not bleed into its edge.
-        resize(image[top : top + height, left : left + width], self._interpolation(rng), out)
+        resize(image[top : top + height, left : left + width], self.interpolation(rng), out)
 
-    def _crop_of_resized(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
-        """Resize the shorter side to the side of the square, and cut out a square at a random position.
-
-        The square may reach a few pixels beyond the image, where pixels are reflected.
-        """
-        side, (height, width, channels) = self.data.IMAGE_SIZE, image.shape
-        short = min(height, width)
-        height, width = side * height // short, side * width // short
-        if height * width > self.data.MAX_PIXELS:  # an image one pixel high could become arbitrarily wide
-            return self._resized_crop(image, rng, out)
-        resized = torch.empty((height, width, channels), dtype=torch.uint8)
-        resize(image, self._interpolation(rng), resized.permute(2, 0, 1))
-        rows, columns = (self._reflected(length, rng) for length in (height, width))
-        out.copy_(resized[rows][:, columns].permute(2, 0, 1))
-
-    def _reflected(self, length: int, rng: random.Random) -> Tensor:
-        """Return the positions of the square along a side, reflected at its ends without repeating the end pixels."""
-        start = int(rng.random() * (length - self.data.IMAGE_SIZE + 2 * PADDING + 1)) - PADDING
-        period = max(2 * (length - 1), 1)
-        positions = torch.arange(start, start + self.data.IMAGE_SIZE) % period
-        return torch.minimum(positions, period - positions)
-
-    def _interpolation(self, rng: random.Random) -> str:
+    def interpolation(self, rng: random.Random) -> str:
         name = self.data.train_interpolation
         return name if name != "random" else "bilinear" if rng.random() < 0.5 else "bicubic"
 
@@ -111,7 +93,7 @@ class EvalTransform:
         resized = torch.empty((height, width, image.shape[2]), dtype=torch.uint8).permute(2, 0, 1)
         resize(image, self.interpolation, resized)
         top, left = self._start(height), self._start(width)
-        if min(top, left) < 0:
+        if min(height, width) < self.side:
             out.copy_(self.padding[:, None, None].expand_as(out))
         inside = out[:, max(-top, 0) : height - top, max(-left, 0) : width - left]
         top, left = max(top, 0), max(left, 0)
@@ -139,12 +121,27 @@ def resize(image: np.ndarray, interpolation: str, out: Tensor) -> None:
     torch's kernels give Pillow's pixels up to rounding, five times as fast and without a copy.
     """
     if interpolation in RESIZE_KERNELS:
-        source = torch.from_numpy(image).permute(2, 0, 1)[None]
-        RESIZE_KERNELS[interpolation](source, out.shape[1:], False, None, None, out=out[None])
+        kernel, source = RESIZE_KERNELS[interpolation], torch.from_numpy(image).permute(2, 0, 1)[None]
+        (height, width, channels), (new_height, new_width) = image.shape, out.shape[1:]
+        if height - new_height > max(0, 2 * (width - new_width)) and pillow_resizes_height_first():
+            lower = torch.empty((1, new_height, width, channels), dtype=torch.uint8).permute(0, 3, 1, 2)
+            kernel(source, (new_height, width), False, None, None, out=lower)
+            source = lower
+        kernel(source, (new_height, new_width), False, None, None, out=out[None])
     else:
         pixels = Image.fromarray(image if image.shape[2] > 1 else image[:, :, 0])
         pixels = np.array(pixels.resize((out.shape[2], out.shape[1]), RESAMPLE[interpolation]))
         out.copy_(torch.from_numpy(pixels.reshape(*out.shape[1:], -1)).permute(2, 0, 1))
+
+
+@functools.cache
+def pillow_resizes_height_first() -> bool:
+    """Return whether Pillow resizes the height before the width if the height shrinks by over twice as many pixels.
+
+    Pillow 13 does, and earlier versions never do. The order matters, because overshoot is clipped after the first pass.
+    """
+    picture, bicubic = Image.fromarray(np.array([[0, 255], [255, 0], [255, 255]], np.uint8)), Image.Resampling.BICUBIC
+    return picture.resize((3, 2), bicubic) == picture.resize((2, 2), bicubic).resize((3, 2), bicubic)
 
 
 def crop_box(

@@ -17,6 +17,11 @@ from utils.errors import ConfigError
 from utils.facts import NUMBERS, changed_facts
 from utils.text import counted, first_of
 
+RESIZE_ORDER = (
+    "resume: this version resizes some images along the height first, as Pillow does; with bilinear or bicubic "
+    "interpolation, a few of their pixels differ from now on"
+)
+
 
 def changes(saved: dict, current: dict) -> dict[str, str]:
     """Return {key: both values} for settings that affect the result and differ between a checkpoint and this run."""
@@ -70,8 +75,10 @@ def refuse_changes(
     then, now = ({"SPLIT": each["rule"]} if each else {} for each in (state.get("split"), split))
     saved = IMPLIED | state["config"] | then
     different = changes(saved, comparable(config, order) | now) | images
-    revisions = different.pop("AUGMENTATION", None)
-    if revisions and config.TRAIN.augments:
+    revisions, lines = different.pop("AUGMENTATION", None), []
+    if revisions == "2 -> 3":  # the same augmentation
+        lines.append(RESIZE_ORDER)
+    elif revisions and config.TRAIN.augments:
         different["AUGMENTATION"] = f"revision {revisions}: from here on, the same settings augment images differently"
     refused = {key: values for key, values in different.items() if not config.START.allows(key)}
     if refused:
@@ -99,7 +106,7 @@ def refuse_changes(
             "different images; restore the images, the batch size and DATA.DROP_LAST, "
             "or start a new run from its weights with -pretrained"
         )
-    lines = [f"resume: RESUME.ALLOW_CHANGED allows {key}: {values}" for key, values in different.items()]
+    lines += [f"resume: RESUME.ALLOW_CHANGED allows {key}: {values}" for key, values in different.items()]
     if not order.has_updates_of(state["config"]):
         step = (state["epoch"] + 1) * order.steps_per_epoch
         lines.append(

@@ -8,16 +8,19 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from configs.schema import Config
 from datasets import Piece
 from datasets.batch_order import sample_rng
 from datasets.transforms import build_augmentation
 from datasets.transforms.augment import parse_policy
-from datasets.transforms.erasing import ERASED_AREA, Erasing
+from datasets.transforms.erasing import ERASED_AREA, BatchedErasing, Erasing
 from tests.support.configs import CPU, replaced
 from tests.support.loading import order as make_order
 from tests.support.printed import cases_of
+from tests.support.properties import examples
 from tests.support.refusals import refused
 from utils.errors import ConfigError
 
@@ -102,3 +105,34 @@ def test_erased_box_areas_and_shapes_match_the_paper():
     counts, total = [len(each) for each in drawn], [sum(width * height for *_, width, height in each) for each in drawn]
     assert {counts.count(each) > 400 for each in (1, 2, 3)} == {True} and len(set(counts)) == 3
     assert abs(np.mean(total) / side**2 - sum(ERASED_AREA) / 2) < 0.01, "three boxes together cover as much as one"
+
+
+@given(
+    st.integers(8, 40),
+    st.integers(1, 6),
+    st.sampled_from([1, 3]),
+    st.integers(1, 4),
+    st.sampled_from(["const", "rand", "pixel"]),
+    st.sampled_from([0.0, 0.5, 1.0]),
+    st.integers(0, 50),
+)
+@examples(60)
+def test_erasing_changes_only_pixels_inside_its_boxes(side, count, channels, most, mode, probability, epoch):
+    train = {"RANDOM_ERASE_PROB": probability, "RANDOM_ERASE_COUNT": most, "RANDOM_ERASE_MODE": mode}
+    config = replaced(settings(side, **train), DATA={"IMAGE_CHANNELS": channels})
+    images = torch.full((count, channels, side, side), 9.0)  # more than any noise
+    found = []
+    for kind in (Erasing, BatchedErasing):
+        erasing = kind(config, CPU)
+        table = torch.tensor(erasing.rows(piece(count, epoch=epoch)))
+        found.append(erasing(images.clone(), table))
+    assert torch.equal(*found)
+    for image, boxes in zip(found[0], table.tolist(), strict=True):
+        is_inside = torch.zeros(side, side, dtype=torch.bool)
+        for left, top, width, height, *_ in (drawn := [box for box in boxes if box[2]]):
+            assert 0 <= left <= left + width <= side and 0 <= top <= top + height <= side
+            is_inside[top : top + height, left : left + width] = True
+        assert ((image != 9) == is_inside).all()
+        assert probability == 0.5 or bool(drawn) == bool(probability)
+        last = image[:, top : top + height, left : left + width] if drawn else torch.zeros(1, 1, 1)
+        assert {"const": not last.any(), "rand": (last == last[..., :1, :1]).all()}.get(mode, True)

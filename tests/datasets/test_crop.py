@@ -7,22 +7,18 @@ import random
 import numpy as np
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from PIL import Image
-from torchvision.transforms import (
-    CenterCrop,
-    Compose,
-    InterpolationMode,
-    PILToTensor,
-    RandomResizedCrop,
-    Resize,
-    functional,
-)
+from timm.data import create_transform
+from torchvision.transforms import InterpolationMode, RandomResizedCrop, functional
 
 from configs.schema import Data
 from datasets.transforms.crop import EvalTransform, Normalize, TrainTransform, crop_box
 from datasets.transforms.pixel_rules import PixelRules, to_array
 from datasets.types import ImageReadError
 from tests.support.image_sets import noise
+from tests.support.properties import examples
 from tests.support.refusals import refused
 
 SIDE = 48
@@ -37,34 +33,55 @@ def augmented(data: Data, image: Image.Image, seed: int) -> torch.Tensor:
 
 
 def assert_alike(got: torch.Tensor, wanted: torch.Tensor, interpolation: str) -> None:
-    """Assert equality where Pillow resizes too. torch's kernels use 16-bit weights: small noise, no bias."""
-    difference = got.float() - wanted.float()
-    most = 0 if interpolation in ("nearest", "lanczos") else 3
-    assert difference.abs().max() <= most and difference.abs().mean() < 0.3 and difference.mean().abs() < 0.05
+    """Assert equality where Pillow resizes too. torch's kernels have 16-bit weights, which can change a rounding."""
+    difference = (got.float() - wanted.float()).abs()
+    if interpolation in ("nearest", "lanczos"):
+        assert not difference.any()
+    else:  # of a photo's values, 0.3% differ by 1, and one in a million by 2
+        number = difference.numel()
+        assert difference.max() <= 2 and (difference > 1).sum() <= 2 + 0.001 * number
+        assert difference.sum() <= 10 + 0.3 * number
 
 
-@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "lanczos", "nearest"])
-def test_training_crops_match_torchvision(interpolation):
-    data = Data(INTERPOLATION=interpolation, IMAGE_SIZE=64)
-    for seed, size in enumerate(SIZES):
-        image, rng = noise(*size), random.Random(seed)
-        left, top, width, height = crop_box(*size, (0.08, 1.0), (3 / 4, 4 / 3), rng)
-        wanted = functional.resized_crop(image, top, left, height, width, [64, 64], InterpolationMode(interpolation))
-        wanted = functional.hflip(wanted) if rng.random() < 0.5 else wanted
-        assert_alike(augmented(data, image, seed), functional.pil_to_tensor(wanted), interpolation)
+@st.composite
+def pictures(draw) -> Image.Image:
+    """Draw an image. Bicubic interpolation overshoots at the edges of black and white pixels."""
+    width, height, seed = (draw(st.integers(1, most)) for most in (160, 160, 1000))
+    mode, is_black_and_white = draw(st.sampled_from(["RGB", "L"])), draw(st.booleans())
+    pixels = np.random.default_rng(seed).integers(256, size=(height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels // 128 * 255 if is_black_and_white else pixels).convert(mode)
 
 
-@pytest.mark.parametrize(("side", "crop_pct"), [(64, 0.875), (61, 0.9), (64, 1.0)])  # 67.8 pixels are truncated to 67
-@pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_evaluation_crops_match_torchvision(side, crop_pct, mode):
-    resize = Resize(math.floor(side / crop_pct), InterpolationMode.BICUBIC)
-    chain = Compose([resize, CenterCrop(side), PILToTensor()])
-    transform = EvalTransform(Data(IMAGE_SIZE=side, CROP_PCT=crop_pct))
-    for size in SIZES:
-        image = noise(*size, mode)
-        out = torch.empty(side, side, len(mode), dtype=torch.uint8).permute(2, 0, 1)
-        transform(to_array(image, PixelRules(len(mode))), out)
-        assert_alike(out, chain(image), "bicubic")
+INTERPOLATIONS = st.sampled_from(["bicubic", "bicubic", "bilinear", "lanczos", "nearest"])
+
+
+@given(pictures(), st.integers(1, 80), INTERPOLATIONS, st.integers(0, 1000))
+@examples(100)
+def test_training_crops_match_torchvision(image, side, interpolation, seed):
+    data, rng = Data(INTERPOLATION=interpolation, IMAGE_SIZE=side), random.Random(seed)
+    left, top, width, height = crop_box(*image.size, data.CROP_SCALE, data.CROP_RATIO, rng)
+    wanted = functional.resized_crop(image, top, left, height, width, [side, side], InterpolationMode(interpolation))
+    wanted = functional.hflip(wanted) if rng.random() < data.HFLIP else wanted
+    assert_alike(augmented(data, image, seed), functional.pil_to_tensor(wanted), interpolation)
+
+
+@given(
+    pictures(),
+    st.integers(2, 80),
+    INTERPOLATIONS,
+    st.sampled_from(["center", "squash", "border"]),
+    st.floats(0.5, 1.2) | st.sampled_from([0.875, 1.0]),
+)
+@examples(100)
+def test_evaluation_pixels_match_timm(image, side, interpolation, mode, crop_pct):
+    channels, mean = len(image.mode), (0.4,) * len(image.mode)
+    assume(mode != "border" or side * min(image.size) > max(image.size))  # timm fails if a side becomes 0
+    chosen = {"interpolation": interpolation, "crop_mode": mode, "crop_pct": crop_pct, "mean": mean}
+    wanted = create_transform((channels, side, side), use_prefetcher=True, **chosen)(image)
+    chosen = {"INTERPOLATION": interpolation, "CROP_MODE": mode, "CROP_PCT": crop_pct, "IMAGENET_MEAN": mean}
+    out = torch.full((side, side, channels), 77, dtype=torch.uint8).permute(2, 0, 1)
+    EvalTransform(Data(IMAGE_SIZE=side, **chosen))(to_array(image, PixelRules(channels)), out)
+    assert_alike(out, torch.as_tensor(wanted), interpolation)
 
 
 def test_random_crops_respect_area_and_aspect_ratio_limits():

@@ -5,12 +5,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from timm.data import mixup
 
 from configs.schema import Config
 from datasets import Piece
 from datasets.transforms.mix import Mixing
 from tests.support.configs import replaced
+from tests.support.properties import examples
 from utils.seed import keyed_rng
 
 SIDE = 96
@@ -97,13 +100,11 @@ def test_same_mixup_draws_give_timm_pixels_and_targets(kind, monkeypatch):
     assert len(kinds_seen) == 3 or kind != "both", "mixed, cut and unchanged pairs must all occur"
 
 
-def test_mixup_group_shares_one_draw_however_window_is_divided():
+def test_images_of_a_mixup_group_share_one_draw():
     it, whole = mixing(**KINDS["both"], MIXUP_GROUP=64), mixing(**KINDS["both"], MIXUP_GROUP=None)
     table = torch.tensor(it.rows(piece(200)))
     draws = [set(map(tuple, part[:, 1:].tolist())) for part in table.split(64)]
     assert [len(each) for each in draws] == [1] * 4 and len(set.union(*draws)) == 4
-    parts = torch.cat([torch.tensor(it.rows(piece(count, first))) for first, count in ((0, 90), (90, 6), (96, 104))])
-    assert torch.equal(parts[:, 1:], table[:, 1:])
     assert torch.equal(torch.tensor(whole.rows(piece(64))), table[:64]), "the first group draws like the whole window"
     assert len(set(map(tuple, (row[1:] for row in whole.rows(piece(200)))))) == 1
 
@@ -112,3 +113,34 @@ def test_mixup_pair_and_element_modes_ignore_the_group_size():
     for mode, count in (("pair", 10), ("elem", 20)):
         tables = [mixing(**KINDS["mixup"], MIXUP_MODE=mode, MIXUP_GROUP=group).rows(piece(20)) for group in (4, None)]
         assert tables[0] == tables[1] and len({row[1:] for row in tables[0]}) == count
+
+
+@st.composite
+def mixes(draw) -> dict:
+    """Draw settings that mix some or all images."""
+    alpha, fraction = st.floats(0.1, 5), st.floats(0.05, 0.95)
+    kinds = draw(st.sets(st.sampled_from(["MIXUP_ALPHA", "CUTMIX_ALPHA", "CUTMIX_MINMAX"]), min_size=1))
+    values = {kind: draw(alpha) for kind in sorted(kinds - {"CUTMIX_MINMAX"})}
+    if "CUTMIX_MINMAX" in kinds:
+        values["CUTMIX_MINMAX"] = tuple(sorted((draw(fraction), draw(fraction))))
+    values |= {"MIXUP_PROB": draw(st.sampled_from([1.0, 0.6])), "MIXUP_SWITCH_PROB": draw(st.floats(0, 1))}
+    group = draw(st.none() | st.sampled_from([2, 4, 6]))
+    return values | {"MIXUP_MODE": draw(st.sampled_from(["batch", "pair", "elem"])), "MIXUP_GROUP": group}
+
+
+@given(mixes(), st.integers(1, 24), st.integers(1, 11), st.integers(0, 9), st.integers(0, 5))
+@examples(100)
+def test_targets_have_share_of_mixed_pixels_in_every_mode(train, side, count, step, pairs):
+    it, pixels = mixing(side, **train), torch.eye(count)[:, :, None, None].expand(-1, -1, side, side)
+    rows = it.rows(piece(count, step=step))
+    table = torch.tensor(rows)
+    targets = it.targets(torch.arange(count), table)
+    own, partner = (torch.eye(count)[each] for each in (targets.first, targets.second))
+    share, mixed = targets.share[:, None], it(pixels, table, torch.float32)  # channel i shows image i
+    assert (share >= 0).all() and (share <= 1).all()
+    torch.testing.assert_close(mixed.mean((2, 3)), share * own + (1 - share) * partner, atol=1e-5, rtol=0)
+    cut = min(2 * pairs, count - 1) // 2 * 2
+    parts = [it.rows(piece(size, start, step)) for start, size in ((0, cut), (cut, count - cut)) if size]
+    assert [row[1:] for part in parts for row in part] == [row[1:] for row in rows], "micro-batches change no draw"
+    if train["MIXUP_MODE"] != "elem":
+        assert [row[1:] for row in rows[: count // 2 * 2 : 2]] == [row[1:] for row in rows[1::2]]

@@ -1,19 +1,20 @@
 """The training loss: timm's values for every kind of target, class weights, and the same sum for every split."""
 
-import inspect
 import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from timm.data.mixup import mixup_target
-from timm.loss import BinaryCrossEntropy, LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
-from torch.nn import functional
+from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 
 from configs.schema import Config
 from configs.tables import LOSSES
 from datasets import Mixed
 from engine.train.loss import build_loss, hits
 from tests.support.configs import replaced, small_config
+from tests.support.properties import examples
 from tests.support.trainers import make_trainer, update
 
 B, C = 6, 5
@@ -38,49 +39,42 @@ def mixed(targets: torch.Tensor, share: float) -> Mixed:
     return Mixed(targets, targets.flip(0), torch.full((len(targets),), share))
 
 
-def test_cross_entropy_matches_timm_with_smoothing_and_mixup(fixed):
-    logits, targets, _ = fixed
-    torch.testing.assert_close(
-        loss_of(logits, targets, LOSS="cross_entropy", SMOOTHING=0.1), LabelSmoothingCrossEntropy(0.1)(logits, targets)
-    )
-    soft = mixup_target(targets, C, lam=0.3, smoothing=0.1).double()
-    ours = loss_of(logits, mixed(targets, 0.3), SMOOTHING=0.1)
-    torch.testing.assert_close(ours, SoftTargetCrossEntropy()(logits, soft), atol=1e-6, rtol=0)
+@st.composite
+def batches(draw) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, list[float] | None]:
+    """Draw logits of any type, class numbers or labels, the share of each mixed image, and class weights."""
+    count, classes, generator = draw(st.integers(1, 7)), draw(st.integers(2, 9)), torch.Generator()
+    generator.manual_seed(draw(st.integers(0, 1000)))
+    dtype = draw(st.sampled_from([torch.float64, torch.float32, torch.float16, torch.bfloat16]))
+    logits = (4 * torch.randn(count, classes, generator=generator)).to(dtype)
+    labels = torch.rand(count, classes, generator=generator).gt(0.5).float()
+    targets = draw(st.sampled_from([labels, torch.randint(classes, (count,), generator=generator)]))
+    shares = draw(st.sampled_from([None, torch.rand(count, generator=generator)]))
+    weights = draw(st.none() | st.lists(st.floats(0.1, 8), min_size=classes, max_size=classes))
+    return logits, targets, shares, weights
 
 
-@pytest.mark.skipif(
-    "smooth_dense" not in inspect.signature(BinaryCrossEntropy).parameters,
-    reason="older versions of timm have no multi-label loss",
-)
-@pytest.mark.parametrize("threshold", [None, 0.5])
-def test_binary_cross_entropy_matches_timm_for_all_targets(fixed, threshold):
-    logits, targets, labels = fixed
-    here = {"LOSS": "bce", "BCE_TARGET_THRESH": threshold, "SMOOTHING": 0.1}
-    there = {"target_threshold": threshold}
-    hard = BinaryCrossEntropy(smoothing=0.1, smooth_dense=True, **there)
-    torch.testing.assert_close(loss_of(logits, targets, **here), hard(logits, targets))
-    torch.testing.assert_close(loss_of(logits, labels, **here), hard(logits, labels.double()))
-    soft = BinaryCrossEntropy(smoothing=0.1, **there)  # mixing already smooths
-    for each, several in ((targets, False), (labels, True)):
-        wanted = soft(logits, mixup_target(each, C, lam=0.3, smoothing=0.1, multi_label=several).double())
-        torch.testing.assert_close(loss_of(logits, mixed(each, 0.3), **here), wanted, atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize("train", [{}, {"SMOOTHING": 0.1}, {"LOSS": "bce"}])
-def test_class_weighted_loss_is_averaged_over_images(fixed, train):
-    logits, targets, _ = fixed
-    weights = torch.tensor(WEIGHTS, dtype=torch.float64)
-    smoothing = train.get("SMOOTHING", 0.0)
-    soft = torch.lerp(*(functional.one_hot(each, C).double() for each in (targets.flip(0), targets)), 0.25)
-    soft = soft * (1 - smoothing) + smoothing / C
-    if train.get("LOSS") == "bce":
-        yes, no = (-functional.logsigmoid(side * logits) for side in (1, -1))
-        wanted = (weights * soft * yes + (1 - soft) * no).sum() / (B * C)
-    else:
-        wanted = (weights * soft * -logits.log_softmax(1)).sum() / B
-    torch.testing.assert_close(loss_of(logits, mixed(targets, 0.25), WEIGHTS, **train), wanted)
-    split = sum(2 / B * loss_of(logits[start : start + 2], targets[start : start + 2], WEIGHTS) for start in (0, 2, 4))
-    torch.testing.assert_close(split, loss_of(logits, targets, WEIGHTS))
+@given(batches(), st.floats(0, 0.5), st.none() | st.floats(0.1, 0.9))
+@examples(100)
+def test_losses_match_timm_for_all_targets_and_class_weights(batch, smoothing, threshold):
+    logits, targets, shares, weights = batch
+    share = torch.ones(len(logits)) if shares is None else shares
+    if targets.ndim == 1:
+        soft = mixup_target(targets, logits.shape[1], lam=share[:, None], smoothing=smoothing)
+    else:  # as in timm, but older versions do not mix labels
+        soft = torch.lerp(targets.flip(0), targets, share[:, None]) * (1 - smoothing) + 0.5 * smoothing
+    given_targets = targets if shares is None else Mixed(targets, targets.flip(0), shares)
+    factors = torch.ones(logits.shape[1]) if weights is None else torch.tensor(weights)
+    pairs = []
+    if targets.ndim == 1:
+        wanted = SoftTargetCrossEntropy()(logits.double(), factors * soft)
+        pairs.append((loss_of(logits, given_targets, weights, LOSS="cross_entropy", SMOOTHING=smoothing), wanted))
+    if threshold is None or (soft - threshold).abs().min() > 1e-5:  # else, rounding decides
+        train = {"LOSS": "bce", "SMOOTHING": smoothing, "BCE_TARGET_THRESH": threshold}
+        binary = BinaryCrossEntropy(0.0, threshold, pos_weight=factors.double())
+        pairs.append((loss_of(logits, given_targets, weights, **train), binary(logits.double(), soft.double())))
+    for found, wanted in pairs:
+        assert found.dtype == torch.promote_types(logits.dtype, torch.float32)
+        torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_class_weighted_loss_stays_float32_and_unit_weights_do_not_change_it(fixed):

@@ -64,7 +64,7 @@ OF_TRAINING = {
     "lora": f"MODEL.LORA.RANK=2 {EMA}",
     "dropout": f"MODEL.DROPPATH=0.3 MODEL.DROPOUT=0.1 MODEL.ATTENTION_DROPOUT=0.1 {EMA}",
     "checkpointing": "TRAIN.GRAD_CHECKPOINTING=true MODEL.DROPPATH=0.3",
-    "batch_norm": f"{TIMM} MODEL.NAME=test_efficientnet DATA.IMAGE_SIZE=32",
+    "batch_norm": f"{TIMM} MODEL.NAME=test_efficientnet DATA.IMAGE_SIZE=32 DATA.DROP_LAST=true",
     # Classes and losses
     "balanced": f"DATA.SAMPLER=balanced TRAIN.REPEATED_AUG=2 {EMA}",
     "class_weights": f"TRAIN.CLASS_WEIGHTS=auto TRAIN.SMOOTHING=0.1 {MIXES}",

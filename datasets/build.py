@@ -14,8 +14,6 @@ from datasets.loading.readers import EvalData, EvalReader, Reader, SizedReader, 
 from datasets.loading.workers import choose_workers, make_loader
 from datasets.shuffle import EpochOrder
 from datasets.sources import find_source
-from datasets.sources.images import FileImages
-from datasets.sources.root import folder_of_data
 from datasets.split import describe_split, split, warn_of_other_parts
 from datasets.types import ImageSet, SavedData
 from utils.distributed import Process
@@ -71,9 +69,6 @@ def _read(config: Config, say: Callable[[str], None], output: str | None) -> tup
         raise DataError(f"DATA.DATA_PATH: {data.DATA_PATH} cannot be read ({error})") from error
     except DataError as error:
         raise (output and _output_in_data(data.DATA_PATH, output, error)) or error from None
-    for part in (train, val):
-        if isinstance(part, FileImages):
-            part.folder = os.path.relpath(part.root, folder_of_data(data))
     whole = train if val is None else val
     has_origin = bool(whole.split.get("training")) or config.START.EVAL
     ensure(has_origin, f"{name}: the `split` of its image sets must name where the images come from")

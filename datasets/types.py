@@ -89,9 +89,8 @@ class ImageSet:
         """Prepare for training to read epoch_order(seed, epoch) from this position.
 
         Every training process (never a loader worker) calls this each time it hands the images of an update to its
-        loader, before any of them is read. Images before the position were handed out earlier. The first call may be in
-        mid-epoch. A jump, forwards or back, means that updates were skipped or repeated, or that a short trial
-        measured something. The call must return at once.
+        loader, before any of them is read. The first call may be in mid-epoch. A jump, forwards or back, means that
+        updates were skipped or repeated, or that a short trial measured something. The call must return at once.
         """
 
     def name(self, index: int) -> str:
@@ -99,10 +98,7 @@ class ImageSet:
         raise NotImplementedError
 
     def key(self, index: int) -> str:
-        """Return this image's name in its data set, which stays the same if the data moves. Its hash decides the split.
-
-        By default it is the name in messages, which must therefore not change.
-        """
+        """Return this image's name in its data set. Its hash decides the split, so it must never change."""
         return self.name(index)
 
     def table_name(self, index: int) -> str:

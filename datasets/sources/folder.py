@@ -15,7 +15,15 @@ from configs.schema import Config
 from datasets.collect import encoded
 from datasets.index import ENDING, TEXT, Index, IndexWriter, Place, Shape, index_paths, open_or_build
 from datasets.sources.images import FileImages, is_within
-from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split
+from datasets.sources.root import (
+    TRAIN_NAMES,
+    VAL_NAMES,
+    choose_parts,
+    data_root,
+    expected_layout,
+    own_split,
+    path_below_data,
+)
 from datasets.transforms.decode import IMAGE_ENDINGS, READ_BY
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
@@ -233,6 +241,7 @@ def read_class_folders(
     if beside := _images_in(folder):
         left_out["next to the class folders"] = beside
     image_set = FileImages(folder, index.text("path"), index.column("target"), classes, PixelRules.of(config.DATA))
+    image_set.folder = path_below_data(config.DATA, folder)
     image_set.index, image_set.classes_are_names, image_set.is_listing = index, True, True
     image_set.notes = (*_thumbnails(folder, names), *describe_left_out(folder, left_out))
     image_set.notes += tuple(_describe_runs(folder, _runs_in(folder, names), num_runs))

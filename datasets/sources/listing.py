@@ -16,7 +16,7 @@ from datasets.collect import Distinct, RowHashes, encoded, equal_rows
 from datasets.index import ENDING, TEXT, Index, IndexWriter, Place, Shape, Texts, index_paths, open_or_build, stamps_of
 from datasets.labels import Labels, are_mostly_numbers, class_numbers, describe_labels, several_labels
 from datasets.sources.images import FileImages, Inside, normal_paths
-from datasets.sources.root import own_split
+from datasets.sources.root import own_split, path_below_data
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import count_classes
 from utils.errors import DataError, not_a_file
@@ -85,6 +85,7 @@ def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
                 "the next start builds it again"
             )
         image_set = FileImages(file.parent, paths, targets, classes, PixelRules.of(config.DATA), confined=True)
+        image_set.folder = path_below_data(config.DATA, file.parent)
         image_set.index, image_set.label_sets = index, label_sets[number]
         image_set.labels_are_numbers, image_set.classes_are_names = are_numbers, not are_numbers
         image_set.folder_names = folder_names

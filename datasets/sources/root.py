@@ -1,5 +1,6 @@
 """DATA_PATH: the folder of the data, the names of its parts, and the message for a wrong layout."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -53,6 +54,11 @@ def folder_of_data(data: Data) -> Path:
     """Return the folder that contains the images: DATA_PATH, or the folder of a list."""
     path = Path(data.DATA_PATH).expanduser()
     return path.parent if path.is_file() else path
+
+
+def path_below_data(data: Data, folder: Path) -> str:
+    """Return the path of a folder relative to the folder that contains the images."""
+    return os.path.relpath(folder, folder_of_data(data))
 
 
 def data_root(data: Data, expects: str) -> Path:

@@ -27,8 +27,10 @@ def readme_commands() -> list[str]:
 
 
 def shortened(command: str) -> str:
-    is_training = command.startswith("python main_single_gpu.py") and not re.search(" -(eval|resume|check)", command)
-    return f"{command} -epochs 1" if is_training else command
+    """Return the command with one epoch for each training."""
+    first, *others = command.split(" && ")
+    is_training = first.startswith("python main_single_gpu.py") and not re.search(" -(eval|resume|check)", first)
+    return " && ".join([first + " -epochs 1" * is_training, *others])
 
 
 @pytest.mark.slow

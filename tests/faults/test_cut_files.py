@@ -207,7 +207,8 @@ def embed(folder: Path, version: int) -> None:
 
 def read_parts(folder: Path) -> dict[str, Any]:
     parts = part_folder(folder)
-    found = {str(part): parts._opened(part).read().to_pydict() for part in range(2) if parts.path(part).exists()}
+    paths = [path for part in range(2) if (path := parts.path(part)).exists()]
+    found = {path.name: np.load(path)["features"].tolist() for path in paths}
     return found | ({"record": record} if (record := read_json(folder / "features/_record.json")) else {})
 
 

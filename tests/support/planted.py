@@ -245,9 +245,11 @@ def run_out(trainer: Trainer, fits: int, step: int) -> None:
         if len(gradient) > fits and trainer.step >= step:
             raise torch.OutOfMemoryError("out of memory, as arranged")
 
-    def watch(module, inputs, output: torch.Tensor) -> None:
-        if output.requires_grad:  # false in evaluation
-            output.register_hook(fail)
+    def watch(module, inputs, output: torch.Tensor) -> torch.Tensor | None:
+        if not output.requires_grad:  # an evaluation
+            return None
+        output.register_hook(fail)
+        return output.clone()  # a NaFlexVit changes it in place, and some versions of torch then lose the hook
 
     model = trainer.model
     (model.patch_embed if hasattr(model, "patch_embed") else model.embeds.proj).register_forward_hook(watch)

@@ -320,15 +320,15 @@ def test_correction_moves_files_between_existing_class_folders(folders, has_own_
             make_photos(Path("photos/val"), dict.fromkeys(folders, 2))
         options = () if has_own_part else (HALF,)
         _, val = load_image_sets(settings_of(Path("settings"), photos, *options))
-        first = {val.classes[target]: val.key(index) for index, target in enumerate(val.targets.tolist())}
+        first = {val.classes[target]: val.table_name(index) for index, target in enumerate(val.targets.tolist())}
         following = dict(zip(first, [*first][1:] + [*first][:1], strict=True))
         find(*((image, following[name]) for name, image in first.items()), options=options)
         confirm()
-        before, part = contents(photos), "val/" * has_own_part
+        before = contents(photos)
         apply().done()
         folder_of = {normalize("NFC", folder): folder for folder in folders}
-        moved = {f"{part}{folder_of[following[name]]}/{image.partition('/')[2]}" for name, image in first.items()}
-        assert contents(photos).keys() - {JOURNAL} == before.keys() - {part + image for image in first.values()} | moved
+        moved = {image.replace(f"{folder_of[name]}/", f"{folder_of[following[name]]}/") for name, image in first.items()}
+        assert contents(photos).keys() - {JOURNAL} == before.keys() - {*first.values()} | moved
         typed(SCRIPT, "run", "-undo").done()
         assert contents(photos) == before
 

@@ -327,7 +327,9 @@ def test_correction_moves_files_between_existing_class_folders(folders, has_own_
         before = contents(photos)
         apply().done()
         folder_of = {normalize("NFC", folder): folder for folder in folders}
-        moved = {image.replace(f"{folder_of[name]}/", f"{folder_of[following[name]]}/") for name, image in first.items()}
+        moved = {
+            image.replace(f"{folder_of[name]}/", f"{folder_of[following[name]]}/") for name, image in first.items()
+        }
         assert contents(photos).keys() - {JOURNAL} == before.keys() - {*first.values()} | moved
         typed(SCRIPT, "run", "-undo").done()
         assert contents(photos) == before

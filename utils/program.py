@@ -112,7 +112,8 @@ def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
         if message is None:
             traceback.print_exc()
         elif message:
-            print(f"error: {cut(printable(message[:MOST_READ]))}", file=sys.stderr)
+            # With its line end in one write, so that errors of several processes do not share a line.
+            sys.stderr.write(f"error: {cut(printable(message[:MOST_READ]))}\n")
         return code
 
 

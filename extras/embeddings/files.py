@@ -241,7 +241,7 @@ class PartFolder:
                 file = pyarrow_parquet().ParquetFile(self.path(part))
                 metadata = (file.schema_arrow.metadata or {}).get(KEY.encode(), b"").decode()
             else:
-                file = np.load(self.path(part))
+                file = np.load(self.path(part), allow_pickle=False)
                 metadata = str(file[KEY])
         if metadata != as_json(self.record):
             raise self._damage(part, "its metadata differ from the record")

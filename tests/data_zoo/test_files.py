@@ -215,7 +215,9 @@ def test_missing_pillow_heif_is_reported_if_data_has_heif_photos(tmp_path, monke
 def test_exif_orientation_also_applies_to_torchvision_images():
     lying = Image.open(io.BytesIO(photo("PNG", 6)))
     for applies, shape in ((True, PICTURE.shape), (False, (24, 16, 3))):
-        images = TorchvisionImages([(lying, 0)], np.zeros(1, int), np.zeros(1, int), ["one"], PixelRules(3, applies))
+        images = TorchvisionImages(
+            [(lying, 0)], np.zeros(1, int), np.zeros(1, int), ["one"], PixelRules(3, applies), "x"
+        )
         assert images.read(0).shape == shape
 
 

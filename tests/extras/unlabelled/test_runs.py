@@ -198,7 +198,8 @@ def test_commands_that_need_classes_refuse_a_run_of_features(tmp_path, start, un
     best = unbroken("SAVE_STEPS=2") / "best.pth"
     photo = start.folder / "photos" / "trip 0" / "000.png"
     typed("scripts/predict.py", best, photo).refused("TRAIN.OBJECTIVE", "-pretrained", best=best)
-    typed("scripts/export.py", best, "-output", tmp_path / "x.onnx").refused("TRAIN.OBJECTIVE", "-pretrained")
+    for to in (["-output", tmp_path / "x.onnx"], ["-to", "hf", "-output", tmp_path / "x"]):
+        typed("scripts/export.py", best, *to).refused("TRAIN.OBJECTIVE", "-pretrained")
 
 
 def test_licence_of_the_teacher_is_printed(tmp_path, start, monkeypatch):

@@ -18,6 +18,8 @@ from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names
 from tests.support.runs import rows_of, typed
 
+pytestmark = pytest.mark.slow  # it trains runs and starts programs
+
 SCRIPT = "scripts/embed.py"
 
 
@@ -66,7 +68,6 @@ def ten_digits(here, digits):
     return "photos"
 
 
-@pytest.mark.slow
 def test_five_examples_classify_and_write_the_tables_of_predict(here, trained, ten_digits):
     outputs = ["-csv", "x.csv", "-json", "x.json", "-sheet", "x.png", "-into", "sorted", "-unsure", 0.3, "-top", 2]
     lines = lines_of(trained, "photos", "-examples", "examples", *outputs)
@@ -85,7 +86,6 @@ def test_five_examples_classify_and_write_the_tables_of_predict(here, trained, t
         assert sheet.width > 1000
 
 
-@pytest.mark.slow
 def test_stored_features_classify_like_computed_ones(here, trained, ten_digits):
     words = (trained, "photos", "-examples", "examples")
     computed = lines_of(*words)

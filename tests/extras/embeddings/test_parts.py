@@ -26,6 +26,8 @@ from utils.errors import ConfigError
 from utils.files import locked
 from utils.text import natural
 
+pytestmark = pytest.mark.slow  # it trains runs and starts programs
+
 SCRIPT = "scripts/embed.py"
 
 
@@ -74,7 +76,6 @@ def test_features_equal_timm_features_of_the_same_pixels(here, photos, name, num
     assert sorted(content("features")) == ["_record.json", *(f"part-{n:05d}.npz" for n in range(3))]
 
 
-@pytest.mark.slow
 def test_checkpoint_without_a_classifier_gives_the_same_features(here, trained, digits):
     state = torch.load(trained / "best.pth", weights_only=True)
     for key in ("state_dict", "state_dict_ema"):
@@ -195,7 +196,6 @@ def test_stopped_command_continues_with_the_first_missing_part(here, hub, photos
     assert computed == [0, 1, 2, 0, 2, 3] and content("features") == content("whole")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [["DATA.NUM_WORKERS=0"], ["DATA.NUM_WORKERS=3"], ["DATA.NUM_WORKERS=2", "DATA.WORKERS=processes"]]
 )
@@ -207,7 +207,6 @@ def test_number_of_loader_workers_does_not_change_the_bytes(here, hub, options):
     assert content("one") == content("other") and len(content("one")) == 4
 
 
-@pytest.mark.slow
 def test_two_processes_write_the_same_bytes_as_one(here, hub, photos):
     Path("photos/more/8.png").write_bytes(b"no picture")
     words = [hub, photos, "-part_size", "3", "-output"]

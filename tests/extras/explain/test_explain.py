@@ -87,6 +87,7 @@ def test_explain_merges_identical_modules_into_one_row():
     same_text("extras/explain/explain_precision", "\n".join(align([COLUMNS, *collapse(rows)])))
 
 
+@pytest.mark.slow
 @on_pretend_device
 def test_explained_dtypes_match_between_device_and_host(tmp_path):
     config, rows = small_config(tmp_path, "AMP=true", "PRECISION.DTYPE=float16"), {}

@@ -27,6 +27,8 @@ from tests.support.runs import rows_of, typed
 from utils.errors import ConfigError, DataError
 from utils.files import locked
 
+pytestmark = pytest.mark.slow  # it trains runs and starts programs
+
 SCRIPT = "scripts/labels.py"
 COUNTS = {"bird": 20, "cat": 20, "dog": 20}
 TABLE, HALF, JOURNAL = Path("run/labels/labels.csv"), "DATA.VAL_FRACTION=0.5", ".halfstep-labels.jsonl"
@@ -497,20 +499,17 @@ def confirmed(request, tmp_path, monkeypatch) -> tuple[Path, str, dict]:
 APPLY, UNDO = ["run", "-apply", str(TABLE), "-yes"], ["run", "-undo"]
 
 
-@pytest.mark.slow
 def test_undo_after_kill_anywhere_in_apply_restores_every_byte(confirmed):
     here, data, before = confirmed
     assert killed_everywhere(here, data, APPLY, UNDO) == before
 
 
-@pytest.mark.slow
 def test_undo_after_kill_anywhere_in_undo_restores_every_byte(confirmed):
     here, data, before = confirmed
     typed(SCRIPT, *APPLY).done()
     assert killed_everywhere(here, data, UNDO, UNDO) == before
 
 
-@pytest.mark.slow
 def test_undo_after_kills_in_apply_and_undo_restores_every_byte(confirmed):
     here, data, before = confirmed
     with dying(15) as killed:
@@ -519,7 +518,6 @@ def test_undo_after_kills_in_apply_and_undo_restores_every_byte(confirmed):
     assert killed_everywhere(here, data, UNDO, UNDO) == before
 
 
-@pytest.mark.slow
 def test_apply_after_kill_anywhere_completes_the_corrections(confirmed):
     here, data, before = confirmed
     end = killed_everywhere(here, data, APPLY, APPLY)

@@ -19,6 +19,8 @@ from tests.support.runs import rows_of, typed
 from tests.support.seen import SOURCES
 from tests.support.torchvision_files import make_dtd, make_mnist, make_pets
 
+pytestmark = pytest.mark.slow  # it trains runs and starts programs
+
 SCRIPT = "scripts/labels.py"
 COUNTS = {"bird": 20, "cat": 20, "dog": 20}
 COLUMNS = ["image", "label", "suggestion", "confidence", "reason", "confirmed"]

@@ -155,7 +155,7 @@ def test_timm_argument_becomes_a_setting_or_is_reported(here, row):
 
 
 @pytest.mark.parametrize("batch", [4, 8, 12])
-def test_naflex_loader_has_the_updates_of_timms_or_a_remark(batch):
+def test_naflex_loader_has_the_updates_of_timms_or_a_remark(here, batch):
     words = ["--naflex-loader", "--naflex-train-seq-lens", "16", "-b", str(batch), "--lr", ".1"]
     translation = Translation(*read_arguments(words))
     data = load(["-cfg", write(translation.file())]).config.DATA

@@ -170,3 +170,11 @@ def test_empty_name_or_path_in_a_settings_file_is_refused(given):
 
 def test_empty_name_is_accepted_for_a_new_run():
     assert load_text("NAME: ''").config.START.NAME == ""
+
+
+@pytest.mark.parametrize("dataset", ["imagefolder", "csv", "shards", "digits"])
+@pytest.mark.parametrize("start", ["https:/me:secret@", "https://me:secret@", "s3:/me:secret@", "HTTPS://me:secret@"])
+def test_refused_url_of_data_hides_its_password(dataset, start):
+    with pytest.raises(ConfigError) as caught:
+        load_text(f"DATA: {{DATASET: {dataset}, DATA_PATH: '{start}server/x'}}\nMODEL: {{TYPE: vit}}")
+    assert "DATA.DATA_PATH" in str(caught.value) and "secret" not in str(caught.value)

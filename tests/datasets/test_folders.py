@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from datasets import SavedData, load_image_sets
+from datasets.sources.images import FileImages
+from datasets.transforms.pixel_rules import PixelRules
 from tests.support.image_sets import draw, error_of, load, make_folders, settings, shades
 from tests.support.modules import ROOT
 from tests.support.printed import cases_of, same_message
@@ -215,3 +217,12 @@ def test_imagenet2012_error_for_class_folders_suggests_imagefolder(tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
     assert_names(error_of("imagenet2012", tmp_path), "DATA.DATA_PATH", "cat", "dog", "-dataset imagefolder")
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9.png", b"\xff\xfe.png", "caf\u00e9.png".encode(), "cafe\u0301.png".encode()])
+def test_file_of_a_list_is_read_whatever_the_encoding_of_its_name(tmp_path, name):
+    path = os.fsdecode(name)
+    draw(tmp_path / path, 7)
+    (tmp_path / "other.png").touch()
+    images = FileImages(tmp_path, ["other.png", path], np.zeros(2, int), ["one"], PixelRules(3))
+    assert images.read(1)[0, 0, 0] == 7 and os.fsencode(images.name(1)).endswith(b"/" + name)

@@ -27,7 +27,7 @@ from extras.cache import file as cache_file
 from extras.cache.file import CacheFile, CacheLocation, CacheWriter
 from tests.support.configs import CPU, replaced
 from tests.support.forks import DEADLINE
-from tests.support.image_sets import make_set, noise, settings
+from tests.support.image_sets import draw, make_set, noise, settings
 from tests.support.loading import folder_settings, taken
 from tests.support.printed import cases_of, same_message
 from tests.support.refusals import flip
@@ -299,6 +299,19 @@ def test_reading_a_damaged_cached_image_fails_without_affecting_other_images(pho
     assert not messages.warnings
     whole.cache.columns[2] = whole.cache.columns[2] + 1  # wrong heights, as in a cache edited by hand
     assert all("damaged" in each for each in outcomes(whole))
+
+
+def test_cache_notices_changes_behind_links_to_the_images(photos, tmp_path):
+    (linked := tmp_path / "linked").mkdir()
+    for path in photos.rglob("*.*g"):
+        (place := linked / path.relative_to(photos)).parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(path)
+    config = config_of(linked)
+    before = outcomes(cached(config))
+    changed = sorted((photos / "train").rglob("*.jpg"))[0]
+    draw(changed, 200)
+    after = outcomes(cached(config))
+    assert after == outcomes(load_image_sets(config)[0]) != before
 
 
 def test_changed_image_files_or_settings_replace_the_old_cache(photos):

@@ -37,6 +37,12 @@ def test_check_warns_or_fails_by_fraction_of_unreadable_images(check, photos):
     assert not re.search(r"\d", found["training sizes"][1])
 
 
+def test_few_images_that_check_reads_are_judged_by_their_own_number(photos):
+    for path in (photos / "train").rglob("*.png"):
+        path.write_bytes(BROKEN)
+    assert found_in(photos, "DATA.MAX_BAD_FRACTION=0.4", most=4)["training images"][0] == WRONG
+
+
 def test_image_with_too_many_pixels_counts_as_unreadable(photos):
     assert "12 of 12 " in found_in(photos, "DATA.MAX_PIXELS=100")["training images"][1]
 

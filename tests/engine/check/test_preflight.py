@@ -34,6 +34,16 @@ def test_check_passes_clean_run_and_reports_busy_machine(check, monkeypatch, loa
     assert_names(found["data"][1], "12 training", "6 validation")
 
 
+@needing_extra("cache")
+def test_check_reads_the_files_of_cached_images(check, photos, tmp_path):
+    from extras.cache import CacheProgress, cache_image_sets
+
+    options = ["DATA.CACHE=8", f"DATA.CACHE_PATH={tmp_path / 'cache'}"]
+    config, *sets = sets_of(photos, *options)
+    cache_image_sets(config, sets, CacheProgress(print, print))
+    assert check("-opts", *options)["training sizes"] == check()["training sizes"]
+
+
 @pytest.mark.parametrize("flags", cases_of("mistakes/in_the_check"))
 def test_check_reports_settings_mistake_in_its_own_row(check, flags):
     if torch.cuda.is_available() and "PRECISION.MATMUL=tf32" in flags:

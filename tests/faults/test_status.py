@@ -92,6 +92,18 @@ def test_heartbeat_is_rate_limited_and_never_delays_training(tmp_path, monkeypat
     assert "position" not in status_of(tmp_path) and len(written) == 3
 
 
+def test_heartbeat_keeps_the_time_of_the_state(tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "now", map(str, range(9)).__next__)
+    status = Status(tmp_path, pytest.fail, clock=map(float, range(0, 1000, 100)).__next__)
+    status.set("training")
+    before = status_of(tmp_path)
+    status.beat(step=5)
+    for thread in set(threading.enumerate()) - {threading.current_thread()}:
+        thread.join(1)
+    after = status_of(tmp_path)
+    assert after["step"] == 5 and after["time"] == before["time"] and after["heartbeat"] != before["heartbeat"]
+
+
 def test_warning_about_unwritable_status_file_contains_its_content(tmp_path):
     warned = []
     Status(tmp_path / "gone", warned.append).set("stopped")

@@ -41,6 +41,31 @@ def test_batch_size_scaling_applies_to_start_base_and_end_rate(train, scaling, s
 
 
 @st.composite
+def choices(draw) -> list[list[int]]:
+    """Draw changes of the number of updates of a run of 200 updates: shorter, longer, and back to 200."""
+    found, step, total = [], 0, 200
+    for _ in range(draw(st.integers(1, 4))):
+        step = draw(st.integers(step + 1, total - 2))
+        total = draw(st.integers(step + 3, 400) | st.just(max(200, step + 3)))
+        found.append([step, total])
+        if total < step + 4:
+            break
+    return found
+
+
+@given(choices())
+@examples(50)
+def test_rate_never_jumps_when_the_number_of_updates_changes(drawn):
+    settings = with_scheduler(dataclasses.replace(Config().TRAIN, NUM_EPOCHS=20, WARMUP_EPOCHS=0), NAME="cosine")
+    schedule = Schedule(settings, 10, global_batch=1)
+    last = schedule(199)
+    for step, total in drawn:
+        before = schedule(step - 1)
+        schedule.choose(step, total)
+        assert (schedule(step - 1), schedule(total - 1)) == pytest.approx((before, last))
+
+
+@st.composite
 def schedules(draw) -> tuple[dict, dict, dict]:
     """Draw arguments of timm's create_scheduler_v2, and our TRAIN and TRAIN.LR_SCHEDULER settings for the same rates."""
     has_wsd = "stable_timescale" in inspect.signature(create_scheduler_v2).parameters  # older timm versions do not

@@ -197,6 +197,22 @@ def test_every_process_saves_its_own_overflow_batch(tmp_path):
     assert {read_overflow(path).rank for path in tmp_path.glob("overflow-*.pth")} == {0, 1, 2}
 
 
+def test_saved_overflow_keeps_the_share_of_each_micro_batch(tmp_path):
+    config = small_config(tmp_path, "DATA.DROP_LAST=false", "DATA.BATCH_SIZE=250", "TRAIN.ACCUM_ITER=2")
+    train_set, _ = load_image_sets(config)
+    with contextlib.closing(build_train_data(config, train_set, Process(CPU)).windows(2, 3)) as windows:
+        batches = list(next(windows).batches)  # the last window of an epoch of 1,438 images
+    sizes = [batch.num_samples for batch in batches]
+    last, trainer = LastUpdate(), make_trainer(config)
+    last.on_window(trainer)
+    for batch in batches:
+        last.on_micro_batch(trainer, batch, batch.num_samples / sum(sizes))
+    save_overflow(tmp_path, 0, last.state_dict(), {})
+    saved = read_overflow(tmp_path / "overflow-batch.pth").batches
+    assert sizes[0] > sizes[1] > 0
+    assert [(batch.num_samples, share) for batch, share in saved] == [(size, size / sum(sizes)) for size in sizes]
+
+
 def test_doctor_script_names_module_and_writes_settings(stopped):
     folder, _ = stopped
     said = typed("scripts/doctor.py", folder).done().stdout

@@ -209,7 +209,7 @@ def test_saved_overflow_keeps_the_share_of_each_micro_batch(tmp_path):
         last.on_micro_batch(trainer, batch, batch.num_samples / sum(sizes))
     save_overflow(tmp_path, 0, last.state_dict(), {})
     saved = read_overflow(tmp_path / "overflow-batch.pth").batches
-    assert len(sizes) == 3 and sizes[0] > sizes[2]
+    assert len(sizes) == 3 and len({*sizes}) == 2
     assert [(batch.num_samples, share) for batch, share in saved] == [(size, size / sum(sizes)) for size in sizes]
 
 

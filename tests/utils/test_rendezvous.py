@@ -1,6 +1,9 @@
 """How processes meet, and how messages name a rank that does not join or respond."""
 
+import os
+import signal
 import socket
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -65,6 +68,28 @@ def test_ranks_started_without_launcher_find_their_local_ranks():
         # The second and third lost the others and say so; the first does not.
         list(pool.map(lambda each: each.unresponsive_ranks(0.5), joined[1:]))
     assert joined[1].unresponsive_ranks(0.0) == [0]
+
+
+def test_hanging_rank_is_killed_only_on_the_same_machine(monkeypatch):
+    children = [subprocess.Popen(["sleep", "600"]) for _ in range(4)]
+    own, pid, port = threading.local(), os.getpid(), free_port()
+    monkeypatch.setattr(socket, "gethostname", lambda: own.host)
+    monkeypatch.setattr(os, "getpid", lambda: getattr(own, "pid", pid))
+    monkeypatch.setattr(os, "getppid", lambda: pid)
+
+    def join(rank: int) -> Rendezvous:
+        own.host, own.pid = "ab"[rank // 2], children[rank].pid  # two ranks on each machine
+        return Rendezvous(LaunchedRank("test", rank, 4, None, "127.0.0.1", port), timeout=DEADLINE)
+
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            joined = list(pool.map(join, range(4)))
+        joined[2].kill_local([0, 3])
+        assert children[3].wait(DEADLINE) == -signal.SIGKILL and children[0].poll() is None
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
 
 
 def test_process_with_its_own_error_blames_no_other_process():

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import signal
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,6 +67,17 @@ class FakeWorker:
 
     def peak_memory(self):
         return 2**30
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_step_benchmark_measures_every_case_beside_the_first(monkeypatch, count):
+    groups, cases = [], {f"case {number}": number for number in range(count)}
+    table = SimpleNamespace(add=lambda *rows: None, measure=lambda workers, turns: groups.append([*workers]), ending="")
+    monkeypatch.setattr(step, "SpeedTable", lambda *heading: table)
+    monkeypatch.setattr(step, "heading", lambda *given: "")
+    step.measure_cases(SimpleNamespace(rounds=1, steps=1, seconds=1), cases, {}, {})
+    assert all(group[0] == "case 0" for group in groups)
+    assert sorted({name for group in groups for name in group}) == sorted(cases)
 
 
 def test_alternating_benchmark_cases_keep_their_ratios_during_slowdowns():

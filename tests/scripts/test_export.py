@@ -5,6 +5,8 @@ import importlib.util
 import json
 import os
 import sys
+from functools import partial
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -12,6 +14,7 @@ import timm
 import torch
 
 from models.export.formats import FORMATS
+from models.export.subject import Subject
 from models.weights.files import read_checkpoint, read_record, read_state_dict
 from models.weights.metadata import metadata_of
 from tests.support.checkpoints import CLASSES, PLAIN, checkpoint
@@ -194,6 +197,13 @@ def test_export_wrong_for_one_kind_of_image_is_deleted(plain, tmp_path, monkeypa
     assert ended.returncode == 1
     assert_names(ended.stderr, "-to", "torch", tmp_path / "x.pt2")
     assert not any(tmp_path.iterdir())
+
+
+def test_random_images_of_the_check_differ_along_every_axis():
+    subject = SimpleNamespace(data={"input_size": [3, 6, 5], "mean": [0.5] * 3, "std": [0.5] * 3})
+    subject.normalized = partial(Subject.normalized, subject)
+    images = Subject.images(subject, 4, seed=0)
+    assert images.shape == (4, 3, 6, 5) and all((images.diff(dim=axis) != 0).any() for axis in range(4))
 
 
 # Exports weights that differ from the model's, in both formats, and prints the exit codes.

@@ -76,7 +76,7 @@ def refuse_changes(
     saved = IMPLIED | state["config"] | then
     different = changes(saved, comparable(config, order) | now) | images
     revisions, lines = different.pop("AUGMENTATION", None), []
-    if revisions == "2 -> 3":  # the same augmentation
+    if revisions == "2 -> 3":  # only the order of resizing differs
         lines.append(RESIZE_ORDER)
     elif revisions and config.TRAIN.augments:
         different["AUGMENTATION"] = f"revision {revisions}: from here on, the same settings augment images differently"

@@ -9,7 +9,7 @@ import numpy as np
 UNKNOWN = -1  # class number of a prediction that is not a class of the data set
 # A label is doubtful if the model predicts another class, and gives the label less than this share of the average
 # probability of labels of this class. The labels are sorted by their probability. Measured with small CNNs on five folds
-# of the 1,797 digits (accuracy 97% with both shares) and of 2,000 drawn photos (66% and 56%), with 5% and 15% of the
+# of the 1,797 digits (accuracy 97% at both rates) and of 2,000 drawn photos (66% and 56%), with 5% and 15% of the
 # labels replaced at random; means of three seeds. cl: cleanlab 2.9, find_label_issues with its defaults.
 #                                            digits, 5%, 15%   photos, 5%, 15%
 #   wrong labels in the list                     99%  100%         78%   58%    cl: 87% 92% 78% 81%

@@ -58,7 +58,7 @@ def members_of(setting: Setting, text: st.SearchStrategy[str]) -> st.SearchStrat
 
 
 def values_of(setting: Setting, text: st.SearchStrategy[str]) -> st.SearchStrategy:
-    """Return a strategy of the allowed values, in the form in which checkpoints save them."""
+    """Return a strategy for the allowed values, as checkpoints store them."""
     if setting.is_open:
         return st.dictionaries(st.text(string.ascii_lowercase, min_size=1), ARGUMENT | st.lists(ARGUMENT), max_size=3)
     if setting.is_list and setting.form and setting.kind is str:
@@ -98,7 +98,7 @@ def test_any_settings_survive_config_yaml_and_a_checkpoint(values):
 
 @given(all_values(PLAIN | st.sampled_from(TYPED), [key for key in SETTINGS if not SETTINGS[key].is_open]))
 @few
-def test_any_settings_are_equal_after_opts_and_in_a_file(values):
+def test_any_settings_keep_their_values_in_opts(values):
     values["TRAIN.GRAD_CLIP"] = values["TRAIN.GRAD_CLIP"] or None
     words = {key: typed(value) for key, value in values.items()}
     merged, _ = merge(parse(["-opts", *(f"{key}={word}" for key, word in words.items())]).layers)

@@ -84,7 +84,7 @@ NAMES = st.lists(st.sampled_from([*"abcdefgh", "ä", "a\u0308", "ö", "o\u0308"]
 @given(theirs=NAMES, mine=NAMES)
 def test_logits_of_known_classes_stay_and_new_classes_never_win(theirs, mine):
     plain = [[*dict.fromkeys(normalize("NFC", name) for name in names)] for names in (theirs, mine)]
-    theirs = [normalize("NFD", name) for name in plain[0]]  # as macOS writes names
+    theirs = [normalize("NFD", name) for name in plain[0]]  # the form that macOS writes
     known = [name for name in plain[1] if name in plain[0]]
     old = drawn_model({"num_classes": len(theirs)})
     new = vit(num_classes=len(plain[1])).eval()

@@ -163,7 +163,7 @@ def test_wrong_export_name_or_flag_is_refused(plain, words):
 
 
 def wrong_for(is_chosen):
-    """Return a mistake in the logits of the images for which `is_chosen` is true: pixels [B, C, H, W] to bool [B]."""
+    """Return a function that changes the logits of some images. `is_chosen`: pixels [B, C, H, W] -> bool [B]."""
     return lambda logits, pixels: torch.where(is_chosen(pixels)[:, None], logits + 1e-3, logits)
 
 
@@ -171,7 +171,7 @@ def is_striped(pixels):
     return ((pixels[..., ::2] < 0.01) & (pixels[..., 1::2] > 0.99)).flatten(1).all(1)
 
 
-# {images of which an export is wrong: its logits, from the model's logits and the pixels between 0 and 1}
+# {images for which the export is wrong: its logits, computed from the model's logits and the pixels from 0 to 1}
 MISTAKES = {
     "all": lambda logits, pixels: logits + 1e-3,
     "all, NaN": lambda logits, pixels: logits * float("nan"),

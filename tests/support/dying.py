@@ -37,7 +37,7 @@ class Disk:
 
     def change(self, name: str, do, *paths, **options):
         self.note(f"{name} {' '.join(str(path) for path in paths)}")
-        if name == "fsync":  # not done, because a busy disk makes it slow
+        if name == "fsync":  # skipped, because it is slow on a busy disk
             self._unsynced.discard(os.fstat(paths[0]).st_ino)
             return None
         if name == "replace" and os.stat(paths[0], dir_fd=options.get("src_dir_fd")).st_ino in self._unsynced:

@@ -16,7 +16,7 @@ def examples(number: int) -> settings:
     return settings(
         max_examples=number * (20 if IS_LONG else 1),
         derandomize=not IS_LONG,
-        database=None,  # failing examples belong into the test, where everybody has them
+        database=None,  # a failing example is kept in the test, as @example
         deadline=None,  # no test depends on the speed of the machine
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     )

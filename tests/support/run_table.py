@@ -14,7 +14,9 @@ from tests.support.parquet_files import write_parquet
 
 # An epoch has three updates of 8 images and a shorter one.
 BASE = """
-DATA: {DATASET: imagefolder, DATA_PATH: photos, IMAGE_SIZE: 8, BATCH_SIZE: 8, VAL_FRACTION: 0.25, NUM_WORKERS: 0}
+DATA:
+  {DATASET: imagefolder, DATA_PATH: photos, VAL_FRACTION: 0.25, NUM_WORKERS: 0,
+   IMAGE_SIZE: 8, CROP_SCALE: [0.5, 1], BATCH_SIZE: 8, DROP_LAST: false}
 MODEL: {TYPE: vit, PATCH_SIZE: 4, EMBED_DIM: 16, DEPTH: 2, NUM_HEADS: 2}
 TRAIN: {NUM_EPOCHS: 2, WARMUP_EPOCHS: 0, BASE_LR: 1e-2, WEIGHT_DECAY: 0.05}
 TRACK: []
@@ -22,7 +24,6 @@ REPORT: false
 CALIBRATE: false
 REPORT_FREQ: 1
 """
-BASE = BASE.replace("WORKERS: 0", "WORKERS: 0, DROP_LAST: false, CROP_SCALE: [0.5, 1]")
 EMA = "TRAIN.MODEL_EMA=true TRAIN.MODEL_EMA_DECAY=0.9"
 # Half-precision updates that round differently stay close to each other with SGD; Adam divides by tiny gradients.
 SGD = "TRAIN.OPTIMIZER.NAME=SGD TRAIN.BASE_LR=0.1"

@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
     launched = find_launched_rank(os.environ, options)
     nodes = None
     if launched is None and may_have_other_nodes(os.environ):
-        from extras.launchers.engines import find_nodes, launch_on_node  # extra: launchers
+        from extras.launchers.engines import find_nodes, launch_on_node
 
         nodes = find_nodes(os.environ)
     if start.CHECK:

@@ -10,7 +10,6 @@ from configs.schema import AUTO
 from configs.tables import LOSSES, SOURCES, names_with
 from configs.values import SETTINGS, to_text
 from utils.errors import ConfigError, did_you_mean
-from utils.extras import has_extra
 from utils.text import is_url, problem_of
 
 # Properties of a run that -resume compares with the checkpoint, in addition to the settings.
@@ -18,7 +17,12 @@ NO_SETTINGS = ("GLOBAL_BATCH", "NUM_IMAGES", "IMAGES", "CLASS_NAMES", "SPLIT", "
 CHANGEABLE = (*SETTINGS, *REMOVED, *NO_SETTINGS)
 IN_THEIR_ORDER = names_with(SOURCES, "in_order")  # values of DATA.DATASET that are read in file order
 WITHOUT_FILES = names_with(SOURCES, "has_files", False)  # values of DATA.DATASET that read no files
-OF_FEATURES = ("TRAIN.OBJECTIVE", "DATA.DATASET", "TRAIN.BEST_METRIC")  # their values may need extras/unlabelled
+# Settings for training without labels, and their values.
+OF_FEATURES = {
+    "TRAIN.OBJECTIVE": ("features",),
+    "DATA.DATASET": ("images",),
+    "TRAIN.BEST_METRIC": ("similarity", "knn"),
+}
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 MAX_WEIGHTS = 1e11  # maximum number of weights in all blocks: about five times the largest ViT so far
 Values = dict[str, Any]  # {full key: value}
@@ -33,13 +37,13 @@ def check_combinations(values: Values, origins: dict[str, str]) -> None:
 
     _check_url(values, origins)
     _check_typed(values, origins)
-    if any(SETTINGS[key].extra.is_used_by(values[key]) for key in OF_FEATURES) and has_extra("unlabelled"):
-        from extras.unlabelled.rules import check_features  # extra: unlabelled
+    if any(values[key] in of_features for key, of_features in OF_FEATURES.items()):
+        from extras.unlabelled.rules import check_features
 
         check_features(values, origins)
     rules = [_training_rules, _image_rules, _label_rules, _vit_rules]
     if values["DATA.TOKENS"]:
-        from extras.native_aspect.rules import native_rules  # extra: native_aspect
+        from extras.native_aspect.rules import native_rules
 
         rules.append(native_rules)
     for is_wrong, key, problem in itertools.chain.from_iterable(rule(values, named) for rule in rules):

@@ -27,7 +27,6 @@ from configs.values import (
 )
 from configs.yaml_files import Layer, find_settings_file, read_layers
 from utils.errors import ConfigError
-from utils.extras import find_missing, has_extra, how_to_get_back
 from utils.program import when_started
 
 
@@ -76,7 +75,6 @@ def load(
     merged, lines = derive(merged)
     notes = [*command_line.notes, *translated, *notes, *lines]
     check_combinations(merged.values, merged.origins)
-    notes += _missing_extras(merged.values, merged.origins)
     notes += _without_effect(merged.values, merged.origins)
     if check_model:
         notes.insert(0, check_model(merged.values["MODEL.NAME"]))
@@ -144,20 +142,6 @@ def to_yaml(config: Config, origins: dict[str, str], only: Collection[str] = SET
             line = {key: f"{indent}{name}: {'{}' if key in OPEN_SECTIONS else to_text(value)}"}
         lines += [f"{text:<44}  # {origins.get(each, 'default')}" for each, text in line.items()]
     return "\n".join(lines) + "\n"
-
-
-def _missing_extras(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
-    """Return a note for each missing extra that a default needs. Raise ConfigError if another value needs an extra."""
-    notes = []
-    for key, setting in ALL_SETTINGS.items():
-        extra = setting.extra
-        if extra is None or not extra.is_used_by(values[key]) or has_extra(extra.name):
-            continue
-        missing = find_missing(extra.name)
-        if values[key] != setting.default:
-            raise ConfigError(f"{key}, {to_text(values[key])} ({origins[key]}): {how_to_get_back(missing)}")
-        notes.append(f"extras/{missing} is missing: {extra.without}")
-    return notes
 
 
 def _without_effect(values: dict[str, Any], origins: dict[str, str]) -> list[str]:

@@ -3,10 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from configs.values import SETTINGS, Text, quoted
+from configs.values import SETTINGS, Text
 from configs.yaml_files import Layer
-from utils.errors import ConfigError
-from utils.extras import has_extra, how_to_get_back
 
 SECTION = "MODEL.TRANS"  # the section that describes a ViT's layers in PaddleViT's files of 2021
 KEYS = {
@@ -37,14 +35,11 @@ class Translated(NamedTuple):
 
 
 def translate_paddlevit(files: list[Layer], command_line: list[Layer]) -> Translated:
-    """Translate PaddleViT's settings in these layers, if there are any. Raise ConfigError if the extra is missing."""
+    """Translate PaddleViT's settings in these layers, if there are any."""
     layers = [*files, *command_line]
-    found = next((f"{each.origin}: {key} is {quoted(each.texts[key])}" for each, key in _paddlevits(layers)), None)
-    if found is None:
+    if not any(is_paddlevits(key, text) for layer in layers for key, text in layer.texts.items()):
         return Translated(layers, [])
-    if not has_extra("paddlevit"):
-        raise ConfigError(f"{found}, which only PaddleViT's files have; {how_to_get_back('paddlevit')}")
-    from extras.paddlevit.settings import translate_layers  # extra: paddlevit
+    from extras.paddlevit.settings import translate_layers
 
     return translate_layers(files, command_line)
 
@@ -53,7 +48,7 @@ def our_name(key: str) -> str:
     """Return our name for a key under MODEL.TRANS in PaddleViT's files of 2021; return other keys unchanged."""
     if not key.startswith(f"{SECTION}."):
         return key
-    from extras.paddlevit.settings import RENAMED  # extra: paddlevit
+    from extras.paddlevit.settings import RENAMED
 
     return RENAMED.get(key, key)
 
@@ -67,7 +62,3 @@ def is_paddlevits(key: str, text: Text) -> bool:
     word = text.strip().lower()
     is_another_model = key == "MODEL.TYPE" and word not in SETTINGS[key].choices
     return is_another_model or word in VALUES.get(key, ())
-
-
-def _paddlevits(layers: list[Layer]) -> list[tuple[Layer, str]]:
-    return [(layer, key) for layer in layers for key, text in layer.texts.items() if is_paddlevits(key, text)]

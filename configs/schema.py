@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from configs.tables import LOSSES, TORCH_OPTIMIZERS
+from configs.tables import LOSSES
 from utils.text import is_url
 
 AUTO = "auto"  # a value that lets the program choose at the start
@@ -130,21 +130,6 @@ class Alike(NamedTuple):
     values: tuple
 
 
-class Extra(NamedTuple):
-    """The extra that a setting needs: a file or folder in extras/, which may have been deleted."""
-
-    name: str
-    without: str = ""  # if the setting's default needs the extra: the features that are missing without it
-    # Values that need the extra. Empty: all except those in `but`, false, 0, None, none, off and empty ones.
-    values: tuple = ()
-    but: tuple = ()  # values that do not need the extra
-
-    def is_used_by(self, value: Any) -> bool:
-        if self.values:
-            return value in self.values
-        return bool(value) and value not in ("none", "off", *self.but)
-
-
 class Described(NamedTuple):
     """The table of a setting's values (configs/tables.py); its sentences complete the setting's description."""
 
@@ -192,13 +177,11 @@ class Data:
 
     role: ClassVar[str] = DATA
 
-    DATASET: Annotated[str, Extra("unlabelled", values=("images",))] = "imagenet2012"
+    DATASET: str = "imagenet2012"
     """Name of the data set; docs/data.md lists them with their folder layouts."""
     DATA_PATH: Annotated[str, MAY_CHANGE] = "/dataset/imagenet/"
     """Folder of the data set (for csv: folder or file; for shards also a URL: docs/data.md, "Shards on a server")."""
-    BATCH_SIZE: Annotated[
-        int | Literal["auto"], Bounds(1, 1_000_000), RECIPE, MAY_CHANGE, Extra("memory", values=(AUTO,))
-    ] = 256
+    BATCH_SIZE: Annotated[int | Literal["auto"], Bounds(1, 1_000_000), RECIPE, MAY_CHANGE] = 256
     """Images per process and micro-batch; one update uses BATCH_SIZE x processes x TRAIN.ACCUM_ITER images. auto: the largest batch that fits the device, found by trial at the start."""
     BATCH_SIZE_EVAL: Annotated[int | None, Bounds(1, 1_000_000), MACHINE] = None
     """Images per process in evaluation; not set: BATCH_SIZE."""
@@ -222,7 +205,7 @@ class Data:
     """Crop of training images: rrc, a random part resized to the square; simple, DeiT III's random square of the resized image."""
     INTERPOLATION: Annotated[Literal["nearest", "bilinear", "bicubic", "lanczos"], MODEL] = "bicubic"
     """Interpolation for resizing images."""
-    TOKENS: Annotated[int | None, Bounds(1, 65_535), MODEL, Extra("native_aspect")] = None
+    TOKENS: Annotated[int | None, Bounds(1, 65_535), MODEL] = None
     """Maximum number of patches per image: images keep their aspect ratio and are resized to fit, for timm's naflexvit_* and plain ViTs (docs/native-aspect.md). Not set: images are square."""
     TRAIN_TOKENS: Annotated[tuple[int, ...], Bounds(1, 65_535), RECIPE, Only("TOKENS")] = ()
     """With TOKENS, numbers of patches such as [128, 256, 576]; each training update draws one of them. Empty: TOKENS."""
@@ -260,15 +243,13 @@ class Data:
     """Maximum number of pixels of an image. Larger images count as unreadable, because a small file can decompress to gigabytes."""
     MAX_BAD_FRACTION: Annotated[float, Bounds(0.0, 1.0), MAY_CHANGE] = 0.01
     """Maximum tolerated fraction of unreadable images. Tolerated images are replaced and reported; if there are more, the run stops. Up to three unreadable images are always tolerated, unless MAX_BAD_FRACTION is 0."""
-    CACHE: Annotated[
-        int | Literal["none", "disk"], Bounds(1, 100_000), RECIPE, Alike(("none", "disk")), Extra("cache")
-    ] = "none"
+    CACHE: Annotated[int | Literal["none", "disk"], Bounds(1, 100_000), RECIPE, Alike(("none", "disk"))] = "none"
     """Cache decoded images on disk, also for later runs. disk: in full size; a number: with the short side of larger images reduced to this many pixels."""
     CACHE_PATH: Annotated[str | None, LOCAL, MACHINE] = None
     """Folder for the disk cache, for shards from a server, and for indexes of data in read-only folders; not set: `cache` in SAVE."""
     SHUFFLE_BUFFER: Annotated[int, Bounds(1, 2**31), RECIPE, Only("DATASET", ("shards", "parquet"))] = 8192
     """Size of the shuffle buffer, in samples. Shards (and row groups of parquet) are read in random order, and each sample then moves by fewer places than SHUFFLE_BUFFER; a buffer for all images makes any order possible."""
-    REMOTE_CACHE_GB: Annotated[float | None, Bounds(0.001, 1e9), MACHINE, Extra("remote")] = None
+    REMOTE_CACHE_GB: Annotated[float | None, Bounds(0.001, 1e9), MACHINE] = None
     """For shards on a server: maximum size of their cache in CACHE_PATH, in 10^9 bytes; the least recently used tars are deleted. Not set: the size of all shards, but at most 80% of the disk's free space."""
     SYNTHETIC_SIZE: Annotated[int, Bounds(1, 100_000_000), Only("DATASET", ("synthetic", "fractals"))] = 1280
     """Images per epoch of the computed data sets, synthetic and fractals."""
@@ -309,7 +290,7 @@ class Lora:
 
     role: ClassVar[str] = RECIPE
 
-    RANK: Annotated[int, Bounds(0, 100_000), Extra("lora")] = 0
+    RANK: Annotated[int, Bounds(0, 100_000)] = 0
     """Rank of the adapters; 0: no adapters, all weights are trained."""
     ALPHA: Annotated[float, Bounds(1e-6, 1e6), Only("RANK")] = 16.0
     """The output of an adapter is multiplied by ALPHA / RANK."""
@@ -364,7 +345,7 @@ class Optimizer:
 
     role: ClassVar[str] = RECIPE
 
-    NAME: Annotated[str, Extra("optimizers", but=tuple(TORCH_OPTIMIZERS))] = "AdamW"
+    NAME: str = "AdamW"
     """AdamW, Adam and SGD (without Nesterov) are torch's, with fused kernels; all names in timm.optim.list_optimizers() work too, such as lamb, lion, muon, nadamw or adafactor. Case does not matter."""
     EPS: Annotated[float | None, Bounds(0.0, 1_000.0)] = None
     """Adam's epsilon; not set: the optimizer's default (AdamW and Adam 1e-8)."""
@@ -412,7 +393,7 @@ class Train:
 
     NUM_EPOCHS: Annotated[int, Bounds(1, 1_000_000), MAY_CHANGE] = 300
     """Number of passes over the training images."""
-    BUDGET: Annotated[str | None, TIME_TO_SPEND, MAY_CHANGE, Extra("budget")] = None
+    BUDGET: Annotated[str | None, TIME_TO_SPEND, MAY_CHANGE] = None
     """Total time of the run over all its starts (8h, 90m), or the time of day at which it ends (07:00). The run measures its speed, chooses its number of updates (at most NUM_EPOCHS), and shortens the schedule in proportion, so that it ends on time at END_LR. Not set: NUM_EPOCHS."""
     SIZE_SCHEDULE: Annotated[tuple[str, ...], SIZES] = ()
     """Sizes of training images as EPOCHS:PIXELS, such as 0:128, 60:160, 80:224; each size applies once that many epochs are finished. Evaluation always uses DATA.IMAGE_SIZE; with an empty list, training does too."""
@@ -452,13 +433,13 @@ class Train:
     """For bce: targets above this value, after smoothing and mixing, become 1, the others 0; not set: targets do not change."""
     CLASS_WEIGHTS: str | None = None
     """Weights of the classes in the training loss: auto, images / (classes x images of the class), so that the mean over the images is 1; or a CSV file with a class and its weight in each line; not set: all weights are 1."""
-    OBJECTIVE: Annotated[Literal["classes", "features"], Extra("unlabelled", values=("features",))] = "classes"
+    OBJECTIVE: Literal["classes", "features"] = "classes"
     """What the model learns: classes, the labels of the images; features, the features of TEACHER_MODEL, without labels. Fine-tuning with few labels can start from learned features: docs/unlabelled.md."""
     FEATURES: Annotated[Literal["both", "pooled", "patches"], Only("OBJECTIVE", ("features",))] = "both"
     """The teacher's features to learn: pooled, one vector for the whole image (the input of the teacher's classifier); patches, a vector for each patch, which needs the same grid of patches in both models; or both."""
     FEATURE_LOSS: Annotated[Literal["cosine", "smooth_l1"], Only("OBJECTIVE", ("features",))] = "cosine"
     """Loss between the features of model and teacher: cosine, 1 minus their cosine; smooth_l1, quadratic for differences below 1 and linear above. Both are means over the images; with FEATURES both, the two losses are added."""
-    DISTILLATION_TYPE: Annotated[Literal["none", "soft", "hard"], Extra("distillation")] = "none"
+    DISTILLATION_TYPE: Literal["none", "soft", "hard"] = "none"
     """Also learn from a teacher: soft, from its class probabilities; hard, from the class that it predicts."""
     DISTILLATION_ALPHA: Annotated[float, Bounds(0.0, 1.0), Only("DISTILLATION_TYPE", ("soft", "hard"))] = 0.5
     """Weight of the teacher in the loss; the weight of the labels is 1 - DISTILLATION_ALPHA."""
@@ -512,7 +493,6 @@ class Train:
     BEST_METRIC: Annotated[
         Literal["top1", "top5", "loss", "macro_recall", "macro_f1", "micro_f1", "map", "similarity", "knn"],
         MAY_CHANGE,
-        Extra("unlabelled", values=("similarity", "knn")),
     ] = "top1"
     """The validation metric that decides which epoch is saved as best.pth; for equal values, the smaller loss wins. micro_f1 and map are for data with several labels per image; map is the default for such data. similarity and knn are for OBJECTIVE features, where knn is the default if DATA.LABELLED_PATH is set, else similarity."""
     OPTIMIZER: Optimizer = Optimizer()
@@ -537,9 +517,7 @@ class Precision:
 
     DTYPE: Annotated[Literal["float16", "bfloat16", "auto"] | None, Only("AMP")] = None
     """Half-precision type of AMP; auto: bfloat16 if the device supports it, else float16; not set: float16 on CUDA, bfloat16 elsewhere."""
-    MODE: Annotated[Literal["autocast", "naive", "float8"], Only("AMP"), Extra("float8", values=("float8",))] = (
-        "autocast"
-    )
+    MODE: Annotated[Literal["autocast", "naive", "float8"], Only("AMP")] = "autocast"
     """autocast: half-precision operations where that is safe, float32 weights; naive: half-precision weights and operations, with float32 master weights for the optimizer; float8: autocast in bfloat16, with the large Linear layers in float8 (torchao, on CUDA devices that support it)."""
     RESIDUAL: Annotated[Literal["auto", "bfloat16", "float32", "half"], Only("AMP")] = AUTO
     """Type of the residual stream between transformer blocks under autocast. float32: the most precise; half: the half-precision type of AMP, less precise but faster with COMPILE; bfloat16: like half, but float32 if AMP uses float16 or the device is a CPU; auto: bfloat16 with COMPILE, otherwise float32."""
@@ -565,9 +543,9 @@ class Precision:
     """Maximum loss scale; not set: no limit."""
     MAX_CONSECUTIVE_SKIPS: Annotated[int, Bounds(1, 1_000_000_000)] = 50
     """After this many consecutive updates skipped because of non-finite gradients, the run rolls back, or stops with exit code 3."""
-    CUSTOM_BLACK_LIST: Annotated[tuple[str, ...], Only("AMP"), Extra("operator_lists")] = ()
+    CUSTOM_BLACK_LIST: Annotated[tuple[str, ...], Only("AMP")] = ()
     """Module paths (blocks.7.*), classes (LayerNorm) and operators (softmax) that AMP keeps in float32."""
-    CUSTOM_WHITE_LIST: Annotated[tuple[str, ...], Only("AMP"), Extra("operator_lists")] = ()
+    CUSTOM_WHITE_LIST: Annotated[tuple[str, ...], Only("AMP")] = ()
     """Module paths, classes and operators that AMP computes in half precision although autocast would not."""
 
 
@@ -602,9 +580,9 @@ class Start:
     """Check data, weights, memory and disk, print the findings and exit: no training, no run folder."""
     CHECK_IMAGES: Annotated[int | None, Bounds(1, 1_000_000_000)] = None
     """With CHECK, read at most this many images of each set, spread evenly over the set; not set: all images."""
-    EXPLAIN: Annotated[bool, In("PRECISION"), Extra("explain")] = False
+    EXPLAIN: Annotated[bool, In("PRECISION")] = False
     """Before training, report the type in which each module computes, and write precision.csv."""
-    PROFILE: Annotated[int | None, Bounds(1, 10_000), Extra("profiler")] = None
+    PROFILE: Annotated[int | None, Bounds(1, 10_000)] = None
     """Number of updates to trace shortly after the start, into trace.json.gz for ui.perfetto.dev; not set: none."""
     MAX_TIME: Annotated[str | None, DURATION, In("RUN")] = None
     """Time limit since the program's start, such as 3h30m, 90m, 5400 (seconds) or Slurm's 1-12:00:00: the run saves and ends before the limit; not set: none."""
@@ -660,15 +638,11 @@ class Config:
     """Compile with torch.compile: faster on GPUs, but compiling takes a minute or more; blocks: compile each block by itself, which takes less time."""
     DETERMINISTIC: bool = False
     """Use only deterministic kernels: slower on GPUs, where bit-identical resume needs it."""
-    REPORT: Annotated[
-        bool, RECORD, Extra("report", "no report.html, no curves, and no tables and pictures of images")
-    ] = True
+    REPORT: Annotated[bool, RECORD] = True
     """Draw the wrong predictions (confusion.png, mistakes.png) and a training batch (train_batch.png), and write report.html; tables with the same data are always written."""
-    CALIBRATE: Annotated[bool, RECORD, Extra("calibration", "probabilities are not calibrated")] = True
+    CALIBRATE: Annotated[bool, RECORD] = True
     """Fit a temperature to the validation images and store it in best.pth, so that probabilities of predict.py say how often the model is right; the weights do not change."""
-    TRACK: Annotated[
-        tuple[Literal["tensorboard", "wandb", "mlflow"], ...], RECORD, Extra("trackers", "no TensorBoard")
-    ] = ("tensorboard",)
+    TRACK: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], RECORD] = ("tensorboard",)
     """Trackers that show the run: tensorboard (files in the run folder), wandb (Weights & Biases), mlflow; empty: none. See docs/tracking.md."""
 
     @property

@@ -27,7 +27,6 @@ from configs.schema import (
     Bounds,
     Config,
     Described,
-    Extra,
     Form,
     In,
     Only,
@@ -79,11 +78,6 @@ class Setting:
     def alike(self) -> tuple:
         """The values between which a resumed run may switch, because they give the same result."""
         return next((mark.values for mark in self.marks if isinstance(mark, Alike)), ())
-
-    @property
-    def extra(self) -> Extra | None:
-        """The extra that the setting needs, if any."""
-        return next((mark for mark in self.marks if isinstance(mark, Extra)), None)
 
     @property
     def condition(self) -> Only | None:

@@ -215,7 +215,7 @@ def class_weights(config: Config, image_set: ImageSet) -> list[float] | None:
 
 def _choose_reader(config: Config, is_training: bool) -> type[Reader]:
     if config.DATA.TOKENS:
-        from extras.native_aspect.readers import EvalSequenceReader, TrainSequenceReader  # extra: native_aspect
+        from extras.native_aspect.readers import EvalSequenceReader, TrainSequenceReader
 
         return TrainSequenceReader if is_training else EvalSequenceReader
     return EvalReader if not is_training else SizedReader if config.TRAIN.SIZE_SCHEDULE else TrainReader

@@ -95,11 +95,11 @@ def make_wrappers(
     """
     wrappers: list[StepWrapper] = []
     if config.TRAIN.DISTILLATION_TYPE != "none":
-        from extras.distillation.step import make_distillation  # extra: distillation
+        from extras.distillation.step import make_distillation
 
         wrappers.append(make_distillation(config, process, log, num_classes, classes))
     if config.TRAIN.OBJECTIVE == "features":
-        from extras.unlabelled.step import make_feature_training  # extra: unlabelled
+        from extras.unlabelled.step import make_feature_training
 
         wrappers.append(make_feature_training(config, process, log, is_trial=classes is None))
     return wrappers

@@ -8,7 +8,6 @@ from datasets import BadImages, watches
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.resume import bad_images_of
 from engine.plan import TrainPlan
-from engine.plan_lines import say_that_tables_are_missing
 from engine.record.console import Console
 from engine.record.metrics import Recorder, RowReader
 from engine.record.timing import Timing
@@ -17,7 +16,6 @@ from engine.train.callback import Callback
 from engine.train.forecast import Forecast, RunTimes
 from engine.train.stop_conditions import BadImageLimit, SkipLimit, TimeLimit
 from engine.train.trainer import Trainer
-from utils.extras import has_extra
 
 if TYPE_CHECKING:
     from extras.report import RunReport
@@ -29,7 +27,7 @@ class Watchers(NamedTuple):
     """The callbacks of a run in calling order. Other code uses `report` and `bad_images` directly."""
 
     callbacks: list[Callback]
-    report: "RunReport | None"  # None: extras/report is missing
+    report: "RunReport"
     bad_images: BadImages
 
     def refuse(self) -> None:
@@ -39,21 +37,18 @@ class Watchers(NamedTuple):
                 raise callback.refusal
 
 
-def make_report(session: Session, plan: TrainPlan, trainer: Trainer) -> "RunReport | None":
-    """Return the writer of tables, pictures and report.html. If extras/report is missing, log that and return None."""
-    if not has_extra("report"):
-        say_that_tables_are_missing(plan.config, session.log)
-        return None
-    from extras.report import RunReport  # extra: report
+def make_report(session: Session, plan: TrainPlan, trainer: Trainer) -> "RunReport":
+    """Return the writer of tables, pictures and report.html."""
+    from extras.report import RunReport
 
     return RunReport(session, plan, trainer)
 
 
 def calibrate_best(session: Session, plan: TrainPlan, trainer: Trainer) -> list[Callback]:
-    """Return [the callback that calibrates the best weights], or [] if CALIBRATE is false or its extra is missing."""
-    if not (plan.config.CALIBRATE and plan.config.TRAIN.OBJECTIVE == "classes" and has_extra("calibration")):
+    """Return [the callback that calibrates the best weights], or [] if CALIBRATE is false."""
+    if not (plan.config.CALIBRATE and plan.config.TRAIN.OBJECTIVE == "classes"):
         return []
-    from extras.calibration.callback import Calibration  # extra: calibration
+    from extras.calibration.callback import Calibration
 
     return [Calibration(session.path, session.log, trainer, plan.inputs.saved.get("calibration", {}))]
 
@@ -87,7 +82,7 @@ def choose_callbacks(
     forecast = add(Forecast(config, times, started, session.beat, log.say))
     callbacks += calibrate_best(session, plan, trainer)
     report = make_report(session, plan, trainer)
-    callbacks += report.callbacks if report else []
+    callbacks += report.callbacks
     if process.is_first and config.START.PROFILE:
         from extras.profiler import Profiler
 
@@ -95,8 +90,7 @@ def choose_callbacks(
     add(Console(config, log, timing, forecast))
     if process.is_first:
         # Callbacks are closed in this order. The recorder follows the report's callbacks, so it draws the curves last.
-        curves = report.curves if report else None
-        recorder = add(Recorder(session.path, log, timing, trainer, trackers, curves))
+        recorder = add(Recorder(session.path, log, timing, trainer, trackers, report.curves))
         callbacks += advice_on_data(session, plan, trainer)
         if config.START.MAX_TIME:
             add(TimeLimit(to_seconds(config.START.MAX_TIME), started, lambda: saver.longest))
@@ -106,21 +100,16 @@ def choose_callbacks(
             def finish() -> float:
                 recorder.draw()  # not timed, because the first drawing takes longer
                 start = time.perf_counter()
-                if report:
-                    report.results.close()
-                    recorder.draw()
-                    report.write_page()
+                report.results.close()
+                recorder.draw()
+                report.write_page()
                 return time.perf_counter() - start
 
             callbacks += budget_callbacks(session, plan, trainer, forecast, finish)
-    get_advice = None
-    if has_extra("doctor"):
-        from extras.doctor.in_runs import doctor_callbacks
+    from extras.doctor.in_runs import doctor_callbacks
 
-        found, get_advice = doctor_callbacks(session, plan)
-        callbacks += found
-    else:
-        log.say("extras/doctor is missing: updates that overflow are not examined")
+    found, get_advice = doctor_callbacks(session, plan)
+    callbacks += found
     known = bad_images_of(plan.inputs.saved, len(plan.train_set), plan.facts)
     bad_images = BadImages(plan.train_set, config.DATA.MAX_BAD_FRACTION, log.warn, known)
     bad_images.forget_repaired(process)

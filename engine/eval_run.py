@@ -18,7 +18,7 @@ from engine.evaluation.not_finite import refuse_not_finite
 from engine.evaluation.scores import describe_scores
 from engine.evaluation.tally import are_finite
 from engine.plan import EvalPlan, plan_evaluation, read_inputs
-from engine.plan_lines import describe_evaluation, measured_classes, say_that_tables_are_missing
+from engine.plan_lines import describe_evaluation, measured_classes
 from engine.precision.policy import set_matmul
 from engine.record.next_steps import after_evaluation
 from engine.session import Session
@@ -28,7 +28,6 @@ from models.weights.files import find_file
 from models.weights.load import load_exactly
 from models.weights.state import merged
 from utils.errors import naming_damage
-from utils.extras import has_extra
 from utils.host import keep_freed_memory
 from utils.text import counted
 
@@ -50,7 +49,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     normalize = build_normalize(config.DATA, torch.float32).to(process.device)
     bad_images = BadImages(eval_set, config.DATA.MAX_BAD_FRACTION, log.warn)
     if config.TRAIN.OBJECTIVE == "features":
-        from extras.unlabelled.eval_run import evaluate_run  # extra: unlabelled
+        from extras.unlabelled.eval_run import evaluate_run
 
         return evaluate_run(session, plan, data)
     found, transforms = {}, choose_transforms(config, process.device, precision.half)
@@ -70,12 +69,9 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         log.detail(f"----- {scores.describe(f'{name}Validation')}, time: {seconds:.2f}")
         log.say(describe_scores(scores, name, measured_classes(plan)))
         transforms.revert(model)  # the next weights are loaded into the same model
-    if has_extra("report"):
-        from extras.report.image_results import leave_results  # extra: report
+    from extras.report.image_results import leave_results
 
-        leave_results(session, plan, found)
-    else:
-        say_that_tables_are_missing(plan.config, log)
+    leave_results(session, plan, found)
     figures = {name.strip().lower() or "raw": each.scores.figures() for name, each in found.items()}
     session.status("done", exit_code=0, **figures)
     weights = find_file(plan.inputs.source[1]) if plan.inputs.kept else None

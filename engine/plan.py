@@ -34,7 +34,6 @@ from engine.train.optimizers import check_optimizer
 from models.weights.state import record_of
 from utils.distributed import Process
 from utils.errors import ConfigError
-from utils.extras import has_extra
 from utils.log import Log
 from utils.program import StopSignal
 from utils.runs import Identity
@@ -151,7 +150,7 @@ def refusals(config: Config) -> dict[str, Callable[[], object]]:
         "strategy": lambda: check_strategy(config),
         "optimizer": lambda: check_optimizer(config),
     }
-    if config.TRACK and has_extra("trackers"):  # if extras/trackers is missing, a note says so
+    if config.TRACK:
         from extras.trackers import check_trackers
 
         checks["tracking"] = lambda: check_trackers(config)
@@ -260,7 +259,7 @@ def _describe_save(saved: dict) -> str:
 def _with_batch_size(inputs: Inputs, num_images: int, num_classes: int, stop: StopSignal | None) -> LoadedConfig:
     number, how = batch_size_of(inputs.saved), "as at the start of this run"
     if number is None:
-        from extras.memory.batch_size import find_batch_size  # extra: memory
+        from extras.memory.batch_size import find_batch_size
 
         number, how = find_batch_size(inputs, num_images, num_classes, stop)
     return inputs.loaded.with_batch_size(number, how)

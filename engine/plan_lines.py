@@ -18,7 +18,6 @@ from engine.plan import EvalPlan, Plan, TrainPlan
 from engine.train.schedule import batch_factor
 from utils.facts import changed_facts
 from utils.host import name_of
-from utils.log import Log
 from utils.text import align, counted, first_of, printable
 
 
@@ -29,7 +28,7 @@ def describe_training(plan: TrainPlan, model: str) -> list[str]:
         sizes = (f"{side} x {side} from epoch {start + 1} on" for start, side in plan.config.train_sizes.items())
         lines.append(f"training images: {', '.join(sizes)}; evaluation at {plan.config.DATA.IMAGE_SIZE}")
     if plan.config.DATA.TOKENS:
-        from extras.native_aspect.describe import describe_sequences  # extra: native_aspect
+        from extras.native_aspect.describe import describe_sequences
 
         lines.append(describe_sequences(plan.config))
     return lines + [line for note in notes_on(plan).values() for line in note]
@@ -237,9 +236,3 @@ def _describe_followed(loaded: LoadedConfig, weights: Layer) -> list[str]:
     unusual = [key for key in followed if key not in here or here[key] != SETTINGS[key].default]
     model = [f"{key} {to_text(here.get(key, followed[key]))}" for key in unusual if key.startswith("MODEL.")]
     return [f"from the {weights.origin}: {', '.join(each)}" for each in (images, model) if each]
-
-
-def say_that_tables_are_missing(config: Config, log: Log) -> None:
-    """Log that extras/report is missing. If the settings ask for a report, a note has said so already."""
-    if not config.REPORT:
-        log.say("extras/report is missing: the run writes no tables of images")

@@ -33,7 +33,6 @@ from engine.trained import evaluate_saved
 from models import describe
 from utils.distributed import Process
 from utils.errors import LostProcess
-from utils.extras import has_extra
 from utils.log import Log
 from utils.program import StopSignal, exit_code_and_message
 from utils.text import counted
@@ -122,17 +121,17 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
         outcome = Loop(session, plan, trainer, eval_data, watchers, saves, stop).run()
 
     # Write the report and print the next steps.
-    if watchers.report and not outcome.signal:  # after a signal the program must end soon
+    if not outcome.signal:  # after a signal the program must end soon
         watchers.report.write_page()
     session.advise(after_training(config, process, session.path, plan.eval_set, outcome.next_step))
     return outcome.code
 
 
 def open_trackers(config: Config, folder: Path, process: Process, log: Log) -> AbstractContextManager:
-    """Open the trackers that TRACK names. Open none if extras/trackers is missing, which another log line reports."""
-    if not (config.TRACK and has_extra("trackers")):
+    """Open the trackers that TRACK names."""
+    if not config.TRACK:
         return nullcontext()
-    from extras.trackers import track  # extra: trackers
+    from extras.trackers import track
 
     return track(config, folder, process, log)
 
@@ -150,15 +149,13 @@ def leave_finished(session: Session, plan: TrainPlan, trainer: Trainer, eval_dat
     if trainer.epoch <= trainer.schedule.num_epochs and plan.inputs.checkpoint == session.path / "last.pth":
         report = make_report(session, plan, trainer)
         bad_images = BadImages(plan.eval_set, plan.config.DATA.MAX_BAD_FRACTION, session.log.warn)
-        if report:
-            report.results.complete(lambda: evaluate_saved(session.path / BEST, trainer, eval_data, bad_images))
-            report.results.close()
+        report.results.complete(lambda: evaluate_saved(session.path / BEST, trainer, eval_data, bad_images))
+        report.results.close()
         saved = {"epoch": trainer.epoch, "step": trainer.step}
         best = Best(*progress_in(session.path / BEST).get("best", ()))
         progress = describe_progress(plan, trainer, session.path, saved, best)
         session.status("done", **progress, exit_code=0, reason=EARLY_STOP if is_early else None)
-        if report:
-            report.write_page()
+        report.write_page()
     state = EARLY_STOP if is_early else "done"
     session.advise(after_training(plan.config, session.process, session.path, plan.eval_set, state))
     return 0

@@ -14,7 +14,7 @@ def evaluate_both(trainer: Trainer, data: EvalData, bad_images: BadImages) -> di
     models = {"": trainer.model} | ({"_ema": trainer.ema.model} if trainer.ema and trainer.step else {})
     normalize, metric = trainer.prepare.normalize, trainer.config.TRAIN.BEST_METRIC
     if trainer.config.TRAIN.OBJECTIVE == "features":
-        from extras.unlabelled.evaluation import evaluate_features  # extra: unlabelled
+        from extras.unlabelled.evaluation import evaluate_features
 
         found = evaluate_features(
             list(models.values()), trainer.prepare, trainer.loss, data, bad_images, trainer.process

@@ -17,8 +17,6 @@ from utils.seed import unchanged_random_state
 from utils.text import align, counted, csv_text
 from utils.torch_internals import TorchDispatchMode, inner_data, tree_leaves
 
-NEEDS = ("doctor",)  # for its ModuleStack
-
 # These operations move or convert numbers and do not compute new ones.
 MOVES = frozenset(
     "_to_copy view _unsafe_view t transpose permute expand reshape select slice unbind split split_with_sizes chunk "

@@ -45,7 +45,7 @@ OF_EXAMPLES = ("csv", "json", "into", "unsure")  # flags that need -examples
 
 def main(argv: list[str]) -> int:
     arguments = parse(argv)
-    from extras.embeddings.command import check_inputs, check_output, is_npz  # extra: embeddings
+    from extras.embeddings.command import check_inputs, check_output, is_npz
     from extras.embeddings.files import PART_SIZE
     from extras.embeddings.photos import find_photos
     from utils.distributed import Process, choose_device, find_devices  # local: importing torch takes seconds
@@ -149,7 +149,7 @@ def check_pictures(arguments: argparse.Namespace, num_photos: int) -> None:
 def embed(arguments: argparse.Namespace, photos: "Photos", process: "Process") -> int:
     """Load the model, run the command and return its exit code."""
     from engine.predict.classifier import load_classifier
-    from extras.embeddings.command import Command  # extra: embeddings
+    from extras.embeddings.command import Command
     from extras.embeddings.embedder import Embedder
 
     given = (arguments.model, settings_flags(arguments), arguments.raw)

@@ -18,7 +18,7 @@ from utils.program import exit_code  # isort: skip
 
 
 def main(argv: list[str]) -> int:
-    from extras.timm_arguments.command import read_arguments  # extra: timm_arguments
+    from extras.timm_arguments.command import read_arguments
     from extras.timm_arguments.translation import Translation
 
     translation = Translation(*read_arguments(argv[1:] if argv[:1] == ["--"] else argv, __doc__))

@@ -32,7 +32,7 @@ from utils.runs import folder_of
 
 def main(argv: list[str]) -> int:
     arguments = parse(argv)
-    from extras.labels.command import Source, apply, find, undo  # extra: labels
+    from extras.labels.command import Source, apply, find, undo
 
     source = replace(find_source(arguments.source, Source), data_path=arguments.data_path)
     if arguments.undo:

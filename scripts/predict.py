@@ -276,7 +276,7 @@ def maps_to_write(arguments: argparse.Namespace, paths: list[str]) -> dict[Path,
     """Return {file: its flag} for the attention maps. Make the folders of -attention and -into."""
     names: list[str] = []
     if arguments.attention:
-        from extras.attention_maps import map_names  # extra: attention_maps
+        from extras.attention_maps import map_names
 
         names = map_names(paths)
     for flag, folder in (("-attention", arguments.attention), ("-into", arguments.into)):
@@ -300,7 +300,7 @@ def predict(arguments: argparse.Namespace, paths: list[str], process: "Process")
     classifier = process.after_first(lambda: load_classifier(*given))
     maps = None
     if arguments.attention:
-        from extras.attention_maps import Maps  # extra: attention_maps
+        from extras.attention_maps import Maps
 
         maps = process.after_first(lambda: Maps.of(classifier, process.device, arguments.attention, paths))
     for flag in ("into", "unsure", "unknown"):
@@ -346,7 +346,7 @@ def mark_of(arguments: argparse.Namespace, classifier: "Classifier", reports: bo
     from engine.predict.output import UNKNOWN, UNSURE, Mark
 
     if arguments.unknown is not None:
-        from extras.calibration.unknown import find_threshold  # extra: calibration
+        from extras.calibration.unknown import find_threshold
 
         return Mark(UNKNOWN, find_threshold(classifier, arguments.unknown, report if reports else lambda line: None))
     return None if arguments.unsure is None else Mark(UNSURE, arguments.unsure)

@@ -20,7 +20,7 @@ from utils.files import refuse_other_kind
 
 
 def main(argv: list[str]) -> int:
-    from extras.report.page import PAGE  # extra: report
+    from extras.report.page import PAGE
     from extras.report.report import REPORT, write_report
 
     parser = Parser(__doc__)

@@ -9,7 +9,6 @@ import pytest
 
 from tests.support.configs import small_config
 from tests.support.trainers import Reports, make_trainer, train
-from utils.extras import has_extra
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -59,14 +58,7 @@ def test_project_modules_in_docs_can_be_imported(name):
 def test_tests_named_in_reliability_page_exist():
     text = (ROOT / "RELIABILITY.md").read_text(encoding="utf-8")
     tests = re.findall(r"`(?:tests/)?((?:\w+/)*test_\w+\.py)`", text)
-    missing = [test for test in tests if not list((ROOT / "tests").glob(f"**/{test}"))]
-    assert tests and not [test for test in missing if not is_of_a_deleted_extra(test)]
-
-
-def is_of_a_deleted_extra(test: str) -> bool:
-    """Return whether a test's path, such as extras/budget/test_killed.py, belongs to a deleted extra."""
-    room, *names = test.split("/")
-    return room == "extras" and len(names) > 1 and not has_extra(names[0])
+    assert tests and not [test for test in tests if not list((ROOT / "tests").glob(f"**/{test}"))]
 
 
 def test_package_map_in_contributing_names_every_package():

@@ -17,7 +17,6 @@ import torch
 from PIL import Image
 
 from tests.support.configs import CPU, SMALL
-from tests.support.extras import needing_extra
 from tests.support.forks import MARK, ROOT, find_processes
 from tests.support.runs import Run, epochs_of, rows_of, run, run_folder, run_fresh, status_of, wait_until
 from utils import VERSION, host
@@ -350,8 +349,6 @@ def test_compiled_run_saves_original_weight_names_and_caches_kernels(small_yaml,
     assert any((tmp_path / "halfstep" / "compile").rglob("*.so"))
 
 
-@needing_extra("explain")
-@needing_extra("profiler")
 def test_compiled_run_with_all_monitoring_matches_eager_run(small_yaml, tmp_path):
     watched = "-compile -explain_precision -profile 2 -opts TRAIN.MODEL_EMA=true"
     losses = {}

@@ -4,13 +4,12 @@ import ast
 
 import pytest
 
-from tests.support.modules import ROOT, imported
-from utils.extras import has_extra
+from tests.support.modules import ROOT, imported, imported_at_the_top
 
 ROOMS = ("configs", "models", "datasets", "engine", "extras", "utils")
 
 # {folder: the folders of the project that its files may import}
-# Folders other than extras import an extra only inside the functions that use it (tests/extras/test_taken_out.py).
+# Folders other than extras import an extra only inside the functions that use it.
 ARROWS = {
     "extras": ("extras", "engine", "models", "datasets", "configs", "utils"),
     "engine": ("engine", "models", "datasets", "configs", "utils"),
@@ -36,6 +35,13 @@ def test_packages_import_only_in_the_documented_direction(room):
         assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
 
 
+def test_program_never_imports_extras_at_module_top():
+    rooms = ("configs", "datasets", "engine", "models", "scripts", "utils")
+    for path in [*ROOT.glob("main_*.py"), *(path for room in rooms for path in (ROOT / room).rglob("*.py"))]:
+        early = [module for module in imported_at_the_top(path) if module.split(".")[0] == "extras"]
+        assert not early, f"{path.relative_to(ROOT)}: import {early} inside the `if` of its setting"
+
+
 def test_program_never_imports_libraries_that_import_public_datasets_package():
     banned = ("accelerate", "transformers", "torch.hub", "datasets.load")
     for room in ROOMS:
@@ -47,7 +53,7 @@ def test_programs_load_run_settings_only_through_settings_module():
     """This way includes the settings of the pretrained weights. Other files read settings without them."""
     files = [*ROOT.glob("*.py"), *(path for room in (*ROOMS, "scripts") for path in (ROOT / room).rglob("*.py"))]
     users = {path.name for path in files if "configs.load.load" in imported(path, also_names=True)}
-    expected = {"settings.py", "make_shards.py"} | ({"translation.py"} if has_extra("timm_arguments") else set())
+    expected = {"settings.py", "make_shards.py", "translation.py"}
     assert users == expected
 
 

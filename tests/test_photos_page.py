@@ -12,11 +12,10 @@ from configs.load import load as read_settings
 from models import build_model
 from tests.engine.check.small_photos import CLEAN
 from tests.support.configs import write
-from tests.support.extras import needing_extra
 from tests.support.image_sets import draw_photos
 from tests.support.runs import ROOT, rows_of, run, typed
 
-pytestmark = [pytest.mark.slow, needing_extra("labels"), needing_extra("report")]
+pytestmark = pytest.mark.slow
 
 RUN = r"output/train-\d{8}-\d\d-\d\d-\d\d"
 

@@ -30,7 +30,6 @@ from scripts.maintenance.make_settings_page import PAGES
 from tests.support.configs import SMALL
 from tests.support.forks import ROOT
 from tests.support.runs import rows_of, run, run_folder
-from utils.extras import has_extra
 
 ROOMS = ("configs", "datasets", "engine", "extras", "models", "scripts", "utils")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -112,8 +111,6 @@ def test_registered_optimizer_has_fused_kernels_settings_and_test(name):
 @pytest.mark.parametrize("name", SOURCES)
 def test_registered_data_source_has_function_docs_and_test(name):
     row = SOURCES[name]
-    if row.package == "extras" and not has_extra(row.where.partition(".")[0]):
-        pytest.skip(f"extras/{row.where.partition('.')[0]} is missing")
     file, _, function = row.where.rpartition(".")
     path = f"{row.package}.{file}".replace(".", "/") + ".py"
     is_defined = defines(path, f"def {function}")

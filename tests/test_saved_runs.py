@@ -9,17 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.extras import needing_extra
 from tests.support.make_saved_runs import KINDS, SAVED, losses_of, program_of
 from tests.support.runs import run, run_folder, typed
 
 pytestmark = pytest.mark.slow
 
 RUNS = sorted(path.relative_to(SAVED).with_suffix("") for path in SAVED.glob("*/*.json"))
-EXTRAS = {"ddp": [needing_extra("optimizers")], "lora": [needing_extra("lora")]}
 
 
-@pytest.fixture(params=[pytest.param(each, id=str(each), marks=EXTRAS.get(each.name, [])) for each in RUNS])
+@pytest.fixture(params=[pytest.param(each, id=str(each)) for each in RUNS])
 def saved(request, tmp_path) -> Path:
     """A copy of the output folder of a saved run."""
     shutil.copytree(SAVED / request.param, tmp_path / request.param.name)

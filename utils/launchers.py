@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from utils.errors import ConfigError
-from utils.extras import has_extra, how_to_get_back
 from utils.launch import LaunchedRank, LaunchOptions, read_rank
 from utils.text import counted
 
@@ -23,13 +22,8 @@ SLURM, OPEN_MPI, MPI, VARIABLES = "Slurm (srun)", "Open MPI", "MPI (PMI)", "RANK
 def ranks_in_environment(environment: Mapping[str, str]) -> list[LaunchedRank]:
     """Return the ranks that launchers gave this process, the innermost launcher's first."""
     ranks = []
-    if names := by_srun_or_mpirun(environment):
-        if not has_extra("launchers"):
-            raise ConfigError(
-                f"{' and '.join(names)} in the environment: srun or mpirun started this process; "
-                f"{how_to_get_back('launchers')}"
-            )
-        from extras.launchers.ranks import ranks_by_srun_or_mpirun  # extra: launchers
+    if by_srun_or_mpirun(environment):
+        from extras.launchers.ranks import ranks_by_srun_or_mpirun
 
         ranks = ranks_by_srun_or_mpirun(environment)
     return [rank for rank in (*ranks, variables(environment)) if rank]
@@ -141,7 +135,7 @@ def _parse_url(url: str) -> tuple[str, int]:
 def _default_host(environment: Mapping[str, str], launched: LaunchedRank) -> str:
     host = ""
     if launched.launcher != VARIABLES and any(name.startswith("SLURM_") for name in environment):
-        from extras.launchers.ranks import first_host  # extra: launchers
+        from extras.launchers.ranks import first_host
 
         host = first_host(environment, launched.launcher)
     if host:

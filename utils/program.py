@@ -29,7 +29,6 @@ from utils.errors import (
     UserError,
     cause_of,
 )
-from utils.extras import find_missing, how_to_get_back
 from utils.text import cut, printable
 
 MOST_READ = 100_000  # maximum characters of an error message that `printable` processes; `cut` shows fewer
@@ -157,8 +156,6 @@ def exit_code_and_message(error: BaseException) -> tuple[int, str | None]:
         return ExitCode.FAILED, str(error)
     if isinstance(error, KeyboardInterrupt):
         return AFTER_SIGNAL + signal.SIGINT, ""
-    if isinstance(error, ModuleNotFoundError) and (missing := missing_extra(error)):
-        return ExitCode.REFUSED, how_to_get_back(missing)
     if isinstance(error, OSError) and error.errno in OF_A_NAME:
         return (
             ExitCode.REFUSED,
@@ -171,12 +168,6 @@ def exit_code_and_message(error: BaseException) -> tuple[int, str | None]:
         )
     message = _remedy_for(error)
     return ExitCode.REFUSED if message else ExitCode.FAILED, message
-
-
-def missing_extra(error: ModuleNotFoundError) -> str | None:
-    """Return the extra that could not be imported because it was deleted, or None."""
-    package, _, name = (error.name or "").partition(".")
-    return find_missing(name.partition(".")[0]) if package == "extras" and name else None
 
 
 def nobody_reads() -> bool:

@@ -37,8 +37,7 @@ from datasets.sources.tar import Member, Tar
 from datasets.transforms.decode import KNOWN_ENDINGS
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
-from utils.errors import ConfigError, DataError, ensure
-from utils.extras import has_extra, how_to_get_back
+from utils.errors import DataError, ensure
 from utils.files import read_names
 from utils.progress import shown
 from utils.text import counted, is_url
@@ -391,9 +390,7 @@ def _sample(folder: ShardFolder, table: ShardTable, row: int) -> str:
 def read_shards(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | None, ImageSet | None]:
     """Return training and validation shards, or all shards and None, from a server if DATA.DATA_PATH is a URL."""
     if is_url(config.DATA.DATA_PATH):
-        if not has_extra("remote"):
-            raise ConfigError(f"DATA.DATA_PATH: {config.DATA.DATA_PATH} is on a server; {how_to_get_back('remote')}")
-        from extras.remote.shards import read_remote_shards  # extra: remote
+        from extras.remote.shards import read_remote_shards
 
         return read_remote_shards(config, say)
     return read_from(ShardFolder(data_root(config.DATA, EXPECTS)), config)

@@ -73,7 +73,7 @@ def teacher_bytes(config: Config, precision: Precision) -> int:
     """Return the bytes of the teacher's weights (0 without one). Its activations are freed before the student runs."""
     if config.TRAIN.DISTILLATION_TYPE == "none" and config.TRAIN.OBJECTIVE == "classes":
         return 0
-    from extras.distillation.sources import random_teacher  # extra: distillation
+    from extras.distillation.sources import random_teacher
 
     teacher = random_teacher(config, config.MODEL.NUM_CLASSES or 1)
     return sum(tensor.nbytes for tensor in teacher.model.state_dict().values()) // (2 if precision.half else 1)
@@ -100,7 +100,7 @@ def record_forward(config: Config, model: nn.Module, precision: Precision, count
     side = config.largest_train_side
     pixels = torch.zeros((count, data.IMAGE_CHANNELS, side, side), dtype=torch.uint8)
     if data.TOKENS:
-        from extras.native_aspect.synthetic import blank_batch  # extra: native_aspect
+        from extras.native_aspect.synthetic import blank_batch
 
         pixels = blank_batch(config, count)
     images = build_normalize(data).to(device)(pixels.to(device), precision.input_dtype(model))

@@ -10,18 +10,14 @@ from engine.parallel import is_sharded
 from engine.train.micro_batches import Guard, MicroBatches, cut
 from engine.train.trainer import Trainer
 from models.parts import unchanged_buffers
-from utils.extras import has_extra
 from utils.log import Log
 
 
 def choose_guard(config: Config, trainer: Trainer, log: Log) -> Guard:
-    """Return the guard of a run. It handles out-of-memory errors unless extras/memory is missing."""
-    if has_extra("memory"):
-        from extras.memory.guard import MemoryGuard  # extra: memory
+    """Return the guard of a run, which handles out-of-memory errors."""
+    from extras.memory.guard import MemoryGuard
 
-        return MemoryGuard(config, trainer, log)
-    log.say("extras/memory is missing: the run ends if it runs out of memory")
-    return RehearsingGuard(config, trainer)
+    return MemoryGuard(config, trainer, log)
 
 
 class RereadableBatches:

@@ -37,7 +37,7 @@ def build_optimizer(
     own = dict(model.named_parameters()) if own is None else own
     groups = parameter_groups(settings, model, own)
     if settings.OPTIMIZER.NAME not in OURS:
-        from extras.optimizers.of_timm import build_timms  # extra: optimizers
+        from extras.optimizers.of_timm import build_timms
 
         return build_timms(settings, groups, settings.BASE_LR if peak is None else peak)
     # On MPS the fused kernels of older torch versions ignore found_inf and grad_scale, so no update would be skipped.
@@ -45,7 +45,7 @@ def build_optimizer(
     optimizer = _build_ours(settings, groups, is_fused)
     if is_fused:
         return optimizer
-    from extras.optimizers.skipping import SkippingOptimizer  # extra: optimizers
+    from extras.optimizers.skipping import SkippingOptimizer
 
     return SkippingOptimizer(optimizer)
 
@@ -168,7 +168,7 @@ def changes_by_element(name: str) -> bool:
     """Return whether each element of a weight is updated by its own gradients only, so that weights can be sharded."""
     if name in OURS:
         return True
-    from extras.optimizers.of_timm import BY_ELEMENT  # extra: optimizers
+    from extras.optimizers.of_timm import BY_ELEMENT
 
     return name in BY_ELEMENT
 
@@ -177,7 +177,7 @@ def find_class(chosen: Optimizer) -> Callable:
     """Return the class of the chosen optimizer. If it is not torch's, import timm, which takes seconds."""
     if chosen.NAME in OURS:
         return without_compiler(getattr(torch.optim, chosen.NAME))
-    from extras.optimizers.of_timm import find_timms  # extra: optimizers
+    from extras.optimizers.of_timm import find_timms
 
     return find_timms(chosen.NAME)
 

@@ -52,7 +52,7 @@ def model_card(subject: Subject) -> str:
         header["model-index"] = [index]
     code, more = CODE_FOR_TIMM, USE_IN_TRANSFORMERS
     if subject.config.DATA.TOKENS:
-        from extras.native_aspect.describe import code_for_timm  # extra: native_aspect
+        from extras.native_aspect.describe import code_for_timm
 
         code, more = code_for_timm(subject.config), ""
     use = USE.format(num_classes=subject.model.num_classes, activation=subject.activation, code=code)

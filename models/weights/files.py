@@ -16,7 +16,6 @@ from models.weights.torch_files import (
     record_in_torch_file,
 )
 from utils.errors import ConfigError, naming_damage, not_a_file
-from utils.extras import has_extra, how_to_get_back
 from utils.runs import weights_in, without_latest
 
 SUFFIXES = (".pdparams", ".pth", ".safetensors", ".npz")
@@ -33,14 +32,8 @@ def read_google(path: Path) -> Weights:
 
 
 def read_paddle(path: Path) -> Weights:
-    """Read a .pdparams file of PaddleViT. Raise ConfigError for other files, or if the extra is missing."""
-    if not has_extra("paddlevit"):
-        with open(path, "rb") as file:
-            is_pickle = file.read(1) == b"\x80"
-        if is_pickle or path.suffix == ".pdparams":
-            raise ConfigError(f"{path} may contain PaddleViT's weights, but {how_to_get_back('paddlevit')}")
-        raise ConfigError(f"{path}: damaged, or not a weights file; {RESTORE}")
-    from extras.paddlevit.weights import read_paddle_weights  # extra: paddlevit
+    """Read a .pdparams file of PaddleViT. Raise ConfigError for other files."""
+    from extras.paddlevit.weights import read_paddle_weights
 
     return read_paddle_weights(path)
 

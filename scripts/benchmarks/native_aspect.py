@@ -139,7 +139,7 @@ def compare_speed(arguments: argparse.Namespace, scratch: Path) -> int:
 
 def count_padding(arguments: argparse.Namespace, scratch: Path) -> int:
     """Print the share of padding for each shape of photo and number of patches of 16 x 16 pixels."""
-    from extras.native_aspect.grids import size_of  # extra: native_aspect
+    from extras.native_aspect.grids import size_of
 
     rows = []
     for tokens in (128, 196, 256, 576, 784, 1024):

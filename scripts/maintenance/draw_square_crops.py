@@ -63,8 +63,8 @@ def as_square(photo: Image.Image) -> Image.Image:
 
 def as_sequence(photo: Image.Image) -> Image.Image:
     """Return the picture that evaluation reads with DATA.TOKENS, with its grid of patches."""
-    from extras.native_aspect.grids import grids_of, new_batch, pictures_of  # extra: native_aspect
-    from extras.native_aspect.readers import EvalSequenceTransform  # extra: native_aspect
+    from extras.native_aspect.grids import grids_of, new_batch, pictures_of
+    from extras.native_aspect.readers import EvalSequenceTransform
 
     config = Config(DATA=Data(TOKENS=TOKENS), MODEL=Model(PATCH_SIZE=PATCH))
     batch = new_batch(1, TOKENS, PATCH, 3)

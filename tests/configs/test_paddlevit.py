@@ -1,13 +1,8 @@
 """PaddleViT's settings are recognised, and the modules for them are imported only then."""
 
-import pytest
-
 from configs.load import load
-from tests.support.configs import load_text
 from tests.support.modules import ROOT
-from tests.support.refusals import refused
 from tests.support.runs import run_fresh
-from utils.errors import ConfigError
 
 SHIPPED = """
 import sys
@@ -23,21 +18,6 @@ print(*(name for name in sys.modules if name.startswith("extras")))
 def test_shipped_files_do_not_load_the_paddlevit_extra(tmp_path):
     (tmp_path / "program.py").write_text(SHIPPED)
     assert run_fresh(str(tmp_path / "program.py"), environment={"PYTHONPATH": str(ROOT)}).done().stdout.split() == []
-
-
-@pytest.mark.parametrize(
-    ("key", "text"),
-    [
-        ("MODEL.TRANS.DEPTH", "MODEL: {TRANS: {DEPTH: 2}}"),
-        ("MODEL.TYPE", "MODEL: {TYPE: deit, NAME: deit_tiny_patch16_224}"),
-        ("TAG", "TAG: default"),
-        ("TRAIN.LR_SCHEDULER.NAME", "TRAIN: {LR_SCHEDULER: {NAME: warmupcosine}}"),
-    ],
-)
-def test_paddlevit_setting_without_paddlevit_extra_is_refused(here, monkeypatch, key, text):
-    monkeypatch.setattr("configs.paddlevit.has_extra", lambda name: False)
-    with refused(ConfigError, "x.yaml", key, "extras/paddlevit is missing", "git checkout"):
-        load_text(text)
 
 
 def test_values_spelled_as_in_paddlevit_are_read_with_a_note(here):

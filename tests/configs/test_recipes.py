@@ -21,7 +21,6 @@ from engine.train.optimizers import build_optimizer, parameter_groups
 from engine.train.schedule import Schedule
 from models import build_model
 from tests.support.configs import meta_device
-from tests.support.extras import needing_extra
 from tests.support.runs import ROOT
 
 # From README_deit.md, README_revenge.md and main.py of DeiT: the number of GPUs, and the script's arguments and defaults.
@@ -89,7 +88,6 @@ def test_google_recipe_learning_rates_match_their_formula(name):
         assert ours(step) == pytest.approx(published, rel=1e-4, abs=1e-5 * rate)
 
 
-@needing_extra("optimizers")
 def test_deit_3_recipe_configures_lamb_as_in_apex():
     config = recipe("deit3_base_patch16_192")
     optimizer = build_optimizer(config.TRAIN, torch.nn.Linear(2, 2))

@@ -12,16 +12,11 @@ from configs.load import load, to_yaml
 from configs.values import flatten
 from models import build_model
 from tests.support.configs import load_text, meta_device
-from tests.support.extras import needing_extra
 from tests.support.runs import ROOT
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 RECIPES = sorted((ROOT / "configs").glob("*/*.yaml"))
-NEEDED = {"lora": "lora", "distill_features": "unlabelled"}  # {file: the extra that it needs}
-MODELS = [
-    pytest.param(path, marks=needing_extra(NEEDED[path.stem]) if path.stem in NEEDED else (), id=path.stem)
-    for path in CONFIGS
-]
+MODELS = [pytest.param(path, id=path.stem) for path in CONFIGS]
 
 
 @pytest.mark.parametrize("path", [*MODELS, *RECIPES], ids=lambda path: path.stem)

@@ -12,7 +12,6 @@ from configs.tables import SOURCES
 from datasets import ImageSet, load_image_sets
 from datasets.types import ImageReadError
 from tests.support.configs import replaced
-from tests.support.extras import needing_extra
 from tests.support.image_sets import png, settings, write_tar
 from tests.support.parquet_files import write_parquet
 from tests.support.torchvision_files import make_pets, write_cifar
@@ -71,7 +70,6 @@ MAKERS: dict[str, Callable[[Path], object]] = {
     "caltech256": lambda root: write_images(root / "256_ObjectCategories"),
     "torchvision/NAME": write_pets,
 }
-EXTRAS = {"images": "unlabelled"}
 
 
 class Source:
@@ -87,9 +85,7 @@ class Source:
         return load_image_sets(replaced(config, TRAIN={"OBJECTIVE": objective}))
 
 
-@pytest.fixture(
-    params=[pytest.param(name, marks=needing_extra(EXTRAS[name]) if name in EXTRAS else ()) for name in SOURCES]
-)
+@pytest.fixture(params=SOURCES)
 def source(request, tmp_path, monkeypatch) -> Source:
     name, root = request.param, tmp_path / "data"
     root.mkdir()

@@ -11,7 +11,6 @@ from datasets.transforms.erasing import BatchedErasing, Erasing, build_erasing
 from datasets.transforms.mix import Mixing
 from tests.support.batches import ERASES, MIXES, SIDE, batch, settings
 from tests.support.configs import CPU, replaced, small_config
-from tests.support.extras import needing_extra
 from tests.support.loading import settings as digits
 from tests.support.loading import train_data
 from tests.support.pretend_device import DEVICE, on_pretend_device, waits
@@ -133,7 +132,6 @@ def test_device_preparation_matches_host_without_synchronizing(tmp_path):
         assert all(torch.equal(*pair) for pair in zip(targets, (each.cpu() for each in same_targets), strict=True))
 
 
-@needing_extra("operator_lists")
 @on_pretend_device
 def test_prepared_images_have_dtype_of_the_models_first_layer(tmp_path):
     for options, dtype in (

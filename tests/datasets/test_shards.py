@@ -25,12 +25,6 @@ def train_only(root: Path):
     return shards.read_shards(settings("shards", root), say=print)[0]
 
 
-def test_remote_tars_are_refused_without_the_remote_extra(monkeypatch):
-    monkeypatch.setattr("datasets.sources.shards.has_extra", lambda name: False)
-    with refused(ConfigError, "DATA.DATA_PATH", "https://a.invalid/train-0.tar", "extras/remote is missing"):
-        train_only("https://a.invalid/train-0.tar")
-
-
 # --- reading ---
 
 

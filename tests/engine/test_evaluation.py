@@ -14,21 +14,18 @@ from datasets.types import ImageReadError
 from engine.evaluation import all_scores as module
 from engine.evaluation.all_scores import rank_class
 from engine.evaluation.evaluate import evaluate
-from engine.evaluation.not_finite import refuse_not_finite
 from engine.evaluation.tally import Tally
 from engine.precision.policy import Precision
 from engine.predict.classifier import load_classifier
 from engine.predict.predictor import Predictor
 from engine.trained import evaluate_both
-from models.transforms import ModelTransforms
 from tests.support.configs import CPU, small_config
-from tests.support.refusals import assert_names, refused
+from tests.support.refusals import assert_names
 from tests.support.runs import ROOT, epochs_of, run, run_folder, run_fresh, status_of
 from tests.support.several_labels import write_digits
 from tests.support.threads import Threads
 from tests.support.trainers import make_trainer, train
 from utils.distributed import Process
-from utils.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 
@@ -352,9 +349,3 @@ def test_scores_are_zero_without_labels_or_images():
         assert (scores.map, scores.macro_recall, scores.macro_f1, scores.micro_f1) == (0, 0, 0, 0)
     scores = tally(Process(CPU), logits, torch.zeros(0, dtype=torch.int64))  # one class per image
     assert (scores.top1, scores.loss, scores.macro_recall, scores.macro_f1, scores.num_images) == (0, 0, 0, 0, 0)
-
-
-def test_non_finite_outputs_are_refused_even_without_the_doctor_extra(monkeypatch):
-    monkeypatch.setattr("engine.evaluation.not_finite.has_extra", lambda name: False)
-    with refused(ConfigError, "bad.pth", "-amp"):
-        refuse_not_finite("bad.pth", nn.Identity(), ModelTransforms(()), lambda: torch.tensor(float("nan")))

@@ -31,7 +31,6 @@ from scripts.make_shards import claim, write_part
 from scripts.sweeping.plan import Sweep, make_folder, read_sweep
 from tests.support.configs import CPU
 from tests.support.dying import deaths, dying
-from tests.support.extras import needing_extra
 from tests.support.modules import ROOT
 from utils.distributed import Process
 from utils.files import write_text
@@ -241,7 +240,6 @@ def contents(*names: str, read: Callable[[Path], Any] = Path.read_bytes) -> Call
 class Writer(NamedTuple):
     write: Callable[[Path, int], None]  # writes version 1 of its files, or version 2
     read: Callable[[Path], dict[str, Any]]  # what the next start of the program reads; it must not fail
-    extra: str = ""
 
 
 WRITERS = {
@@ -279,15 +277,15 @@ WRITERS = {
         sort_photo, lambda folder: {path.name: path.read_bytes() for path in folder.glob("sorted/*/[!.]*")}
     ),
     "sweep": Writer(save_sweep, read_saved_sweep),
-    "cache": Writer(write_cache, read_cache, "cache"),
-    "tars of a server": Writer(pull_tar, read_tars, "remote"),
-    "features": Writer(embed, read_parts, "embeddings"),
+    "cache": Writer(write_cache, read_cache),
+    "tars of a server": Writer(pull_tar, read_tars),
+    "features": Writer(embed, read_parts),
     "features in one file": Writer(
-        write_features, contents("x.npz", read=lambda path: np.load(path)["features"].tolist()), "embeddings"
+        write_features, contents("x.npz", read=lambda path: np.load(path)["features"].tolist())
     ),
-    "table of labels": Writer(write_labels, contents("labels.csv", "labels.json"), "labels"),
+    "table of labels": Writer(write_labels, contents("labels.csv", "labels.json")),
     "batch of an overflow": Writer(
-        write_overflow, contents("overflow-batch.pth", read=lambda path: read_torch(path)["images"].tolist()), "doctor"
+        write_overflow, contents("overflow-batch.pth", read=lambda path: read_torch(path)["images"].tolist())
     ),
 }
 
@@ -300,10 +298,7 @@ def leftovers(folder: Path) -> set[str]:
 @pytest.mark.parametrize("before", ["nothing", "older files"])
 @pytest.mark.parametrize(
     "writer",
-    [
-        pytest.param(each, id=name, marks=[needing_extra(each.extra)] if each.extra else [])
-        for name, each in WRITERS.items()
-    ],
+    [pytest.param(each, id=name) for name, each in WRITERS.items()],
 )
 def test_file_is_old_or_new_after_kill_at_any_operation(tmp_path, writer, before):
     first, done, folder = (tmp_path / name for name in ("first", "done", "folder"))

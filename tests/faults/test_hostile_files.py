@@ -41,6 +41,7 @@ from engine.record.saved_files import read_object
 from engine.record.saved_run import KINDS, SavedRun, read_settings, read_status
 from engine.saves import Saves
 from engine.train.stop_conditions import NonFinite
+from extras.report.report import write_report
 from models.weights.files import chosen_weights, read_record, read_weights
 from models.weights.torch_files import named_shards, to_safetensors
 from scripts.comparing.groups import group_runs
@@ -50,7 +51,6 @@ from scripts.sweeping import runner
 from scripts.sweeping.plan import read_sweep
 from scripts.sweeping.results import read_result
 from tests.support.configs import small_config
-from tests.support.extras import needing_extra
 from tests.support.image_sets import load as load_images
 from tests.support.image_sets import make_folders, noise, samples, write_tar
 from tests.support.modules import ROOT
@@ -60,7 +60,6 @@ from tests.support.refusals import assert_names, refused
 from tests.support.runs import run_folder, status_of, typed
 from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError, DataError, naming_damage
-from utils.extras import has_extra
 from utils.program import exit_code
 
 pytestmark = pytest.mark.slow
@@ -134,7 +133,6 @@ def test_run_without_a_valid_update_ends_as_stopped(tmp_path, start, trained):
     assert "best validation top-1 0.00%" in ended.stdout
 
 
-@needing_extra("doctor")
 @pytest.mark.parametrize("factor", [1e30, float("nan")])
 def test_error_for_nonfinite_outputs_names_the_first_bad_layer(tmp_path, tiny, start, trained, factor):
     bad = scaled(trained, factor, tmp_path / "bad.pth")
@@ -190,11 +188,8 @@ def test_values_of_wrong_type_in_run_files_are_ignored(tmp_path, value):
     nested = {"about": facts, "best": facts, "state": "stopped"}
     (tmp_path / "b/status.json").write_text(json.dumps(facts | nested))
     runs = [SavedRun.open(tmp_path / name) for name in ("a", "b")]
-    if has_extra("report"):
-        from extras.report.report import write_report
-
-        for each in runs:
-            write_report(each, tmp_path / "r.html")
+    for each in runs:
+        write_report(each, tmp_path / "r.html")
     text = to_markdown(group_runs(runs, None), "", [])
     assert "\x1b" not in text and text.encode()
     read_result(tmp_path / "b")

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from engine.checkpoint.format import keep_as, remove_old
-from tests.support.extras import needing_extra
 from tests.support.planted import OF_ANOTHER_RUN
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import Ended, status_of
@@ -44,10 +43,10 @@ def test_moved_run_reports_a_failed_save_in_its_own_folder(tmp_path, start, mome
     ("moment", "flags"),
     [
         ("the figures", []),
-        pytest.param("the pictures", [], marks=needing_extra("report")),
-        pytest.param("the trackers", ["TRACK=tensorboard"], marks=needing_extra("trackers")),
-        pytest.param("the report", ["REPORT=true"], marks=needing_extra("report")),
-        pytest.param("a trace", ["PROFILE=1"], marks=needing_extra("profiler")),
+        ("the pictures", []),
+        ("the trackers", ["TRACK=tensorboard"]),
+        ("the report", ["REPORT=true"]),
+        ("a trace", ["PROFILE=1"]),
     ],
 )
 def test_moved_run_never_writes_to_the_folder_replacing_it(tmp_path, start, moment, flags):

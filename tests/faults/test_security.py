@@ -19,7 +19,6 @@ from tests.support.printed import cases_of, content_of
 from tests.support.refusals import refused
 from tests.support.runs import ROOT, run_folder
 from utils.errors import ConfigError
-from utils.extras import has_extra
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +107,7 @@ SECRETS = {
 @pytest.mark.parametrize("processes", [1, 2])
 def test_run_files_and_output_contain_no_secret_environment_variables(tmp_path, start, processes):
     """Check two runs: one that succeeds, and one that fails with a traceback."""
-    profile = ["-profile", "1"] if has_extra("profiler") else []
+    profile = ["-profile", "1"]
     flags = ["-batch_size", "4", *profile, "-opts", "TRACK=tensorboard", "DATA.SYNTHETIC_SIZE=256"]
     done = start(tmp_path / "done", *flags, processes=processes, set_variables=[SECRETS])
     failed = start(tmp_path / "failed", *flags, processes=processes, set_variables=[SECRETS], break_update=[3])

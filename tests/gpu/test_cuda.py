@@ -13,7 +13,6 @@ from engine.train.trainer import Trainer
 from engine.trial import build_trial
 from models import build_model
 from tests.support.configs import SMALL, replaced, small_config
-from tests.support.extras import needing_extra
 from tests.support.run_hash import run_hash
 from tests.support.runs import epochs_of, run, run_folder
 from tests.support.trainers import Reports, cosines_to_float32, train, update
@@ -64,7 +63,6 @@ def test_amp_and_grad_checkpointing_each_save_memory_on_gpu(tmp_path):
     assert again == pytest.approx(loss, rel=1e-3)
 
 
-@needing_extra("float8")
 def test_float8_gradients_stay_near_float32_at_any_batch_size(tmp_path):
     pytest.importorskip("torchao")
     if torch.cuda.get_device_capability() < (8, 9):
@@ -77,7 +75,7 @@ def test_float8_gradients_stay_near_float32_at_any_batch_size(tmp_path):
 
 
 # torch's gradient for resizing position embeddings is not deterministic.
-SEQUENCES = pytest.param("DATA.TOKENS=9 DATA.TRAIN_TOKENS=[4,9]", marks=needing_extra("native_aspect"))
+SEQUENCES = "DATA.TOKENS=9 DATA.TRAIN_TOKENS=[4,9]"
 
 
 @pytest.mark.parametrize("sizes", ["TRAIN.SIZE_SCHEDULE=[0:4,1:8]", SEQUENCES])
@@ -166,7 +164,6 @@ def test_single_process_fsdp2_matches_plain_model_without_syncs(tmp_path, monkey
         torch.distributed.destroy_process_group()
 
 
-@needing_extra("memory")
 @pytest.mark.parametrize("amp", [False, True])
 def test_automatic_batch_size_trains_and_leaves_a_tenth_of_memory(tmp_path, amp):
     """Limit the usable memory, because otherwise the search fills the whole device."""

@@ -11,7 +11,6 @@ from torch.nn import functional
 from engine.parallel import Replicated
 from models.transforms.class_token_block import ClassTokenBlock, ClassTokenVisionTransformer
 from tests.gpu.trainers import BATCH, first_batches, relative_error, small_trainer, train
-from tests.support.extras import needing_extra
 
 BFLOAT16 = ("AMP=true", "PRECISION.DTYPE=bfloat16")
 # Everything that an update can do besides the model. None of it may make the host wait for the device.
@@ -44,15 +43,12 @@ def test_compiled_updates_give_nearly_the_same_weights_as_eager_updates(device, 
     assert abs(other_loss / loss - 1) < 0.01 and relative_error(other_weights, weights) < 0.02
 
 
-WAYS = [
-    pytest.param(f"TRAIN.OPTIMIZER.NAME={name}", marks=needing_extra("optimizers"))
-    for name in ("lamb", "lion", "laprop", "adafactor")
-]
+WAYS = [f"TRAIN.OPTIMIZER.NAME={name}" for name in ("lamb", "lion", "laprop", "adafactor")]
 DISTILLED = "TRAIN.DISTILLATION_TYPE=hard TRAIN.TEACHER_MODEL=test_vit3"
-WAYS += ["TRAIN.SIZE_SCHEDULE=[0:16,1:32]", pytest.param(DISTILLED, marks=needing_extra("distillation"))]
-WAYS += [pytest.param("MODEL.LORA.RANK=4", marks=needing_extra("lora"))]
+WAYS += ["TRAIN.SIZE_SCHEDULE=[0:16,1:32]", DISTILLED]
+WAYS += ["MODEL.LORA.RANK=4"]
 SEQUENCES = "DATA.TOKENS=16 DATA.TRAIN_TOKENS=[6,16]"
-WAYS += [pytest.param(SEQUENCES, marks=needing_extra("native_aspect"))]
+WAYS += [SEQUENCES]
 
 
 @pytest.mark.parametrize("options", WAYS)

@@ -26,7 +26,6 @@ from models.compilation import FOLDER, NUM_WORKERS, compile_model, prepare_compi
 from models.transforms import choose_transforms
 from models.transforms.blocks import SharedDropPath
 from tests.support.configs import CPU, small_config
-from tests.support.extras import needing_extra
 from tests.support.planted import run_out
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT, run
@@ -76,10 +75,7 @@ MODES = {  # each scope and each option that changes the forward is in one of th
 }
 
 
-@needing_extra("memory")
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=needing_extra("operator_lists")) if "lists" in case else case for case in MODES]
-)
+@pytest.mark.parametrize("case", MODES)
 def test_compiled_epoch_matches_eager_losses(tmp_path, monkeypatch, case):
     compile_with(monkeypatch, "aot_eager")
     options = [*MODES[case].split(), "DATA.BATCH_SIZE=359", "TRAIN.WARMUP_EPOCHS=0", "REPORT_FREQ=1"]
@@ -160,9 +156,7 @@ GRAPHS = {
 }
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=needing_extra("lora")) if case == "lora" else case for case in GRAPHS]
-)
+@pytest.mark.parametrize("case", GRAPHS)
 def test_run_compiles_graphs_only_in_its_first_epoch(case, tmp_path, monkeypatch):
     def choose(config, device, *others, **options):
         return choose_transforms(config, torch.device("cuda"), *others, **options)

@@ -18,7 +18,6 @@ from configs.values import flatten
 from models.weights.files import read_record, read_state_dict
 from models.weights.load import load_pretrained
 from models.weights.state import check_record
-from tests.support.extras import needing_extra
 from tests.support.printed import cases_of
 from tests.support.refusals import flip, refused
 from tests.support.weight_files import (
@@ -125,9 +124,7 @@ def in_torch_files(content: dict, folder: Path) -> Iterator[Path]:
         yield saved(content, folder / f"{as_zip}.pth", _use_new_zipfile_serialization=as_zip)
 
 
-@pytest.mark.parametrize(
-    "write", [pytest.param(in_pickles, marks=needing_extra("paddlevit")), in_torch_files, in_arrays]
-)
+@pytest.mark.parametrize("write", [in_pickles, in_torch_files, in_arrays])
 @pytest.mark.parametrize("kind", PAYLOADS)
 def test_weights_file_that_would_run_code_is_refused(tmp_path, kind, write):
     marker = tmp_path / "marker"
@@ -139,17 +136,6 @@ def test_weights_file_that_would_run_code_is_refused(tmp_path, kind, write):
         with refused(ConfigError, path, *names, whole=False):
             read_state_dict(path)
         assert not marker.exists()
-
-
-def test_paddlevit_weights_without_paddlevit_extra_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("models.weights.files.has_extra", lambda name: False)
-    for name, content in (("x.pdparams", b""), ("x", pickle.dumps({}))):
-        (tmp_path / name).write_bytes(content)
-        with refused(ConfigError, tmp_path / name, "extras/paddlevit is missing"):
-            read_state_dict(tmp_path / name)
-    (tmp_path / "y").write_bytes(b"text")
-    with refused(ConfigError, tmp_path / "y", "damaged"):
-        read_state_dict(tmp_path / "y")
 
 
 # --- damaged files, and files without weights

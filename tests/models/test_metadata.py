@@ -18,7 +18,6 @@ from models.weights.load import load_pretrained
 from models.weights.metadata import classes_of_weights, metadata_of
 from models.weights.state import preprocessing_of
 from models.weights.timm_tags import is_imagenet_by_other_names, usual_images
-from tests.support.extras import needing_extra
 from tests.support.printed import cases_of
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT
@@ -171,7 +170,6 @@ def test_vit_of_google_weights_is_recognized_by_shapes(tmp_path):
     assert not metadata_of(str(tmp_path / "g.npz")).model
 
 
-@needing_extra("paddlevit")
 def test_vit_of_paddlevit_weights_is_recognized_by_shapes(tmp_path):
     tiny = vit(**TINY_VIT).state_dict()
     for name, names, mean in (("v", PADDLE_2022, HALF), ("deit_x", DEIT_2021, IMAGENET[0])):

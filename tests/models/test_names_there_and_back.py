@@ -14,7 +14,6 @@ from models.weights.names import to_transformers
 from models.weights.torch_files import to_safetensors
 from tests.support.properties import examples
 from tests.support.weight_files import YEARS, paddle_arrays, pickled, saved, vit
-from utils.extras import has_extra
 
 
 def prefixed(prefix):
@@ -41,7 +40,7 @@ WRITERS = {
     "EMA": lambda state, path: saved({"state_dict": {"x.weight": torch.ones(1, 1)}, "state_dict_ema": state}, path),
     "safetensors": in_safetensors(dict),
     "transformers": in_safetensors(to_transformers),
-} | ({f"PaddleViT {year}": in_paddle(names) for year, names in YEARS.items()} if has_extra("paddlevit") else {})
+} | {f"PaddleViT {year}": in_paddle(names) for year, names in YEARS.items()}
 
 
 @st.composite

@@ -14,7 +14,6 @@ from models.transforms import ModelTransforms, choose_transforms
 from models.transforms.blocks import ActivationCheckpointing
 from models.transforms.gpu_kernels import GpuKernels
 from tests.support.configs import CPU, replaced, small_config
-from tests.support.extras import needing_extra
 from tests.support.refusals import refused
 from tests.support.run_hash import state_hash
 from tests.support.trainers import make_trainer, update
@@ -62,14 +61,10 @@ def makeup(model: nn.Module) -> dict[str, dict[str, str]]:
 NAMES = ("OpOverrides", "ClassTokenBlock", "CpuKernels", "Float8", "ActivationCheckpointing", "HalfResidual")
 
 
-@needing_extra("float8")
-@needing_extra("operator_lists")
 def test_all_model_transforms_are_chosen_in_a_fixed_order(chosen):
     assert tuple(type(each).__name__ for each in chosen.transforms) == NAMES
 
 
-@needing_extra("float8")
-@needing_extra("operator_lists")
 @pytest.mark.parametrize("name", [*NAMES, "GpuKernels", "all"])
 @pytest.mark.parametrize("is_copy", [False, True], ids=["itself", "copy"])
 def test_reverting_transforms_restores_the_model(config, chosen, name, is_copy):
@@ -127,9 +122,7 @@ def trained(tmp_path, *options) -> tuple[str, int]:
     return state_hash(trainer.state_dict() | {"last": trainer.counters.last}), len(calls)
 
 
-@pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=needing_extra("operator_lists")) if "lists" in way else way for way in WAYS]
-)
+@pytest.mark.parametrize("way", WAYS)
 def test_grad_checkpointing_is_bitwise_exact_with_dropout(tmp_path, way):
     expected, calls = trained(tmp_path, *DROPPING, *WAYS[way])
     found, more_calls = trained(tmp_path, *DROPPING, *WAYS[way], "TRAIN.GRAD_CHECKPOINTING=true")

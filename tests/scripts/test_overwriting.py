@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.support.extras import needing_extra
 from tests.support.runs import Ended, run, run_folder, typed
 
 pytestmark = pytest.mark.slow
@@ -87,7 +86,7 @@ def pairs(table: dict[str, list[str]]) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [pytest.param(*pair, marks=needing_extra("doctor")) if pair[0] == "doctor" else pair for pair in pairs(OTHERS)],
+    pairs(OTHERS),
 )
 def test_script_refuses_to_overwrite_other_files(trained, folder, tmp_path_factory, kind, name):
     before = contents(folder)

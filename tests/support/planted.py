@@ -52,7 +52,6 @@ from tests.support.planted_in_saves import (  # noqa: F401
     list_operations,
 )
 from tests.support.run_hash import state_hash
-from utils.extras import has_extra
 from utils.program import StopSignal
 
 
@@ -431,8 +430,6 @@ def enter_network(name: str) -> None:
 
 def draw_nothing() -> None:
     """Draw no pictures and no image tables, which take longer than these runs."""
-    if not has_extra("report"):
-        return
     from extras.report.image_results import BestResults, ResultFiles
 
     draw_no_curves()

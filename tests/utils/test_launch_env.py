@@ -80,21 +80,6 @@ def test_process_without_launcher_variables_is_not_taken_for_a_rank():
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2",
-        "PMI_RANK=1 PMI_SIZE=2",
-        "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2",
-    ],
-)
-def test_srun_or_mpirun_without_launchers_extra_is_refused(monkeypatch, words):
-    monkeypatch.setattr("utils.launchers.has_extra", lambda name: False)
-    with refused(ConfigError, words.partition("=")[0], "extras/launchers is missing"):
-        find_launched_rank(environment_of(words))
-    assert rank_in_environment(environment_of(words)) == 0
-
-
-@pytest.mark.parametrize(
     ("words", "expected"),
     [
         ("", False),

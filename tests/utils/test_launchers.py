@@ -18,7 +18,6 @@ from datasets import ImageSet
 from datasets.batch_order import Order
 from engine.checkpoint.resume import global_batch_to_keep
 from tests.support.configs import small_config
-from tests.support.extras import needing_extra
 from tests.support.forks import DEADLINE, MARK, ROOT, find_processes, kill
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
@@ -117,7 +116,6 @@ def test_resumed_run_of_three_processes_matches_unbroken_run(small_yaml, tmp_pat
     assert run_hash(tmp_path / "broken") == run_hash(tmp_path / "unbroken")
 
 
-@needing_extra("launchers")
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun here (apt-get install openmpi-bin)")
 def test_run_started_by_mpirun_matches_run_started_by_flags(by_flags, small_yaml, tmp_path):
     mpirun = ["mpirun", "--oversubscribe", *["--allow-run-as-root"] * (os.getuid() == 0), "-np", "2"]
@@ -254,7 +252,6 @@ def status(output: Path) -> dict:
 
 
 @needs_networks
-@needing_extra("launchers")
 @pytest.mark.parametrize(("way", "lost"), [("SkyPilot", 1), ("dstack", 0), ("Kubeflow", 1)])
 def test_run_resumed_by_restarted_cluster_nodes_matches_unbroken_run(
     by_flags, small_yaml, tmp_path, two_hosts, way, lost
@@ -276,9 +273,7 @@ def has_pending_term(pid: int) -> bool:
 
 @needs_networks
 @pytest.mark.skipif(not os.environ.get("ELASTIC"), reason="ELASTIC=1 runs it; takes minutes on a busy machine")
-@pytest.mark.parametrize(
-    ("way", "is_cut"), [("torchrun", False), pytest.param("Kubeflow, elastic", True, marks=needing_extra("launchers"))]
-)
+@pytest.mark.parametrize(("way", "is_cut"), [("torchrun", False), ("Kubeflow, elastic", True)])
 def test_run_with_lost_and_returning_node_matches_unbroken_run(small_yaml, tmp_path, two_hosts, way, is_cut):
     options = "TRAIN.NUM_EPOCHS=8 SAVE_STEPS=5 KEEP_CHECKPOINTS=0 MODEL.DROPPATH=0 DIST.TIMEOUT=20".split()
     flags = ["-cfg", str(small_yaml), "-name", "x", "-resume", "auto", "-opts", *options]

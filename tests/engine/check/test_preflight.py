@@ -14,7 +14,6 @@ from models import build_model
 from scripts import make_shards
 from tests.engine.check.small_photos import CLEAN, sets_of, trouble
 from tests.support.configs import RESNET, replaced, small_config
-from tests.support.extras import needing_extra
 from tests.support.planted import run_out
 from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names
@@ -34,7 +33,6 @@ def test_check_passes_clean_run_and_reports_busy_machine(check, monkeypatch, loa
     assert_names(found["data"][1], "12 training", "6 validation")
 
 
-@needing_extra("cache")
 def test_check_reads_the_files_of_cached_images(check, photos, tmp_path):
     from extras.cache import CacheProgress, cache_image_sets
 
@@ -52,7 +50,6 @@ def test_check_reports_settings_mistake_in_its_own_row(check, flags):
     same_message(told or "(nothing)", "mistakes/in_the_check", flags)
 
 
-@needing_extra("optimizers")
 def test_check_reports_all_independent_mistakes_at_once(check, photos):
     (photos / "train/dog/1.png").write_bytes(b"no picture")
     options = ["TRAIN.OPTIMIZER.NAME=adamm", "TRAIN.AUTO_AUGMENT=rnd", "DATA.MAX_BAD_FRACTION=0", "MODEL.FREEZE=[x]"]
@@ -62,7 +59,6 @@ def test_check_reports_all_independent_mistakes_at_once(check, photos):
     assert set(trouble(check("-data_path", "nowhere", "-resume", "no.pth"))) == {"data", "checkpoint"}
 
 
-@needing_extra("memory")
 def test_check_runs_training_updates_and_one_evaluation_batch(check, monkeypatch):
     trained, evaluated, build, update = [], [], check_program.build, Trainer.update
 
@@ -141,7 +137,6 @@ def test_check_estimates_scale_with_the_number_of_processes(check):
     assert_names(found["memory"][1], 3)
 
 
-@needing_extra("optimizers")
 def test_unshardable_optimizer_fails_the_check(check):
     lamb = ["DIST.STRATEGY=fsdp2", "TRAIN.OPTIMIZER.NAME=lamb"]
     assert trouble(check("-ngpus", "2", "-opts", *lamb, program="main_multi_gpu.py")) == {"optimizer": WRONG}

@@ -19,7 +19,6 @@ from engine.checkpoint.find import find_newest, newest_in, read_checkpoint
 from engine.checkpoint.format import numbered, remove_old, save_checkpoint
 from engine.checkpoint.resume import bad_images_of, comparable, drop_tensors, find_checkpoint
 from tests.support.configs import replaced, small_config
-from tests.support.extras import needing_extra
 from tests.support.image_sets import draw
 from tests.support.loading import order
 from tests.support.printed import cases_of, same_message
@@ -169,9 +168,7 @@ USES = {  # {command: (its words, and the checkpoint in the run whose weights it
 }
 
 
-@pytest.mark.parametrize(
-    "use", [pytest.param(use, marks=needing_extra("doctor")) if use == "doctor" else use for use in USES]
-)
+@pytest.mark.parametrize("use", USES)
 def test_every_command_accepts_run_folder_weights_file_or_latest(again, use, monkeypatch):
     program, words, weights = USES[use]
     monkeypatch.chdir(again.parent)
@@ -225,7 +222,7 @@ def test_resume_takes_newest_checkpoint_but_evaluation_takes_best_weights(tmp_pa
         assert find_checkpoint(config, Log(1)) == folder / file
 
 
-@pytest.mark.parametrize("name", ["AdamW", "SGD", pytest.param("lamb", marks=needing_extra("optimizers"))])
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "lamb"])
 def test_checkpoint_file_is_unmapped_after_its_state_is_loaded(tmp_path, name):
     trainer = make_trainer(small_config(tmp_path, "TRAIN.MODEL_EMA=true", f"TRAIN.OPTIMIZER.NAME={name}"))
     update(trainer, 2)

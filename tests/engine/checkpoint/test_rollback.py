@@ -11,7 +11,6 @@ from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.find import find_before
 from engine.checkpoint.format import save_checkpoint, write_bad_batches
 from tests.support.configs import CPU, small_config
-from tests.support.extras import needing_extra
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
 from tests.support.runs import epochs_of, run, run_folder, status_of
@@ -82,7 +81,6 @@ def test_second_streak_of_skipped_updates_ends_the_run_and_its_resume(start):
     assert_names(status_of(folder)["reason"], "step 31")
 
 
-@needing_extra("doctor")
 def test_run_with_nonfinite_gradients_stops_if_no_good_checkpoint_exists(start):
     full = ["open .overflow-batch.pth.tmp", 1, False]
     code, folder, said = start("o", "SAVE_STEPS=2", poisoned=range(8), find_no_room=full)

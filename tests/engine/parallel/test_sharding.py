@@ -11,13 +11,11 @@ from engine.train.optimizers import trained_bytes
 from models import build_model
 from models.weights.sharded import Parts, span
 from tests.support.configs import SMALL, meta_device, small_config
-from tests.support.extras import needing_extra
 from tests.support.printed import cases_of
 from tests.support.refusals import refused
 from tests.support.run_hash import state_hash
 from tests.support.runs import ROOT, launch
 from utils.errors import ConfigError
-from utils.extras import has_extra
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +36,7 @@ ONCE = AGAIN.replace("true", "false")
 LISTS = f"{BF16},PRECISION.CUSTOM_BLACK_LIST=blocks.0.mlp"
 
 IN_FLOAT32 = {"fp32": "", "dropout": ONCE}
-IN_HALF = {"bf16": BF16, "fp16": FP16, "frozen": FROZEN} | ({"lists": LISTS} if has_extra("operator_lists") else {})
+IN_HALF = {"bf16": BF16, "fp16": FP16, "frozen": FROZEN, "lists": LISTS}
 PAIRS = IN_FLOAT32 | IN_HALF
 DDP_COMPILED = {"accumulating": "", "static": "TRAIN.ACCUM_ITER=1"}  # without and with a static graph
 
@@ -132,7 +130,6 @@ def test_fsdp2_gathers_matrices_in_half_and_norms_in_float32(runs):
     assert set(runs["fsdp2 fp32"]["gathered"].values()) == {torch.float32}
 
 
-@needing_extra("operator_lists")
 def test_black_listed_module_is_gathered_in_float32(runs):
     half = torch.bfloat16 if hasattr(MixedPrecisionPolicy(), "param_dtype_override_fn") else torch.float32
     gathered = runs["fsdp2 lists"]["gathered"]
@@ -213,14 +210,7 @@ def test_training_continues_from_sharded_checkpoint_with_another_world_size(runs
     assert len(found["updates"]) == 2 and found["updates"][-1][0] < runs["saved"]["updates"][0][0]
 
 
-OF_EXTRAS = {"DATA.BATCH_SIZE=auto": "memory", "PRECISION.MODE=float8": "float8", "PRECISION.EXPLAIN=true": "explain"}
-
-
-def option_with_mark(option: str):
-    return pytest.param(option, marks=needing_extra(OF_EXTRAS[option])) if option in OF_EXTRAS else option
-
-
-@pytest.mark.parametrize("option", [*map(option_with_mark, cases_of("mistakes/of_shards"))])
+@pytest.mark.parametrize("option", cases_of("mistakes/of_shards"))
 def test_options_unsupported_by_fsdp2_are_refused(tmp_path, option):
     with refused(ConfigError, page="mistakes/of_shards", case=option):
         check_strategy(small_config(tmp_path, "AMP=true", "COMPILE=blocks", FSDP, option))

@@ -10,7 +10,6 @@ from datasets import build_eval_data, build_train_data, load_image_sets
 from engine.predict.classifier import load_classifier
 from models.weights.files import read_checkpoint
 from tests.support.configs import CPU, small_config
-from tests.support.extras import needing_extra
 from tests.support.runs import Ended, epochs_of, run, run_folder, status_of
 from utils.distributed import Process
 
@@ -64,7 +63,7 @@ def processes() -> list[Process]:
     return [Process(CPU, rank=rank, local_rank=rank % 2, world_size=4, local_size=2) for rank in range(4)]
 
 
-@pytest.mark.parametrize("tokens", [[], pytest.param(["DATA.TOKENS=16"], marks=needing_extra("native_aspect"))])
+@pytest.mark.parametrize("tokens", [[], ["DATA.TOKENS=16"]])
 @pytest.mark.parametrize("build", [build_train_data, build_eval_data])
 def test_synthetic_images_differ_between_all_processes(tmp_path, build, tokens):
     options = ["DATA.DATASET=synthetic", "DATA.SYNTHETIC_SIZE=64", "DATA.BATCH_SIZE=4", "MODEL.NUM_CLASSES=10", *tokens]

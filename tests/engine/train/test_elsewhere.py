@@ -18,7 +18,6 @@ from engine.record.timing import Timing
 from engine.train.stop_conditions import SkipLimit
 from models.transforms.gpu_kernels import PatchConv2d
 from tests.support.configs import CPU, small_config
-from tests.support.extras import needing_extra
 from tests.support.pretend_device import DEVICE, on_pretend_device, waits
 from tests.support.run_hash import state_hash
 from tests.support.several_labels import write_digits
@@ -92,12 +91,9 @@ def test_pretend_device_counts_host_waits_and_refuses_host_tensors():
         ones + here
 
 
-OF_AN_EXTRA = {"op lists": "operator_lists", "distillation": "distillation", "LoRA": "lora"}
-
-
 @pytest.mark.parametrize(
     "mode",
-    [pytest.param(mode, marks=needing_extra(OF_AN_EXTRA[mode])) if mode in OF_AN_EXTRA else mode for mode in MODES],
+    MODES,
 )
 @on_pretend_device
 def test_device_update_needs_no_sync_and_matches_the_host(tmp_path, mode):

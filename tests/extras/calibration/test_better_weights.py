@@ -20,12 +20,11 @@ from models import build_model
 from models.weights.load import load_pretrained
 from models.weights.torch_files import read_torch
 from tests.support.configs import CPU
-from tests.support.extras import needing_extra
 from tests.support.runs import Ended, rows_of, run_folder, status_of, typed
 from tests.support.weight_files import assert_same
 from utils.distributed import Process
 
-pytestmark = [pytest.mark.slow, needing_extra("report")]
+pytestmark = pytest.mark.slow
 
 RAW, EMA = "state_dict", "state_dict_ema"
 FLAGS, WORDS = {RAW: "-raw", EMA: "-ema"}, {RAW: "raw", EMA: "EMA"}

@@ -17,7 +17,6 @@ from extras.calibration.fit import fit_temperature
 from models.weights.files import read_weights
 from models.weights.torch_files import read_torch
 from tests.support.configs import CPU, small_config
-from tests.support.extras import needing_extra
 from tests.support.run_hash import run_hash, state_hash
 from tests.support.runs import run, run_folder, typed
 from tests.support.several_labels import write_digits
@@ -156,7 +155,6 @@ def test_killed_and_resumed_run_stores_the_same_calibration(tmp_path, small_yaml
     assert records[0] == records[1] and "calibration" in records[0]
 
 
-@needing_extra("report")
 def test_report_shows_both_calibration_errors_and_a_diagram(calibrated, tmp_path):
     page, figures = (
         (calibrated / "report.html").read_text(),

@@ -21,7 +21,6 @@ from extras.distillation.teacher import Teacher, use_both_heads
 from models import build_model
 from models.transforms.gpu_kernels import PatchConv2d
 from tests.support.configs import CPU, replaced, small_config
-from tests.support.extras import needing_extra
 from tests.support.pretend_device import DEVICE, on_pretend_device
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import epochs_of, run_folder, typed
@@ -208,7 +207,6 @@ def test_memory_estimate_includes_teacher_in_its_dtype(tmp_path):
         assert added == teacher
 
 
-@needing_extra("operator_lists")
 @on_pretend_device
 def test_teacher_on_device_uses_student_kernels_and_float32_batch_norms(tmp_path):
     options = (

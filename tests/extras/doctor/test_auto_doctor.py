@@ -12,7 +12,6 @@ from extras.doctor.in_runs import AutoDoctor, LastUpdate
 from extras.doctor.overflow import Batches, make_case
 from models import build_model
 from tests.support.configs import SMALL, replaced, small_config
-from tests.support.extras import needing_extra
 from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names
 from tests.support.runs import rows_of, run, run_folder, status_of
@@ -100,7 +99,6 @@ def examined(folder, plant, *options, **precision) -> tuple[str, Lines]:
     return doctor.get_advice(), log
 
 
-@needing_extra("distillation")
 def test_doctor_replays_an_update_with_its_teacher(tmp_path):
     options = ("AMP=true", "TRAIN.DISTILLATION_TYPE=soft", "TRAIN.TEACHER_MODEL=test_resnet")
     advice, _ = examined(tmp_path, lambda model: None, *options, DTYPE="float16", INIT_LOSS_SCALING=2.0**100)

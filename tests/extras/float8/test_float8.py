@@ -16,7 +16,6 @@ from extras.float8 import check_float8
 from models import build_model
 from models.transforms import choose_transforms
 from tests.support.configs import CPU, small_config
-from tests.support.extras import needing_extra
 from tests.support.refusals import refused
 from tests.support.runs import typed
 from tests.support.trainers import cosines_to_float32, make_trainer, update
@@ -135,7 +134,6 @@ def test_float8_training_stays_near_float32_and_resumes_exactly(tmp_path):
         assert torch.equal(mine, theirs)
 
 
-@needing_extra("doctor")
 def test_doctor_and_predict_use_bfloat16_for_float8_runs(config):
     from extras.doctor.command import precision_of
     from extras.doctor.overflow import Batches, make_case

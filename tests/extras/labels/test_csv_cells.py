@@ -12,7 +12,6 @@ from extras.labels.csv_cells import CsvFile
 from extras.labels.data import cell_of
 from tests.support.configs import replaced
 from tests.support.csv_files import rows_in, written
-from tests.support.extras import needing_extra
 from tests.support.file_names import names
 from tests.support.properties import examples
 
@@ -34,7 +33,6 @@ def test_changed_label_is_read_back_and_all_else_stays(tmp_path_factory, rows, o
     assert changed == [(path, changes.get(number, label), note) for number, (path, label, note) in enumerate(rows)]
 
 
-@needing_extra("report")
 @given(st.binary(max_size=5).map(os.fsdecode), names())
 @examples(60)
 def test_cells_of_predictions_csv_are_the_cells_that_are_looked_up(tmp_path_factory, name, label):

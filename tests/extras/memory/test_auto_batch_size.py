@@ -15,7 +15,6 @@ from extras.memory.batch_size import Trial, bisect, calculate, find_batch_size, 
 from models import build_model
 from tests.support.configs import CPU, SMALL, small_config
 from tests.support.cpu_memory import passing_bytes
-from tests.support.extras import needing_extra
 from tests.support.planted import run_out
 from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names
@@ -195,7 +194,7 @@ def test_check_estimates_auto_batch_size_or_refuses_it(program):
     "wrong",
     [
         "MODEL.FREEZE=[nothing]",
-        pytest.param("PRECISION.CUSTOM_BLACK_LIST=[nothing]", marks=needing_extra("operator_lists")),
+        "PRECISION.CUSTOM_BLACK_LIST=[nothing]",
     ],
 )
 def test_invalid_setting_prevents_the_batch_size_estimate(program, wrong):

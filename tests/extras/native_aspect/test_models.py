@@ -23,7 +23,6 @@ from models.transforms import choose_transforms
 from models.weights.load import load_pretrained
 from tests.extras.native_aspect.photos import VIT, noise, settings
 from tests.support.configs import CPU, replaced
-from tests.support.extras import needing_extra
 from tests.support.planted import run_out
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import run, run_folder, typed
@@ -37,7 +36,6 @@ pytestmark = pytest.mark.slow
 # The doctor
 
 
-@needing_extra("doctor")
 def test_doctor_replays_saved_batch_of_a_stopped_run(folder, tmp_path):
     words = [
         "-cfg",
@@ -116,7 +114,6 @@ def test_shared_memory_fits_the_largest_batches_of_the_workers(folder, lengths):
 LENGTHS = {"[]": ("DATA.TOKENS", "24"), "[12]": ("DATA.TRAIN_TOKENS", "12"), "[12,40]": ("DATA.TRAIN_TOKENS", "40")}
 
 
-@needing_extra("memory")
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_shortage_of_memory_names_the_setting_of_the_largest_images(folder, lengths):
     from extras.memory.batch_size import refuse
@@ -131,7 +128,6 @@ def test_shortage_of_memory_names_the_setting_of_the_largest_images(folder, leng
         refuse(config, "how it was found", CPU)
 
 
-@needing_extra("memory")
 def test_batch_size_trial_uses_the_largest_training_length(folder, monkeypatch):
     from extras.memory.batch_size import Trial, calculate
 
@@ -163,7 +159,6 @@ def test_data_wait_advice_names_a_supported_cache(folder):
     settings(folder, "DATA.CACHE=disk")  # the rules accept the advice
 
 
-@needing_extra("budget")
 def test_budget_ends_the_run_with_its_schedule_complete(start, tmp_path):
     flags = [
         "-budget",
@@ -339,7 +334,6 @@ def runs(folder, tmp_path_factory) -> dict:
     return found
 
 
-@needing_extra("distillation")
 def test_timm_teacher_keeps_the_position_embedding_of_its_weights(folder, tmp_path):
     from extras.distillation.sources import load_teacher
 
@@ -350,7 +344,6 @@ def test_timm_teacher_keeps_the_position_embedding_of_its_weights(folder, tmp_pa
     assert teacher.model.embeds.pos_embed.shape == (1, 10, 10, 64) and not any("resized" in line for line in lines)
 
 
-@needing_extra("distillation")
 def test_plain_run_as_teacher_reads_the_patches_of_the_student(folder, runs):
     from extras.distillation.sources import load_teacher
 
@@ -362,7 +355,6 @@ def test_plain_run_as_teacher_reads_the_patches_of_the_student(folder, runs):
     torch.testing.assert_close(teacher(patches), alone(square), rtol=0, atol=1e-5)
 
 
-@needing_extra("distillation")
 def test_teacher_with_tokens_gets_squares_of_at_most_that_many_patches(folder, runs):
     from extras.distillation.sources import load_teacher
 

@@ -31,7 +31,6 @@ from tests.support.runs import rows, run, run_folder, typed
 from tests.support.trainers import make_trainer, update
 from utils.distributed import Process
 from utils.errors import ConfigError
-from utils.extras import has_extra
 
 pytestmark = pytest.mark.slow
 
@@ -353,9 +352,8 @@ def test_graph_exports_attention_maps_and_embeddings_are_refused(trained, tmp_pa
         assert not (tmp_path / target).exists()
     ended = typed("scripts/predict.py", trained, photo, "-attention", tmp_path / "maps")
     ended.refused("-attention", "DATA.TOKENS", page="extras/native_aspect/mistakes", case="-attention")
-    if has_extra("embeddings"):
-        ended = typed("scripts/embed.py", trained, photo.parent, "-output", tmp_path / "features")
-        ended.refused("DATA.TOKENS", page="extras/native_aspect/mistakes", case="embeddings")
+    ended = typed("scripts/embed.py", trained, photo.parent, "-output", tmp_path / "features")
+    ended.refused("DATA.TOKENS", page="extras/native_aspect/mistakes", case="embeddings")
 
 
 def test_position_embedding_of_weights_is_resized_to_the_image_size(folder, tmp_path):

@@ -25,7 +25,7 @@ from engine.evaluation.tally import ImageResults, PerImage, Tally
 from engine.precision.policy import Precision
 from engine.predict.pictures import tiles_of
 from engine.train.counters import EpochResult
-from extras.report import image_sheets, several_labels
+from extras.report import image_sheets
 from extras.report import image_tables as module
 from extras.report.image_results import BestResults, ResultFiles
 from extras.report.image_sheets import TrainBatch, draw_confusion, draw_mistakes
@@ -159,8 +159,8 @@ def test_multi_label_tables_match_scikit_learn(tmp_path, monkeypatch):
     images.classes = names
     write_tables(tmp_path, (results := Threads(2).run(results_of)[1]), images)
     shares = logits.sigmoid()
-    monkeypatch.setattr(several_labels, "NUM_SHOWN", 20)
-    number, errors = several_labels.most_certain_label_errors(results, Names(names))
+    monkeypatch.setattr(image_sheets, "NUM_SHOWN", 20)
+    number, errors = image_sheets.most_certain_label_errors(results, Names(names))
     is_wrong = (shares > 0.5) != targets.bool()
     certainty = torch.where(is_wrong, (shares - 0.5).abs(), -1.0).flatten().sort(descending=True).indices[:20].tolist()
     assert number == is_wrong.sum() > 20

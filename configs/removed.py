@@ -1,4 +1,4 @@
-"""Settings, values and flags that a release removed, each with a remedy. No release has removed any so far.
+"""Settings, values and flags that a release removed, each with a remedy.
 
 PaddleViT's settings without a counterpart (extras/paddlevit/settings.py) use the same type of row.
 """
@@ -25,7 +25,11 @@ class Removed(NamedTuple):
 
 REMOVED: dict[str, Removed] = {}  # {full key: the removed setting}
 REMOVED_VALUES: dict[tuple[str, str], str] = {}  # {(full key, value): what to set instead}
-REMOVED_FLAGS: dict[str, str] = {}  # {flag of a script: what to do instead}
+REMOVED_FLAGS: dict[str, str] = {  # {flag of a script: what to do instead}
+    "-undo": "-apply moves no file any more, so there is nothing to undo; for corrections that release 1.1.0 applied, use "
+    "that release",
+    "-yes": "-apply changes no file of the data, so it does not ask; leave the flag out",
+}
 
 
 def translate_removed(

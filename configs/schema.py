@@ -181,6 +181,8 @@ class Data:
     """Name of the data set; docs/data.md lists them with their folder layouts."""
     DATA_PATH: Annotated[str, MAY_CHANGE] = "/dataset/imagenet/"
     """Folder of the data set (for csv: folder or file; for shards also a URL: docs/data.md, "Shards on a server")."""
+    IMAGE_ROOT: Annotated[str | None, LOCAL, MAY_CHANGE, Only("DATASET", ("csv",))] = None
+    """For csv: the folder to which the listed paths are relative, and which they must not leave. Not set: the folder of the list."""
     BATCH_SIZE: Annotated[int | Literal["auto"], Bounds(1, 1_000_000), RECIPE, MAY_CHANGE] = 256
     """Images per process and micro-batch; one update uses BATCH_SIZE x processes x TRAIN.ACCUM_ITER images. auto: the largest batch that fits the device, found by trial at the start."""
     BATCH_SIZE_EVAL: Annotated[int | None, Bounds(1, 1_000_000), MACHINE] = None

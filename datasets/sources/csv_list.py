@@ -102,6 +102,12 @@ def read_csv_file(file: Path, add: Callable[[Rows], None], columns: Columns) -> 
     return notes
 
 
+def read_cells(file: Path, columns: Columns) -> Iterator[list[str]]:
+    """Yield the cells of the header, and of each row that is not empty."""
+    with _opened(file, columns.names) as (rows, _):
+        yield from filter(None, rows)
+
+
 @contextlib.contextmanager
 def _opened(file: Path, columns: list[str]) -> Iterator[tuple[Any, list[str]]]:
     """Yield a csv.reader of a file, and lines for the log. Raise DataError if it is not CSV or lacks these columns."""

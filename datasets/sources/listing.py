@@ -16,7 +16,7 @@ from datasets.collect import Distinct, RowHashes, encoded, equal_rows
 from datasets.index import ENDING, TEXT, Index, IndexWriter, Place, Shape, Texts, index_paths, open_or_build, stamps_of
 from datasets.labels import Labels, are_mostly_numbers, class_numbers, describe_labels, several_labels
 from datasets.sources.images import FileImages, Inside, normal_paths
-from datasets.sources.root import own_split, path_below_data
+from datasets.sources.root import image_root, own_split, path_below_data
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import count_classes
 from utils.errors import DataError, not_a_file
@@ -55,7 +55,7 @@ class Lists:
 def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
     """Return the images of each list or, in evaluation, of the last list only.
 
-    Paths are relative to the folder of the list and must not lead out of it.
+    Paths are relative to DATA.IMAGE_ROOT, or to the folder of the list if it is not set, and must not lead out of it.
     """
     beside = lists.files[0].with_name(f"{lists.files[0].name}{ENDING}")
     made_of = {"files": stamps_of(lists.files), "settings": lists.settings, "version": 2}
@@ -77,15 +77,16 @@ def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
     image_sets = []
     for number in range(len(lists.files))[-1 if config.START.EVAL else 0 :]:
         file, paths = lists.files[number], index.text(f"{number}.path")
-        _check_paths(index, file, number)
+        root = image_root(config.DATA) or file.parent
+        _check_paths(index, file, number, root)
         targets = index.column(f"{number}.target")
         if not index.is_below(f"{number}.target", len(label_sets[number] or classes)):
             raise DataError(
                 f"{index.path} is damaged: its classes differ from the classes in {file}; remove this index, so that "
                 "the next start builds it again"
             )
-        image_set = FileImages(file.parent, paths, targets, classes, PixelRules.of(config.DATA), confined=True)
-        image_set.folder = path_below_data(config.DATA, file.parent)
+        image_set = FileImages(root, paths, targets, classes, PixelRules.of(config.DATA), confined=True)
+        image_set.folder = path_below_data(config.DATA, root)
         image_set.index, image_set.label_sets = index, label_sets[number]
         image_set.labels_are_numbers, image_set.classes_are_names = are_numbers, not are_numbers
         image_set.folder_names = folder_names
@@ -276,9 +277,10 @@ def _notes(config: Config, index: Index, lists: Lists) -> Iterator[str]:
         )
 
 
-def _check_paths(index: Index, file: Path, number: int) -> None:
-    """Raise DataError if a path leads out of the folder of the list, or if one of the first files does not exist."""
-    root, inside, paths = file.parent, Inside(file.parent), index.text(f"{number}.path")
+def _check_paths(index: Index, file: Path, number: int, root: Path) -> None:
+    """Raise DataError if a path leads out of the folder `root`, or if one of the first files does not exist."""
+    inside, paths = Inside(root), index.text(f"{number}.path")
+    relative_to = "the folder of the list" if root == file.parent else "DATA.IMAGE_ROOT"
     folders = (os.fsdecode(each) for chunk in index.text(f"{number}.folder").chunks() for each in chunk)
     outside = next((place for place, folder in enumerate(folders) if folder not in inside), None)
     row = len(paths) if outside is None else min(int(index.column(f"{number}.folder_row")[outside]), len(paths) - 1)
@@ -286,7 +288,7 @@ def _check_paths(index: Index, file: Path, number: int) -> None:
         path = os.fsdecode(paths[first])
         if not os.path.isfile(root / path):
             raise DataError(
-                f"{file}, line {line}: there is no file {root / path}; paths are relative to the folder of the list"
+                f"{file}, line {line}: there is no file {root / path}; paths are relative to {relative_to}"
                 + (" and have / between folders, even on Windows" if "\\" in path else "")
             )
     if outside is not None:

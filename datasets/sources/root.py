@@ -51,9 +51,23 @@ def own_split(training: object, validation: object) -> dict:
 
 
 def folder_of_data(data: Data) -> Path:
-    """Return the folder that contains the images: DATA_PATH, or the folder of a list."""
+    """Return the folder that contains the images: DATA.IMAGE_ROOT (csv), or else DATA_PATH or the folder of a list."""
+    if root := image_root(data):
+        return root
     path = Path(data.DATA_PATH).expanduser()
     return path.parent if path.is_file() else path
+
+
+def image_root(data: Data) -> Path | None:
+    """Return DATA.IMAGE_ROOT, or None if it is not set. Raise DataError if it is not a folder."""
+    if data.DATASET != "csv" or not data.IMAGE_ROOT:
+        return None
+    root = Path(data.IMAGE_ROOT).expanduser()
+    if not root.is_dir():
+        raise DataError(
+            f"DATA.IMAGE_ROOT: {root} is not a folder; name the folder to which the paths in the list are relative"
+        )
+    return root
 
 
 def path_below_data(data: Data, folder: Path) -> str:

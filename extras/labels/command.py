@@ -1,32 +1,35 @@
-"""The three commands of scripts/labels.py: find doubtful labels, apply confirmed corrections, undo them."""
+"""The two commands of scripts/labels.py: find doubtful labels, and list the images with the confirmed labels."""
 
-import os
 import shlex
-import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from configs.combinations import WITHOUT_FILES
 from configs.schema import Config
-from datasets.sources.root import folder_of_data
 from engine.predict.pictures import describe_missing
 from engine.record.saved_run import SavedRun
 from extras.labels.alike import Copy, Pictures, find_copies, find_pairs
-from extras.labels.corrections import apply_corrections, plan_corrections
-from extras.labels.data import DataSet, config_of, origins_of, read_predictions
-from extras.labels.journal import Journal, locked_journal, path_of_journal, undo_change
+from extras.labels.data import DataSet, config_of, read_predictions, refuse_other_data
+from extras.labels.lists import LISTS, command_to_train, correct, write_lists
 from extras.labels.ranking import Doubt, Predictions, find_doubts
-from extras.labels.review import MOST_SHEETS, PER_SHEET, TABLE, Row, read_confirmed, refuse_confirmed, write_review
-from utils.errors import ConfigError, DataError, cause_of
-from utils.files import sync_folder
+from extras.labels.review import (
+    MOST_SHEETS,
+    PER_SHEET,
+    TABLE,
+    Row,
+    check_unchanged,
+    read_confirmed,
+    refuse_confirmed,
+    write_review,
+)
+from utils.errors import ConfigError
 from utils.text import counted, first_of, one_line
 
 NUM_CONFUSIONS = 10  # number of class pairs that the summary lists
-NUM_MOVES = 20  # number of corrections that are printed
+NUM_LISTED = 20  # number of corrections that are printed
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,6 @@ class Source:
     folder: Path  # of the run or the sweep
     runs: list[SavedRun]
     num_missing: int  # trials of the sweep that are not done
-    train: str  # the command to train again
     folds: int | None = None
     data_path: Path | None = None  # where the data are now, if they were moved after the run
 
@@ -50,8 +52,7 @@ def find(source: Source, data_path: Path | None, output: Path | None, finds_copi
     folder = output or source.folder / "labels"
     refuse_confirmed(folder / TABLE)
     config = config_of(source.runs[0], data_path)
-    journal = read_closed_journal(config, source)
-    data, tables, folds = read_tables(source, data_path, journal)
+    data, tables, folds = read_tables(source, data_path)
     judged = np.zeros(len(data), bool)
     for table in tables:
         judged[table.images] = True
@@ -63,7 +64,7 @@ def find(source: Source, data_path: Path | None, output: Path | None, finds_copi
         pictures.read(data)
         copies = find_copies(find_pairs(pictures), data, folds)
     rows = rows_of(doubts, copies, data)
-    sheets = write_review(folder, rows, data, journal)
+    sheets = write_review(folder, rows, data)
     for line in summary(doubts, copies, data, finds_copies):
         print(line)
     if not rows:
@@ -83,20 +84,7 @@ def find(source: Source, data_path: Path | None, output: Path | None, finds_copi
     print(f"  {source.command('-apply', shlex.quote(str(folder / TABLE)))}")
 
 
-def read_closed_journal(config: Config, source: Source) -> Journal:
-    """Return the journal of the data. Raise ConfigError if an -apply or -undo was interrupted."""
-    journal = Journal.read(path_of_journal(config))
-    if journal.is_open:
-        raise ConfigError(
-            f"{journal.path}: an -apply or -undo was interrupted; repeat -apply, or take all corrections back: "
-            f"{source.command('-undo')}"
-        )
-    return journal
-
-
-def read_tables(
-    source: Source, data_path: Path | None, journal: Journal
-) -> tuple[DataSet, list[Predictions], np.ndarray | None]:
+def read_tables(source: Source, data_path: Path | None) -> tuple[DataSet, list[Predictions], np.ndarray | None]:
     """Return the data, one table of predictions for each seed, and the fold of each image in a sweep (-1: unknown)."""
     first = data = folds = None
     by_seed: dict[int, list[Predictions]] = {}
@@ -105,7 +93,8 @@ def read_tables(
         if data is None or config.DATA.FOLD != data.config.DATA.FOLD:  # each fold splits the images differently
             data = DataSet.load(config)
             first = first or data
-        table = read_predictions(run, data, origins_of(run, data, journal.states()))
+        refuse_other_data(run, data)
+        table = read_predictions(run, data)
         by_seed.setdefault(run.settings["SEED"], []).append(table)
         if source.folds:
             folds = np.full(len(data), -1) if folds is None else folds
@@ -164,87 +153,35 @@ def summary(doubts: Sequence[Doubt], copies: Sequence[Copy], data: DataSet, find
     return lines
 
 
-def apply(source: Source, data_path: Path | None, table: Path, is_agreed: bool) -> None:
-    """Correct the confirmed labels of a table."""
-    config = config_of(source.runs[0], data_path)
-    refuse_without_files(config, "-apply")
-    with locked_journal(config, "-apply") as journal:
-        journal.settle(folder_of_data(config.DATA))
-        data = DataSet.load(config)
-        confirmed, record = read_confirmed(table, data.classes)
-        corrections = plan_corrections(data, confirmed, record, journal)
-        if not corrections:
-            print(
-                f"{table}: nothing to correct; the labels of {counted(len(confirmed), 'confirmed row')} are already right"
-            )
-            if journal.is_open:
-                journal.write(applied=len(journal.starts))
-            return
-        for each in corrections[:NUM_MOVES]:
-            print(each.describe())
-        print(
-            f"{counted(len(corrections), 'label')} to correct"
-            + (f", the first {NUM_MOVES} are listed above" * (len(corrections) > NUM_MOVES))
-        )
-        if not (is_agreed or agrees()):
-            print("nothing was changed")
-            return
-        try:
-            apply_corrections(data, corrections, journal)
-        except OSError as error:
-            raise DataError(
-                f"-apply: {cause_of(error)} ({error.filename}); repeat the command, or take all corrections back with "
-                f"{source.command('-undo')}"
-            ) from error
-    print(f"corrected {counted(len(corrections), 'label')}; to take them back: {source.command('-undo')}")
-    print(f"train again, then compare both with scripts/compare.py: {source.train}")
-
-
-def refuse_without_files(config: Config, flag: str) -> None:
-    if config.DATA.DATASET in WITHOUT_FILES:
+def apply(source: Source, data_path: Path | None, table: Path, output: Path | None) -> None:
+    """Write lists of the images with the confirmed labels, and print the command that trains from them."""
+    run = source.runs[0]
+    data = DataSet.load(config_of(run, data_path))
+    if not data.is_correctable:
         raise ConfigError(
-            f"{flag}: DATA.DATASET is {config.DATA.DATASET}, whose labels are not in files, so they cannot be corrected"
+            f"-apply: DATA.DATASET is {data.config.DATA.DATASET}; -apply can only list the images of class folders and "
+            "CSV files (imagefolder, csv); correct the labels in the data from which this data set was made"
         )
-
-
-def agrees() -> bool:
-    """Ask on the terminal whether to apply. Raise ConfigError if there is no terminal."""
-    if not sys.stdin.isatty():
+    refuse_other_data(run, data)
+    confirmed, record = read_confirmed(table, data.classes)
+    changes = [row for row in confirmed if row.suggestion != row.label]
+    if not changes:
         raise ConfigError(
-            "-apply: cannot ask without a terminal; check the corrections above, then repeat the command with -yes"
+            f"-apply: no row of {table} is confirmed with another class than its label; write yes into the column "
+            "confirmed where the suggestion is right"
         )
-    print("apply? [y/N] ", end="", flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-
-def undo(source: Source, data_path: Path | None) -> None:
-    """Take back all corrections of the data set, the last one first."""
-    config = config_of(source.runs[0], data_path)
-    refuse_without_files(config, "-undo")
-    root = folder_of_data(config.DATA)
-    if not path_of_journal(config).exists():
-        raise ConfigError(
-            f"-undo: there is nothing to undo in {root}, because the journal {path_of_journal(config).name} does not exist"
-        )
-    problems, count = [], 0
-    with locked_journal(config, "-undo") as journal:
-        for number, entry in reversed(journal.in_effect()):
-            try:
-                problem = undo_change(root, entry)
-            except OSError as error:
-                problem = f"{error.filename}: {cause_of(error)}"
-            if problem:
-                problems.append(problem)
-                continue
-            journal.write(undone=number)
-            count += len(entry.get("rows", ())) + ("move" in entry)
-        if problems:
-            raise DataError(
-                f"-undo: {counted(len(problems), 'correction')} cannot be taken back ({first_of(problems, '; ', limit=3)}); "
-                f"the others ({count:,}) were taken back. Fix this and repeat -undo, or give up undoing: delete {journal.path}"
-            )
-        for path in journal.leftovers(root):
-            path.unlink(missing_ok=True)
-        os.unlink(journal.path)
-        sync_folder(journal.path.parent)
-    print(f"took back {counted(count, 'correction')}; the labels in {root} are as they were before -apply")
+    check_unchanged(changes, data.root, record)
+    folder = output or table.parent / "corrected"
+    lists = write_lists(folder, data, correct(data, changes))
+    if source.folds:
+        lists = replace(lists, SAVE=Config().SAVE)  # the runs of a sweep are in its folder
+    for row in changes[:NUM_LISTED]:
+        print(one_line(f"{row.name}: {row.label} -> {row.suggestion}"))
+    if len(changes) > NUM_LISTED:
+        print(f"... and {len(changes) - NUM_LISTED:,} more")
+    print(
+        f"{folder}: {' and '.join(LISTS)} list the training and validation images of {run.folder}, with "
+        f"{counted(len(changes), 'corrected label')}; the data are unchanged"
+    )
+    print("train from the lists, then compare both runs with scripts/compare.py:")
+    print(f"  {command_to_train(run.folder, data.config, lists)}")

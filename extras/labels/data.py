@@ -1,14 +1,11 @@
 """The data set of finished runs as it is now: numbered images, and the predictions of a run for them."""
 
-import copy
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
-from unicodedata import normalize
 
 import numpy as np
 
@@ -19,24 +16,17 @@ from datasets import ImageSet, load_image_sets
 from datasets.fingerprint import data_facts, describe_changed_images
 from datasets.sources.images import FileImages
 from datasets.sources.root import folder_of_data
-from datasets.split import DRAWN, divide
+from datasets.split import DRAWN
 from engine.record.saved_files import read_table, to_number
 from engine.record.saved_run import SavedRun
 from extras.labels.ranking import UNKNOWN, Predictions
 from utils.errors import ConfigError, DataError
-from utils.facts import SIZES, changed_facts
+from utils.facts import changed_facts
 from utils.text import csv_cell, first_of
 
 TABLE, RECORD = "predictions.csv", "results.json"
 COLUMNS = ("image", "label", "prediction", "probability", "label_probability")
 PARTS = ("training", "validation")
-
-
-class Origin(NamedTuple):
-    """The name and the label that an image had before -apply."""
-
-    name: str
-    label: str
 
 
 def config_of(run: SavedRun, data_path: Path | None) -> Config:
@@ -164,60 +154,14 @@ class DataSet:
     def label(self, number: int) -> str:
         return self.classes[self.labels[number]]
 
-    def facts_before(self, origins: Mapping[str, Origin]) -> dict[str, int | str]:
-        """Return the facts of the data as they were before these corrections, without file sizes."""
-        if not (isinstance(self.train, FileImages) and isinstance(self.val, FileImages)):
-            return {}
-        if self.is_divided:
-            train, val = divide(earlier(_whole(self.train, self.val), self.root, origins), self.val.split)
-        else:
-            train, val = (earlier(part, self.root, origins) for part in self.parts)
-        return {fact: value for fact, value in data_facts(train, val).items() if not fact.startswith(SIZES)}
-
-
-def below(part: ImageSet, root: Path) -> str:
-    """Return the folder of a part relative to the folder of the data."""
-    return os.path.relpath(part.root, root)
-
-
-def _whole(train: FileImages, val: FileImages) -> FileImages:
-    """Join the two parts of a set that was split."""
-    whole = copy.copy(val)
-    whole.rows = whole.index = None
-    whole.targets = np.empty(len(whole.paths), val.targets.dtype)
-    for part in (train, val):
-        whole.targets[part.rows] = part.targets
-    return whole
-
-
-def earlier(now: FileImages, root: Path, origins: Mapping[str, Origin]) -> FileImages:
-    """Return a set with the names and labels that its images had before corrections. `origins`: {name: origin}."""
-    folder, numbers = below(now, root), {name: number for number, name in enumerate(now.classes)}
-    keys = [key.decode(errors="surrogateescape") for chunk in now.all_keys() for key in chunk]
-    targets = now.targets.copy()
-    for row, key in enumerate(keys):
-        if origin := origins.get(os.path.normpath(os.path.join(folder, key))):
-            keys[row] = os.path.relpath(origin.name, folder)
-            targets[row] = numbers[origin.label]
-    then = FileImages(now.root, keys, targets, now.classes, now.rules)
-    if now.is_listing:  # a scan of class folders sorts the paths of each class
-        order = np.array(sorted(range(len(keys)), key=lambda row: (keys[row].partition("/")[0], keys[row])))
-        then = FileImages(now.root, [keys[row] for row in order.tolist()], targets[order], now.classes, now.rules)
-    for name in ("split", "groups", "labels_are_numbers", "classes_are_names", "is_listing", "class_folders"):
-        setattr(then, name, getattr(now, name))
-    return then
-
 
 def cell_of(text: str) -> str:
     """Return a name or class as tables show it: formulas are marked, invalid UTF-8 is replaced."""
     return str(csv_cell(text)).encode(errors="surrogateescape").decode(errors="replace")
 
 
-def origins_of(run: SavedRun, data: DataSet, states: list[dict[str, Origin]]) -> dict[str, Origin]:
-    """Return {name now: name and label when the run read the image}. Raise DataError if it read other data.
-
-    `states`: the corrections since each earlier state of the data in the journal, the latest state first.
-    """
+def refuse_other_data(run: SavedRun, data: DataSet) -> None:
+    """Raise DataError if the run read other data."""
     then, now = run.about.get("data"), data_facts(*data.parts)
     if not isinstance(then, dict) or not then:
         raise ConfigError(
@@ -226,10 +170,7 @@ def origins_of(run: SavedRun, data: DataSet, states: list[dict[str, Origin]]) ->
         )
     found = changed_facts(then, now)
     if not found:
-        return {}
-    for origins in states:
-        if origins and not changed_facts(then, data.facts_before(origins)):
-            return origins
+        return
     words, _ = describe_changed_images(run.folder / "split.csv", *data.parts)
     changed = first_of(words or [f"{fact}: {values}" for fact, values in found.items()], "; ", limit=4)
     raise DataError(
@@ -238,8 +179,8 @@ def origins_of(run: SavedRun, data: DataSet, states: list[dict[str, Origin]]) ->
     )
 
 
-def read_predictions(run: SavedRun, data: DataSet, origins: Mapping[str, Origin]) -> Predictions:
-    """Read the predictions of a run for its held-out images. Leave out images that were corrected later."""
+def read_predictions(run: SavedRun, data: DataSet) -> Predictions:
+    """Read the predictions of a run for its held-out images."""
     rows = read_table(run.folder / TABLE) if (run.folder / RECORD).exists() else []
     if not rows:
         raise ConfigError(
@@ -250,7 +191,7 @@ def read_predictions(run: SavedRun, data: DataSet, origins: Mapping[str, Origin]
         raise ConfigError(
             f"{run.folder / TABLE}: it lacks the column {first_of(missing)}; restore the file, or train the run again"
         )
-    numbers_of = _numbers_by_cell(data, origins, {row["image"] for row in rows})
+    numbers_of = _numbers_by_cell(data, {row["image"] for row in rows})
     classes = {cell_of(name): n for n, name in enumerate(data.classes)}
     images, predicted, probabilities, of_labels = [], [], [], []
     for row in rows:
@@ -261,8 +202,6 @@ def read_predictions(run: SavedRun, data: DataSet, origins: Mapping[str, Origin]
             )
         if len(numbers_of[row["image"]]) > 1:  # a list can name an image twice
             numbers_of[row["image"]].pop(0)
-        if data.name(number) in origins:
-            continue
         values = to_number(row["probability"]), to_number(row["label_probability"])
         if row["label"] != cell_of(data.label(number)) or None in values:
             raise DataError(
@@ -278,8 +217,8 @@ def read_predictions(run: SavedRun, data: DataSet, origins: Mapping[str, Origin]
     )
 
 
-def _numbers_by_cell(data: DataSet, origins: Mapping[str, Origin], cells: Set[str]) -> dict[str, list[int]]:
-    """Return {cell in the column `image`: numbers of the images with this name}, with the names at the time of the run.
+def _numbers_by_cell(data: DataSet, cells: Set[str]) -> dict[str, list[int]]:
+    """Return {cell in the column `image`: numbers of the images with this name}.
 
     `cells`: the cells of the table. In tables of halfstep 1.0, they are the keys of the validation images.
     """
@@ -287,14 +226,7 @@ def _numbers_by_cell(data: DataSet, origins: Mapping[str, Origin], cells: Set[st
     by_key: dict[str, list[int]] = defaultdict(list)
     for number in range(len(data)) if data.is_divided else data.numbers[1].tolist():
         name, key = data.name(number), data.keys[number]
-        if origin := origins.get(name):
-            name, key = origin.name, os.path.relpath(origin.name, below(data.val, data.root))
         by_name[cell_of(name)].append(number)
         if data.is_held_out[number] or not data.val.names_are_numbers:  # both parts have the same numbers
             by_key[cell_of(key)].append(number)
     return by_key if cells <= by_key.keys() and not cells <= by_name.keys() else by_name
-
-
-def class_of_folder(name: str) -> str:
-    """Return the class of a folder. A Mac writes umlauts in folder names as two characters."""
-    return normalize("NFC", name)

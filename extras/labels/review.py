@@ -15,7 +15,6 @@ from datasets.types import ImageReadError
 from engine.predict.pictures import Tile, contact_sheet, fitted, write_picture
 from engine.record.saved_files import read_json
 from extras.labels.data import DataSet, cell_of
-from extras.labels.journal import Journal
 from utils.errors import ConfigError, DataError, cause_of, did_you_mean
 from utils.files import Kind, content_of, refuse_other_kind, replacing, write_text
 from utils.text import csv_cell, csv_text, first_of
@@ -48,13 +47,13 @@ class Confirmed(NamedTuple):
     suggestion: str
 
 
-def write_review(folder: Path, rows: Sequence[Row], data: DataSet, journal: Journal) -> list[Path]:
+def write_review(folder: Path, rows: Sequence[Row], data: DataSet) -> list[Path]:
     """Write the table, its record and the sheets, and return the paths of the sheets."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         table = folder / TABLE
         refuse_confirmed(table)
-        write_text(folder / RECORD, json.dumps(_record(rows, data, journal), indent=1) + "\n")
+        write_text(folder / RECORD, json.dumps(_record(rows, data), indent=1) + "\n")
         sheets = list(_draw(folder, rows, data))
         cells = [
             [data.name(row.image), data.label(row.image), row.suggestion, _share(row), row.reason, ""] for row in rows
@@ -83,13 +82,12 @@ def _share(row: Row) -> str:
     return "" if row.confidence is None else f"{row.confidence:.4f}"
 
 
-def _record(rows: Sequence[Row], data: DataSet, journal: Journal) -> dict[str, Any]:
+def _record(rows: Sequence[Row], data: DataSet) -> dict[str, Any]:
     images = {}
     for row in rows:
         size, digest = digest_of(data.root / data.name(row.image))
         images[data.name(row.image)] = {"label": data.label(row.image), "size": size, "sha256": digest}
-    state = {"journal": journal.id, "corrections": len(journal.entries)}  # describes the state of the data
-    return {"version": VERSION, **state, "images": images}
+    return {"version": VERSION, "images": images}
 
 
 def digest_of(path: Path) -> tuple[int | None, str | None]:
@@ -202,12 +200,12 @@ def _rows(table: Path) -> list[dict[str, str]]:
     )
 
 
-def check_unchanged(confirmed: Sequence[Confirmed], places: Mapping[str, Path], record: Mapping[str, Any]) -> None:
-    """Raise DataError if a confirmed file was removed or changed after labels.csv was written. `places`: {name: path}."""
+def check_unchanged(confirmed: Sequence[Confirmed], root: Path, record: Mapping[str, Any]) -> None:
+    """Raise DataError if a confirmed file was removed or changed after labels.csv was written."""
     changed = []
     for row in confirmed:
         known = record["images"][row.name]
-        if digest_of(places[row.name]) != (known.get("size"), known.get("sha256")):
+        if digest_of(root / row.name) != (known.get("size"), known.get("sha256")):
             changed.append(row.name)
     if changed:
         raise DataError(

@@ -1,20 +1,27 @@
 """scripts/labels.py on runs and sweeps: the images that it lists, its files, and the runs that it refuses."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from datasets import load_image_sets
 from datasets.sources.digits import FILE as DIGITS
 from datasets.sources.images import FileImages
 from engine.predict.pictures import tiles_of
+from engine.record.saved_files import read_table
+from extras.labels.data import cell_of
 from tests.extras.labels.made_runs import draw_image, make_photos, make_run, make_sweep, settings_of
+from tests.support.file_names import names
 from tests.support.printed import same_text
+from tests.support.properties import examples
 from tests.support.runs import rows_of, typed
 from tests.support.seen import SOURCES
 from tests.support.torchvision_files import make_dtd, make_mnist, make_pets
@@ -146,8 +153,7 @@ def test_doubtful_digit_is_listed_with_its_number_in_the_whole_set(here):
     ended = typed(SCRIPT, "run", "-no_copies").done()
     assert [(row["image"], row["label"]) for row in rows_of("run/labels/labels.csv")] == [(name, label)]
     assert "cannot be corrected" in ended.stdout
-    for words in (["-apply", "run/labels/labels.csv"], ["-undo"]):
-        typed(SCRIPT, "run", *words).refused("DATA.DATASET", words[0])
+    typed(SCRIPT, "run", "-apply", "run/labels/labels.csv").refused("DATA.DATASET", "-apply")
     table = Path("run/predictions.csv")
     table.write_text(table.read_text().replace(f"{name},{label},", f"{name},{9 - int(label)},"))
     typed(SCRIPT, "run").refused(name, "the data set digits")
@@ -344,8 +350,15 @@ def test_table_of_another_program_is_not_overwritten(run):
     typed(SCRIPT, "run", "-output", "mine").refused("mine/labels.csv")
 
 
-@pytest.mark.parametrize(
-    "words", ["-apply x.csv -undo", "-yes", "-undo -output x", "-apply x.csv -no_copies", "-undo -yes"]
-)
-def test_contradictory_flags_are_refused(here, words):
-    typed(SCRIPT, "run", *words.split()).refused("-apply" if "-output" not in words else "-output")
+def test_no_copies_with_apply_is_refused(here):
+    typed(SCRIPT, "run", "-apply", "x.csv", "-no_copies").refused("-no_copies")
+
+
+@given(st.binary(max_size=5).map(os.fsdecode), names())
+@examples(60)
+def test_cells_of_predictions_csv_are_the_cells_that_are_looked_up(tmp_path_factory, name, label):
+    from extras.report.image_tables import write_table
+
+    file = Path(tmp_path_factory.getbasetemp(), "predictions.csv")
+    write_table(file, ("image", "label"), [(name, label)])
+    assert read_table(file) == [{"image": cell_of(name), "label": cell_of(label)}]

@@ -267,11 +267,6 @@ class Status:
         self._beat = threading.Thread()
         self._moved: FolderMoved | None = None  # the error of the heartbeat thread; the next heartbeat raises it
         self._last_write = clock()
-        self._watchers: list[Callable[[Mapping[str, Any]], None]] = []  # called after each write
-        if os.environ.get("KUBEFLOW_TRAINER_SERVER_URL"):
-            from extras.kubeflow import KubeflowProgress
-
-            self._watchers.append(KubeflowProgress(os.environ, warn, clock).publish)
 
     def add(self, **facts) -> None:
         """Add facts, which are written with the next state."""
@@ -317,8 +312,6 @@ class Status:
                     write_text(self._path, text)
             except OSError as error:
                 self._warn(f"cannot write {self._path} ({cause_of(error)}); the run's state is: {content['state']}")
-        for tell in self._watchers:
-            tell(content)
 
 
 def now() -> str:

@@ -203,7 +203,7 @@ def test_moved_sweep_starts_no_trial_in_the_folder_replacing_it(tmp_path, start,
             return super().poll()
 
     monkeypatch.setattr(runner, "start", Moving)
-    assert_names(start(*GRID, exit_with=1), "-output", tmp_path / "sweep", tmp_path / "moved")
+    assert_names(start(*GRID, exit_with=1), "-output", tmp_path / "sweep")
     assert pretended.started == ["trial-000"]
     assert (tmp_path / "sweep/trials.csv").read_text() == "of another sweep"
 

@@ -168,7 +168,7 @@ def tell(rank: int, moment: str, *numbers: int) -> None:
 MOVES = {
     "the start": (engine.run, "quick_checks", 1),
     "a save": (engine.saves.Saves, "save", 1),
-    "a write": (torch, "save", 2),
+    "a write": (torch, "save", 3),
     "a sharded save": (ShardedSaver, "_put", 1),
     "a sign of life": (Status, "_write", 3),
     "the figures": (Recorder, "close", 1),

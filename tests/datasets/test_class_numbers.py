@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from datasets import SavedData, load_image_sets
+from tests.support.cases import cases_of, content_of, names_of
 from tests.support.image_sets import draw, error_of, load, make_folders, make_set, settings, shades
-from tests.support.printed import cases_of, content_of, same_message
 from tests.support.refusals import assert_names, refused
 from utils.errors import ConfigError, DataError
 
@@ -41,11 +41,11 @@ def test_classes_file_also_numbers_classes_without_images(tmp_path, dataset):
     assert names_of(load_image_sets(config, saved=kept)[0]) == names_of(by_number)
 
 
-@pytest.mark.parametrize("text", cases_of("mistakes/in_a_file_of_classes"))
+@pytest.mark.parametrize("text", cases_of("mistakes-in_a_file_of_classes"))
 def test_mistakes_in_a_classes_file_are_reported(tmp_path, text):
     make_folders(tmp_path / "data", {"ant": 12, "bee": 12})
     (tmp_path / "names.txt").write_text(content_of(text))
-    with refused((ConfigError, DataError), page="mistakes/in_a_file_of_classes", case=text):
+    with refused((ConfigError, DataError), *names_of("mistakes-in_a_file_of_classes", text)):
         load("imagefolder", tmp_path / "data", CLASSES=str(tmp_path / "names.txt"))
 
 
@@ -69,7 +69,7 @@ def test_log_names_classes_without_images_or_scores(tmp_path, case):
         told = "\n".join(load_image_sets(config, saved=SavedData(known, {}) if known else None)[1].notes)
     except DataError as error:
         told = str(error)
-    same_message(told, "class_numbers", case)
+    assert_names(told, *names_of("class_numbers", case))
 
 
 def test_csv_column_names_are_configurable(tmp_path):

@@ -21,8 +21,9 @@ from engine.record.saved_run import SavedRun
 from extras.report.page import contact_sheet as as_tiles
 from extras.report.page import element, embedded
 from extras.report.report import describe_end, write_at_end, write_report
+from tests.support.cases import cases_of, value_of
 from tests.support.configs import SMALL
-from tests.support.printed import cases_of, same_message, same_text
+from tests.support.printed import same_text
 from tests.support.runs import run, run_folder, status_of, typed
 from tests.support.saved_runs import write_json, write_run
 
@@ -126,14 +127,14 @@ def run_with(folder: Path, text: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("text", cases_of("extras/report/texts_in_a_report"))
+@pytest.mark.parametrize("text", cases_of("report-texts_in_a_report"))
 def test_report_escapes_names_and_settings_as_text(tmp_path, text):
     folders = tmp_path / "plain", tmp_path / "evil" / text.replace("/", "_")
     plain, page = (page_of(run_with(*each)) for each in zip(folders, ("plain text", text), strict=True))
     assert page.elements == plain.elements, "no element or attribute may come from the data"
     assert page.text.count(text) >= 8 and "doctor.yaml, for use with -cfg:" in page.text and "secret" not in page.text
     assert '" onload' not in element("img", alt='x" onload="x'), "a quote must not end an attribute"
-    same_message(element("p", text), "extras/report/texts_in_a_report", text)
+    assert element("p", text) == value_of("report-texts_in_a_report", text)
 
 
 def test_report_escapes_control_characters_in_names(tmp_path):

@@ -1,6 +1,5 @@
 """Every user mistake ends a run with exit code 2 and one message that names the mistake and its remedy."""
 
-import re
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -43,7 +42,6 @@ def test_check_reports_the_same_mistake_as_a_run(person, here, words):
     (here / "file").write_text("")
     typed_words = words.replace("RESNET", RESNET).split()
     told = person(*typed_words).partition("error: ")[2]
-    theirs = re.compile(r"(?<=it has act_layer, ).*|(?<=with eps 'x' \().*(?=\))")  # text of this timm and torch
     assert_names(told, *names_of("mistakes-in_a_run", words))
     assert " ".join(told.partition(";")[0].split()) in " ".join(person(*typed_words, "-check").split())
 

@@ -10,7 +10,7 @@ from tests.support.refusals import assert_names, refused
 from utils.errors import ConfigError, DataError
 
 
-def names_of(image_set) -> dict[int, str]:
+def names_by_shade(image_set) -> dict[int, str]:
     """Return {shade of an image: the name of its class}."""
     return {shade: image_set.classes[n] for shade, n in zip(shades(image_set), image_set.targets, strict=True)}
 
@@ -32,13 +32,13 @@ def test_classes_file_also_numbers_classes_without_images(tmp_path, dataset):
     path = make_csv(tmp_path / "data", ["cat", "ant"]) if dataset == "csv" else tmp_path / "data"
     plain, numbered = load(dataset, path), load(dataset, path, CLASSES=str(tmp_path / "names.txt"))
     for before, after in zip(plain, numbered, strict=True):
-        assert after.classes == ["dog", "cat", "bee", "ant"] and names_of(after) == names_of(before)
+        assert after.classes == ["dog", "cat", "bee", "ant"] and names_by_shade(after) == names_by_shade(before)
     (tmp_path / "data" / "classes.txt").unlink()
     by_number = load("shards", tmp_path / "data", CLASSES=str(tmp_path / "names.txt"))[0]
     assert by_number.targets.tolist() == [number % 3 for number in range(30)] and by_number.classes[2] == "bee"
     config = settings("shards", tmp_path / "data", CLASSES=str(tmp_path / "names.txt"))
     kept = SavedData(["bee", "cat", "dog", "ant"], {})
-    assert names_of(load_image_sets(config, saved=kept)[0]) == names_of(by_number)
+    assert names_by_shade(load_image_sets(config, saved=kept)[0]) == names_by_shade(by_number)
 
 
 @pytest.mark.parametrize("text", cases_of("mistakes-in_a_file_of_classes"))
@@ -54,7 +54,7 @@ def test_numeric_folders_sort_by_value_except_on_resume(tmp_path):
     train, val = load("imagefolder", tmp_path)
     assert train.classes == val.classes == ["1", "2", "10"]
     by_letters = load_image_sets(settings("imagefolder", tmp_path), saved=SavedData(["1", "10", "2"], val.split))[0]
-    assert by_letters.classes == ["1", "10", "2"] and names_of(by_letters) == names_of(train)
+    assert by_letters.classes == ["1", "10", "2"] and names_by_shade(by_letters) == names_by_shade(train)
 
 
 @pytest.mark.parametrize("case", cases_of("class_numbers"))

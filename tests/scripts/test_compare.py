@@ -19,9 +19,8 @@ from scripts.comparing import statistics
 from scripts.comparing.groups import Group, group_runs
 from scripts.comparing.runs import find_runs, image_test, other_data
 from scripts.comparing.tables import to_markdown
-from tests.support.cases import cases_of, content_of, names_of, value_of
+from tests.support.cases import assert_cases, cases_of, content_of, names_of, value_of
 from tests.support.configs import yaml_of
-from tests.support.printed import same_text
 from tests.support.properties import examples
 from tests.support.refusals import assert_names
 from tests.support.runs import typed
@@ -118,7 +117,7 @@ CASES = {
 }
 
 
-def test_compare_output_matches_the_printed_pages(here):
+def test_compare_output_have_their_settings_and_values(here):
     pages = {}
     for case, runs in CASES.items():
         for name, (values, *facts) in runs.items():
@@ -127,7 +126,7 @@ def test_compare_output_matches_the_printed_pages(here):
         pages[case], _ = type_in(case.replace(" ", "-"))
     pages["by different metrics, -metric loss"], _ = type_in("by-different-metrics", "-metric", "loss")
     whole = ("one of each", "that ended in many ways")
-    same_text(
+    assert_cases(
         "compare",
         {case: text if case in whole else re.split("\n+## [SR][eu][tn]", text)[0] for case, text in pages.items()},
     )
@@ -296,7 +295,7 @@ def test_runs_are_compared_only_on_images_that_both_runs_scored(here, tmp_path):
     better = {name: is_right or int(name[:-4]) > 1 for name, is_right in both.items()} | {"12.jpg": False}
     about = {"classes": 11, "training_images": 99, "validation_images": 41, "validation_digest": "bb"}
     write_predictions(make_run(tmp_path / "b", [60.0], "", {"about": about}), better | {"new": False})
-    same_text("compare_common_images", type_in("a", "b")[0])
+    assert_cases("compare_common_images", type_in("a", "b")[0])
     found = json.loads(type_in(tmp_path / "a", tmp_path / "b", "-json")[0])
     # from scipy.stats.binomtest(1, 11).pvalue
     assert (found["verdict"], found["seeds"], found["images"]) == ("better", [1, 1], 40)

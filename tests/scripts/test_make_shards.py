@@ -13,9 +13,8 @@ from datasets.shuffle import shuffled
 from datasets.sources import shards
 from datasets.sources.images import FileImages
 from scripts import make_shards
-from tests.support.cases import cases_of, names_of
+from tests.support.cases import assert_cases, cases_of, names_of
 from tests.support.image_sets import draw, load, shades
-from tests.support.printed import same_text
 from tests.support.refusals import refused
 from utils.errors import ConfigError, DataError
 
@@ -80,7 +79,7 @@ def test_resume_after_kill_gives_identical_shards(tmp_path, photos, monkeypatch,
     for number in (0, 2):  # the samples after an existing shard must continue correctly
         (tmp_path / "out" / f"train-{number:06d}.tar").unlink()
     call(*flags, "-out", tmp_path / "out")
-    same_text("shards", capsys.readouterr().out)
+    assert_cases("shards", capsys.readouterr().out)
     for path in (tmp_path / "whole").glob("*.tar"):
         assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
 

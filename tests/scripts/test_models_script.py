@@ -5,8 +5,7 @@ import timm
 
 from scripts import models as script
 from scripts.models import describe_models, find_names
-from tests.support.cases import cases_of, names_of, value_of
-from tests.support.printed import same_text
+from tests.support.cases import assert_cases, cases_of, names_of, value_of
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import typed
 from utils.errors import ConfigError
@@ -22,7 +21,7 @@ def test_model_list_row_shows_size_and_image_preparation():
 
 
 def test_models_script_lists_six_sizes_and_recommends_one():
-    same_text("models", printed := typed("scripts/models.py").done().stdout)
+    assert_cases("models", printed := typed("scripts/models.py").done().stdout)
     rows = {row.split()[0]: row for row in printed.splitlines()[1:7]}
     assert not set(rows) - set(timm.list_pretrained())
     for model in describe_models(list(rows)):

@@ -4,8 +4,10 @@ For a message, that is the words that it must contain: settings, flags, files, v
 """
 
 import re
+from collections.abc import Mapping
 
 from tests.support.forks import ROOT
+from tests.support.refusals import assert_names
 
 
 def cases_of(name: str) -> list[str]:
@@ -21,6 +23,12 @@ def names_of(name: str, case: str) -> list[str]:
 def value_of(name: str, case: str) -> str:
     """Return the value for this case, as text; // ends a line."""
     return _read(name)[case].replace(" // ", "\n")
+
+
+def assert_cases(name: str, texts: str | Mapping[str, str]) -> None:
+    """Assert that {case: text}, or the text of the case `all`, contain the words of their cases."""
+    for case, text in ({"all": texts} if isinstance(texts, str) else texts).items():
+        assert_names(text or "(nothing)", *names_of(name, case))
 
 
 def content_of(case: str) -> str:

@@ -17,9 +17,8 @@ from engine.train.optimizers import build_optimizer
 from models import build_model
 from models.transforms import choose_transforms
 from models.transforms.blocks import HalfResidual
-from tests.support.cases import cases_of, value_of
+from tests.support.cases import assert_cases, cases_of, value_of
 from tests.support.configs import CPU, replaced, small_config
-from tests.support.printed import same_text
 from tests.support.refusals import assert_names, refused
 from tests.support.trainers import make_trainer, scaled_step, update
 from utils.errors import ConfigError
@@ -61,11 +60,11 @@ def test_half_dtype_follows_setting_and_device(case):
     assert str(half) == value_of("half_types", case)
 
 
-def test_speed_advice_on_half_precision_matches_the_printed_page():
+def test_speed_advice_on_half_precision_have_their_settings_and_values():
     cases = [
         (half, speedup) for half in (torch.bfloat16, torch.float16, None) for speedup in (0.2, 0.95, 1.1, 1.4, 2.7)
     ]
-    same_text(
+    assert_cases(
         "speed_of_half_precision", {f"{half}, {speedup}": speed_advice(CPU, half, speedup) for half, speedup in cases}
     )
 

@@ -446,7 +446,6 @@ def test_check_reports_shapes_and_padding(folder, tmp_path):
 def test_unsupported_setting_is_refused_by_name(folder, tmp_path, option):
     words = ["-cfg", folder / "native.yaml", "-output", tmp_path, "-epochs", "1", "-opts", *option.split()]
     ended = run("main_single_gpu.py", *map(str, words))
-    named = {"folder": str(folder)}
     key = option.split("=")[0]
     ended.refused(
         "MODEL.KWARGS" if "patch_size" in key or "proj_type" in key else key,

@@ -3,7 +3,6 @@
 import contextlib
 import multiprocessing
 import os
-import re
 import signal
 import threading
 import time
@@ -344,6 +343,5 @@ def test_url_is_parsed_as_folder_tar_or_webdataset_braces(url):
 
 @pytest.mark.parametrize("name", cases_of("remote-mistakes_of_braces"))
 def test_invalid_tar_braces_are_refused(name):
-    long = re.compile(r"(?<=server/)\S{200,}")
     with refused(DataError, *names_of("remote-mistakes_of_braces", name)):
         parse_address(f"https://server/{content_of(name)}")

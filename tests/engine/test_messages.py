@@ -17,8 +17,8 @@ from engine.evaluation.scores import Best, Scores, describe_scores
 from engine.record.next_steps import after_evaluation, after_failure, after_training
 from engine.train.forecast import Forecast, RunTimes
 from engine.train.stop_conditions import why_finished
+from tests.support.cases import assert_cases
 from tests.support.configs import CPU, replaced, small_config
-from tests.support.printed import same_text
 from utils.distributed import Process
 from utils.text import counted
 
@@ -47,7 +47,7 @@ WEIGHTS = {
 }
 
 
-def test_quick_check_rows_match_the_printed_page(tmp_path, monkeypatch):
+def test_quick_check_rows_have_their_settings_and_values(tmp_path, monkeypatch):
     config = small_config(tmp_path, "KEEP_CHECKPOINTS=3", "DATA.BATCH_SIZE_EVAL=8")
     sizes = {"free_bytes": lambda folder: free[-1], "shared_bytes": lambda config, workers: 3 * 2**19 * workers}
     for name, function in sizes.items():
@@ -81,10 +81,10 @@ def test_quick_check_rows_match_the_printed_page(tmp_path, monkeypatch):
             quick_checks.check_shared_memory(config, 1 if name == "too little" else 4),
         ]
     rows["no loader process"] = quick_checks.check_shared_memory(config, 0)
-    same_text("quick_checks", told(rows))
+    assert_cases("quick_checks", told(rows))
 
 
-def test_memory_rows_of_the_check_match_the_printed_page(tmp_path, monkeypatch):
+def test_memory_rows_of_the_check_have_their_settings_and_values(tmp_path, monkeypatch):
     rows = {}
     config = small_config(tmp_path, "DATA.BATCH_SIZE=1", "AMP=true")
     monkeypatch.setattr(check, "estimate", lambda *given: MemoryEstimate(2**29, 2**28))
@@ -98,7 +98,7 @@ def test_memory_rows_of_the_check_match_the_printed_page(tmp_path, monkeypatch):
         rows[name] = check.check_memory(*given)
     monkeypatch.setattr(check, "estimate", lambda *given: (_ for _ in ()).throw(torch.OutOfMemoryError))
     rows["for no batch"] = check.check_memory(config, 10, None, 2**30, Process(CPU))
-    same_text("memory", told(rows))
+    assert_cases("memory", told(rows))
 
 
 def scan_of(sides: list, digests: list[int], total: int | None = None, name: str = "train") -> ScanResult:
@@ -111,7 +111,7 @@ def scan_of(sides: list, digests: list[int], total: int | None = None, name: str
     return scan
 
 
-def test_data_set_rows_of_the_check_match_the_printed_page(tmp_path):
+def test_data_set_rows_of_the_check_have_their_settings_and_values(tmp_path):
     config, rows = small_config(tmp_path, "DATA.MAX_BAD_FRACTION=0.3"), {}
     for number in (1, 99, 100):
         rows[f"{number} images"] = images.check_counts(counted(number, "image"), ImageSet(np.zeros(number), ["a"]))
@@ -145,13 +145,13 @@ def test_data_set_rows_of_the_check_match_the_printed_page(tmp_path):
     }
     for name, (train, val) in pairs.items():
         rows[f"duplicates: {name}"] = images.check_duplicates(train, val)
-    same_text("data_set", told(rows))
+    assert_cases("data_set", told(rows))
 
 
 SCORES = Scores(0.51234, 87.5, 99.25, 400, 0)
 
 
-def test_score_lines_match_the_printed_page():
+def test_score_lines_have_their_settings_and_values():
     with_more = replace(SCORES, macro_recall=80.1239, macro_f1=70.0, metric="macro_f1", num_excluded=2)
     labels = Scores(0.5, 50.0, 90.0, 1, 1, micro_f1=60.0, map=61.5, metric="map")
     few, many = (replace(SCORES, num_images=number, macro_f1=9.0) for number in (99, 50_000))
@@ -163,10 +163,10 @@ def test_score_lines_match_the_printed_page():
         lines.append(describe_scores(scores, name, "3 of 5 classes"))
     for best in (Best(), *(Best.of(each, 3, "_ema" if each is few else "") for each in (SCORES, with_more, few, many))):
         lines += [best.describe(has_ema=False), best.describe(has_ema=True)]
-    same_text("scores", "\n".join(lines))
+    assert_cases("scores", "\n".join(lines))
 
 
-def test_next_steps_match_the_printed_page_for_every_run_ending(tmp_path, monkeypatch):
+def test_next_steps_have_their_settings_and_values_for_every_run_ending(tmp_path, monkeypatch):
     monkeypatch.setattr("engine.record.next_steps._python", lambda: "python")
     config, run = small_config(tmp_path, "TRAIN.NUM_EPOCHS=40"), tmp_path / "my run"
     run.mkdir()
@@ -188,10 +188,10 @@ def test_next_steps_match_the_printed_page_for_every_run_ending(tmp_path, monkey
         (run / name).touch()
         lines[f"an evaluation with {name}"] = after_evaluation(run / "best.pth", run, photos)
     lines["of what was exported"] = after_evaluation(run / "best.safetensors", run, digits)
-    same_text("next_steps", {name: "\n".join(each) for name, each in lines.items()})
+    assert_cases("next_steps", {name: "\n".join(each) for name, each in lines.items()})
 
 
-def test_time_left_lines_match_the_printed_page(tmp_path, monkeypatch):
+def test_time_left_lines_have_their_settings_and_values(tmp_path, monkeypatch):
     monkeypatch.setattr("engine.train.forecast.time_in", lambda seconds: f"<{seconds:g} s later>")
     lines = []
     for limit in ("", "RUN.MAX_TIME=1h"):
@@ -200,4 +200,4 @@ def test_time_left_lines_match_the_printed_page(tmp_path, monkeypatch):
         forecast = Forecast(config, times, start=0.0, clock=lambda: 600.0)
         lines += [forecast.describe(5, left) for left in (7.2, 99.5, 100.0, 3540.0, 3 * 3600 + 59, 200_000.0)]
     lines += [why_finished(replace(Train(), EARLY_STOP=number), 9, 3, number) for number in (1, 2)]
-    same_text("time_left", "\n".join(lines))
+    assert_cases("time_left", "\n".join(lines))

@@ -5,9 +5,9 @@ import shlex
 import pytest
 
 from configs.load import load
+from tests.support.cases import cases_of, names_of
 from tests.support.launch_variables import environment_of, launched_rank_of
-from tests.support.printed import cases_of, same_message
-from tests.support.refusals import refused
+from tests.support.refusals import assert_names, refused
 from utils.errors import ConfigError
 from utils.launch import LaunchOptions, find_launched_rank, rank_in_environment
 
@@ -15,16 +15,16 @@ SLURM = {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4", "SLURM_
 SLURM_TASK = SLURM | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0"}
 
 
-@pytest.mark.parametrize("words", cases_of("extras/launchers/launchers"))
+@pytest.mark.parametrize("words", cases_of("launchers-launchers"))
 def test_rank_is_read_from_variables_of_every_launcher(words):
-    same_message(f"{launched_rank_of(words)}", "extras/launchers/launchers", words)
+    assert_names(f"{launched_rank_of(words)}", *names_of("launchers-launchers", words))
 
 
-@pytest.mark.parametrize("words", cases_of("extras/launchers/mistakes_of_launchers"))
+@pytest.mark.parametrize("words", cases_of("launchers-mistakes_of_launchers"))
 def test_contradictory_or_missing_launcher_variables_are_refused(words):
     environment = environment_of(words)
     start = load([word for word in shlex.split(words) if "=" not in word], needs_file=False).config.START
-    with refused(ConfigError, page="extras/launchers/mistakes_of_launchers", case=words):
+    with refused(ConfigError, *names_of("launchers-mistakes_of_launchers", words)):
         find_launched_rank(environment, LaunchOptions(start.URL, start.WORLD_SIZE, start.RANK, start.NGPUS))
 
 

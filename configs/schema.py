@@ -580,8 +580,6 @@ class Start:
     """Check data, weights, memory and disk, print the findings and exit: no training, no run folder."""
     CHECK_IMAGES: Annotated[int | None, Bounds(1, 1_000_000_000)] = None
     """With CHECK, read at most this many images of each set, spread evenly over the set; not set: all images."""
-    EXPLAIN: Annotated[bool, In("PRECISION")] = False
-    """Before training, report the type in which each module computes, and write precision.csv."""
     PROFILE: Annotated[int | None, Bounds(1, 10_000)] = None
     """Number of updates to trace shortly after the start, into trace.json.gz for ui.perfetto.dev; not set: none."""
     MAX_TIME: Annotated[str | None, DURATION, In("RUN")] = None

@@ -113,10 +113,6 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     with open_trackers(config, session.path, process, log) as trackers:
         watchers = choose_callbacks(session, plan, trainer, saver, trackers)
         trainer.callbacks = watchers.callbacks
-        if config.START.EXPLAIN:
-            from extras.explain import explain
-
-            explain(trainer, log, session.path)
         saves = Saves(session, plan, trainer, saver, watchers)
         outcome = Loop(session, plan, trainer, eval_data, watchers, saves, stop).run()
 

@@ -129,7 +129,7 @@ def test_remaining_time_includes_updates_evaluations_and_final_work(tmp_path):
     time.now += 8
     trainer.end_epoch()
     trainer.notify("on_epoch_start")
-    assert forecast.left(trainer, 1) == 44 * 10 + 104 + 15
+    assert forecast.left(trainer, 1) == 44 * 10 + 108 + 15
     assert forecast.left(trainer, 2) == 44 * 10 + 15
     assert "1.5 of 2" in forecast.describe(44, 547)  # 292 s in total
     trainer.notify("on_rollback")

@@ -9,7 +9,7 @@ from typing import Any
 
 from configs.schema import to_seconds
 from engine.train.callback import Callback
-from engine.train.forecast import MEASURED, NOT_TYPICAL, Forecast, time_in
+from engine.train.forecast import Forecast, time_in
 from engine.train.trainer import Trainer
 from utils.errors import ConfigError
 from utils.text import counted
@@ -80,9 +80,8 @@ class Budget(Callback):
         self._chooses_at = self._step_of_choice(first_step)
 
     def _step_of_choice(self, first_step: int) -> int:
-        """Return the step before which a run without a choice chooses: an epoch or MOST_MEASURED updates from now."""
-        per_epoch = self._times.order.steps_per_epoch
-        return first_step + min(max(per_epoch, NOT_TYPICAL + MEASURED), MOST_MEASURED)
+        """Return the step of the choice: an epoch or MOST_MEASURED updates after the first step of this start."""
+        return first_step + min(self._times.order.steps_per_epoch, MOST_MEASURED)
 
     def on_rollback(self, trainer: Trainer) -> None:
         self._chooses_at = self._step_of_choice(trainer.step)

@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 from tqdm import tqdm

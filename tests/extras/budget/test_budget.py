@@ -3,6 +3,7 @@
 import itertools
 import re
 import time
+from dataclasses import dataclass
 from datetime import datetime
 from types import SimpleNamespace
 
@@ -29,15 +30,19 @@ QUIET = SimpleNamespace(**dict.fromkeys(("start_bar", "move_bar", "end_bar"), la
 NEW = {"budget": {}, "choices": [], "epoch": 0, "step": 0}
 
 
+@dataclass
 class World:
-    """A simulated machine: the duration of each part. Updates from step `changes_at` on take `then` times as long."""
+    """A simulated machine: the seconds that each part takes, and the time."""
 
-    def __init__(
-        self, start=8.0, update=0.1, evaluation=0.3, save=0.0, end_work=2.0, now=0.0, changes_at=10**9, then=1
-    ):
-        self.now, self.start, self.end_work = now, start, end_work
-        self.update, self.evaluation, self.save = update, evaluation, save
-        self.changes_at, self.then = changes_at, then
+    start: float = 8.0
+    update: float = 0.1
+    evaluation: float = 0.3
+    first_evaluation: float = 0.3
+    save: float = 0.0
+    end_work: float = 2.0
+    now: float = 0.0
+    changes_at: int = 10**9  # from this step on, updates take `then` times as long
+    then: float = 1.0
 
 
 class FakeTrainer:
@@ -79,8 +84,8 @@ class Run:
         trainer.callbacks = [forecast, self.budget]
         world.now += world.start
         if saved is NEW:
-            world.now += world.evaluation
-            trainer.notify("on_start_scored", None, world.evaluation)
+            world.now += world.first_evaluation
+            trainer.notify("on_start_scored", None, world.first_evaluation)
 
     def save(self) -> None:
         trainer, choices = self.trainer, [[*each] for each in self.trainer.schedule.choices]
@@ -146,6 +151,10 @@ def test_run_with_budget_ends_on_time_at_final_learning_rate(config, name, frequ
     assert run.trainer.schedule.choices == [[PER_EPOCH, run.trainer.step]] and len(run.lines) == 1
 
 
+def test_end_of_first_epoch_replaces_the_time_of_a_slow_first_evaluation(config):
+    assert 276 <= Run(config("5m"), World(first_evaluation=3.0)).go().world.now <= 300
+
+
 @pytest.mark.parametrize("per_epoch, step", [(2, 13), (22, 22), (1000, 200)])
 def test_choice_follows_first_epoch_or_200_updates(config, monkeypatch, per_epoch, step):
     monkeypatch.setattr(ORDER, "steps_per_epoch", per_epoch)
@@ -194,7 +203,7 @@ def test_start_of_a_resumed_run_does_not_count(config, checkpoint, used):
 
 def test_fewer_epochs_after_a_resume_shorten_the_chosen_run(config):
     first = Run(config("5m"), World()).go(until=500)
-    again = Run(config("5m", "TRAIN.NUM_EPOCHS=50"), World(), first.saved).go()
+    again = Run(config("5m", "TRAIN.NUM_EPOCHS=50", "TRAIN.WARMUP_EPOCHS=5"), World(), first.saved).go()
     assert again.trainer.step == 50 * PER_EPOCH and again.last_rate == pytest.approx(END_LR, abs=1e-7)
 
 

@@ -134,7 +134,7 @@ def config(tmp_path):
 MACHINES = {
     "even": {},
     "slow disk": {"save": 2.0},
-    "long evaluation": {"evaluation": 6.0},
+    "long evaluation": {"evaluation": 6.0, "first_evaluation": 6.0},
     "quick updates": {"update": 0.02},
     "slow updates": {"update": 1.5},
     "slow start": {"start": 40.0, "end_work": 12.0},

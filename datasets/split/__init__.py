@@ -20,7 +20,8 @@ DRAWN = ("hash", "position")  # rules that draw a split; the other rules are "fo
 # Key in the record of a split by hash: the folders that are left out of image keys, if they differ from the classes.
 CLASS_FOLDERS = "class_folders"
 PARTS = ("train", "val")
-ROW, TARGET = "<u4", "<i4"  # types of the columns of a part, in memory and in the index in which a split is stored
+# {column of a part: its type}, in memory and in the index in which a split is stored
+COLUMNS = {"row": "<u4", "target": "<i4"}
 
 
 def hold_out(image_set: ImageSet, fraction: float, title: str, fold: Fold | None = None) -> tuple[ImageSet, ImageSet]:
@@ -201,14 +202,15 @@ def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
         columns = {}
         for part, chosen in zip(PARTS, (~held_out, held_out), strict=True):
             rows = np.flatnonzero(chosen)
-            columns[f"{part}.row"] = rows.astype(ROW)
-            columns[f"{part}.target"] = image_set.targets[rows].astype(TARGET)
+            columns[f"{part}.row"] = rows.astype(COLUMNS["row"])
+            columns[f"{part}.target"] = image_set.targets[rows].astype(COLUMNS["target"])
         return columns, notes
 
     if image_set.index and image_set.index.path and image_set.rows is None:
         from datasets.split.stored import look_up_or_store
 
-        columns, notes = look_up_or_store(image_set, record, class_folders, draw)
+        types = {f"{part}.{name}": kind for part in PARTS for name, kind in COLUMNS.items()}
+        columns, notes = look_up_or_store(image_set, record, class_folders, types, draw)
     else:
         columns, notes = draw()
     parts = []

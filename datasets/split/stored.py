@@ -7,22 +7,24 @@ from pathlib import Path
 import numpy as np
 
 from datasets.index import Index, IndexWriter, Place, Shape, open_or_build
-from datasets.split import PARTS, ROW, TARGET
 from datasets.types import ImageSet
 
-COLUMNS = {"row": ROW, "target": TARGET}
-SHAPE = Shape(
-    {f"{part}.{column}": kind for part in PARTS for column, kind in COLUMNS.items()},
-    [f"{part}.row {part}.target" for part in PARTS],
-    {"notes": [str]},
-)
 Columns = dict[str, np.ndarray]  # {part.column: its values}
 
 
 def look_up_or_store(
-    image_set: ImageSet, record: dict, class_folders: Set[bytes], draw: Callable[[], tuple[Columns, list[str]]]
+    image_set: ImageSet,
+    record: dict,
+    class_folders: Set[bytes],
+    types: dict[str, str],
+    draw: Callable[[], tuple[Columns, list[str]]],
 ) -> tuple[Columns, list[str]]:
-    """Return the stored columns of both parts, and the log lines. If none are stored, call `draw` and store them."""
+    """Return the stored columns of both parts, and the log lines. If none are stored, call `draw` and store them.
+
+    `types`: {part.column: its type}. A column is `row` or `target`.
+    """
+    parts = sorted({name.partition(".")[0] for name in types})
+    shape = Shape(types, [f"{part}.row {part}.target" for part in parts], {"notes": [str]})
     index = image_set.index
     known_by = [index.id, *(record.get(each) for each in ("rule", "fraction", "seed", "group_by"))]
     known_by.append(hashlib.sha256(b"\0".join(sorted(class_folders))).hexdigest())
@@ -33,16 +35,16 @@ def look_up_or_store(
     limits = {"row": len(image_set), "target": int(image_set.targets.max(initial=0)) + 1}
 
     def is_of(found: Index) -> bool:
-        within = (found.is_below(f"{part}.{name}", limit) for part in PARTS for name, limit in limits.items())
+        within = (found.is_below(name, limits[name.partition(".")[2]]) for name in types)
         return found.facts.get("of") == known_by and all(within)
 
     def build(place: Place | None) -> Index:
         columns, notes = draw()
-        writer = IndexWriter(place, SHAPE.columns)
+        writer = IndexWriter(place, types)
         for name, values in columns.items():
             writer.add(name, values)
         return writer.finish({"of": known_by, "notes": notes})
 
     path: Path = index.path.with_suffix(f".{ending}{index.path.suffix}")
-    drawn = open_or_build([path], SHAPE, is_of, build)
-    return {name: drawn.column(name) for name in SHAPE.columns}, drawn.facts["notes"]
+    drawn = open_or_build([path], shape, is_of, build)
+    return {name: drawn.column(name) for name in types}, drawn.facts["notes"]

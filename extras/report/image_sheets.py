@@ -13,7 +13,7 @@ from torch import Tensor
 from configs.schema import Config
 from datasets import Batch, ImageSet, Mixed, build_normalize, build_preparation
 from datasets.types import ImageReadError
-from engine.evaluation.tally import ImageResults
+from engine.evaluation.tally import ImageResults, LabelResults
 from engine.predict.pictures import Tile, contact_sheet, fitted, lettering, write_picture
 from engine.train.callback import Callback
 from engine.train.counters import Report
@@ -30,9 +30,7 @@ NUM_SHOWN, NUM_THREADS, SIDE = 36, 6, 150
 def draw_mistakes(results: Results, image_set: ImageSet) -> Image.Image:
     """Return a sheet of the most confident mistakes, the most confident first. Only images on the sheet are read."""
     names = Names(image_set.classes)
-    find = most_certain_errors
-    if not isinstance(results, ImageResults):
-        from extras.report.several_labels import most_certain_label_errors as find  # local: most runs have one label
+    find = most_certain_errors if isinstance(results, ImageResults) else most_certain_label_errors
     number, errors = find(results, names)
     with ThreadPoolExecutor(NUM_THREADS) as pool:  # reading from a large file or a server is slow
         pixels = pool.map(functools.partial(pixels_of, image_set), [index for index, _ in errors])
@@ -54,6 +52,22 @@ def most_certain_errors(results: ImageResults, names: Names) -> tuple[int, list[
         return [f"label: {label} ({of_label:.1%})", f"model: {prediction} ({certain:.1%})"]
 
     return len(wrong), [(int(results.indices[row]), caption_of(row)) for row in chosen]
+
+
+def most_certain_label_errors(results: LabelResults, names: Names) -> tuple[int, list[tuple[int, list[str]]]]:
+    """Return the number of mistakes in images with several labels, and (image index, caption) for the most confident.
+
+    Each missed label and each wrong prediction is a mistake.
+    """
+    wrong = np.flatnonzero(results.are_labels != results.are_predicted)
+    certainty = np.where(results.are_predicted, results.probabilities, 1 - results.probabilities)
+    chosen = wrong[np.argsort(-certainty[wrong], kind="stable")][:NUM_SHOWN].tolist()
+
+    def caption_of(row: int) -> list[str]:
+        how = "not a label" if results.are_predicted[row] else "a label"
+        return [f"{how}: {names[results.classes[row]]}", f"model: {results.probabilities[row]:.1%}"]
+
+    return len(wrong), [(int(results.images[row]), caption_of(row)) for row in chosen]
 
 
 def pixels_of(image_set: ImageSet, index: int) -> np.ndarray | None:

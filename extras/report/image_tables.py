@@ -77,13 +77,23 @@ def write_table(path: Path, columns: Iterable[str], rows: Iterable[Sequence]) ->
 def prediction_rows(results: Results, image_set: ImageSet, names: Names) -> Iterator[tuple[str, ...]]:
     """Yield a row for each image that could be read."""
     if isinstance(results, LabelResults):
-        from extras.report.several_labels import label_rows  # local: most runs have one label per image
-
         yield from label_rows(results, image_set, names)
         return
     columns = results.indices, results.labels, results.predictions, results.probabilities, results.label_probabilities
     for index, label, prediction, *probabilities in zip(*(each.tolist() for each in columns), strict=True):
         yield image_set.table_name(index), names[label], names[prediction], *map(format_share, probabilities)
+
+
+def label_rows(results: LabelResults, image_set: ImageSet, names: Names) -> Iterator[tuple[str, ...]]:
+    """Yield rows with all labels in one cell, all predicted classes in another, and their probabilities in two more."""
+    starts, ends = (np.searchsorted(results.images, results.indices, side=side) for side in ("left", "right"))
+    for index, start, end in zip(results.indices.tolist(), starts.tolist(), ends.tolist(), strict=True):
+        cells = {}
+        for name, chosen in (("label", results.are_labels), ("prediction", results.are_predicted)):
+            rows = start + np.flatnonzero(chosen[start:end])
+            cells[name] = SEPARATOR.join(names[number] for number in results.classes[rows].tolist())
+            cells[f"{name}s"] = SEPARATOR.join(map(format_share, results.probabilities[rows].tolist()))
+        yield image_set.table_name(index), cells["label"], cells["prediction"], cells["predictions"], cells["labels"]
 
 
 def class_rows(results: Results, names: Names) -> Iterator[tuple]:

@@ -1,6 +1,8 @@
 """PaddleViT's settings are recognised, and the modules for them are imported only then."""
 
 from configs.load import load
+from configs.paddlevit import our_name
+from tests.support.configs import load_text
 from tests.support.modules import ROOT
 from tests.support.runs import run_fresh
 
@@ -26,3 +28,10 @@ def test_values_spelled_as_in_paddlevit_are_read_with_a_note(here):
     assert (loaded.config.START.NGPUS, loaded.config.TRAIN.GRAD_CLIP) == (None, None)
     assert (loaded.config.PRECISION.DTYPE, loaded.config.PRECISION.MODE) == ("float16", "autocast")
     assert sum(" is read as " in note for note in loaded.notes) == 4
+
+
+def test_each_field_of_the_older_format_has_the_name_of_the_setting_that_it_sets(here):
+    fields = {"HIDDEN_SIZE": 96, "NUM_LAYERS": 3, "NUM_HEADS": 3, "MLP_DIM": 192, "QKV_BIAS": False, "PATCH_SIZE": 4}
+    origins = load_text(f"MODEL: {{TRANS: {fields}}}").origins
+    changed = {key for key, origin in origins.items() if origin == "x.yaml"}
+    assert {our_name(f"MODEL.TRANS.{name}") for name in fields} == changed

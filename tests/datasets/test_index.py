@@ -1,13 +1,17 @@
 """The index of a data set: its file, damage, rebuilding, and location."""
 
+import errno
+import itertools
 import os
 import pickle
 import shutil
 import signal
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -76,6 +80,32 @@ def test_damaged_index_is_not_opened(tmp_path):
     assert open_index(path) is None
     path.mkdir()
     assert open_index(path) is None
+
+
+@pytest.mark.parametrize("writes", range(6))
+def test_index_goes_to_the_second_folder_if_the_disk_is_full_after_any_write(tmp_path, monkeypatch, writes):
+    paths = [tmp_path / name / "x.index" for name in ("data", "cache")]
+    for path in paths:
+        path.parent.mkdir()
+    make, left = tempfile.TemporaryFile, itertools.count(writes, -1)
+
+    def write(content) -> int:
+        if next(left) <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return len(content)
+
+    def make_file(dir, **options):
+        return Mock(wraps=make(dir=dir, **options), write=write) if dir == paths[0].parent else make(dir=dir, **options)
+
+    def build(place):
+        writer = IndexWriter(place, {"name": file.TEXT})
+        for name in NAMES:
+            writer.add("name", [name])
+        return writer.finish({})
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", make_file)
+    index = file.open_or_build(paths, {"name": file.TEXT}, lambda index: True, build)
+    assert index.path == paths[1] and index.text("name").chunk(0, 5) == NAMES
 
 
 def test_index_path_depends_on_data_folder_not_on_its_link(tmp_path):

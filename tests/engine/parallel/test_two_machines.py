@@ -5,11 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from datasets import build_eval_data, build_train_data, load_image_sets
+from engine.parallel.sharding import Sharded
 from engine.predict.classifier import load_classifier
 from models.weights.files import read_checkpoint
 from tests.support.configs import CPU, small_config
+from tests.support.properties import examples
 from tests.support.runs import Ended, epochs_of, run, run_folder, status_of
 from utils.distributed import Process
 
@@ -83,3 +87,14 @@ def test_evaluation_counts_each_image_once_over_two_machines(tmp_path):
     image_set = load_image_sets(config)[1]
     shares = [build_eval_data(config, image_set, process).share.tolist() for process in processes()]
     assert sorted(itertools.chain(*shares)) == [*range(len(image_set))]
+
+
+@given(rows=st.integers(1, 40))
+@examples(40)
+def test_processes_of_two_machines_read_each_row_of_a_sharded_checkpoint_once(rows):
+    whole, parts = torch.arange(rows), []
+    for process in processes():
+        sharded = Sharded.__new__(Sharded)  # without a model on four processes
+        sharded.process, sharded._lengths = process, {"weight": rows}
+        parts.append(sharded.local_part({"state_dict": {"weight": whole}})["state_dict"]["weight"])
+    assert torch.equal(torch.cat(parts), whole)

@@ -125,3 +125,11 @@ def test_every_loss_converts_half_logits_to_float32(fixed, name):
     logits, targets, _ = fixed
     half = loss_of(1000 * logits.half(), targets, LOSS=name)
     assert half.dtype == torch.float32 and math.isfinite(half)
+
+
+@given(seed=st.integers(0, 2**31), targets=st.lists(st.integers(0, C - 1), min_size=1, max_size=B))
+@examples(30)
+def test_mean_of_two_heads_decides_whether_an_image_is_a_hit(seed, targets):
+    heads = torch.randn(2, len(targets), C, generator=torch.Generator().manual_seed(seed))
+    found = hits((heads[0], heads[1]), torch.tensor(targets))
+    assert found.tolist() == heads.mean(0).argmax(1).eq(torch.tensor(targets)).tolist()

@@ -12,6 +12,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 import extras.report.image_results
@@ -25,12 +27,13 @@ from engine.evaluation.tally import ImageResults, PerImage, Tally
 from engine.precision.policy import Precision
 from engine.predict.pictures import tiles_of
 from engine.train.counters import EpochResult
-from extras.report import image_sheets, several_labels
+from extras.report import image_sheets
 from extras.report import image_tables as module
 from extras.report.image_results import BestResults, ResultFiles
 from extras.report.image_sheets import TrainBatch, draw_confusion, draw_mistakes
 from extras.report.image_tables import Names, class_records, with_ranking, write_tables
 from tests.support.configs import CPU, small_config
+from tests.support.properties import examples
 from tests.support.run_hash import run_hash
 from tests.support.runs import epochs_of, rows_of, run, run_folder, status_of
 from tests.support.threads import Threads
@@ -141,6 +144,19 @@ def check_rates(records, is_class, is_predicted, scores, names):
         assert row == pytest.approx(expected, abs=1e-9), names[number]
 
 
+@given(readable=st.sets(st.integers(0, 30), min_size=1), seed=st.integers(0, 99))
+@examples(30)
+def test_mistakes_have_the_number_of_their_image_though_others_are_unreadable(readable, seed):
+    indices, rng = np.array(sorted(readable)), np.random.default_rng(seed)
+    labels, predictions = indices % 3, rng.integers(0, 3, len(indices))  # the label follows from the image
+    shares = rng.random(len(indices))
+    results = ImageResults(indices, labels, predictions, shares, 1 - shares, np.zeros((3, 3)))
+    number, errors = image_sheets.most_certain_errors(results, Names(["0", "1", "2"]))
+    assert number == len(errors) == np.count_nonzero(labels != predictions)
+    for index, (label, _) in errors:
+        assert index in readable and label.startswith(f"label: {index % 3} ")
+
+
 def test_multi_label_tables_match_scikit_learn(tmp_path, monkeypatch):
     from sklearn.metrics import precision_recall_fscore_support
 
@@ -159,8 +175,8 @@ def test_multi_label_tables_match_scikit_learn(tmp_path, monkeypatch):
     images.classes = names
     write_tables(tmp_path, (results := Threads(2).run(results_of)[1]), images)
     shares = logits.sigmoid()
-    monkeypatch.setattr(several_labels, "NUM_SHOWN", 20)
-    number, errors = several_labels.most_certain_label_errors(results, Names(names))
+    monkeypatch.setattr(image_sheets, "NUM_SHOWN", 20)
+    number, errors = image_sheets.most_certain_label_errors(results, Names(names))
     is_wrong = (shares > 0.5) != targets.bool()
     certainty = torch.where(is_wrong, (shares - 0.5).abs(), -1.0).flatten().sort(descending=True).indices[:20].tolist()
     assert number == is_wrong.sum() > 20

@@ -70,3 +70,8 @@ def test_run_that_becomes_slower_stops_in_time_and_completes_with_more(tmp_path,
     start(tmp_path, "-budget", "5m", *FLAGS, **faults).done()
     choice, again = saved["progress"]["choices"], read_checkpoint(folder / "last.pth")
     assert again["progress"]["choices"] == choice and again["step"] == choice[0][1]
+
+
+def test_budget_that_ends_before_the_choice_is_refused(tmp_path, start):
+    ended = start(tmp_path, "-budget", "4s", *FLAGS, pass_time=[5, 5, 0], save_at_once=[])
+    assert ended.returncode == ExitCode.REFUSED and "-budget" in ended.printed

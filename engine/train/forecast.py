@@ -16,7 +16,7 @@ from utils.text import counted, format_duration
 
 NOT_TYPICAL, MEASURED = 3, 10  # number of slow updates after a start; number of updates needed for a measurement
 MARKS = 200  # approximate number of points in time that are kept to measure updates
-END_BY_START = 1 / 3  # estimate of the work after the last evaluation, as a fraction of the time until the first update
+END_BY_START = 1 / 2  # estimate of the work after the last evaluation, as a fraction of the time until the first update
 ENOUGH = 10.0  # seconds of training after which the log gets an estimate
 
 

@@ -13,10 +13,10 @@ from engine.check.memory import fixed_bytes
 from engine.precision.policy import Precision
 from extras.memory.batch_size import Trial, bisect, calculate, find_batch_size, max_images, search, try_sizes
 from models import build_model
+from tests.support.cases import cases_of, value_of
 from tests.support.configs import CPU, SMALL, small_config
 from tests.support.cpu_memory import passing_bytes
 from tests.support.planted import run_out
-from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
 from tests.support.runs import Ended, rows, run, run_folder
@@ -168,11 +168,11 @@ def test_batch_size_search_uses_smallest_process_result_or_ends_on_signal(tmp_pa
             find_batch_size(begun, 64 * 20, 10, stop)
 
 
-@pytest.mark.parametrize("case", cases_of("extras/memory/largest_batches"))
+@pytest.mark.parametrize("case", cases_of("memory-largest_batches"))
 def test_largest_auto_batch_size_leaves_ten_updates_per_epoch(tmp_path, case):
     num_images, _, world_size, _, *options = case.split()
     most = max_images(small_config(tmp_path, *options), int(num_images), int(world_size))
-    same_message(str(most), "extras/memory/largest_batches", case)
+    assert str(most) == value_of("memory-largest_batches", case)
 
 
 def test_evaluation_replaces_auto_batch_size_with_the_default(program):

@@ -201,10 +201,6 @@ def restore(plan: TrainPlan, trainer: Trainer, log: Log) -> None:
     with naming_damage(path):
         trainer.load_state_dict(state)
     drop_tensors(state)
-    if config.TRAIN.BUDGET:
-        from extras.budget import CHOICES_FILE, repeat_choices
-
-        log.say(*repeat_choices(path.with_name(CHOICES_FILE), trainer))
     for line in describe_other_validation(plan):
         log.say(line)
         trainer.best, trainer.not_better = Best(), 0

@@ -15,7 +15,7 @@ from configs.load import LoadedConfig
 from configs.schema import Config
 from datasets import BadImages, EvalData, build_eval_data, watches, write_split
 from engine.build import build, load_data_sets, prepare_torch, restore
-from engine.callback_list import choose_callbacks, make_report
+from engine.callback_list import callbacks_that_save, choose_callbacks, make_report
 from engine.check.quick_checks import OK, quick_checks, refuse_full_disk
 from engine.checkpoint.async_saver import BEST, make_saver
 from engine.checkpoint.format import checkpoint_bytes, progress_in
@@ -114,6 +114,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
         watchers = choose_callbacks(session, plan, trainer, saver, trackers)
         trainer.callbacks = watchers.callbacks
         saves = Saves(session, plan, trainer, saver, watchers)
+        trainer.callbacks += callbacks_that_save(session, plan, trainer, watchers.forecast, saves.save_and_wait)
         outcome = Loop(session, plan, trainer, eval_data, watchers, saves, stop).run()
 
     # Write the report and print the next steps.

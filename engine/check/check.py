@@ -286,12 +286,10 @@ def estimate_time(plan: TrainPlan, trainer: Trainer, startup: float) -> str:
     if plan.config.TRAIN.BUDGET:
         from extras.budget import Allowance, Budget
 
-        budget = Budget(
-            forecast, Allowance(plan.config.TRAIN.BUDGET, time.monotonic(), plan.inputs.saved.get("budget", {}))
-        )
-        if not step:
-            budget.refuse_too_short(step)
-        return budget.describe(step, budget.fitting(step)) + each
+        allowance = Allowance(plan.config.TRAIN.BUDGET, time.monotonic(), plan.inputs.saved.get("budget", {}))
+        budget, schedule = Budget(step, forecast, allowance), trainer.schedule
+        num_updates = schedule.num_updates if schedule.choices else budget.fitting(step)
+        return budget.describe(step, num_updates) + each
     return forecast.describe(step, times.until_end(step, trainer.schedule.num_updates)) + each
 
 

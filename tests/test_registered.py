@@ -263,7 +263,7 @@ def inline_code() -> list[str]:
     return re.findall(r"`([^`]+)`", without_blocks())
 
 
-COMMANDS = ("python ", "bash ", "apt-get ", ".venv/", "WRITE_PAGES", "mpirun", "-", "==", "#")
+COMMANDS = ("python ", "bash ", "apt-get ", ".venv/", "mpirun", "-", "==", "#")
 
 
 def exists(path: str) -> bool:

@@ -17,8 +17,8 @@ from models.export.formats import FORMATS
 from models.export.subject import Subject
 from models.weights.files import read_checkpoint, read_record, read_state_dict
 from models.weights.metadata import metadata_of
+from tests.support.cases import cases_of, names_of
 from tests.support.checkpoints import CLASSES, PLAIN, checkpoint
-from tests.support.printed import cases_of
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT, Ended, run, run_fresh, typed
 from tests.support.weight_files import assert_same, saved, vit
@@ -154,12 +154,12 @@ def test_missing_or_old_library_is_refused_before_writing(plain, tmp_path, monke
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("words", cases_of("mistakes/of_export"))
+@pytest.mark.parametrize("words", cases_of("mistakes-of_export"))
 def test_wrong_export_name_or_flag_is_refused(plain, words):
     for name in ("status.json", "theirs.npz"):
         (plain.parent / name).write_text("{}")
     given = words.format(run=plain.parent).split()
-    typed("scripts/export.py", *given).refused(page="mistakes/of_export", case=words)
+    typed("scripts/export.py", *given).refused(*names_of("mistakes-of_export", words))
 
 
 def wrong_for(is_chosen):

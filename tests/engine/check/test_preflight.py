@@ -14,9 +14,9 @@ from engine.train.trainer import Trainer
 from models import build_model
 from scripts import make_shards
 from tests.engine.check.small_photos import CLEAN, sets_of, trouble
+from tests.support.cases import cases_of, names_of
 from tests.support.configs import RESNET, replaced, small_config
 from tests.support.planted import run_out
-from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, run, typed
 
@@ -43,12 +43,12 @@ def test_check_reads_the_files_of_cached_images(check, photos, tmp_path):
     assert check("-opts", *options)["training sizes"] == check()["training sizes"]
 
 
-@pytest.mark.parametrize("flags", cases_of("mistakes/in_the_check"))
+@pytest.mark.parametrize("flags", cases_of("mistakes-in_the_check"))
 def test_check_reports_settings_mistake_in_its_own_row(check, flags):
     if torch.cuda.is_available() and "PRECISION.MATMUL=tf32" in flags:
         pytest.skip("not a mistake on a GPU")
     told = "; ".join(f"{row}: {verdict}" for row, verdict in trouble(check(*flags.split())).items())
-    same_message(told or "(nothing)", "mistakes/in_the_check", flags)
+    assert_names(told or "(nothing)", *names_of("mistakes-in_the_check", flags))
 
 
 def test_check_reports_all_independent_mistakes_at_once(check, photos):

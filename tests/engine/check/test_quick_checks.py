@@ -19,8 +19,9 @@ from engine.check.quick_checks import (
 from engine.plan import TrainPlan
 from engine.trial import inputs_of_trial
 from tests.engine.check.small_photos import sets_of
+from tests.support.cases import cases_of, names_of
 from tests.support.configs import CPU, replaced, small_config
-from tests.support.printed import cases_of, same_message
+from tests.support.refusals import assert_names
 from utils.distributed import Process
 
 
@@ -33,7 +34,7 @@ def test_check_warning_of_high_fine_tuning_rate_suggests_options_that_fix_it(tmp
         return check_fine_tuning(small_config(tmp_path, *words), int(batch))
 
     told = "; ".join(f"{finding.verdict}: {finding.text}; {finding.remedy}" for finding in found())
-    same_message(told or "(nothing)", "rates_of_trained_weights", case)
+    assert_names(told or "(nothing)", *names_of("rates_of_trained_weights", case))
     if told.startswith(WARN):
         _, advice = found()[0].remedy.split("-opts ")
         assert [finding.verdict for finding in found(*advice.split())] == [OK]

@@ -17,10 +17,10 @@ from engine.train.optimizers import (
     numbers_per_weight,
 )
 from extras.optimizers.of_timm import BY_ELEMENT
+from tests.support.cases import cases_of, names_of
 from tests.support.configs import CPU, small_config
 from tests.support.optimizers import Learner, one_of_each_class
 from tests.support.pretend_device import DEVICE, on_pretend_device
-from tests.support.printed import cases_of
 from tests.support.refusals import refused
 from tests.support.run_hash import state_hash
 from tests.support.trainers import make_trainer
@@ -136,9 +136,9 @@ def test_timm_optimizer_gets_its_arguments_and_defaults(tmp_path, words, expecte
         assert (expected | {"lr": 0.02, "weight_decay": decay}).items() <= group.items()
 
 
-@pytest.mark.parametrize("words", cases_of("extras/optimizers/mistakes_of_an_optimizer"))
+@pytest.mark.parametrize("words", cases_of("optimizers-mistakes_of_an_optimizer"))
 def test_impossible_optimizer_is_refused_before_the_model_is_built(tmp_path, words):
-    with refused(ConfigError, page="extras/optimizers/mistakes_of_an_optimizer", case=words):
+    with refused(ConfigError, *names_of("optimizers-mistakes_of_an_optimizer", words)):
         check_optimizer(small_config(tmp_path, *(f"TRAIN.OPTIMIZER.{word}" for word in words.split())))
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import multiprocessing
 import os
-import re
 import signal
 import threading
 import time
@@ -18,8 +17,8 @@ from datasets import load_image_sets
 from datasets.sources.shards import ShardTar
 from extras.remote.server import NotThereError, Server, judge, parse_address
 from extras.remote.shards import NUM_PULLERS, ServerFolder, TarCache
+from tests.support.cases import cases_of, content_of, names_of, value_of
 from tests.support.image_sets import load, make_set, samples, settings, shades, write_tar
-from tests.support.printed import cases_of, content_of, same_message
 from tests.support.refusals import assert_names, flip, refused
 from tests.support.runs import wait_until
 from tests.support.seen import seen
@@ -239,7 +238,7 @@ def test_transient_server_faults_are_retried(root, tmp_path, fault):
         assert cache.path(tar).read_bytes() == (root / tar.name).read_bytes() and server.num_faults == 2
 
 
-@pytest.mark.parametrize("answer", cases_of("extras/remote/mistakes_of_a_server"))
+@pytest.mark.parametrize("answer", cases_of("remote-mistakes_of_a_server"))
 def test_permanent_server_fault_raises_data_error_after_limited_retries(root, tmp_path, monkeypatch, answer):
     slept: list[float] = []
     clock = SimpleNamespace(sleep=slept.append, monotonic=lambda: sum(slept))
@@ -249,7 +248,7 @@ def test_permanent_server_fault_raises_data_error_after_limited_retries(root, tm
     with HttpFolder(root, fault=lambda number, path: fault) as server:
         cache, tar = cache_of(server, tmp_path)
         cache.server.patience = 0.3
-        with refused(DataError, page="extras/remote/mistakes_of_a_server", case=answer):
+        with refused(DataError, *names_of("remote-mistakes_of_a_server", answer)):
             cache.pull(tar)
         assert (len(server.paths) > 2) is (fault in (503, "empty")) and not cache.files()
 
@@ -286,7 +285,7 @@ def test_causes_of_unreachable_remote_data_are_named(root, caches, tmp_path, mon
         patched.setattr("extras.remote.server.time", clock)
         for url in ("http://127.0.0.1:1/set", "http://no-such-host.invalid/set"):
             slept.clear()
-            with refused(DataError, url, "DATA.DATA_PATH", "network", whole=False):
+            with refused(DataError, url, "DATA.DATA_PATH", "network"):
                 remote(url, caches)
             assert 0 < sum(slept) <= 3, "less than the two minutes of PATIENCE, because it has never answered"
     path = root / "train-000001.tar"
@@ -336,14 +335,13 @@ def test_server_cannot_name_files_outside_the_cache(root, caches, tmp_path):
 # --- names in URLs ---
 
 
-@pytest.mark.parametrize("url", cases_of("extras/remote/urls_of_tars"))
+@pytest.mark.parametrize("url", cases_of("remote-urls_of_tars"))
 def test_url_is_parsed_as_folder_tar_or_webdataset_braces(url):
     folder, names = parse_address(url)
-    same_message(f"{folder}: {names}", "extras/remote/urls_of_tars", url)
+    assert f"{folder}: {names}" == value_of("remote-urls_of_tars", url)
 
 
-@pytest.mark.parametrize("name", cases_of("extras/remote/mistakes_of_braces"))
+@pytest.mark.parametrize("name", cases_of("remote-mistakes_of_braces"))
 def test_invalid_tar_braces_are_refused(name):
-    long = re.compile(r"(?<=server/)\S{200,}")
-    with refused(DataError, page="extras/remote/mistakes_of_braces", case=name, long=long):
+    with refused(DataError, *names_of("remote-mistakes_of_braces", name)):
         parse_address(f"https://server/{content_of(name)}")

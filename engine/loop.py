@@ -10,6 +10,7 @@ from datasets import BadImages, EvalData, Window
 from engine.callback_list import Watchers
 from engine.checkpoint.async_saver import BEST
 from engine.evaluation.scores import rank_of
+from engine.memory import naming_remedy
 from engine.plan import TrainPlan
 from engine.plan_lines import measured_classes
 from engine.saves import Saves
@@ -148,7 +149,8 @@ class Loop:
         trainer, saves, config = self.trainer, self.saves, self.plan.config
         number, start = trainer.epoch + 1, time.perf_counter()
 
-        report, num_images = train_epoch(trainer, windows, self.session.log, self.stop, saves.save)
+        with naming_remedy(trainer, self.session.path):  # if memory runs out
+            report, num_images = train_epoch(trainer, windows, self.session.log, self.stop, saves.save)
         trained, is_last = time.perf_counter(), number == trainer.schedule.num_epochs
 
         found, suffix, is_best = {}, "", False

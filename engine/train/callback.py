@@ -38,7 +38,7 @@ class Callback:
         """Called before each update, or before it is left out. The report of the previous update is complete."""
 
     def on_window(self, trainer: "Trainer") -> None:
-        """Called at the start of an update, and again for each further attempt (guards.py)."""
+        """Called at the start of an update."""
 
     def on_phase(self, trainer: "Trainer", name: str) -> None:
         """Called when a phase of the update begins. It lasts until the next phase begins."""

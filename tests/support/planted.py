@@ -21,8 +21,9 @@ from tqdm import tqdm
 
 import engine.build
 import engine.callback_list
-import engine.check.memory
 import engine.eval_run
+import engine.first_passes
+import engine.memory
 import engine.run
 import engine.saves
 import engine.session
@@ -139,7 +140,7 @@ def ignore(*numbers: int) -> None:
 # {moment: (owner, function, n)}. The nth call of the function sends the signal. An update has two micro-batches.
 MOMENTS = {
     "before the settings are read": (engine.settings, "load_settings", 1),
-    "batch size": ("extras.memory.batch_size", "calculate", 1),
+    "batch size": ("engine.batch_size", "calculate", 1),
     "start-up": (engine.build, "build_train_data", 1),
     "training": (Trainer, "update", 3),
     "accumulation": (Trainer, "to_device", 6),
@@ -233,7 +234,7 @@ def hold(folder: str, steps: list[int]) -> None:
 
 def limit_free_memory(size: int) -> None:
     """Report this many bytes as free host memory."""
-    engine.check.memory.free_host_memory = lambda: size
+    engine.memory.free_host_memory = lambda: size
 
 
 def run_out(trainer: Trainer, fits: int, step: int) -> None:
@@ -254,15 +255,16 @@ def run_out(trainer: Trainer, fits: int, step: int) -> None:
 
 
 def run_out_of_memory(fits: int, step: int, rank: int) -> None:
-    """Make the process of this rank run out of memory, as `run_out` does."""
-    choose = engine.run.choose_callbacks
+    """Make the process of this rank run out of memory, as `run_out` does, on a device that raises an error then."""
+    fit = engine.run.fit_micro_batches
 
-    def choose_and_limit(session, plan, trainer, *others):
+    def limit_and_fit(trainer, log):
         if trainer.process.rank == rank:
             run_out(trainer, fits, step)
-        return choose(session, plan, trainer, *others)
+        fit(trainer, log)
 
-    engine.run.choose_callbacks = choose_and_limit
+    engine.first_passes.raises_when_full = lambda device: True
+    engine.run.fit_micro_batches = limit_and_fit
 
 
 def compute_in_float64() -> None:

@@ -140,8 +140,3 @@ def own_parameter(module: nn.Module, name: str) -> nn.Parameter:
 def add_position_embedding(model: nn.Module, patches: Tensor) -> Tensor:
     """Add class token and position embedding as timm's VisionTransformer does. timm's function is private."""
     return model._pos_embed(patches)
-
-
-def inner_data(tensor: Any) -> Any:
-    """Return a torchao tensor's inner data, whose type is used in computations; the outer `dtype` is the original type."""
-    return getattr(tensor, "_data", tensor)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("here")
 
 
 EXAMPLE_VALUES = {"DATA.IMAGE_SIZE": "32", "PRECISION.DTYPE": "float16", "TRACK": "['wandb']"}
-EXAMPLE_VALUES |= dict.fromkeys(("EVAL", "CHECK", "AMP", "PRECISION.EXPLAIN", "COMPILE"), "true")
+EXAMPLE_VALUES |= dict.fromkeys(("EVAL", "CHECK", "AMP", "COMPILE"), "true")
 PADDLEVITS = """-dataset -data_path -output -batch_size -batch_size_eval -image_size -accum_iter -num_classes -ngpus
                 -pretrained -resume -last_epoch -eval -amp"""
 KEYS = {flag: key for group in FLAGS.values() for flag, (key, _) in group.items()}

@@ -4,15 +4,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
-import torch
 
 from configs.schema import Train
 from datasets import load_image_sets
 from datasets.batch_order import Order
 from datasets.types import ImageSet
-from engine.check import check, images, quick_checks
+from engine.check import images, quick_checks
 from engine.check.images import ScanResult
-from engine.check.memory import MemoryEstimate
 from engine.evaluation.scores import Best, Scores, describe_scores
 from engine.record.next_steps import after_evaluation, after_failure, after_training
 from engine.train.forecast import Forecast, RunTimes
@@ -82,23 +80,6 @@ def test_quick_check_rows_have_their_settings_and_values(tmp_path, monkeypatch):
         ]
     rows["no loader process"] = quick_checks.check_shared_memory(config, 0)
     assert_cases("quick_checks", told(rows))
-
-
-def test_memory_rows_of_the_check_have_their_settings_and_values(tmp_path, monkeypatch):
-    rows = {}
-    config = small_config(tmp_path, "DATA.BATCH_SIZE=1", "AMP=true")
-    monkeypatch.setattr(check, "estimate", lambda *given: MemoryEstimate(2**29, 2**28))
-    for name, (free, size, sharing) in {
-        "enough": (2**30, 1, 1),
-        "hardly": (int(2**29 * 1.6), 1, 1),
-        "of several processes": (2**32, 6, 2),
-        "for no image": (2**29, 32, 1),
-    }.items():
-        given = replaced(config, DATA={"BATCH_SIZE": size}), 10, None, free, Process(CPU, local_size=sharing)
-        rows[name] = check.check_memory(*given)
-    monkeypatch.setattr(check, "estimate", lambda *given: (_ for _ in ()).throw(torch.OutOfMemoryError))
-    rows["for no batch"] = check.check_memory(config, 10, None, 2**30, Process(CPU))
-    assert_cases("memory", told(rows))
 
 
 def scan_of(sides: list, digests: list[int], total: int | None = None, name: str = "train") -> ScanResult:

@@ -211,7 +211,6 @@ def test_run_draws_its_training_batch_and_resumes(trained, folder):
         ["-batch_size", "auto"],
         ["-opts", "DATA.CACHE=disk", "DATA.CACHE_PATH={tmp}/cache"],
         ["-dataset", "synthetic", "-num_classes", "3", "-opts", "DATA.SYNTHETIC_SIZE=32", "DATA.TRAIN_TOKENS=[4,12]"],
-        ["-amp", "-explain_precision"],
     ],
     ids=" ".join,
 )

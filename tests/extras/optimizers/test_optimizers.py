@@ -11,15 +11,12 @@ import yaml
 
 from configs.load import load
 from configs.schema import Arguments, Optimizer, Train
-from engine.check.memory import fixed_bytes
-from engine.precision.policy import Precision
 from engine.train.optimizers import (
     build_optimizer,
     check_optimizer,
     numbers_per_weight,
 )
 from extras.optimizers.of_timm import BY_ELEMENT
-from models import build_model
 from tests.support.cases import cases_of, names_of
 from tests.support.configs import CPU, small_config
 from tests.support.optimizers import Learner, one_of_each_class
@@ -182,12 +179,3 @@ def test_optimizer_broken_by_old_timm_is_named(monkeypatch):
     monkeypatch.setattr("timm.optim.nadamw.NAdamW.step", Mock(side_effect=ZeroDivisionError))
     with pytest.raises(ZeroDivisionError):  # not caused by a setting
         numbers_per_weight(Train(OPTIMIZER=Optimizer(NAME="nadamw")))
-
-
-def test_memory_estimate_includes_copies_for_skipped_updates(tmp_path):
-    config = small_config(tmp_path, "TRAIN.OPTIMIZER.NAME=lamb")
-    precision, model = Precision(config, CPU), build_model(config, 10)
-    weights = sum(parameter.nbytes for parameter in model.parameters())
-    assert fixed_bytes(config, model, precision) == 4 * weights  # weights, gradients, and two states of the optimizer
-    precision.device = torch.device("cuda")  # on a GPU, weights and state are copied before each update
-    assert fixed_bytes(config, model, precision) == 7 * weights

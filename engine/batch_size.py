@@ -1,10 +1,12 @@
 """DATA.BATCH_SIZE auto: finds the largest batch that fits, by trials on a GPU and by an estimate elsewhere."""
 
 import contextlib
-import math
+import gc
+import itertools
+import os
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,16 +15,14 @@ from configs.values import SETTINGS
 from datasets import TrainData, build_train_data
 from datasets.sources.synthetic import read_synthetic
 from engine.build import make_wrappers
-from engine.check.memory import estimate, free_memory
+from engine.first_passes import gradients_of, largest_batch, with_largest_images
+from engine.memory import free_memory, release, reports_memory, shortage, too_large
 from engine.plan import Inputs
-from engine.precision.policy import Precision, amp_hint
-from engine.train.micro_batches import Guard
 from engine.train.trainer import Trainer
 from engine.trial import build_trial
-from extras.memory.guard import MemoryGuard, release, shortage
 from models import add_adapters, build_model
 from utils.distributed import Process
-from utils.errors import ConfigError, StoppedBySignal
+from utils.errors import StoppedBySignal
 from utils.log import Log
 from utils.program import StopSignal
 from utils.text import counted, format_bytes
@@ -36,6 +36,7 @@ CLOSE = 0.02  # relative difference between batch sizes that is not worth anothe
 # Minimum number of updates per epoch. With fewer updates, a model hardly learns from a small data set.
 UPDATES = 10
 AT_LIMIT = f"with a larger batch an epoch would have fewer than {UPDATES} updates"
+FEW, MORE = 2, 4  # images in the two batches that are measured; BatchNorm refuses a batch of one image
 
 
 def find_batch_size(
@@ -44,10 +45,10 @@ def find_batch_size(
     """Return one batch size for all processes, and how it was found. `num_images`: the number of training images."""
     config, process = inputs.config, inputs.process
     start, limit = time.perf_counter(), max_images(config, num_images, process.world_size)
-    if can_run_out(process.device):
+    if reports_memory(process.device):
         found, how = try_sizes(Trial(config, num_classes, process, stop), limit)
     else:
-        found, how = calculate(config, num_classes, inputs.precision, process, limit)
+        found, how = calculate(config, num_classes, process, limit)
     agreed = process.host_min(-stop.number if stop and stop.number else found)
     if agreed < 0:
         raise StoppedBySignal(-agreed, "while searching for the largest batch")
@@ -79,41 +80,71 @@ def rounded(number: int, config: Config) -> int:
     return number // step * step
 
 
-def can_run_out(device: torch.device) -> bool:
-    """Return whether the device raises an error when its memory is full. A host kills the process instead."""
-    return device.type in ("cuda", "xpu")
-
-
-def size_of_images(config: Config) -> tuple[str, str, str]:
-    """Return the setting that decides the size of training images, its value, and a description of the setting."""
-    data = config.DATA
-    if not data.TOKENS:
-        return "DATA.IMAGE_SIZE", str(data.IMAGE_SIZE), "image size"
-    if data.TRAIN_TOKENS:
-        return "DATA.TRAIN_TOKENS", str(list(data.TRAIN_TOKENS)), "largest number of patches"
-    return "DATA.TOKENS", str(data.TOKENS), "number of patches"
-
-
 def refuse(config: Config, how: str, device: torch.device) -> None:
-    setting, value, _ = size_of_images(config)
-    raise ConfigError(
-        f"DATA.BATCH_SIZE is auto, but no batch fits, not even one of {counted(unit_of(config), 'image')} ({how}); "
-        f"lower {setting} ({value}), choose a smaller model (MODEL.NAME is {config.MODEL.NAME})"
-        f"{amp_hint(config.AMP, device)}, or stop other programs that use the memory"
-    )
+    smallest = counted(unit_of(config), "image")
+    raise too_large(config, device, f"DATA.BATCH_SIZE is auto, but no batch fits, not even one of {smallest} ({how})")
 
 
-def calculate(config: Config, num_classes: int, precision: Precision, process: Process, limit: int) -> tuple[int, str]:
-    """Return the largest batch, calculated from forwards of 2 and 3 images (0 if none fits), and how it was found."""
-    on_device, free = can_run_out(process.device), free_memory(process.device)
-    margin, sharing = (DEVICE_MARGIN, 1) if on_device else (HOST_MARGIN, process.local_size)
+def calculate(config: Config, num_classes: int, process: Process, limit: int) -> tuple[int, str]:
+    """Return the largest batch, calculated from updates of few images (0 if none fits), and how it was found."""
+    free, sharing = free_memory(process.device), process.local_size
     shared = f" for {sharing} processes" if sharing > 1 else ""
-    how = f"calculated from forwards of 2 and 3 images, with {margin:.0%} of {format_bytes(free)}{shared} left free"
-    try:
-        fitting = estimate(config, num_classes, precision, process).fitting((1 - margin) * free / sharing)
-    except torch.OutOfMemoryError:
-        return 0, how
+    fitting = measure(config, num_classes).fitting((1 - HOST_MARGIN) * free / sharing)
+    how = f"calculated from updates of {FEW} and {MORE} images, with {HOST_MARGIN:.0%} of {format_bytes(free)}{shared} left free"
     return rounded(min(fitting, limit), config), how
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """The estimated memory of one process's training step, in bytes."""
+
+    fixed: float  # the part that does not depend on the batch size
+    per_image: float
+
+    def fitting(self, limit: float) -> int:
+        """Return the number of images that fit into `limit` bytes."""
+        return max(int((limit - self.fixed) / max(self.per_image, 1)), 0)
+
+
+def measure(config: Config, num_classes: int) -> MemoryEstimate:
+    """Return the memory of one process's step on a CPU: the peak of a small update, extrapolated."""
+    trial = Trial(config, num_classes, Process(torch.device("cpu")))
+    _, kept = peak_of_cpu_tensors(lambda: trial.update(FEW))  # allocates the state of the optimizer
+    step, _ = peak_of_cpu_tensors(lambda: trial.update(FEW))
+    # Gradients of weights, and the optimizer, can take more memory than a few images. So the memory of an image is
+    # measured in passes that compute the gradient of the first weight only.
+    trainer = trial.trainer
+    first = [each for each in trainer.computing.model.parameters() if each.requires_grad][:1]
+    few, _ = peak_of_cpu_tensors(lambda: gradients_of(trainer, largest_batch(trainer, FEW), first))
+    more, _ = peak_of_cpu_tensors(lambda: gradients_of(trainer, largest_batch(trainer, MORE), first))
+    per_image = (more - few) / (MORE - FEW)
+    return MemoryEstimate(kept + step - FEW * per_image, per_image)
+
+
+def peak_of_cpu_tensors(task: Callable[[], None]) -> tuple[int, int]:
+    """Return the peak memory of CPU tensors during the task, and their memory after it, relative to before the task."""
+    from torch.profiler import ProfilerActivity, profile
+
+    gc.collect()  # so that no memory from before is freed during the task
+    with without_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        task()
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes = (event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
+    totals = list(itertools.accumulate(changes, initial=0))
+    return max(totals), totals[-1]
+
+
+@contextlib.contextmanager
+def without_stderr() -> Iterator[None]:
+    """Hide stderr, because the profiler's libraries print that there is no GPU."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def try_sizes(trial: "Trial", limit: int) -> tuple[int, str]:
@@ -146,16 +177,11 @@ class Trial:
     """Tries batch sizes with a throw-away trainer like the run's trainer, on random weights and images."""
 
     def __init__(self, config: Config, num_classes: int, process: Process, stop: StopSignal | None = None):
+        config = with_largest_images(config)
         # The second micro-batch runs with the gradients of the first in memory; a third would need no more memory.
         train = replace(config.TRAIN, ACCUM_ITER=min(config.TRAIN.ACCUM_ITER, 2), REPEATED_AUG=1)
-        if config.TRAIN.SIZE_SCHEDULE:
-            train = replace(train, SIZE_SCHEDULE=(f"0:{config.largest_train_side}",))
-        model = replace(config.MODEL, NUM_CLASSES=num_classes)
-        tokens = config.DATA.TRAIN_TOKENS
-        data = replace(config.DATA, TRAIN_TOKENS=(max(tokens),) if tokens else ())
-        self.config = replace(config, COMPILE=False, DATA=data, TRAIN=train, MODEL=model)
-        self.device, self.stop = process.device, stop
-        self.has_others, self.probes = process.world_size > 1, process.world_size > 1 and not config.COMPILE
+        self.config = replace(config, COMPILE=False, TRAIN=train, MODEL=replace(config.MODEL, NUM_CLASSES=num_classes))
+        self.device, self.stop, self.has_others = process.device, stop, process.world_size > 1
         self.trainer: Trainer | None = None
         self.has_fitted = False
 
@@ -174,7 +200,6 @@ class Trial:
                 raise
         # This is outside `except`, because the error's traceback keeps tensors of the forward pass alive.
         if self.has_fitted:
-            self.trainer.replica = self.trainer.computing.model
             self.trainer.replica.zero_grad(set_to_none=True)
         else:
             self.trainer = None
@@ -193,37 +218,22 @@ class Trial:
 
     def begin(self, config: Config, train_data: TrainData) -> None:
         model = add_adapters(build_model(config, config.MODEL.NUM_CLASSES), config).to(self.device)
-        silent = Log(rank=1)
-        # The trial has its own loss scale, because updates change the loss scale. The trial's guard must not
-        # repeat failed updates.
-        process = Process(self.device)
+        # The trial has its own loss scale, because updates change the loss scale.
+        process, silent = Process(self.device), Log(rank=1)
         wrappers = make_wrappers(config, process, silent, config.MODEL.NUM_CLASSES)
-        trainer = build_trial(config, process, model, train_data, silent, wrappers)
-        trainer.guard = ProbeOnly(config, trainer, silent) if self.probes else Guard()
+        self.trainer = build_trial(config, process, model, train_data, silent, wrappers)
         if self.has_others:
-            self.ddp_buckets = [torch.empty_like(each) for each in trainer.parameters]
-        self.trainer = trainer
-
-
-class ProbeOnly(MemoryGuard):
-    """A guard that probes every update (a run probes only its first two) and never reduces the micro-batch."""
-
-    def __init__(self, config: Config, trainer: Trainer, log: Log):
-        super().__init__(config, trainer, log)
-        self.probes_left = math.inf
-
-    def halve(self, step: int, reason: str | None) -> None:
-        raise torch.OutOfMemoryError(reason)
+            self.ddp_buckets = [torch.empty_like(each) for each in self.trainer.parameters]
 
 
 def bisect(fits: Callable[[int], bool], max_size: int) -> int:
     """Return the largest batch that fits, found by doubling and then bisecting; 0 if not even the smallest fits."""
-    largest, too_large, size = 0, max_size // STEP * STEP + STEP, STEP
-    while too_large - largest > max(STEP, CLOSE * largest):
+    largest, excess, size = 0, max_size // STEP * STEP + STEP, STEP
+    while excess - largest > max(STEP, CLOSE * largest):
         if fits(size):
             largest = size
         else:
-            too_large = size
-        doubled, middle = 2 * largest, (largest + too_large) // 2 // STEP * STEP
-        size = max(STEP, doubled if doubled < too_large else middle)
+            excess = size
+        doubled, middle = 2 * largest, (largest + excess) // 2 // STEP * STEP
+        size = max(STEP, doubled if doubled < excess else middle)
     return largest

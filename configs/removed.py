@@ -1,4 +1,4 @@
-"""Settings, values and flags that a release removed, each with a remedy. No release has removed any so far.
+"""Settings, values and flags that a release removed, each with a remedy.
 
 PaddleViT's settings without a counterpart (extras/paddlevit/settings.py) use the same type of row.
 """
@@ -23,9 +23,13 @@ class Removed(NamedTuple):
     replace: Callable[[Texts], dict[str, Any] | None] | None = None
 
 
-REMOVED: dict[str, Removed] = {}  # {full key: the removed setting}
+REMOVED: dict[str, Removed] = {  # {full key: the removed setting}
+    "PRECISION.EXPLAIN": Removed(("false",), "see the types of each module with scripts/doctor.py", "record"),
+}
 REMOVED_VALUES: dict[tuple[str, str], str] = {}  # {(full key, value): what to set instead}
-REMOVED_FLAGS: dict[str, str] = {}  # {flag of a script: what to do instead}
+REMOVED_FLAGS: dict[str, str] = {  # {flag: what to do instead}
+    "-explain_precision": "see the types of each module with scripts/doctor.py",
+}
 
 
 def translate_removed(

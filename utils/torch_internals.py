@@ -142,11 +142,6 @@ def add_position_embedding(model: nn.Module, patches: Tensor) -> Tensor:
     return model._pos_embed(patches)
 
 
-def inner_data(tensor: Any) -> Any:
-    """Return a torchao tensor's inner data, whose type is used in computations; the outer `dtype` is the original type."""
-    return getattr(tensor, "_data", tensor)
-
-
 def end_restarts_after(is_final: Callable[[Collection], bool]) -> None:
     """Stop torchrun's agent from restarting processes after failures for which `is_final` is true."""
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent

@@ -175,7 +175,7 @@ class Translation(ArgumentSettings):
         is_sgd = name in ("sgd", "nesterov", "momentum")  # timm's sgd uses Nesterov momentum
         if not is_sgd and name not in list_optimizers():
             near = did_you_mean(name, list_optimizers())
-            raise ConfigError(f"{self.shown('opt')}: unknown optimizer{near}; docs/optimizers.md lists the optimizers")
+            raise ConfigError(f"{self.shown('opt')}: unknown optimizer{near}; docs/fine-tuning.md lists the optimizers")
         # train.py passes these arguments only to optimizers that take them.
         takes = get_optimizer_info(name)
         own = {"EPS": takes.has_eps, "BETAS": takes.has_betas, "MOMENTUM": takes.has_momentum}

@@ -7,11 +7,11 @@ import sys
 import pytest
 
 from configs.load import load
+from tests.support.cases import cases_of, names_of
 from tests.support.forks import ROOT
 from tests.support.launch_variables import environment_of, launched_rank_of
 from tests.support.modules import imported_at_the_top
-from tests.support.printed import cases_of, same_message
-from tests.support.refusals import refused
+from tests.support.refusals import assert_names, refused
 from utils.errors import ConfigError
 from utils.launch import (
     LaunchedRank,
@@ -26,7 +26,7 @@ TORCHELASTIC = {"TORCHELASTIC_RUN_ID": "x", "RANK": "5", "WORLD_SIZE": "8", "LOC
 
 @pytest.mark.parametrize("words", cases_of("launchers"))
 def test_rank_is_read_from_the_variables_of_every_launcher(words):
-    same_message(f"{launched_rank_of(words)}", "launchers", words)
+    assert_names(f"{launched_rank_of(words)}", *names_of("launchers", words))
 
 
 def test_torchrun_start_imports_no_other_launchers():
@@ -65,11 +65,11 @@ def test_launch_flags_work_alone_or_with_launcher_variables():
     assert find_launched_rank({"MASTER_ADDR": "h", "MASTER_PORT": "8"}, LaunchOptions("env://", 4, 2)).port == 8
 
 
-@pytest.mark.parametrize("words", cases_of("mistakes/of_launchers"))
+@pytest.mark.parametrize("words", cases_of("mistakes-of_launchers"))
 def test_contradictory_or_missing_launch_variables_are_refused(words):
     environment = environment_of(words)
     start = load([word for word in shlex.split(words) if "=" not in word], needs_file=False).config.START
-    with refused(ConfigError, page="mistakes/of_launchers", case=words):
+    with refused(ConfigError, *names_of("mistakes-of_launchers", words)):
         find_launched_rank(environment, LaunchOptions(start.URL, start.WORLD_SIZE, start.RANK, start.NGPUS))
 
 

@@ -14,7 +14,7 @@ from datasets.sources.digits import FILE as DIGITS
 from datasets.sources.images import FileImages
 from engine.predict.pictures import tiles_of
 from tests.extras.labels.made_runs import draw_image, make_photos, make_run, make_sweep, settings_of
-from tests.support.printed import same_text
+from tests.support.cases import assert_cases
 from tests.support.runs import rows_of, typed
 from tests.support.seen import SOURCES
 from tests.support.torchvision_files import make_dtd, make_mnist, make_pets
@@ -55,7 +55,7 @@ def test_run_lists_its_doubtful_held_out_images(here):
     with Image.open("run/labels/labels.png") as sheet:
         captions = [caption for _, caption in tiles_of(sheet)]
     assert captions == [["bird -> cat 0.80", bird, "predicted cat"], ["cat -> dog 0.70", cat, "predicted dog"]]
-    same_text("extras/labels/run", ended.stdout)
+    assert_cases("labels-run", ended.stdout)
 
 
 def test_sweep_judges_every_image_and_averages_its_seeds(here):

@@ -11,8 +11,8 @@ from torch.distributed import TCPStore
 
 from configs.load import load
 from extras.launchers.engines import Nodes, find_nodes, launch_on_node, meet_nodes
+from tests.support.cases import cases_of, names_of
 from tests.support.launch_variables import environment_of, launched_rank_of
-from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import free_port
 from utils.errors import ConfigError, LostProcess
@@ -29,17 +29,17 @@ def nodes_of(environment: dict[str, str]) -> Nodes | None:
     return find_nodes(environment) if may_have_other_nodes(environment) else None
 
 
-@pytest.mark.parametrize("words", cases_of("extras/launchers/launchers"))
+@pytest.mark.parametrize("words", cases_of("launchers-launchers"))
 def test_rank_or_node_list_is_read_from_variables_of_every_launcher(words):
     found = launched_rank_of(words) or nodes_of(environment_of(words))
-    same_message(f"{found}", "extras/launchers/launchers", words)
+    assert_names(f"{found}", *names_of("launchers-launchers", words))
 
 
-@pytest.mark.parametrize("words", cases_of("extras/launchers/mistakes_of_launchers"))
+@pytest.mark.parametrize("words", cases_of("launchers-mistakes_of_launchers"))
 def test_contradictory_or_missing_launcher_variables_are_refused(words):
     environment = environment_of(words)
     start = load([word for word in shlex.split(words) if "=" not in word], needs_file=False).config.START
-    with refused(ConfigError, page="extras/launchers/mistakes_of_launchers", case=words):
+    with refused(ConfigError, *names_of("launchers-mistakes_of_launchers", words)):
         find_launched_rank(environment, LaunchOptions(start.URL, start.WORLD_SIZE, start.RANK, start.NGPUS))
         nodes_of(environment)
 
@@ -71,11 +71,11 @@ def test_pbs_job_with_several_node_names_is_refused(tmp_path, hosts, is_alone):
         assert find_nodes({"PBS_NODEFILE": str(tmp_path / "nodes")}) is None
 
 
-@pytest.mark.parametrize("words", cases_of("extras/launchers/mistakes_of_absent_nodes"))
+@pytest.mark.parametrize("words", cases_of("launchers-mistakes_of_absent_nodes"))
 def test_absent_node_is_named_within_timeout_in_retryable_error(words):
     rank, *hosts = words.split()
     nodes = Nodes("SkyPilot", 2, 2, int(rank), tuple(hosts), free_port())
-    with refused(LostProcess, nodes.port, page="extras/launchers/mistakes_of_absent_nodes", case=words):
+    with refused(LostProcess, nodes.port, *names_of("launchers-mistakes_of_absent_nodes", words)):
         launch_on_node(nodes, "main_multi_gpu.py", [], 1, timeout=1.0)
 
 

@@ -26,9 +26,9 @@ from extras.timm_arguments.command import read_arguments
 from extras.timm_arguments.translation import Translation
 from models import build_model
 from scripts import from_timm
+from tests.support.cases import cases_of, names_of
 from tests.support.configs import meta_device, replaced, write
-from tests.support.printed import cases_of, same_message
-from tests.support.refusals import refused
+from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT, typed
 from utils.errors import ConfigError
 
@@ -142,7 +142,7 @@ def test_translated_published_recipe_matches_objects_built_by_timm(tmp_path, nam
     assert our_augmentation(config) == timms_augmentation(args, theirs)
 
 
-@pytest.mark.parametrize("row", cases_of("extras/timm_arguments/timms_arguments"))
+@pytest.mark.parametrize("row", cases_of("timm_arguments-timms_arguments"))
 def test_timm_argument_becomes_a_setting_or_is_reported(here, row):
     """A row has arguments | the resulting settings."""
     arguments, settings = row.split("|")
@@ -151,7 +151,7 @@ def test_timm_argument_becomes_a_setting_or_is_reported(here, row):
     values = flatten(load(["-cfg", write(translation.file())]).config)
     for key, _, value in (word.partition("=") for word in settings.split()):
         assert str(values[key]).replace(" ", "") == value
-    same_message("\n".join(translation.remarks), "extras/timm_arguments/timms_arguments", row)
+    assert_names("\n".join(translation.remarks), *names_of("timm_arguments-timms_arguments", row))
 
 
 @pytest.mark.parametrize("batch", [4, 8, 12])
@@ -260,13 +260,13 @@ def test_args_yaml_gives_same_settings_as_its_command_line(tmp_path):
     assert dict(config.TRAIN.OPTIMIZER.KWARGS) == {"nesterov": True} and config.TRAIN.OPTIMIZER.MOMENTUM == 0.8
 
 
-@pytest.mark.parametrize("words", cases_of("extras/timm_arguments/mistakes_of_timms_arguments"))
+@pytest.mark.parametrize("words", cases_of("timm_arguments-mistakes_of_timms_arguments"))
 def test_unknown_timm_argument_or_value_is_refused(tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
     texts = {"args": "modle: x", "1": "amp: maybe", "2": "epochs: [3]", "3": "lr_noise: [0.4, 0.9]"}
     for name, text in (texts | {"4": "pretrained_cfg_overlay: {num_classes: 10}"}).items():
         (tmp_path / f"{name}.yaml").write_text(f"{text}\n")
-    with refused(ConfigError, page="extras/timm_arguments/mistakes_of_timms_arguments", case=words):
+    with refused(ConfigError, *names_of("timm_arguments-mistakes_of_timms_arguments", words)):
         from_timm.main(shlex.split(words))
 
 

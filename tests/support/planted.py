@@ -108,9 +108,9 @@ def limit_open_files(step: int) -> None:
 
 def impatient(seconds: float) -> None:
     """Set the number of seconds for which requests to a server are retried."""
-    from extras.remote import shards
+    from extras.remote import server
 
-    shards.PATIENCE = seconds
+    server.PATIENCE = seconds
 
 
 def score(*figures: list[float]) -> None:

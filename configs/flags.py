@@ -4,6 +4,7 @@ import argparse
 import re
 from dataclasses import dataclass
 
+from configs.removed import REMOVED_FLAGS
 from configs.values import ALL_SETTINGS, to_text
 from configs.yaml_files import Layer
 from utils.errors import ConfigError
@@ -36,7 +37,6 @@ FLAGS = {
     "precision and speed": {
         "-amp": ("AMP", "false"),
         "-amp_dtype": ("PRECISION.DTYPE", "TYPE"),
-        "-explain_precision": ("PRECISION.EXPLAIN", "false"),
         "-compile": ("COMPILE", "false"),
         "-profile": ("PROFILE", "N"),
         "-ngpus": ("NGPUS", "N"),
@@ -179,6 +179,8 @@ def _check_names(argv: list[str]) -> None:
     for argument in argv:
         name = argument.partition("=")[0]
         is_flag = name.startswith("-") and not re.match(r"-\.?[0-9]", name)
+        if is_flag and name in REMOVED_FLAGS:
+            raise ConfigError(f"{name} was removed; {REMOVED_FLAGS[name]}")
         if is_flag and name not in (*flags, *_HELP, *_LOCAL_RANK):
             from configs.typed_names import suggest_flag
 

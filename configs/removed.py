@@ -23,9 +23,12 @@ class Removed(NamedTuple):
     replace: Callable[[Texts], dict[str, Any] | None] | None = None
 
 
-REMOVED: dict[str, Removed] = {}  # {full key: the removed setting}
+REMOVED: dict[str, Removed] = {  # {full key: the removed setting}
+    "PRECISION.EXPLAIN": Removed(("false",), "see the types of each module with scripts/doctor.py", "record"),
+}
 REMOVED_VALUES: dict[tuple[str, str], str] = {}  # {(full key, value): what to set instead}
-REMOVED_FLAGS: dict[str, str] = {  # {flag of a script: what to do instead}
+REMOVED_FLAGS: dict[str, str] = {  # {flag: what to do instead}
+    "-explain_precision": "see the types of each module with scripts/doctor.py",
     "-undo": "-apply moves no file any more, so there is nothing to undo; for corrections that release 1.1.0 applied, use "
     "that release",
     "-yes": "-apply changes no file of the data, so it does not ask; leave the flag out",

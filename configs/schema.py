@@ -396,7 +396,7 @@ class Train:
     NUM_EPOCHS: Annotated[int, Bounds(1, 1_000_000), MAY_CHANGE] = 300
     """Number of passes over the training images."""
     BUDGET: Annotated[str | None, TIME_TO_SPEND, MAY_CHANGE] = None
-    """Total time of the run over all its starts (8h, 90m), or the time of day at which it ends (07:00). The run measures its speed, chooses its number of updates (at most NUM_EPOCHS), and shortens the schedule in proportion, so that it ends on time at END_LR. Not set: NUM_EPOCHS."""
+    """Total time of the run over all its starts (8h, 90m), or the time of day at which it ends (07:00). After its first epoch or 200 updates, the run chooses its number of updates (at most NUM_EPOCHS) and shortens the schedule in proportion, so that it ends on time at END_LR. Not set: NUM_EPOCHS."""
     SIZE_SCHEDULE: Annotated[tuple[str, ...], SIZES] = ()
     """Sizes of training images as EPOCHS:PIXELS, such as 0:128, 60:160, 80:224; each size applies once that many epochs are finished. Evaluation always uses DATA.IMAGE_SIZE; with an empty list, training does too."""
     WARMUP_EPOCHS: Annotated[float, Bounds(0.0, 1e6)] = 32
@@ -582,8 +582,6 @@ class Start:
     """Check data, weights, memory and disk, print the findings and exit: no training, no run folder."""
     CHECK_IMAGES: Annotated[int | None, Bounds(1, 1_000_000_000)] = None
     """With CHECK, read at most this many images of each set, spread evenly over the set; not set: all images."""
-    EXPLAIN: Annotated[bool, In("PRECISION")] = False
-    """Before training, report the type in which each module computes, and write precision.csv."""
     PROFILE: Annotated[int | None, Bounds(1, 10_000)] = None
     """Number of updates to trace shortly after the start, into trace.json.gz for ui.perfetto.dev; not set: none."""
     MAX_TIME: Annotated[str | None, DURATION, In("RUN")] = None

@@ -18,7 +18,6 @@ from engine.precision.loss_scale import Clipping
 from engine.precision.policy import set_matmul
 from engine.session import Session
 from engine.train.counters import Counters
-from engine.train.guards import choose_guard
 from engine.train.loss import StepWrapper, build_loss
 from engine.train.optimizers import build_optimizer
 from engine.train.schedule import Schedule
@@ -157,7 +156,7 @@ def build_trainer(
     loss = build_loss(config, loss_weights, process.device)
     for wrapper in wrappers:
         prepare, loss = wrapper.wrap(prepare, loss, precision)
-    trainer = Trainer(
+    return Trainer(
         config=config,
         process=process,
         data=data,
@@ -176,8 +175,6 @@ def build_trainer(
         ema=ema,
         counters=Counters(process.device, has_classes=config.TRAIN.OBJECTIVE == "classes"),
     )
-    trainer.guard = choose_guard(config, trainer, log)
-    return trainer
 
 
 def restore(plan: TrainPlan, trainer: Trainer, log: Log) -> None:
@@ -201,10 +198,6 @@ def restore(plan: TrainPlan, trainer: Trainer, log: Log) -> None:
     with naming_damage(path):
         trainer.load_state_dict(state)
     drop_tensors(state)
-    if config.TRAIN.BUDGET:
-        from extras.budget import CHOICES_FILE, repeat_choices
-
-        log.say(*repeat_choices(path.with_name(CHOICES_FILE), trainer))
     for line in describe_other_validation(plan):
         log.say(line)
         trainer.best, trainer.not_better = Best(), 0

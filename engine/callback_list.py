@@ -1,6 +1,7 @@
 """Builds the callbacks of a run, in the order in which they are called."""
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from configs.schema import to_seconds
@@ -24,9 +25,10 @@ T = TypeVar("T", bound=Callback)
 
 
 class Watchers(NamedTuple):
-    """The callbacks of a run in calling order. Other code uses `report` and `bad_images` directly."""
+    """The callbacks of a run in calling order. Other code uses some of them directly."""
 
     callbacks: list[Callback]
+    forecast: Forecast
     report: "RunReport"
     bad_images: BadImages
 
@@ -90,22 +92,10 @@ def choose_callbacks(
     add(Console(config, log, timing, forecast))
     if process.is_first:
         # Callbacks are closed in this order. The recorder follows the report's callbacks, so it draws the curves last.
-        recorder = add(Recorder(session.path, log, timing, trainer, trackers, report.curves))
+        add(Recorder(session.path, log, timing, trainer, trackers, report.curves))
         callbacks += advice_on_data(session, plan, trainer)
         if config.START.MAX_TIME:
             add(TimeLimit(to_seconds(config.START.MAX_TIME), started, lambda: saver.longest))
-        if config.TRAIN.BUDGET:
-            from extras.budget import budget_callbacks
-
-            def finish() -> float:
-                recorder.draw()  # not timed, because the first drawing takes longer
-                start = time.perf_counter()
-                report.results.close()
-                recorder.draw()
-                report.write_page()
-                return time.perf_counter() - start
-
-            callbacks += budget_callbacks(session, plan, trainer, forecast, finish)
     from extras.doctor.in_runs import doctor_callbacks
 
     found, get_advice = doctor_callbacks(session, plan)
@@ -120,4 +110,20 @@ def choose_callbacks(
 
         add(TrainedOnAdvice(Overlap(plan.train_set, plan.eval_set), process, log.say))
     add(SkipLimit(config.PRECISION.MAX_CONSECUTIVE_SKIPS, get_advice))
-    return Watchers(callbacks, report, bad_images)
+    return Watchers(callbacks, forecast, report, bad_images)
+
+
+def callbacks_that_save(
+    session: Session, plan: TrainPlan, trainer: Trainer, forecast: Forecast, save: Callable[[], None]
+) -> list[Callback]:
+    """Return the last callbacks of this process. They call `save`, which returns when the checkpoint is on the disk."""
+    if not plan.config.TRAIN.BUDGET:
+        return []
+    from extras.budget import Allowance, Budget
+
+    # A new run counts from the start of the program. A resumed run counts from now, because its number of updates is
+    # chosen and has no reserve for another start of the program.
+    started = time.monotonic() if plan.inputs.checkpoint else plan.inputs.loaded.started
+    allowance = Allowance(plan.config.TRAIN.BUDGET, started, plan.inputs.saved.get("budget", {}))
+    trainer.parts["budget"] = allowance
+    return [Budget(trainer.step, forecast, allowance, session.log.say, save)]

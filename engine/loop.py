@@ -10,6 +10,7 @@ from datasets import BadImages, EvalData, Window
 from engine.callback_list import Watchers
 from engine.checkpoint.async_saver import BEST
 from engine.evaluation.scores import rank_of
+from engine.memory import naming_remedy
 from engine.plan import TrainPlan
 from engine.plan_lines import measured_classes
 from engine.saves import Saves
@@ -20,6 +21,7 @@ from engine.train.stop_conditions import (
     EARLY_STOP,
     NonFinite,
     Stopped,
+    describe_time_limit,
     refuse_if_nothing_counted,
     why_finished,
 )
@@ -54,7 +56,6 @@ class Vote(NamedTuple):
 
     signal: int = 0  # number of the signal that asks to save and end the run
     time_is_up: int = 0  # 1: a callback, such as TimeLimit, asks to save and end the run
-    num_updates: int = 0  # the new total number of updates
 
 
 @dataclass
@@ -121,7 +122,7 @@ class Loop:
         if self.plan.scores_start:
             self.score_start()
         while not self.why_finished:
-            # The windows reach to the last update that the settings allow. A budget may end the run earlier.
+            # The windows reach to the last update that the settings allow. The schedule may end the run earlier.
             windows = trainer.data.windows(trainer.step, self.plan.num_updates, trainer.left_out)
             try:
                 with contextlib.closing(windows):
@@ -148,7 +149,8 @@ class Loop:
         trainer, saves, config = self.trainer, self.saves, self.plan.config
         number, start = trainer.epoch + 1, time.perf_counter()
 
-        report, num_images = train_epoch(trainer, windows, self.session.log, self.stop, saves.save)
+        with naming_remedy(trainer, self.session.path):  # if memory runs out
+            report, num_images = train_epoch(trainer, windows, self.session.log, self.stop, saves.save)
         trained, is_last = time.perf_counter(), number == trainer.schedule.num_epochs
 
         found, suffix, is_best = {}, "", False
@@ -170,9 +172,9 @@ class Loop:
 
     def save_and_stop(self, stopped: Stopped, made_progress: bool) -> Outcome:
         """Save and end the run because of a signal or a time limit."""
-        limit = self.plan.config.START.MAX_TIME  # named RUN.MAX_TIME in settings files; see Start in configs/schema.py
+        limit = describe_time_limit(self.plan.config)
         if not stopped.signal and not made_progress:
-            reason = f"RUN.MAX_TIME is {limit}, too short for one update; raise it"
+            reason = f"{limit} is too short for one update; raise it"
             return Outcome("stopped", ExitCode.NO_PROGRESS, f"stopped: {reason}", reason)
         self.saves.save()
         self.wait_for_disk()
@@ -180,7 +182,7 @@ class Loop:
         if stopped.signal:
             code, why = AFTER_SIGNAL + stopped.signal, f"stopped by signal {stopped.signal}"
             return Outcome("stopped", code, f"{why} {done}", signal=stopped.signal)
-        return Outcome("stopped", ExitCode.DONE, f"RUN.MAX_TIME, {limit}, is nearly up {done}", "time limit")
+        return Outcome("stopped", ExitCode.DONE, f"{limit} is nearly up {done}", "time limit")
 
     def wait_for_disk(self) -> None:
         """Wait for the last save. Restore the previous best if best.pth was not written. Log how long saves blocked."""
@@ -253,6 +255,7 @@ def train_epoch(
     trainer.notify("on_epoch_start")
     try:
         while (index := trainer.step - first) < schedule.end_of(trainer.epoch) - first:
+            trainer.notify("before_update")
             stop_if_requested(trainer, stop, updates_left=schedule.end_of(trainer.epoch) - trainer.step)
             is_last = trainer.step == schedule.end_of(trainer.epoch) - 1
             if any(trainer.step in each for each in trainer.left_out):
@@ -272,17 +275,11 @@ def train_epoch(
 
 
 def stop_if_requested(trainer: Trainer, stop: StopSignal, updates_left: int) -> None:
-    """Raise Stopped if a signal or a callback of any process asks to stop, or else apply a new number of updates.
+    """Raise Stopped if a signal or a callback of any process asks to stop.
 
     With several processes a vote takes effect one update later (Process.delayed_max), at the same step in all of them.
-    A resumed run repeats, at the same steps, the changes to the number of updates that were made after its checkpoint.
     """
     asks_to_stop = any([each.should_stop(trainer, updates_left) for each in trainer.callbacks])
-    num_updates = max([each.choose(trainer) for each in trainer.callbacks], default=0)
-    vote = Vote(*trainer.process.delayed_max(Vote(stop.number, int(asks_to_stop), num_updates)))
+    vote = Vote(*trainer.process.delayed_max(Vote(stop.number, int(asks_to_stop))))
     if vote.signal or vote.time_is_up:
         raise Stopped(vote.signal)
-    if vote.num_updates:
-        trainer.schedule.choose(trainer.step, vote.num_updates)
-    if vote.num_updates or trainer.schedule.repeat(trainer.step):
-        trainer.notify("on_choice")

@@ -1,7 +1,7 @@
 """The plan of a run: everything that is decided before its model is built.
 
 read_inputs reads the checkpoint. Then plan_training or plan_evaluation reads the data and completes the plan.
-For DATA.BATCH_SIZE auto, trial models are built here and discarded. -check (engine/check/check.py) makes the same plan.
+-check (engine/check/check.py) makes the same plan.
 """
 
 from collections.abc import Callable
@@ -35,11 +35,12 @@ from models.weights.state import record_of
 from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.log import Log
-from utils.program import StopSignal
 from utils.runs import Identity
 
 ImageSets = tuple[ImageSet | None, ImageSet]  # training (None in evaluation) and validation images
 LoadData = Callable[[Config, SavedData | None], ImageSets]
+# (inputs, number of training images, number of classes) -> batch size, and how it was found
+FindBatchSize = Callable[["Inputs", int, int], tuple[int, str]]
 
 
 @dataclass(frozen=True)
@@ -173,15 +174,15 @@ def read_inputs(loaded: LoadedConfig, process: Process, log: Log) -> Inputs:
     return Inputs(loaded, process, precision, checkpoint, saved, record, kept)
 
 
-def plan_training(inputs: Inputs, load_data: LoadData, stop: StopSignal | None = None) -> TrainPlan:
-    """Read the data and make the plan of a training run. Collective. A signal ends the search for a batch size."""
+def plan_training(inputs: Inputs, load_data: LoadData, find_batch_size: FindBatchSize) -> TrainPlan:
+    """Read the data and make the plan of a training run. Collective. `find_batch_size` serves DATA.BATCH_SIZE auto."""
     process = inputs.process
     train, val = load_data(inputs.config, inputs.kept)
     facts = data_facts(train, val)
     _refuse_other_data(inputs, facts)
     if inputs.config.DATA.BATCH_SIZE == AUTO:
         num_classes = inputs.config.MODEL.NUM_CLASSES or len(val.classes)
-        inputs = replace(inputs, loaded=_with_batch_size(inputs, len(train), num_classes, stop))
+        inputs = replace(inputs, loaded=_with_batch_size(inputs, len(train), num_classes, find_batch_size))
     config = inputs.config
     # The global batch is the number of images per update. TRAIN.LINEAR_SCALED_LR scales the learning rate with it. An
     # elastic run always uses the global batch of its largest size. A resumed run keeps its global batch if BATCH_SIZE
@@ -256,10 +257,8 @@ def _describe_save(saved: dict) -> str:
     return f"step {saved.get('step')}{of_run}"
 
 
-def _with_batch_size(inputs: Inputs, num_images: int, num_classes: int, stop: StopSignal | None) -> LoadedConfig:
+def _with_batch_size(inputs: Inputs, num_images: int, num_classes: int, find: FindBatchSize) -> LoadedConfig:
     number, how = batch_size_of(inputs.saved), "as at the start of this run"
     if number is None:
-        from extras.memory.batch_size import find_batch_size
-
-        number, how = find_batch_size(inputs, num_images, num_classes, stop)
+        number, how = find(inputs, num_images, num_classes)
     return inputs.loaded.with_batch_size(number, how)

@@ -15,13 +15,14 @@ from configs.load import LoadedConfig
 from configs.schema import Config
 from datasets import BadImages, EvalData, build_eval_data, watches, write_split
 from engine.build import build, load_data_sets, prepare_torch, restore
-from engine.callback_list import choose_callbacks, make_report
+from engine.callback_list import callbacks_that_save, choose_callbacks, make_report
 from engine.check.quick_checks import OK, quick_checks, refuse_full_disk
 from engine.checkpoint.async_saver import BEST, make_saver
 from engine.checkpoint.format import checkpoint_bytes, progress_in
 from engine.evaluation.scores import Best
+from engine.first_passes import fit_micro_batches, rehearse_buckets
 from engine.loop import Loop
-from engine.plan import TrainPlan, plan_training, read_inputs, refusals
+from engine.plan import Inputs, TrainPlan, plan_training, read_inputs, refusals
 from engine.plan_lines import describe_training, facts_for_status
 from engine.provenance import refuse_other_ranks, setting_facts, source_facts
 from engine.record.next_steps import after_failure, after_training
@@ -57,7 +58,7 @@ def run(loaded: LoadedConfig, process: Process) -> int:
         else:
             code = run_training(session, loaded)
     except BaseException as error:
-        explained = session.explain(process.name_lost_ranks(error))
+        explained = process.name_lost_ranks(error)
         is_ours = isinstance(explained, LostProcess) or exit_code_and_message(explained)[1] is None
         if is_ours and session.path.name:
             session.advise(after_failure(process, session.path))
@@ -78,8 +79,8 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     session.open_folder("train", existing=inputs.folder, saved=inputs.saved)
     # DATA.DATASET names the source of the images. configs/tables.py has a row for each source.
     load_data = partial(load_data_sets, session=session, signal=lambda: stop.number)
-    plan = plan_training(inputs, load_data, stop)
-    config = plan.config  # these settings are final; only the micro-batches may become smaller if memory runs out
+    plan = plan_training(inputs, load_data, partial(search_batch_size, stop=stop))
+    config = plan.config  # these settings are final; only the micro-batches may become smaller (fit_micro_batches)
     log.say(*plan.eval_set.notes)
     if watches(plan.train_set, plan.eval_set, config.DATA.DATA_PATH):
         from datasets.overlap import shared_names
@@ -103,21 +104,20 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
         return leave_finished(session, plan, trainer, eval_data, why)
 
     process.first(lambda: refuse_full_disk(session.path, checkpoint_bytes(config.TRAIN, trainer.model)))
+    fit_micro_batches(trainer, log)
+    rehearse_buckets(trainer)
 
     # Train. All checks have passed, so the run takes over its folder.
     log.say(f"writing to {session.path}")
     session.begin(plan.inputs.loaded)
     if process.is_first:
         write_split(session.path / "split.csv", plan.train_set, plan.eval_set)
-    saver = make_saver(config, session.path, process, log)
+    saver = make_saver(config, session.path, process, log, session.check_folder)
     with open_trackers(config, session.path, process, log) as trackers:
         watchers = choose_callbacks(session, plan, trainer, saver, trackers)
         trainer.callbacks = watchers.callbacks
-        if config.START.EXPLAIN:
-            from extras.explain import explain
-
-            explain(trainer, log, session.path)
         saves = Saves(session, plan, trainer, saver, watchers)
+        trainer.callbacks += callbacks_that_save(session, plan, trainer, watchers.forecast, saves.save_and_wait)
         outcome = Loop(session, plan, trainer, eval_data, watchers, saves, stop).run()
 
     # Write the report and print the next steps.
@@ -125,6 +125,13 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
         watchers.report.write_page()
     session.advise(after_training(config, process, session.path, plan.eval_set, outcome.next_step))
     return outcome.code
+
+
+def search_batch_size(inputs: Inputs, num_images: int, num_classes: int, stop: StopSignal) -> tuple[int, str]:
+    """Return the batch size for DATA.BATCH_SIZE auto, and how it was found. A signal ends the search."""
+    from engine.batch_size import find_batch_size
+
+    return find_batch_size(inputs, num_images, num_classes, stop)
 
 
 def open_trackers(config: Config, folder: Path, process: Process, log: Log) -> AbstractContextManager:

@@ -59,6 +59,11 @@ class Saves:
         else:
             self.process.first(lambda: self.saver.save(state, list(extra_names)))
 
+    def save_and_wait(self) -> None:
+        """Save last.pth. Return when it is on the disk, or when the save has failed."""
+        self.save()
+        self.wait_and_sync_best()
+
     def compare_with_best(self, scores: dict[str, Scores], epoch: int) -> tuple[str, bool]:
         """Compare an evaluation with the best one so far.
 

@@ -3,13 +3,14 @@
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
+from timm.utils import AttentionExtract
 from torch import Tensor, nn
 
 from engine.predict.classifier import Classifier
@@ -83,63 +84,52 @@ def overlaid(photo: Image.Image, values: np.ndarray) -> Image.Image:
     return Image.blend(photo, Image.fromarray(np.ascontiguousarray(colours)), MAP_SHARE)
 
 
-def attention_layers(model: nn.Module) -> list[nn.Module]:
-    """Return timm's attention layers, from first to last, that apply dropout to attention weights when not fused."""
-    return [
-        module
-        for module in model.modules()
-        if hasattr(module, "fused_attn") and isinstance(getattr(module, "attn_drop", None), nn.Module)
-    ]
-
-
-@contextlib.contextmanager
-def watching_attention(model: nn.Module, see: Callable[[Tensor], None]) -> Iterator[None]:
-    """Inside the `with` block, call `see` with the attention weights [B, heads, N, N] of each layer."""
-    with contextlib.ExitStack() as stack:
-        for layer in attention_layers(model):
-            stack.enter_context(layer.attn_drop.register_forward_pre_hook(lambda _, given: see(given[0])))
-            stack.callback(setattr, layer, "fused_attn", layer.fused_attn)
-            layer.fused_attn = False  # the fused kernel does not return attention weights
-        yield
-
-
 class Rollout:
     """Attention rollout, for a model whose blocks all work on the same tokens."""
 
     title = "attention rollout"
 
-    def __init__(self, model: nn.Module, grid: tuple[int, int]):
-        self.model, self.grid = model, grid
+    def __init__(self, model: nn.Module, attention: AttentionExtract, grid: tuple[int, int]):
+        """`attention` returns {layer: attention weights [B, heads, N, N]}, in the order of the blocks."""
+        self.model, self.attention, self.grid = model, attention, grid
 
     @classmethod
     def of(cls, model: nn.Module, image: Tensor) -> "Rollout | None":
-        """Return a Rollout if the model is a plain sequence of blocks that ends in a class token or a mean, else None.
+        """Return a Rollout of a copy if the model is a plain sequence of blocks that ends in a class token or a mean.
 
-        Swin, for example, is not such a sequence. `image`: any image of the right size.
+        Return None for other models, such as Swin. `image`: any image of the right size.
         """
-        shapes: list[torch.Size] = []
-        with torch.no_grad(), watching_attention(model, lambda weights: shapes.append(weights.shape)):
-            model(image)
         grid = getattr(getattr(model, "patch_embed", None), "grid_size", None)
         pools_by_attention = getattr(model, "attn_pool", None) is not None
-        if not shapes or grid is None or pools_by_attention or len(shapes) != len(getattr(model, "blocks", ())):
+        layers = [
+            name
+            for name, module in model.named_modules()
+            if hasattr(module, "fused_attn") and isinstance(getattr(module, "attn_drop", None), nn.Module)
+        ]
+        if grid is None or pools_by_attention or not layers or len(layers) != len(getattr(model, "blocks", ())):
             return None
+        model = copy.deepcopy(model)  # timm does not remove its hooks
+        for name in layers:
+            model.get_submodule(name).fused_attn = False  # the fused kernel does not return attention weights
+        names = [f"{name}.attn_drop" for name in layers]
+        attention = AttentionExtract(model, names, method="hook", hook_type="forward_pre")
+        with torch.no_grad():
+            weights = attention(image).values()
         num_tokens = grid[0] * grid[1] + getattr(model, "num_prefix_tokens", 0)
-        plain = all(len(each) == 4 and each[0] == 1 and each[2:] == (num_tokens, num_tokens) for each in shapes)
-        return cls(model, tuple(grid)) if plain else None
+        is_plain = all(each.ndim == 4 and each.shape[2:] == (num_tokens, num_tokens) for each in weights)
+        return cls(model, attention, tuple(grid)) if is_plain and len(weights) == len(layers) else None
 
     @torch.no_grad()
     def __call__(self, images: Tensor, classes: Tensor) -> Tensor:
         """Return [B, rows, columns]: the share of each patch in the head's input. `classes` has no effect."""
-        mixed: Tensor | None = None
+        # The weights of all blocks are in memory at once, so a batch could need many GB.
+        return torch.cat([self._map(image) for image in images.split(1)])
 
-        def see(weights: Tensor) -> None:
-            nonlocal mixed
+    def _map(self, image: Tensor) -> Tensor:
+        mixed: Tensor | None = None
+        for weights in self.attention(image).values():
             step = (weights.mean(1) + torch.eye(weights.shape[-1], device=weights.device)) / 2
             mixed = step if mixed is None else step @ mixed
-
-        with watching_attention(self.model, see):
-            self.model(images)
         prefix = getattr(self.model, "num_prefix_tokens", 0)
         if getattr(self.model, "global_pool", "token") == "token" and prefix:
             read = mixed[:, : 2 if hasattr(self.model, "head_dist") else 1].mean(1)

@@ -12,7 +12,7 @@
     safetensors  .safetensors  weights under timm's names, with settings, class names and preprocessing as JSON
     onnx         .onnx         a graph for onnxruntime and others; pip install onnx onnxscript onnxruntime
     torch        .pt2          a graph for torch.export.load
-    hf           a folder      for timm's local-dir: and hf-hub:; also for transformers if it is a plain ViT or DeiT
+    hf           a folder      for timm's local-dir: and hf-hub:, and for transformers
 
 The raw or the EMA weights are written, depending on which scored better, with adapters (MODEL.LORA) merged into them.
 If the name of the output ends in .pth, and -to is not given, the whole checkpoint is written. The shards of a

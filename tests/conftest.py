@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import printed
 from tests.support.configs import SMALL
 from tests.support.forks import end_server, kill_started
 from utils.program import STOPPING
@@ -29,11 +28,6 @@ def no_limit_of_pixels():
     remove()
     yield
     remove()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def temporary_folder(tmp_path_factory):
-    printed.TEMPORARY.append(str(tmp_path_factory.getbasetemp()))
 
 
 @pytest.fixture(scope="session")

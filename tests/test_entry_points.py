@@ -350,7 +350,7 @@ def test_compiled_run_saves_original_weight_names_and_caches_kernels(small_yaml,
 
 
 def test_compiled_run_with_all_monitoring_matches_eager_run(small_yaml, tmp_path):
-    watched = "-compile -explain_precision -profile 2 -opts TRAIN.MODEL_EMA=true"
+    watched = "-compile -profile 2 -opts TRAIN.MODEL_EMA=true"
     losses = {}
     for name, words in {"eager": watched.replace("-compile ", ""), "compiled": watched}.items():
         flags = ["-cfg", str(small_yaml), "-amp", "-epochs", "1", "-batch_size", "120", "-output", str(tmp_path / name)]

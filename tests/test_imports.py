@@ -83,8 +83,8 @@ PACKAGES = {
     ).split(),
     "engine": (
         "parallel precision evaluation train checkpoint record settings_of_weights settings predict session"
-        " provenance plan plan_lines"
-        " build trial eval_run trained check callback_list saves loop run __init__"
+        " provenance memory first_passes plan plan_lines"
+        " build trial batch_size eval_run trained check callback_list saves loop run __init__"
     ).split(),
 }
 

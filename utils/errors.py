@@ -30,7 +30,7 @@ class ExitCode(IntEnum):
     FAILED = 1  # an error of the program or of the machine, or the last save failed
     REFUSED = 2  # an error that the user can fix
     NON_FINITE = 3  # too many updates with non-finite gradients
-    NO_PROGRESS = 4  # RUN.MAX_TIME ended before the first update; another start would end the same way
+    NO_PROGRESS = 4  # RUN.MAX_TIME or TRAIN.BUDGET ended before the first update; so would another start
 
 
 AFTER_SIGNAL = 128

@@ -157,7 +157,7 @@ def _default_port(environment: Mapping[str, str], launched: LaunchedRank) -> int
 
 
 def open_store(host: str, port: int, is_host: bool, timeout: float) -> "TCPStore":
-    """Return the key-value store on process 0 or the first node. Its server may start later than this process."""
+    """Return the key-value store on process 0. Its server may start later than this process."""
     from torch.distributed import TCPStore
 
     deadline = time.monotonic() + timeout
@@ -170,6 +170,5 @@ def open_store(host: str, port: int, is_host: bool, timeout: float) -> "TCPStore
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
-    # With wait_for_workers, an error would not name the missing process. With multi_tenant, stores share one server.
-    limit = timedelta(seconds=timeout)
-    return TCPStore(host, port, None, is_host, limit, wait_for_workers=False, multi_tenant=True)
+    # With wait_for_workers, an error would not name the missing process.
+    return TCPStore(host, port, None, is_host, timedelta(seconds=timeout), wait_for_workers=False)

@@ -9,27 +9,19 @@ from datasets.types import Batch
 
 
 def prefetch_to_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yield the batches on the device. A separate stream copies the next batch while the device computes.
-
-    If the device lacks memory for a batch, the batch stays on the host. The update then tries the copy again, and if
-    there is still too little memory, the update is repeated with smaller micro-batches.
-    """
+    """Yield the batches on the device. A separate stream copies the next batch while the device computes."""
     stream = torch.Stream(device)
 
-    def start_copy(batch: Batch) -> tuple[Batch, torch.Event | None]:
-        try:
-            with stream:
-                images, targets = (each.to(device, non_blocking=True) for each in (batch.images, batch.targets))
-        except torch.OutOfMemoryError:
-            return batch, None
+    def start_copy(batch: Batch) -> tuple[Batch, torch.Event]:
+        with stream:
+            images, targets = (each.to(device, non_blocking=True) for each in (batch.images, batch.targets))
         return batch._replace(images=images, targets=targets), stream.record_event()
 
-    def hand_over(batch: Batch, copied: torch.Event | None) -> Batch:
-        if copied:
-            now = torch.accelerator.current_stream(device)
-            now.wait_event(copied)  # makes the device wait, not the host
-            for each in (batch.images, batch.targets):
-                each.record_stream(now)  # otherwise the next copy could reuse the memory too early
+    def hand_over(batch: Batch, copied: torch.Event) -> Batch:
+        now = torch.accelerator.current_stream(device)
+        now.wait_event(copied)  # makes the device wait, not the host
+        for each in (batch.images, batch.targets):
+            each.record_stream(now)  # otherwise the next copy could reuse the memory too early
         return batch
 
     with contextlib.closing(batches):

@@ -24,9 +24,9 @@ from datasets import (
     build_eval_data,
     load_image_sets,
 )
+from engine.batch_size import find_batch_size, measure
 from engine.build import build, make_model, prepare_torch, read_through_cache, restore
 from engine.check.images import check_images
-from engine.check.memory import MORE, estimate, free_memory
 from engine.check.quick_checks import (
     OK,
     WARN,
@@ -37,6 +37,8 @@ from engine.check.quick_checks import (
     quick_checks,
 )
 from engine.eval_run import weights_to_score
+from engine.first_passes import fit_micro_batches, try_largest
+from engine.memory import free_memory, naming_remedy, out_of_memory, reports_memory
 from engine.parallel import is_sharded
 from engine.plan import EvalPlan, ImageSets, Inputs, TrainPlan, plan_evaluation, plan_training, read_inputs, refusals
 from engine.plan_lines import describe_batch_size, describe_evaluation, notes_on
@@ -152,9 +154,11 @@ class Check:
                 refuse()
         with table.section("checkpoint"):
             self.inputs = read_inputs(self.loaded, process, table)
-        make_plan = plan_evaluation if config.START.EVAL else plan_training
         with table.section("plan"):
-            self.plan = make_plan(self.inputs, self.load_data)
+            if config.START.EVAL:
+                self.plan = plan_evaluation(self.inputs, self.load_data)
+            else:
+                self.plan = plan_training(self.inputs, self.load_data, find_batch_size)
 
     def load_data(self, config: Config, kept: SavedData | None) -> ImageSets:
         with self.table.section("data"):
@@ -237,24 +241,40 @@ def check_training(table: Table, plan: TrainPlan, folder: Path | None, startup: 
             if finished:
                 table.say(f"this run is already finished ({finished}): nothing to do")
     startup += time.monotonic() - start
+    if is_sharded(config, plan.process):
+        table.add(Finding("memory", "not measured, because DIST.STRATEGY fsdp2 divides the model among the processes"))
+        return
+    enough = True
     with table.section("memory"):
-        memory = check_memory(config, plan.num_classes, plan.precision, free, plan.process)
-        table.add(memory)
-    if memory.verdict == OK and WRONG not in table.verdicts and not (finished or is_sharded(config, plan.process)):
+        if reports_memory(plan.process.device):
+            measure_memory(table, trainer, free)
+        else:
+            memory = check_memory(config, plan.num_classes, free, plan.process)
+            table.add(memory)
+            enough = memory.verdict == OK
+    if enough and WRONG not in table.verdicts and not finished:
         with table.section("time"):
             table.say(estimate_time(single, trainer, startup))
 
 
-def check_memory(config: Config, num_classes: int, precision: Precision, free: int, process: Process) -> Finding:
-    """Compare `free` bytes with the estimated memory of all processes that share a device."""
-    num_sharing = process.local_size if process.device.type == "cpu" else 1
+def measure_memory(table: Table, trainer: Trainer, free: int) -> None:
+    """Try the largest micro-batch on the device, and compare the peak of its memory with `free` bytes."""
+    device = trainer.process.device
+    fit_micro_batches(trainer, table)
+    getattr(torch, device.type).reset_peak_memory_stats(device)
+    if reason := try_largest(trainer):  # with COMPILE, because fit_micro_batches has not tried anything
+        raise out_of_memory(trainer, None, reason)
+    peak = getattr(torch, device.type).max_memory_allocated(device)
+    say = table.warn if peak > WARN_FRACTION * free else table.say
+    images = counted(trainer.data.order.largest_piece(0), "image")
+    say(f"{format_bytes(peak)} with a batch of {images}, of {format_bytes(free)} free")
+
+
+def check_memory(config: Config, num_classes: int, free: int, process: Process) -> Finding:
+    """Compare `free` bytes of the host with the estimated memory of all its processes."""
+    num_sharing = process.local_size
     advice = "lower -batch_size and raise -accum_iter by the same factor" + amp_hint(config.AMP, process.device)
-    try:
-        need = estimate(config, num_classes, precision, process)
-    except torch.OutOfMemoryError:
-        found = f"{format_bytes(free)} is not enough for a batch of {counted(MORE, 'image')}"
-        return Finding("memory", found, WRONG, advice)
-    batch_size = config.DATA.BATCH_SIZE
+    need, batch_size = measure(config, num_classes), config.DATA.BATCH_SIZE
     total = num_sharing * (need.fixed + batch_size * need.per_image)
     images = f"{format_bytes(batch_size * need.per_image)} for {counted(batch_size, 'image')}"
     shared = f", in each of {num_sharing} processes" if num_sharing > 1 else ""
@@ -276,7 +296,8 @@ def estimate_time(plan: TrainPlan, trainer: Trainer, startup: float) -> str:
     times, step = RunTimes.of(plan.config, plan.order, len(plan.eval_set)), trainer.step
     forecast = Forecast(plan.config, times, time.monotonic())
     times.end_work = END_BY_START * startup
-    make_updates(plan, trainer, forecast)
+    with naming_remedy(trainer, None):  # if memory runs out
+        make_updates(plan, trainer, forecast)
     times.evaluation = time_evaluation(plan, trainer)
     times.before_first_update = startup + times.evaluation * plan.scores_start
     each = f"; {times.update:.3g} s per update, {times.evaluation:.3g} s per evaluation"
@@ -286,12 +307,10 @@ def estimate_time(plan: TrainPlan, trainer: Trainer, startup: float) -> str:
     if plan.config.TRAIN.BUDGET:
         from extras.budget import Allowance, Budget
 
-        budget = Budget(
-            forecast, Allowance(plan.config.TRAIN.BUDGET, time.monotonic(), plan.inputs.saved.get("budget", {}))
-        )
-        if not step:
-            budget.refuse_too_short(step)
-        return budget.describe(step, budget.fitting(step)) + each
+        allowance = Allowance(plan.config.TRAIN.BUDGET, time.monotonic(), plan.inputs.saved.get("budget", {}))
+        budget, schedule = Budget(step, forecast, allowance), trainer.schedule
+        num_updates = schedule.num_updates if schedule.choices else budget.fitting(step)
+        return budget.describe(step, num_updates) + each
     return forecast.describe(step, times.until_end(step, trainer.schedule.num_updates)) + each
 
 

@@ -117,11 +117,10 @@ def check_strategy(config: Config) -> None:
     precision = config.PRECISION
     is_auto, is_other = config.DATA.BATCH_SIZE == AUTO, config.AMP and precision.MODE != "autocast"
     unfit = (
-        (is_auto, f"DATA.BATCH_SIZE is {AUTO}", "a number; -check estimates how many images fit"),
+        (is_auto, f"DATA.BATCH_SIZE is {AUTO}", "a number"),
         (is_other, f"PRECISION.MODE is {precision.MODE}", "PRECISION.MODE autocast"),
         # Weights are gathered block by block, but a CUDA graph would read them at the recorded addresses.
         (config.COMPILE not in (False, "blocks"), f"COMPILE is {str(config.COMPILE).lower()}", "COMPILE blocks"),
-        (config.START.EXPLAIN, "PRECISION.EXPLAIN is true", "-explain_precision with DIST.STRATEGY ddp"),
     )
     for is_set, what, remedy in unfit:
         if is_set:

@@ -166,7 +166,7 @@ STEP_COLUMNS = {
     "grad_norm": "norm of the gradient",
     "loss_scale": "loss scale in half precision",
     "skipped": "updates skipped in the epoch so far",
-    "num_updates": "with `TRAIN.BUDGET`: the currently planned number of updates of the whole run",
+    "num_updates": "with `TRAIN.BUDGET`: the planned number of updates of the whole run",
     "seconds": "time since the last report, in seconds",
     **{f"{name}_pct": f"percentage of `seconds` spent in the `{name}` phase" for name in PHASES},
 }

@@ -34,13 +34,13 @@ def after_training(config: Config, process: Process, folder: Path, eval_set: Ima
         rows += _use_of(weights, eval_set) if has_classes else [("fine-tune", _command("main_single_gpu.py", *tune))]
     is_over = state == "done" and config.TRAIN.BUDGET  # the budget is used up and the schedule is complete
     if state in longer and not is_over and (folder / "last.pth").exists():
-        rows += [("train longer" if longer[state] else "continue", _resume(process, folder, longer[state]))]
+        rows += [("train longer" if longer[state] else "continue", resume_command(process, folder, longer[state]))]
     return _lines(rows)
 
 
 def after_failure(process: Process, folder: Path) -> list[str]:
     """Return the next step after an error that the user did not cause."""
-    return _lines([("continue", _resume(process, folder, []))] if (folder / "last.pth").exists() else [])
+    return _lines([("continue", resume_command(process, folder, []))] if (folder / "last.pth").exists() else [])
 
 
 def after_evaluation(weights: Path | None, folder: Path, eval_set: ImageSet) -> list[str]:
@@ -62,7 +62,8 @@ def _use_of(weights: Path, eval_set: ImageSet) -> list[tuple[str, str]]:
     return rows
 
 
-def _resume(process: Process, folder: Path, words: list[str | int]) -> str:
+def resume_command(process: Process, folder: Path, words: list[str | int]) -> str:
+    """Return the command that continues a run, with additional flags."""
     if process.world_size == 1:
         return _command("main_single_gpu.py", "-resume", folder, *words)
     if process.local_size == process.world_size:

@@ -34,8 +34,11 @@ class Callback:
     def on_epoch_start(self, trainer: "Trainer") -> None:
         """Called when epoch `trainer.epoch` begins, or continues after a resume."""
 
+    def before_update(self, trainer: "Trainer") -> None:
+        """Called before each update, or before it is left out. The report of the previous update is complete."""
+
     def on_window(self, trainer: "Trainer") -> None:
-        """Called at the start of an update, and again for each further attempt (guards.py)."""
+        """Called at the start of an update."""
 
     def on_phase(self, trainer: "Trainer", name: str) -> None:
         """Called when a phase of the update begins. It lasts until the next phase begins."""
@@ -65,13 +68,6 @@ class Callback:
     def should_stop(self, trainer: "Trainer", updates_left: int) -> bool:
         """Return whether to save and end the run before this update. `updates_left`: remaining updates of the epoch."""
         return False
-
-    def choose(self, trainer: "Trainer") -> int:
-        """Return the new total number of updates, or 0 to keep the current one. Called before each update."""
-        return 0
-
-    def on_choice(self, trainer: "Trainer") -> None:
-        """Called after the total number of updates has changed. No update has used the new schedule yet."""
 
     def close(self) -> None:
         """Called when the training has ended, also after an error, but not if a signal kills the process."""

@@ -16,7 +16,7 @@ from utils.text import counted, format_duration
 
 NOT_TYPICAL, MEASURED = 3, 10  # number of slow updates after a start; number of updates needed for a measurement
 MARKS = 200  # approximate number of points in time that are kept to measure updates
-END_BY_START = 1 / 3  # estimate of the work after the last evaluation, as a fraction of the time until the first update
+END_BY_START = 1 / 2  # estimate of the work after the last evaluation, as a fraction of the time until the first update
 ENOUGH = 10.0  # seconds of training after which the log gets an estimate
 
 
@@ -32,8 +32,7 @@ class RunTimes:
     before_first_update: float = 0.0  # only set by -check, for a run that has not started
     update: float = 0.0
     evaluation: float = 0.0
-    end_work: float = 0.0  # pictures, tables and report after the last evaluation
-    then: float = 0.0  # seconds per update at the time when end_work was measured
+    end_work: float = 0.0  # pictures, tables and report after the last evaluation; an estimate
 
     @classmethod
     def of(
@@ -66,10 +65,7 @@ class RunTimes:
         return self.evaluation or self.evaluation_in_updates * self.update
 
     def after_last_update(self) -> float:
-        # If updates became slower, assume that the work at the end slows down half as much, because the cause may
-        # affect only the device or the disk.
-        slower = max(1.0, self.update / self.then) if self.then else 1.0
-        return self.one_evaluation() + self.longest_save() + self.end_work * (1 + slower) / 2
+        return self.one_evaluation() + self.longest_save() + self.end_work
 
 
 class UpdateTimer:
@@ -78,9 +74,8 @@ class UpdateTimer:
     The mean covers as much past time as the run has left, because the causes of slow updates may occur again.
     """
 
-    def __init__(self, now: float, step: int, earlier: float):
-        """`earlier`: seconds per update in an earlier start, used until this start has measured them; 0: unknown."""
-        self.first_step, self.is_measured, self._earlier = step, False, earlier
+    def __init__(self, now: float, step: int):
+        self.first_step, self.is_measured = step, False
         self._marks = deque([(now, step)])  # (seconds of training, step)
 
     def measure(self, now: float, step: int, left: float) -> float:
@@ -94,7 +89,7 @@ class UpdateTimer:
             marks.clear()
         if not marks or now - marks[-1][0] > left / MARKS:
             marks.append((now, step))
-        return (now - since) / (step - first) if self.is_measured or not self._earlier else self._earlier
+        return (now - since) / (step - first)
 
     def timed(self, now: float) -> float:
         """Return the length in seconds of the period over which updates are measured."""
@@ -135,11 +130,12 @@ class Forecast(Callback):
     def on_epoch_start(self, trainer: Trainer) -> None:
         now, times = self._clock(), self.times
         if self._timer is None:
-            self._timer = UpdateTimer(now, trainer.step, times.update)
+            self._timer = UpdateTimer(now, trainer.step)
             times.end_work = times.end_work or END_BY_START * (now - self._start)
         if self._trained:
             took = now - self._trained
-            times.evaluation = (took + (times.evaluation or took)) / 2
+            # The first end of an epoch replaces the evaluation of the initial weights, which is cold and saves nothing.
+            times.evaluation = (took + times.evaluation) / 2 if self._paused else took
             self._paused += took
 
     def on_update(self, trainer: Trainer) -> None:
@@ -161,10 +157,6 @@ class Forecast(Callback):
 
     def on_rollback(self, trainer: Trainer) -> None:
         self._begin()
-
-    def leave_out(self, seconds: float) -> None:
-        """Count these seconds neither as training nor as evaluation."""
-        self._paused, self._trained = self._paused + seconds, self._trained + seconds
 
     def left(self, trainer: Trainer, num_done: int) -> float | None:
         """Return the seconds left in the run after `num_done` evaluated epochs, or None before the second update."""

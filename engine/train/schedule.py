@@ -14,17 +14,12 @@ def batch_factor(settings: Train, global_batch: int) -> float:
     return math.sqrt(ratio) if settings.LR_SCALING == "sqrt" else ratio
 
 
-def planned_updates(settings: Train, steps_per_epoch: int, choices: list[list[int]]) -> int:
-    """Return the total number of updates: the budget's last choice, or the updates of NUM_EPOCHS epochs."""
-    return choices[-1][1] if choices else settings.NUM_EPOCHS * steps_per_epoch
-
-
 class Schedule:
     """The learning rate as a function of the step and of the total number of updates.
 
-    A budget (TRAIN.BUDGET) may change the total during a run. Each update is then mapped to a place in the schedule of
+    A budget (TRAIN.BUDGET) chooses the total during a run. Each later update is mapped to a place in the schedule of
     NUM_EPOCHS and gets the rate at that place. The last update is always mapped to the end, so the schedule completes.
-    From the last update before the change to the end, the places are evenly spaced, so the rate does not jump. The rest
+    From the last update before the choice to the end, the places are evenly spaced, so the rate does not jump. The rest
     of the schedule is shortened in proportion, including the warm-up. Rejected: a warm-up with the number of updates in
     the settings, which a short run would never finish.
     """
@@ -32,6 +27,7 @@ class Schedule:
     def __init__(self, settings: Train, steps_per_epoch: int, global_batch: int):
         self._settings = settings
         self._steps_per_epoch = steps_per_epoch
+        self._of_settings = settings.NUM_EPOCHS * steps_per_epoch  # the number of updates without a budget
         self.resume([])
         scale = batch_factor(settings, global_batch)
         rates = settings.WARMUP_START_LR, settings.BASE_LR, settings.END_LR
@@ -47,36 +43,29 @@ class Schedule:
         return min((epoch + 1) * self._steps_per_epoch, self.num_updates)
 
     def choose(self, step: int, num_updates: int) -> None:
-        """Change the total number of updates from this step on. Discard choices in `to_repeat`."""
+        """Set the total number of updates. The update at `step` is the first one that uses it."""
         ensure(num_updates > step, f"a run of {num_updates} updates cannot contain update {step}")
         self._anchor = step - 1, self._place(step - 1)
         self.choices.append([step, num_updates])
         self.num_updates = num_updates
-        self.to_repeat = []
-
-    def repeat(self, step: int) -> bool:
-        """Repeat the choice that an earlier start made at this step. Return whether there is one."""
-        if not self.to_repeat or self.to_repeat[0][0] != step:
-            return False
-        (_, num_updates), *later = self.to_repeat
-        self.choose(step, num_updates)
-        self.to_repeat = later
-        return True
 
     def resume(self, choices: list[list[int]]) -> None:
-        """Restore the choices in a checkpoint, each [step, number of updates]. The rates stay exactly the same."""
+        """Restore the choice in a checkpoint, as [[step, number of updates]]. The rates stay exactly the same.
+
+        Version 1 made several choices. All of them are applied, so that its runs also keep their rates.
+        """
         self.choices: list[list[int]] = []
-        self.to_repeat: list[list[int]] = []  # choices that an earlier start made after the checkpoint
         self._anchor = -1, -1.0
-        self.num_updates = planned_updates(self._settings, self._steps_per_epoch, [])
+        self.num_updates = self._of_settings
         for step, num_updates in choices:
             self.choose(step, num_updates)
+        self.num_updates = min(self.num_updates, self._of_settings)  # NUM_EPOCHS may be lower after a resume
 
     def _place(self, step: int) -> float:
         """Map a step to a place in the schedule of NUM_EPOCHS. If the total never changed, that is the step itself."""
         if not self.choices:
             return step
-        (first, place), last = self._anchor, planned_updates(self._settings, self._steps_per_epoch, []) - 1
+        (first, place), last = self._anchor, self._of_settings - 1
         # Computed from the end, so that the last place is exact. With an unchanged total, all places are exact.
         return last - (last - place) * (self.num_updates - 1 - step) / (self.num_updates - 1 - first)
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from configs.schema import Train
+from configs.schema import Config, Train
 from datasets import BadImages, Batch
 from engine.train.callback import Callback
 from engine.train.counters import Report
@@ -51,6 +51,13 @@ def why_finished(settings: Train, num_epochs: int, epoch: int, not_better: int) 
     if settings.EARLY_STOP and not_better >= settings.EARLY_STOP:
         return f"no improvement in {counted(not_better, 'evaluation')} (TRAIN.EARLY_STOP)"
     return ""
+
+
+def describe_time_limit(config: Config) -> str:
+    """Return the settings that limit the time of a run, with their values."""
+    # START.MAX_TIME is named RUN.MAX_TIME in settings files; see Start in configs/schema.py.
+    limits = {"RUN.MAX_TIME": config.START.MAX_TIME, "TRAIN.BUDGET": config.TRAIN.BUDGET}
+    return " or ".join(f"{key} ({value})" for key, value in limits.items() if value)
 
 
 class SkipLimit(Callback):

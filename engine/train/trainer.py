@@ -16,7 +16,6 @@ from engine.precision.policy import Precision
 from engine.train.callback import Callback
 from engine.train.counters import Counters, Report
 from engine.train.loss import Loss, hits
-from engine.train.micro_batches import Guard
 from engine.train.optimizers import AnyOptimizer, load_state, set_rates
 from engine.train.schedule import Schedule
 from models.transforms import ModelTransforms
@@ -39,8 +38,7 @@ class Trainer:
     """Model, optimizer, precision, EMA and counters of one process; `update` is one training step.
 
     build.py creates it. CONTRIBUTING.md, "Adding", says which files to edit for a new loss, optimizer or callback.
-    Callbacks observe the updates. The guard (guards.py) may repeat the forward and backward passes of an update. Each
-    attempt calls `on_window`.
+    Callbacks observe the updates.
     """
 
     config: Config
@@ -60,7 +58,6 @@ class Trainer:
     prepare: Preparation
     ema: "Ema | None"
     counters: Counters
-    guard: Guard = field(default_factory=Guard)
     callbacks: list[Callback] = field(default_factory=list)
     epoch: int = 0  # finished epochs, including their evaluation
     step: int = 0  # updates so far: done, skipped or left out
@@ -78,16 +75,13 @@ class Trainer:
         """
         # Each parameter group gets the rate of this step times its `lr_scale` (TRAIN.LAYER_DECAY).
         set_rates(self.optimizer.param_groups, self.schedule(self.step))
-        # An update is attempted again if memory runs out. With 3 or more processes, the first update is computed three
-        # times: DDP rearranges its buckets after the second pass (RehearsingGuard). Only the last attempt counts.
-        for attempt in self.guard.attempts(window):
-            with attempt as micro_batches:
-                seed_update(self.config.SEED, self.step, self.process.rank)  # dropout differs between processes
-                self.notify("on_window")
-                sums = self.counters.new_sums()
-                self.notify("on_phase", "data")
-                for batch, is_last in micro_batches:
-                    sums += self.forward_and_backward(batch, is_last, window.num_samples)
+        seed_update(self.config.SEED, self.step, self.process.rank)  # dropout differs between processes
+        self.notify("on_window")
+        sums = self.counters.new_sums()
+        self.notify("on_phase", "data")
+        for number, batch in enumerate(window.batches, start=1):
+            is_last = number == window.num_batches
+            sums += self.forward_and_backward(batch, is_last, window.num_samples)
         self.notify("on_phase", "optimizer")
         self.computing.gradients_to_master()
         self.parallel.gradients_to_optimizer()

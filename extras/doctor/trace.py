@@ -41,14 +41,13 @@ class ModuleStack:
         self.stack: list[tuple[str, nn.Module]] = []
 
     @contextlib.contextmanager
-    def following(self, note: Callable = lambda path, inputs, output: None) -> Iterator[None]:
-        """Track the running modules by hooks. Call `note` with the path, inputs and output of each module."""
+    def following(self) -> Iterator[None]:
+        """Track the running modules by hooks."""
         self.stack = [("", self.model)]
         paths = {module: path for path, module in self.model.named_modules() if path}
 
         def leave(module, inputs, output) -> None:
             self.stack.pop()
-            note(paths[module], inputs, output)
 
         with contextlib.ExitStack() as stack:
             for module in paths:

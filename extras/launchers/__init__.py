@@ -1,1 +1,1 @@
-"""Launchers other than torchrun: srun, mpirun, and engines that start several nodes (Kubeflow, SkyPilot, dstack)."""
+"""Launchers other than torchrun: srun and mpirun."""

@@ -19,7 +19,6 @@ from engine.record.saved_run import PICTURES
 from utils.distributed import Process
 from utils.errors import ConfigError, ExitCode
 from utils.files import write_text
-from utils.held_folders import FolderMoved, check_in_place, is_in_place
 from utils.log import Log
 from utils.text import redacted
 
@@ -84,7 +83,6 @@ class Tracker:
     def remember(self) -> None:
         """Save the run's ID and the numbers of the last rows sent, for a resumed run."""
         if self.identity:
-            check_in_place(self._file)
             self._file.parent.mkdir(exist_ok=True)
             write_text(self._file, json.dumps({"id": self.identity, **self.last}) + "\n")
 
@@ -115,7 +113,6 @@ class TrackerThread:
         self._tracker, self._log = tracker, log
         self._queue: queue.SimpleQueue = queue.SimpleQueue()
         self._is_open, self._moved = False, time.monotonic()
-        self.lost_folder: FolderMoved | None = None
         self._thread = threading.Thread(target=self._run, name=tracker.name, daemon=True)
         self._thread.start()
 
@@ -133,8 +130,6 @@ class TrackerThread:
             self._is_open = True
             while self._handle():
                 self._moved = time.monotonic()
-        except FolderMoved as error:  # the main thread reports this error at the end of the run
-            self.lost_folder = error
         except BaseException as error:  # libraries raise SystemExit, too
             reason = without_secrets(f"{type(error).__name__}: {error}".split("\n")[0])[:300]
             self._log.warn(f"{tracker.name}: {reason}; training continues without it")
@@ -202,8 +197,6 @@ class Trackers:
         deadline = time.monotonic() + LONGEST_END
         for each in self._threads:
             each.join(deadline)
-        if lost := next((each.lost_folder for each in self._threads if each.lost_folder), None):
-            raise lost
 
 
 @contextlib.contextmanager
@@ -221,8 +214,6 @@ def track(config: Config, folder: Path, process: Process, log: Log) -> Iterator[
 
 def ending_of(folder: Path, has_failed: bool) -> Ending:
     """Return how a run ended, from its folder and the status.json in it."""
-    if not is_in_place(folder):  # another run's folder is now at this path
-        return Ending("failed", {}, ())
     status = read_object(folder / "status.json")
     state = status.get("state")
     if has_failed or state in ("failed", "save_failed") or status.get("exit_code") == ExitCode.NON_FINITE:

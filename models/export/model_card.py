@@ -35,12 +35,13 @@ model = timm.create_model("local-dir:FOLDER", pretrained=True).eval()  # or hf-h
 transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
 """
 USE_IN_TRANSFORMERS = """
-If the folder contains `transformers.safetensors`, transformers 4.53 or newer can read it too. Its image processor may place
-the crop one pixel away from timm's crop, which changes probabilities by a few hundredths. Use timm's transform instead:
+transformers reads the same folder:
 
 ```python
-inputs = transform(image)[None]
-logits = transformers_model(pixel_values=inputs).logits
+from transformers import AutoModelForImageClassification
+
+model = AutoModelForImageClassification.from_pretrained("FOLDER").eval()
+logits = model(pixel_values=transform(image)[None]).logits
 ```
 """
 

@@ -1,4 +1,4 @@
-"""Converts weight names in Google's, torchvision's and transformers' ViTs to timm's, and back to transformers'."""
+"""Converts weight names in Google's, torchvision's and transformers' ViTs to timm's."""
 
 import re
 
@@ -67,7 +67,7 @@ def from_torchvision(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 TRANSFORMERS_KINDS = ("vit", "deit")  # model_type in config.json
-# Names are replaced in this order when reading from transformers, and in reverse order when writing for it.
+# Names are replaced in this order.
 TRANSFORMERS = (
     ("embeddings.cls_token", "cls_token"),
     ("embeddings.distillation_token", "dist_token"),
@@ -99,25 +99,3 @@ def from_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
             name = name.replace(theirs, timm)
         renamed[re.sub(r"^(vit|deit)\.", "", name)] = tensor
     return join_qkv({name: tensor for name, tensor in renamed.items() if "pooler." not in name})
-
-
-def to_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights under the names in published files of transformers.
-
-    They are the names of ViTForImageClassification, or DeiTForImageClassificationWithTeacher if there is a distillation
-    token. Newer versions of transformers rename the weights on loading.
-    """
-    is_distilled = "dist_token" in state
-    table = [
-        pair for pair in reversed(TRANSFORMERS) if pair[0] != ("classifier." if is_distilled else "cls_classifier.")
-    ]
-    renamed = {}
-    for name, tensor in state.items():
-        words = ("query", "key", "value") if ".qkv." in name else ("qkv",)
-        for word, part in zip(words, tensor.chunk(len(words)), strict=True):
-            full = name.replace(".qkv.", f".{word}.")
-            for theirs, timm in table:
-                full = full.replace(timm, theirs)
-            prefix = "" if name.startswith("head") else f"{TRANSFORMERS_KINDS[is_distilled]}."
-            renamed[prefix + full] = part.clone()
-    return renamed

@@ -44,7 +44,7 @@ def main(argv: list[str]) -> None:
 
 def reason_of(error: Exception) -> str:
     """Return the reason why this case cannot be measured. Print the traceback of an unexpected error."""
-    from extras.memory.guard import shortage
+    from engine.memory import shortage
 
     if shortage(error):
         return "out of memory"

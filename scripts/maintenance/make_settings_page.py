@@ -103,18 +103,6 @@ def source_rows() -> Iterator[str]:
         yield f"| {title} | {row.sentence} | {row.split} | {own} |"
 
 
-def chinese_data_page() -> str:
-    """Return docs/zh/data.md with an English row for each data set that has none yet, to be translated later."""
-    text = (ROOT / "docs/zh/data.md").read_text(encoding="utf-8")
-    table = re.search(r"(?m)^\| 名称 \|.*\n(\|.*\n)*", text)
-    missing = {name: row for name, row in SOURCES.items() if f"`{name}`" not in table[0]}
-    rows = "".join(
-        f"| [`{name}`](../data.md#{row.section or name}) | {row.sentence} | {row.split} |\n"
-        for name, row in missing.items()
-    )
-    return text[: table.end()] + rows + text[table.end() :]
-
-
 def optimizer_rows() -> Iterator[str]:
     for name, row in TORCH_OPTIMIZERS.items():
         settings = ", ".join(f"`{each}`" for each in row.settings)
@@ -152,9 +140,8 @@ def _row(setting: Setting) -> str:
 PAGES = {
     "docs/settings.md": page,
     "docs/data.md": lambda: with_tables("docs/data.md", (("name", "data", "split", "own settings"), source_rows())),
-    "docs/zh/data.md": chinese_data_page,
-    "docs/optimizers.md": lambda: with_tables(
-        "docs/optimizers.md",
+    "docs/fine-tuning.md": lambda: with_tables(
+        "docs/fine-tuning.md",
         (("torch's", "what it is", "settings", "usual learning rates per 256 images"), optimizer_rows()),
     ),
     "docs/tracking.md": lambda: with_tables(

@@ -1,6 +1,5 @@
 """The command line: every flag, -opts, -h, and mistyped flags."""
 
-import itertools
 import re
 import shlex
 
@@ -8,11 +7,11 @@ import pytest
 
 from configs.flags import FLAGS
 from configs.load import load
-from configs.timm_arguments import SUPPORTED, UNSUPPORTED
+from configs.timm_arguments import SUPPORTED, TIMM_ARGUMENTS
 from configs.typed_names import ALIASES, NOT_HERE
 from configs.values import ALL_SETTINGS, START_SETTINGS, flatten, to_text
+from tests.support.cases import cases_of, names_of
 from tests.support.configs import load_text, write
-from tests.support.printed import cases_of
 from tests.support.refusals import assert_names, refused
 from utils.errors import ConfigError
 
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("here")
 
 
 EXAMPLE_VALUES = {"DATA.IMAGE_SIZE": "32", "PRECISION.DTYPE": "float16", "TRACK": "['wandb']"}
-EXAMPLE_VALUES |= dict.fromkeys(("EVAL", "CHECK", "AMP", "PRECISION.EXPLAIN", "COMPILE"), "true")
+EXAMPLE_VALUES |= dict.fromkeys(("EVAL", "CHECK", "AMP", "COMPILE"), "true")
 PADDLEVITS = """-dataset -data_path -output -batch_size -batch_size_eval -image_size -accum_iter -num_classes -ngpus
                 -pretrained -resume -last_epoch -eval -amp"""
 KEYS = {flag: key for group in FLAGS.values() for flag, (key, _) in group.items()}
@@ -79,15 +78,14 @@ def test_precision_flag_is_refused_if_settings_file_turns_amp_off(flag):
         load_text("AMP: false", *flag.split())
 
 
-@pytest.mark.parametrize("words", cases_of("mistakes/on_the_command_line"))
+@pytest.mark.parametrize("words", cases_of("mistakes-on_the_command_line"))
 def test_command_line_mistake_is_reported_with_remedy(words):
-    with refused(ConfigError, page="mistakes/on_the_command_line", case=words):
+    with refused(ConfigError, *names_of("mistakes-on_the_command_line", words)):
         load_text("", *shlex.split(words.encode().decode("unicode_escape")))
 
 
 def test_suggestions_for_flags_of_other_trainers_name_existing_settings():
-    arguments = (*SUPPORTED, *itertools.chain.from_iterable(UNSUPPORTED.values()))
-    of_timm = [name.replace("-", "_") for each in arguments for name in (each.name, each.short) if name]
+    of_timm = [name.replace("-", "_") for each in TIMM_ARGUMENTS.values() for name in (each.name, each.short) if name]
     typed = [name for names in (*ALIASES.values(), *NOT_HERE.values()) for name in names.split()]
     assert len(typed + of_timm) == len({*typed, *of_timm}), "a name must have only one answer"
     for words in (*ALIASES, *(each.setting for each in SUPPORTED)):

@@ -10,8 +10,8 @@ from configs.load import load, merge, to_yaml
 from configs.values import SETTINGS, flatten
 from configs.yaml_files import Layer
 from models import build_model
+from tests.support.cases import cases_of, names_of
 from tests.support.configs import load_text, write, yaml_of
-from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names, refused
 from utils.errors import ConfigError
 
@@ -107,15 +107,15 @@ def test_step_schedule_with_milestones_needs_no_decay_epochs():
     assert (schedule.MILESTONES, schedule.DECAY_RATE, schedule.AFTER_WARMUP) == ((3,), 0.5, False)
 
 
-@pytest.mark.parametrize("text", cases_of("mistakes/without_effect"))
+@pytest.mark.parametrize("text", cases_of("mistakes-without_effect"))
 def test_settings_without_effect_are_noted_in_one_line(text):
     (note,) = load_text(text).notes
-    same_message(note, "mistakes/without_effect", text)
+    assert_names(note, *names_of("mistakes-without_effect", text))
 
 
-@pytest.mark.parametrize("words", cases_of("mistakes/of_another_schedule"))
+@pytest.mark.parametrize("words", cases_of("mistakes-of_another_schedule"))
 def test_setting_of_another_schedule_is_refused(words):
-    with refused(ConfigError, page="mistakes/of_another_schedule", case=words):
+    with refused(ConfigError, *names_of("mistakes-of_another_schedule", words)):
         load_text("", "-opts", *(f"TRAIN.LR_SCHEDULER.{word}" for word in words.split()))
 
 
@@ -138,11 +138,11 @@ def test_timm_model_on_command_line_drops_vit_fields():
     assert load_text(to_yaml(loaded.config, loaded.origins)).notes == []
 
 
-@pytest.mark.parametrize("case", cases_of("mistakes/of_timm_models"))
+@pytest.mark.parametrize("case", cases_of("mistakes-of_timm_models"))
 def test_unsupported_timm_model_settings_are_refused(case):
     text, _, words = case.partition(" -opts ")
     config = load_text(text, "-opts", *words.split()).config
-    with refused(ConfigError, page="mistakes/of_timm_models", case=case):
+    with refused(ConfigError, *names_of("mistakes-of_timm_models", case)):
         build_model(config, 10)
 
 

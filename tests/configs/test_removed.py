@@ -1,4 +1,4 @@
-"""A removed setting, value or flag is refused with its replacement. The table rows here are made up."""
+"""A removed setting, value or flag is refused with its replacement. Most table rows here are made up."""
 
 import pytest
 
@@ -91,3 +91,11 @@ def test_settings_newer_than_a_run_reproduce_its_old_behaviour(monkeypatch):
 def test_run_with_removed_setting_in_file_exits_with_2():
     write(yaml_of({GONE: "3"}))
     typed("main_single_gpu.py", "-cfg", "x.yaml").refused("x.yaml", GONE, "TRAIN.SMOOTHING")
+
+
+def test_explain_precision_is_refused_unless_it_is_false():
+    ended = typed("main_single_gpu.py", "-explain_precision")
+    assert ended.returncode == 2 and "doctor.py" in ended.stderr
+    with pytest.raises(ConfigError, match=r"PRECISION\.EXPLAIN"):
+        load_text("PRECISION: {EXPLAIN: true}")
+    assert load_text("PRECISION: {EXPLAIN: false}").config == load_text("").config

@@ -9,8 +9,8 @@ import yaml
 
 from configs.load import to_yaml
 from configs.values import SETTINGS, flatten, unflatten
+from tests.support.cases import cases_of, names_of, value_of
 from tests.support.configs import load_text, write
-from tests.support.printed import cases_of, same_message
 from tests.support.refusals import refused
 from utils.errors import ConfigError
 
@@ -25,12 +25,12 @@ def test_text_value_in_file_or_command_line_converts_to_schema_type(word):
     in_file = load_text("\n".join([*lines, f"{'  ' * len(sections)}{name}: {text}"])).config
     in_opts = load_text("", "-opts", "TRAIN.LR_SCHEDULER.NAME=step", "AMP=true", word).config
     for config in (in_file, in_opts):
-        same_message(repr(functools.reduce(getattr, key.split("."), config)), "texts_as_values", word)
+        assert repr(functools.reduce(getattr, key.split("."), config)) == value_of("texts_as_values", word)
 
 
-@pytest.mark.parametrize("word", cases_of("mistakes/values"))
+@pytest.mark.parametrize("word", cases_of("mistakes-values"))
 def test_error_for_wrong_value_lists_allowed_values(word):
-    with refused(ConfigError, page="mistakes/values", case=word):
+    with refused(ConfigError, *names_of("mistakes-values", word)):
         load_text("", "-opts", word)
 
 
@@ -67,7 +67,7 @@ def test_model_argument_has_same_value_from_any_source_and_after_saving(text):
     again = load_text(to_yaml(in_opts.config, in_opts.origins))
     copies = [unflatten(flatten(in_opts.config)), pickle.loads(pickle.dumps(in_opts.config))]
     for config in (in_opts.config, again.config, *([in_file.config] if in_file else []), *copies):
-        same_message(repr(config.MODEL.KWARGS["some_name"]), "texts_as_arguments", text)
+        assert repr(config.MODEL.KWARGS["some_name"]) == value_of("texts_as_arguments", text)
         assert hash(config) == hash(in_opts.config)
 
 

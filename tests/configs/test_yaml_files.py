@@ -7,8 +7,8 @@ import pytest
 
 from configs.load import load
 from configs.schema import Config
+from tests.support.cases import cases_of, names_of
 from tests.support.configs import load_text, write
-from tests.support.printed import cases_of
 from tests.support.refusals import refused
 from tests.support.runs import ROOT
 from utils.errors import ConfigError
@@ -43,9 +43,9 @@ def test_circular_base_files_are_refused_and_named():
         load(["-cfg", write("BASE: y.yaml", "y.yaml")])
 
 
-@pytest.mark.parametrize("text", cases_of("mistakes/in_a_file"))
+@pytest.mark.parametrize("text", cases_of("mistakes-in_a_file"))
 def test_settings_file_mistake_is_reported_with_place_and_remedy(text):
-    with refused(ConfigError, page="mistakes/in_a_file", case=text):
+    with refused(ConfigError, *names_of("mistakes-in_a_file", text)):
         load_text(text.encode().decode("unicode_escape"))
 
 

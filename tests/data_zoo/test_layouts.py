@@ -8,9 +8,9 @@ import pytest
 
 from engine.check.quick_checks import OK, WARN, WRONG
 from tests.data_zoo import layouts as zoo
+from tests.support.cases import names_of
 from tests.support.configs import SMALL
 from tests.support.image_sets import error_of, load
-from tests.support.printed import same_message
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, typed
 
@@ -74,10 +74,10 @@ CASES = [
 def test_common_dataset_layout_is_read_correctly_or_refused(tmp_path, case, request):
     path, named = case.make(tmp_path / "data"), request.node.callspec.id
     if case.wrong:
-        same_message(error_of(case.dataset, path), "data_zoo", named)
+        assert_names(error_of(case.dataset, path), *names_of("data_zoo", named))
         return
     train, val = load(case.dataset, path)
-    same_message("\n".join(val.notes), "data_zoo", named)
+    assert_names("\n".join(val.notes), *names_of("data_zoo", named))
     assert train.classes == val.classes == case.classes and len(train) + len(val) == case.count
     for image_set in (train, val):
         for index in range(len(image_set)):

@@ -17,9 +17,9 @@ from datasets.batch_order import sample_rng
 from datasets.transforms import build_augmentation
 from datasets.transforms.augment import parse_policy
 from datasets.transforms.erasing import ERASED_AREA, BatchedErasing, Erasing
+from tests.support.cases import cases_of, names_of
 from tests.support.configs import CPU, replaced
 from tests.support.loading import order as make_order
-from tests.support.printed import cases_of
 from tests.support.properties import examples
 from tests.support.refusals import refused
 from utils.errors import ConfigError
@@ -66,9 +66,9 @@ def test_color_jitter_applies_only_with_3_augment_or_without_policy():
     assert build_augmentation(settings()) is None
 
 
-@pytest.mark.parametrize("text", cases_of("mistakes/of_a_policy"))
+@pytest.mark.parametrize("text", cases_of("mistakes-of_a_policy"))
 def test_invalid_policy_name_error_lists_valid_options(text):
-    with refused(ConfigError, page="mistakes/of_a_policy", case=text):
+    with refused(ConfigError, *names_of("mistakes-of_a_policy", text)):
         parse_policy(settings(AUTO_AUGMENT=text).TRAIN)
 
 

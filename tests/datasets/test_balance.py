@@ -5,9 +5,9 @@ import pytest
 
 from datasets import ImageSet, build_order, class_weights
 from datasets.balance import describe_balance
+from tests.support.cases import cases_of, content_of, names_of
 from tests.support.configs import replaced
 from tests.support.loading import settings
-from tests.support.printed import cases_of, content_of
 from tests.support.refusals import refused
 from utils.errors import ConfigError, DataError
 
@@ -81,9 +81,9 @@ def test_class_weights_file_accepts_names_or_numbers(tmp_path, text):
     assert class_weights(weighted(str(tmp_path / "weights.csv")), uneven([3, 2, 1])) == [1.0, 2.5, 0.3]
 
 
-@pytest.mark.parametrize("text", cases_of("mistakes/of_class_weights"))
+@pytest.mark.parametrize("text", cases_of("mistakes-of_class_weights"))
 def test_mismatched_class_weights_file_is_refused(tmp_path, text):
     if text != "(no file)":
         (tmp_path / "weights.csv").write_text(content_of(text))
-    with refused(ConfigError, page="mistakes/of_class_weights", case=text):
+    with refused(ConfigError, *names_of("mistakes-of_class_weights", text)):
         class_weights(weighted(str(tmp_path / "weights.csv")), uneven([3, 2]))

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from datasets import SavedData, load_image_sets
+from tests.support.cases import cases_of, content_of, names_of
 from tests.support.image_sets import draw, error_of, load, make_folders, make_set, settings, shades
-from tests.support.printed import cases_of, content_of, same_message
 from tests.support.refusals import assert_names, refused
 from utils.errors import ConfigError, DataError
 
 
-def names_of(image_set) -> dict[int, str]:
+def names_by_shade(image_set) -> dict[int, str]:
     """Return {shade of an image: the name of its class}."""
     return {shade: image_set.classes[n] for shade, n in zip(shades(image_set), image_set.targets, strict=True)}
 
@@ -32,20 +32,20 @@ def test_classes_file_also_numbers_classes_without_images(tmp_path, dataset):
     path = make_csv(tmp_path / "data", ["cat", "ant"]) if dataset == "csv" else tmp_path / "data"
     plain, numbered = load(dataset, path), load(dataset, path, CLASSES=str(tmp_path / "names.txt"))
     for before, after in zip(plain, numbered, strict=True):
-        assert after.classes == ["dog", "cat", "bee", "ant"] and names_of(after) == names_of(before)
+        assert after.classes == ["dog", "cat", "bee", "ant"] and names_by_shade(after) == names_by_shade(before)
     (tmp_path / "data" / "classes.txt").unlink()
     by_number = load("shards", tmp_path / "data", CLASSES=str(tmp_path / "names.txt"))[0]
     assert by_number.targets.tolist() == [number % 3 for number in range(30)] and by_number.classes[2] == "bee"
     config = settings("shards", tmp_path / "data", CLASSES=str(tmp_path / "names.txt"))
     kept = SavedData(["bee", "cat", "dog", "ant"], {})
-    assert names_of(load_image_sets(config, saved=kept)[0]) == names_of(by_number)
+    assert names_by_shade(load_image_sets(config, saved=kept)[0]) == names_by_shade(by_number)
 
 
-@pytest.mark.parametrize("text", cases_of("mistakes/in_a_file_of_classes"))
+@pytest.mark.parametrize("text", cases_of("mistakes-in_a_file_of_classes"))
 def test_mistakes_in_a_classes_file_are_reported(tmp_path, text):
     make_folders(tmp_path / "data", {"ant": 12, "bee": 12})
     (tmp_path / "names.txt").write_text(content_of(text))
-    with refused((ConfigError, DataError), page="mistakes/in_a_file_of_classes", case=text):
+    with refused((ConfigError, DataError), *names_of("mistakes-in_a_file_of_classes", text)):
         load("imagefolder", tmp_path / "data", CLASSES=str(tmp_path / "names.txt"))
 
 
@@ -54,7 +54,7 @@ def test_numeric_folders_sort_by_value_except_on_resume(tmp_path):
     train, val = load("imagefolder", tmp_path)
     assert train.classes == val.classes == ["1", "2", "10"]
     by_letters = load_image_sets(settings("imagefolder", tmp_path), saved=SavedData(["1", "10", "2"], val.split))[0]
-    assert by_letters.classes == ["1", "10", "2"] and names_of(by_letters) == names_of(train)
+    assert by_letters.classes == ["1", "10", "2"] and names_by_shade(by_letters) == names_by_shade(train)
 
 
 @pytest.mark.parametrize("case", cases_of("class_numbers"))
@@ -69,7 +69,7 @@ def test_log_names_classes_without_images_or_scores(tmp_path, case):
         told = "\n".join(load_image_sets(config, saved=SavedData(known, {}) if known else None)[1].notes)
     except DataError as error:
         told = str(error)
-    same_message(told, "class_numbers", case)
+    assert_names(told, *names_of("class_numbers", case))
 
 
 def test_csv_column_names_are_configurable(tmp_path):

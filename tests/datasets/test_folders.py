@@ -12,9 +12,9 @@ import pytest
 from datasets import SavedData, load_image_sets
 from datasets.sources.images import FileImages
 from datasets.transforms.pixel_rules import PixelRules
+from tests.support.cases import cases_of, names_of
 from tests.support.image_sets import draw, error_of, load, make_folders, settings, shades
 from tests.support.modules import ROOT
-from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names
 from utils.errors import DataError
 
@@ -43,7 +43,7 @@ def test_hidden_folders_and_non_image_files_are_ignored(tmp_path):
     assert train.classes == ["ant", "bee"] and train.targets.tolist() == [0, 1, 1]
 
 
-@pytest.mark.parametrize("folders", cases_of("mistakes/of_folders"))
+@pytest.mark.parametrize("folders", cases_of("mistakes-of_folders"))
 def test_invalid_folder_layouts_are_reported(tmp_path, folders):
     for folder, _, content in (each.partition("=") for each in folders.split()):
         (tmp_path / folder).parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ def test_invalid_folder_layouts_are_reported(tmp_path, folders):
             make_folders(tmp_path, {folder: int(content)})
         else:
             (tmp_path / folder).symlink_to(tmp_path / content)
-    same_message(error_of("imagefolder", tmp_path, VAL_FRACTION=0.0), "mistakes/of_folders", folders)
+    assert_names(error_of("imagefolder", tmp_path, VAL_FRACTION=0.0), *names_of("mistakes-of_folders", folders))
 
 
 def test_unreadable_folder_is_reported(tmp_path, monkeypatch):
@@ -73,7 +73,7 @@ def test_data_path_one_folder_too_high_is_refused(tmp_path, folders):
     first = sorted({name.split("/")[0] for name in folders})[0]
     found = error_of("imagefolder", tmp_path / "data")
     assert_names(found, "DATA.DATA_PATH", tmp_path / "data", f"-data_path {tmp_path / 'data' / first}", "DATA.CLASSES")
-    same_message(found, "mistakes/of_folders_above_the_data", " ".join(folders))
+    assert_names(found, *names_of("mistakes-of_folders_above_the_data", " ".join(folders)))
 
 
 def test_listing_the_folders_as_classes_prevents_folder_too_high_error(tmp_path):
@@ -141,13 +141,13 @@ def test_run_folders_among_data_are_neither_classes_nor_images(tmp_path, names):
     train, val = load("imagefolder", tmp_path)
     assert train.classes == ["cat", "dog"] and len(train) + len(val) == 10
     assert {255} & {*shades(train), *shades(val)} == set()
-    same_message("\n".join(val.notes[2:]), "mistakes/of_folders_above_the_data", "runs")
+    assert_names("\n".join(val.notes[2:]), *names_of("mistakes-of_folders_above_the_data", "runs"))
     make_folders(tmp_path / "parts", {"train/cat": 2, "train/dog": 2, "val/cat": 2})
     for name in ("train/mine", "val/mine", "val/cat/mine", "mine"):
         make_run(tmp_path / "parts" / name, *names)
     train, val = load("imagefolder", tmp_path / "parts")
     assert train.classes == ["cat", "dog"] and (len(train), len(val)) == (4, 2)
-    same_message("\n".join(val.notes[2:]), "mistakes/of_folders_above_the_data", "runs in parts")
+    assert_names("\n".join(val.notes[2:]), *names_of("mistakes-of_folders_above_the_data", "runs in parts"))
     make_folders(tmp_path / "one", {"photos/cat": 2, "photos/dog": 2})
     make_run(tmp_path / "one/mine", *names)
     assert load("imagefolder", tmp_path / "one")[0].classes == ["cat", "dog"], "only one folder next to a run has data"

@@ -15,10 +15,10 @@ from datasets.relabelled import trained_by_other_folders
 from datasets.sources.images import FileImages
 from datasets.split import divide, new_record, write_split
 from datasets.transforms.pixel_rules import PixelRules
+from tests.support.cases import names_of
 from tests.support.configs import replaced
 from tests.support.image_sets import draw, error_of, load, make_folders, make_set, samples, settings, shades, write_tar
 from tests.support.parquet_files import rows, write_parquet
-from tests.support.printed import same_message
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import rows_of, run_folder, typed
 from utils.errors import ConfigError, DataError
@@ -142,7 +142,7 @@ def test_classes_without_validation_images_are_named(tmp_path):
         train, val = load("imagefolder", tmp_path, VAL_FRACTION=fraction)
         assert train.count_classes()[:3].tolist() == [1, 1, 1] and train.count_classes()[3]
         assert val.count_classes()[:3].tolist() == [1, 1, 0] and val.count_classes()[3]
-        same_message("\n".join(val.notes), "splits", f"a fraction of {fraction}")
+        assert_names("\n".join(val.notes), *names_of("splits", f"a fraction of {fraction}"))
 
 
 def test_data_with_one_image_per_class_is_refused(tmp_path):
@@ -333,7 +333,7 @@ def test_digits_folds_have_equal_class_shares():
 def test_class_missing_from_a_training_fold_is_named(tmp_path):
     make_folders(tmp_path, {"ant": 30, "bee": 30, "rare": 1})
     for fold in ("0/2", "1/2"):
-        same_message("\n".join(load("imagefolder", tmp_path, FOLD=fold)[1].notes), "splits", f"fold {fold}")
+        assert_names("\n".join(load("imagefolder", tmp_path, FOLD=fold)[1].notes), *names_of("splits", f"fold {fold}"))
 
 
 def test_folds_are_refused_for_already_divided_data(tmp_path):
@@ -370,4 +370,4 @@ def test_evaluating_a_fold_used_for_training_causes_a_warning():
     kept = SavedData(val.classes, val.split, identity(val))
     for fold in ("3/5", "0/5"):
         _, scored = load_image_sets(settings("digits", evaluate=True, FOLD=fold), saved=kept)
-        same_message("\n".join(scored.notes), "splits", f"fold {fold} of a run of 3/5")
+        assert_names("\n".join(scored.notes), *names_of("splits", f"fold {fold} of a run of 3/5"))

@@ -19,8 +19,8 @@ from datasets.sources.arrays import ArrayImages
 from datasets.sources.images import FileImages
 from datasets.sources.torchvision_sets import OWN_READERS, SPLITS, TorchvisionImages
 from scripts import make_shards
+from tests.support.cases import cases_of, names_of
 from tests.support.image_sets import draw, error_of, load, make_folders, settings, shades
-from tests.support.printed import cases_of
 from tests.support.refusals import assert_names, refused
 from tests.support.torchvision_files import CIFAR, make_dtd, make_mnist, make_pets, write, write_cifar
 from tests.support.weight_files import Payload
@@ -127,9 +127,9 @@ def test_damaged_cifar_file_is_refused_without_unpickling(tmp_path, monkeypatch,
 # --- mistakes and missing files ---
 
 
-@pytest.mark.parametrize("name", cases_of("mistakes/of_torchvision"))
+@pytest.mark.parametrize("name", cases_of("mistakes-of_torchvision"))
 def test_error_for_unknown_torchvision_name_suggests_the_nearest_name(name):
-    with refused(ConfigError, page="mistakes/of_torchvision", case=name):
+    with refused(ConfigError, *names_of("mistakes-of_torchvision", name)):
         load(name)
 
 

@@ -19,9 +19,9 @@ from engine.record.saved_run import SavedRun
 from engine.settings import load_settings
 from scripts import export
 from tests.engine.check.small_photos import CLEAN
+from tests.support.cases import cases_of, names_of, value_of
 from tests.support.configs import replaced
 from tests.support.image_sets import draw_photos
-from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, run_folder, status_of, typed
 
@@ -82,11 +82,11 @@ def test_resume_refuses_renamed_class_unless_allowed(again):
     assert state["progress"]["best"][0] == 100, "the labels were permuted"
 
 
-@pytest.mark.parametrize("words", cases_of("mistakes/of_a_checkpoint"))
+@pytest.mark.parametrize("words", cases_of("mistakes-of_a_checkpoint"))
 def test_error_for_checkpoint_mismatch_names_the_setting(trained, tmp_path, words):
     where = trained / "output" if "auto" in words else tmp_path
     given = *settings(trained), *words.format(last=checkpoint(trained)).split(), "-output", where, "-epochs", "5"
-    typed("main_single_gpu.py", *given).refused(page="mistakes/of_a_checkpoint", case=words)
+    typed("main_single_gpu.py", *given).refused(*names_of("mistakes-of_a_checkpoint", words))
 
 
 def test_finished_run_can_be_extended_with_allowed_changes(again):
@@ -225,7 +225,7 @@ def test_check_warns_if_pretraining_saw_validation_images(again):
 def test_split_comparison_detects_images_no_longer_held_out(case):
     here, there = map(yaml.safe_load, case.split(" after "))
     split = {"rule": "hash", "training": "photos", "validation": "photos", "fraction": 0.1, "seed": 0}
-    same_message(str(holds_out_no_more(split | here, split | there)), "splits_that_hold_out_no_more", case)
+    assert str(holds_out_no_more(split | here, split | there)) == value_of("splits_that_hold_out_no_more", case)
     assert holds_out_no_more(split | here, {}) == (here.get("rule") == "folders")
 
 

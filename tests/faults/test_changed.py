@@ -50,7 +50,7 @@ def test_resume_refuses_change_affecting_weights_and_names_both_values(key):
     if key in SETTINGS and SETTINGS[key].may_change:
         resume(key)
     else:
-        with refused(ConfigError, f"{key}: another", whole=False):
+        with refused(ConfigError, f"{key}: another"):
             resume(key)
 
 
@@ -151,9 +151,7 @@ def test_resume_refuses_changed_labels_of_listed_training_or_validation_images(t
         (photos / f"{part}.csv").write_text(text.replace("00.JPEG,ant", "00.JPEG,bee"))
         assert text != (photos / f"{part}.csv").read_text()
         names = {"val": "labels of the validation images", "train": "labels of the training images"}
-        start(tmp_path / "o", *flags).refused(
-            "IMAGES", names[part], case=f"labels in {part}.csv", page="changed_images"
-        )
+        start(tmp_path / "o", *flags).refused("IMAGES", names[part])
 
 
 def test_checkpoint_without_record_of_training_images_still_resumes(tmp_path, start, flat):

@@ -50,12 +50,12 @@ from scripts.predict import Outputs, find_images
 from scripts.sweeping import runner
 from scripts.sweeping.plan import read_sweep
 from scripts.sweeping.results import read_result
+from tests.support.cases import cases_of, content_of, names_of
 from tests.support.configs import small_config
 from tests.support.image_sets import load as load_images
 from tests.support.image_sets import make_folders, noise, samples, write_tar
 from tests.support.modules import ROOT
 from tests.support.parquet_files import rows, write_parquet
-from tests.support.printed import cases_of, content_of
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import run_folder, status_of, typed
 from tests.support.trainers import make_trainer, update
@@ -99,10 +99,10 @@ def test_embedded_program_in_an_image_is_not_executed(tmp_path, monkeypatch):
     assert not {"EPS", "PSD", "FITS", "WMF"} & {*FORMATS}
 
 
-@pytest.mark.parametrize("words", cases_of("mistakes/with_a_url"))
+@pytest.mark.parametrize("words", cases_of("mistakes-with_a_url"))
 def test_url_as_folder_is_refused_without_showing_password(tmp_path, tiny, words):
     given = words.format(tiny=tiny, folder=tmp_path).replace("URL", "s3://me:hunter2@bucket/runs")
-    ended = typed(*given.split()).refused(page="mistakes/with_a_url", case=words)
+    ended = typed(*given.split()).refused(*names_of("mistakes-with_a_url", words))
     assert "hunter2" not in ended.printed
     assert not (ROOT / "s3:").exists()
     for path in tmp_path.rglob("*"):
@@ -144,11 +144,11 @@ def test_error_for_nonfinite_outputs_names_the_first_bad_layer(tmp_path, tiny, s
     assert not (tmp_path / "p.csv").exists(), ended.printed
 
 
-@pytest.mark.parametrize("text", cases_of("mistakes/without_end"))
+@pytest.mark.parametrize("text", cases_of("mistakes-without_end"))
 def test_settings_files_that_expand_endlessly_are_refused_at_once(tmp_path, text):
     (tmp_path / "0.yaml").write_text(content_of(text))
     for read in (read_layers, read_settings):
-        with refused(ConfigError, page="mistakes/without_end", case=text):
+        with refused(ConfigError, *names_of("mistakes-without_end", text)):
             read(tmp_path / "0.yaml")
 
 
@@ -362,7 +362,7 @@ def changed(path: Path, change: str) -> dict:
     return state
 
 
-@pytest.mark.parametrize("change", cases_of("mistakes/of_types_in_a_checkpoint"))
+@pytest.mark.parametrize("change", cases_of("mistakes-of_types_in_a_checkpoint"))
 def test_checkpoint_with_wrongly_typed_values_is_reported_damaged(tmp_path, start, trained, change):
     folder = tmp_path / "o/train-20260102-03-04-05"
     shutil.copytree(trained.parent, folder)
@@ -373,7 +373,7 @@ def test_checkpoint_with_wrongly_typed_values_is_reported_damaged(tmp_path, star
         ["scripts/predict.py", folder / "last.pth", trained],
         ["scripts/export.py", folder / "last.pth", "-output", tmp_path / "w.pth"],
     ):
-        typed(*words).refused(page="mistakes/of_types_in_a_checkpoint", case=change)
+        typed(*words).refused(*names_of("mistakes-of_types_in_a_checkpoint", change))
     ended = start(tmp_path / "o", "-opts", "TRAIN.NUM_EPOCHS=1")
     assert ended.returncode in (0, 2) and "Traceback" not in ended.printed, ended.printed
     assert_names(ended.printed, folder / "last.pth")
@@ -419,14 +419,14 @@ def test_shard_rows_contradicting_the_checkpoint_index_are_refused(tmp_path):
             read_checkpoint(tmp_path / "last.pth")
 
 
-@pytest.mark.parametrize("change", cases_of("mistakes/in_a_checkpoint"))
+@pytest.mark.parametrize("change", cases_of("mistakes-in_a_checkpoint"))
 def test_checkpoint_without_restorable_state_is_reported_damaged(tmp_path, tiny, trained, signal_handlers, change):
     folder = tmp_path / "r"
     folder.mkdir()
     shutil.copy(trained.parent / "config.yaml", folder)
     torch.save(changed(trained, change), folder / "last.pth")
     words = ["-cfg", tiny, "-amp", "-output", tmp_path / "o", "-resume", folder / "last.pth"]
-    typed("main_single_gpu.py", *words).refused(page="mistakes/in_a_checkpoint", case=change)
+    typed("main_single_gpu.py", *words).refused(*names_of("mistakes-in_a_checkpoint", change))
 
 
 @pytest.mark.parametrize("change", [{"exp_avg": torch.zeros(3)}, {"step": torch.zeros(2)}], ids=str)
@@ -447,14 +447,14 @@ def test_optimizer_state_with_wrong_shapes_is_reported_damaged(tmp_path, change)
     assert not Saves.roll_back(saves, NonFinite("x", range(1, 9)))
 
 
-@pytest.mark.parametrize("change", cases_of("mistakes/in_settings_of_a_checkpoint"))
+@pytest.mark.parametrize("change", cases_of("mistakes-in_settings_of_a_checkpoint"))
 def test_checkpoint_with_impossible_settings_is_reported_damaged(tmp_path, trained, change):
     state = changed(trained, change)
     torch.save(state, tmp_path / "w.pth")
     metadata = {"config": json.dumps(state["config"])}
     (tmp_path / "w.safetensors").write_bytes(to_safetensors(state["state_dict"], metadata))
     for read, ending in ((read_checkpoint, "pth"), (read_record, "pth"), (read_record, "safetensors")):
-        with refused(ConfigError, page="mistakes/in_settings_of_a_checkpoint", case=change):
+        with refused(ConfigError, *names_of("mistakes-in_settings_of_a_checkpoint", change)):
             read(tmp_path / f"w.{ending}")
 
 
@@ -478,10 +478,10 @@ def test_steps_csv_with_duplicate_rows_is_reported_damaged(tmp_path):
         StepRows(tmp_path, 9)
 
 
-@pytest.mark.parametrize("change", cases_of("mistakes/in_images_of_a_checkpoint"))
+@pytest.mark.parametrize("change", cases_of("mistakes-in_images_of_a_checkpoint"))
 def test_checkpoint_with_impossible_image_settings_is_reported_damaged(trained, change):
     assert config_of(torch.load(trained, weights_only=True)).DATA.IMAGE_SIZE == 8
-    with refused(ConfigError, page="mistakes/in_images_of_a_checkpoint", case=change):
+    with refused(ConfigError, *names_of("mistakes-in_images_of_a_checkpoint", change)):
         config_of(changed(trained, change), "x.pth")
 
 

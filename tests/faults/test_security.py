@@ -15,7 +15,7 @@ from configs.load import load
 from datasets.transforms.decode import decode
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
-from tests.support.printed import cases_of, content_of
+from tests.support.cases import cases_of, content_of, names_of
 from tests.support.refusals import refused
 from tests.support.runs import ROOT, run_folder
 from utils.errors import ConfigError
@@ -26,11 +26,11 @@ PACKAGES = ("configs", "datasets", "engine", "extras", "models", "scripts", "uti
 OURS = [*ROOT.glob("*.py"), *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))]
 
 
-@pytest.mark.parametrize("text", cases_of("mistakes/that_ask_for_python"))
+@pytest.mark.parametrize("text", cases_of("mistakes-that_ask_for_python"))
 def test_settings_with_python_code_are_never_executed(tmp_path, text):
     marker, path = tmp_path / "marker", tmp_path / "hostile.yaml"
     path.write_text(content_of(text).replace("MARKER", str(marker)))
-    with refused(ConfigError, page="mistakes/that_ask_for_python", case=text):
+    with refused(ConfigError, *names_of("mistakes-that_ask_for_python", text)):
         load(["-cfg", str(path)])
     assert not marker.exists()
     with contextlib.suppress(yaml.YAMLError, TypeError):

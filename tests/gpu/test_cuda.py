@@ -167,8 +167,9 @@ def test_single_process_fsdp2_matches_plain_model_without_syncs(tmp_path, monkey
 @pytest.mark.parametrize("amp", [False, True])
 def test_automatic_batch_size_trains_and_leaves_a_tenth_of_memory(tmp_path, amp):
     """Limit the usable memory, because otherwise the search fills the whole device."""
-    from extras.memory.batch_size import Trial, search
-    from extras.memory.guard import MemoryGuard, release
+    from engine.batch_size import Trial, search
+    from engine.first_passes import fit_micro_batches
+    from engine.memory import release
 
     device = torch.device("cuda", 0)
     limit = 2 * 2**30
@@ -183,12 +184,12 @@ def test_automatic_batch_size_trains_and_leaves_a_tenth_of_memory(tmp_path, amp)
         release(device)
         assert found % 8 == 0 and 8 < found < 10**5
         trainer = cuda_trainer(replaced(config, DATA={"BATCH_SIZE": found, "SYNTHETIC_SIZE": 3 * found}))
-        trainer.guard = MemoryGuard(config, trainer, Log(1))
         torch.cuda.reset_peak_memory_stats(device)
+        fit_micro_batches(trainer, Log(1))
         windows = trainer.data.windows(0, 3)
         for _ in range(3):
             trainer.update(next(windows))
-        assert trainer.guard.max_images is None
+        assert trainer.data.order.batch_size == found
         assert 0.4 * limit < torch.cuda.max_memory_allocated(device) < 0.95 * limit
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, device)

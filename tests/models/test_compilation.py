@@ -17,16 +17,14 @@ from torch import nn
 from configs.load import load
 from configs.schema import Config
 from datasets import BadImages, build_eval_data, load_image_sets
-from engine.check.memory import saved_bytes
+from engine.batch_size import measure
 from engine.evaluation.evaluate import evaluate
 from engine.parallel import choose_parallel
-from engine.precision.policy import Precision
 from models import build_model
 from models.compilation import FOLDER, NUM_WORKERS, compile_model, prepare_compiler
 from models.transforms import choose_transforms
 from models.transforms.blocks import SharedDropPath
 from tests.support.configs import CPU, small_config
-from tests.support.planted import run_out
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT, run
 from tests.support.trainers import Reports, make_trainer, train
@@ -69,7 +67,7 @@ def graphs_of_two_epochs(config: Config, monkeypatch: pytest.MonkeyPatch) -> lis
 
 LISTS = "PRECISION.CUSTOM_BLACK_LIST=[blocks.0.mlp] PRECISION.CUSTOM_WHITE_LIST=[LayerNorm]"
 MODES = {  # each scope and each option that changes the forward is in one of these cases
-    "float32, checkpointed blocks, halved for lack of memory": "COMPILE=blocks TRAIN.GRAD_CHECKPOINTING=true",
+    "float32, checkpointed blocks": "COMPILE=blocks TRAIN.GRAD_CHECKPOINTING=true",
     "float16 with lists, residual in half": f"AMP=true PRECISION.DTYPE=float16 PRECISION.RESIDUAL=half COMPILE=true {LISTS}",
     "naive": "AMP=true PRECISION.MODE=naive PRECISION.DTYPE=bfloat16 COMPILE=true",
 }
@@ -83,8 +81,6 @@ def test_compiled_epoch_matches_eager_losses(tmp_path, monkeypatch, case):
     for compiled in (True, False):
         reports = Reports()
         trainer = make_trainer(small_config(tmp_path, *options, *["COMPILE=false"][compiled:]), callbacks=[reports])
-        if "memory" in case:
-            run_out(trainer, fits=180, step=1)
         train(trainer)
         losses[compiled] = [report.loss for report in reports.seen]
     assert len(losses[True]) == trainer.data.steps_per_epoch
@@ -122,8 +118,7 @@ def test_compiling_blocks_of_a_model_without_blocks_is_refused(tmp_path):
 def test_memory_estimates_do_not_compile_the_model(tmp_path, monkeypatch):
     """Compilation would take longer than the estimates and predictions of a compiled run."""
     monkeypatch.setattr(nn.Module, "compile", lambda self, **options: pytest.fail("compiled"))
-    config = small_config(tmp_path, "AMP=true", "PRECISION.MODE=naive", "COMPILE=true")
-    assert saved_bytes(config, build_model(config, 10), Precision(config, CPU), 2) > 0
+    measure(small_config(tmp_path, "AMP=true", "PRECISION.MODE=naive", "COMPILE=true"), 10)
 
 
 # --- all graphs are made in the first epoch: two for training (full batch, remainder), one for evaluation, which pads

@@ -18,7 +18,7 @@ from configs.values import flatten
 from models.weights.files import read_record, read_state_dict
 from models.weights.load import load_pretrained
 from models.weights.state import check_record
-from tests.support.printed import cases_of
+from tests.support.cases import cases_of, names_of
 from tests.support.refusals import flip, refused
 from tests.support.weight_files import (
     CLASSES,
@@ -133,7 +133,7 @@ def test_weights_file_that_would_run_code_is_refused(tmp_path, kind, write):
         marker.unlink()
     for path in write({"head.weight": payloads(marker)[kind]}, tmp_path):
         names = ("allow_pickle=False",) if write is in_arrays else ("refused", "code", ".safetensors")
-        with refused(ConfigError, path, *names, whole=False):
+        with refused(ConfigError, path, *names):
             read_state_dict(path)
         assert not marker.exists()
 
@@ -156,10 +156,10 @@ def test_truncated_weights_file_is_refused_by_name(tmp_path, weights, kind):
     whole = path.read_bytes()
     for part in range(5):
         (tmp_path / "cut").write_bytes(whole[: len(whole) * part // 5])
-        with refused(ConfigError, tmp_path / "cut", whole=False):
+        with refused(ConfigError, tmp_path / "cut"):
             read_state_dict(tmp_path / "cut")
     if kind == "safetensors":
-        with refused(ConfigError, tmp_path / "cut", whole=False):
+        with refused(ConfigError, tmp_path / "cut"):
             read_record(tmp_path / "cut")
 
 
@@ -170,14 +170,14 @@ def test_flipped_bit_in_weights_fails_the_checksum(tmp_path, weights):
         read_state_dict(path)
 
 
-@pytest.mark.parametrize("content", cases_of("mistakes/in_weights"))
+@pytest.mark.parametrize("content", cases_of("mistakes-in_weights"))
 def test_file_without_usable_weights_is_refused(tmp_path, content):
     """Lists of numbers are converted to tensors."""
 
     def with_tensors(found: dict) -> dict:
         return {name: torch.tensor(each) if isinstance(each, list) else each for name, each in found.items()}
 
-    with refused(ConfigError, page="mistakes/in_weights", case=content):
+    with refused(ConfigError, *names_of("mistakes-in_weights", content)):
         read_state_dict(saved(json.loads(content, object_hook=with_tensors), tmp_path / "x.pth"))
 
 

@@ -88,7 +88,7 @@ def test_model_with_too_many_tensors_is_refused_before_exhausting_memory(tmp_pat
     if "depth" in kwargs:
         fields = {"TYPE": "timm", "NAME": "vit_tiny_patch16_224", "PATCH_SIZE": 16, "EMBED_DIM": 768, "DEPTH": 12}
         config = replaced(config, MODEL=fields | {"NUM_HEADS": 12})
-    with refused(ConfigError, "MODEL.KWARGS", *kwargs, whole=False):
+    with refused(ConfigError, "MODEL.KWARGS", *kwargs):
         build_model(config, 5)
 
 

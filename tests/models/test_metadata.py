@@ -18,7 +18,7 @@ from models.weights.load import load_pretrained
 from models.weights.metadata import classes_of_weights, metadata_of
 from models.weights.state import preprocessing_of
 from models.weights.timm_tags import is_imagenet_by_other_names, usual_images
-from tests.support.printed import cases_of
+from tests.support.cases import cases_of, names_of
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT
 from tests.support.weight_files import (
@@ -216,11 +216,11 @@ def test_imagenet_classes_are_recognized_by_number_or_description():
     assert usual_images("resnet18.of_no_such_tag") == {} != usual_images("resnet18.a1_in1k")
 
 
-@pytest.mark.parametrize("config", cases_of("mistakes/in_config_json"))
+@pytest.mark.parametrize("config", cases_of("mistakes-in_config_json"))
 def test_invalid_config_json_is_refused(tmp_path, config):
     text = config.replace("(deep)", '{"a":' * 100_000)
     path = folder(tmp_path / "f", {"a": torch.ones(1)}, config=text)
-    with refused(ConfigError, page="mistakes/in_config_json", case=config):
+    with refused(ConfigError, *names_of("mistakes-in_config_json", config)):
         load_settings(["-eval", "-pretrained", str(path)])
 
 

@@ -10,8 +10,8 @@ import yaml
 from configs.schema import Config, Data, Model
 from models import build_model, describe
 from models.freeze import freeze
+from tests.support.cases import cases_of, names_of, value_of
 from tests.support.configs import meta_device
-from tests.support.printed import cases_of, same_message
 from tests.support.refusals import refused
 from utils.errors import ConfigError
 
@@ -42,10 +42,10 @@ def test_model_settings_reach_the_built_model():
     assert model(torch.zeros(2, 1, 24, 24)).shape == (2, 7)
 
 
-@pytest.mark.parametrize("fields", cases_of("mistakes/of_models"))
+@pytest.mark.parametrize("fields", cases_of("mistakes-of_models"))
 def test_impossible_model_error_names_the_setting(fields):
     config = config_of(**yaml.safe_load(f"{{{fields}}}"))
-    with refused(ConfigError, page="mistakes/of_models", case=fields):
+    with refused(ConfigError, *names_of("mistakes-of_models", fields)):
         build_model(config, 10)
 
 
@@ -76,7 +76,7 @@ def test_zero_dropout_rate_stays_zero_and_unset_rate_keeps_default(model):
         built = build_model(config, 10)
     rates = [getattr(each, "drop_prob", getattr(each, "p", 0)) or 0 for each in built.modules()]
     largest = max(*rates, getattr(built, "drop_rate", 0))
-    same_message(f"at most {largest:g}: {describe(built, config.MODEL)}", "rates_of_timm_models", model)
+    assert f"at most {largest:g}: {describe(built, config.MODEL)}" == value_of("rates_of_timm_models", model)
 
 
 def test_model_description_counts_all_and_trainable_parameters():

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.weights.load import load_pretrained
-from models.weights.names import to_transformers
 from models.weights.torch_files import to_safetensors
 from tests.support.properties import examples
-from tests.support.weight_files import YEARS, paddle_arrays, pickled, saved, vit
+from tests.support.weight_files import YEARS, paddle_arrays, pickled, saved, transformers_weights, vit
 
 
 def prefixed(prefix):
@@ -39,7 +38,7 @@ WRITERS = {
     "compiled DDP": prefixed("_orig_mod.module."),
     "EMA": lambda state, path: saved({"state_dict": {"x.weight": torch.ones(1, 1)}, "state_dict_ema": state}, path),
     "safetensors": in_safetensors(dict),
-    "transformers": in_safetensors(to_transformers),
+    "transformers": in_safetensors(transformers_weights),
 } | {f"PaddleViT {year}": in_paddle(names) for year, names in YEARS.items()}
 
 

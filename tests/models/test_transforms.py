@@ -7,13 +7,11 @@ import timm
 import torch
 from torch import nn
 
-from engine.check.memory import saved_bytes
-from engine.precision.policy import Precision
 from models import build_model
 from models.transforms import ModelTransforms, choose_transforms
 from models.transforms.blocks import ActivationCheckpointing
 from models.transforms.gpu_kernels import GpuKernels
-from tests.support.configs import CPU, replaced, small_config
+from tests.support.configs import CPU, small_config
 from tests.support.refusals import refused
 from tests.support.run_hash import state_hash
 from tests.support.trainers import make_trainer, update
@@ -127,14 +125,6 @@ def test_grad_checkpointing_is_bitwise_exact_with_dropout(tmp_path, way):
     expected, calls = trained(tmp_path, *DROPPING, *WAYS[way])
     found, more_calls = trained(tmp_path, *DROPPING, *WAYS[way], "TRAIN.GRAD_CHECKPOINTING=true")
     assert found == expected and more_calls == 2 * calls
-
-
-def test_grad_checkpointing_stores_fewer_activations_and_estimate_agrees(tmp_path):
-    config = small_config(tmp_path, "MODEL.DEPTH=8", "MODEL.EMBED_DIM=32", "DATA.BATCH_SIZE=16")
-    again = replaced(config, TRAIN={"GRAD_CHECKPOINTING": True})
-    whole, less = (saved_bytes(each, build_model(each, 10), Precision(each, CPU), 16) for each in (config, again))
-    # Recomputation needs the inputs of all blocks except the last: 4 patches and the class token, 32 floats each.
-    assert 0.8 * 7 * 16 * 5 * 32 * 4 < less < 0.4 * whole
 
 
 def test_grad_checkpointing_uses_timm_support_or_is_refused(tmp_path):

@@ -13,7 +13,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 from models.weights.load import load_pretrained
 from models.weights.torch_files import to_safetensors
-from tests.support.printed import cases_of
+from tests.support.cases import cases_of, names_of
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import typed
 from tests.support.weight_files import (
@@ -115,12 +115,12 @@ def test_swin_position_bias_tables_are_resized(tmp_path):
     assert "relative_position_bias_table" in loaded(model, state, tmp_path)[0]
 
 
-@pytest.mark.parametrize("other", cases_of("mistakes/of_another_architecture"))
+@pytest.mark.parametrize("other", cases_of("mistakes-of_another_architecture"))
 def test_weights_of_another_architecture_are_refused_and_model_stays_unchanged(tmp_path, weights, other):
     name, _, value = other.partition("=")
     model = vit(**{name: int(value)}) if value else timm_model(name)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with refused(ConfigError, page="mistakes/of_another_architecture", case=other):
+    with refused(ConfigError, *names_of("mistakes-of_another_architecture", other)):
         loaded(model, weights, tmp_path)
     assert_same(model.state_dict(), before)
 
@@ -243,11 +243,11 @@ def test_unreachable_hub_is_refused_unless_weights_are_cached(monkeypatch, netwo
     assert asked == ["vit_tiny_patch16_224"] * (fails != "server")
 
 
-@pytest.mark.parametrize("source", cases_of("mistakes/of_pretrained"))
+@pytest.mark.parametrize("source", cases_of("mistakes-of_pretrained"))
 def test_pretrained_source_without_weights_or_model_is_refused(here, weights, source):
     saved(weights, here / "vit.pth")
     pickled({}, here / "x.pdopt")
-    with refused(ConfigError, page="mistakes/of_pretrained", case=source):
+    with refused(ConfigError, *names_of("mistakes-of_pretrained", source)):
         load_pretrained(vit(), source)
 
 

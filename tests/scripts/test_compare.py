@@ -19,8 +19,8 @@ from scripts.comparing import statistics
 from scripts.comparing.groups import Group, group_runs
 from scripts.comparing.runs import find_runs, image_test, other_data
 from scripts.comparing.tables import to_markdown
+from tests.support.cases import assert_cases, cases_of, content_of, names_of, value_of
 from tests.support.configs import yaml_of
-from tests.support.printed import cases_of, content_of, same_message, same_text
 from tests.support.properties import examples
 from tests.support.refusals import assert_names
 from tests.support.runs import typed
@@ -117,7 +117,7 @@ CASES = {
 }
 
 
-def test_compare_output_matches_the_printed_pages(here):
+def test_compare_output_have_their_settings_and_values(here):
     pages = {}
     for case, runs in CASES.items():
         for name, (values, *facts) in runs.items():
@@ -126,7 +126,7 @@ def test_compare_output_matches_the_printed_pages(here):
         pages[case], _ = type_in(case.replace(" ", "-"))
     pages["by different metrics, -metric loss"], _ = type_in("by-different-metrics", "-metric", "loss")
     whole = ("one of each", "that ended in many ways")
-    same_text(
+    assert_cases(
         "compare",
         {case: text if case in whole else re.split("\n+## [SR][eu][tn]", text)[0] for case, text in pages.items()},
     )
@@ -175,14 +175,14 @@ def test_folds_of_cross_validation_count_as_repetitions(tmp_path):
     assert [len(group.runs) for group in groups] == [2, 2]
 
 
-@pytest.mark.parametrize("change", cases_of("mistakes/of_other_data"))
+@pytest.mark.parametrize("change", cases_of("mistakes-of_other_data"))
 def test_runs_on_different_data_need_the_any_data_flag(tmp_path, change):
     about = json.loads(change) if change.startswith("{") else {}
     make_run(tmp_path / "a", [90.0])
     make_run(tmp_path / "b", [90.0], "" if about else change, {"about": ABOUT | about})
     out, err = type_in(tmp_path / "a", tmp_path / "b", exit_with=2)
     assert not out
-    same_message(err, "mistakes/of_other_data", change)
+    assert_names(err, *names_of("mistakes-of_other_data", change))
     out, _ = type_in(tmp_path / "a", tmp_path / "b", "-any_data")
     assert out.index("Warning") < out.index("## Results")
 
@@ -295,7 +295,7 @@ def test_runs_are_compared_only_on_images_that_both_runs_scored(here, tmp_path):
     better = {name: is_right or int(name[:-4]) > 1 for name, is_right in both.items()} | {"12.jpg": False}
     about = {"classes": 11, "training_images": 99, "validation_images": 41, "validation_digest": "bb"}
     write_predictions(make_run(tmp_path / "b", [60.0], "", {"about": about}), better | {"new": False})
-    same_text("compare_common_images", type_in("a", "b")[0])
+    assert_cases("compare_common_images", type_in("a", "b")[0])
     found = json.loads(type_in(tmp_path / "a", tmp_path / "b", "-json")[0])
     # from scipy.stats.binomtest(1, 11).pvalue
     assert (found["verdict"], found["seeds"], found["images"]) == ("better", [1, 1], 40)
@@ -390,7 +390,7 @@ def test_data_of_old_runs_is_distinguished_by_settings(tmp_path, settings):
 
     others = [without_facts(name, content_of(settings)) for name in "bc"]
     told = other_data([without_facts("a", "DATA.DATA_PATH: /disk/set"), *others])
-    same_message("; ".join(told) or "(nothing)", "data_told_apart", settings)
+    assert "; ".join(told) or "(nothing)" == value_of("data_told_apart", settings)
 
 
 def test_runs_without_an_epoch_are_skipped_unless_named(folder):
@@ -403,12 +403,12 @@ def test_runs_without_an_epoch_are_skipped_unless_named(folder):
     assert_names(err, folder / "empty")
 
 
-@pytest.mark.parametrize("words", cases_of("mistakes/of_compare"))
+@pytest.mark.parametrize("words", cases_of("mistakes-of_compare"))
 def test_compare_exits_with_2_and_one_error_line_for_each_mistake(folder, here, words):
     (here / "empty").mkdir()
     out, err = type_in(*words.replace("(nothing)", "").split(), exit_with=2)
     assert not out and err.startswith("error: ") and err.count("\n") == 1
-    same_message(err, "mistakes/of_compare", words)
+    assert_names(err, *names_of("mistakes-of_compare", words))
 
 
 def test_run_names_cannot_break_out_of_their_table_cell(tmp_path):

@@ -12,21 +12,21 @@ from unittest.mock import Mock
 import pytest
 import timm
 import torch
+from PIL import Image
 
+from engine.predict.classifier import load_classifier
 from models.export.formats import FORMATS
 from models.export.subject import Subject
 from models.weights.files import read_checkpoint, read_record, read_state_dict
 from models.weights.metadata import metadata_of
+from tests.support.cases import cases_of, names_of
 from tests.support.checkpoints import CLASSES, PLAIN, checkpoint
-from tests.support.printed import cases_of
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT, Ended, run, run_fresh, typed
 from tests.support.weight_files import assert_same, saved, vit
 from utils.errors import ConfigError
 
 pytestmark = pytest.mark.slow
-
-DISTILLED = {"TYPE": "timm", "NAME": "deit_tiny_distilled_patch16_224"}
 
 
 @pytest.fixture(scope="module")
@@ -75,35 +75,50 @@ def test_timm_loads_export_with_preprocessing_and_class_names(plain, tmp_path):
 IN_TRANSFORMERS = """
 import sys, torch
 sys.modules |= {"scipy": None, "torchao": None}
-from transformers import DeiTForImageClassificationWithTeacher, ViTForImageClassification
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModelForImageClassification
 for folder in sys.argv[1:]:
-    kind = DeiTForImageClassificationWithTeacher if folder == "distilled" else ViTForImageClassification
-    model, info = kind.from_pretrained(folder, output_loading_info=True)
-    assert not any(info.values()), info
+    model, info = AutoModelForImageClassification.from_pretrained(folder, output_loading_info=True)
+    assert type(model).__name__ == "TimmWrapperForImageClassification" and not any(info.values()), info
     saved = torch.load(f"{folder}.pth")
     with torch.no_grad():
-        difference = (model.eval()(saved["images"]).logits - saved["logits"]).abs().max().item()
-    assert difference <= 1e-5, difference
+        found = model.eval()(saved["images"]).logits
+        inputs = AutoImageProcessor.from_pretrained(folder)(Image.open(f"{folder}.png"), return_tensors="pt")
+        logits = model(**inputs).logits
+    torch.testing.assert_close(found, saved["logits"], rtol=1e-5, atol=1e-5)
     assert list(model.config.id2label.values()) == saved["classes"]
+    several = model.config.problem_type == "multi_label_classification"  # decides what transformers' pipeline prints
+    probabilities = logits.sigmoid() if several else logits.softmax(1)
+    torch.testing.assert_close(probabilities[0], saved["probabilities"], rtol=0, atol=1e-4)
 """
+FOR_TRANSFORMERS = {  # {name: settings of the model, settings of the data}
+    "plain": (PLAIN, {}),
+    "distilled": ({"TYPE": "timm", "NAME": "deit_tiny_distilled_patch16_224"}, {}),
+    "convolutions": ({"TYPE": "timm", "NAME": "test_resnet"}, {}),
+    "grey": (PLAIN, {"IMAGE_CHANNELS": 1, "IMAGENET_MEAN": (0.1,), "IMAGENET_STD": (0.2,)}),
+    "several": (PLAIN, {"DATASET": "csv", "LABEL_SEPARATOR": "|"}),
+}
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="needs transformers")
-def test_transformers_loads_the_same_export_with_equal_logits(plain, tmp_path):
+def test_transformers_reads_exports_with_the_logits_of_predict(tmp_path):
     """In a separate process, because transformers looks for the package `datasets` and would find ours."""
-    distilled = checkpoint(tmp_path / "distilled.ckpt", DISTILLED)
-    images, models = torch.rand(8, 3, 32, 32), {"plain": plain, "distilled": distilled}
-    for name, source in models.items():
+    noise = torch.randint(256, (6, 8, 3), generator=torch.manual_seed(0), dtype=torch.uint8).numpy()
+    for name, (model, data) in FOR_TRANSFORMERS.items():
+        source, photo = checkpoint(tmp_path / f"{name}.ckpt", model, data), tmp_path / f"{name}.png"
+        Image.fromarray(noise).resize((64, 48)).convert("L" if name == "grey" else "RGB").save(photo)
         exported(source, "hf", tmp_path / name).done()
-        model = timm.create_model(f"local-dir:{tmp_path / name}", pretrained=True).eval()
+        typed("scripts/predict.py", source, photo, "-top", 3, "-json", tmp_path / "x.json").done()
+        (found,) = json.loads((tmp_path / "x.json").read_text())["images"]
+        probabilities = {each["number"]: each["probability"] for each in found["predictions"]}
+        classifier = load_classifier(str(source))
+        images = torch.rand(8, classifier.config.DATA.IMAGE_CHANNELS, 32, 32)
         with torch.no_grad():
-            saved({"images": images, "logits": model(images), "classes": CLASSES}, tmp_path / f"{name}.pth")
+            content = {"images": images, "logits": classifier.model(images), "classes": CLASSES}
+        content["probabilities"] = torch.tensor([probabilities[number] for number in range(3)])
+        saved(content, tmp_path / f"{name}.pth")
     (tmp_path / "theirs.py").write_text(IN_TRANSFORMERS)
-    run(str(tmp_path / "theirs.py"), *models, cwd=tmp_path, faults={"forget_our_modules": []}).done()
-    processor = json.loads((tmp_path / "plain" / "preprocessor_config.json").read_text())
-    assert processor["image_mean"] == [0.1, 0.2, 0.3] and processor["size"] == {"shortest_edge": 35}
-    assert processor["resample"] == 3
-    assert all(processor[f"do_{each}"] for each in ("resize", "center_crop", "rescale", "normalize", "convert_rgb"))
+    run(str(tmp_path / "theirs.py"), *FOR_TRANSFORMERS, cwd=tmp_path, faults={"forget_our_modules": []}).done()
 
 
 def test_exported_graphs_match_logits_at_any_batch_size(tmp_path):
@@ -130,22 +145,6 @@ def test_exported_graphs_match_logits_at_any_batch_size(tmp_path):
             torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
 
 
-NOT_PLAIN = {
-    "no class token": PLAIN | {"KWARGS": {"global_pool": "avg", "class_token": False}},
-    "mean of the patches": PLAIN | {"KWARGS": {"global_pool": "avg", "fc_norm": False}},
-    "registers": PLAIN | {"KWARGS": {"reg_tokens": 2}},
-    "projections without bias": PLAIN | {"KWARGS": {"proj_bias": False}},
-    "another network": {"TYPE": "timm", "NAME": "test_resnet"},
-}
-
-
-@pytest.mark.parametrize("what", NOT_PLAIN)
-def test_model_unknown_to_transformers_is_exported_only_for_timm(tmp_path, what):
-    source = checkpoint(tmp_path / "best.ckpt", NOT_PLAIN[what])
-    exported(source, "hf", tmp_path / "x").done()
-    assert {each.name for each in (tmp_path / "x").iterdir()} == {"README.md", "config.json", "model.safetensors"}
-
-
 def test_missing_or_old_library_is_refused_before_writing(plain, tmp_path, monkeypatch):
     monkeypatch.setattr(timm, "__version__", "1.0.25")
     exported(plain, "hf", tmp_path / "x").refused("-to", "hf", "timm", "1.0.26")
@@ -154,12 +153,12 @@ def test_missing_or_old_library_is_refused_before_writing(plain, tmp_path, monke
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("words", cases_of("mistakes/of_export"))
+@pytest.mark.parametrize("words", cases_of("mistakes-of_export"))
 def test_wrong_export_name_or_flag_is_refused(plain, words):
     for name in ("status.json", "theirs.npz"):
         (plain.parent / name).write_text("{}")
     given = words.format(run=plain.parent).split()
-    typed("scripts/export.py", *given).refused(page="mistakes/of_export", case=words)
+    typed("scripts/export.py", *given).refused(*names_of("mistakes-of_export", words))
 
 
 def wrong_for(is_chosen):
@@ -217,7 +216,7 @@ from utils.program import exit_code
 def shifted(write):
     return lambda weights, *more: write({name: each + 1 for name, each in weights.items()}, *more)
 
-hugging_face.to_transformers = shifted(hugging_face.to_transformers)
+hugging_face.to_safetensors = shifted(hugging_face.to_safetensors)
 torch_files.to_safetensors = shifted(torch_files.to_safetensors)
 source, *targets = sys.argv[1:]
 print([exit_code(main, [source, "-to", to, "-output", target]) for to, target in zip(targets[::2], targets[1::2])])
@@ -230,8 +229,8 @@ def test_export_of_wrong_weights_is_refused_even_without_asserts(plain, tmp_path
     environment = {"PYTHONOPTIMIZE": "1", "PYTHONPATH": str(ROOT)}
     ended = run_fresh(str(tmp_path / "wrong.py"), str(plain), *words, environment=environment)
     assert ended.stdout.splitlines()[-1:] == ["[1, 1]"], ended
-    for to, name in TARGETS.items():
-        assert_names(ended.stderr, f"-to {to}", "its weights differ from the model's", tmp_path / "new" / name)
+    for (to, name), what in zip(TARGETS.items(), ("weights", "logits"), strict=True):
+        assert_names(ended.stderr, f"-to {to}", f"its {what}", tmp_path / "new" / name)
     assert "Traceback" not in ended.stderr and not any((tmp_path / "new").iterdir())
 
 
@@ -273,16 +272,3 @@ def test_outputs_without_a_class_name_are_exported_by_number(tmp_path):
     exported(source, "hf", tmp_path / "x").done()
     names = json.loads((tmp_path / "x" / "config.json").read_text(encoding="utf-8"))["label_names"]
     assert names == [*CLASSES, "class 3", "class 4"]
-
-
-def test_padding_preprocessing_is_exported_without_an_image_processor(tmp_path):
-    exported(checkpoint(tmp_path / "a.ckpt", data={"CROP_PCT": 1.2}), "hf", tmp_path / "x").done()
-    assert (tmp_path / "x" / "config.json").exists() and not (tmp_path / "x" / "preprocessor_config.json").exists()
-
-
-@pytest.mark.parametrize(("separator", "kind"), [("|", "multi"), (None, "single")])
-def test_multilabel_export_sets_the_transformers_problem_type(tmp_path, separator, kind):
-    source = checkpoint(tmp_path / "a.ckpt", data={"DATASET": "csv", "LABEL_SEPARATOR": separator})
-    exported(source, "hf", tmp_path / "x").done()
-    config = json.loads((tmp_path / "x" / "config.json").read_text(encoding="utf-8"))
-    assert config["problem_type"] == f"{kind}_label_classification"

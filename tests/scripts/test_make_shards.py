@@ -13,8 +13,8 @@ from datasets.shuffle import shuffled
 from datasets.sources import shards
 from datasets.sources.images import FileImages
 from scripts import make_shards
+from tests.support.cases import assert_cases, cases_of, names_of
 from tests.support.image_sets import draw, load, shades
-from tests.support.printed import cases_of, same_text
 from tests.support.refusals import refused
 from utils.errors import ConfigError, DataError
 
@@ -79,7 +79,7 @@ def test_resume_after_kill_gives_identical_shards(tmp_path, photos, monkeypatch,
     for number in (0, 2):  # the samples after an existing shard must continue correctly
         (tmp_path / "out" / f"train-{number:06d}.tar").unlink()
     call(*flags, "-out", tmp_path / "out")
-    same_text("shards", capsys.readouterr().out)
+    assert_cases("shards", capsys.readouterr().out)
     for path in (tmp_path / "whole").glob("*.tar"):
         assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
 
@@ -113,11 +113,11 @@ def test_in_memory_images_become_png_shards_that_can_be_resharded(tmp_path):
 
 def test_unreadable_image_is_named_by_make_shards(tmp_path, photos, monkeypatch):
     monkeypatch.setattr(FileImages, "open_file", Mock(side_effect=PermissionError(13, "Permission denied")))
-    with refused(DataError, photos / "train", whole=False):
+    with refused(DataError, photos / "train"):
         call("-dataset", "imagefolder", "-data_path", photos, "-out", tmp_path / "out")
 
 
-@pytest.mark.parametrize("words", cases_of("mistakes/of_make_shards"))
+@pytest.mark.parametrize("words", cases_of("mistakes-of_make_shards"))
 def test_make_shards_command_line_mistakes_are_reported(tmp_path, words):
-    with refused(ConfigError, page="mistakes/of_make_shards", case=words):
+    with refused(ConfigError, *names_of("mistakes-of_make_shards", words)):
         call(*words.split(), "-out", tmp_path / "out")

@@ -5,7 +5,7 @@ import timm
 
 from scripts import models as script
 from scripts.models import describe_models, find_names
-from tests.support.printed import cases_of, same_message, same_text
+from tests.support.cases import assert_cases, cases_of, names_of, value_of
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import typed
 from utils.errors import ConfigError
@@ -21,7 +21,7 @@ def test_model_list_row_shows_size_and_image_preparation():
 
 
 def test_models_script_lists_six_sizes_and_recommends_one():
-    same_text("models", printed := typed("scripts/models.py").done().stdout)
+    assert_cases("models", printed := typed("scripts/models.py").done().stdout)
     rows = {row.split()[0]: row for row in printed.splitlines()[1:7]}
     assert not set(rows) - set(timm.list_pretrained())
     for model in describe_models(list(rows)):
@@ -57,7 +57,7 @@ def test_models_above_the_row_limit_are_counted_below_table(monkeypatch):
 def test_models_script_marks_noncommercial_licences(monkeypatch, licence):
     monkeypatch.setattr(script, "count_parameters", lambda name: 7)
     model = describe_models(find_names(["vit_tiny_patch16_224"])[:1])[0]._replace(licence=licence.strip("()"))
-    same_message(" | ".join([script.row_of(model)[-1], *script.notes([model], 0)[1:-1]]), "licences", licence)
+    assert " | ".join([script.row_of(model)[-1], *script.notes([model], 0)[1:-1]]) == value_of("licences", licence)
 
 
 def test_parameters_of_equal_architectures_are_counted_once(monkeypatch):
@@ -68,7 +68,7 @@ def test_parameters_of_equal_architectures_are_counted_once(monkeypatch):
     assert 0 < len(counted) < len(names)
 
 
-@pytest.mark.parametrize("words", cases_of("mistakes/of_models_script"))
+@pytest.mark.parametrize("words", cases_of("mistakes-of_models_script"))
 def test_model_search_without_match_suggests_the_nearest_names(words):
-    with refused(ConfigError, page="mistakes/of_models_script", case=words):
+    with refused(ConfigError, *names_of("mistakes-of_models_script", words)):
         find_names(words.split())

@@ -14,7 +14,7 @@ from engine.predict.classifier import config_of
 from engine.predict.output import as_csv, folder_names
 from engine.predict.predictor import Guess, Prediction
 from scripts import export, predict
-from tests.support.printed import cases_of, same_message
+from tests.support.cases import cases_of, names_of, value_of
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import rows_of, run, run_fresh, typed
 from utils.errors import UserError
@@ -254,7 +254,7 @@ def test_command_line_precision_and_settings_change_predictions(trained, digits)
     assert plain == with_amp != without and cropped != plain
 
 
-@pytest.mark.parametrize("words", cases_of("mistakes/of_predict"))
+@pytest.mark.parametrize("words", cases_of("mistakes-of_predict"))
 def test_predict_exits_with_2_and_an_error_for_each_mistake(trained, tmp_path, words):
     state = torch.load(trained / "last.pth", weights_only=True)
     state["config"] |= {"DATA.DATASET": "csv", "DATA.LABEL_SEPARATOR": "|"}
@@ -262,7 +262,7 @@ def test_predict_exits_with_2_and_an_error_for_each_mistake(trained, tmp_path, w
     given = words.format(run=trained, empty=tmp_path).replace("(nothing)", "").split()
     lines, err = type_in(*given, exit_with=2)
     assert not lines and err.startswith("error: ")
-    same_message(err, "mistakes/of_predict", words, run=trained)
+    assert_names(err, *names_of("mistakes-of_predict", words))
 
 
 @pytest.fixture
@@ -288,10 +288,10 @@ def found(here, monkeypatch):
 
 @pytest.mark.parametrize("words", cases_of("images_to_predict"))
 def test_prediction_inputs_keep_their_given_order(found, words):
-    same_message(" ".join(found(words)), "images_to_predict", words)
+    assert " ".join(found(words)) == value_of("images_to_predict", words)
 
 
-@pytest.mark.parametrize("words", cases_of("mistakes/of_images_to_predict"))
+@pytest.mark.parametrize("words", cases_of("mistakes-of_images_to_predict"))
 def test_missing_prediction_images_are_named(found, words):
-    with refused(UserError, page="mistakes/of_images_to_predict", case=words):
+    with refused(UserError, *names_of("mistakes-of_images_to_predict", words)):
         found(words)

@@ -6,7 +6,6 @@ import importlib
 import itertools
 import json
 import os
-import pydoc
 import resource
 import signal
 import socket
@@ -15,15 +14,15 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 from tqdm import tqdm
 
 import engine.build
 import engine.callback_list
-import engine.check.memory
 import engine.eval_run
+import engine.first_passes
+import engine.memory
 import engine.run
 import engine.saves
 import engine.session
@@ -109,9 +108,9 @@ def limit_open_files(step: int) -> None:
 
 def impatient(seconds: float) -> None:
     """Set the number of seconds for which requests to a server are retried."""
-    from extras.remote import shards
+    from extras.remote import server
 
-    shards.PATIENCE = seconds
+    server.PATIENCE = seconds
 
 
 def score(*figures: list[float]) -> None:
@@ -140,7 +139,7 @@ def ignore(*numbers: int) -> None:
 # {moment: (owner, function, n)}. The nth call of the function sends the signal. An update has two micro-batches.
 MOMENTS = {
     "before the settings are read": (engine.settings, "load_settings", 1),
-    "batch size": ("extras.memory.batch_size", "calculate", 1),
+    "batch size": ("engine.batch_size", "calculate", 1),
     "start-up": (engine.build, "build_train_data", 1),
     "training": (Trainer, "update", 3),
     "accumulation": (Trainer, "to_device", 6),
@@ -169,23 +168,17 @@ def tell(rank: int, moment: str, *numbers: int) -> None:
 MOVES = {
     "the start": (engine.run, "quick_checks", 1),
     "a save": (engine.saves.Saves, "save", 1),
-    "a rename": (os, "replace", 10),
+    "a write": (torch, "save", 3),
     "a sharded save": (ShardedSaver, "_put", 1),
     "a sign of life": (Status, "_write", 3),
-    "a bad batch": (engine.saves, "write_bad_batches", 1),
-    "a trace": (Trainer, "update", 7),
     "the figures": (Recorder, "close", 1),
-    "the pictures": ("extras.report.image_results.BestResults", "close", 1),
-    "the trackers": ("extras.trackers.Trackers", "end", 1),
-    "the report": ("extras.report.report", "write_at_end", 1),
 }
-OF_ANOTHER_RUN = (".lock", ".last.pth.tmp", "last.pth", "best.pth", "checkpoint-1.pth", "status.json", "report.html")
+OF_ANOTHER_RUN = (".lock", "last.pth", "best.pth", "checkpoint-1.pth", "status.json")
 
 
 def move_folder(output: str, before: str, rank: int = 0, is_replaced: bool = True) -> None:
     """Rename the run's folder to `moved` at this moment. `is_replaced`: put files of another run in its place."""
     owner, name, nth = MOVES[before]
-    owner = pydoc.locate(owner) if isinstance(owner, str) else owner  # part of an extra, which may be missing
     do, calls = getattr(owner, name), [0]
 
     def moving(*arguments, **options):
@@ -234,7 +227,7 @@ def hold(folder: str, steps: list[int]) -> None:
 
 def limit_free_memory(size: int) -> None:
     """Report this many bytes as free host memory."""
-    engine.check.memory.free_host_memory = lambda: size
+    engine.memory.free_host_memory = lambda: size
 
 
 def run_out(trainer: Trainer, fits: int, step: int) -> None:
@@ -255,15 +248,16 @@ def run_out(trainer: Trainer, fits: int, step: int) -> None:
 
 
 def run_out_of_memory(fits: int, step: int, rank: int) -> None:
-    """Make the process of this rank run out of memory, as `run_out` does."""
-    choose = engine.run.choose_callbacks
+    """Make the process of this rank run out of memory, as `run_out` does, on a device that raises an error then."""
+    fit = engine.run.fit_micro_batches
 
-    def choose_and_limit(session, plan, trainer, *others):
+    def limit_and_fit(trainer, log):
         if trainer.process.rank == rank:
             run_out(trainer, fits, step)
-        return choose(session, plan, trainer, *others)
+        fit(trainer, log)
 
-    engine.run.choose_callbacks = choose_and_limit
+    engine.first_passes.raises_when_full = lambda device: True
+    engine.run.fit_micro_batches = limit_and_fit
 
 
 def compute_in_float64() -> None:
@@ -280,7 +274,10 @@ def count_seconds() -> None:
 
 
 def pass_time(seconds: float, later_seconds: float, step: int) -> None:
-    """Set the duration of an update for TRAIN.BUDGET; from this step on `later_seconds`. Nothing else takes time."""
+    """Set the duration of an update for TRAIN.BUDGET; from this step on `later_seconds`. Nothing else takes time.
+
+    To process 1, an update seems to take twice as long as to process 0.
+    """
     import extras.budget
 
     now, update, allowance = [0.0], Trainer.update, extras.budget.Allowance
@@ -296,29 +293,25 @@ def pass_time(seconds: float, later_seconds: float, step: int) -> None:
             super().on_start_scored(trainer, scores, 0.1)
 
     def timed(trainer, window):
-        now[0] += seconds if trainer.step < step else later_seconds
+        now[0] += (seconds if trainer.step < step else later_seconds) * (1 + trainer.process.rank)
         update(trainer, window)
 
     Trainer.update = timed
     engine.callback_list.Forecast = PassingForecast
     extras.budget.Allowance = lambda text, started, saved: allowance(text, 0.0, saved, clock)
-    engine.callback_list.time = SimpleNamespace(perf_counter=clock)
 
 
-def kill_at_choice(nth: int, later: int) -> None:
-    """Kill every process with SIGKILL, `later` updates after a new number of updates took effect for the nth time."""
-    notify, update, steps = Trainer.notify, Trainer.update, []
-
-    def noting(trainer, event, *facts):
-        steps.extend([trainer.step] if event == "on_choice" else [])
-        notify(trainer, event, *facts)
+def kill_after_choice(later: int) -> None:
+    """Kill every process with SIGKILL, `later` updates after the first update that uses the budget's choice."""
+    update = Trainer.update
 
     def killed(trainer, window):
-        if len(steps) >= nth and trainer.step == steps[nth - 1] + later:
+        choices = trainer.schedule.choices
+        if choices and trainer.step == choices[0][0] + later:
             os.kill(os.getpid(), signal.SIGKILL)
         update(trainer, window)
 
-    Trainer.notify, Trainer.update = noting, killed
+    Trainer.update = killed
 
 
 def save_at_once() -> None:

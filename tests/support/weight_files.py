@@ -201,8 +201,7 @@ def transformers_weights(weights: dict) -> dict[str, torch.Tensor]:
         prefix = "" if name.startswith("head.") else "vit."
         name = prefix + name.replace("head.", "classifier.").replace("norm.", "layernorm.")
         if ".attn.qkv." in name:
-            for number, part in enumerate(("query", "key", "value")):
-                rows = tensor[number * WIDTH : (number + 1) * WIDTH]
+            for part, rows in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
                 state[name.replace(".attn.qkv.", f".attention.attention.{part}.")] = rows.clone()
         else:
             state[name] = tensor

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.support.printed import cases_of, same_message
+from tests.support.cases import cases_of, value_of
 from tests.support.runs import ROOT, run
 from utils.host import cpu_quota, free_host_memory, share_of_cores
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("local", cases_of("shares_of_cores"))
 def test_cores_are_divided_among_processes_allowed_on_them(local):
     masks = [set(cores) for cores in eval(local)]
-    same_message(str([share_of_cores(mask, masks) for mask in masks]), "shares_of_cores", local)
+    assert str([share_of_cores(mask, masks) for mask in masks]) == value_of("shares_of_cores", local)
 
 
 CORES = """

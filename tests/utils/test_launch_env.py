@@ -1,5 +1,6 @@
 """The rank of a process, from every launcher's environment variables and from the flags."""
 
+import contextlib
 import shlex
 import subprocess
 import sys
@@ -7,17 +8,17 @@ import sys
 import pytest
 
 from configs.load import load
+from tests.support.cases import cases_of, names_of
 from tests.support.forks import ROOT
 from tests.support.launch_variables import environment_of, launched_rank_of
 from tests.support.modules import imported_at_the_top
-from tests.support.printed import cases_of, same_message
-from tests.support.refusals import refused
+from tests.support.refusals import assert_names, refused
 from utils.errors import ConfigError
 from utils.launch import (
     LaunchedRank,
     LaunchOptions,
+    check_single_node,
     find_launched_rank,
-    may_have_other_nodes,
     rank_in_environment,
 )
 
@@ -26,7 +27,7 @@ TORCHELASTIC = {"TORCHELASTIC_RUN_ID": "x", "RANK": "5", "WORLD_SIZE": "8", "LOC
 
 @pytest.mark.parametrize("words", cases_of("launchers"))
 def test_rank_is_read_from_the_variables_of_every_launcher(words):
-    same_message(f"{launched_rank_of(words)}", "launchers", words)
+    assert_names(f"{launched_rank_of(words)}", *names_of("launchers", words))
 
 
 def test_torchrun_start_imports_no_other_launchers():
@@ -65,11 +66,11 @@ def test_launch_flags_work_alone_or_with_launcher_variables():
     assert find_launched_rank({"MASTER_ADDR": "h", "MASTER_PORT": "8"}, LaunchOptions("env://", 4, 2)).port == 8
 
 
-@pytest.mark.parametrize("words", cases_of("mistakes/of_launchers"))
+@pytest.mark.parametrize("words", cases_of("mistakes-of_launchers"))
 def test_contradictory_or_missing_launch_variables_are_refused(words):
     environment = environment_of(words)
     start = load([word for word in shlex.split(words) if "=" not in word], needs_file=False).config.START
-    with refused(ConfigError, page="mistakes/of_launchers", case=words):
+    with refused(ConfigError, *names_of("mistakes-of_launchers", words)):
         find_launched_rank(environment, LaunchOptions(start.URL, start.WORLD_SIZE, start.RANK, start.NGPUS))
 
 
@@ -79,18 +80,20 @@ def test_process_without_launcher_variables_is_not_taken_for_a_rank():
     assert rank_in_environment({"RANK": "3"}) == 0, "otherwise no process reports the mistake"
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("", False),
-        ("SLURM_NNODES=1", False),
-        ("PET_NNODES=1", False),
-        ("SLURM_NNODES=2", True),
-        ("PET_NNODES=1:2", True),
-        ("SKYPILOT_NUM_NODES=2", True),
-        ("DSTACK_NODES_NUM=2", True),
-        ("PBS_NODEFILE=/nodes", True),
-    ],
-)
-def test_several_nodes_are_expected_only_if_launcher_variables_allow_them(words, expected):
-    assert may_have_other_nodes(environment_of(words)) is expected
+@pytest.mark.parametrize("words", ["SLURM_NNODES=2", "PET_NNODES=1:2", "SKYPILOT_NUM_NODES=2", "DSTACK_NODES_NUM=2"])
+def test_start_without_a_launcher_on_several_nodes_is_refused(words):
+    with refused(ConfigError, *words.split("=")):
+        check_single_node(environment_of(words))
+
+
+@pytest.mark.parametrize(("nodes", "is_refused"), [("a\na\n", False), ("a\nb\n", True), (None, True)])
+def test_start_without_a_launcher_in_a_pbs_job_is_refused_unless_alone(tmp_path, nodes, is_refused):
+    path = tmp_path / "nodes"
+    if nodes:
+        path.write_text(nodes)
+    with refused(ConfigError, "PBS_NODEFILE", path) if is_refused else contextlib.nullcontext():
+        check_single_node({"PBS_NODEFILE": str(path)})
+
+
+def test_start_without_a_launcher_on_one_node_is_allowed():
+    check_single_node({"SLURM_NNODES": "1", "PET_NNODES": "1"})

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.cases import cases_of, value_of
 from tests.support.configs import SMALL
-from tests.support.printed import cases_of, same_message
 from tests.support.refusals import refused
 from tests.support.runs import ROOT
 from utils import VERSION, errors, program
@@ -51,7 +51,7 @@ def test_revision_names_version_and_commit_without_needing_git(tmp_path, monkeyp
 @pytest.mark.parametrize("error", cases_of("errors"))
 def test_each_error_gives_its_exit_code_and_printed_message(error):
     code, message = exit_code_and_message(eval(error, vars(errors)))
-    same_message(repr((int(code), message)), "errors", error)
+    assert repr((int(code), message)) == value_of("errors", error)
 
 
 def test_version_flag_prints_everything_a_bug_report_needs(monkeypatch, capsys):
@@ -87,7 +87,7 @@ def test_error_while_reading_is_reported_as_damage_unless_memory_ran_out(kind):
 def test_two_dashes_before_a_flag_work_like_one_dash(typed):
     passed = []
     assert exit_code(lambda arguments: passed.extend(arguments) or 0, typed.split()) == 0
-    same_message(" ".join(passed), "two_dashes", typed)
+    assert " ".join(passed) == value_of("two_dashes", typed)
 
 
 ENDLESS = "from utils.program import exit_code\nexit(exit_code(lambda _: [print(n) for n in range(10**7)] and 1, []))"

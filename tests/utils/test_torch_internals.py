@@ -78,7 +78,6 @@ def test_installed_torch_and_timm_have_every_private_name():
     assert torch_internals.has_hooks(layer)
     vit = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
     assert torch_internals.add_position_embedding(vit, torch.zeros(1, 4, 192)).shape == (1, 5, 192)
-    assert torch_internals.inner_data(weight) is not None
 
 
 RUN = """

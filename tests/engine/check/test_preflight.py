@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from configs.values import flatten
+from engine import first_passes, memory
 from engine.check import check as check_program
 from engine.check import quick_checks
 from engine.check.quick_checks import OK, WARN, WRONG
@@ -13,9 +14,9 @@ from engine.train.trainer import Trainer
 from models import build_model
 from scripts import make_shards
 from tests.engine.check.small_photos import CLEAN, sets_of, trouble
+from tests.support.cases import cases_of, names_of
 from tests.support.configs import RESNET, replaced, small_config
 from tests.support.planted import run_out
-from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, run, typed
 
@@ -42,12 +43,12 @@ def test_check_reads_the_files_of_cached_images(check, photos, tmp_path):
     assert check("-opts", *options)["training sizes"] == check()["training sizes"]
 
 
-@pytest.mark.parametrize("flags", cases_of("mistakes/in_the_check"))
+@pytest.mark.parametrize("flags", cases_of("mistakes-in_the_check"))
 def test_check_reports_settings_mistake_in_its_own_row(check, flags):
     if torch.cuda.is_available() and "PRECISION.MATMUL=tf32" in flags:
         pytest.skip("not a mistake on a GPU")
     told = "; ".join(f"{row}: {verdict}" for row, verdict in trouble(check(*flags.split())).items())
-    same_message(told or "(nothing)", "mistakes/in_the_check", flags)
+    assert_names(told or "(nothing)", *names_of("mistakes-in_the_check", flags))
 
 
 def test_check_reports_all_independent_mistakes_at_once(check, photos):
@@ -67,7 +68,6 @@ def test_check_runs_training_updates_and_one_evaluation_batch(check, monkeypatch
         trainer.model.register_forward_pre_hook(
             lambda model, given: None if model.training else evaluated.append(len(given[0]))
         )
-        run_out(trainer, fits=2, step=0)
         return trainer
 
     monkeypatch.setattr(check_program, "build", build_and_limit)
@@ -75,9 +75,44 @@ def test_check_runs_training_updates_and_one_evaluation_batch(check, monkeypatch
         Trainer, "update", lambda self, window: (trained.append(window.num_samples), update(self, window))
     )
     found = check("-opts", "DATA.BATCH_SIZE_EVAL=5")
-    assert set(trained) == {4} and set(evaluated) == {5}
-    assert trouble(found) == {"time": WARN}
+    assert set(trained) == {2, 4} and set(evaluated) == {5}  # the memory is measured with 2 images
+    assert trouble(found) == {}
+
+
+def limit_memory(monkeypatch, fits: int) -> None:
+    """Let the trainer of -check run out of memory with more images."""
+    build = check_program.build
+
+    def build_and_limit(plan, log):
+        run_out(trainer := build(plan, log), fits, step=0)
+        return trainer
+
+    monkeypatch.setattr(check_program, "build", build_and_limit)
+
+
+def test_check_names_flags_if_updates_run_out_of_memory(check, monkeypatch):
+    limit_memory(monkeypatch, fits=2)
+    found = check()
+    assert trouble(found) == {"time": WRONG}
     assert_names(found["time"][1], "out of memory", "-batch_size 2 -accum_iter 2")
+
+
+@pytest.mark.parametrize(("peak", "fits", "verdict"), [(50, 4, OK), (95, 4, WARN), (50, 2, WARN)])
+def test_check_tries_the_largest_batch_on_a_device(check, monkeypatch, peak, fits, verdict):
+    limit_memory(monkeypatch, fits)
+    for name in (check_program, first_passes, memory):
+        monkeypatch.setattr(name, "reports_memory", lambda device: True, raising=False)
+        monkeypatch.setattr(name, "raises_when_full", lambda device: True, raising=False)
+    functions = {
+        "mem_get_info": (100 * 2**20, 0),
+        "max_memory_allocated": peak * 2**20,
+        "reset_peak_memory_stats": None,
+    }
+    for name, value in functions.items():
+        monkeypatch.setattr(torch.cpu, name, lambda device, value=value: value, raising=False)
+    found = check()
+    assert found["memory"][0] == verdict and found["time"][0] == OK
+    assert_names(found["memory"][1], f"{peak} MiB with a batch of {fits} images", "100 MiB")
 
 
 def test_missing_device_does_not_skip_image_check(check):

@@ -1,15 +1,12 @@
 """Learning rate, disk, output, memory and shared memory, each compared with what the machine has."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
-import torch
 
 from datasets import build_order
-from engine.check import quick_checks
-from engine.check.check import check_memory
-from engine.check.memory import estimate, fixed_bytes, saved_bytes
+from engine.batch_size import MemoryEstimate
+from engine.check import check, quick_checks
 from engine.check.quick_checks import (
     OK,
     WARN,
@@ -20,12 +17,11 @@ from engine.check.quick_checks import (
     loader_processes,
 )
 from engine.plan import TrainPlan
-from engine.precision.policy import Precision
 from engine.trial import inputs_of_trial
-from models import build_model
 from tests.engine.check.small_photos import sets_of
+from tests.support.cases import cases_of, names_of
 from tests.support.configs import CPU, replaced, small_config
-from tests.support.printed import cases_of, same_message
+from tests.support.refusals import assert_names
 from utils.distributed import Process
 
 
@@ -38,7 +34,7 @@ def test_check_warning_of_high_fine_tuning_rate_suggests_options_that_fix_it(tmp
         return check_fine_tuning(small_config(tmp_path, *words), int(batch))
 
     told = "; ".join(f"{finding.verdict}: {finding.text}; {finding.remedy}" for finding in found())
-    same_message(told or "(nothing)", "rates_of_trained_weights", case)
+    assert_names(told or "(nothing)", *names_of("rates_of_trained_weights", case))
     if told.startswith(WARN):
         _, advice = found()[0].remedy.split("-opts ")
         assert [finding.verdict for finding in found(*advice.split())] == [OK]
@@ -94,45 +90,11 @@ def test_ema_decay_is_checked_only_if_ema_is_on(photos, is_kept):
     assert ("EMA" in [finding.title for finding in findings]) is is_kept
 
 
-def test_memory_estimate_near_or_above_free_memory_warns_or_fails(tmp_path):
-    config = small_config(tmp_path, "DATA.BATCH_SIZE=64")
-    precision, model = Precision(config, CPU), build_model(config, 10)
-    weights = sum(parameter.nbytes for parameter in model.parameters())
-    assert fixed_bytes(config, model, precision) == 4 * weights  # weights, gradients, and two states of Adam
-    assert fixed_bytes(replaced(config, TRAIN={"MODEL_EMA": True}), model, precision) == 6 * weights
-    half, naive = (replaced(config, PRECISION={"MODE": mode}) for mode in ("autocast", "naive"))
-    for each, copies in ((half, 4), (naive, 5)):  # naive mode has weights and gradients in half precision too
-        each = dataclasses.replace(each, AMP=True)
-        assert fixed_bytes(each, model, Precision(each, CPU)) == copies * weights
-    for parameter in model.blocks.parameters():
-        parameter.requires_grad_(False)
-    trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
-    assert fixed_bytes(config, model, precision) == weights + 3 * trained
-    model.requires_grad_(True)
-    few, more, most = (saved_bytes(config, model, precision, count) for count in (2, 4, 8))
-    assert most - more == 2 * (more - few) > 0
-    step = estimate(config, 10, precision, Process(CPU))
-    need = step.fixed + 64 * step.per_image
-    found = [check_memory(config, 10, precision, int(need * share), Process(CPU)) for share in (0.6, 1.0, 1.2)]
-    assert [finding.verdict for finding in found] == [WRONG, WARN, OK]
-
-
-def test_sharded_memory_estimate_is_weight_share_plus_two_blocks(tmp_path):
-    config = small_config(tmp_path, "MODEL.DEPTH=8", "DIST.STRATEGY=fsdp2")
-    precision, model = Precision(config, CPU), build_model(config, 10)
-    weights = sum(parameter.nbytes for parameter in model.parameters())
-    block = sum(parameter.nbytes for parameter in model.blocks[0].parameters())
-    whole = estimate(config, 10, precision, Process(CPU)).fixed - 4 * weights  # the part that processes cannot share
-    for accumulated, need in ((1, weights + 4 * block), (2, 2 * weights + 4 * block)):  # 4 * weights / 4 processes
-        options = replaced(config, TRAIN={"ACCUM_ITER": accumulated})
-        assert estimate(options, 10, precision, Process(CPU, world_size=4)).fixed == need + whole
-
-
-def test_memory_estimate_counts_each_saved_activation_once(tmp_path):
-    config = small_config(tmp_path)
-    model = torch.nn.Sequential(
-        torch.nn.Flatten(), torch.nn.Linear(64, 1000), torch.nn.Sigmoid(), torch.nn.Linear(1000, 10)
-    )
-    kept = saved_bytes(config, model, Precision(config, CPU), 50)
-    # The images, the sigmoid's output (shared by two layers), log probabilities, targets; less than 64 bytes otherwise.
-    assert kept == pytest.approx(50 * (4 * (64 + 1000 + 10) + 8), abs=64)
+@pytest.mark.parametrize(
+    ("free", "processes", "verdict"),
+    [(2**30, 1, OK), (800 * 2**20, 1, WARN), (2**28, 1, WRONG), (2**30, 2, WARN), (2**29, 2, WRONG)],
+)
+def test_memory_near_or_above_free_memory_warns_or_fails(tmp_path, monkeypatch, free, processes, verdict):
+    monkeypatch.setattr(check, "measure", lambda *given: MemoryEstimate(fixed=2**29, per_image=2**26))
+    config = small_config(tmp_path, "DATA.BATCH_SIZE=4")
+    assert check.check_memory(config, 10, free, Process(CPU, local_size=processes)).verdict == verdict

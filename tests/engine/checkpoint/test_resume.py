@@ -18,10 +18,10 @@ from engine.checkpoint.compare import refuse_changes
 from engine.checkpoint.find import find_newest, newest_in, read_checkpoint
 from engine.checkpoint.format import numbered, remove_old, save_checkpoint
 from engine.checkpoint.resume import bad_images_of, comparable, drop_tensors, find_checkpoint
+from tests.support.cases import cases_of, names_of
 from tests.support.configs import replaced, small_config
 from tests.support.image_sets import draw
 from tests.support.loading import order
-from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names, flip, refused
 from tests.support.run_hash import run_hash
 from tests.support.runs import Ended, run, run_folder, typed
@@ -118,7 +118,7 @@ def test_allowed_changes_on_resume_are_reported(case):
     saved = comparable(replaced(config, TRAIN={"NUM_EPOCHS": 300}), order()) | changed
     state = {"epoch": 1, "step": 30, "config": saved, "progress": {"choices": []}}
     found = refuse_changes(config, order(), {}, state, Path("last.pth"))
-    same_message("\n".join(found) or "(nothing)", "changes_on_resume", case)
+    assert_names("\n".join(found) or "(nothing)", *names_of("changes_on_resume", case))
     state["progress"]["choices"] = [[20, 40]]
     with contextlib.nullcontext() if "GLOBAL_BATCH" not in changed else refused(ConfigError, "TRAIN.BUDGET"):
         refuse_changes(config, order(), {}, state, Path("last.pth"))

@@ -10,8 +10,8 @@ from engine.parallel import check_strategy
 from engine.train.optimizers import trained_bytes
 from models import build_model
 from models.weights.sharded import Parts, span
+from tests.support.cases import cases_of, names_of
 from tests.support.configs import SMALL, meta_device, small_config
-from tests.support.printed import cases_of
 from tests.support.refusals import refused
 from tests.support.run_hash import state_hash
 from tests.support.runs import ROOT, launch
@@ -210,9 +210,9 @@ def test_training_continues_from_sharded_checkpoint_with_another_world_size(runs
     assert len(found["updates"]) == 2 and found["updates"][-1][0] < runs["saved"]["updates"][0][0]
 
 
-@pytest.mark.parametrize("option", cases_of("mistakes/of_shards"))
+@pytest.mark.parametrize("option", cases_of("mistakes-of_shards"))
 def test_options_unsupported_by_fsdp2_are_refused(tmp_path, option):
-    with refused(ConfigError, page="mistakes/of_shards", case=option):
+    with refused(ConfigError, *names_of("mistakes-of_shards", option)):
         check_strategy(small_config(tmp_path, "AMP=true", "COMPILE=blocks", FSDP, option))
     check_strategy(small_config(tmp_path, "AMP=true", "COMPILE=true", option))
 

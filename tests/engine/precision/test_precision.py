@@ -17,8 +17,8 @@ from engine.train.optimizers import build_optimizer
 from models import build_model
 from models.transforms import choose_transforms
 from models.transforms.blocks import HalfResidual
+from tests.support.cases import assert_cases, cases_of, value_of
 from tests.support.configs import CPU, replaced, small_config
-from tests.support.printed import cases_of, same_message, same_text
 from tests.support.refusals import assert_names, refused
 from tests.support.trainers import make_trainer, scaled_step, update
 from utils.errors import ConfigError
@@ -57,14 +57,14 @@ def test_amp_autocasts_to_the_chosen_dtype_and_reports_that_dtype(tmp_path, amp,
 def test_half_dtype_follows_setting_and_device(case):
     wanted, device, has_bfloat16 = case.split()
     half, _ = choose_half(True, {"None": None}.get(wanted, wanted), torch.device(device), has_bfloat16 == "True")
-    same_message(str(half), "half_types", case)
+    assert str(half) == value_of("half_types", case)
 
 
-def test_speed_advice_on_half_precision_matches_the_printed_page():
+def test_speed_advice_on_half_precision_have_their_settings_and_values():
     cases = [
         (half, speedup) for half in (torch.bfloat16, torch.float16, None) for speedup in (0.2, 0.95, 1.1, 1.4, 2.7)
     ]
-    same_text(
+    assert_cases(
         "speed_of_half_precision", {f"{half}, {speedup}": speed_advice(CPU, half, speedup) for half, speedup in cases}
     )
 
@@ -241,7 +241,7 @@ def test_input_dtype_matches_the_first_layer(tmp_path, case):
     precision = Precision(make(tmp_path, dtype="bfloat16", **yaml.safe_load(settings)), CPU)
     model = precision.computing(build_model(small_config(tmp_path), 10))
     precision.device = torch.device(device)
-    same_message(str(precision.input_dtype(model)), "types_of_images", case)
+    assert str(precision.input_dtype(model)) == value_of("types_of_images", case)
 
 
 def test_tf32_is_refused_on_unsupported_device(tmp_path):
@@ -289,6 +289,6 @@ def test_compiled_bfloat16_on_gpu_defaults_to_half_residual_stream(tmp_path, cas
     config = small_config(tmp_path, f"AMP={half != 'None'}", f"PRECISION.DTYPE={dtype}", words)
     chosen = choose_transforms(config, torch.device(device), getattr(torch, half, None), training=False).transforms
     found = [each for each in chosen if isinstance(each, HalfResidual)]
-    same_message(str([each.half for each in found]), "residuals_of_half_precision", case)
+    assert str([each.half for each in found]) == value_of("residuals_of_half_precision", case)
     for each in found:
         assert each.apply(torch.nn.Linear(1, 1)) == []  # a model without blocks is unchanged

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from timm.data import ImageNetInfo
 
 from engine.predict.classifier import load_classifier
-from tests.support.printed import cases_of
+from tests.support.cases import cases_of, names_of
 from tests.support.refusals import refused
 from tests.support.weight_files import google_arrays, vit
 from utils.errors import ConfigError
@@ -83,10 +83,10 @@ def test_google_npz_weights_are_loaded_with_their_preprocessing(tmp_path):
     assert found.config.DATA.IMAGENET_MEAN == (0.5, 0.5, 0.5)
 
 
-@pytest.mark.parametrize("words", cases_of("mistakes/of_classifiers"))
+@pytest.mark.parametrize("words", cases_of("mistakes-of_classifiers"))
 def test_weights_without_a_classifier_are_refused(here, words):
     hub_folder(here / "features", 0)
-    with refused(ConfigError, page="mistakes/of_classifiers", case=words):
+    with refused(ConfigError, *names_of("mistakes-of_classifiers", words)):
         load_classifier(words.split()[0], raw="-raw" in words)
 
 

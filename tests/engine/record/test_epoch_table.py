@@ -18,8 +18,8 @@ from engine.record.columns import Epoch, epoch_row, peak_memory
 from engine.record.console import LINES_BELOW_A_HEAD, EpochPrinter
 from engine.record.metrics import EpochRows, Recorder, StepRows
 from engine.train.counters import EpochResult, Report
+from tests.support.cases import assert_cases
 from tests.support.configs import CPU, small_config
-from tests.support.printed import same_text
 from tests.support.runs import epochs_of, rows_of
 from tests.support.trainers import Lines
 from utils.distributed import Process
@@ -65,7 +65,7 @@ def test_epoch_lines_are_aligned_and_show_best_metric(tmp_path):
         )
         pages[name] = "\n".join(lines)
         assert number % 3 or len(lines[0]) == len(lines[1]) < 80
-    same_text("epochs_on_a_terminal", pages)
+    assert_cases("epochs_on_a_terminal", pages)
 
 
 def test_epoch_table_header_repeats_after_a_screen_of_lines(tmp_path):
@@ -126,7 +126,7 @@ def test_log_has_lines_in_paddlevits_format(tmp_path, monkeypatch):
     for name, found in {"evaluated": usual, "all updates skipped, not evaluated": result(skipping)}.items():
         epoch = epoch_of(3, found)
         pages[name] = "\n".join(printer.log_lines(epoch_row(epoch), epoch, 40))
-    same_text("epochs_in_the_log", pages)
+    assert_cases("epochs_in_the_log", pages)
 
 
 def test_old_step_rows_survive_added_columns(tmp_path, monkeypatch):
@@ -217,7 +217,7 @@ def test_data_wait_advice_matches_cause_and_appears_once(tmp_path):
         first, second, third = advice_for(tmp_path, workers, cores, [percent] * 3, device=torch.device(device))
         assert first == third == "", "the first report must be ignored, and advice must appear once"
         pages[f"{percent}%, {workers} workers, {cores} cores, {device}"] = second
-    same_text("waiting_for_data", pages)
+    assert_cases("waiting_for_data", pages)
 
 
 def test_data_wait_advice_is_omitted_if_cause_or_remedy_is_missing(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from engine.record.saved_run import SavedRun
-from tests.support.printed import cases_of, content_of, same_message
+from tests.support.cases import cases_of, content_of, names_of, value_of
 from tests.support.refusals import refused
 from tests.support.runs import ROOT
 from utils.errors import ConfigError
@@ -99,7 +99,7 @@ def test_run_state_is_running_killed_or_done(folder, case):
         beat = time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(time.time() - age))
         status |= {"pid": os.getpid() if status.pop("is_alive") else gone.pid, "heartbeat": beat}
     write_status(folder, **status)
-    same_message(SavedRun.open(folder).state, "states_of_runs", case)
+    assert SavedRun.open(folder).state == value_of("states_of_runs", case)
 
 
 def test_reused_process_id_does_not_count_as_the_run(folder):
@@ -136,17 +136,17 @@ def test_saved_run_reports_skips_peak_memory_epochs_and_excluded_updates(folder)
     assert SavedRun.open(folder).planned_epochs == 7, "the budget's number of epochs"
 
 
-@pytest.mark.parametrize("file", cases_of("mistakes/in_a_runs_folder"))
+@pytest.mark.parametrize("file", cases_of("mistakes-in_a_runs_folder"))
 def test_damaged_run_or_run_without_epochs_is_refused(folder, file):
     name, _, text = file.partition("=")
     (folder / name).write_text(content_of(text))
-    with refused(ConfigError, page="mistakes/in_a_runs_folder", case=file):
+    with refused(ConfigError, *names_of("mistakes-in_a_runs_folder", file)):
         SavedRun.open(folder)
 
 
 @pytest.mark.parametrize("path", ["nothing", "config.yaml", ".."])
 def test_path_that_is_not_a_run_folder_is_refused(folder, path):
-    with refused(ConfigError, folder / path, whole=path != ".."):
+    with refused(ConfigError, folder / path):
         SavedRun.open(folder / path)
 
 

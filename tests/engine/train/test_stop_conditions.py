@@ -118,19 +118,19 @@ def test_remaining_time_includes_updates_evaluations_and_final_work(tmp_path):
     forecast = Forecast(config, times, 0.0, *calls)
     trainer.callbacks = [time, forecast]
     report = train(trainer)
-    # The final report is estimated as a third of the 30 s before the first update; a save takes 5 s.
-    assert [each["eta_seconds"] for each in told] == [None, *range(86 * 10 + 35, 44 * 10 + 25, -10)]
+    # The final report is estimated as half of the 30 s before the first update; a save takes 5 s.
+    assert [each["eta_seconds"] for each in told] == [None, *range(86 * 10 + 40, 44 * 10 + 30, -10)]
     assert told[-1]["position"] == {"epoch": 0, "step": 44}
     (line,) = said
-    assert_names(line, "15 min", "RUN.MAX_TIME", "16m", "2 epochs")  # 895 s are needed, 820 s are left
+    assert_names(line, "15 min", "RUN.MAX_TIME", "16m", "2 epochs")  # 900 s are needed, 820 s are left
     time.now += 100
     trainer.notify("on_epoch_end", EpochResult(report, {"": None}, 1437, 440, 100))
-    assert forecast.left(trainer, 1) == 44 * 10 + 100 + 15
+    assert forecast.left(trainer, 1) == 44 * 10 + 100 + 20
     time.now += 8
     trainer.end_epoch()
     trainer.notify("on_epoch_start")
-    assert forecast.left(trainer, 1) == 44 * 10 + 104 + 15
-    assert forecast.left(trainer, 2) == 44 * 10 + 15
+    assert forecast.left(trainer, 1) == 44 * 10 + 108 + 20
+    assert forecast.left(trainer, 2) == 44 * 10 + 20
     assert "1.5 of 2" in forecast.describe(44, 547)  # 292 s in total
     trainer.notify("on_rollback")
     assert forecast.left(trainer, 0) is None

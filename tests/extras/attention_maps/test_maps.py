@@ -7,9 +7,9 @@ import timm
 
 from engine.predict.classifier import Classifier
 from extras.attention_maps import Maps
+from tests.support.cases import cases_of, names_of
 from tests.support.configs import CPU, replaced, small_config
-from tests.support.printed import cases_of, same_message
-from tests.support.refusals import refused
+from tests.support.refusals import assert_names, refused
 from tests.support.runs import run, typed
 from utils.errors import ConfigError
 
@@ -59,8 +59,8 @@ def test_attention_map_never_overwrites_another_picture(trained, digits, tmp_pat
     assert (tmp_path / name).read_bytes() == before
 
 
-@pytest.mark.parametrize("words", cases_of("extras/attention_maps/mistakes_of_attention_maps"))
+@pytest.mark.parametrize("words", cases_of("attention_maps-mistakes_of_attention_maps"))
 def test_predict_exits_with_2_for_bad_attention_map_request(trained, words):
     ended = typed("scripts/predict.py", *words.format(run=trained).split())
     assert ended.returncode == 2 and not ended.stdout
-    same_message(ended.stderr, "extras/attention_maps/mistakes_of_attention_maps", words, run=trained)
+    assert_names(ended.stderr, *names_of("attention_maps-mistakes_of_attention_maps", words))

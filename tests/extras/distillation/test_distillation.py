@@ -1,6 +1,5 @@
 """Distillation: timm's and DeiT's losses, the teacher's inputs and outputs, and updates independent of the split."""
 
-import dataclasses
 from unittest import mock
 
 import pytest
@@ -12,10 +11,8 @@ from torch.nn import functional
 from configs.schema import Arguments, Config
 from configs.values import flatten
 from datasets import Normalize
-from engine.check.memory import fixed_bytes
-from engine.precision.policy import Precision
 from engine.train.loss import hits
-from extras.distillation.sources import find_teacher, load_teacher, random_teacher
+from extras.distillation.sources import find_teacher, load_teacher
 from extras.distillation.step import DistillationLoss, DistillationTargets
 from extras.distillation.teacher import Teacher, use_both_heads
 from models import build_model
@@ -193,18 +190,6 @@ def test_distilled_model_returns_both_heads_only_with_a_teacher():
     assert model.train()(images).shape == (3, 5)
     use_both_heads(model)
     assert [each.shape for each in model(images)] == [(3, 5)] * 2
-
-
-def test_memory_estimate_includes_teacher_in_its_dtype(tmp_path):
-    config = small_config(tmp_path, "MODEL.NUM_CLASSES=10")
-    taught = replaced(config, TRAIN={"DISTILLATION_TYPE": "soft", "TEACHER_MODEL": "test_resnet"})
-    model = build_model(config, 10)
-    whole = sum(each.nbytes for each in random_teacher(taught, 10).model.state_dict().values())
-    for is_half, teacher in ((False, whole), (True, whole // 2)):
-        alone, with_teacher = (dataclasses.replace(each, AMP=is_half) for each in (config, taught))
-        precision = Precision(alone, CPU)
-        added = fixed_bytes(with_teacher, model, precision) - fixed_bytes(alone, model, precision)
-        assert added == teacher
 
 
 @on_pretend_device

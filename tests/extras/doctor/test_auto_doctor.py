@@ -11,8 +11,8 @@ from extras.doctor.diagnosis import Diagnosis, best_scale, replay
 from extras.doctor.in_runs import AutoDoctor, LastUpdate
 from extras.doctor.overflow import Batches, make_case
 from models import build_model
+from tests.support.cases import cases_of, value_of
 from tests.support.configs import SMALL, replaced, small_config
-from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names
 from tests.support.runs import rows_of, run, run_folder, status_of
 from tests.support.trainers import Lines, big_logits, make_trainer, train, update
@@ -168,12 +168,12 @@ def test_best_loss_scale_keeps_gradients_below_half_float16_maximum(largest):
     assert scale * largest <= 65504 / 2 < 2 * scale * largest and math.log2(scale) % 1 == 0
 
 
-@pytest.mark.parametrize("case", cases_of("extras/doctor/recommended_scales"))
+@pytest.mark.parametrize("case", cases_of("doctor-recommended_scales"))
 def test_recommended_loss_scale_stays_within_its_bounds(case):
     largest, half = case.split()
     exact = SimpleNamespace(gradients={"one": (None, float(largest))})
     scale = best_scale(exact, SimpleNamespace(in_half={"one", "gone"}), getattr(torch, half))
-    same_message(f"{scale:.0f}", "extras/doctor/recommended_scales", case)
+    assert f"{scale:.0f}" == value_of("doctor-recommended_scales", case)
 
 
 def test_streak_of_skips_after_rollback_is_diagnosed_again(tmp_path, monkeypatch):

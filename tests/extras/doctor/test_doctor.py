@@ -19,8 +19,8 @@ from extras.doctor.in_runs import LastUpdate
 from extras.doctor.overflow import read_overflow, save_overflow
 from models import build_model
 from models.transforms import choose_transforms
+from tests.support.cases import cases_of, names_of
 from tests.support.configs import CPU, replaced, small_config
-from tests.support.printed import cases_of
 from tests.support.refusals import assert_names
 from tests.support.runs import run, run_folder, typed
 from tests.support.trainers import big_logits, make_trainer, update
@@ -251,11 +251,11 @@ def test_doctor_without_saved_batch_replays_the_next_batch(saved, tmp_path, mode
     assert "doctor.yaml" not in said and not (saved / "doctor.yaml").exists()
 
 
-@pytest.mark.parametrize("words", cases_of("extras/doctor/mistakes_of_the_doctor"))
+@pytest.mark.parametrize("words", cases_of("doctor-mistakes_of_the_doctor"))
 def test_doctor_exits_with_2_for_bad_arguments(saved, tmp_path, words):
     batches = {"large": ((1, 3, 16, 16), torch.uint8, 0), "float": ((1, 1, 8, 8), torch.float32, 0)}
     for name, (shape, dtype, target) in (batches | {"class": ((1, 1, 8, 8), torch.uint8, 10)}).items():
         batch = {"images": torch.zeros(shape, dtype=dtype), "targets": torch.tensor([target])}
         torch.save(batch, tmp_path / f"{name}.pth")
     given = words.format(run=saved, empty=tmp_path).replace("(nothing)", "").split()
-    typed("scripts/doctor.py", *given).refused(page="extras/doctor/mistakes_of_the_doctor", case=words)
+    typed("scripts/doctor.py", *given).refused(*names_of("doctor-mistakes_of_the_doctor", words))

@@ -8,8 +8,8 @@ import torch
 from extras.doctor.diagnosis import Diagnosis, Row, Vanishing
 from extras.doctor.overflow import advice
 from extras.doctor.trace import Location
+from tests.support.cases import assert_cases
 from tests.support.configs import small_config
-from tests.support.printed import same_text
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ FINDINGS = {
 }
 
 
-def test_doctor_findings_prescription_and_advice_match_the_printed_page(tmp_path):
+def test_doctor_findings_prescription_and_advice_have_their_settings_and_values(tmp_path):
     usual = small_config(tmp_path).PRECISION
     odd = replace(usual, MODE="naive", CUSTOM_BLACK_LIST=("head",), CUSTOM_WHITE_LIST=("conv",))
     odd = replace(odd, MAX_LOSS_SCALING=128.0, MIN_LOSS_SCALING=512.0)
@@ -38,4 +38,4 @@ def test_doctor_findings_prescription_and_advice_match_the_printed_page(tmp_path
         written = [f"{of}: {found.prescription(each)}" for of, each in {"usual": usual, "odd": odd}.items()]
         last = advice(found, "run/doctor.yaml" if found.first and found.is_fixed else None)
         pages[name] = "\n".join([*found.lines(), *written, last])
-    same_text("extras/doctor/doctor", pages)
+    assert_cases("doctor-doctor", pages)

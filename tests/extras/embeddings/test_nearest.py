@@ -14,7 +14,7 @@ from PIL import Image
 from engine.predict.predictor import Guess
 from extras.embeddings.nearest import NEAREST, TEMPERATURE, Examples, normalized
 from tests.extras.embeddings.conftest import draw, make_hub
-from tests.support.printed import cases_of, same_message
+from tests.support.cases import cases_of, names_of
 from tests.support.refusals import assert_names
 from tests.support.runs import rows_of, typed
 
@@ -154,7 +154,7 @@ def test_unreadable_example_is_named_and_left_out(here, hub, photos):
     typed(SCRIPT, hub, photos, "-examples", "examples").refused("-examples", "examples/ant")
 
 
-@pytest.mark.parametrize("words", cases_of("extras/embeddings/mistakes"))
+@pytest.mark.parametrize("words", cases_of("embeddings-mistakes"))
 def test_mistakes_on_the_command_line_are_refused(here, hub, photos, words):
     """Each case of the page is a command line. These files and folders exist."""
     make_examples()
@@ -167,7 +167,7 @@ def test_mistakes_on_the_command_line_are_refused(here, hub, photos, words):
     before = sorted(str(path) for path in Path().rglob("*"))
     ended = typed(SCRIPT, *words.split())
     assert ended.returncode == 2 and "Traceback" not in ended.printed and not ended.stdout, ended.printed
-    same_message(ended.stderr[ended.stderr.index("error: ") :].strip(), "extras/embeddings/mistakes", words)
+    assert_names(ended.stderr[ended.stderr.index("error: ") :].strip(), *names_of("embeddings-mistakes", words))
     assert sorted(str(path) for path in Path().rglob("*")) == before
 
 

@@ -19,8 +19,8 @@ from engine.predict.pictures import tiles_of
 from engine.record.saved_files import read_table
 from extras.labels.data import cell_of
 from tests.extras.labels.made_runs import draw_image, make_photos, make_run, make_sweep, settings_of
+from tests.support.cases import assert_cases
 from tests.support.file_names import names
-from tests.support.printed import same_text
 from tests.support.properties import examples
 from tests.support.runs import rows_of, typed
 from tests.support.seen import SOURCES
@@ -62,7 +62,7 @@ def test_run_lists_its_doubtful_held_out_images(here):
     with Image.open("run/labels/labels.png") as sheet:
         captions = [caption for _, caption in tiles_of(sheet)]
     assert captions == [["bird -> cat 0.80", bird, "predicted cat"], ["cat -> dog 0.70", cat, "predicted dog"]]
-    same_text("extras/labels/run", ended.stdout)
+    assert_cases("labels-run", ended.stdout)
 
 
 def test_sweep_judges_every_image_and_averages_its_seeds(here):

@@ -1,21 +1,10 @@
-"""The benchmarks: the padding table, and the commands for halfstep and timm."""
+"""The benchmark of whole runs gives halfstep and timm the same number of patches."""
 
 import pytest
 
 from scripts.benchmarks.loader import Setup
-from tests.support.runs import typed
 
 pytestmark = pytest.mark.slow
-
-
-def test_padding_is_below_15_percent_from_196_patches():
-    printed = typed("scripts/benchmarks/native_aspect.py", "padding").done().stdout
-    rows = {
-        cells[1]: cells[2:5]
-        for cells in ([cell.strip() for cell in line.split("|")] for line in printed.splitlines() if "%" in line)
-    }
-    for tokens in ("196", "256", "576", "784", "1024"):
-        assert all(float(share.removesuffix("%")) < 15 for share in rows[tokens]), tokens
 
 
 def test_both_programs_get_the_same_number_of_patches(tmp_path):

@@ -72,8 +72,8 @@ def test_lengths_of_updates_are_drawn_from_seed_and_step(folder):
 
 SPLITS = {
     "1 x 32": (1, "32,1"),
-    "parts of 10 for lack of memory": (1, "32,1,10,3"),
-    "parts of 5 on one of two processes": (2, "16,1,5,0"),
+    "parts of 8 for lack of memory": (1, "32,1,10"),
+    "parts of 4 on one of two processes": (2, "16,1,5"),
 }
 
 

@@ -10,8 +10,10 @@ import torch
 
 from datasets import build_normalize, load_image_sets
 from datasets.loading.workers import AHEAD_OF_PROCESS, shared_bytes
+from engine.batch_size import Trial
 from engine.checkpoint.find import read_checkpoint
-from engine.precision.policy import Precision
+from engine.first_passes import try_largest
+from engine.memory import too_large
 from engine.record.advice import DataWaitAdvice
 from engine.record.saved_files import read_table
 from extras.native_aspect.grids import new_batch, pictures_of, set_grid
@@ -23,7 +25,6 @@ from models.transforms import choose_transforms
 from models.weights.load import load_pretrained
 from tests.extras.native_aspect.photos import VIT, noise, settings
 from tests.support.configs import CPU, replaced
-from tests.support.planted import run_out
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import run, run_folder, typed
 from tests.support.trainers import make_trainer, update
@@ -56,7 +57,7 @@ def test_doctor_replays_saved_batch_of_a_stopped_run(folder, tmp_path):
     state = torch.load(saved / "overflow-batch.pth", weights_only=True)
     torch.save(state | {"images": torch.zeros((8, 3, 8, 8), dtype=torch.uint8)}, saved / "overflow-batch.pth")
     ended = typed("scripts/doctor.py", saved)
-    ended.refused("-batch", "DATA.TOKENS", page="extras/native_aspect/mistakes_of_models", case="doctor.py")
+    ended.refused("-batch", "DATA.TOKENS")
 
 
 # Deterministic kernels
@@ -116,21 +117,12 @@ LENGTHS = {"[]": ("DATA.TOKENS", "24"), "[12]": ("DATA.TRAIN_TOKENS", "12"), "[1
 
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_shortage_of_memory_names_the_setting_of_the_largest_images(folder, lengths):
-    from extras.memory.batch_size import refuse
-
-    config = settings(folder, f"DATA.TRAIN_TOKENS={lengths}")
-    trainer = make_trainer(config)
-    run_out(trainer, fits=0, step=0)
-    with refused(ConfigError, *LENGTHS[lengths]) as caught:
-        update(trainer)
-    assert "DATA.IMAGE_SIZE" not in str(caught.value)
-    with refused(ConfigError, *LENGTHS[lengths]):
-        refuse(config, "how it was found", CPU)
+    error = str(too_large(settings(folder, f"DATA.TRAIN_TOKENS={lengths}"), CPU, "no memory"))
+    assert_names(error, *LENGTHS[lengths])
+    assert "DATA.IMAGE_SIZE" not in error
 
 
-def test_batch_size_trial_uses_the_largest_training_length(folder, monkeypatch):
-    from extras.memory.batch_size import Trial, calculate
-
+def test_memory_trials_use_the_largest_training_length(folder):
     seen = []
 
     class Watched(Trial):
@@ -141,12 +133,9 @@ def test_batch_size_trial_uses_the_largest_training_length(folder, monkeypatch):
     config = settings(folder, "DATA.TRAIN_TOKENS=[12,40]")
     Watched(config, 2, Process(CPU)).update(8, times=4)
     assert seen == [(8, 40, 192)] * 4
-    monkeypatch.setattr("engine.check.memory.free_host_memory", lambda: 40 * 2**20)
-    counts = [
-        calculate(settings(folder, f"DATA.TRAIN_TOKENS={each}"), 2, Precision(config, CPU), Process(CPU), 10**6)[0]
-        for each in ([12], [12, 40], [40])
-    ]
-    assert counts[0] > counts[1] == counts[2] > 0
+    trainer, seen = make_trainer(config), []
+    trainer.model.register_forward_pre_hook(lambda model, images: seen.append(images[0]["patches"].shape))
+    assert try_largest(trainer) is None and seen == [(config.DATA.BATCH_SIZE, 40, 192)]
 
 
 def test_data_wait_advice_names_a_supported_cache(folder):
@@ -170,11 +159,10 @@ def test_budget_ends_the_run_with_its_schedule_complete(start, tmp_path):
         "DATA.TRAIN_TOKENS=[12,24]",
         "REPORT_FREQ=1",
     ]
-    start(tmp_path, *flags, pass_time=[0.1, 0.2, 30], save_at_once=[]).done()
+    start(tmp_path, *flags, pass_time=[0.1, 0.1, 0], save_at_once=[]).done()
     output = run_folder(tmp_path)
     table, saved = read_table(output / "steps.csv"), read_checkpoint(output / "last.pth")
-    # The simulated clock allows 30 updates of 0.1 s and 35 of 0.2 s.
-    assert 50 <= saved["step"] <= 65 and saved["step"] == saved["progress"]["choices"][-1][1]
+    assert 80 <= saved["step"] <= 100 and saved["step"] == saved["progress"]["choices"][0][1]
     assert float(table[-1]["lr"]) < 2e-6 and saved["budget"]["used"] <= 10
 
 

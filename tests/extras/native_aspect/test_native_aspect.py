@@ -25,6 +25,7 @@ from models import build_model
 from models.weights.files import read_weights
 from models.weights.load import load_pretrained
 from tests.extras.native_aspect.photos import SHAPES, VIT, noise, settings
+from tests.support.cases import names_of
 from tests.support.configs import CPU, replaced
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import rows, run, run_folder, typed
@@ -210,7 +211,6 @@ def test_run_draws_its_training_batch_and_resumes(trained, folder):
         ["-batch_size", "auto"],
         ["-opts", "DATA.CACHE=disk", "DATA.CACHE_PATH={tmp}/cache"],
         ["-dataset", "synthetic", "-num_classes", "3", "-opts", "DATA.SYNTHETIC_SIZE=32", "DATA.TRAIN_TOKENS=[4,12]"],
-        ["-amp", "-explain_precision"],
     ],
     ids=" ".join,
 )
@@ -348,12 +348,12 @@ def test_graph_exports_attention_maps_and_embeddings_are_refused(trained, tmp_pa
     photo = folder / "photos/val/bird/64x64-0.png"
     for target in ("x.onnx", "x.pt2"):
         ended = typed("scripts/export.py", trained / "best.pth", "-output", tmp_path / target)
-        ended.refused("DATA.TOKENS", "hf", page="extras/native_aspect/mistakes", case=target)
+        ended.refused("DATA.TOKENS", "hf", *names_of("native_aspect-mistakes", target))
         assert not (tmp_path / target).exists()
     ended = typed("scripts/predict.py", trained, photo, "-attention", tmp_path / "maps")
-    ended.refused("-attention", "DATA.TOKENS", page="extras/native_aspect/mistakes", case="-attention")
+    ended.refused("-attention", "DATA.TOKENS")
     ended = typed("scripts/embed.py", trained, photo.parent, "-output", tmp_path / "features")
-    ended.refused("DATA.TOKENS", page="extras/native_aspect/mistakes", case="embeddings")
+    ended.refused("DATA.TOKENS")
 
 
 def test_position_embedding_of_weights_is_resized_to_the_image_size(folder, tmp_path):
@@ -445,13 +445,10 @@ def test_check_reports_shapes_and_padding(folder, tmp_path):
 def test_unsupported_setting_is_refused_by_name(folder, tmp_path, option):
     words = ["-cfg", folder / "native.yaml", "-output", tmp_path, "-epochs", "1", "-opts", *option.split()]
     ended = run("main_single_gpu.py", *map(str, words))
-    named = {"folder": str(folder)}
     key = option.split("=")[0]
     ended.refused(
         "MODEL.KWARGS" if "patch_size" in key or "proj_type" in key else key,
-        page="extras/native_aspect/mistakes",
-        case=option,
-        **named,
+        *names_of("native_aspect-mistakes", option),
     )
 
 

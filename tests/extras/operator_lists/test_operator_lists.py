@@ -12,8 +12,8 @@ from extras.operator_lists import OpOverrides
 from models import build_model
 from models.transforms import ModelTransforms
 from models.transforms.gpu_kernels import GpuKernels
+from tests.support.cases import cases_of, names_of
 from tests.support.configs import replaced, small_config
-from tests.support.printed import cases_of
 from tests.support.refusals import refused
 from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
@@ -148,11 +148,11 @@ def test_operator_lists_survive_compilation_and_copies_without_graph_breaks(list
         torch.testing.assert_close(copied(IMAGES), model(IMAGES), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("lists", cases_of("extras/operator_lists/mistakes_of_lists_of_modules"))
+@pytest.mark.parametrize("lists", cases_of("operator_lists-mistakes_of_lists_of_modules"))
 def test_impossible_entries_in_operator_lists_are_refused(listed, lists):
     given = {name: tuple(entries) for name, entries in yaml.safe_load(f"{{{lists}}}").items()}
     for half in (HALF, None):
-        with refused(ConfigError, page="extras/operator_lists/mistakes_of_lists_of_modules", case=lists):
+        with refused(ConfigError, *names_of("operator_lists-mistakes_of_lists_of_modules", lists)):
             listed(**given, half=half)
 
 

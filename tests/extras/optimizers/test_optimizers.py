@@ -11,19 +11,16 @@ import yaml
 
 from configs.load import load
 from configs.schema import Arguments, Optimizer, Train
-from engine.check.memory import fixed_bytes
-from engine.precision.policy import Precision
 from engine.train.optimizers import (
     build_optimizer,
     check_optimizer,
     numbers_per_weight,
 )
 from extras.optimizers.of_timm import BY_ELEMENT
-from models import build_model
+from tests.support.cases import cases_of, names_of
 from tests.support.configs import CPU, small_config
 from tests.support.optimizers import Learner, one_of_each_class
 from tests.support.pretend_device import DEVICE, on_pretend_device
-from tests.support.printed import cases_of
 from tests.support.refusals import refused
 from tests.support.run_hash import state_hash
 from tests.support.trainers import make_trainer
@@ -139,9 +136,9 @@ def test_timm_optimizer_gets_its_arguments_and_defaults(tmp_path, words, expecte
         assert (expected | {"lr": 0.02, "weight_decay": decay}).items() <= group.items()
 
 
-@pytest.mark.parametrize("words", cases_of("extras/optimizers/mistakes_of_an_optimizer"))
+@pytest.mark.parametrize("words", cases_of("optimizers-mistakes_of_an_optimizer"))
 def test_impossible_optimizer_is_refused_before_the_model_is_built(tmp_path, words):
-    with refused(ConfigError, page="extras/optimizers/mistakes_of_an_optimizer", case=words):
+    with refused(ConfigError, *names_of("optimizers-mistakes_of_an_optimizer", words)):
         check_optimizer(small_config(tmp_path, *(f"TRAIN.OPTIMIZER.{word}" for word in words.split())))
 
 
@@ -182,12 +179,3 @@ def test_optimizer_broken_by_old_timm_is_named(monkeypatch):
     monkeypatch.setattr("timm.optim.nadamw.NAdamW.step", Mock(side_effect=ZeroDivisionError))
     with pytest.raises(ZeroDivisionError):  # not caused by a setting
         numbers_per_weight(Train(OPTIMIZER=Optimizer(NAME="nadamw")))
-
-
-def test_memory_estimate_includes_copies_for_skipped_updates(tmp_path):
-    config = small_config(tmp_path, "TRAIN.OPTIMIZER.NAME=lamb")
-    precision, model = Precision(config, CPU), build_model(config, 10)
-    weights = sum(parameter.nbytes for parameter in model.parameters())
-    assert fixed_bytes(config, model, precision) == 4 * weights  # weights, gradients, and two states of the optimizer
-    precision.device = torch.device("cuda")  # on a GPU, weights and state are copied before each update
-    assert fixed_bytes(config, model, precision) == 7 * weights

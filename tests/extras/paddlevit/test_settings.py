@@ -9,9 +9,9 @@ from configs.schema import Config
 from configs.values import ALL_SETTINGS, flatten
 from engine.settings import load_settings
 from extras.paddlevit.settings import IGNORED, RENAMED, REPLACED, WORDS
+from tests.support.cases import cases_of, content_of, names_of, value_of
 from tests.support.configs import load_text
 from tests.support.modules import ROOT
-from tests.support.printed import cases_of, content_of, same_message
 from tests.support.refusals import refused
 from tests.support.weight_files import saved
 from utils.errors import ConfigError
@@ -52,23 +52,23 @@ def test_paddlevit_values_are_translated_with_notes():
     assert sum(" is read as " in note for note in loaded.notes) == 4
 
 
-@pytest.mark.parametrize("text", cases_of("extras/paddlevit/settings_of_paddlevit"))
+@pytest.mark.parametrize("text", cases_of("paddlevit-settings_of_paddlevit"))
 def test_paddlevit_setting_is_replaced_by_the_corresponding_setting(text):
     usual = flatten(load_text("").config)
     found = {key: value for key, value in flatten(load_text(text).config).items() if value != usual[key]}
-    same_message(str(found), "extras/paddlevit/settings_of_paddlevit", text)
+    assert str(found) == value_of("paddlevit-settings_of_paddlevit", text)
 
 
-@pytest.mark.parametrize("text", cases_of("extras/paddlevit/mistakes_of_paddlevits_settings"))
+@pytest.mark.parametrize("text", cases_of("paddlevit-mistakes_of_paddlevits_settings"))
 def test_paddlevit_setting_without_replacement_is_refused(text):
-    with refused(ConfigError, page="extras/paddlevit/mistakes_of_paddlevits_settings", case=text):
+    with refused(ConfigError, *names_of("paddlevit-mistakes_of_paddlevits_settings", text)):
         load_text(content_of(text))
 
 
-@pytest.mark.parametrize("text", cases_of("extras/paddlevit/ignored_settings"))
+@pytest.mark.parametrize("text", cases_of("paddlevit-ignored_settings"))
 def test_paddlevit_setting_without_effect_is_reported_in_one_line(text):
     (note,) = load_text(text).notes
-    same_message(note, "extras/paddlevit/ignored_settings", text)
+    assert note == value_of("paddlevit-ignored_settings", text)
 
 
 @pytest.mark.parametrize("page", ["docs/from-paddlevit.md", "docs/zh/from-paddlevit.md"])

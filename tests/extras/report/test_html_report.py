@@ -21,8 +21,8 @@ from engine.record.saved_run import SavedRun
 from extras.report.page import contact_sheet as as_tiles
 from extras.report.page import element, embedded
 from extras.report.report import describe_end, write_at_end, write_report
+from tests.support.cases import assert_cases, cases_of, value_of
 from tests.support.configs import SMALL
-from tests.support.printed import cases_of, same_message, same_text
 from tests.support.runs import run, run_folder, status_of, typed
 from tests.support.saved_runs import write_json, write_run
 
@@ -126,14 +126,14 @@ def run_with(folder: Path, text: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("text", cases_of("extras/report/texts_in_a_report"))
+@pytest.mark.parametrize("text", cases_of("report-texts_in_a_report"))
 def test_report_escapes_names_and_settings_as_text(tmp_path, text):
     folders = tmp_path / "plain", tmp_path / "evil" / text.replace("/", "_")
     plain, page = (page_of(run_with(*each)) for each in zip(folders, ("plain text", text), strict=True))
     assert page.elements == plain.elements, "no element or attribute may come from the data"
     assert page.text.count(text) >= 8 and "doctor.yaml, for use with -cfg:" in page.text and "secret" not in page.text
     assert '" onload' not in element("img", alt='x" onload="x'), "a quote must not end an attribute"
-    same_message(element("p", text), "extras/report/texts_in_a_report", text)
+    assert element("p", text) == value_of("report-texts_in_a_report", text)
 
 
 def test_report_escapes_control_characters_in_names(tmp_path):
@@ -228,7 +228,7 @@ def test_report_curves_mark_the_epoch_of_best_pth(tmp_path, monkeypatch):
     assert run.best.epoch == 4 and {mark[0] for mark in marks if mark} == {4}
 
 
-def test_report_texts_match_the_printed_page_for_every_run_ending(here):
+def test_report_texts_have_their_settings_and_values_for_every_run_ending(here):
     folder = write_run(Path("run"), names=["cat", "dog", "owl"], skipped=2, processes=2)
     page_of(folder)
     text = re.sub("<style.*?</style>", "", (folder / "report.html").read_text(), flags=re.S)
@@ -240,7 +240,7 @@ def test_report_texts_match_the_printed_page_for_every_run_ending(here):
     for state in ("done", "stopped", "failed", "save_failed", "running", "killed", "unknown"):
         for status in ({"signal": 15}, {"reason": "early stop"}):
             pages[f"{state}, {status}"] = describe_end(SimpleNamespace(state=state, status=status), 3)
-    same_text("extras/report/report", pages, run=folder.resolve(), version=re.compile(r"(?m)(?<=^halfstep )\S+(?=,)"))
+    assert_cases("report-report", pages)
 
 
 @pytest.mark.parametrize("output", ["", "no/x.html", "config.yaml/x.html"])

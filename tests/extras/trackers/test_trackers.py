@@ -26,9 +26,9 @@ from extras.trackers import (
 )
 from extras.trackers.tensorboard import TensorBoard
 from extras.trackers.wandb import Wandb
+from tests.support.cases import cases_of, value_of
 from tests.support.configs import small_config
 from tests.support.forks import DEADLINE
-from tests.support.printed import cases_of, same_message
 from tests.support.refusals import assert_names, refused
 from tests.support.run_hash import run_hash
 from tests.support.runs import epochs_of, rows_of, run, run_folder, status_of, wait_until
@@ -297,7 +297,7 @@ def test_hanging_tracker_is_dropped_with_one_warning(tmp_path, monkeypatch, plac
     assert len(log.warned) == 1, "without the timeout it would end without a warning"
 
 
-@pytest.mark.parametrize("case", cases_of("extras/trackers/states_on_trackers"))
+@pytest.mark.parametrize("case", cases_of("trackers-states_on_trackers"))
 def test_tracker_receives_the_final_state_of_the_run(tmp_path, case):
     status, _, has_failed = case.partition(" after ")
     best = {"top1": 50.0, "epoch": 2, "file": "best.pth"}
@@ -305,7 +305,7 @@ def test_tracker_receives_the_final_state_of_the_run(tmp_path, case):
     (tmp_path / "mistakes.png").touch()
     ending = ending_of(tmp_path, bool(has_failed))
     assert ending[1:] == ({"top1": 50.0, "epoch": 2}, [tmp_path / "mistakes.png"])
-    same_message(ending.state, "extras/trackers/states_on_trackers", case)
+    assert ending.state == value_of("trackers-states_on_trackers", case)
 
 
 def test_error_for_missing_tracker_package_names_install_command(tmp_path, monkeypatch):

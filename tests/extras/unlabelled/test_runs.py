@@ -197,7 +197,7 @@ def test_fine_tuning_loads_the_features_but_not_the_maps(tmp_path, start, unbrok
 def test_commands_that_need_classes_refuse_a_run_of_features(tmp_path, start, unbroken):
     best = unbroken("SAVE_STEPS=2") / "best.pth"
     photo = start.folder / "photos" / "trip 0" / "000.png"
-    typed("scripts/predict.py", best, photo).refused("TRAIN.OBJECTIVE", "-pretrained", best=best)
+    typed("scripts/predict.py", best, photo).refused("TRAIN.OBJECTIVE", "-pretrained")
     for to in (["-output", tmp_path / "x.onnx"], ["-to", "hf", "-output", tmp_path / "x"]):
         typed("scripts/export.py", best, *to).refused("TRAIN.OBJECTIVE", "-pretrained")
 

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from engine.first_passes import fit_micro_batches
+from extras.unlabelled.step import mean_cosine
 from extras.unlabelled.student import make_student
 from models import build_model
 from models.features import Widths, widths_of
@@ -15,6 +17,7 @@ from tests.extras.unlabelled.support import digits_config, make_feature_trainer
 from tests.support.configs import small_config
 from tests.support.planted import run_out
 from tests.support.trainers import update
+from utils.log import Log
 
 pytestmark = pytest.mark.slow
 
@@ -79,9 +82,12 @@ def test_losses_equal_a_plain_pytorch_loop_update_by_update(tmp_path, features, 
     assert losses == pytest.approx(expected, abs=1e-6, rel=0) and expected[-1] < expected[0]
 
 
-def test_update_that_runs_out_of_memory_ends_with_the_same_weights(tmp_path):
+def test_smaller_micro_batches_end_with_the_same_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr("engine.first_passes.raises_when_full", lambda device: True)
     short = make_feature_trainer(digits_config(tmp_path))
-    run_out(short, fits=16, step=1)
+    run_out(short, fits=16, step=0)
+    fit_micro_batches(short, Log(1))
+    assert short.data.order.batch_size == 16
     small = make_feature_trainer(digits_config(tmp_path, "DATA.BATCH_SIZE=16", "TRAIN.ACCUM_ITER=2"))
     update(short, 3), update(small, 3)
     whole = update(make_feature_trainer(digits_config(tmp_path)), 3)
@@ -140,3 +146,8 @@ def test_weights_without_influence_on_features_are_frozen(tmp_path):
     assert frozen == ["fc_norm.weight", "fc_norm.bias"] and all(name in line for name in frozen)
     assert make_student(both, ("pooled", "patches"), own, own, config.DATA, 0) == []
     assert all(each.grad is None for each in model.parameters())
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (0, 4, 8)])
+def test_process_without_images_computes_no_cosine(shape):
+    assert mean_cosine(torch.zeros(shape), torch.zeros(shape)).shape == (0,)

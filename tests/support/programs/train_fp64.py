@@ -1,8 +1,8 @@
 """Trains the small model in float64 for 12 updates, once for each way of splitting the batch.
 
 python -m tests.support.programs.train_fp64 SETTINGS.yaml OUT.pth CASES, once per process as launchers do. Each case is
-NUM_IMAGES,DROP_LAST,MIXUP_MODE,BATCH_SIZE,ACCUM_ITER; MIXUP_MODE "none" means no augmentation. With ,FITS,STEP appended,
-the last process runs out of memory from that step on whenever it processes more than FITS images at once.
+NUM_IMAGES,DROP_LAST,MIXUP_MODE,BATCH_SIZE,ACCUM_ITER; MIXUP_MODE "none" means no augmentation. With ,FITS appended,
+the last process runs out of memory whenever it processes more than FITS images at once.
 """
 
 import os
@@ -13,6 +13,7 @@ import torch
 
 from configs.load import load
 from datasets import build_train_data, load_image_sets
+from engine import first_passes
 from engine.trial import build_trial
 from models import build_model
 from tests.support.planted import run_out
@@ -26,7 +27,7 @@ AUGMENTATION = ("TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.RANDOM_ERASE_P
 
 def train(settings: str, case: str, process: Process) -> dict[str, torch.Tensor]:
     """Return the weights after 12 updates."""
-    num_images, drop_last, mode, batch_size, accumulate, *shortage = case.split(",")
+    num_images, drop_last, mode, batch_size, accumulate, *fits = case.split(",")
     options = [f"DATA.DROP_LAST={drop_last}", f"DATA.BATCH_SIZE={batch_size}", f"TRAIN.ACCUM_ITER={accumulate}"]
     if mode == "none":  # clipping would hide gradients that are too large
         options.append("TRAIN.GRAD_CLIP=null")
@@ -40,15 +41,17 @@ def train(settings: str, case: str, process: Process) -> dict[str, torch.Tensor]
     model = build_model(config, 10).double()
     data = build_train_data(config, train_set, process)
     trainer = build_trial(config, process, model, data, Log(process.rank))
-    if shortage and process.rank == process.world_size - 1:
-        run_out(trainer, *map(int, shortage))
-    for window in data.windows(0, 12):
+    if fits and process.rank == process.world_size - 1:
+        run_out(trainer, int(fits[0]), step=0)
+    first_passes.fit_micro_batches(trainer, Log(process.rank))
+    for window in trainer.data.windows(0, 12):
         trainer.update(window)
     return model.state_dict()
 
 
 if __name__ == "__main__":
     settings, out, *cases = sys.argv[1:]
+    first_passes.raises_when_full = lambda device: True
     process = Process.start("cpu", find_launched_rank(os.environ))
     weights = {case: train(settings, case, process) for case in cases}
     if process.is_first:

@@ -1,0 +1,239 @@
+"""DATA.BATCH_SIZE auto: finds the largest batch that fits, by trials on a GPU and by an estimate elsewhere."""
+
+import contextlib
+import gc
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from configs.schema import Config
+from configs.values import SETTINGS
+from datasets import TrainData, build_train_data
+from datasets.sources.synthetic import read_synthetic
+from engine.build import make_wrappers
+from engine.first_passes import gradients_of, largest_batch, with_largest_images
+from engine.memory import free_memory, release, reports_memory, shortage, too_large
+from engine.plan import Inputs
+from engine.train.trainer import Trainer
+from engine.trial import build_trial
+from models import add_adapters, build_model
+from utils.distributed import Process
+from utils.errors import StoppedBySignal
+from utils.log import Log
+from utils.program import StopSignal
+from utils.text import counted, format_bytes
+
+# Fractions of free memory kept in reserve. On a device, the reserve is for fragmentation and libraries. On a host it is
+# larger, because other programs may start, and because the system kills a process whose batch is too large,
+# without an error.
+DEVICE_MARGIN, HOST_MARGIN = 0.1, 0.2
+STEP = 8  # batch sizes are multiples of this number, for Tensor Cores
+CLOSE = 0.02  # relative difference between batch sizes that is not worth another trial
+# Minimum number of updates per epoch. With fewer updates, a model hardly learns from a small data set.
+UPDATES = 10
+AT_LIMIT = f"with a larger batch an epoch would have fewer than {UPDATES} updates"
+FEW, MORE = 2, 4  # images in the two batches that are measured; BatchNorm refuses a batch of one image
+
+
+def find_batch_size(
+    inputs: Inputs, num_images: int, num_classes: int, stop: StopSignal | None = None
+) -> tuple[int, str]:
+    """Return one batch size for all processes, and how it was found. `num_images`: the number of training images."""
+    config, process = inputs.config, inputs.process
+    start, limit = time.perf_counter(), max_images(config, num_images, process.world_size)
+    if reports_memory(process.device):
+        found, how = try_sizes(Trial(config, num_classes, process, stop), limit)
+    else:
+        found, how = calculate(config, num_classes, process, limit)
+    agreed = process.host_min(-stop.number if stop and stop.number else found)
+    if agreed < 0:
+        raise StoppedBySignal(-agreed, "while searching for the largest batch")
+    if agreed == 0:
+        process.first(lambda: refuse(config, how, process.device))
+    notes = [how]
+    if agreed == limit:
+        notes.append(AT_LIMIT)
+    if process.world_size > 1:
+        notes.append(f"the smallest among {process.world_size} processes")
+    if config.COMPILE:
+        notes.append("without torch.compile, which usually needs less memory")
+    return agreed, "; ".join([*notes, f"{time.perf_counter() - start:.1f} s"])
+
+
+def max_images(config: Config, num_images: int, world_size: int) -> int:
+    """Return the largest batch size with which an epoch has at least UPDATES updates."""
+    limit = min(num_images // (UPDATES * world_size * config.TRAIN.ACCUM_ITER), SETTINGS["DATA.BATCH_SIZE"].bounds[1])
+    return max(rounded(limit, config), unit_of(config))
+
+
+def unit_of(config: Config) -> int:
+    return 2 if config.TRAIN.mixes else 1
+
+
+def rounded(number: int, config: Config) -> int:
+    """Round down to a multiple of 8; below 8, to an even number if images are mixed in pairs."""
+    step = STEP if number >= STEP else unit_of(config)
+    return number // step * step
+
+
+def refuse(config: Config, how: str, device: torch.device) -> None:
+    smallest = counted(unit_of(config), "image")
+    raise too_large(config, device, f"DATA.BATCH_SIZE is auto, but no batch fits, not even one of {smallest} ({how})")
+
+
+def calculate(config: Config, num_classes: int, process: Process, limit: int) -> tuple[int, str]:
+    """Return the largest batch, calculated from updates of few images (0 if none fits), and how it was found."""
+    free, sharing = free_memory(process.device), process.local_size
+    shared = f" for {sharing} processes" if sharing > 1 else ""
+    fitting = measure(config, num_classes).fitting((1 - HOST_MARGIN) * free / sharing)
+    how = f"calculated from updates of {FEW} and {MORE} images, with {HOST_MARGIN:.0%} of {format_bytes(free)}{shared} left free"
+    return rounded(min(fitting, limit), config), how
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """The estimated memory of one process's training step, in bytes."""
+
+    fixed: float  # the part that does not depend on the batch size
+    per_image: float
+
+    def fitting(self, limit: float) -> int:
+        """Return the number of images that fit into `limit` bytes."""
+        return max(int((limit - self.fixed) / max(self.per_image, 1)), 0)
+
+
+def measure(config: Config, num_classes: int) -> MemoryEstimate:
+    """Return the memory of one process's step on a CPU: the peak of a small update, extrapolated."""
+    trial = Trial(config, num_classes, Process(torch.device("cpu")))
+    _, kept = peak_of_cpu_tensors(lambda: trial.update(FEW))  # allocates the state of the optimizer
+    step, _ = peak_of_cpu_tensors(lambda: trial.update(FEW))
+    # Gradients of weights, and the optimizer, can take more memory than a few images. So the memory of an image is
+    # measured in passes that compute the gradient of the first weight only.
+    trainer = trial.trainer
+    first = [each for each in trainer.computing.model.parameters() if each.requires_grad][:1]
+    few, _ = peak_of_cpu_tensors(lambda: gradients_of(trainer, largest_batch(trainer, FEW), first))
+    more, _ = peak_of_cpu_tensors(lambda: gradients_of(trainer, largest_batch(trainer, MORE), first))
+    per_image = (more - few) / (MORE - FEW)
+    return MemoryEstimate(kept + step - FEW * per_image, per_image)
+
+
+def peak_of_cpu_tensors(task: Callable[[], None]) -> tuple[int, int]:
+    """Return the peak memory of CPU tensors during the task, and their memory after it, relative to before the task."""
+    from torch.profiler import ProfilerActivity, profile
+
+    gc.collect()  # so that no memory from before is freed during the task
+    with without_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        task()
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes = (event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
+    totals = list(itertools.accumulate(changes, initial=0))
+    return max(totals), totals[-1]
+
+
+@contextlib.contextmanager
+def without_stderr() -> Iterator[None]:
+    """Hide stderr, because the profiler's libraries print that there is no GPU."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def try_sizes(trial: "Trial", limit: int) -> tuple[int, str]:
+    """Return the largest batch, found by trying whole updates, and how it was found.
+
+    The device must raise out-of-memory errors. A fraction of its memory is withheld during the search.
+    """
+    device, free = trial.device, free_memory(trial.device)
+    module = getattr(torch, device.type)
+    found = search(trial, int(DEVICE_MARGIN * free), limit)
+    trial.trainer = None  # free the memory of the trial before the run trains
+    release(device)
+    module.reset_peak_memory_stats(device)  # so that the run reports its own peak
+    return found, f"tried on {module.get_device_name(device)} with {DEVICE_MARGIN:.0%} of {format_bytes(free)} withheld"
+
+
+def search(trial: "Trial", withheld: int, limit: int) -> int:
+    """Return the largest batch that fits while `withheld` bytes are allocated; 0 if none does."""
+    memory = torch.empty(withheld, dtype=torch.uint8, device=trial.device)
+    found = bisect(trial.fits, limit)
+    if not found:
+        unit = unit_of(trial.config)
+        fewer = [each for each in (limit, 4, 2, 1) if each <= limit and each < STEP and each % unit == 0]
+        found = next((each for each in fewer if trial.fits(each)), 0)
+    del memory
+    return found
+
+
+class Trial:
+    """Tries batch sizes with a throw-away trainer like the run's trainer, on random weights and images."""
+
+    def __init__(self, config: Config, num_classes: int, process: Process, stop: StopSignal | None = None):
+        config = with_largest_images(config)
+        # The second micro-batch runs with the gradients of the first in memory; a third would need no more memory.
+        train = replace(config.TRAIN, ACCUM_ITER=min(config.TRAIN.ACCUM_ITER, 2), REPEATED_AUG=1)
+        self.config = replace(config, COMPILE=False, TRAIN=train, MODEL=replace(config.MODEL, NUM_CLASSES=num_classes))
+        self.device, self.stop, self.has_others = process.device, stop, process.world_size > 1
+        self.trainer: Trainer | None = None
+        self.has_fitted = False
+
+    def fits(self, count: int) -> bool:
+        """Return whether updates with micro-batches of this size fit. After a signal, return False without a trial."""
+        if self.stop and self.stop.number:
+            return False
+        try:
+            self.update(count, times=2)  # twice, because the first update allocates the optimizer's state
+            self.trainer.report()  # synchronizes, because the device may report an error late
+            self.has_fitted = True
+            return True
+        except RuntimeError as error:
+            # A batch that is too large may also fail with another error, because it exceeds a limit of a kernel.
+            if not (shortage(error) or self.has_fitted):
+                raise
+        # This is outside `except`, because the error's traceback keeps tensors of the forward pass alive.
+        if self.has_fitted:
+            self.trainer.replica.zero_grad(set_to_none=True)
+        else:
+            self.trainer = None
+        release(self.device)
+        return False
+
+    def update(self, count: int, times: int = 1) -> None:
+        data = replace(self.config.DATA, BATCH_SIZE=count, SYNTHETIC_SIZE=count * self.config.TRAIN.ACCUM_ITER)
+        config = replace(self.config, DATA=data)
+        train_data = build_train_data(config, read_synthetic(config)[0], Process(self.device))
+        if self.trainer is None:
+            self.begin(config, train_data)
+        with contextlib.closing(train_data.windows(0, times)) as windows:
+            for window in windows:
+                self.trainer.update(window)
+
+    def begin(self, config: Config, train_data: TrainData) -> None:
+        model = add_adapters(build_model(config, config.MODEL.NUM_CLASSES), config).to(self.device)
+        # The trial has its own loss scale, because updates change the loss scale.
+        process, silent = Process(self.device), Log(rank=1)
+        wrappers = make_wrappers(config, process, silent, config.MODEL.NUM_CLASSES)
+        self.trainer = build_trial(config, process, model, train_data, silent, wrappers)
+        if self.has_others:
+            self.ddp_buckets = [torch.empty_like(each) for each in self.trainer.parameters]
+
+
+def bisect(fits: Callable[[int], bool], max_size: int) -> int:
+    """Return the largest batch that fits, found by doubling and then bisecting; 0 if not even the smallest fits."""
+    largest, excess, size = 0, max_size // STEP * STEP + STEP, STEP
+    while excess - largest > max(STEP, CLOSE * largest):
+        if fits(size):
+            largest = size
+        else:
+            excess = size
+        doubled, middle = 2 * largest, (largest + excess) // 2 // STEP * STEP
+        size = max(STEP, doubled if doubled < excess else middle)
+    return largest

@@ -1,0 +1,135 @@
+"""The passes before the first update: find micro-batches that fit into memory, and let DDP arrange its buckets.
+
+They use invented images, and change neither weights nor gradients, buffers and random state.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from configs.schema import Config
+from datasets import Batch, build_train_data
+from datasets.batch_order import Piece
+from engine.memory import flags_for, out_of_memory, raises_when_full, release, shortage, smaller_batch
+from engine.train.optimizers import optimizer_bytes
+from engine.train.trainer import Trainer
+from models.parts import unchanged_buffers
+from utils.log import Log
+from utils.seed import unchanged_random_state
+from utils.text import counted
+
+
+def fit_micro_batches(trainer: Trainer, log: Log) -> None:
+    """Make micro-batches smaller until the largest fits into memory in every process. Collective.
+
+    With fsdp2, no process can try alone. With COMPILE, each size would be compiled.
+    """
+    is_fixed = trainer.parallel.is_sharded or trainer.config.COMPILE
+    if is_fixed or not raises_when_full(trainer.process.device):
+        return
+    reason = try_largest(trainer)
+    while not trainer.process.all_true(reason is None):
+        shrink(trainer, log, reason)
+        reason = try_largest(trainer)
+
+
+def shrink(trainer: Trainer, log: Log, reason: str | None) -> None:
+    """Use the next smaller micro-batch. Collective. `reason`: the out-of-memory message, if this process has one."""
+    if reason:
+        log.note(f"step {trainer.step}: {reason}")
+    order = trainer.data.order
+    old, size = order.largest_piece(0), smaller_batch(order)
+    if not size:
+        raise out_of_memory(trainer, None, reason or "in another process")
+    log.warn(
+        f"out of memory with micro-batches of {counted(old, 'image')}; continuing with {size}. Each update still has "
+        f"the same images. To start a run like this: {' '.join(flags_for(order, size))}"
+    )
+    order = replace(order, batch_size=size, resumed_global_batch=order.global_batch)
+    trainer.data = build_train_data(trainer.config, trainer.data.image_set, trainer.process, order)
+    trainer.replicate(accumulates=True)
+    release(trainer.process.device)
+
+
+def try_largest(trainer: Trainer) -> str | None:
+    """Run forward and backward of the largest micro-batch. Return the out-of-memory message, or None if it fits.
+
+    Gradients and the state of the optimizer take the memory that they will take in an update.
+    """
+    order, device = trainer.data.order, trainer.process.device
+    trained = [parameter for parameter in trainer.computing.model.parameters() if parameter.requires_grad]
+    state = 0 if trainer.optimizer.state else optimizer_bytes(trainer.config.TRAIN, trainer.model)
+    try:
+        batch = largest_batch(trainer, order.largest_piece(0))
+        # On the device are also the state of the optimizer, and the next batch, which is copied ahead.
+        kept = [torch.empty(state, dtype=torch.uint8, device=device), torch.empty_like(batch.images)]
+        # During the second micro-batch, the gradients of the first are in memory.
+        for _ in range(min(order.num_micro_batches(0), 2)):
+            kept += gradients_of(trainer, batch, trained)
+    except RuntimeError as error:
+        reason = shortage(error)
+        if not reason:
+            raise
+        return reason
+    return None
+
+
+def gradients_of(trainer: Trainer, batch: Batch, parameters: list[nn.Parameter]) -> tuple[Tensor | None, ...]:
+    """Return the gradients of these parameters of the computing model, without any other effect."""
+    model = trainer.computing.model
+    with unchanged_buffers(model), unchanged_random_state(trainer.process.device):
+        images, targets = trainer.to_device(batch)
+        with trainer.precision.autocast():
+            logits = model(images)
+        # Not backward(): that would trigger DDP's gradient hooks.
+        return torch.autograd.grad(trainer.loss(logits, targets), parameters, allow_unused=True)
+
+
+def rehearse_buckets(trainer: Trainer) -> None:
+    """Run two synchronised passes with the shapes of the next update if there are more than two processes. Collective.
+
+    DDP rearranges the gradients in its buckets after its second pass. With more than two processes, the place of
+    a gradient changes the last bit of its average, so a resumed run would differ from an uninterrupted run.
+    """
+    process, replica = trainer.process, trainer.replica
+    if process.world_size <= 2 or trainer.parallel.is_sharded:
+        return
+    piece = trainer.data.order.pieces(trainer.step, process.rank)[0]
+    with unchanged_buffers(trainer.computing.model), unchanged_random_state(process.device):
+        batch = invent_batch(trainer, trainer.config, piece)
+        for _ in range(2):
+            images, targets = trainer.to_device(batch)
+            with trainer.parallel.sync_gradients(replica, now=True):
+                with trainer.precision.autocast():
+                    logits = replica(images)
+                trainer.loss(logits, targets).backward()
+            replica.zero_grad(set_to_none=True)
+
+
+def invent_batch(trainer: Trainer, config: Config, piece: Piece) -> Batch:
+    """Return random images and targets with the shapes of this piece, on the device."""
+    from datasets.sources.synthetic import read_synthetic  # local: a plain run on a CPU invents nothing
+
+    count, process, classes = len(piece.indices), trainer.process, trainer.data.image_set.classes
+    data, model = replace(config.DATA, SYNTHETIC_SIZE=count), replace(config.MODEL, NUM_CLASSES=len(classes) or 1)
+    config = replace(config, DATA=data, MODEL=model)
+    image_set, _ = read_synthetic(config)
+    return next(image_set.makes_batches(config, count, process.rank, process.device)([piece]))
+
+
+def largest_batch(trainer: Trainer, count: int) -> Batch:
+    """Return `count` random images of the largest size that the run trains on, on the device."""
+    sides = trainer.config.train_sizes
+    epoch = max(sides, key=sides.get)  # the epoch of a batch selects the size of its images
+    piece = Piece(epoch, np.zeros(count, int), count, trainer.step, 0, np.zeros(count, int))
+    return invent_batch(trainer, with_largest_images(trainer.config), piece)
+
+
+def with_largest_images(config: Config) -> Config:
+    """Return settings with which all training images have the largest size, or the largest number of patches."""
+    train, tokens = config.TRAIN, config.DATA.TRAIN_TOKENS
+    if train.SIZE_SCHEDULE:
+        train = replace(train, SIZE_SCHEDULE=(f"0:{config.largest_train_side}",))
+    return replace(config, TRAIN=train, DATA=replace(config.DATA, TRAIN_TOKENS=(max(tokens),) if tokens else ()))

@@ -1,0 +1,222 @@
+"""Before the first update, micro-batches shrink until they fit; memory that runs out later ends the run with a command."""
+
+import re
+import shlex
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from configs.load import load
+from engine import first_passes
+from engine.first_passes import fit_micro_batches, try_largest
+from engine.memory import out_of_memory, release, shortage
+from models.weights.torch_files import read_torch
+from tests.support.configs import SMALL, small_config
+from tests.support.planted import run_out
+from tests.support.refusals import assert_names
+from tests.support.run_hash import run_hash, state_hash
+from tests.support.runs import Ended, fp64_weights, run, run_folder
+from tests.support.trainers import Lines, make_trainer, update
+from utils.errors import ConfigError
+
+pytestmark = pytest.mark.slow
+
+IMAGES = "149,false,pair"  # with mixup, and a remainder
+# {case: (processes, images and micro-batches per process, images that fit at once)}
+SPLITS = {
+    "one process": (1, "32,1,9"),
+    "where gradients accumulate": (1, "16,2,5"),
+    "on one of two processes": (2, "16,1,5"),
+    "on one of two processes that accumulate": (2, "8,2,4"),
+}
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """Return {split: weights after 12 updates}. None is a run with enough memory."""
+    splits = {None: (1, "32,1")} | SPLITS
+    cases = {name: (world_size, f"{IMAGES},{split}") for name, (world_size, split) in splits.items()}
+    return fp64_weights(tmp_path_factory.mktemp("fp64"), cases)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_run_with_smaller_micro_batches_ends_with_the_same_weights(weights, split):
+    for name, weight in weights[None].items():
+        difference = (weight - weights[split][name]).abs().max().item()
+        assert difference < 1e-10, f"{name} differs by {difference}"
+
+
+@pytest.fixture
+def fit(monkeypatch):
+    """Return fit(trainer, fits), which lets micro-batches shrink to those that fit, and returns the warnings."""
+    monkeypatch.setattr(first_passes, "raises_when_full", lambda device: True)
+
+    def fit(trainer, fits: int, step: int = 0) -> list[str]:
+        run_out(trainer, fits, step)
+        fit_micro_batches(trainer, lines := Lines())
+        return lines.warned
+
+    return fit
+
+
+def sizes_seen(trainer):
+    """Return a list that receives the number of images of each forward."""
+    sizes = []
+    trainer.model.register_forward_pre_hook(lambda module, inputs: sizes.append(len(inputs[0])))
+    return sizes
+
+
+DROPPING = ("MODEL.DROPOUT=0.2", "MODEL.DROPPATH=0.2", "TRAIN.MODEL_EMA=true", "TRAIN.WARMUP_EPOCHS=0")
+
+
+@pytest.mark.parametrize(("batch", "fits", "size"), [(32, 16, 16), (32, 9, 8), (27, 14, 9)])
+def test_warning_names_flags_of_a_run_with_equal_bits(tmp_path, fit, batch, fits, size):
+    short = make_trainer(small_config(tmp_path, *DROPPING, f"DATA.BATCH_SIZE={batch}"))
+    *_, line = fit(short, fits)
+    assert_names(line, flags := f"-batch_size {size} -accum_iter {batch // size}")
+    small = make_trainer(load(["-cfg", str(tmp_path / "small.yaml"), *flags.split(), "-opts", *DROPPING]).config)
+    assert state_hash(update(short, 3).state_dict()) == state_hash(update(small, 3).state_dict())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "TRAIN.SIZE_SCHEDULE=[0:4,1:8] TRAIN.MIXUP_ALPHA=0.8 TRAIN.RANDOM_ERASE_PROB=0.5",
+        "TRAIN.DISTILLATION_TYPE=soft TRAIN.TEACHER_MODEL=test_vit",
+        "AMP=true PRECISION.MODE=naive PRECISION.DTYPE=bfloat16",
+        "MODEL.FREEZE=[*,!head] TRAIN.ACCUM_ITER=2",
+        "DATA.SAMPLER=balanced TRAIN.REPEATED_AUG=2 TRAIN.GRAD_CHECKPOINTING=true MODEL.DROPPATH=0.3",
+    ],
+)
+def test_trying_the_largest_batch_changes_nothing(tmp_path, options):
+    trainer = make_trainer(small_config(tmp_path, *options.split()), callbacks=[Mock()])
+    update(trainer, 1)
+    notified, before = len(trainer.callbacks[0].mock_calls), state_hash(trainer.state_dict())
+    random_state, sizes = torch.get_rng_state(), []
+    trainer.model.register_forward_pre_hook(lambda module, inputs: sizes.append(tuple(inputs[0].shape[-2:])))
+    assert try_largest(trainer) is None
+    assert state_hash(trainer.state_dict()) == before and torch.equal(torch.get_rng_state(), random_state)
+    assert all(each.grad is None for each in trainer.computing.model.parameters())
+    assert len(trainer.callbacks[0].mock_calls) == notified and ("naive" in options or set(sizes) == {(8, 8)})
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes", "names"), [("", [22, 11, 2, 1], "1 image"), ("TRAIN.MIXUP_ALPHA=0.8", [22, 2], "2 images")]
+)
+def test_shortage_for_the_smallest_batch_is_refused(tmp_path, fit, options, sizes, names):
+    trainer = make_trainer(small_config(tmp_path, *options.split(), "DATA.BATCH_SIZE=22"))
+    seen = sizes_seen(trainer)
+    with pytest.raises(ConfigError) as caught:
+        fit(trainer, fits=0)
+    assert_names(str(caught.value), "DATA.IMAGE_SIZE", names)
+    assert seen == sizes
+
+
+def test_memory_of_the_optimizer_is_counted_before_the_first_update(tmp_path, monkeypatch):
+    reserved, empty = [], torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **options: reserved.append(size[0]) or empty(*size, **options))
+    trainer = make_trainer(small_config(tmp_path))
+    weights = sum(each.nbytes for each in trainer.parameters)
+    for expected in (2 * weights, 0):  # two states of AdamW, until they are allocated
+        reserved.clear()
+        try_largest(trainer)
+        assert reserved[0] == expected
+        update(trainer)
+
+
+def test_other_errors_end_the_run(tmp_path, fit):
+    trainer = make_trainer(small_config(tmp_path))
+    trainer.model.register_forward_pre_hook(Mock(side_effect=RuntimeError("shapes do not fit")))
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        fit(trainer, fits=32)
+
+
+def test_out_of_memory_is_distinguished_from_other_errors():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert "allocate memory" in shortage(caught.value)
+    assert shortage(torch.OutOfMemoryError()) == "OutOfMemoryError"
+    assert shortage(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling\nmore")).endswith("calling")
+    assert shortage(RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"))
+    assert shortage(RuntimeError("shapes do not fit")) is None
+
+
+def test_releasing_memory_empties_only_the_cuda_cache(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "empty_cache", emptied := Mock())
+    for device, count in (("cpu", 0), ("cuda", 1)):
+        release(torch.device(device))
+        assert emptied.call_count == count
+
+
+def test_remedy_for_cuda_graphs_turns_them_off(tmp_path):
+    trainer = make_trainer(small_config(tmp_path))
+    trainer.config = small_config(tmp_path, "COMPILE=reduce-overhead")
+    flags = "-batch_size 16 -accum_iter 2 -compile -opts RESUME.ALLOW_CHANGED=[COMPILE]"
+    assert str(out_of_memory(trainer, None, "as arranged")).endswith(flags)
+    load(["-cfg", str(tmp_path / "small.yaml"), "-compile", *flags.split()])
+
+
+def train(folder: Path, processes: int, *words: str, **faults) -> Ended:
+    script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
+    return run(script, *words, processes=processes, cwd=folder, faults={"compute_in_float64": [], **faults})
+
+
+def new_run(folder: Path, processes: int, *options: str) -> list[str]:
+    """Return the flags of a run with 32 images per update."""
+    (folder / "small.yaml").write_text(SMALL)
+    options = ("TRAIN.NUM_EPOCHS=1", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.MIXUP_ALPHA=0.8", "SAVE_STEPS=4", *options)
+    return ["-cfg", "small.yaml", "-output", "output", "-batch_size", f"{32 // processes}", "-opts", *options]
+
+
+@pytest.fixture(scope="module")
+def enough(tmp_path_factory) -> dict:
+    """Return the last checkpoint of a run with enough memory."""
+    folder = tmp_path_factory.mktemp("enough")
+    train(folder, 1, *new_run(folder, 1)).done()
+    return read_torch(run_folder(folder / "output") / "last.pth")
+
+
+def assert_same_training(folder: Path, expected: dict) -> None:
+    state = read_torch(run_folder(folder / "output") / "last.pth")
+    assert state["step"] == expected["step"] == 44
+    for name, weight in expected["state_dict"].items():
+        assert (weight - state["state_dict"][name]).abs().max() < 1e-10, name
+
+
+@pytest.mark.parametrize(("processes", "strategy"), [(1, "ddp"), (2, "ddp"), (2, "fsdp2")])
+def test_command_after_late_shortage_ends_with_the_same_weights(tmp_path, enough, processes, strategy):
+    size, rank = 32 // processes, processes - 1
+    words = new_run(tmp_path, processes, f"DIST.STRATEGY={strategy}")
+    ended = train(tmp_path, processes, *words, run_out_of_memory=[size // 2, 5, rank])
+    assert ended.codes[rank] == 2 and "Traceback" not in ended.stderr
+    line = next(line for line in ended.stderr.splitlines() if "at step 5" in line)
+    assert_names(line, "DATA.BATCH_SIZE", "out of memory, as arranged")
+    flags = re.search(r"main_\w+_gpu.py (-resume .*)", line)[1].replace("-ngpus 2 ", "")
+    went_on = train(tmp_path, processes, *shlex.split(flags), run_out_of_memory=[size // 2, 5, rank]).done()
+    assert_names(went_on.stdout, "epoch 0", "step 4")
+    assert_same_training(tmp_path, enough)
+
+
+def test_run_with_too_large_a_batch_ends_with_the_weights_of_that_batch(tmp_path, enough):
+    ended = train(tmp_path, 1, *new_run(tmp_path, 1), run_out_of_memory=[9, 0, 0]).done()
+    assert ended.stdout.count("warning: out of memory") == 2  # 32, 16
+    assert_same_training(tmp_path, enough)
+
+
+def test_three_processes_resume_after_kill_to_equal_bits(tmp_path):
+    """DDP rearranges its buckets after two passes, which changes the order of sums of three gradients."""
+    hashes = []
+    for name in ("straight", "killed"):
+        (folder := tmp_path / name).mkdir()
+        (folder / "small.yaml").write_text(SMALL)
+        words = ["-cfg", "small.yaml", "-output", "output", "-resume", "auto", "-opts", "DATA.BATCH_SIZE=10"]
+        words += ["SAVE_STEPS=1", "TRAIN.NUM_EPOCHS=1", "TRAIN.WARMUP_EPOCHS=0", "MODEL.DROPOUT=0.1"]
+        if name == "killed":
+            faults = {"signal_at": [7, 9, [0, 1, 2]]}
+            assert run("main_multi_gpu.py", *words, processes=3, cwd=folder, faults=faults).returncode
+        ended = run("main_multi_gpu.py", *words, processes=3, cwd=folder).done()
+        assert ("after epoch 0 and step" in ended.stdout) == (name == "killed")
+        hashes.append(run_hash(run_folder(folder / "output")))
+    assert hashes[0] == hashes[1]

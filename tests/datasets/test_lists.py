@@ -9,6 +9,7 @@ import pytest
 from configs.schema import Config
 from datasets import SavedData, load_image_sets
 from datasets.collect import equal_rows
+from datasets.fingerprint import data_facts
 from datasets.labels import numbered_classes
 from datasets.sources import csv_list, imagenet, listing
 from tests.support.cases import cases_of, content_of, names_of
@@ -99,6 +100,26 @@ def test_wrong_csv_row_is_reported_with_its_line(tmp_path, text):
     make_csv(tmp_path / "train.csv", rows, header)
     message = error_of("csv", tmp_path, num_classes=5)
     assert_names(message, *names_of("mistakes-in_a_csv_file", text))
+
+
+def test_image_root_is_the_folder_of_listed_paths_and_their_limit(tmp_path):
+    root, lists = tmp_path / "photos", tmp_path / "lists"
+    root.mkdir()
+    make_csv(root / "train.csv", "images/3.jpg,dog\nimages/4.jpg,cat\n")
+    make_csv(root / "val.csv", "images/5.jpg,dog\nimages/6.jpg,cat\n")
+    beside = load("csv", root)
+    lists.mkdir()
+    for name in ("train.csv", "val.csv"):
+        (root / name).rename(lists / name)
+    train, val = load("csv", lists, IMAGE_ROOT=str(root))
+    assert (shades(train), shades(val)) == ([3, 4], [5, 6]) and val.table_name(0) == "images/5.jpg"
+    assert data_facts(train, val) == data_facts(*beside)
+    assert_names(error_of("csv", lists), lists / "images/3.jpg")
+    assert_names(error_of("csv", lists, IMAGE_ROOT=str(root / "none")), "DATA.IMAGE_ROOT", root / "none")
+    assert_names(error_of("csv", lists, IMAGE_ROOT=str(lists)), "DATA.IMAGE_ROOT", lists / "images/3.jpg")
+    draw(lists / "7.jpg")
+    (lists / "train.csv").write_text("image_path,target\nimages/3.jpg,dog\n../lists/7.jpg,cat\n")
+    assert_names(error_of("csv", lists, IMAGE_ROOT=str(root)), "../lists/7.jpg", root)
 
 
 def test_csv_classes_must_be_utf8_unlike_file_names(tmp_path):

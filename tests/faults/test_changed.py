@@ -24,7 +24,7 @@ ORDER = Order(100, 32, 1, 1, True, 0, epoch_order=shuffled)
 # Settings that a resumed run may change, listed here so that a new name is a deliberate choice. None of them affects
 # the weights, except through the global batch, the number of images and the class names.
 MAY_CHANGE = {
-    "DATA": "DATA_PATH BATCH_SIZE BATCH_SIZE_EVAL NUM_WORKERS WORKERS CLASSES MAX_PIXELS MAX_BAD_FRACTION "
+    "DATA": "DATA_PATH IMAGE_ROOT BATCH_SIZE BATCH_SIZE_EVAL NUM_WORKERS WORKERS CLASSES MAX_PIXELS MAX_BAD_FRACTION "
     "CACHE_PATH REMOTE_CACHE_GB LABELLED_PATH",
     "MODEL": "PRETRAINED",
     "TRAIN": "NUM_EPOCHS BUDGET ACCUM_ITER GRAD_CHECKPOINTING EARLY_STOP BEST_METRIC",

@@ -214,7 +214,7 @@ def write_labels(folder: Path, version: int) -> None:
 
     data = SimpleNamespace(name=lambda number: "a.png", label=lambda number: "cat", root=folder)
     with patch("extras.labels.review._draw", return_value=[]):
-        write_review(folder, [Row(0, f"dog {version}", 0.5, "")], data, SimpleNamespace(id=version, entries={}))
+        write_review(folder, [Row(0, f"dog {version}", 0.5, "")], data)
 
 
 def write_overflow(folder: Path, version: int) -> None:
@@ -320,7 +320,6 @@ DIRECT = {
     "engine/session.py": "the empty lock of a run's folder",
     "extras/cache/file.py": "the index, written last, makes the data count",
     "extras/labels/alike.py": "an unnamed temporary file",
-    "extras/labels/journal.py": "each move is announced in the journal",
     "models/compilation.py": "an unnamed temporary file",
     "models/export/formats.py": "a temporary path of `staged`",
     "models/export/hugging_face.py": "a temporary path of `staged`",

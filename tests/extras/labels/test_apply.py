@@ -326,9 +326,9 @@ def refused(*named: object) -> None:
     assert state(Path("photos")) == before and not LISTS.exists()
 
 
-@pytest.mark.parametrize("flag", ["-undo", "-yes"])
-def test_removed_flags_are_refused(found, flag):
-    typed(SCRIPT, "run", flag).refused(flag)
+@pytest.mark.parametrize("flag, remedy", [("-undo", "1.1.0"), ("-yes", "-apply")])
+def test_removed_flags_are_refused_with_their_remedy(found, flag, remedy):
+    typed(SCRIPT, "run", flag).refused(flag, remedy)
 
 
 def test_table_without_a_confirmed_correction_is_refused(found):
@@ -385,6 +385,11 @@ def test_changed_data_are_refused(found):
     refused(found)
     os.rename(Path("photos") / found, Path("photos") / found.replace("cat/", "bird/"))
     refused(Path(found).name)
+
+
+def test_data_with_a_new_photo_are_refused(found):
+    draw_image(Path("photos/cat/new.png"), 99)
+    refused("cat/new.png")
 
 
 @pytest.mark.parametrize(

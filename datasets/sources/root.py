@@ -59,15 +59,8 @@ def folder_of_data(data: Data) -> Path:
 
 
 def image_root(data: Data) -> Path | None:
-    """Return DATA.IMAGE_ROOT, or None if it is not set. Raise DataError if it is not a folder."""
-    if data.DATASET != "csv" or not data.IMAGE_ROOT:
-        return None
-    root = Path(data.IMAGE_ROOT).expanduser()
-    if not root.is_dir():
-        raise DataError(
-            f"DATA.IMAGE_ROOT: {root} is not a folder; name the folder to which the paths in the list are relative"
-        )
-    return root
+    """Return DATA.IMAGE_ROOT, or None if it is not set or has no effect."""
+    return Path(data.IMAGE_ROOT).expanduser() if data.DATASET == "csv" and data.IMAGE_ROOT else None
 
 
 def path_below_data(data: Data, folder: Path) -> str:

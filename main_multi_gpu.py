@@ -36,7 +36,8 @@ def main(arguments: list[str]) -> int:
         check_single_node(os.environ)
     if start.CHECK:
         return check_once(loaded, launched)
-    from utils.distributed import Process, find_devices
+    from utils.distributed import Process
+    from utils.host import find_devices
 
     if launched is None:
         os.environ[STARTED] = str(loaded.started)

@@ -1,6 +1,6 @@
 """Finds this process's rank in a run, and starts the processes of this machine through torchrun.
 
-utils/launchers.py handles launchers other than torchrun. extras/launchers/ reads the variables of srun and mpirun.
+utils/launchers.py handles launchers other than torchrun.
 """
 
 import contextlib

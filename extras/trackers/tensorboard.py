@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from extras.trackers import Ending, Row, Tracker
+from extras.trackers.tracker import Ending, Row, Tracker
 from utils.files import has_other_names
 
 

@@ -56,7 +56,7 @@ def test_each_error_gives_its_exit_code_and_printed_message(error):
 
 def test_version_flag_prints_everything_a_bug_report_needs(monkeypatch, capsys):
     for kind, half, speedup, advice in (("cpu", "bfloat16", 0.5, ": leave -amp out"), ("cuda", "float16", 2.0, "")):
-        monkeypatch.setattr("utils.distributed.find_devices", lambda setting, kind=kind: (kind, 3))
+        monkeypatch.setattr("utils.host.find_devices", lambda setting, kind=kind: (kind, 3))
         monkeypatch.setattr("utils.host.half_speedup", lambda device, half, speedup=speedup: speedup)
         monkeypatch.setattr("utils.host.name_of", lambda device: f"a {device}")
         assert exit_code(None, ["--version"]) == 0

@@ -11,7 +11,7 @@ from utils.log import Log
 
 
 @pytest.mark.parametrize("call", cases_of("written_as_text"))
-def test_quantities_names_and_tables_match_their_printed_page(call):
+def test_quantities_names_and_tables_are_written_as_listed(call):
     assert repr(eval(call, vars(text))) == value_of("written_as_text", call)
 
 

@@ -1,1 +1,0 @@
-"""Launchers other than torchrun: srun and mpirun."""

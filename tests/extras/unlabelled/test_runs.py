@@ -55,12 +55,6 @@ def unbroken(tmp_path_factory, start):
     return train
 
 
-def test_frozen_weights_do_not_stop_two_processes(tmp_path, start):
-    options = "TRAIN.FEATURES=patches MODEL.KWARGS.global_pool=avg MODEL.KWARGS.class_token=false DATA.BATCH_SIZE=4"
-    ended = start(tmp_path, f"{options} TRAIN.ACCUM_ITER=2", processes=2).done()
-    assert_names(ended.stdout, "fc_norm.weight")
-
-
 def scored_by_hand(start, folder) -> tuple[float, float, int]:
     """Return the similarity of best.pth on held-out photos, its k-NN accuracy, and the number of held-out photos."""
     from configs.values import unflatten

@@ -141,17 +141,6 @@ def test_unreadable_photos_are_named_and_left_out(tmp_path, start):
     assert start(tmp_path / "2", "TRAIN.NUM_EPOCHS=1 DATA.DROP_LAST=false DATA.MAX_BAD_FRACTION=0").returncode == 2
 
 
-def test_report_shows_scores_without_tables_of_classes(tmp_path, start):
-    typed("main_single_gpu.py", *start.words(tmp_path, "REPORT=true")).done()
-    folder = run_folder(tmp_path)
-    names = {path.name for path in folder.iterdir()}
-    assert {"report.html", "loss.png", "accuracy.png", "train_batch.png", "best.pth"} <= names
-    assert not names & {"confusion.png", "mistakes.png", "per_class.csv", "predictions.csv", "results.json"}
-    page = (folder / "report.html").read_text()
-    assert "similarity" in page and "k-NN accuracy" in page and "DATA.LABELLED_PATH" in page
-    assert not re.search("Confusion|Calibration|top-1|<dt>Classes", page)
-
-
 def test_similarity_decides_the_best_epoch_without_labelled_photos(tmp_path, start):
     start(tmp_path, "DATA.LABELLED_PATH=none", "-budget", "30m").done()
     folder = run_folder(tmp_path)

@@ -187,38 +187,6 @@ def trained(tmp_path_factory, folder):
     return run_folder(output)
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["-amp"],
-        ["-amp", "-amp_dtype", "float16"],
-        ["-amp", "-opts", "PRECISION.MODE=naive"],
-        ["-opts", "TRAIN.GRAD_CHECKPOINTING=true", "TRAIN.LAYER_DECAY=0.8", "TRAIN.MODEL_EMA=true"],
-        ["-opts", *VIT],
-        ["-batch_size", "auto"],
-        ["-opts", "DATA.CACHE=disk", "DATA.CACHE_PATH={tmp}/cache"],
-        ["-dataset", "synthetic", "-num_classes", "3", "-opts", "DATA.SYNTHETIC_SIZE=32", "DATA.TRAIN_TOKENS=[4,12]"],
-    ],
-    ids=" ".join,
-)
-def test_run_of_one_epoch_has_finite_losses(tmp_path, folder, flags):
-    words = [
-        "-cfg",
-        folder / "native.yaml",
-        "-output",
-        tmp_path / "o",
-        "-epochs",
-        "1",
-        *(each.format(tmp=tmp_path) for each in flags),
-    ]
-    run("main_single_gpu.py", *map(str, words)).done()
-    losses = [
-        json.loads(line)["eval_loss"]
-        for line in (run_folder(tmp_path / "o") / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert losses and all(0 < each < 10 for each in losses)
-
-
 def test_sharded_weights_train_like_replicated_ones(tmp_path, folder):
     found = {}
     for strategy in ("ddp", "fsdp2"):

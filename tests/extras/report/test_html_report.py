@@ -8,10 +8,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 
-from engine.predict.pictures import PLACES, Tile, contact_sheet, write_picture
+from engine.predict.pictures import Tile, contact_sheet, write_picture
 from engine.record.saved_run import SavedRun
 from extras.report.page import element
 from extras.report.report import write_at_end, write_report
@@ -144,22 +143,6 @@ def test_report_loads_no_other_files_and_runs_no_scripts(tmp_path):
     assert {"name": "referrer", "content": "no-referrer"} in page.all("meta")
     assert not {"script", "link", "iframe", "object", "base", "form", "a"} & {tag for tag, _ in page.elements}
     assert not re.search(r"url\(|@import", (tmp_path / "run" / "report.html").read_text())
-
-
-@pytest.mark.parametrize(
-    "places",
-    ["[[0,0,9999,5,[]]]", "[[9,0,5,5,[]]]", "[[0,0,5,5,3]]", '[["0",0,5,5,[]]]', "[1]", "{}", "null", "[" * 9999]
-    + ["[" + ",".join(["[0,0,5,5,[]]"] * 101) + "]"],
-    ids=lambda places: places[:20],
-)
-def test_image_sheet_with_invalid_tile_positions_is_shown_whole(tmp_path, places):
-    folder = write_run(tmp_path)
-    for name in ("plain", "odd"):
-        sheet = contact_sheet([Tile(np.zeros((9, 9, 3), np.uint8), ["a caption"])])
-        sheet.info[PLACES] = places if name == "odd" else sheet.info[PLACES]
-        write_picture(sheet, folder / "mistakes.png")
-        assert ("a caption" in page_of(folder).text) == (name == "plain")
-        assert len(page_of(folder).all("img")) == 7
 
 
 def test_damaged_run_folder_gets_a_report_or_an_error_naming_it(tmp_path):

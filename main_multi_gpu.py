@@ -17,9 +17,9 @@ from utils.errors import AlreadyReportedError, UserError
 from utils.launch import (
     LaunchedRank,
     LaunchOptions,
+    check_single_node,
     find_launched_rank,
     launch,
-    may_have_other_nodes,
     rank_in_environment,
 )
 
@@ -32,21 +32,16 @@ def main(arguments: list[str]) -> int:
     config, start = loaded.config, loaded.config.START
     options = LaunchOptions(start.URL, start.WORLD_SIZE, start.RANK, start.NGPUS)
     launched = find_launched_rank(os.environ, options)
-    nodes = None
-    if launched is None and may_have_other_nodes(os.environ):
-        from extras.launchers.engines import find_nodes, launch_on_node
-
-        nodes = find_nodes(os.environ)
+    if launched is None:
+        check_single_node(os.environ)
     if start.CHECK:
-        return check_once(loaded, launched) if not (nodes and nodes.rank) else 0
-    from utils.distributed import Process, find_devices
+        return check_once(loaded, launched)
+    from utils.distributed import Process
+    from utils.host import find_devices
 
     if launched is None:
-        num_processes = start.NGPUS or (nodes and nodes.num_local) or find_devices(config.DEVICE)[1]
         os.environ[STARTED] = str(loaded.started)
-        if nodes is None:
-            return launch(__file__, arguments, num_processes)
-        return launch_on_node(nodes, __file__, arguments, num_processes, config.DIST.TIMEOUT)
+        return launch(__file__, arguments, start.NGPUS or find_devices(config.DEVICE)[1])
     from engine.run import run
 
     if STARTED in os.environ:

@@ -46,13 +46,7 @@ def name_runs(values: dict[str, Any]) -> dict[str, str]:
 
 def _name_newest_runs(found: Merged) -> Derived:
     """Replace the value `latest` with the folder of the newest run."""
-    newest = name_runs(found.values)
-    if not newest:
-        return Derived({})
-    from utils.run_copies import other_copies
-
-    copies = [copy for folder in dict.fromkeys(newest.values()) for copy in other_copies(folder)]
-    return Derived(newest, notes=[copy.describe() for copy in copies])
+    return Derived(name_runs(found.values))
 
 
 def _fit_channels(found: Merged) -> Derived:

@@ -3,7 +3,7 @@
 # without torchrun, one srun task per GPU:        DATA=/data/imagenet LAUNCHER=srun sbatch deploy/slurm.sh
 # Further flags are passed on. Two minutes before the time is up, Slurm sends SIGUSR1: the run saves and ends, the job is
 # queued again, and -resume auto continues the run. The job is also queued again after RUN.MAX_TIME and after lost
-# processes, but not if a start saved no update or ended with exit code 2, 3 or 4 (docs/engines.md).
+# processes, but not if a start saved no update or ended with exit code 2, 3 or 4 (docs/many-gpus.md).
 #SBATCH --job-name=vit
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1

@@ -58,7 +58,7 @@ def run(loaded: LoadedConfig, process: Process) -> int:
         else:
             code = run_training(session, loaded)
     except BaseException as error:
-        explained = session.explain(process.name_lost_ranks(error))
+        explained = process.name_lost_ranks(error)
         is_ours = isinstance(explained, LostProcess) or exit_code_and_message(explained)[1] is None
         if is_ours and session.path.name:
             session.advise(after_failure(process, session.path))
@@ -112,7 +112,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     session.begin(plan.inputs.loaded)
     if process.is_first:
         write_split(session.path / "split.csv", plan.train_set, plan.eval_set)
-    saver = make_saver(config, session.path, process, log)
+    saver = make_saver(config, session.path, process, log, session.check_folder)
     with open_trackers(config, session.path, process, log) as trackers:
         watchers = choose_callbacks(session, plan, trainer, saver, trackers)
         trainer.callbacks = watchers.callbacks

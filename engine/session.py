@@ -21,9 +21,9 @@ import torch
 from configs.load import LoadedConfig, to_yaml
 from configs.schema import Config
 from utils.distributed import Process
-from utils.errors import ConfigError, LostProcess, cause_of
+from utils.errors import ConfigError, cause_of
 from utils.files import check_writable, creating, write_text
-from utils.held_folders import LOCK, FolderMoved, HeldFolder
+from utils.folder_lock import LOCK, FolderLock, FolderMoved
 from utils.log import Log
 from utils.program import OF_THE_DISK, exit_code_and_message, restore_gc, revision, start_ticks
 from utils.runs import Identity
@@ -39,7 +39,7 @@ class Session:
         self.identity = Identity("", "", "")  # the identity of the run, the same in every process
         self._loaded = loaded
         self._folder: RunFolder | None = None
-        self._held: HeldFolder | None = None  # the run folder, opened in every process
+        self._lock: FolderLock | None = None  # in every process
         self._status: Status | None = None
         self._is_new = True
         self._made: list[Path] = []  # the folders in the path of SAVE that this start creates, innermost first
@@ -50,7 +50,7 @@ class Session:
     def open_folder(self, kind: str, existing: Path | None = None, saved: Mapping[str, Any] | None = None) -> None:
         """Create the run folder, or continue in the folder `existing`, whose checkpoint is `saved`."""
         self.path, self.identity = self.process.first(lambda: self._open(kind, existing, saved or {}))
-        self._held = HeldFolder(self.path)
+        self._lock = FolderLock(self.path)
         with self._writing("log.txt"):
             self.log.open(self.path)
         self.log.note(f"flags: {shlex.join(self._loaded.arguments)}")
@@ -69,7 +69,7 @@ class Session:
                 f"SAVE: {save} is on a file system without locks, so a second start of this run would not be refused; "
                 "start the run only once"
             )
-        self._status = Status(self._folder.path, self.log.warn)
+        self._status = Status(self._folder.path, self.log.warn, check_folder=self.check_folder)
         known = Identity.of(saved) if existing else None
         identity = known or Identity.new(self._folder.path)
         self._status.add(kind=kind, run=saved["run"] if known else identity._asdict())
@@ -81,6 +81,7 @@ class Session:
         """Take over the folder after all checks have passed, and write the settings to config.yaml."""
         self._has_begun = True
         restore_gc()
+        self.check_folder()
         if self._folder:
             with self._writing("config.yaml"):
                 write_text(self.path / "config.yaml", to_yaml(loaded.config, loaded.origins))
@@ -114,14 +115,10 @@ class Session:
         """Print the next steps, in process 0."""
         self.log.say(*(lines if self.process.is_first else ()))
 
-    def explain(self, error: BaseException) -> BaseException:
-        """Return FolderMoved if the error is a consequence of a moved folder, or else the error itself."""
-        is_consequence = isinstance(error, OSError | LostProcess)
-        return self._held.error() if is_consequence and self._has_moved else error
-
-    @property
-    def _has_moved(self) -> bool:
-        return self._held is not None and not self._held.is_in_place()
+    def check_folder(self) -> None:
+        """Raise FolderMoved if the run's folder was moved or deleted, or belongs to another run now."""
+        if self._lock:
+            self._lock.check()
 
     def end(self, error: BaseException | None) -> None:
         """End the run, with its error in the log and status.json. Remove a new folder if `begin` was not called."""
@@ -129,22 +126,18 @@ class Session:
         reason = printable(f"{type(error).__name__}: {error}")
         if message != "":  # empty: another process prints the error
             self.log.note(f"error: {cut(message or reason)}")
-        if isinstance(error, FolderMoved) and self._status:
-            self._status.leave(self._held, str(error), error.code)
-        elif self._folder and self._is_new and not self._has_begun:
-            self._remove_folder()
-        elif error and self._has_begun and self._folder:
-            self.status("failed", reason=reason, exit_code=code, eta_seconds=None)
-        if self._held:
-            self._held.release()
-            self._held = None
+        with contextlib.suppress(FolderMoved):
+            if self._folder and self._is_new and not self._has_begun:
+                self._remove_folder()
+            elif error and self._has_begun and self._folder:
+                self.status("failed", reason=reason, exit_code=code, eta_seconds=None)
         self.log.close()
         if error is None:
             self.process.close()
 
     def _remove_folder(self) -> None:
-        if not self._has_moved:
-            shutil.rmtree(self._folder.path)  # not self.path: it is still "." if open_folder failed
+        self.check_folder()
+        shutil.rmtree(self._folder.path)  # not self.path: it is still "." if open_folder failed
         with contextlib.suppress(OSError):  # a folder that is not empty stays: another run writes there
             for folder in self._made:
                 folder.rmdir()
@@ -253,8 +246,15 @@ class Status:
 
     SECONDS_BETWEEN_BEATS = 10.0
 
-    def __init__(self, folder: Path, warn: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
-        self._path, self._warn, self._clock = folder / "status.json", warn, clock
+    def __init__(
+        self,
+        folder: Path,
+        warn: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        check_folder: Callable[[], None] = lambda: None,
+    ):
+        """`check_folder` raises FolderMoved if the folder now belongs to another run."""
+        self._path, self._warn, self._clock, self._check_folder = folder / "status.json", warn, clock, check_folder
         self._facts: dict[str, Any] = {
             "version": 1,  # version of this format; it changes only if a key changes its meaning or is removed
             "state": "",
@@ -265,13 +265,7 @@ class Status:
         }
         self._lock = threading.Lock()  # the thread that writes checkpoints also writes here
         self._beat = threading.Thread()
-        self._moved: FolderMoved | None = None  # the error of the heartbeat thread; the next heartbeat raises it
         self._last_write = clock()
-        self._watchers: list[Callable[[Mapping[str, Any]], None]] = []  # called after each write
-        if os.environ.get("KUBEFLOW_TRAINER_SERVER_URL"):
-            from extras.kubeflow import KubeflowProgress
-
-            self._watchers.append(KubeflowProgress(os.environ, warn, clock).publish)
 
     def add(self, **facts) -> None:
         """Add facts, which are written with the next state."""
@@ -286,39 +280,25 @@ class Status:
 
     def beat(self, **facts) -> None:
         """Write a heartbeat, at most every 10 s. A thread writes it, so that a slow disk does not delay training."""
-        if self._moved:
-            raise self._moved
         if self._clock() - self._last_write >= self.SECONDS_BETWEEN_BEATS and not self._beat.is_alive():
             self._beat = threading.Thread(target=self._write_in_background, kwargs=facts, daemon=True)
             self._beat.start()
 
     def _write_in_background(self, **facts) -> None:
-        try:
+        with contextlib.suppress(FolderMoved):  # the next save raises it
             self._write(**facts)
-        except FolderMoved as error:
-            self._moved = error
 
-    def leave(self, folder: HeldFolder, reason: str, code: int) -> None:
-        """Write the last state into a folder that was moved. A run that had already ended keeps its state."""
-        state = self._facts["state"] if "exit_code" in self._facts else "save_failed"
-        facts = {"state": state, "time": now(), "reason": reason, "exit_code": code, "eta_seconds": None}
-        self._write(folder, **facts)
-
-    def _write(self, moved_folder: HeldFolder | None = None, **facts) -> None:
+    def _write(self, **facts) -> None:
         with self._lock:
             self._last_write = self._clock()
             self._facts |= {**facts, "heartbeat": now()}
             content = {key: value for key, value in self._facts.items() if value is not None}
             text = json.dumps(content, indent=2) + "\n"
+            self._check_folder()
             try:
-                if moved_folder:
-                    moved_folder.write_text(self._path.name, text)
-                else:
-                    write_text(self._path, text)
+                write_text(self._path, text)
             except OSError as error:
                 self._warn(f"cannot write {self._path} ({cause_of(error)}); the run's state is: {content['state']}")
-        for tell in self._watchers:
-            tell(content)
 
 
 def now() -> str:

@@ -9,7 +9,6 @@ from torch.profiler import profile, record_function, schedule, supported_activit
 from engine.train.callback import Callback
 from engine.train.trainer import Trainer
 from utils.errors import cause_of
-from utils.held_folders import check_in_place
 
 WARM_UPDATES = 5  # updates before tracing starts, because the first ones are not typical
 
@@ -51,7 +50,6 @@ class Profiler(Callback):
 
     def _write(self, traced: profile) -> None:
         self._is_done = True
-        check_in_place(self._path)
         try:
             # Torch would overwrite the file of an earlier start in place, which would also change its hard links.
             self._path.unlink(missing_ok=True)

@@ -1,12 +1,10 @@
 """Writes a settings file that trains like timm's train.py with the given arguments.
 
-    python scripts/from_timm.py --model resnet50 -b 256 --opt lamb --lr 5e-3 > my.yaml
     python scripts/from_timm.py torchrun --nproc_per_node 4 train.py --model resnet50 > my.yaml      a whole command line
     python scripts/from_timm.py output/train/20260102-030405-resnet50-224/args.yaml > my.yaml        train.py's own file
 
-A comment after each setting names the argument that it comes from. Stderr lists arguments that are not needed or work
-slightly differently, and the command to train with. An argument that halfstep does not support is an error: the
-exit code is 2, and no settings are written. docs/from-timm.md has a row for each argument.
+A comment after each setting names the argument that it comes from. Stderr has the command to train with. If an argument
+has no equivalent setting, the exit code is 2, and no settings are written. docs/from-timm.md has a row for each argument.
 """
 
 import sys
@@ -18,16 +16,13 @@ from utils.program import exit_code  # isort: skip
 
 
 def main(argv: list[str]) -> int:
-    from extras.timm_arguments.command import read_arguments
-    from extras.timm_arguments.translation import Translation
+    from extras.timm_arguments.translation import translate
 
-    translation = Translation(*read_arguments(argv[1:] if argv[:1] == ["--"] else argv, __doc__))
-    print(translation.file(), end="")
-    print("\n".join(translation.remarks), file=sys.stderr)
+    translation = translate(argv[1:] if argv[:1] == ["--"] else argv, __doc__)
+    print(translation.yaml, end="")
+    print("\n".join([*translation.remarks, f"train with: {translation.command}"]), file=sys.stderr)
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(
-        exit_code(main, ["--", *sys.argv[1:]])
-    )  # because of --, argparse leaves the two-dash flags of train.py unchanged
+if __name__ == "__main__":  # with --, argparse leaves the two-dash flags of train.py unchanged
+    sys.exit(exit_code(main, ["--", *sys.argv[1:]]))

@@ -27,7 +27,7 @@ from scripts.sweeping.results import DONE, read_result, table, write_trials
 from scripts.sweeping.runner import Runner
 from utils.errors import ConfigError
 from utils.files import locked
-from utils.held_folders import HeldFolder
+from utils.folder_lock import FolderLock
 
 OURS = "-h --help -output -over -seeds -folds -table -trial".split()
 # Variables of an srun task. A run that starts its own processes (-ngpus) would read its rank from them.
@@ -50,12 +50,8 @@ def main(argv: list[str]) -> int:
         if lock is None:
             raise ConfigError(f"-output: another sweep is running in {folder}; wait for it or stop it")
         sweep.save(folder)
-        held = HeldFolder(folder, setting="-output", user="sweep")
-        try:
-            code = Runner(sweep, folder).run()
-            print(report(sweep, folder))
-        finally:
-            held.release()
+        code = Runner(sweep, folder, FolderLock(folder, LOCK, "-output")).run()
+        print(report(sweep, folder))
     name = shlex.quote(str(arguments.output))
     if code >= 128:
         print(f"stopped; python scripts/sweep.py -output {name} continues the sweep")

@@ -16,32 +16,13 @@ import torch
 import torch.distributed as dist
 
 from utils.errors import AlreadyReportedError, ConfigError, LostProcess, UserError
-from utils.host import available_cores, count_cores, cpu_quota, share_of_cores
+from utils.host import available_cores, count_cores, cpu_quota, find_devices, share_of_cores
 from utils.program import die_with_parent, exit_code_and_message
 from utils.text import counted, format_ranks
 
 if TYPE_CHECKING:
     from utils.launch import LaunchedRank
     from utils.rendezvous import Rendezvous
-
-
-def find_devices(setting: str) -> tuple[str, int]:
-    """Return the kind of device to use, and the number of visible devices. `auto` means the best available kind."""
-    counts = {"cuda": torch.cuda.device_count, "xpu": torch.xpu.device_count, "mps": torch.mps.device_count}
-    for kind, count in counts.items():
-        if setting in ("auto", kind) and count():
-            if kind == "cuda" and not torch.cuda.is_available():
-                raise ConfigError(
-                    f"DEVICE is {setting}: there is a GPU, but its driver cannot run this torch "
-                    f"(built for CUDA {torch.version.cuda}); install a newer driver or a torch for an older CUDA, "
-                    "or use DEVICE=cpu"
-                )
-            return kind, count()
-    if setting not in ("auto", "cpu"):
-        raise ConfigError(
-            f"DEVICE is {setting}, but this machine or this build of torch does not have this device; use DEVICE=auto"
-        )
-    return "cpu", 1
 
 
 def choose_device(setting: str, local_rank: int, launcher: str = "torchrun") -> torch.device:

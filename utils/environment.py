@@ -9,8 +9,7 @@ def describe_environment() -> str:
     """Return versions and hardware as text for a bug report."""
     import torch  # imported here, because importing torch or timm takes seconds
 
-    from utils.distributed import find_devices
-    from utils.host import count_cores, half_speedup, name_of
+    from utils.host import count_cores, find_devices, half_speedup, name_of
     from utils.torch_internals import import_timm
 
     kind, count = find_devices("auto")

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from utils.errors import ConfigError, not_a_file
-from utils.held_folders import check_in_place, is_in_place
 
 MOST_NAMES = 2**28  # maximum bytes of a file with one name per line
 BYTES_THAT_TELL = 4096  # number of bytes at the start of a file that show its kind
@@ -28,7 +27,6 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[IO[bytes]]:
     With `shared`, several processes may replace `path` at once, so each temporary file has its own name. Otherwise the
     name is fixed, so that the next attempt replaces the temporary file of a killed process.
     """
-    check_in_place(path)
     if not shared:  # shared files are indexes; no user chose their path, so they may replace anything there
         refuse_special(path)
     temporary = path.with_name(f".{path.name}{'.' + secrets.token_hex(4) if shared else ''}.tmp")
@@ -37,11 +35,9 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[IO[bytes]]:
         with open(temporary, "xb") as file:
             yield file
             sync(file)
-        check_in_place(path)  # check again, because writing a large file takes time
         os.replace(temporary, path)
     finally:
-        if is_in_place(path):
-            temporary.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 
@@ -148,8 +144,7 @@ class LineFile:
     def write(self, lines: str) -> None:
         """Append whole lines at once. Raise OSError if they cannot be written."""
         self._unwritten += lines.encode()
-        # Make no copy if the folder was moved or another run uses it now: the copy could replace the other run's file.
-        if has_other_names(self._file.fileno()) and is_in_place(self.path) and _is_at(self._file, self.path):
+        if has_other_names(self._file.fileno()) and _is_at(self._file, self.path):
             self._separate()
         while self._unwritten:
             count = self._file.write(self._unwritten)

@@ -1,4 +1,4 @@
-"""Resources of this machine or container: cores, memory, and the speed of half precision."""
+"""Resources of this machine or container: cores, memory, devices, and the speed of half precision."""
 
 import ctypes
 import functools
@@ -12,6 +12,8 @@ from fractions import Fraction
 from pathlib import Path
 
 import torch
+
+from utils.errors import ConfigError
 
 # Control groups of versions 2 and 1: their folder, the name of the controller in /proc/self/cgroup, the files with the
 # memory limit and usage, and the row of memory.stat with the part of the usage that can be reclaimed (file cache).
@@ -78,6 +80,25 @@ def free_host_memory(
                 taken = int((group / used).read_text()) - int(statistics.get(reclaimable, 0))
                 free.append(int(text) - taken)
     return max(min(free), 0)
+
+
+def find_devices(setting: str) -> tuple[str, int]:
+    """Return the kind of device to use, and the number of visible devices. `auto` means the best available kind."""
+    counts = {"cuda": torch.cuda.device_count, "xpu": torch.xpu.device_count, "mps": torch.mps.device_count}
+    for kind, count in counts.items():
+        if setting in ("auto", kind) and count():
+            if kind == "cuda" and not torch.cuda.is_available():
+                raise ConfigError(
+                    f"DEVICE is {setting}: there is a GPU, but its driver cannot run this torch "
+                    f"(built for CUDA {torch.version.cuda}); install a newer driver or a torch for an older CUDA, "
+                    "or use DEVICE=cpu"
+                )
+            return kind, count()
+    if setting not in ("auto", "cpu"):
+        raise ConfigError(
+            f"DEVICE is {setting}, but this machine or this build of torch does not have this device; use DEVICE=auto"
+        )
+    return "cpu", 1
 
 
 def name_of(device: torch.device, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

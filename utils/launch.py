@@ -1,7 +1,6 @@
 """Finds this process's rank in a run, and starts the processes of this machine through torchrun.
 
-utils/launchers.py handles launchers other than torchrun. extras/launchers/ reads the variables of srun and mpirun, and
-starts runs on several nodes.
+utils/launchers.py handles launchers other than torchrun.
 """
 
 import contextlib
@@ -14,14 +13,13 @@ import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from utils.errors import ConfigError
 from utils.program import hangup_is_ignored
 
 # If none of these is set, no launcher other than torchrun gave this process a rank.
 LAUNCHER_VARIABLES = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANK"}
-# Variables in which engines (docs/engines.md) and Slurm pass the number of nodes.
+# Variables in which Kubeflow, SkyPilot, dstack and Slurm pass the number of nodes.
 NODE_COUNTS = ("PET_NNODES", "SKYPILOT_NUM_NODES", "DSTACK_NODES_NUM", "SLURM_NNODES")
 
 
@@ -70,9 +68,22 @@ def find_launched_rank(environment: Mapping[str, str], options: LaunchOptions = 
     return choose_rank(environment, options, ranks)
 
 
-def may_have_other_nodes(environment: Mapping[str, str]) -> bool:
-    """Return whether the environment gives a number of nodes other than 1, or lists the nodes of a PBS job."""
-    return "PBS_NODEFILE" in environment or any(environment.get(name, "1") != "1" for name in NODE_COUNTS)
+def check_single_node(environment: Mapping[str, str]) -> None:
+    """Raise ConfigError if the job has several nodes. Without a launcher, each node would train its own model."""
+    counts = [(name, environment[name]) for name in NODE_COUNTS if environment.get(name, "1") != "1"]
+    if path := environment.get("PBS_NODEFILE"):
+        try:
+            num_nodes = len(set(Path(path).read_text().split()))
+        except OSError:  # only the first node has this file
+            num_nodes = 0
+        if num_nodes != 1:
+            counts.append(("PBS_NODEFILE", path))
+    for name, value in counts:
+        raise ConfigError(
+            f"{name} in the environment is {value}, so the job has several nodes, and each would train its own model: "
+            "start this program with srun, mpirun, or on each node with torchrun --nnodes N --nproc_per_node gpu --rdzv_id "
+            f"JOB --rdzv_backend c10d --rdzv_endpoint FIRST_NODE:29500 main_multi_gpu.py ...; or unset {name}"
+        )
 
 
 def rank_in_environment(environment: Mapping[str, str]) -> int:
@@ -142,11 +153,8 @@ def _most_nodes(environment: Mapping[str, str]) -> int:
     return int(most) if most.isdecimal() else 0
 
 
-def launch(script: str, arguments: list[str], num_processes: int, **several_nodes: Any) -> int:
-    """Run workers on this machine. Return 0, or the exit code of the worker that caused the failure.
-
-    `several_nodes`: settings of torchrun's LaunchConfig that let the workers join the workers of other machines.
-    """
+def launch(script: str, arguments: list[str], num_processes: int) -> int:
+    """Run workers on this machine. Return 0, or the exit code of the worker that caused the failure."""
     # The workers report the error; torchrun's own report would bury it.
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     if num_processes > 1:
@@ -156,20 +164,17 @@ def launch(script: str, arguments: list[str], num_processes: int, **several_node
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    this_machine = {
-        "min_nodes": 1,
-        "max_nodes": 1,
-        "run_id": uuid.uuid4().hex,
-        "rdzv_backend": "c10d",
-        "rdzv_endpoint": "localhost:0",
-        "max_restarts": 0,  # torchrun would restart after any failure, including a mistake in the settings
-    }
     config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,  # torchrun would restart after any failure, including a mistake in the settings
         nproc_per_node=num_processes,
         monitor_interval=0.1,
         # torchrun forwards these signals to the workers, which then save.
         signals_to_handle="SIGTERM,SIGINT,SIGQUIT,SIGUSR1" + ("" if hangup_is_ignored() else ",SIGHUP"),
-        **this_machine | several_nodes,
     )
     try:
         elastic_launch(config, sys.executable)("-u", script, *arguments)

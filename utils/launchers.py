@@ -1,5 +1,6 @@
 """Reads ranks from flags, from RANK and WORLD_SIZE, and from srun and mpirun, and finds the address of process 0."""
 
+import re
 import socket
 import time
 import zlib
@@ -21,18 +22,52 @@ SLURM, OPEN_MPI, MPI, VARIABLES = "Slurm (srun)", "Open MPI", "MPI (PMI)", "RANK
 
 def ranks_in_environment(environment: Mapping[str, str]) -> list[LaunchedRank]:
     """Return the ranks that launchers gave this process, the innermost launcher's first."""
-    ranks = []
-    if by_srun_or_mpirun(environment):
-        from extras.launchers.ranks import ranks_by_srun_or_mpirun
-
-        ranks = ranks_by_srun_or_mpirun(environment)
-    return [rank for rank in (*ranks, variables(environment)) if rank]
+    return [rank for rank in (*ranks_by_srun_or_mpirun(environment), variables(environment)) if rank]
 
 
-def by_srun_or_mpirun(environment: Mapping[str, str]) -> list[str]:
-    """Return the names of the variables in the environment that only srun or mpirun sets."""
-    names = [name for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in environment]
-    return [*names, *(["SLURM_PROCID"] if is_task_of_srun(environment) else [])]
+def ranks_by_srun_or_mpirun(environment: Mapping[str, str]) -> list[LaunchedRank]:
+    """Return this process's rank from each launcher that set one. If srun started mpirun, only mpirun's rank counts."""
+    by_mpi = [rank for rank in (open_mpi(environment), mpi(environment)) if rank]
+    innermost = by_mpi or [slurm(environment)]
+    return [rank for rank in innermost if rank]
+
+
+def slurm(environment: Mapping[str, str]) -> LaunchedRank | None:
+    """Return the rank of an srun task."""
+    if not is_task_of_srun(environment):
+        return None
+    world_size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environment else "SLURM_NTASKS"
+    return read_rank(environment, SLURM, "SLURM_PROCID", world_size, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
+
+
+def open_mpi(environment: Mapping[str, str]) -> LaunchedRank | None:
+    """Return the rank of a process of Open MPI's mpirun."""
+    names = [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
+    return read_rank(environment, OPEN_MPI, *names) if "OMPI_COMM_WORLD_RANK" in environment else None
+
+
+def mpi(environment: Mapping[str, str]) -> LaunchedRank | None:
+    """Return the rank of a process of MPICH's or Intel's mpirun, or of `srun --mpi=pmi2`."""
+    names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    return read_rank(environment, MPI, *names) if "PMI_RANK" in environment else None
+
+
+def first_host(environment: Mapping[str, str], launcher: str) -> str:
+    """Return the first machine of the Slurm job, or of its step if srun is the launcher. Return '' outside of Slurm."""
+    nodes = environment.get("SLURM_STEP_NODELIST") if launcher == SLURM else None
+    nodes = nodes or environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_NODELIST")
+    return _first_of(nodes) if nodes else ""
+
+
+def _first_of(nodes: str) -> str:
+    """Return the first host of a Slurm node list, for example node01 for node[01-03,7],gpu5."""
+    match = re.fullmatch(r"((?:[^,\[\]]|\[[^\[\]]+\])+)(,.*)?", nodes)
+    host = re.sub(r"\[([^],-]+)[^]]*\]", r"\1", match[1]) if match else ""
+    if not re.fullmatch(r"[\w.-]+", host):
+        raise ConfigError(
+            f"SLURM_JOB_NODELIST is {nodes!r}, which is not a list of hosts; set MASTER_ADDR and MASTER_PORT"
+        )
+    return host
 
 
 def is_task_of_srun(environment: Mapping[str, str]) -> bool:
@@ -135,8 +170,6 @@ def _parse_url(url: str) -> tuple[str, int]:
 def _default_host(environment: Mapping[str, str], launched: LaunchedRank) -> str:
     host = ""
     if launched.launcher != VARIABLES and any(name.startswith("SLURM_") for name in environment):
-        from extras.launchers.ranks import first_host
-
         host = first_host(environment, launched.launcher)
     if host:
         return host
@@ -157,7 +190,7 @@ def _default_port(environment: Mapping[str, str], launched: LaunchedRank) -> int
 
 
 def open_store(host: str, port: int, is_host: bool, timeout: float) -> "TCPStore":
-    """Return the key-value store on process 0 or the first node. Its server may start later than this process."""
+    """Return the key-value store on process 0. Its server may start later than this process."""
     from torch.distributed import TCPStore
 
     deadline = time.monotonic() + timeout
@@ -170,6 +203,5 @@ def open_store(host: str, port: int, is_host: bool, timeout: float) -> "TCPStore
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
-    # With wait_for_workers, an error would not name the missing process. With multi_tenant, stores share one server.
-    limit = timedelta(seconds=timeout)
-    return TCPStore(host, port, None, is_host, limit, wait_for_workers=False, multi_tenant=True)
+    # With wait_for_workers, an error would not name the missing process.
+    return TCPStore(host, port, None, is_host, timedelta(seconds=timeout), wait_for_workers=False)

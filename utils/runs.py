@@ -1,14 +1,17 @@
 """The identity of runs, and how users name them: by a folder, by a checkpoint in the folder, or by `latest`."""
 
+import contextlib
+import json
 import os
 import re
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from utils.errors import ConfigError
+from utils.files import content_of
 
 BEST, LAST = "best.pth", "last.pth"
 LATEST = "latest"
@@ -16,7 +19,8 @@ FILES_OF_A_RUN = ("status.json", "config.yaml", ".lock")
 OUTPUT = "output"  # the default folder for runs
 EMPTY_NAME = "the name of a run or file is empty, perhaps because a shell variable is not set; give a name"
 # train-DATE, or train-DATE.2 for a second run in the same second. Copies often have a suffix: train-DATE-backup.
-DATED = re.compile(r"[a-z]+-(\d{8}-\d\d-\d\d-\d\d)(-.+?)?(?:\.(\d+))?")
+DATED = re.compile(r"[a-z]+-\d{8}-\d\d-\d\d-\d\d([-.].+)?")
+LARGEST_STATUS = 2**26  # maximum bytes of a status.json
 
 
 class Identity(NamedTuple):
@@ -67,13 +71,32 @@ def without_latest(source: str | Path, save: str = OUTPUT) -> str:
         raise ConfigError(EMPTY_NAME)
     if str(source) != LATEST or Path(LATEST).exists():
         return str(source)
-    from utils.run_copies import newest_first
-
     settings = Path(save).expanduser().glob("*/config.yaml")
     runs = newest_first(file.parent for file in settings if weights_in(file.parent))
     if not runs:
         raise ConfigError(f"{LATEST}: there is no run with a checkpoint in {save}; give the folder of a run")
-    return str(runs[0].folder)
+    return str(runs[0])
+
+
+def newest_first(folders: Iterable[Path]) -> list[Path]:
+    """Return the folders of runs by their last save, newest first. At equal times, a run precedes its copies.
+
+    Without a readable time in status.json, the date of the weights, or else of config.yaml, counts.
+    """
+
+    def order(folder: Path) -> tuple[float, bool, str]:
+        status: Any = None
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            status = json.loads(content_of(folder / "status.json", LARGEST_STATUS))
+        known, saved = Identity.of(status), 0.0
+        with contextlib.suppress(OSError):
+            saved = (weights_in(folder) or folder / "config.yaml").stat().st_mtime
+        if known:
+            with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
+                saved = datetime.fromisoformat(status["run"]["saved"]).timestamp()
+        return saved, known is not None and known.name == folder.name, folder.name
+
+    return sorted(folders, key=order, reverse=True)
 
 
 def weights_in(folder: str | Path) -> Path | None:

@@ -8,7 +8,14 @@ from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
-SCHEMES = ("http", "https", "s3")
+# The schemes of URLs from which data can be read, and where their credentials belong.
+SCHEMES = {
+    "http": "the file ~/.netrc",
+    "https": "the file ~/.netrc",
+    "s3": "the environment (AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)",
+    "gs": "the environment (GOOGLE_APPLICATION_CREDENTIALS)",
+    "hf": "the environment (HF_TOKEN)",
+}
 # File names can contain these characters: control characters, which a terminal obeys; marks of the writing direction, which
 # make the following text look different; and halves of surrogate pairs for invalid UTF-8, which text files cannot contain.
 UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]|[\u200e\u200f\u2028-\u202e\u2066-\u2069]|[\ud800-\udfff]")
@@ -145,13 +152,13 @@ def problem_of(url: str) -> str | None:
         return "is not a valid URL"
     if url.partition("://")[0] not in SCHEMES:
         return f"must start with one of {', '.join(f'{each}://' for each in SCHEMES)}; or name a folder instead"
-    remedy = "environment (AWS_PROFILE or AWS_ACCESS_KEY_ID, ...)" if parts.scheme == "s3" else "file ~/.netrc"
+    remedy = SCHEMES[parts.scheme]
     if user:
-        return f"contains a user or password, which would be written to the run's files; put them into the {remedy}"
+        return f"contains a user or password, which would be written to the run's files; put them into {remedy}"
     if parts.query or parts.fragment:
         return (
             "contains a query (the part after ? or #), such as the signature of a signed URL, which would be written to the "
-            f"run's files; leave it out, and put credentials into the {remedy}"
+            f"run's files; leave it out, and put credentials into {remedy}"
         )
     return None if host else "names no server or bucket; add one after ://"
 

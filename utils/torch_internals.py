@@ -7,7 +7,7 @@ tests/utils/test_torch_internals.py with that version.
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -140,18 +140,3 @@ def own_parameter(module: nn.Module, name: str) -> nn.Parameter:
 def add_position_embedding(model: nn.Module, patches: Tensor) -> Tensor:
     """Add class token and position embedding as timm's VisionTransformer does. timm's function is private."""
     return model._pos_embed(patches)
-
-
-def end_restarts_after(is_final: Callable[[Collection], bool]) -> None:
-    """Stop torchrun's agent from restarting processes after failures for which `is_final` is true."""
-    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-
-    monitor = LocalElasticAgent._monitor_workers
-
-    def monitor_and_judge(agent: LocalElasticAgent, group: Any) -> Any:
-        result = monitor(agent, group)
-        if result.failures and is_final(result.failures.values()):
-            agent._remaining_restarts = 0
-        return result
-
-    LocalElasticAgent._monitor_workers = monitor_and_judge

@@ -49,9 +49,9 @@ from engine.train.stop_conditions import why_finished
 from engine.train.trainer import Trainer
 from engine.trained import evaluate_both
 from models import describe
-from utils.distributed import Process, choose_device, find_devices
+from utils.distributed import Process, choose_device
 from utils.errors import UserError
-from utils.host import count_cores
+from utils.host import count_cores, find_devices
 from utils.log import Log
 from utils.program import restore_gc
 from utils.text import counted, format_bytes

@@ -30,8 +30,16 @@ class AsyncSaver:
     Rejected: dropping the first save. That could lose a best.pth or checkpoint-N.pth and needs memory for two copies.
     """
 
-    def __init__(self, folder: Path, keep: int, device: torch.device, warn: Callable[[str], None]):
-        self._path, self._keep, self._warn = folder / "last.pth", keep, warn
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        device: torch.device,
+        warn: Callable[[str], None],
+        check_folder: Callable[[], None] = lambda: None,
+    ):
+        """`check_folder` raises FolderMoved if the folder now belongs to another run."""
+        self._path, self._keep, self._warn, self._check_folder = folder / "last.pth", keep, warn, check_folder
         self._host_copy = HostCopy(device)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future | None = None
@@ -87,10 +95,11 @@ class AsyncSaver:
 
     def _put(self, state: dict, extra_names: list[str], keep_previous: bool) -> None:
         """Write a state to disk under all of its names."""
-        save_checkpoint(self._path, state, extra_names, keep_previous)
+        save_checkpoint(self._path, state, extra_names, keep_previous, self._check_folder)
 
     def _tidy(self) -> None:
         """Remove old checkpoints, and shards that no checkpoint uses."""
+        self._check_folder()
         remove_old(self._path.parent, self._keep)
         remove_unused_parts(self._path.parent)
 
@@ -167,10 +176,13 @@ def allocate(tensors: Iterable[Tensor], pinned: bool) -> list[Tensor]:
     return copies
 
 
-def make_saver(config: Config, folder: Path, process: Process, log: Log) -> AsyncSaver:
+def make_saver(
+    config: Config, folder: Path, process: Process, log: Log, check_folder: Callable[[], None]
+) -> AsyncSaver:
     """Return the saver for DIST.STRATEGY. This is a collective."""
     if is_sharded(config, process):
         from engine.checkpoint.sharded_saver import ShardedSaver
 
-        return ShardedSaver(folder, config.KEEP_CHECKPOINTS, process, log.warn if process.is_first else log.note)
-    return AsyncSaver(folder, config.KEEP_CHECKPOINTS, process.device, log.warn)
+        warn = log.warn if process.is_first else log.note
+        return ShardedSaver(folder, config.KEEP_CHECKPOINTS, process, warn, check_folder)
+    return AsyncSaver(folder, config.KEEP_CHECKPOINTS, process.device, log.warn, check_folder)

@@ -6,8 +6,7 @@ from pathlib import Path
 from engine.checkpoint.format import numbered
 from models.weights.torch_files import read_torch
 from utils.errors import ConfigError, naming_damage
-from utils.run_copies import newest_first, other_copies
-from utils.runs import DATED, weights_in
+from utils.runs import DATED, newest_first, weights_in
 
 
 def read_checkpoint(path: Path, lazily: bool = False, verify: bool = True) -> dict:
@@ -30,10 +29,7 @@ def read_lazily(path: Path) -> dict:
 def find_newest(save: str, warn: Callable[[str], None], read: Callable[[Path], dict] = read_lazily) -> Path | None:
     """Return the newest valid checkpoint of the newest run that has no -name (-resume auto). `read`: see newest_in."""
     runs = newest_first(path for path in Path(save).glob("train-*") if DATED.fullmatch(path.name))
-    found = next((found for run in runs if (found := newest_in(run.folder, warn, read))), None)
-    for copy in other_copies(found.parent) if found else ():
-        warn(f"resume: {copy.describe()}")
-    return found
+    return next((found for run in runs if (found := newest_in(run, warn, read))), None)
 
 
 def newest_in(run: Path, warn: Callable[[str], None], read: Callable[[Path], dict] = read_lazily) -> Path | None:

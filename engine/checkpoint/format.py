@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from models.weights.sharded import FOLDER
 from models.weights.torch_files import named_shards, read_index
 from utils.errors import ConfigError, naming_damage
 from utils.files import replacing, sync, write_text
-from utils.held_folders import check_in_place
 from utils.runs import Identity
 
 CALIBRATION = "calibration"  # the key in a checkpoint for the state of extras/calibration
@@ -26,16 +25,25 @@ BAD_BATCHES_FILE = "bad_batches.jsonl"
 PARTS_NAME = re.compile(r"step-\d+(\.\d+)?")  # the name of a folder in shards/
 
 
-def save_checkpoint(path: Path, state: dict, extra_names: Iterable[str] = (), keep_previous: bool = True) -> None:
+def save_checkpoint(
+    path: Path,
+    state: dict,
+    extra_names: Iterable[str] = (),
+    keep_previous: bool = True,
+    check_folder: Callable[[], None] = lambda: None,
+) -> None:
     """Write a checkpoint and rename the existing `path` to previous.pth. At any time, one of the two is complete.
 
     If `keep_previous` is false, the existing `path` is dropped and previous.pth stays as it is.
     `extra_names` lists further names for the file. They are created before `path`: a run killed in between resumes from
     the old `path` and creates them again. In the opposite order, a missing name would never be created.
+    `check_folder` raises FolderMoved if the folder now belongs to another run.
     """
+    check_folder()
     with replacing(path) as file:
         torch.save(state, file)
         sync(file)
+        check_folder()  # again, because writing a large file takes time
         for name in extra_names:
             keep_as(Path(file.name), path.with_name(name))
         if keep_previous and path.exists():
@@ -68,7 +76,6 @@ def progress_in(path: Path) -> dict[str, Any]:
 
 def keep_as(path: Path, other: Path) -> None:
     """Give a finished file a second name, replacing an older file of that name. A hard link costs no space or time."""
-    check_in_place(other)
     temporary = other.with_name(f".{other.name}.tmp")
     temporary.unlink(missing_ok=True)
     try:
@@ -86,7 +93,6 @@ def keep_as(path: Path, other: Path) -> None:
 
 def remove_old(folder: Path, keep: int) -> None:
     """Remove all checkpoint-N.pth files except the newest `keep`."""
-    check_in_place(folder)
     for old in numbered(folder)[keep:]:
         old.unlink(missing_ok=True)
 
@@ -96,7 +102,6 @@ def remove_unused_parts(folder: Path) -> None:
 
     Remove only folders whose names have the form that a save uses. Never follow links.
     """
-    check_in_place(folder)
     shards = folder / FOLDER
     if shards.is_symlink() or not shards.is_dir():
         return

@@ -14,12 +14,11 @@ import torch
 import torch.distributed as dist
 
 from engine.checkpoint.async_saver import AsyncSaver
-from engine.checkpoint.format import save_checkpoint
 from models.weights.sharded import FOLDER, PIECES, SHARDS
 from utils.distributed import Process
 from utils.errors import cause_of
 from utils.files import replacing, sync_folder
-from utils.held_folders import FolderMoved, check_in_place
+from utils.folder_lock import FolderMoved
 
 
 class Channel:
@@ -59,8 +58,15 @@ class Channel:
 class ShardedSaver(AsyncSaver):
     """An AsyncSaver that writes a shard in every process. All its methods are collectives."""
 
-    def __init__(self, folder: Path, keep: int, process: Process, warn: Callable[[str], None]):
-        super().__init__(folder, keep, process.device, warn)
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        process: Process,
+        warn: Callable[[str], None],
+        check_folder: Callable[[], None] = lambda: None,
+    ):
+        super().__init__(folder, keep, process.device, warn, check_folder)
         self._process, self._channel = process, Channel(process)
 
     def save(self, state: dict, extra_names: list[str]) -> None:
@@ -76,14 +82,14 @@ class ShardedSaver(AsyncSaver):
 
     def _put(self, state: dict, extra_names: list[str], keep_previous: bool) -> None:
         pieces = state.pop(PIECES)
+        self._channel.each(self._check_folder)
         name = self._channel.first(lambda: self._new_folder(state["step"]))
         written = self._channel.each(lambda: self._put_pieces(name, pieces))
         index = {**state, SHARDS: written}
-        self._channel.first(lambda: save_checkpoint(self._path, index, extra_names, keep_previous))
+        self._channel.first(lambda: AsyncSaver._put(self, index, extra_names, keep_previous))
 
     def _new_folder(self, step: int) -> str:
         """Create a new folder, so that existing checkpoints stay complete. Return its path within the run folder."""
-        check_in_place(self._path)
         shards = self._path.parent / FOLDER
         shards.mkdir(exist_ok=True)
         taken = {each.name for each in shards.iterdir()}

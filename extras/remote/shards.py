@@ -1,8 +1,8 @@
 """`shards` at a URL: downloads whole tars into a cache of limited size, which all processes of a host share.
 
 A file's name contains the version of the tar, so a file under its final name is current and complete. A tar is written
-to a locked file `.NAME.part` and then renamed; the partial file of a killed process is overwritten. A process that has
-opened a tar can still read it after another process deleted it.
+to a locked file `.NAME.part` and then renamed. fsspec's own file caches are not used: they write to the final name, so
+that a killed download looks complete, and their size has no limit.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,25 +21,15 @@ import numpy as np
 from configs.schema import Config
 from datasets.index import ENDING, caches_folder
 from datasets.nearby_shuffle import GroupedShuffle
+from datasets.sources import shards
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts
-from datasets.sources.shards import (
-    CLASSES_FILE,
-    Shard,
-    ShardFolder,
-    ShardImages,
-    ShardTable,
-    ShardTar,
-    checksum_of,
-    part_of,
-    read_from,
-    scan,
-)
+from datasets.sources.shards import CLASSES_FILE, Shard, ShardFolder, ShardImages, ShardTable, ShardTar
 from datasets.sources.tar import Tar
 from datasets.types import ImageSet
-from extras.remote.server import PATIENCE, ListedFile, NotThereError, Server, parse_address
-from utils.errors import ConfigError, DataError, cause_of
+from extras.remote.server import NotThereError, Server, parse_address
+from utils.errors import DataError, cause_of
 from utils.files import free_bytes, locked, names_in, replacing, sync
-from utils.text import format_bytes, format_bytes_apart
+from utils.text import format_bytes
 
 NUM_REQUESTS = 32  # concurrent requests for sizes
 NUM_SCANS = 4  # tars that are downloaded concurrently for the index
@@ -48,21 +38,13 @@ MOST_AHEAD = 256  # largest number of tars to prefetch
 SHARE_AHEAD = 0.8  # fraction of the cache's limit for prefetched tars; the rest is for other tars, such as validation
 SHARE_OF_DISK = 0.8  # default limit of the cache, as a fraction of the free disk space plus the size of the cache
 PART = ".part"  # ending of incomplete files
+VERSION_KEYS = ("ETag", "etag", "blob_id", "LastModified", "Last-Modified")  # of S3 and HTTP, GS, HF, others
 VERSION_DIGITS = 12  # hexadecimal digits of the version in file names
 
 
 def read_remote_shards(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | None, ImageSet | None]:
     """Return the training and validation images on the server. A set is None if it has no shards or is not needed."""
-    folder = ServerFolder(config, say)
-    try:
-        train, val = read_from(folder, config)
-    except OSError as error:
-        raise DataError(
-            f"DATA.CACHE_PATH: the cache of {folder.title} in {folder.cache.folder} cannot be used "
-            f"({cause_of(error)}); set it to a writable folder with free space"
-        ) from error
-    folder.check_limit(train if train is not None else val)
-    return train, val
+    return shards.read_from(ServerFolder(config, say), config)
 
 
 class TarCache:
@@ -86,10 +68,10 @@ class TarCache:
         with contextlib.suppress(OSError):
             os.utime(self.path(tar))
 
-    def pull(self, tar: ShardTar, check: Callable[[Path], None] = lambda path: None, waits: bool = True) -> bool:
-        """Download the tar unless it is cached. Return whether it is cached. `check` raises DataError for a wrong tar.
+    def pull(self, tar: ShardTar, check: Callable[[Path], None] = lambda path: None, waits: bool = True) -> None:
+        """Download the tar unless it is cached. `check` raises DataError for a wrong tar.
 
-        If another process is downloading the tar, wait for that process, or return False if `waits` is False.
+        If another process is downloading the tar, wait for that process, or return if `waits` is False.
         """
         path, since = self.path(tar), time.monotonic()
         part = path.with_name(f".{path.name}{PART}")
@@ -98,24 +80,27 @@ class TarCache:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with locked(part, (lambda: None) if waits else None) as file:
                     if file is None:
-                        return False
+                        return
                     if not self.holds(tar):
-                        file.truncate(tar.size)  # so that its full size counts when another process frees space
-                        self.make_room()
-                        try:
-                            self.server.copy(tar.name, tar.size, file, since)
-                            sync(file)
-                            check(part)
-                        except BaseException:
-                            part.unlink()
-                            raise
-                        os.replace(part, path)
+                        self._download(tar, file, since, check)
         except OSError as error:
             raise DataError(
                 f"{self.server.url_of(tar.name)} cannot be cached in {self.folder} ({cause_of(error)}); set "
                 "DATA.CACHE_PATH to a folder with free space, or lower DATA.REMOTE_CACHE_GB"
             ) from error
-        return True
+
+    def _download(self, tar: ShardTar, file, since: float, check: Callable[[Path], None]) -> None:
+        part = Path(file.name)
+        file.truncate(tar.size)  # so that its full size counts when another process frees space
+        self.make_room()
+        try:
+            self.server.copy(tar.name, tar.size, file, since)
+            sync(file)
+            check(part)
+        except BaseException:
+            part.unlink()
+            raise
+        os.replace(part, self.path(tar))
 
     def files(self) -> dict[Path, os.stat_result]:
         """Return {path: stat} of all cached tars, and of the tars that are being downloaded."""
@@ -125,9 +110,6 @@ class TarCache:
                 with contextlib.suppress(FileNotFoundError):
                     found[path] = path.stat()
         return found
-
-    def size(self) -> int:
-        return sum(each.st_size for each in self.files().values())
 
     def make_room(self) -> None:
         """Delete the least recently used tars until the cache is within its limit."""
@@ -160,18 +142,14 @@ class ServerFolder(ShardFolder):
     drops_tars = True
 
     def __init__(self, config: Config, say: Callable[[str], None]):
-        data = config.DATA
-        address = parse_address(data.DATA_PATH)
-        self.server = Server(address.folder, PATIENCE, say)
-        known_by = hashlib.sha256(address.folder.encode()).hexdigest()[:16]
-        super().__init__(caches_folder(config) / f"shards-{known_by}")
-        self.title, self.cache = self.server.url, TarCache(self.root / "tars", self.server)
-        self._names, self._limit_gb = address.names, data.REMOTE_CACHE_GB
-        self._listed: set[str] = set()
-        self._scans = threading.Semaphore(NUM_SCANS)
-        self._lock, self._num_threads = threading.Lock(), 0
+        url, self._names = parse_address(config.DATA.DATA_PATH)
+        super().__init__(caches_folder(config) / f"shards-{hashlib.sha256(url.encode()).hexdigest()[:16]}")
+        self.title, self.server, self._limit_gb = url, Server(url, say), config.DATA.REMOTE_CACHE_GB
+        self.cache = TarCache(self.root / "tars", self.server)
+        self._listed: dict[str, dict] = {}
+        self._scans, self._lock = threading.Semaphore(NUM_SCANS), threading.Lock()
+        self._num_threads, self._aim = 0, (0, 0, -1)
         self._next: list[tuple[ShardTar, bytes]] = []  # (tar, checksum) to prefetch, in reverse order
-        self._aim: tuple[int, int, int] | None = None
 
     def __getstate__(self) -> dict:
         """Return the state for a data loader process, without the locks of this process."""
@@ -180,64 +158,58 @@ class ServerFolder(ShardFolder):
     # --- listing the server ---
 
     def find_tars(self) -> dict[str, list[ShardTar]]:
-        listed = self._list() if self._names is None else [ListedFile(name, False) for name in self._names]
-        with ThreadPoolExecutor(NUM_REQUESTS, "server") as pool:
-            files = list(pool.map(self._describe, sorted(listed)))
+        names = sorted(self._list() if self._names is None else self._names)
         found = defaultdict(list)
-        for file in files:
-            version = hashlib.sha256(f"{file.size} {file.version}".encode()).hexdigest()[:VERSION_DIGITS]
-            found[part_of(file.name)].append(ShardTar(file.name, file.size, int(version, 16)))
+        with ThreadPoolExecutor(NUM_REQUESTS, "server") as pool:
+            for tar in pool.map(self._describe, names):
+                found[shards.part_of(tar.name)].append(tar)
         if self._names and not {name.lower() for name in found} & {*TRAIN_NAMES, *VAL_NAMES}:
             found = {TRAIN_NAMES[0]: sum(found.values(), [])}  # the URL names the tars, and no name says train or val
         parts = choose_parts(found)
-        self._make_room([tar for name in (parts.train, parts.val) if name for tar in found[name]])
+        self._set_limit([tar for name in (parts.train, parts.val) if name for tar in found[name]])
         return found
 
-    def _describe(self, file: ListedFile) -> ListedFile:
-        return file if file.size is not None else self.server.describe(file.name)
-
-    def _list(self) -> list[ListedFile]:
+    def _list(self) -> list[str]:
         """Return the tars in the folder, and in its subfolders that are named like a part (train, val)."""
-        try:
-            here = self.server.listing()
-            below = [each.name for each in here if each.is_folder and each.name.lower() in (*TRAIN_NAMES, *VAL_NAMES)]
-            here += [each._replace(name=f"{name}/{each.name}") for name in below for each in self.server.listing(name)]
-        except NotThereError as error:
-            raise DataError(
-                f"{error}. If the web server does not list folders, name the tars: -data_path "
-                f"'{self.title}/{{train-{{000000..000146}},val-{{000000..000006}}}}.tar'"
-            ) from None
-        self._listed = {each.name for each in here}
-        return [each for each in here if not each.is_folder and each.name.lower().endswith(".tar")]
+        self._listed = self.server.listing()
+        folders = [name for name, facts in self._listed.items() if facts["type"] == "directory"]
+        for name in folders:
+            if name.lower() in (*TRAIN_NAMES, *VAL_NAMES):
+                self._listed |= self.server.listing(name)
+        return [name for name in self._listed if name not in folders and name.lower().endswith(".tar")]
 
-    def _make_room(self, tars: list[ShardTar]) -> None:
+    def _describe(self, name: str) -> ShardTar:
+        facts = self._listed.get(name, {})
+        if facts.get("size") is None:
+            facts = self.server.describe(name)
+        version = next((str(facts[key]) for key in VERSION_KEYS if facts.get(key)), None)
+        digest = hashlib.sha256(f"{facts['size']} {version}".encode()).hexdigest()
+        return ShardTar(name, facts["size"], int(digest[:VERSION_DIGITS], 16))
+
+    def _set_limit(self, tars: list[ShardTar]) -> None:
         """Set the cache limit: DATA.REMOTE_CACHE_GB or, by default, the size of all tars if the disk can hold them."""
         self.cache.remove_left()
         free, total = free_bytes(self.cache.folder), sum(tar.size for tar in tars)
-        held = sum(tar.size for tar in tars if self.cache.holds(tar))
-        limit = min(total / SHARE_AHEAD, SHARE_OF_DISK * (free + self.cache.size()))
+        used = sum(each.st_size for each in self.cache.files().values())
+        limit = min(total / SHARE_AHEAD, SHARE_OF_DISK * (free + used))
         self.cache.limit = int(limit if self._limit_gb is None else self._limit_gb * 1e9)
         self.notes = [
-            f"{self.title}: {format_bytes(held)} of {format_bytes(total)} are cached in {self.cache.folder}; "
-            f"cache limit: {format_bytes(self.cache.limit)}, free disk space: {format_bytes(free)}"
+            f"{self.title}: {format_bytes(total)} of tars; {self.cache.folder} keeps up to "
+            f"{format_bytes(self.cache.limit)} of them, and has {format_bytes(used)}; free disk space: {format_bytes(free)}"
         ]
 
+    def _has(self, name: str) -> bool:
+        """Return whether the server has an optional file. Some servers report a missing file as "access denied"."""
+        if self._names is None:
+            return name in self._listed
+        with contextlib.suppress(NotThereError):
+            return bool(self.server.describe(name))
+        return False
+
     def classes(self) -> str | None:
-        with self._unless_absent(CLASSES_FILE):
-            return names_in(self.server.read(CLASSES_FILE), "surrogateescape", f"{self.title}/{CLASSES_FILE}")
-        return None
-
-    @contextlib.contextmanager
-    def _unless_absent(self, name: str) -> Iterator[None]:
-        """Ignore the error for a missing file.
-
-        S3 reports a missing file as "access denied", so either error is raised only if the server lists the file.
-        """
-        try:
-            yield
-        except NotThereError:
-            if name in self._listed:
-                raise
+        if not self._has(CLASSES_FILE):
+            return None
+        return names_in(self.server.read(CLASSES_FILE), "surrogateescape", f"{self.title}/{CLASSES_FILE}")
 
     # --- the index ---
 
@@ -247,14 +219,13 @@ class ServerFolder(ShardFolder):
         The server's index identifies tars only by name and size, so `_pull` compares checksums.
         """
         known, name = super().known_tables(paths, part), f"{part}{ENDING}"
-        if self._names or name in self._listed:
-            with self._unless_absent(name):
-                copy = self.root / f"server-{name}"
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                with replacing(copy, shared=True) as file:
-                    self.server.copy(name, self.server.describe(name).size, file)
-                known += super().known_tables([copy], part)
-                copy.unlink()  # the index stays mapped into memory
+        if self._has(name):
+            copy = self.root / f"server-{name}"
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(copy, shared=True) as file:
+                self.server.copy(name, self.server.describe(name)["size"], file)
+            known += super().known_tables([copy], part)
+            copy.unlink()  # the index stays mapped into memory
         return known
 
     def load(self, tar: ShardTar, known: Sequence[ShardTable]) -> Shard:
@@ -264,7 +235,7 @@ class ServerFolder(ShardFolder):
             if number is not None and (from_server or table.tar(number).version == tar.version):
                 return table.shard(number)
         with self._scans:
-            return scan(self.open(tar))
+            return shards.scan(self.open(tar))
 
     # --- reading ---
 
@@ -278,13 +249,13 @@ class ServerFolder(ShardFolder):
 
     def _pull(self, tar: ShardTar, checksum: bytes, waits: bool = True) -> None:
         def check(part: Path) -> None:
-            if checksum and checksum_of(Tar(part)) != checksum:
+            if checksum and shards.checksum_of(Tar(part)) != checksum:
                 for index in self.root.glob(f"*{ENDING}"):  # so that the next start downloads the server's index again
                     index.unlink(missing_ok=True)
                 raise DataError(
                     f"{self.title_of(tar)} is not the tar that its index describes; rebuild the index on the server "
-                    f"(remove {part_of(tar.name)}{ENDING}, or run make_shards.py again), and start again with -resume "
-                    "to continue"
+                    f"(remove {shards.part_of(tar.name)}{ENDING}, or run make_shards.py again), and start again with "
+                    "-resume to continue"
                 )
 
         self.cache.pull(tar, check, waits)
@@ -320,17 +291,3 @@ class ServerFolder(ShardFolder):
             # If this download fails, the process that needs the tar reports the reason.
             with contextlib.suppress(DataError, OSError):
                 self._pull(tar, checksum, waits=False)
-
-    def check_limit(self, images: ShardImages) -> None:
-        """Raise ConfigError if the tars that DATA.SHUFFLE_BUFFER mixes at a time may exceed the cache's limit."""
-        starts = images.table.starts if images.rows is None else np.searchsorted(images.rows, images.table.starts)
-        counts = np.diff(starts)
-        sizes = np.sort(images.table.tar_sizes[counts > 0])
-        num_spanned = 2 + np.searchsorted(np.cumsum(np.sort(counts[counts > 0])), 2 * images.shuffle_buffer)
-        if (needed := int(sizes[::-1][:num_spanned].sum())) > self.cache.limit:
-            needs, has = format_bytes_apart(needed, self.cache.limit)
-            raise ConfigError(
-                f"DATA.REMOTE_CACHE_GB: the cache in {self.cache.folder} is limited to {has}, but "
-                f"DATA.SHUFFLE_BUFFER ({images.shuffle_buffer:,}) mixes images from {needs} of tars; raise "
-                "DATA.REMOTE_CACHE_GB, lower DATA.SHUFFLE_BUFFER, or set DATA.CACHE_PATH to a larger disk"
-            )

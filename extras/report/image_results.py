@@ -26,7 +26,6 @@ from engine.train.trainer import Trainer
 from extras.report.image_tables import Names, Results, class_records, with_ranking, write_tables
 from utils.errors import ConfigError, cause_of
 from utils.files import write_text
-from utils.held_folders import check_in_place
 from utils.log import Log
 
 PER_CLASS_KEY = "per_class"  # the key of the per-class rates in results.json; added at the end of a run
@@ -44,7 +43,6 @@ class ResultFiles:
     def write(self, results: Results, best: Best, with_pictures: bool, calibration: Calibration = None) -> None:
         """Write the results of the evaluation that `best` describes, and the figures of its calibration, if any."""
         record = self._folder / RECORD
-        check_in_place(record)
         try:
             record.unlink(missing_ok=True)  # while the tables may mix two evaluations, there is no record
             write_tables(self._folder, results, self._image_set)

@@ -16,7 +16,6 @@ from extras.report.page import Markup, contact_sheet, element, embedded, picture
 from extras.report.plot import Plot, plots_of, to_png
 from utils import VERSION
 from utils.errors import ConfigError, cause_of, naming_damage
-from utils.held_folders import FolderMoved, check_in_place
 from utils.log import Log
 from utils.text import counted, format_bytes, format_duration, redacted
 
@@ -59,11 +58,8 @@ def write_at_end(folder: str | os.PathLike, log: Log) -> Path | None:
     An error is logged and does not change the exit code, because the weights are saved already.
     """
     path = Path(folder) / REPORT
-    check_in_place(path)
     try:
         write_report(SavedRun.open(folder), path)
-    except FolderMoved:
-        raise
     except ConfigError as error:  # no epoch was finished
         log.note(f"{REPORT} was not written: {error}")
     except OSError as error:

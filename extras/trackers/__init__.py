@@ -2,91 +2,28 @@
 
 import contextlib
 import importlib.util
-import json
-import os
 import queue
-import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from configs.schema import Config
-from configs.values import flatten
 from engine.record.saved_files import read_object
 from engine.record.saved_run import PICTURES
+from extras.trackers.tracker import Ending, Row, Tracker, without_secrets
 from utils.distributed import Process
 from utils.errors import ConfigError, ExitCode
-from utils.files import write_text
-from utils.held_folders import FolderMoved, check_in_place, is_in_place
 from utils.log import Log
-from utils.text import redacted
 
 PACKAGES = {"wandb": "wandb", "mlflow": "mlflow-skinny"}  # package names for pip; not in requirements.txt
-PROJECT = "halfstep"
 PATIENCE = 10.0  # seconds without progress after which an ending run stops waiting for a tracker
 LONGEST_END = 60.0  # maximum seconds that an ending run waits for a tracker that is still opening or sending
 SILENT_WAIT = 2.0  # seconds of waiting after which the log mentions the wait
 ROWS_AT_ONCE = 50  # maximum number of rows that a tracker gets in one call
 # Columns of steps.csv that are sent to trackers. The columns *_pct are sent as well.
 STEP_GROUP = ("lr", "loss", "grad_norm", "loss_scale", "skipped")
-IS_SECRET = re.compile(r"KEY|TOKEN|PASSWORD|SECRET", re.I)  # matches names of environment variables that hold secrets
-SHORTEST_SECRET = 6  # characters; a shorter value may occur in ordinary words
-
-
-class Row(NamedTuple):
-    """Metrics of one update ("step") or one epoch, with their names on a tracker."""
-
-    axis: str
-    number: int  # number of the update or epoch
-    figures: dict[str, float]
-
-
-class Ending(NamedTuple):
-    """How a run ended. `state`: done, failed, or stopped (it can be resumed)."""
-
-    state: str
-    best: Mapping[str, Any]  # the figures of the best epoch; empty if there is none
-    pictures: Sequence[Path]
-
-
-class Tracker:
-    """Base class of the trackers. Each tracker's methods are called in its own thread; any exception ends the tracker.
-
-    `tracking/NAME.json` in the run's folder holds the run's ID on the tracker and the numbers of the last rows
-    sent. A resumed run continues after these rows.
-    """
-
-    def __init__(self, name: str, config: Config, folder: Path):
-        self.name, self.folder = name, folder
-        given = flatten(config).items()
-        self.settings = {key: without_secrets(value) if isinstance(value, str) else value for key, value in given}
-        self._file = folder / "tracking" / f"{name}.json"
-        saved = read_object(self._file)
-        self.identity: str | None = saved.get("id")
-        # Rows up to these numbers were sent already, and are not sent again.
-        self.last = {axis: saved.get(axis, -1) for axis in ("step", "epoch")}
-
-    def open(self) -> str:
-        """Import the library and connect. Return a log message that says where to see the run."""
-        raise NotImplementedError
-
-    def add(self, rows: Sequence[Row]) -> None:
-        raise NotImplementedError
-
-    def go_back(self, step: int, epoch: int) -> None:
-        """Handle a start at this update, or a rollback to it. Most trackers cannot delete figures, and do nothing."""
-
-    def end(self, ending: Ending) -> None:
-        raise NotImplementedError
-
-    def remember(self) -> None:
-        """Save the run's ID and the numbers of the last rows sent, for a resumed run."""
-        if self.identity:
-            check_in_place(self._file)
-            self._file.parent.mkdir(exist_ok=True)
-            write_text(self._file, json.dumps({"id": self.identity, **self.last}) + "\n")
 
 
 def make_tracker(name: str, config: Config, folder: Path) -> Tracker:
@@ -115,7 +52,6 @@ class TrackerThread:
         self._tracker, self._log = tracker, log
         self._queue: queue.SimpleQueue = queue.SimpleQueue()
         self._is_open, self._moved = False, time.monotonic()
-        self.lost_folder: FolderMoved | None = None
         self._thread = threading.Thread(target=self._run, name=tracker.name, daemon=True)
         self._thread.start()
 
@@ -133,8 +69,6 @@ class TrackerThread:
             self._is_open = True
             while self._handle():
                 self._moved = time.monotonic()
-        except FolderMoved as error:  # the main thread reports this error at the end of the run
-            self.lost_folder = error
         except BaseException as error:  # libraries raise SystemExit, too
             reason = without_secrets(f"{type(error).__name__}: {error}".split("\n")[0])[:300]
             self._log.warn(f"{tracker.name}: {reason}; training continues without it")
@@ -202,8 +136,6 @@ class Trackers:
         deadline = time.monotonic() + LONGEST_END
         for each in self._threads:
             each.join(deadline)
-        if lost := next((each.lost_folder for each in self._threads if each.lost_folder), None):
-            raise lost
 
 
 @contextlib.contextmanager
@@ -221,8 +153,6 @@ def track(config: Config, folder: Path, process: Process, log: Log) -> Iterator[
 
 def ending_of(folder: Path, has_failed: bool) -> Ending:
     """Return how a run ended, from its folder and the status.json in it."""
-    if not is_in_place(folder):  # another run's folder is now at this path
-        return Ending("failed", {}, ())
     status = read_object(folder / "status.json")
     state = status.get("state")
     if has_failed or state in ("failed", "save_failed") or status.get("exit_code") == ExitCode.NON_FINITE:
@@ -248,11 +178,3 @@ def figures_of(axis: str, row: Mapping[str, float | None]) -> dict[str, float]:
         if is_shown and value is not None:
             figures[place] = value
     return figures
-
-
-def without_secrets(text: str) -> str:
-    """Return the text without credentials in URLs, and without the values of secret environment variables."""
-    for name, value in os.environ.items():
-        if IS_SECRET.search(name) and len(value) >= SHORTEST_SECRET:
-            text = text.replace(value, "***")
-    return redacted(text)

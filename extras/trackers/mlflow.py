@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 
-from extras.trackers import PROJECT, Ending, Row, Tracker
+from extras.trackers.tracker import PROJECT, Ending, Row, Tracker
 
 
 class Mlflow(Tracker):

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from extras.trackers import Ending, Row, Tracker
+from extras.trackers.tracker import Ending, Row, Tracker
 from utils.files import has_other_names
-from utils.held_folders import check_in_place
 
 
 class TensorBoard(Tracker):
@@ -28,11 +27,10 @@ class TensorBoard(Tracker):
         for row in rows:
             for name, value in row.figures.items():
                 writer.add_scalar(name, value, row.number)
-        writer.flush()  # at once, because a write opens the file by its path, which was just checked
+        writer.flush()
 
     def _open_writer(self) -> Any:
         """Return the writer. Start a new file if the newest one has a hard link, as in a snapshot by `cp -al`."""
-        check_in_place(self.folder)
         folder = self.folder / "tensorboard"
         newest = max(folder.glob("events.*"), key=lambda path: path.stat().st_mtime_ns, default=None)
         if self._writer and newest and has_other_names(newest):

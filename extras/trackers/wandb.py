@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
-from extras.trackers import PROJECT, Ending, Row, Tracker
+from extras.trackers.tracker import PROJECT, Ending, Row, Tracker
 
 
 class Wandb(Tracker):

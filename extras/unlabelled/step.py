@@ -115,4 +115,4 @@ def pairs(outputs: tuple[Tensor, ...], targets: FeatureTargets) -> list[tuple[Te
 
 def mean_cosine(ours: Tensor, theirs: Tensor) -> Tensor:
     """Return the cosine of features [B, D], or the mean cosine of patches [B, N, D]: [B]."""
-    return functional.cosine_similarity(ours, theirs, dim=-1).reshape(len(ours), -1).mean(1)
+    return functional.cosine_similarity(ours, theirs, dim=-1)[:, None].flatten(1).mean(1)

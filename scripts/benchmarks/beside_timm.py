@@ -88,12 +88,11 @@ def distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
 
 def train_ours(words: list[str]) -> tuple[dict[str, Tensor], list[list[tuple[Tensor, Tensor]]], Trained]:
     """Train with halfstep. Return the initial weights, the batches of each epoch, and the result."""
-    from extras.timm_arguments.command import read_arguments
-    from extras.timm_arguments.translation import Translation
+    from extras.timm_arguments.translation import translate
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "my.yaml")
-        file.write_text(Translation(*read_arguments(words)).file())
+        file.write_text(translate(words).yaml)
         data = ["DATA.DATASET=synthetic", f"DATA.SYNTHETIC_SIZE={6 * BATCH}", "DATA.NUM_WORKERS=0", f"SAVE={folder}"]
         worker = TrainerWorker(["-cfg", str(file), "-opts", *data])
     trainer, batches, losses, rates = worker.trainer, [], [], []
@@ -158,14 +157,14 @@ def train_theirs(path: Path, words: list[str], start: dict[str, Tensor], batches
     script.create_model, script.create_optimizer_v2, script.ClassificationTask = make_model, make_optimizer, Task
     script.create_dataset = lambda *args, **options: None
     script.create_loader = lambda *args, **options: Loader(batches)
-    from extras.timm_arguments.command import read_arguments
+    from extras.timm_arguments.translation import read_arguments
 
-    arguments = read_arguments(words)[0]
+    arguments = read_arguments(words)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         sys.argv = ["train.py", *words, "--no-prefetcher", "--val-split", "", "--output", folder]
         logging.disable(logging.WARNING)
         script.main()
-    task, several = tasks[0], arguments.get("grad-accum-steps", 1)
+    task, several = tasks[0], arguments["grad-accum-steps"]
     epochs = [losses[at : at + len(batches[0])] for at in range(0, len(losses), len(batches[0]))]
     windows = [each[at : at + several] for each in epochs for at in range(0, len(each), several)]
     ema = task.get_trainable_module(ema=True).module.state_dict() if task.has_ema() else {}

@@ -24,8 +24,7 @@ from utils.program import exit_code  # isort: skip
 from scripts.benchmarks.common import ROOT, Refused, StepWorker, Turns, compare, machine, spread, table
 from scripts.benchmarks.photos import make_photos
 from scripts.command_line import Parser, at_least
-from utils.distributed import find_devices
-from utils.host import available_cores
+from utils.host import available_cores, find_devices
 from utils.text import counted
 
 BATCH_SIZE = 32  # default on a CPU

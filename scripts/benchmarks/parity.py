@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so tha
 from utils.program import exit_code  # isort: skip
 from scripts.benchmarks.common import MODES, ROOT, fast_modes, machine, table
 from scripts.command_line import Parser, at_least
-from utils.distributed import find_devices
 from utils.errors import ConfigError
+from utils.host import find_devices
 
 USER_ERROR = 2  # the exit code of the entry script for a setting that it refuses
 Verdict = tuple[bool, str]  # whether a mode is worse than fp32, and the text for the table

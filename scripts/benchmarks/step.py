@@ -22,7 +22,7 @@ from utils.program import exit_code  # isort: skip
 from engine.settings import load_settings
 from scripts.benchmarks.common import CASES, SpeedTable, StepWorker, Turns, compare, fast_modes, machine, spread, table
 from scripts.command_line import Parser, at_least
-from utils.distributed import find_devices
+from utils.host import find_devices
 
 NO_DROPOUT = ["MODEL.DROPOUT=0", "MODEL.ATTENTION_DROPOUT=0", "MODEL.DROPPATH=0"]  # the defaults of timm's models
 KINDS = (("", "COMPILE=false"), (" compiled", "COMPILE=true"))  # (suffix of the case's name, its option)

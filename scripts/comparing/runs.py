@@ -9,12 +9,11 @@ from typing import Any
 
 from configs.schema import DATA, MACHINE, RECORD
 from configs.values import SETTINGS, of_role
-from engine.record.saved_files import read_table, to_number
+from engine.record.saved_files import read_object, read_table, to_number
 from engine.record.saved_run import SavedRun, written
 from scripts.comparing.statistics import ImageTest
 from utils.errors import ConfigError
 from utils.facts import FACTS_OF_IMAGES, NUMBERS, SIZES, changed_facts
-from utils.run_copies import newest_first
 from utils.runs import Identity, folder_of
 from utils.text import first_of
 
@@ -73,9 +72,13 @@ def _folders(source: str) -> Iterator[tuple[Path, bool]]:
         patterns = ("config.yaml", "*/config.yaml", "*/*/config.yaml")
         inside = next((files for pattern in patterns if (files := sorted(each.glob(pattern)))), [])
         folders = [file.parent for file in inside] or [each] * (each == path)  # open() reports the missing file
-        # The oldest run comes first, as the baseline. A run precedes its copies, which have the same start time.
-        copies = sorted(newest_first(folders), key=lambda copy: (copy.began, not copy.is_original, copy.folder.name))
-        yield from ((copy.folder, copy.folder == path) for copy in copies)
+        yield from ((folder, folder == path) for folder in sorted(folders, key=_start_of))
+
+
+def _start_of(folder: Path) -> tuple[str, bool, str]:
+    """Return a sort key: the oldest run comes first, as the baseline. A run precedes its copies, which began with it."""
+    known = Identity.of(read_object(folder / "status.json"))
+    return known.began if known else "", known is not None and known.name != folder.name, folder.name
 
 
 def other_data(runs: Sequence[SavedRun]) -> list[str]:

@@ -16,7 +16,7 @@ from scripts.sweeping.plan import Sweep, Trial
 from scripts.sweeping.results import DONE, FAILED, STOPPED, WAITING, is_locked, read_result, write_trials
 from utils.errors import ConfigError, ExitCode, cause_of
 from utils.files import creating
-from utils.held_folders import check_in_place
+from utils.folder_lock import FolderLock
 from utils.program import StopSignal, die_with_parent
 from utils.text import counted, format_time
 
@@ -40,8 +40,8 @@ def start(arguments: list[str], output: Path, cwd: str) -> subprocess.Popen:
 class Runner:
     """Starts one trial after another, and records their results."""
 
-    def __init__(self, sweep: Sweep, folder: Path):
-        self.sweep, self.folder = sweep, folder
+    def __init__(self, sweep: Sweep, folder: Path, lock: FolderLock):
+        self.sweep, self.folder, self.lock = sweep, folder, lock
         self.results = {trial.index: read_result(folder / trial.name) for trial in sweep.trials}
         self.stop = StopSignal()
         self.seconds = [each.seconds for each in self.results.values() if each.seconds]  # durations of ended trials
@@ -68,7 +68,7 @@ class Runner:
                 time.sleep(SECONDS_BETWEEN_LOOKS)  # a run that outlived an earlier sweep still writes there
             if self.stop.number:
                 break
-            check_in_place(self.folder)  # by now the folder may belong to another sweep
+            self.lock.check()  # by now the folder may belong to another sweep
             if not self.results[trial.index].is_final:
                 self._ended(trial, self._run(trial))
         if self.stop.number:
@@ -109,6 +109,7 @@ class Runner:
         return self.folder / f"{trial.name}.txt"
 
     def _ended(self, trial: Trial, code: int) -> None:
+        self.lock.check()
         result, error = read_result(self.folder / trial.name), last_error(self._output(trial))
         is_refused = code == 2 and result.state == WAITING
         if result.state != DONE:

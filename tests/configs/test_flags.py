@@ -1,13 +1,12 @@
 """The command line: every flag, -opts, -h, and mistyped flags."""
 
-import itertools
 import re
 import shlex
 
 import pytest
 
 from configs.load import load
-from configs.timm_arguments import SUPPORTED, UNSUPPORTED
+from configs.timm_arguments import SUPPORTED, TIMM_ARGUMENTS
 from configs.typed_names import ALIASES, NOT_HERE
 from configs.values import ALL_SETTINGS
 from tests.support.cases import cases_of, names_of
@@ -70,8 +69,7 @@ def test_command_line_mistake_is_reported_with_remedy(words):
 
 
 def test_suggestions_for_flags_of_other_trainers_name_existing_settings():
-    arguments = (*SUPPORTED, *itertools.chain.from_iterable(UNSUPPORTED.values()))
-    of_timm = [name.replace("-", "_") for each in arguments for name in (each.name, each.short) if name]
+    of_timm = [name.replace("-", "_") for each in TIMM_ARGUMENTS.values() for name in (each.name, each.short) if name]
     typed = [name for names in (*ALIASES.values(), *NOT_HERE.values()) for name in names.split()]
     assert len(typed + of_timm) == len({*typed, *of_timm}), "a name must have only one answer"
     for words in (*ALIASES, *(each.setting for each in SUPPORTED)):

@@ -34,15 +34,6 @@ from tests.support.dying import deaths, dying
 from tests.support.modules import ROOT
 from utils.distributed import Process
 from utils.files import write_text
-from utils.held_folders import HeldFolder
-
-
-def write_held(folder: Path, version: int) -> None:
-    held = HeldFolder(folder)
-    try:
-        held.write_text("status.json", str(version))
-    finally:
-        held.release()
 
 
 def write_metrics(folder: Path, version: int) -> None:
@@ -250,7 +241,6 @@ WRITERS = {
         lambda folder, version: Status(folder, pytest.fail).set("training", step=version),
         contents("status.json", read=lambda path: read_json(path).get("step")),
     ),
-    "file of a moved folder": Writer(write_held, contents("status.json")),
     "metrics": Writer(
         write_metrics,
         lambda folder: (
@@ -339,7 +329,7 @@ DIRECT = {
     "scripts/sweeping/runner.py": "the output of trials, which only people read",
     "utils/log.py": "/dev/null",
 }
-TOOLS = ("scripts/benchmarks/", "scripts/maintenance/", "utils/files.py", "utils/held_folders.py")
+TOOLS = ("scripts/benchmarks/", "scripts/maintenance/", "utils/files.py")
 WRITES = {"write_bytes", "tofile", "save_file", "to_csv", "rename", "savetxt", "memmap", "TemporaryFile"}
 
 

@@ -167,7 +167,7 @@ def test_sweep_waits_for_orphaned_run_and_forwards_stop_signal_once(tmp_path, st
 
 def test_error_for_another_sweep_in_same_folder_names_the_differences(tmp_path, start, pretended):
     start(*GRID)
-    assert_names(start(*GRID[:3], "-seeds", "0,2", "-epochs", "7", exit_with=2), "-seeds", "-epochs")
+    assert_names(start(*GRID[:3], "-seeds", "0,2", "-epochs", "7", exit_with=2), "seeds", "-epochs", "folds")
     for words in (GRID[:3], ["-seeds", "0,1"], ["-folds", "2"]):  # each difference must be reported
         assert exit_code(sweep.main, ["-output", str(tmp_path / "sweep"), *words]) == 2
     start(*GRID)
@@ -201,7 +201,7 @@ def test_moved_sweep_starts_no_trial_in_the_folder_replacing_it(tmp_path, start,
             return super().poll()
 
     monkeypatch.setattr(runner, "start", Moving)
-    assert_names(start(*GRID, exit_with=1), "-output", tmp_path / "sweep", tmp_path / "moved")
+    assert_names(start(*GRID, exit_with=1), "-output", tmp_path / "sweep")
     assert pretended.started == ["trial-000"]
     assert (tmp_path / "sweep/trials.csv").read_text() == "of another sweep"
 

@@ -6,7 +6,6 @@ import importlib
 import itertools
 import json
 import os
-import pydoc
 import resource
 import signal
 import socket
@@ -109,9 +108,9 @@ def limit_open_files(step: int) -> None:
 
 def impatient(seconds: float) -> None:
     """Set the number of seconds for which requests to a server are retried."""
-    from extras.remote import shards
+    from extras.remote import server
 
-    shards.PATIENCE = seconds
+    server.PATIENCE = seconds
 
 
 def score(*figures: list[float]) -> None:
@@ -169,23 +168,17 @@ def tell(rank: int, moment: str, *numbers: int) -> None:
 MOVES = {
     "the start": (engine.run, "quick_checks", 1),
     "a save": (engine.saves.Saves, "save", 1),
-    "a rename": (os, "replace", 10),
+    "a write": (torch, "save", 3),
     "a sharded save": (ShardedSaver, "_put", 1),
     "a sign of life": (Status, "_write", 3),
-    "a bad batch": (engine.saves, "write_bad_batches", 1),
-    "a trace": (Trainer, "update", 7),
     "the figures": (Recorder, "close", 1),
-    "the pictures": ("extras.report.image_results.BestResults", "close", 1),
-    "the trackers": ("extras.trackers.Trackers", "end", 1),
-    "the report": ("extras.report.report", "write_at_end", 1),
 }
-OF_ANOTHER_RUN = (".lock", ".last.pth.tmp", "last.pth", "best.pth", "checkpoint-1.pth", "status.json", "report.html")
+OF_ANOTHER_RUN = (".lock", "last.pth", "best.pth", "checkpoint-1.pth", "status.json")
 
 
 def move_folder(output: str, before: str, rank: int = 0, is_replaced: bool = True) -> None:
     """Rename the run's folder to `moved` at this moment. `is_replaced`: put files of another run in its place."""
     owner, name, nth = MOVES[before]
-    owner = pydoc.locate(owner) if isinstance(owner, str) else owner  # part of an extra, which may be missing
     do, calls = getattr(owner, name), [0]
 
     def moving(*arguments, **options):

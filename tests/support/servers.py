@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 from tests.support.forks import DEADLINE
 
 # An HTTP status to answer with; "cut": half of the body; "stall": half, then nothing; "empty": no body; "drop": no
-# answer; "early": endless headers; "elsewhere": a redirect to a file on the disk.
+# answer.
 Fault = int | str | None
 AWS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "secret-of-the-test", "AWS_DEFAULT_REGION": "us-east-1"}
 BUCKET = "photos"
@@ -69,11 +69,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = unquote(self.path)
         fault, file = self.server.next_fault(path), self.server.root / path.strip("/")
-        if fault in ("drop", "early"):
+        if fault == "drop":
             self.close_connection = True
-            return self._hint_forever() if fault == "early" else None
-        if fault == "elsewhere":
-            return self._answer(302, b"", {"Location": "file:///etc/passwd"})
+            return None
         if self.server.password and not self._is_known():
             return self._answer(401, b"")
         if isinstance(fault, int):
@@ -91,12 +89,6 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer(status, b"" if fault == "empty" else content, about, fault)
 
     do_HEAD = do_GET
-
-    def _hint_forever(self) -> None:
-        """Send early hints and never a response, until the client closes the connection."""
-        with contextlib.suppress(OSError):
-            while True:
-                self.wfile.write(1000 * b"HTTP/1.1 103 Early Hints\r\n\r\n")
 
     def _list(self, folder: Path) -> None:
         """Respond with a page of links to the files of a folder."""
@@ -149,15 +141,3 @@ def s3_folder(root: Path, monkeypatch) -> Iterator[str]:
         yield f"s3://{BUCKET}/set"
     finally:
         server.stop()
-
-
-def forget_credentials(monkeypatch) -> None:
-    """Simulate a machine without AWS credentials."""
-    import s3fs
-
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
-        monkeypatch.setenv(name, "/nowhere")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    s3fs.S3FileSystem.clear_instance_cache()

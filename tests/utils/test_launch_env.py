@@ -1,5 +1,6 @@
 """The rank of a process, from every launcher's environment variables and from the flags."""
 
+import contextlib
 import shlex
 import subprocess
 import sys
@@ -16,8 +17,8 @@ from utils.errors import ConfigError
 from utils.launch import (
     LaunchedRank,
     LaunchOptions,
+    check_single_node,
     find_launched_rank,
-    may_have_other_nodes,
     rank_in_environment,
 )
 
@@ -79,18 +80,20 @@ def test_process_without_launcher_variables_is_not_taken_for_a_rank():
     assert rank_in_environment({"RANK": "3"}) == 0, "otherwise no process reports the mistake"
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("", False),
-        ("SLURM_NNODES=1", False),
-        ("PET_NNODES=1", False),
-        ("SLURM_NNODES=2", True),
-        ("PET_NNODES=1:2", True),
-        ("SKYPILOT_NUM_NODES=2", True),
-        ("DSTACK_NODES_NUM=2", True),
-        ("PBS_NODEFILE=/nodes", True),
-    ],
-)
-def test_several_nodes_are_expected_only_if_launcher_variables_allow_them(words, expected):
-    assert may_have_other_nodes(environment_of(words)) is expected
+@pytest.mark.parametrize("words", ["SLURM_NNODES=2", "PET_NNODES=1:2", "SKYPILOT_NUM_NODES=2", "DSTACK_NODES_NUM=2"])
+def test_start_without_a_launcher_on_several_nodes_is_refused(words):
+    with refused(ConfigError, *words.split("=")):
+        check_single_node(environment_of(words))
+
+
+@pytest.mark.parametrize(("nodes", "is_refused"), [("a\na\n", False), ("a\nb\n", True), (None, True)])
+def test_start_without_a_launcher_in_a_pbs_job_is_refused_unless_alone(tmp_path, nodes, is_refused):
+    path = tmp_path / "nodes"
+    if nodes:
+        path.write_text(nodes)
+    with refused(ConfigError, "PBS_NODEFILE", path) if is_refused else contextlib.nullcontext():
+        check_single_node({"PBS_NODEFILE": str(path)})
+
+
+def test_start_without_a_launcher_on_one_node_is_allowed():
+    check_single_node({"SLURM_NNODES": "1", "PET_NNODES": "1"})

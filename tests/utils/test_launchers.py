@@ -174,37 +174,36 @@ def two_hosts():
 needs_networks = pytest.mark.skipif(
     not can_make_networks(), reason="network namespaces need root and ip (apt-get install iproute2)"
 )
-ELASTIC = {"keep_alive_max_attempt": "5"}  # with fewer missed heartbeats, of 5 s each, a living node may count as lost
 
 
 class Node:
-    """One of two machines on which an engine or torchrun starts a run. The same command can start it again."""
+    """One of two machines on which torchrun starts a run. The same command can start it again."""
 
-    def __init__(self, rank: int, host: tuple[str, str], output: Path, way: str, flags: list[str]):
+    def __init__(self, rank: int, host: tuple[str, str], output: Path, is_elastic: bool, flags: list[str]):
         name, self.cable = host
-        address, self.mark, pairs = f"10.77.0.{rank + 1}", output / f"node{rank}", dict(ELASTIC)
-        nodes = {
-            "torchrun": {"PET_NNODES": "1:2", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-            "SkyPilot": {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": str(rank)}
-            | {"SKYPILOT_NODE_IPS": "10.77.0.1\n10.77.0.2"},
-            "dstack": {"DSTACK_NODES_NUM": "2", "DSTACK_NODE_RANK": str(rank), "DSTACK_MASTER_NODE_IP": "10.77.0.1"},
-            "Kubeflow": {"PET_NNODES": "2", "PET_NODE_RANK": str(rank), "PET_MASTER_ADDR": "10.77.0.1"},
-            "Kubeflow, elastic": {"PET_NNODES": "1:2", "PET_NODE_RANK": str(rank), "PET_MASTER_ADDR": "10.77.0.1"}
-            | {"PET_RDZV_CONF": ",".join(f"{key}={value}" for key, value in ELASTIC.items())},
-        }[way]
-        self.program, self.words = "main_multi_gpu.py", [*flags[:4], "-ngpus", "1", *flags[4:]]
-        if way == "torchrun":
-            pairs |= {"is_host": rank == 0}
-            conf = ",".join(f"{key}={value}" for key, value in pairs.items())
-            meet = ["--rdzv_id", "17", "--rdzv_backend", "c10d", "--rdzv_endpoint", "10.77.0.1:29500"]
-            meet += ["--rdzv_conf", conf, "--local-addr", address, "--max-restarts", "3", "--monitor-interval", "0.1"]
-            self.program = TORCHRUN
-            self.words = ["--nproc_per_node", "1", *meet, str(ROOT / "main_multi_gpu.py"), *flags]
-        environment = nodes | {"GLOO_SOCKET_IFNAME": self.cable, MARK: str(self.mark)}
+        self.mark = output / f"node{rank}"
+        meet = ["--nnodes", "2", "--node_rank", str(rank), "--master_addr", "10.77.0.1", "--master_port", "29500"]
+        if is_elastic:
+            conf = f"keep_alive_max_attempt=5,is_host={rank == 0}"
+            meet = [
+                "--nnodes",
+                "1:2",
+                "--rdzv_id",
+                "17",
+                "--rdzv_backend",
+                "c10d",
+                "--rdzv_endpoint",
+                "10.77.0.1:29500",
+            ]
+            meet += ["--rdzv_conf", conf, "--local-addr", f"10.77.0.{rank + 1}", "--max-restarts", "3"]
+        meet += ["--nproc_per_node", "1", "--monitor-interval", "0.1"]
+        self.words = [*meet, str(ROOT / "main_multi_gpu.py"), *flags]
+        environment = {"GLOO_SOCKET_IFNAME": self.cable, MARK: str(self.mark)}
+        environment |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if is_elastic else {}
         self.options = {"environment": environment, "faults": {"enter_network": [name]}}
 
     def start(self) -> Run:
-        self.run = Run(self.program, *self.words, **self.options)
+        self.run = Run(TORCHRUN, *self.words, **self.options)
         return self.run
 
     def kill(self) -> None:
@@ -218,12 +217,10 @@ def status(output: Path) -> dict:
 
 
 @needs_networks
-@pytest.mark.parametrize(("way", "lost"), [("SkyPilot", 1), ("dstack", 0), ("Kubeflow", 1)])
-def test_run_resumed_by_restarted_cluster_nodes_matches_unbroken_run(
-    by_flags, small_yaml, tmp_path, two_hosts, way, lost
-):
+@pytest.mark.parametrize("lost", [0, 1])
+def test_run_resumed_by_restarted_nodes_matches_unbroken_run(by_flags, small_yaml, tmp_path, two_hosts, lost):
     flags = arguments(small_yaml, tmp_path / "o", "-name", "x", "-resume", "auto")
-    nodes = [Node(rank, host, tmp_path, way, flags) for rank, host in enumerate(two_hosts)]
+    nodes = [Node(rank, host, tmp_path, False, flags) for rank, host in enumerate(two_hosts)]
     started = [node.start() for node in nodes]
     wait_until(lambda: status(tmp_path / "o").get("step", 0) >= 10)
     nodes[lost].kill()
@@ -239,13 +236,13 @@ def has_pending_term(pid: int) -> bool:
 
 @needs_networks
 @pytest.mark.skipif(not os.environ.get("ELASTIC"), reason="ELASTIC=1 runs it; takes minutes on a busy machine")
-@pytest.mark.parametrize(("way", "is_cut"), [("torchrun", False), ("Kubeflow, elastic", True)])
-def test_run_with_lost_and_returning_node_matches_unbroken_run(small_yaml, tmp_path, two_hosts, way, is_cut):
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_run_with_lost_and_returning_node_matches_unbroken_run(small_yaml, tmp_path, two_hosts, is_cut):
     options = "TRAIN.NUM_EPOCHS=8 SAVE_STEPS=5 KEEP_CHECKPOINTS=0 MODEL.DROPPATH=0 DIST.TIMEOUT=20".split()
     flags = ["-cfg", str(small_yaml), "-name", "x", "-resume", "auto", "-opts", *options]
     Run("main_multi_gpu.py", *flags, f"SAVE={tmp_path / 'unbroken'}", processes=2).wait().done()
     output, flags = tmp_path / "o", [*flags, f"SAVE={tmp_path / 'o'}"]
-    stays, goes = (Node(rank, host, tmp_path, way, flags) for rank, host in enumerate(two_hosts))
+    stays, goes = (Node(rank, host, tmp_path, True, flags) for rank, host in enumerate(two_hosts))
     first, _ = stays.start(), goes.start()
     wait_until(lambda: status(output).get("step", 0) >= 20 and status(output)["about"]["processes"] == 2)
     saved = status(output)["step"]

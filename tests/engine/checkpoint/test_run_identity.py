@@ -4,15 +4,14 @@ import json
 import os
 import shutil
 import signal
-import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from engine.checkpoint.find import read_checkpoint
-from tests.support.refusals import assert_names
 from tests.support.runs import Ended, epochs_of, run, run_folder, status_of
-from utils.run_copies import newest_first, other_copies
+from utils.runs import newest_first
 
 pytestmark = pytest.mark.slow
 
@@ -34,17 +33,13 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("goes_on_first", [True, False], ids=["behind", "equal"])
-def test_resume_auto_ignores_copies_of_a_run(output, goes_on_first):
+def test_resume_auto_prefers_the_original_name_to_an_equal_copy(output):
     start(output, "-epochs", "1").done()
     run_itself = run_folder(output)
     copy = shutil.copytree(run_itself, output / f"{run_itself.name}-backup")
-    if goes_on_first:
-        start(output, "-resume", str(run_itself), "-epochs", "2").done()
     before = contents(copy)
-    ended = start(output, "-resume", "auto", "-epochs", "3").done()
-    assert len(epochs_of(run_itself)) == 3 and contents(copy) == before
-    assert_names(ended.stdout, copy, "another copy")
+    start(output, "-resume", "auto", "-epochs", "2").done()
+    assert len(epochs_of(run_itself)) == 2 and contents(copy) == before
 
 
 def test_runs_across_time_zones_are_ordered_by_utc(output):
@@ -80,68 +75,33 @@ EARLY, LATE = "2026-01-02T03:00:00+00:00", "2026-01-02T05:00:00+02:00"  # the sa
 # {criterion: {folder: its status.json}, newest first}
 ORDERS = {
     "by the time of the last save": {
-        "b": {"run": record("b", "2026-01-02T03:00:00.5+00:00"), "step": 1},
-        "a": {"run": record("a", EARLY), "step": 9},
+        "a": {"run": record("a", "2026-01-02T03:00:00.5+00:00")},
+        "b": {"run": record("b", EARLY)},
     },
-    "then by the step": {"a": {"run": record("a", LATE), "step": 9}, "b": {"run": record("b", EARLY), "step": 1}},
-    "of copies the one with the run's own name": {
-        "b": {"run": record("b", EARLY), "step": 1},
-        "a": {"run": record("b", "2026-01-03T00:00:00+00:00"), "step": 9},
-        "c": {"run": record("c", "2026-01-01T00:00:00+00:00"), "step": 9},
+    "then by the original name": {"a": {"run": record("a", LATE)}, "b": {"run": record("a", EARLY)}},
+    "a copy with a later save": {
+        "b": {"run": record("a", "2026-01-03T00:00:00+00:00")},
+        "a": {"run": record("a", EARLY)},
     },
-    "of renamed copies by the time": {
-        "y": {"run": record("b", "2026-01-03T00:00:00+00:00"), "step": 1},
-        "x": {"run": record("b", EARLY), "step": 9},
-    },
-    "without a time by the name": {"train-20260103-00-00-00.10": {}, "train-20260103-00-00-00.9": {}},
-    "damaged": {"a": {"run": record("a", EARLY)}, "train-20260101-00-00-00": {"run": 1, "time": 5, "step": "x"}},
+    "damaged": {"a": {"run": record("a", "2999-01-01T00:00:00+00:00")}, "b": {"run": 1, "time": 5}},
 }
 
 
 @pytest.mark.parametrize("case", ORDERS)
 @pytest.mark.parametrize("turn", [1, -1])
-def test_copies_of_a_run_are_sorted_newest_first(tmp_path, case, turn):
+def test_runs_are_sorted_newest_first(tmp_path, case, turn):
     folders = [make_copy(tmp_path / name, **status) for name, status in ORDERS[case].items()]
-    assert [copy.folder for copy in newest_first(folders[::turn])] == folders
+    assert newest_first(folders[::turn]) == folders
 
 
 @pytest.mark.parametrize("status", [None, "", '{"version": 1, "sta'], ids=["missing", "empty", "damaged"])
-def test_original_run_without_status_precedes_its_copy(tmp_path, status):
-    name = "train-20260101-00-00-00"
-    original, copy = tmp_path / name, make_copy(tmp_path / f"{name}-backup", run=record(name, EARLY), step=9)
-    make_copy(original)
-    older = make_copy(tmp_path / "train-20260101-12-00-00", run=record("other", "2026-01-01T12:00:00+00:00"))
-    (original / "status.json").unlink() if status is None else (original / "status.json").write_text(status)
-    assert [each.folder for each in newest_first([copy, older, original])] == [original, copy, older]
-    for folder in (original, copy):
-        (folder / "last.pth").touch()
-    assert [each.folder for each in other_copies(original)] == [copy]
-
-
-def test_run_with_the_original_name_precedes_copies_without_status(tmp_path):
-    original = make_copy(tmp_path / "train-20260101-00-00-00")
-    copies = [make_copy(tmp_path / f"{original.name}{end}") for end in ("-backup", "-copy")]
-    assert newest_first([*copies, original])[0].folder == original
-
-
-def test_resume_auto_prefers_original_run_without_status_over_its_copy(output):
-    start(output, "-epochs", "1").done()
-    original = run_folder(output)
-    copy = shutil.copytree(original, output / f"{original.name}-backup")
-    (original / "status.json").unlink()
-    before = contents(copy)
-    ended = start(output, "-resume", "auto", "-epochs", "2").done()
-    assert len(epochs_of(original)) == 2 and contents(copy) == before
-    assert_names(ended.stdout, copy, "another copy")
-
-
-def test_run_folder_without_date_is_ordered_by_date_of_settings_file(tmp_path):
-    dated, plain = make_copy(tmp_path / "train-20260102-00-00-00"), make_copy(tmp_path / "plain")
-    (plain / "status.json").write_text("{")
-    moment = time.mktime((2026, 1, 1, 0, 0, 0, 0, 0, -1))
-    for day, first in ((0, dated), (2, plain)):
-        os.utime(plain / "config.yaml", (0, moment + day * 86400))
-        assert newest_first([dated, plain])[0].folder == first
+def test_run_without_status_is_ordered_by_date_of_its_files(tmp_path, status):
+    known, other = make_copy(tmp_path / "a", run=record("a", EARLY)), make_copy(tmp_path / "b")
+    (other / "status.json").unlink() if status is None else (other / "status.json").write_text(status)
+    moment = datetime.fromisoformat(EARLY).timestamp()
+    for day, first in ((-1, known), (1, other)):
+        os.utime(other / "config.yaml", (0, moment + day * 86400))
+        assert newest_first([known, other])[0] == first
 
 
 def test_run_identity_survives_resume_and_differs_between_runs(output):

@@ -1,8 +1,6 @@
 """from_timm.py: its output for published recipes trains like timm's own objects, and it names every difference."""
 
 import contextlib
-import os
-import re
 import shlex
 from collections.abc import Callable
 from functools import partial
@@ -11,9 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from timm.data.naflex_dataset import NaFlexMapDatasetWrapper
 
-from configs.load import LoadedConfig, load
+from configs.load import load
 from configs.schema import Config
 from configs.timm_arguments import TIMM_ARGUMENTS
 from configs.values import flatten
@@ -22,13 +19,10 @@ from datasets.transforms.augment import Augmentation
 from engine.train.loss import build_loss
 from engine.train.optimizers import build_optimizer, parameter_groups
 from engine.train.schedule import Schedule
-from extras.timm_arguments.command import read_arguments
-from extras.timm_arguments.translation import Translation
+from extras.timm_arguments.translation import translate
 from models import build_model
-from scripts import from_timm
-from tests.support.cases import cases_of, names_of
 from tests.support.configs import meta_device, replaced, write
-from tests.support.refusals import assert_names, refused
+from tests.support.refusals import assert_names
 from tests.support.runs import ROOT, typed
 from utils.errors import ConfigError
 
@@ -111,8 +105,7 @@ def test_translated_published_recipe_matches_objects_built_by_timm(tmp_path, nam
     words = ["./distributed_train.sh", *f"{RECIPES[name]} --data-dir /imagenet --model {name}".split()]
     (tmp_path / "my.yaml").write_text(written(*words)[0])
     config = load(["-cfg", str(tmp_path / "my.yaml")]).config
-    given, launch = read_arguments(words)
-    found, processes = Translation(given, launch).args.items(), launch.processes
+    found, processes = translate(words).args.items(), int(words[1])
     args = SimpleNamespace(**{key.replace("-", "_"): None if value == [] else value for key, value in found})
     data, train = config.DATA, config.TRAIN
     order = Order(NUM_IMAGES, data.BATCH_SIZE, processes, train.ACCUM_ITER, data.DROP_LAST, 0, lambda *each: None)
@@ -142,101 +135,113 @@ def test_translated_published_recipe_matches_objects_built_by_timm(tmp_path, nam
     assert our_augmentation(config) == timms_augmentation(args, theirs)
 
 
-@pytest.mark.parametrize("row", cases_of("timm_arguments-timms_arguments"))
-def test_timm_argument_becomes_a_setting_or_is_reported(here, row):
-    """A row has arguments | the resulting settings."""
-    arguments, settings = row.split("|")
+# {arguments: settings that they lead to}
+TRANSLATED = {
+    "": "DATA.DATASET=imagefolder DEVICE=auto MODEL.NUM_CLASSES=1000 TRAIN.LOSS=cross_entropy TRAIN.MODEL_EMA=False",
+    "--cutmix 1 --mixup-mode elem --bce-loss": "TRAIN.MIXUP_MODE=elem TRAIN.LOSS=bce",
+    "-b 32 --mixup .2": "DATA.BATCH_SIZE=32 TRAIN.MIXUP_GROUP=32",
+    "--model-ema --model-ema-warmup": "TRAIN.MODEL_EMA_WARMUP=timm",
+    "--model-ema": "TRAIN.MODEL_EMA_WARMUP=False TRAIN.MODEL_EMA_DECAY=0.9998",
+    "a --data-dir b --dataset torch/cifar10": "DATA.DATASET=torchvision/CIFAR10 DATA.DATA_PATH=b",
+    "--dataset wds/x c": "DATA.DATASET=shards DATA.DATA_PATH=c",
+    "--in-chans 1 --num-classes 7": "DATA.IMAGE_CHANNELS=1 DATA.IMAGENET_MEAN=[0.449] MODEL.NUM_CLASSES=7",
+    "--in-chans 1 --input-size 1 64 64 --mean .4": "DATA.IMAGE_SIZE=64 DATA.IMAGENET_MEAN=[0.4]",
+    "--pretrained --pretrained-path x.pth": "MODEL.PRETRAINED=x.pth",
+    "--pretrained --initial-checkpoint y.pth": "MODEL.PRETRAINED=y.pth",
+    "--opt momentum": "TRAIN.OPTIMIZER.NAME=SGD TRAIN.OPTIMIZER.KWARGS={'nesterov':False}",
+    "--opt adamw --momentum .7 --opt-eps 1e-3": "TRAIN.OPTIMIZER.MOMENTUM=None TRAIN.OPTIMIZER.EPS=0.001",
+    "--sched none": "TRAIN.LR_SCHEDULER.NAME=constant TRAIN.WARMUP_EPOCHS=0.0",
+    "--epochs 20 --cooldown-epochs 5": "TRAIN.NUM_EPOCHS=25 TRAIN.LR_SCHEDULER.COOLDOWN_EPOCHS=5",
+    "--sched multistep --decay-milestones 3 5 --epochs 20": "TRAIN.LR_SCHEDULER.MILESTONES=[2,4] TRAIN.NUM_EPOCHS=20",
+    "--sched step": "TRAIN.LR_SCHEDULER.DECAY_EPOCHS=90.0",
+    "--lr-base .4 --lr-base-size 512 --opt adamw": "TRAIN.BASE_LR=0.2",
+    "--lr-base .4 --lr-base-size 512 --opt adamw --lr-base-scale linear": "TRAIN.BASE_LR=0.1",
+    "torchrun --nnodes 2 --nproc-per-node=2 train.py --lr-base .4 --lr-base-size 512": "TRAIN.BASE_LR=0.4",
+    "./distributed_train.sh 4 --lr-base .4 --lr-base-size 512": "TRAIN.BASE_LR=0.4",
+    "--recovery-interval 50 --aug-repeats 3 --log-wandb": "SAVE_STEPS=50 TRAIN.REPEATED_AUG=3 TRACK=['tensorboard','wandb']",
+    "--torchcompile inductor --torchcompile-mode reduce-overhead --device cpu": "COMPILE=reduce-overhead DEVICE=cpu",
+    "--grad-accum-steps 2": "DATA.DROP_LAST=False TRAIN.ACCUM_ITER=2",
+    "--grad-accum-steps 0 --validation-batch-size 0": "TRAIN.ACCUM_ITER=1 DATA.BATCH_SIZE_EVAL=None",
+    "--model-kwargs act_layer=007 a=1e3 b=[1,'2'] img_size=32": "DATA.IMAGE_SIZE=32",
+    "--val-split val --train-split training --model-dtype float32": "DATA.DATASET=imagefolder",
+    "--seed 9007199254740993 --epochs 3 --epochs 4": "SEED=9007199254740993 TRAIN.NUM_EPOCHS=4",
+}
+
+
+@pytest.mark.parametrize("arguments", TRANSLATED)
+def test_timm_arguments_become_equivalent_settings(here, arguments):
     rate = [] if "--lr-base" in arguments else ["--lr", ".1"]
-    translation = Translation(*read_arguments([*shlex.split(arguments), *rate]))
-    values = flatten(load(["-cfg", write(translation.file())]).config)
-    for key, _, value in (word.partition("=") for word in settings.split()):
-        assert str(values[key]).replace(" ", "") == value
-    assert_names("\n".join(translation.remarks), *names_of("timm_arguments-timms_arguments", row))
+    translation = translate([*shlex.split(arguments), *rate])
+    values = flatten(load(["-cfg", write(translation.yaml)]).config)
+    for key, _, value in (word.partition("=") for word in TRANSLATED[arguments].split()):
+        assert str(values[key]).replace(" ", "") == value, key
 
 
-@pytest.mark.parametrize("batch", [4, 8, 12])
-def test_naflex_loader_has_the_updates_of_timms_or_a_remark(here, batch):
-    words = ["--naflex-loader", "--naflex-train-seq-lens", "16", "-b", str(batch), "--lr", ".1"]
-    translation = Translation(*read_arguments(words))
-    data = load(["-cfg", write(translation.file())]).config.DATA
-    (size,) = {int(word) for each in translation.remarks for word in re.findall("BATCH_SIZE=([0-9]+)", each)} or {batch}
-    assert data.BATCH_SIZE == batch
-    order = Order(34, size, 1, 1, data.DROP_LAST, 0, lambda *each: None)
-    theirs = NaFlexMapDatasetWrapper(range(34), seq_lens=(16,), max_tokens_per_batch=16 * batch)
-    assert order.steps_per_epoch == len(theirs)
+# {command: the command that trains}
+COMMANDS = {
+    "--experiment 007": "python main_single_gpu.py -cfg my.yaml -name=007",
+    "./distributed_train.sh 4 DIR": "python main_multi_gpu.py -ngpus 4 -cfg my.yaml",
+    "A='b c' torchrun --nproc_per_node 2 train.py": "A='b c' torchrun --nproc_per_node 2 main_multi_gpu.py -cfg my.yaml",
+    "torchrun --nproc_per_node 1 train.py": "python main_single_gpu.py -cfg my.yaml",
+    "python3 -m torch.distributed.launch --nproc 8 train.py": (
+        "python3 -m torch.distributed.launch --nproc 8 main_multi_gpu.py -cfg my.yaml"
+    ),
+}
 
 
-NAMES = [
-    "007",
-    "1e3",
-    "0x10",
-    "1_000",
-    "on",
-    "true",
-    "2026-01-02",
-    "1:30",
-    "-x",
-    "a: b",
-    "#x",
-    "it's",
-    '"q"',
-    "é",
-    "a b",
-]
-PATHS = [*NAMES, "null", "None", "~", " ", "auto", "Latest", "a/b c"]
-FLAGS_OF_PATHS = {"data-dir": "DATA.DATA_PATH", "class-map": "DATA.CLASSES", "output": "SAVE"}
+@pytest.mark.parametrize("command", COMMANDS)
+def test_training_command_starts_as_many_processes_as_timm(command):
+    assert translate([*shlex.split(command), "--lr", ".1"]).command == COMMANDS[command]
 
 
-def started(words: list[str]) -> LoadedConfig:
-    """Return the settings of the run that the printed command starts."""
-    translation = Translation(*read_arguments(["--lr", ".1", *words]))
-    typed = shlex.split(translation.remarks[-1].partition("main_single_gpu.py -cfg my.yaml")[2])
-    return load(["-cfg", write(translation.file()), *typed])
+def test_small_differences_from_timm_are_named():
+    words = "./distributed_train.sh 2 --lr .1 --grad-accum-steps 2 --reprob .2 --mixup .8 --channels-last"
+    remarks = translate(words.split()).remarks
+    assert {each.partition(" ")[0].strip(":") for each in remarks} == {
+        *("--dist-bn", "--grad-accum-steps", "--reprob", "--channels-last")
+    }
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_numeric_looking_name_in_timm_arguments_stays_text(here, name):
-    loaded = started([f"--experiment={name}", f"--gp={name}", "--model-kwargs", f"act_layer={name!r}"])
-    assert loaded.config.START.NAME == name
-    assert dict(loaded.config.MODEL.KWARGS) == {"global_pool": name, "act_layer": name}
+@pytest.mark.parametrize("name", ["007", "1e3", "0x10", "on", "2026-01-02", "a: b", "#x", "it's", "é", "a b"])
+def test_numeric_looking_text_in_timm_arguments_stays_text(here, name):
+    flags = {"data-dir": "DATA.DATA_PATH", "class-map": "DATA.CLASSES", "output": "SAVE"}
+    words = [*(f"--{flag}={name}" for flag in flags), "--gp", name, "--model-kwargs", f"act_layer={name!r}"]
+    config = load(["-cfg", write(translate(["--lr", ".1", *words]).yaml)]).config
+    assert [flatten(config)[key] for key in flags.values()] == [name] * 3
+    assert dict(config.MODEL.KWARGS) == {"global_pool": name, "act_layer": name}
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_odd_looking_path_in_timm_arguments_stays_unchanged(here, path):
-    words = [f"--{flag}={path}" for flag in (*FLAGS_OF_PATHS, "initial-checkpoint", "resume")]
-    loaded = started(words)
-    values = flatten(loaded.config)
-    found = [*(values[key] for key in FLAGS_OF_PATHS.values()), values["MODEL.PRETRAINED"], loaded.config.START.RESUME]
-    assert [os.path.normpath(each) for each in found] == [os.path.normpath(path)] * 5
-    (args := here / "args.yaml").write_text(yaml.safe_dump({"output": path, "lr": 0.1, "resume": path}))
-    again = started([str(args)]).config
-    assert os.path.normpath(again.SAVE) == os.path.normpath(again.START.RESUME) == os.path.normpath(path)
+# Arguments with which many others have an effect.
+CONTEXTS = (
+    "--lr .1",
+    "--lr .1 --amp --pretrained --mixup .1 --model-ema --bce-loss --torchcompile --reprob .1 --clip-grad 1 --sched step "
+    "--opt adamw",
+    "--sched multistep --opt adamw",
+)
 
 
-def test_every_timm_argument_is_translated_reported_or_refused():
-    plain = Translation(*read_arguments(["--lr", ".1"]))
-    silent = []
-    for name, argument in TIMM_ARGUMENTS.items():
-        value = {bool: [], int: ["7"], float: ["0.37"], str: ["x=1"]}[argument.kind]
-        flag = [] if name == "data" else [f"--{name}"]
-        try:
-            found = Translation(*read_arguments(["--lr", ".1", *flag, *value]))
-        except ConfigError as error:
-            if f"--{name}" not in str(error):
-                silent.append(name)
-        else:
-            is_named = any(f"--{name}" in each for each in found.remarks)
-            if not is_named and (found.file(), found.remarks) == (plain.file(), plain.remarks):
-                silent.append(name)
-    assert silent == ["persistent-workers"], "the default of train.py"
+def test_every_timm_argument_changes_the_settings_or_is_named():
+    silent = set(TIMM_ARGUMENTS)
+    for words in map(str.split, CONTEXTS):
+        plain = translate(words)
+        for name in sorted(silent):
+            kind = TIMM_ARGUMENTS[name].kind
+            value = {bool: [], int: ["7"], float: ["0.37"], str: ["x=1"]}[kind]
+            try:
+                found = translate([*words, *([] if name == "data" else [f"--{name}"]), *value])
+            except ConfigError as error:
+                is_named = name in str(error) or TIMM_ARGUMENTS[name].setting.partition("=")[0] in str(error)
+                silent -= {name} if is_named else set()
+            else:
+                silent -= {name} if found[:3] != plain[:3] else set()
+    assert silent == {"persistent-workers"}, "the default of train.py"
 
 
 def test_timm_command_line_overrides_args_yaml(here):
-    (here / "args.yaml").write_text(
-        "lr: 0.1\nepochs: 5\namp: true\nexperiment: '007'\nmodel_kwargs: {act_layer: '1'}\n"
-    )
-    config = started(["args.yaml", "--epochs", "7"]).config
-    assert (config.TRAIN.NUM_EPOCHS, config.AMP, config.START.NAME) == (7, True, "007")
+    text = "lr: 0.1\nepochs: 5\namp: true\noutput: '007'\nmodel_kwargs: {act_layer: '1'}\ndata: a\n"
+    (here / "args.yaml").write_text(text)
+    config = load(["-cfg", write(translate(["args.yaml", "--epochs", "7"]).yaml)]).config
+    assert (config.TRAIN.NUM_EPOCHS, config.AMP, config.SAVE, config.DATA.DATA_PATH) == (7, True, "007", "a")
     assert dict(config.MODEL.KWARGS) == {"act_layer": "1"}
 
 
@@ -245,13 +250,11 @@ def test_args_yaml_gives_same_settings_as_its_command_line(tmp_path):
         "--model resnet50 --opt sgd --momentum .8 --cutmix-minmax .2 .8 --gp max --model-kwargs act_layer=silu --amp"
     )
     typed, remarks = written(*f"{words} --initial-checkpoint x.pth --decay-milestones 3 5 --sched multistep".split())
-    defaults = {name: each.default or None for name, each in TIMM_ARGUMENTS.items()}
-    defaults |= {"model-kwargs": {}, "opt-kwargs": {}, "pretrained-cfg-overlay": {}}
-    given = {name.replace("-", "_"): value for name, value in defaults.items()}
+    given = {name.replace("-", "_"): each.default or None for name, each in TIMM_ARGUMENTS.items()}
+    given |= {"model_kwargs": {}, "opt_kwargs": {}, "pretrained_cfg_overlay": {}, "experiment": "", "resume": ""}
     given |= {"model": "resnet50", "opt": "sgd", "momentum": 0.8, "cutmix_minmax": [0.2, 0.8], "gp": "max", "amp": True}
     given |= {"model_kwargs": {"act_layer": "silu"}, "initial_checkpoint": "x.pth", "decay_milestones": [3, 5]}
-    given |= {"sched": "multistep"}
-    (tmp_path / "args.yaml").write_text(yaml.safe_dump(given))
+    (tmp_path / "args.yaml").write_text(yaml.safe_dump(given | {"sched": "multistep"}))
     assert written(str(tmp_path / "args.yaml")) == (typed, remarks)
     (tmp_path / "my.yaml").write_text(typed)
     config = load(["-cfg", str(tmp_path / "my.yaml")]).config
@@ -260,14 +263,63 @@ def test_args_yaml_gives_same_settings_as_its_command_line(tmp_path):
     assert dict(config.TRAIN.OPTIMIZER.KWARGS) == {"nesterov": True} and config.TRAIN.OPTIMIZER.MOMENTUM == 0.8
 
 
-@pytest.mark.parametrize("words", cases_of("timm_arguments-mistakes_of_timms_arguments"))
-def test_unknown_timm_argument_or_value_is_refused(tmp_path, monkeypatch, words):
-    monkeypatch.chdir(tmp_path)
-    texts = {"args": "modle: x", "1": "amp: maybe", "2": "epochs: [3]", "3": "lr_noise: [0.4, 0.9]"}
-    for name, text in (texts | {"4": "pretrained_cfg_overlay: {num_classes: 10}"}).items():
-        (tmp_path / f"{name}.yaml").write_text(f"{text}\n")
-    with refused(ConfigError, *names_of("timm_arguments-mistakes_of_timms_arguments", words)):
-        from_timm.main(shlex.split(words))
+# {arguments without an equivalent: a word of the message}
+REFUSED = {
+    "--modle x": "modle",
+    "--model resnet5000": "resnet5000",
+    "--epochs 2.5": "epochs",
+    "--lr nan": "--lr",
+    "--amp-dtype half": "--amp-dtype",
+    "--opt kron": "kron",
+    "--opt nosuch": "nosuch",
+    "--opt-kwargs nosuch=1": "nosuch",
+    "--opt-kwargs caution": "caution",
+    "--model-kwargs a={}": "{}",
+    "--sched tanh": "tanh",
+    "--sched multistep --sched-on-updates": "--sched-on-updates",
+    "--val-split ''": "--val-split",
+    "--dataset hfds/x": "hfds/x",
+    "--lr-noise .4 .9 --no-aug --jsd-loss": "--jsd-loss --lr-noise --no-aug",
+    "--lr-base 1 --lr-base-size 0": "--lr-base-size",
+    "--naflex-loader": "--naflex-loader",
+    "--resume x.pth": "--resume",
+    "--kd-model-name resnet18": "--kd-model-name",
+    "--task multilabel --multilabel-threshold .4": "--task --multilabel-threshold",
+    "--train-crop-mode rkrc": "--train-crop-mode",
+    "--input-size 3 224 192": "--input-size",
+    "--in-chans 1 --input-size 3 64 64": "--in-chans",
+    "--mean .5 .5": "--mean",
+    "--clip-grad 0": "--clip-grad",
+    "--aa nope": "nope",
+    "--aug-repeats 2.5": "--aug-repeats",
+    "--device cuda:1": "--device cuda:1",
+    "--torchcompile aot_eager": "aot_eager",
+    "--output null": "--output",
+    "--loss asl": "asl",
+    "--loss ce --bce-loss": "--loss",
+    "torchrun --nproc_per_node 2 train.py --sync-bn": "--sync-bn",
+    "torchrun --nproc_per_node gpu train.py": "gpu",
+    "torchrun --nproc_per_node 0 train.py": "nproc",
+    "srun --ntasks 8 python train.py": "srun",
+    "WORLD_SIZE=16 RANK=3 python train.py photos": "WORLD_SIZE",
+    "./distributed_train.sh --data-dir d": "distributed_train.sh",
+    "'python train.py DIR --model resnet18'": "quotes",
+    "--data-dir 'photos --model resnet18'": "quotes",
+    "args.yaml": "modle",
+    "1.yaml": "amp",
+    "2.yaml": "epochs",
+    "3.yaml": "--lr-noise",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_timm_argument_without_equivalent_is_refused_by_name(here, words):
+    for name, text in {"args": "modle: x", "1": "amp: maybe", "2": "epochs: [3]", "3": "lr_noise: [0.4, 0.9]"}.items():
+        (here / f"{name}.yaml").write_text(f"{text}\n")
+    rate = [] if "--lr" in words or ".yaml" in words or "'python" in words else ["--lr", ".1"]
+    ended = typed("scripts/from_timm.py", "--", *shlex.split(words), *rate)
+    assert ended.returncode == 2 and not ended.stdout
+    assert_names(ended.stderr, *REFUSED[words].split())
 
 
 def trained(loss: Callable, dtype: torch.dtype, loss_is_inside: bool) -> tuple[list[float], torch.Tensor]:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from extras.unlabelled.step import mean_cosine
 from extras.unlabelled.student import make_student
 from models import build_model
 from models.features import Widths, widths_of
@@ -128,3 +129,8 @@ def test_weights_without_influence_on_features_are_frozen(tmp_path):
     assert frozen == ["fc_norm.weight", "fc_norm.bias"] and all(name in line for name in frozen)
     assert make_student(both, ("pooled", "patches"), own, own, config.DATA, 0) == []
     assert all(each.grad is None for each in model.parameters())
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (0, 4, 8)])
+def test_process_without_images_computes_no_cosine(shape):
+    assert mean_cosine(torch.zeros(shape), torch.zeros(shape)).shape == (0,)

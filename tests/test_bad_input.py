@@ -10,7 +10,7 @@ from scripts.command_line import check_no_input
 from tests.support.cases import cases_of, names_of
 from tests.support.configs import RESNET, SMALL
 from tests.support.refusals import assert_names, refused
-from tests.support.runs import ROOT, rows, run, typed
+from tests.support.runs import rows, typed
 from utils.errors import ConfigError
 from utils.program import exit_code
 
@@ -92,39 +92,6 @@ def test_repeated_script_flag_adds_values_or_overrides_with_a_note(capsys):
     assert predict.parse("RUN x.jpg -top 3 -csv a.csv -top 3 -csv b.csv".split()).csv == Path("b.csv")
     (note,) = capsys.readouterr().err.splitlines()
     assert_names(note, "-csv", "a.csv", "b.csv")
-
-
-def test_example_photos_are_in_class_folders(tmp_path):
-    typed(PHOTOS, *WRITERS[PHOTOS], "-output", tmp_path).done()
-    files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.jpg"))
-    assert files == ["train/class0/00000.jpg", "train/class1/00001.jpg", "val/class0/00000.jpg"]
-
-
-SCRIPTS = [
-    str(path.relative_to(ROOT))
-    for folder in ("scripts", "scripts/benchmarks")
-    for path in sorted((ROOT / folder).glob("*.py"))
-    if path.name
-    # Code shared by the scripts.
-    not in (
-        "__init__.py",
-        "command_line.py",
-        "common.py",
-        "worker.py",
-    )
-]
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_every_script_shows_examples_in_help_from_any_folder(script, tmp_path):
-    result = run(script, "-h", cwd=tmp_path, faults={"forget_our_modules": []}).done()
-    assert f"python {script}" in " ".join(result.stdout.split()), result.stderr
-
-
-def test_make_shards_reports_how_many_shards_already_existed(tmp_path):
-    words = ["-dataset", "digits", "-out", tmp_path / "out", "-samples_per_shard", "800"]
-    for counts in (["shards: 2"], ["shards: 2", "2 of them"]):
-        assert_names(typed("scripts/make_shards.py", *words).done().stdout, tmp_path / "out", "images: 1438", *counts)
 
 
 @pytest.mark.parametrize("rounds", ["0", "9" * 30])

@@ -1,7 +1,5 @@
 """The allowed imports between top-level folders and between packages in them, and no clashes with public packages."""
 
-import ast
-
 import pytest
 
 from tests.support.modules import ROOT, imported, imported_at_the_top
@@ -55,12 +53,6 @@ def test_programs_load_run_settings_only_through_settings_module():
     users = {path.name for path in files if "configs.load.load" in imported(path, also_names=True)}
     expected = {"settings.py", "make_shards.py", "translation.py"}
     assert users == expected
-
-
-def test_every_package_and_code_file_has_a_docstring():
-    files = [*ROOT.glob("*.py"), *(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))]
-    for path in [*files, *(path.parent / "__init__.py" for path in files if path.parent != ROOT)]:
-        assert ast.get_docstring(ast.parse(path.read_text())), path
 
 
 def test_no_test_module_imports_another():

@@ -5,11 +5,10 @@ import shlex
 
 import pytest
 
-from configs.flags import FLAGS
 from configs.load import load
 from configs.timm_arguments import SUPPORTED, TIMM_ARGUMENTS
 from configs.typed_names import ALIASES, NOT_HERE
-from configs.values import ALL_SETTINGS, START_SETTINGS, flatten, to_text
+from configs.values import ALL_SETTINGS
 from tests.support.cases import cases_of, names_of
 from tests.support.configs import load_text, write
 from tests.support.refusals import assert_names, refused
@@ -20,21 +19,6 @@ pytestmark = pytest.mark.usefixtures("here")
 
 EXAMPLE_VALUES = {"DATA.IMAGE_SIZE": "32", "PRECISION.DTYPE": "float16", "TRACK": "['wandb']"}
 EXAMPLE_VALUES |= dict.fromkeys(("EVAL", "CHECK", "AMP", "COMPILE"), "true")
-PADDLEVITS = """-dataset -data_path -output -batch_size -batch_size_eval -image_size -accum_iter -num_classes -ngpus
-                -pretrained -resume -last_epoch -eval -amp"""
-KEYS = {flag: key for group in FLAGS.values() for flag, (key, _) in group.items()}
-
-
-@pytest.mark.parametrize("flag", sorted({*KEYS, *PADDLEVITS.split()}))
-def test_every_flag_accepts_a_space_or_an_equals_sign(flag):
-    text = EXAMPLE_VALUES.get(key := KEYS[flag], "7")
-    for argv in ([flag, text], [f"{flag}={text}"]):
-        loaded = load_text("AMP: true" if key == "PRECISION.DTYPE" else "", *argv)
-        changed = {name for name, origin in loaded.origins.items() if origin not in ("default", "x.yaml")}
-        assert changed == {key} and loaded.origins[key] == f"flag {flag}"
-        start = loaded.config.START
-        value = getattr(start, key.split(".")[-1]) if key in START_SETTINGS else flatten(loaded.config)[key]
-        assert str(value).lower() == text
 
 
 def test_flags_with_false_zero_or_none_override_the_file():
@@ -92,18 +76,6 @@ def test_suggestions_for_flags_of_other_trainers_name_existing_settings():
         if not words.startswith("-"):
             load_text("", "-opts", "SEED=0", *(word for word in words.split() if "=" in word))
             assert {re.split("=|(?<=KWARGS)[.]", word)[0] for word in words.split()} <= set(ALL_SETTINGS)
-
-
-@pytest.mark.parametrize("flag", ["-h", "--help", "-help"])
-def test_help_lists_flags_defaults_and_example_commands(flag, capsys):
-    with pytest.raises(SystemExit) as ending:
-        load([flag])
-    assert ending.value.code == 0
-    text = " ".join(capsys.readouterr().out.split())
-    for name, (key, _) in (pair for group in FLAGS.values() for pair in group.items()):
-        default = ALL_SETTINGS[key].default
-        assert f" {name} " in text and f"[{key}={'none' if default in (None, '') else to_text(default)}]" in text
-    assert "local" not in text and text.partition("examples:")[2].count("python main_") == 4
 
 
 def test_original_paddlevit_command_line_is_accepted():

@@ -34,16 +34,6 @@ def test_error_for_wrong_value_lists_allowed_values(word):
         load_text("", "-opts", word)
 
 
-AWKWARD = "null, 'it''s' \"#1\": [a] {b} & *c !d %e @f\\n 日本 \U0001f600 \t\x85é"
-
-
-@pytest.mark.parametrize("text", [AWKWARD, "true", "123", "-", "a: b", " spaces ", "line\nbreak", "x" * 200])
-def test_any_text_value_survives_saving_settings(text):
-    loaded = load_text("", f"-output={text}", f"-data_path={text}")
-    assert flatten(loaded.config)["SAVE"] == text
-    assert load_text(to_yaml(loaded.config, loaded.origins)).config == loaded.config
-
-
 def test_saved_values_keep_origin_and_yaml_type():
     text = "TRAIN: {BASE_LR: 1e-6}\nMODEL: {FREEZE: ['*', '!fc.*']}"
     loaded = load_text(text, "-seed", "3", "-output", "true", "-opts", "AMP=true")

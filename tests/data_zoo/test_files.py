@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import simplejpeg
 from PIL import Image, ImageOps
 
 from datasets.sources.torchvision_sets import TorchvisionImages
@@ -219,14 +218,6 @@ def test_exif_orientation_also_applies_to_torchvision_images():
             [(lying, 0)], np.zeros(1, int), np.zeros(1, int), ["one"], PixelRules(3, applies), "x"
         )
         assert images.read(0).shape == shape
-
-
-def test_photo_of_108_megapixels_is_read_unless_limit_is_lower(recwarn):
-    content = simplejpeg.encode_jpeg(np.full((9000, 12000, 1), 77, np.uint8), colorspace="GRAY", quality=50)
-    pixels = read(content, 1)
-    assert pixels.shape == (9000, 12000, 1) and abs(int(pixels[-1, -1, 0]) - 77) < 3 and not recwarn.list
-    with refused(ImageReadError, "12000 x 9000", "DATA.MAX_PIXELS", 100_000_000):
-        read(content, 1, max_pixels=100_000_000)
 
 
 def test_shards_have_the_same_pixels_as_the_image_files(tmp_path):

@@ -107,21 +107,6 @@ def test_nested_folders_read_as_one_class_cause_a_warning(tmp_path, folders):
     assert not [note for note in listed.notes if "read as one class" in note]
 
 
-@pytest.mark.parametrize(
-    "folders",
-    [
-        {"cat/2024-05-01": 3, "cat/2024-05-02": 3, "dog/20240501": 2, "dog/2024_06": 2, "dog/1999": 1},
-        {"cat/images": 5, "dog/images": 5},
-        {"cat/indoors": 3, "cat/outdoors": 3, "dog/indoors": 3, "dog": 1},
-    ],
-    ids=["by date", "one folder each", "one with images of its own"],
-)
-def test_class_folders_may_have_images_in_subfolders(tmp_path, folders):
-    make_folders(tmp_path, folders)
-    train, val = load("imagefolder", tmp_path)
-    assert train.classes == ["cat", "dog"] and len(train) + len(val) == sum(folders.values())
-
-
 RUN = ("config.yaml", ".lock", "status.json")
 
 

@@ -5,7 +5,6 @@ import itertools
 import os
 import pickle
 import shutil
-import signal
 import tempfile
 import threading
 import time
@@ -223,24 +222,6 @@ def test_pickled_image_set_reloads_its_index_without_copying_columns(tmp_path, d
     for content in sent:
         with pytest.raises(DataError):
             pickle.loads(content)
-
-
-@pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_killed_index_build_leaves_no_partial_index(tmp_path, call):
-    make_set(tmp_path)
-    wanted = everything_of("shards", tmp_path)
-    for index in tmp_path.glob("*.index"):
-        index.unlink()
-    pid = os.fork()
-    if not pid:
-        setattr(os, call, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-        everything_of("shards", tmp_path)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-    for part in (left := list(tmp_path.glob(".*.part"))):
-        part.write_bytes(part.read_bytes() * 2)  # it may be longer than the next one
-    assert left and not list(tmp_path.glob("*.index")) and everything_of("shards", tmp_path) == wanted
-    assert all(map(open_index, tmp_path.glob("*.index"))) and not list(tmp_path.glob(".*.part"))
 
 
 def test_concurrent_starts_build_the_index_once(tmp_path, monkeypatch):

@@ -25,16 +25,6 @@ def make_lists(root: Path, train: str, val: str = "val.jpg 0\n", encoding: str =
         draw(root / name, shade)
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-def test_list_lines_split_at_the_last_whitespace(tmp_path, encoding):
-    make_lists(tmp_path, "n02/c.jpg 2\n\n  n01/my holiday photo.jpg\t1 \r\na.jpg 0", encoding=encoding)
-    train, val = load("imagenet2012", tmp_path)
-    assert train.targets.tolist() == [2, 1, 0] and shades(train) == [2, 1, 0]
-    assert val.targets.tolist() == [0] and shades(val) == [3]
-    assert train.classes == val.classes == ["0", "1", "2"]
-    assert train.name(1) == str(tmp_path / "n01/my holiday photo.jpg")
-
-
 @pytest.mark.parametrize("line", cases_of("mistakes-in_a_list"))
 def test_wrong_list_line_is_reported_with_its_number(tmp_path, line):
     root = tmp_path / "data"
@@ -82,16 +72,6 @@ def make_csv(file: Path, rows: str, header: str = "image_path,target", encoding:
     file.write_text(f"{header}\n{rows}", encoding=encoding)
     for shade in range(10):
         draw(file.parent / "images" / f"{shade}.jpg", shade)
-
-
-def test_csv_class_names_ignore_extra_columns_and_spaces(tmp_path):
-    rows = 'images/3.jpg , dog ,x\n"images/4.jpg",cat,\nimages/2.jpg,7,\n'
-    make_csv(tmp_path / "train.csv", rows, "image_path , target,note", "utf-8-sig")
-    make_csv(tmp_path / "val.csv", 'images/5.jpg, "dog"\t\nimages/6.jpg,7\nimages/7.jpg,7\n')  # half are numbers
-    train, val = load("csv", tmp_path)
-    assert train.classes == val.classes == ["7", "cat", "dog"]
-    assert train.targets.tolist() == [2, 1, 0] and shades(train) == [3, 4, 2]
-    assert val.targets.tolist() == [2, 0, 0] and shades(val) == [5, 6, 7]
 
 
 @pytest.mark.parametrize("text", cases_of("mistakes-in_a_csv_file"))

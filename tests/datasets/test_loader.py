@@ -24,10 +24,9 @@ from datasets.batch_order import sample_rng
 from datasets.loading import workers as loader_workers
 from datasets.loading.readers import TrainReader
 from datasets.loading.workers import Workers, choose_workers, make_loader
-from tests.support.cases import assert_cases
 from tests.support.configs import CPU, replaced
 from tests.support.forks import DEADLINE, ROOT
-from tests.support.loading import folder_settings, make_folder, order, settings, taken, train_data
+from tests.support.loading import folder_settings, make_folder, settings, taken, train_data
 from tests.support.pretend_device import DEVICE, on_pretend_device, pinned, waits
 from tests.support.refusals import assert_names
 from tests.support.runs import alive, wait_until
@@ -37,14 +36,6 @@ from utils.errors import DataError
 pytestmark = pytest.mark.slow
 
 # --- order ---
-
-
-def test_epoch_description_states_steps_and_dropped_images():
-    pages = {}  # an epoch has at least one step
-    for number, drop_last in ((144, True), (1500, True), (1501, True), (501, False), (500, False)):
-        cut = order(number, 250, num_accumulated=2, drop_last=drop_last)
-        pages[f"{number} images, {cut.steps_per_epoch} steps"] = cut.describe_epoch()
-    assert_cases("epochs", pages)
 
 
 def test_sample_random_numbers_are_distinct_and_fixed_across_python_versions():

@@ -72,19 +72,6 @@ def test_classes_sharing_file_names_keep_their_validation_share():
     assert found[0] == found[1] == found[2]
 
 
-def test_class_name_in_a_path_does_not_affect_the_split(tmp_path):
-    classes = ["ant", "bee"]
-    before, after = ([f"2026/{name}/{number}.jpg" for number in range(300)] for name in classes)
-    parts = []
-    for names in (before, after):
-        images = FileImages("/", names, [0] * 300, classes, RULES)
-        parts.append([int(Path(key).stem) for key in keys(divide(images, new_record("hash", "here", 0.1, None))[1])])
-    assert parts[0] == parts[1] and len(parts[0]) > 10
-    images.labels_are_numbers = True  # class names are then numbers, unrelated to folder names
-    other = divide(images, new_record("hash", "here", 0.1, None))[1]
-    assert [int(Path(key).stem) for key in keys(other)] != parts[0]
-
-
 @pytest.fixture
 def relabelled(tmp_path) -> tuple[Path, str]:
     """Return a CSV file of ants, bees and cats, and its text after all bees were relabelled as ants, in the same folder."""
@@ -165,21 +152,6 @@ def test_position_split_leaves_a_training_image_per_class():
         assert val.count_classes().tolist() == held_out
 
 
-@pytest.mark.parametrize("dataset", ["imagefolder", "csv", "shards"])
-def test_evaluation_scores_all_images_of_undivided_folder(tmp_path, dataset):
-    make_folders(tmp_path, {"0": 10, "1": 10})
-    (tmp_path / "train.csv").write_text(
-        "image_path,target\n"
-        + "".join(f"{c}/{number:02d}.JPEG,{c}\n" for c, number in itertools.product("01", range(10)))
-    )
-    write_tar(tmp_path / "train-0.tar", samples(0, 20, num_classes=2))
-    path = tmp_path / "train.csv" if dataset == "csv" else tmp_path
-    train, val = load(dataset, path, evaluate=True)
-    assert train is None and len(val) == 20 and not any("warning" in note for note in val.notes)
-    another = SavedData(["0", "1"], {"rule": "hash", "training": "elsewhere", "fraction": 0.1, "seed": 0})
-    assert len(load_image_sets(settings(dataset, path, evaluate=True), saved=another)[1]) == 20
-
-
 @pytest.mark.parametrize("given", [{"VAL_FRACTION": 0.3}, {"FOLD": "2/4"}, {"GROUP_BY": "day", "VAL_FRACTION": 0.4}])
 def test_evaluation_of_copied_data_scores_the_held_out_images(tmp_path, given):
     make_folders(tmp_path / "here", {"ant": 20, "bee": 20})
@@ -241,28 +213,6 @@ def test_split_csv_lists_every_image_whatever_its_name(tmp_path, monkeypatch):
             found = [*csv.reader(file)]
         rows = [[key, name] for name, part in zip(("train", "val"), parts, strict=True) for key in keys(part)]
         assert found == [["image", "part"], *rows]
-
-
-def parts_by_value(file, column: str, **options) -> dict[str, set[str]]:
-    """Return {value of this column: the parts of its images}."""
-    values = {row["image_path"]: row[column] for row in rows_of(file)}
-    found = {}
-    for name, part in parts_of("csv", file, **options).items():
-        found.setdefault(values[name], set()).add(part)
-    return found
-
-
-def test_group_stays_whole_at_any_validation_fraction(tmp_path):
-    names = [f"{name}-{number:02d}.png" for name in ("ant", "bee") for number in range(12)]
-    for name in (*names, "rare.png"):
-        draw(tmp_path / name)
-    file = tmp_path / "photos.csv"
-    rows = [f"{name},{name[:3]},p{number % 6}" for number, name in enumerate(names)]
-    file.write_text("\n".join(["image_path,target,person", *rows, "rare.png,rare,p4", ""]))
-    for fraction in (1e-6, 0.1, 0.3, 0.6, 0.9):
-        found = parts_by_value(file, "person", GROUP_BY="person", VAL_FRACTION=fraction)
-        assert all(len(parts) == 1 for parts in found.values()), (fraction, found)
-        assert found["p4"] == {"t"} and {"v"} in found.values(), (fraction, found)
 
 
 def test_groups_equal_to_classes_cannot_be_split(tmp_path):

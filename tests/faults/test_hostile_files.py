@@ -11,8 +11,10 @@ import time
 import zipfile
 import zlib
 from argparse import Namespace
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 from unittest.mock import Mock
 
 import numpy as np
@@ -33,7 +35,7 @@ from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from engine.checkpoint.find import read_checkpoint
 from engine.checkpoint.format import progress_in, remove_unused_parts
-from engine.predict.classifier import config_of, load_classifier
+from engine.predict.classifier import config_of
 from engine.predict.output import Output
 from engine.predict.predictor import Guess, Prediction
 from engine.record.metrics import StepRows
@@ -56,11 +58,11 @@ from tests.support.image_sets import load as load_images
 from tests.support.image_sets import make_folders, noise, samples, write_tar
 from tests.support.modules import ROOT
 from tests.support.parquet_files import rows, write_parquet
-from tests.support.refusals import assert_names, refused
-from tests.support.runs import run_folder, status_of, typed
+from tests.support.refusals import assert_names
+from tests.support.runs import run_folder, typed
 from tests.support.trainers import make_trainer, update
-from utils.errors import ConfigError, DataError, naming_damage
-from utils.program import exit_code
+from utils.errors import ConfigError, naming_damage
+from utils.program import exit_code, exit_code_and_message
 
 pytestmark = pytest.mark.slow
 
@@ -124,15 +126,6 @@ def scaled(path: Path, factor: float, into: Path) -> Path:
     return into
 
 
-def test_run_without_a_valid_update_ends_as_stopped(tmp_path, start, trained):
-    too_large = scaled(trained, 1e30, tmp_path / "large.pth")
-    ended = start(tmp_path / "o", "-pretrained", str(too_large), "-opts", "VALIDATE_FREQ=1")
-    assert ended.returncode == 3, ended.printed
-    facts = status_of(run_folder(tmp_path / "o"))
-    assert facts["state"] == "stopped" and facts["exit_code"] == 3
-    assert "best validation top-1 0.00%" in ended.stdout
-
-
 @pytest.mark.parametrize("factor", [1e30, float("nan")])
 def test_error_for_nonfinite_outputs_names_the_first_bad_layer(tmp_path, tiny, start, trained, factor):
     bad = scaled(trained, factor, tmp_path / "bad.pth")
@@ -142,22 +135,6 @@ def test_error_for_nonfinite_outputs_names_the_first_bad_layer(tmp_path, tiny, s
     output = ["-csv", tmp_path / "p.csv", "-cfg", tiny]
     ended = typed("scripts/predict.py", bad, tmp_path / "images", *output).refused(str(bad), "blocks.0")
     assert not (tmp_path / "p.csv").exists(), ended.printed
-
-
-@pytest.mark.parametrize("text", cases_of("mistakes-without_end"))
-def test_settings_files_that_expand_endlessly_are_refused_at_once(tmp_path, text):
-    (tmp_path / "0.yaml").write_text(content_of(text))
-    for read in (read_layers, read_settings):
-        with refused(ConfigError, *names_of("mistakes-without_end", text)):
-            read(tmp_path / "0.yaml")
-
-
-def test_exponentially_nested_base_files_are_refused_at_once(tmp_path):
-    for number in range(9):
-        others = ", ".join(f"{each}.yaml" for each in range(number + 1, 9))
-        (tmp_path / f"{number}.yaml").write_text(f"BASE: [{others}]")
-    with refused(ConfigError):
-        read_layers(str(tmp_path / "0.yaml"))
 
 
 WORDS = {text[:2]: f"MODEL.KWARGS.x={text}" for text in ("[&a [*a]]", 9_000 * "[", 9_000 * "(" + 9_000 * ")")}
@@ -200,43 +177,11 @@ def test_yaml_alias_of_a_number_is_allowed(tmp_path):
     assert read_layers(str(tmp_path / "0.yaml"))[0].texts == {"TRAIN.BASE_LR": "1e-3", "TRAIN.END_LR": "1e-3"}
 
 
-def test_oversized_image_or_status_file_is_never_read(tmp_path):
-    for name in ("large.jpg", "status.json"):
-        with open(tmp_path / name, "wb") as file:
-            file.truncate(2**40)
-    with pytest.raises(ImageReadError, match="MAX_PIXELS"):
-        FileImages(tmp_path, ["large.jpg"], [0], ["a"], PixelRules(3)).read(0)
-    with pytest.raises(ConfigError, match=r"status\.json"):
-        read_status(tmp_path)
-
-
 def extended(kind: bytes, content: bytes) -> bytes:
     """Return an additional header of a file, with this content."""
     header = tarfile.TarInfo("x")
     header.type, header.size = kind, len(content)
     return header.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % 512)
-
-
-@pytest.mark.parametrize(
-    "start",
-    [
-        extended(b"x", b"1" * 60_000),
-        extended(b"x", b"1 " * 100_000),
-        extended(b"L", b"n" * 100_000),
-        extended(b"x", b"39 size=" + b"9" * 30 + b"\n"),
-        extended(b"x", b"21 GNU.sparse.size=x\n"),
-        3000 * extended(b"L", b"n"),
-        3000 * extended(b"x", b"6 a=b\n"),
-    ],
-    ids=["digits", "large", "long name", "size", "sparse", "names", "headers"],
-)
-def test_tar_with_impossible_headers_is_refused_at_once(tmp_path, start):
-    path = write_tar(tmp_path / "0.tar", samples(0, 2))
-    path.write_bytes(start + path.read_bytes())
-    began = time.process_time()
-    with pytest.raises(DataError, match=r"0\.tar.*damaged"):
-        list(Tar(path).members())
-    assert time.process_time() - began < 5
 
 
 def jpeg_of(side: int, **options) -> bytes:
@@ -270,26 +215,6 @@ def with_start(mode: str, kind: str, start: bytes, after: int) -> bytes:
     return content.getvalue()[:after] + start + content.getvalue()[after:]
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        with_start("CMYK", "JPEG", 400_000 * b"\xff\xe1\0\x09Exif\0\0X", 2),
-        with_start("CMYK", "JPEG", 500 * (b"\xff\xe1\x01\0Exif\0\0" + bytes(248)), 2),
-        with_start("CMYK", "JPEG", 10**7 * b"\xff", 2),
-        with_start("RGB", "PNG", 500_000 * (b"\0\0\0\0tESt" + zlib.crc32(b"tESt").to_bytes(4, "big")), 33),
-        with_start("RGB", "PPM", b"#" + 10**7 * b"c" + b"\n", 3),
-        b"P3 4 4 255\n" + 200_000 * b"#c\n",
-        with_start("RGB", "GIF", 300_000 * b"\x21\xfe\1c\0", 13),
-    ],
-    ids=["exif", "some exif", "fill", "chunks", "comment", "comments", "extensions"],
-)
-def test_image_with_too_many_chunks_is_refused(data):
-    began = time.process_time()
-    with pytest.raises(ImageReadError, match="pieces"):
-        decode(data, PixelRules(3))
-    assert time.process_time() - began < 2
-
-
 def test_pixel_limit_counts_memory_needed_for_decoding():
     column, webp = b"P5 1 10000 255\n" + bytes(10_000), io.BytesIO()
     noise(20, 20).save(webp, "WEBP")
@@ -300,11 +225,8 @@ def test_pixel_limit_counts_memory_needed_for_decoding():
             decode(content, PixelRules(3, max_pixels=limit))
 
 
-def test_thousands_of_classes_or_columns_are_read_quickly(tmp_path):
-    (tmp_path / "columns.csv").write_text(f"image_path,{','.join(f'k{n}' for n in range(20_000))}\n")
+def test_thousands_of_classes_are_divided_quickly():
     began = time.process_time()
-    with pytest.raises(DataError):
-        load_images("csv", tmp_path / "columns.csv", COLUMNS=("image_path", "*"))
     images = ArrayImages(np.zeros((50_000, 1, 1)), np.arange(50_000) // 2, ["x"] * 25_000, PixelRules(1), "x")
     images.split_keys = lambda: [[b"%d.png" % (number // 2 % 2) for number in range(50_000)]]
     assert len(divide(images, new_record("hash", "x", 1e-9, None))[1]) == 0
@@ -379,44 +301,10 @@ def test_checkpoint_with_wrongly_typed_values_is_reported_damaged(tmp_path, star
     assert_names(ended.printed, folder / "last.pth")
 
 
-MATRIX = torch.ones(2, 8)
-NO_MATRICES = {"repeated": torch.ones(1).expand(2**36), "single": torch.tensor(1.0), "none": None}
-NO_MATRICES |= {"sparse": MATRIX.to_sparse(), "meta": MATRIX.to("meta")}
-NO_MATRICES |= {"float8": MATRIX.to(torch.float8_e4m3fn), "complex": MATRIX.to(torch.complex64)}
-
-
-@pytest.mark.parametrize("kind", NO_MATRICES)
-def test_error_names_an_unsupported_tensor_among_the_weights(tmp_path, kind):
-    path, state = tmp_path / "w.pth", {"head.bias": torch.zeros(2), "head.weight": NO_MATRICES[kind]}
-    torch.save(state, path)
-    for read in (lambda: read_weights(path), lambda: chosen_weights({"state_dict": state}, path)):
-        with pytest.raises(ConfigError, match=r"w\.pth: head\.weight"):
-            read()
-
-
 def test_weights_sharing_memory_are_read(tmp_path):
     both = torch.ones(4, 8)
     torch.save({"a.weight": both[:2], "b.weight": both, "c.weight": both.T}, tmp_path / "w.pth")
     assert read_weights(tmp_path / "w.pth").state["b.weight"].equal(both)
-
-
-@pytest.mark.parametrize("names", [[1, None], ["/etc/passwd"], ["shards/../../x"], ["other/x"], 5])
-def test_checkpoint_shards_outside_the_shards_folder_are_refused(tmp_path, names):
-    torch.save({"shards": names, "state_dict": {}}, tmp_path / "last.pth")
-    with pytest.raises(ConfigError, match="last.pth"):
-        read_checkpoint(tmp_path / "last.pth") and named_shards(tmp_path / "last.pth")
-    remove_unused_parts(tmp_path)
-
-
-def test_shard_rows_contradicting_the_checkpoint_index_are_refused(tmp_path):
-    (tmp_path / "shards/step-1").mkdir(parents=True)
-    index = {"shards": ["shards/step-1/1.pth"], "state_dict": {"a": {"rows_in_shards": 4}}}
-    torch.save(index, tmp_path / "last.pth")
-    others = ({"state_dict/a": rows} for rows in (torch.ones(3), None, torch.ones(1).expand(4)))
-    for part in ([], *others):
-        torch.save(part, tmp_path / "shards/step-1/1.pth")
-        with pytest.raises(ConfigError):
-            read_checkpoint(tmp_path / "last.pth")
 
 
 @pytest.mark.parametrize("change", cases_of("mistakes-in_a_checkpoint"))
@@ -447,55 +335,6 @@ def test_optimizer_state_with_wrong_shapes_is_reported_damaged(tmp_path, change)
     assert not Saves.roll_back(saves, NonFinite("x", range(1, 9)))
 
 
-@pytest.mark.parametrize("change", cases_of("mistakes-in_settings_of_a_checkpoint"))
-def test_checkpoint_with_impossible_settings_is_reported_damaged(tmp_path, trained, change):
-    state = changed(trained, change)
-    torch.save(state, tmp_path / "w.pth")
-    metadata = {"config": json.dumps(state["config"])}
-    (tmp_path / "w.safetensors").write_bytes(to_safetensors(state["state_dict"], metadata))
-    for read, ending in ((read_checkpoint, "pth"), (read_record, "pth"), (read_record, "safetensors")):
-        with refused(ConfigError, *names_of("mistakes-in_settings_of_a_checkpoint", change)):
-            read(tmp_path / f"w.{ending}")
-
-
-SPLIT = {"rule": "hash", "fraction": 0.2, "seed": 0}
-
-
-@pytest.mark.parametrize(
-    "change", [{"fraction": "x"}, {"fraction": float("nan")}, {"seed": None}, {"folds": 0}, {"fold": 2}], ids=str
-)
-def test_checkpoint_with_unusable_split_is_reported_damaged(tmp_path, change):
-    folds = [SPLIT | {"folds": 2, "fold": number} for number in (0, 1)]
-    for split in (SPLIT | change, SPLIT | {"folds": 2, "fold": 2}, {"rule": "position"}, SPLIT, *folds):
-        (tmp_path / "w.safetensors").write_bytes(to_safetensors({"a": torch.zeros(1)}, {"split": json.dumps(split)}))
-        with contextlib.nullcontext() if split in (SPLIT, *folds) else pytest.raises(ConfigError, match="damaged"):
-            assert read_record(tmp_path / "w.safetensors")["split"] == split
-
-
-def test_steps_csv_with_duplicate_rows_is_reported_damaged(tmp_path):
-    (tmp_path / "steps.csv").write_text("step,loss\n0,1\nstep,loss\n0,1\n")
-    with pytest.raises(ConfigError, match="steps.csv: damaged"):
-        StepRows(tmp_path, 9)
-
-
-@pytest.mark.parametrize("change", cases_of("mistakes-in_images_of_a_checkpoint"))
-def test_checkpoint_with_impossible_image_settings_is_reported_damaged(trained, change):
-    assert config_of(torch.load(trained, weights_only=True)).DATA.IMAGE_SIZE == 8
-    with refused(ConfigError, *names_of("mistakes-in_images_of_a_checkpoint", change)):
-        config_of(changed(trained, change), "x.pth")
-
-
-def test_tiny_pickle_in_weights_cannot_exhaust_memory(tmp_path):
-    torch.save({"a.weight": bytearray(9)}, tmp_path / "w.pth")
-    with pytest.raises(ConfigError, match="bytearray"):
-        read_weights(tmp_path / "w.pth")
-    (tmp_path / "w.pdparams").write_bytes(b"\x80\2}r\xff\xff\xff\x0f.")  # a memo index of pickle
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(ConfigError, match="no weights"):
-        read_weights(tmp_path / "w.pdparams")
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
-
-
 def test_invalid_record_of_best_epoch_is_ignored(tmp_path):
     torch.save({"progress": 5, "epoch": 1, "step": 2}, tmp_path / "best.pth")
     assert progress_in(tmp_path / "best.pth") == {}
@@ -508,70 +347,6 @@ def test_file_with_too_many_tensors_is_refused_unread(tmp_path, monkeypatch):
     torch.save({"a": torch.zeros(1)}, tmp_path / "w.pth")
     with pytest.raises(ConfigError, match=r"w\.pth.*tensors"):
         read_record(tmp_path / "w.pth")
-
-
-@pytest.mark.parametrize("ending", [".npz", ".pth"])
-def test_zip_bomb_in_weights_is_refused_unread(tmp_path, ending):
-    path = tmp_path / f"bomb{ending}"
-    member = "bomb/data.pkl" if ending == ".pth" else "cls.npy"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open(member, "w") as file:
-        for _ in range(200):
-            file.write(bytes(2**20))
-    for read in (read_weights, read_checkpoint, read_record):
-        with pytest.raises(ConfigError, match="unpack"):
-            read(path)
-
-
-@pytest.mark.parametrize("what", ["/dev/zero", "sparse", "pipe", "folder", "missing"])
-def test_endless_list_of_class_names_is_refused_at_once(tmp_path, trained, what):
-    make_sets(tmp_path)
-    path = tmp_path / "names.txt"
-    make = {"sparse": path.touch, "pipe": lambda: os.mkfifo(path), "folder": path.mkdir, "missing": lambda: None}
-    make.get(what, lambda: path.symlink_to(what))()
-    if what == "sparse":
-        os.truncate(path, 2**40)
-    config = load(["-opts", f"TRAIN.CLASS_WEIGHTS={path}"], needs_file=False).config
-    for read in (
-        lambda: find_images([], [str(path)], Outputs()),
-        lambda: find_images([f"@{path}"], [], Outputs()),
-        lambda: load_classifier(trained, names=path),
-        lambda: load_images("imagefolder", tmp_path / "imagefolder", CLASSES=str(path)),
-        lambda: class_weights(config, load_images("imagefolder", tmp_path / "imagefolder")[0]),
-    ):
-        with pytest.raises(ConfigError, match="names.txt"):
-            read()
-
-
-OF_SETS = {"csv": "val.csv", "shards": "classes.txt val-0.tar", "imagenet2012": "val_list.txt"}
-OF_SETS["parquet"] = "val.parquet"
-
-
-@pytest.mark.parametrize("what", ["/proc/version", "pipe"])
-@pytest.mark.parametrize(("data_set", "name"), [(each, name) for each in OF_SETS for name in OF_SETS[each].split()])
-def test_kernel_files_and_pipes_are_refused_unread(tmp_path, data_set, name, what):
-    make_sets(tmp_path)
-    (tmp_path / "imagenet2012").mkdir()
-    (tmp_path / "imagenet2012/train_list.txt").touch()
-    path, weights = tmp_path / data_set / name, tmp_path / "w.pth"
-    path.unlink(missing_ok=True)
-    for each in (path, weights):
-        os.mkfifo(each) if what == "pipe" else each.symlink_to(what)
-    with pytest.raises((ConfigError, DataError), match="kernel|pipe|empty") as raised:
-        load_images(data_set, tmp_path / data_set)
-    assert path.name in str(raised.value)
-    for read in (read_weights, read_record, read_settings, lambda path: read_layers(str(path))):
-        with pytest.raises(ConfigError, match="kernel|pipe"):
-            read(weights)
-
-
-@pytest.mark.parametrize("data", [b"a.png \0 0\n", 1001 * b"a.png 0\n" + b"\0.png 0\n", "a.png 0\n".encode("utf-16")])
-def test_image_list_with_zero_bytes_is_refused(tmp_path, data):
-    for name in ("train", "val"):
-        (tmp_path / f"{name}_list.txt").write_bytes(data)
-        (tmp_path / f"{name}.csv").write_bytes(b"image_path,target\n" + data.replace(b" ", b","))
-    for data_set in ("imagenet2012", "csv"):
-        with pytest.raises(DataError, match="train.*(zero byte|UTF-16)"):
-            load_images(data_set, tmp_path)
 
 
 OF_INDEXES = {"imagefolder": "path target", "csv": "0.path 0.target", "shards": "label name tar.size"}
@@ -649,6 +424,230 @@ def test_pipes_in_place_of_saved_files_never_block_reading(tmp_path):
         read_sweep(tmp_path)
     with pytest.raises(OSError, match=r"trial-000\.txt"):
         runner.start(["true"], tmp_path / "trial-000.txt", str(tmp_path))
+
+
+class Hostile(NamedTuple):
+    """A file, and what each reader of it must say."""
+
+    file: str
+    write: Callable[[Path, Path], object]  # takes its path, and the weights of a run
+    read: tuple[Callable[[Path], object], ...]
+    mention: list[str]
+    code: int | None  # the exit code; None: the image counts as unreadable
+
+
+def rows_of(file: str, read: tuple, mention: str, contents: dict, code: int | None = 2) -> dict[str, Hostile]:
+    """Return {its name: a row} for each of these contents of a file."""
+    return {f"{file}, {name}": Hostile(file, write, read, mention.split(), code) for name, write in contents.items()}
+
+
+def cases_in(file: str, read: tuple, name: str, write: Callable[[str], Callable]) -> dict[str, Hostile]:
+    """Return a row for each case of tests/cases/NAME.txt."""
+    cases = {f"{file}, {number}": case for number, case in enumerate(cases_of(name))}
+    return {title: Hostile(file, write(case), read, names_of(name, case), 2) for title, case in cases.items()}
+
+
+def text(content: str | bytes) -> Callable:
+    return lambda path, weights: path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def torch_file(state: dict) -> Callable:
+    return lambda path, weights: torch.save(state, path)
+
+
+def checkpoint(change: str) -> Callable:
+    return lambda path, weights: torch.save(changed(weights, change), path)
+
+
+def outside(names: object) -> Callable:
+    return torch_file({"shards": names, "state_dict": {}})
+
+
+def head(tensor: object) -> Callable:
+    return torch_file({"head.bias": torch.zeros(2), "head.weight": tensor})
+
+
+def split(record: dict) -> Callable:
+    content = to_safetensors({"a": torch.zeros(1)}, {"split": json.dumps(record)})
+    return lambda path, weights: path.write_bytes(content)
+
+
+def tar(start: bytes) -> Callable:
+    return lambda path, weights: path.write_bytes(start + write_tar(path, samples(0, 2)).read_bytes())
+
+
+def bomb(member: str) -> Callable:
+    def write(path: Path, weights: Path) -> None:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open(member, "w") as file:
+            for _ in range(200):
+                file.write(bytes(2**20))
+
+    return write
+
+
+def bases(path: Path, weights: Path) -> None:
+    """Write files that each include all later ones."""
+    for number in range(9):
+        others = ", ".join(f"{each}.yaml" for each in range(number + 1, 9))
+        (path.parent / f"{number}.yaml").write_text(f"BASE: [{others}]")
+
+
+def shards(part: object) -> Callable:
+    """Write a checkpoint of four rows in one shard, which has this content."""
+
+    def write(path: Path, weights: Path) -> None:
+        (path.parent / "shards/step-1").mkdir(parents=True)
+        torch.save(part, path.parent / "shards/step-1/1.pth")
+        torch.save({"shards": ["shards/step-1/1.pth"], "state_dict": {"a": {"rows_in_shards": 4}}}, path)
+
+    return write
+
+
+def odd(kind: str) -> Callable:
+    """Write a pipe, a folder, a file of a tebibyte without content, nothing, or a link to a file of the kernel."""
+
+    def write(path: Path, weights: Path) -> None:
+        make_sets(path.parents[1] if path.suffix in (".tar", ".csv", ".parquet") else path.parent)
+        path.unlink(missing_ok=True)
+        make = {"pipe": os.mkfifo, "folder": Path.mkdir, "missing": str, "sparse": Path.touch}
+        make.get(kind, lambda path: path.symlink_to(kind))(path)
+        if kind == "sparse":
+            os.truncate(path, 2**40)
+
+    return write
+
+
+def image(path: Path) -> np.ndarray:
+    return FileImages(path.parent, [path.name], [0], ["a"], PixelRules(3)).read(0)
+
+
+def of_set(data_set: str, **data) -> Callable:
+    return lambda path: load_images(data_set, path.parent, **data)
+
+
+def members(path: Path) -> list:
+    return list(Tar(path).members())
+
+
+def all_columns(path: Path) -> object:
+    return load_images("csv", path, COLUMNS=("image_path", "*"))
+
+
+def as_chosen(path: Path) -> object:
+    return chosen_weights({"state_dict": torch.load(path, weights_only=True)}, path)
+
+
+def from_safetensors(path: Path) -> dict:
+    state = torch.load(path, weights_only=True)
+    other = path.with_suffix(".safetensors")
+    other.write_bytes(to_safetensors(state["state_dict"], {"config": json.dumps(state["config"])}))
+    return read_record(other)
+
+
+def in_shards(path: Path) -> object:
+    remove_unused_parts(path.parent)
+    return read_checkpoint(path) and named_shards(path)
+
+
+def weights_of_classes(path: Path) -> object:
+    config = load(["-opts", f"TRAIN.CLASS_WEIGHTS={path}"], needs_file=False).config
+    return class_weights(config, load_images("imagefolder", path.parent / "imagefolder")[0])
+
+
+MATRIX = torch.ones(2, 8)
+TENSORS = {"repeated": torch.ones(1).expand(2**36), "single": torch.tensor(1.0), "none": None}
+TENSORS |= {"sparse": MATRIX.to_sparse(), "meta": MATRIX.to("meta")}
+TENSORS |= {"float8": MATRIX.to(torch.float8_e4m3fn), "complex": MATRIX.to(torch.complex64)}
+TWICE = "step,loss\n0,1\nstep,loss\n0,1\n"
+COLUMNS = f"image_path,{','.join(f'k{n}' for n in range(20_000))}\n"
+HEADERS = {
+    "digits": extended(b"x", b"1" * 60_000),
+    "long name": extended(b"L", b"n" * 100_000),
+    "size": extended(b"x", b"39 size=" + b"9" * 30 + b"\n"),
+    "sparse": extended(b"x", b"21 GNU.sparse.size=x\n"),
+    "headers": 3000 * extended(b"x", b"6 a=b\n"),
+}
+IN_PIECES = {
+    "exif": with_start("CMYK", "JPEG", 400_000 * b"\xff\xe1\0\x09Exif\0\0X", 2),
+    "fill": with_start("CMYK", "JPEG", 10**7 * b"\xff", 2),
+    "chunks": with_start("RGB", "PNG", 500_000 * (b"\0\0\0\0tESt" + zlib.crc32(b"tESt").to_bytes(4, "big")), 33),
+    "comment": with_start("RGB", "PPM", b"#" + 10**7 * b"c" + b"\n", 3),
+    "extensions": with_start("RGB", "GIF", 300_000 * b"\x21\xfe\1c\0", 13),
+}
+OUTSIDE = ([1, None], ["/etc/passwd"], ["shards/../../x"], ["other/x"], 5)
+ROWS = ([], *({"state_dict/a": rows} for rows in (torch.ones(3), None, torch.ones(1).expand(4))))
+SPLIT = {"rule": "hash", "fraction": 0.2, "seed": 0}
+CHANGES = {"fraction": "x"}, {"fraction": float("nan")}, {"seed": None}, {"folds": 0}, {"fold": 2}
+SPLITS = ({"rule": "position"}, *(SPLIT | each for each in (*CHANGES, {"folds": 2, "fold": 2})))
+ZERO = (b"a.png \0 0\n", 1001 * b"a.png 0\n" + b"\0.png 0\n", "a.png 0\n".encode("utf-16"))
+WEIGHTS = (read_weights, read_record)
+OF_CLASSES = (
+    lambda path: find_images([], [str(path)], Outputs()),
+    lambda path: find_images([f"@{path}"], [], Outputs()),
+    lambda path: load_images("imagefolder", path.parent / "imagefolder", CLASSES=str(path)),
+    weights_of_classes,
+)
+SPECIAL = {kind: odd(kind) for kind in ("pipe", "/proc/version")}
+ENDLESS = {kind: odd(kind) for kind in ("/dev/zero", "sparse", "pipe", "folder", "missing")}
+
+
+def numbered(write: Callable, contents: Iterable) -> dict[str, Callable]:
+    return {f"{number}": write(content) for number, content in enumerate(contents)}
+
+
+TABLE = {
+    # Settings and files of a run
+    **cases_in("0.yaml", (read_layers, read_settings), "mistakes-without_end", lambda case: text(content_of(case))),
+    **rows_of("0.yaml", (lambda path: read_layers(str(path)),), "BASE", {"bases": bases}),
+    **rows_of("status.json", (lambda path: read_status(path.parent),), "status.json", {"sparse": odd("sparse")}),
+    **rows_of("steps.csv", (lambda path: StepRows(path.parent, 9),), "steps.csv damaged", {"twice": text(TWICE)}),
+    # Images and data sets
+    **rows_of("a.jpg", (image,), "DATA.MAX_PIXELS", {"sparse": odd("sparse")}, None),
+    **rows_of("a.jpg", (image,), "pieces", {name: text(each) for name, each in IN_PIECES.items()}, None),
+    **rows_of("0.tar", (members,), "0.tar damaged", {name: tar(each) for name, each in HEADERS.items()}),
+    **rows_of("x.csv", (all_columns,), "x.csv", {"many columns": text(COLUMNS)}),
+    **rows_of("train_list.txt", (of_set("imagenet2012"),), "train_list.txt", numbered(text, ZERO)),
+    **rows_of("train.csv", (of_set("csv"),), "train.csv", numbered(text, (each.replace(b" ", b",") for each in ZERO))),
+    **rows_of("csv/val.csv", (of_set("csv"),), "val.csv", SPECIAL),
+    **rows_of("shards/val-0.tar", (of_set("shards"),), "val-0.tar", SPECIAL),
+    **rows_of("parquet/val.parquet", (of_set("parquet"),), "val.parquet", SPECIAL),
+    **rows_of("names.txt", OF_CLASSES, "names.txt", ENDLESS),
+    # Weights and checkpoints
+    **rows_of("w.pth", (*WEIGHTS, read_settings, lambda path: read_layers(str(path))), "w.pth", SPECIAL),
+    **rows_of("w.pth", (read_weights, as_chosen), "w.pth head.weight", {n: head(each) for n, each in TENSORS.items()}),
+    **rows_of("w.pth", (read_weights,), "bytearray", {"bytes": torch_file({"a.weight": bytearray(9)})}),
+    **rows_of("w.pdparams", (read_weights,), "w.pdparams", {"memo": text(b"\x80\2}r\xff\xff\xff\x0f.")}),
+    **rows_of("w.npz", (*WEIGHTS, read_checkpoint), "unpack", {"bomb": bomb("cls.npy")}),
+    **rows_of("w.pth", (*WEIGHTS, read_checkpoint), "unpack", {"bomb": bomb("bomb/data.pkl")}),
+    **rows_of("last.pth", (in_shards,), "last.pth", numbered(outside, OUTSIDE)),
+    **rows_of(
+        "last.pth", (read_checkpoint,), "-resume last.pth", {f"rows {n}": shards(each) for n, each in enumerate(ROWS)}
+    ),
+    **rows_of("w.safetensors", (read_record,), "damaged", numbered(split, SPLITS)),
+    **cases_in(
+        "w.pth", (read_checkpoint, read_record, from_safetensors), "mistakes-in_settings_of_a_checkpoint", checkpoint
+    ),
+    **cases_in(
+        "x.pth", (lambda path: config_of(torch.load(path), "x.pth"),), "mistakes-in_images_of_a_checkpoint", checkpoint
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TABLE)
+def test_hostile_file_is_refused_at_once(tmp_path, trained, case):
+    hostile, before = TABLE[case], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    (path := tmp_path / hostile.file).parent.mkdir(exist_ok=True)
+    hostile.write(path, trained)
+    for read in hostile.read:
+        began = time.process_time()
+        with pytest.raises(Exception) as caught:
+            read(path)
+        error = caught.value
+        code, told = (None, str(error)) if isinstance(error, ImageReadError) else exit_code_and_message(error)
+        assert code == hostile.code, error
+        assert_names(told, *hostile.mention)
+        assert time.process_time() - began < 5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**20  # KiB
 
 
 TEMPORARY = ".last.pth.tmp .status.json.tmp"

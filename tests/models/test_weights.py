@@ -41,15 +41,6 @@ def loaded(model, content, tmp_path, **options) -> list[str]:
 DISTILLED = "deit_tiny_distilled_patch16_224"
 
 
-def test_matching_weights_file_is_loaded_completely_and_reported_by_name(tmp_path, weights):
-    model, path = vit(), tmp_path / "x.pth"
-    assert load_pretrained(model, str(saved(weights, path))) == [f"MODEL.PRETRAINED: weights of {path}"]
-    assert_same(model.state_dict(), weights)
-    saved({"state_dict": {"head.bias": torch.zeros(CLASSES)}, "state_dict_ema": weights}, path)
-    (line,) = load_pretrained(vit(), str(path))
-    assert_names(line, "state_dict_ema")
-
-
 def test_mismatched_head_is_dropped_and_named(tmp_path, weights):
     body = {name: tensor for name, tensor in weights.items() if not name.startswith("head")}
     for content, names in ((weights, ("head", 10, 3)), (body, ("head",))):
@@ -156,22 +147,6 @@ def test_head_rows_match_classes_by_name_and_new_classes_get_mean_row(tmp_path, 
         assert torch.equal(own[[0, 2]], state[name][[2, 0]])
         torch.testing.assert_close(own[1], state[name][[0, 2]].mean(0))
     assert_names(lines[0], 2, 3, "zebra", "cat")
-
-
-@pytest.mark.parametrize(("num_theirs", "num_mine"), [(4, 4), (3, 5), (5, 3)])
-def test_head_rows_of_same_classes_are_kept_for_any_number_of_outputs(tmp_path, weights, num_theirs, num_mine):
-    state = headed(weights, num_theirs)
-    model, lines = by_name(tmp_path, state, THEIRS, num_mine)
-    rows = num_mine if num_theirs == num_mine else 3  # includes rows without a class name
-    assert torch.equal(model.head.weight[:rows], state["head.weight"][:rows])
-    assert torch.equal(model.head.bias[:rows], state["head.bias"][:rows])
-    assert len(lines) == 1
-
-
-@pytest.mark.parametrize(("num_theirs", "classes", "names"), [(3, ["x", "y"], ["cat"]), (2, THEIRS, [2, "classes", 3])])
-def test_head_without_common_classes_starts_from_scratch(tmp_path, weights, num_theirs, classes, names):
-    _, (line,) = by_name(tmp_path, headed(weights, num_theirs), classes)
-    assert_names(line, "random", *names)
 
 
 def test_evaluation_refuses_weights_with_a_head_of_another_size(tmp_path, weights):

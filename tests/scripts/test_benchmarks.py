@@ -1,12 +1,9 @@
 """The benchmarks: small tables with consistent values, the verdict of parity, and a GPU session over its time limit."""
 
-import json
 import math
 import os
 import re
 import shlex
-import signal
-from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +11,7 @@ from configs.load import load
 from scripts.benchmarks import gpu_session, loader, parity, step
 from scripts.benchmarks.common import Refused, Turns, take_turns
 from scripts.benchmarks.photos import make_photos
-from tests.support.runs import alive, run, wait_until
+from tests.support.runs import alive, run
 from utils.errors import ConfigError
 
 pytestmark = pytest.mark.slow
@@ -67,17 +64,6 @@ class FakeWorker:
 
     def peak_memory(self):
         return 2**30
-
-
-@pytest.mark.parametrize("count", range(1, 9))
-def test_step_benchmark_measures_every_case_beside_the_first(monkeypatch, count):
-    groups, cases = [], {f"case {number}": number for number in range(count)}
-    table = SimpleNamespace(add=lambda *rows: None, measure=lambda workers, turns: groups.append([*workers]), ending="")
-    monkeypatch.setattr(step, "SpeedTable", lambda *heading: table)
-    monkeypatch.setattr(step, "heading", lambda *given: "")
-    step.measure_cases(SimpleNamespace(rounds=1, steps=1, seconds=1), cases, {}, {})
-    assert all(group[0] == "case 0" for group in groups)
-    assert sorted({name for group in groups for name in group}) == sorted(cases)
 
 
 def test_alternating_benchmark_cases_keep_their_ratios_during_slowdowns():
@@ -134,24 +120,6 @@ def test_gpu_session_part_over_its_limit_is_killed(tmp_path):
     assert not alive(int((tmp_path / "hidden").read_text()))
     text = (tmp_path / "session.md").read_text()
     assert re.search("early.*slow: killed at the time limit.*late.*failed: failed with exit code 3", text, re.S)
-
-
-@pytest.mark.parametrize("known", [1, 7, 19])
-def test_killed_gpu_session_keeps_every_known_row(tmp_path, known):
-    rows = 'for n in $(seq 1000); do echo "| $n | $((2 * n)) |"; sleep 0.02; done'
-    parts = {"speed": (60, [f'sh -c \'echo words; echo "| n | twice |"; echo "| - | ----- |"; {rows}\''])}
-    if (child := os.fork()) == 0:
-        os._exit(gpu_session.run_session(tmp_path, parts, "dry"))
-    text, table = tmp_path / "session.md", re.compile(r"^\| (\d+) \|", re.M)
-    wait_until(lambda: text.exists() and len(table.findall(text.read_text())) >= known)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    in_text = [*map(int, table.findall(text.read_text()))]
-    of_part = [row for row in json.loads((tmp_path / "session.json").read_text()) if row.get("part") == "speed"]
-    in_table = [(int(row["n"]), int(row["twice"])) for row in of_part if "n" in row]
-    assert in_text == [*range(1, len(in_text) + 1)] and "words" in [row.get("text") for row in of_part]
-    assert in_table == [(n, 2 * n) for n in in_text[: len(in_table)]] and len(in_text) - len(in_table) <= 1
-    assert {path.name for path in tmp_path.iterdir()} <= {"session.md", "session.json", ".session.json.tmp"}
 
 
 def test_gpu_session_parts_have_valid_commands_and_fit_the_time_limit(monkeypatch, tmp_path):

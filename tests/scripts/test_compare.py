@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -82,56 +81,6 @@ def table(markdown: str, title: str) -> list[dict[str, str]]:
     return [dict(zip(header, row, strict=True)) for row in rows]
 
 
-OF_LOSS = "TRAIN.BEST_METRIC: loss\nTRAIN.SMOOTHING: "
-LONG = "MODEL.NAME: a_name_that_is_too_long_for_the_name_of_a_group_of_runs"
-# {case: {folder: best top-1 of each epoch, settings, status}}
-CASES = {
-    "of the same settings": {"a": ([90.0], "SEED: 1"), "b": ([92.0], "SEED: 2"), "c": ([91.5], "SEED: 2")},
-    "all equal": {name: ([90.0], f"TRAIN.SMOOTHING: 0.{name}") for name in "12"},
-    "one of each": {"a": ([90.0], ""), "b": ([95.0, 94.0], LONG), "c": ([91.0], "TRAIN.SMOOTHING: 0.2\nSEED: 3")},
-    "better by more than noise": {
-        f"{name}{seed}": ([value], f"SEED: {seed}\nDATA.FOLD: {seed}/3\nTRAIN.SMOOTHING: 0.{name}")
-        for name, values in {"1": (80, 81.0, 79.5), "2": (80.1, 80.9, 79.6), "3": (88, 89.5, 87.5)}.items()
-        for seed, value in enumerate(values)
-    },
-    "the first is best, and another within noise": {
-        f"{name}{seed}": ([value], f"SEED: {seed + int(name)}\nTRAIN.SMOOTHING: 0.{name}")
-        for name, values in {"1": (80, 81.0, 79.5), "2": (79.9, 80.9, 79.5), "3": (72.0, 71.0, 70.5)}.items()
-        for seed, value in enumerate(values)
-    },
-    "by the loss": {
-        f"{name}{seed}": ([100 - 100 * float(value) - seed], f"SEED: {seed}\n{OF_LOSS}{value}")
-        for name, value in {"a": "0.5", "b": "0.1"}.items()
-        for seed in range(2)
-    },
-    "by different metrics": {"a": ([90.0, 80.0], ""), "b": ([91.0, 81.0], "TRAIN.BEST_METRIC: loss")},
-    "that ended in many ways": {
-        state: ([80.0, 85.0], f"TRAIN.NUM_EPOCHS: 3\nSEED: {number}", {"state": state, **facts})
-        for number, (state, facts) in enumerate(
-            {
-                **{"training": {}, "stopped": {}, "failed": {"about": ABOUT | {"device_name": "a GPU"}}},
-                "done": {"reason": "early stop"},
-            }.items()
-        )
-    },
-}
-
-
-def test_compare_output_have_their_settings_and_values(here):
-    pages = {}
-    for case, runs in CASES.items():
-        for name, (values, *facts) in runs.items():
-            run = make_run(Path(case.replace(" ", "-"), name), values, *facts)
-            write_predictions(run, {f"{image}": image * 2.5 < values[0] for image in range(40)})
-        pages[case], _ = type_in(case.replace(" ", "-"))
-    pages["by different metrics, -metric loss"], _ = type_in("by-different-metrics", "-metric", "loss")
-    whole = ("one of each", "that ended in many ways")
-    assert_cases(
-        "compare",
-        {case: text if case in whole else re.split("\n+## [SR][eu][tn]", text)[0] for case, text in pages.items()},
-    )
-
-
 def test_runs_differing_only_in_seed_form_a_group(folder):
     groups = groups_in(folder.parent)  # in one folder, like a sweep's trials
     assert [list(group.settings) for group in groups] == [["TRAIN.BASE_LR"]] * 2
@@ -185,17 +134,6 @@ def test_runs_on_different_data_need_the_any_data_flag(tmp_path, change):
     assert_names(err, *names_of("mistakes-of_other_data", change))
     out, _ = type_in(tmp_path / "a", tmp_path / "b", "-any_data")
     assert out.index("Warning") < out.index("## Results")
-
-
-def test_different_data_warning_shows_each_path_once(tmp_path):
-    digests = ["1" * 64, "2" * 64]
-    for name, digest, classes in zip("ab", digests, (10, 11), strict=True):
-        about = ABOUT | {"classes": classes, "validation_digest": digest}
-        make_run(tmp_path / name, [90.0], status={"about": about})
-    out, _ = type_in(tmp_path / "a", tmp_path / "b", "-any_data")
-    (warning,) = re.findall(r"\*\*Warning.*", out)
-    assert [warning.count(str(tmp_path / name)) for name in "ab"] == [1, 1]
-    assert not re.search("1{9}|2{9}", out) and {"1" * 8, "2" * 8} <= set(re.findall(r"\w{8}", out))
 
 
 def write_predictions(run: SavedRun, right: dict[str, bool]) -> SavedRun:
@@ -376,13 +314,6 @@ def test_mcnemar_probability_matches_the_binomial_distribution():
         assert statistics.ImageTest(10_000, *counts).p == pytest.approx(p, rel=2e-3)
 
 
-def test_paired_interval_matches_the_adjusted_wald_formula():
-    one, two = 3.5 / 102, 9.5 / 102
-    half = 1.96 * math.sqrt((one + two - (two - one) ** 2) / 102)
-    expected = [100 * (two - one - half), 100 * (two - one + half)]
-    assert statistics.ImageTest(100, 3, 9).interval == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("settings", cases_of("data_told_apart"))
 def test_data_of_old_runs_is_distinguished_by_settings(tmp_path, settings):
     def without_facts(name: str, lines: str) -> SavedRun:
@@ -420,23 +351,11 @@ def test_run_names_cannot_break_out_of_their_table_cell(tmp_path):
     assert [len(row) for row in rows] == [6, 6] and "<i>" not in text.replace("\\<i\\>", "")
 
 
-def test_run_speed_is_the_median_speed_of_its_epochs():
-    epochs = [{"images_per_s": each} for each in (1.0, 100.0, 100.0)]
-    assert SavedRun(Path(), {}, {}, {}, epochs).speed == 100
-
-
 def test_best_value_of_an_unused_metric_considers_ema_weights():
     scores = [{"eval_top1": 80.0, "eval_top1_ema": 85.0}, {"eval_top1": 81.0, "eval_top1_ema": 84.0}]
     epochs = [{"eval_loss": 1.0, "eval_loss_ema": 1.0, **each} for each in scores]
     run = SavedRun(Path(), {"TRAIN.BEST_METRIC": "loss"}, {}, {}, epochs)
     assert Group(1, {}, [run], "top1").best_of(run) == 85.0
-
-
-def test_group_without_short_settings_is_named_by_its_first_run_folder():
-    names = {"1": "3: B 1", "y" * 46: f"3: B {'y' * 46}", "y" * 47: "3: x"}
-    run = SavedRun(Path("runs/x"), {}, {}, {}, [])
-    assert {each: Group(3, {"A.B": each}, [run], "top1").name for each in names} == names
-    assert Group(3, {}, [run], "top1").name == "3: x"
 
 
 def test_student_quantiles_match_reference_values_for_any_degrees_of_freedom():

@@ -1,7 +1,6 @@
 """scripts/make_shards.py: its output, also after a kill and a restart, and refused input."""
 
 import json
-import os
 import tarfile
 from pathlib import Path
 from unittest.mock import Mock
@@ -13,7 +12,7 @@ from datasets.shuffle import shuffled
 from datasets.sources import shards
 from datasets.sources.images import FileImages
 from scripts import make_shards
-from tests.support.cases import assert_cases, cases_of, names_of
+from tests.support.cases import cases_of, names_of
 from tests.support.image_sets import draw, load, shades
 from tests.support.refusals import refused
 from utils.errors import ConfigError, DataError
@@ -56,32 +55,6 @@ def test_shards_hold_unchanged_files_that_any_tar_reader_can_read(tmp_path, phot
     train, val = load("shards", tmp_path / "out")
     assert train.classes == ["ant", "bee"] and sorted(shades(train)) == [*range(7), *range(100, 107)]
     assert shades(train) != sorted(shades(train)) and shades(val) == [0, 1, 100, 101]
-
-
-def test_resume_after_kill_gives_identical_shards(tmp_path, photos, monkeypatch, capsys):
-    flags = ("-dataset", "imagefolder", "-data_path", photos, "-samples_per_shard", 4)
-    call(*flags, "-out", tmp_path / "whole")
-    write, calls = make_shards.write_shard, []
-
-    def die_in_the_third(file, first, *rest):
-        calls.append(first)
-        write(file, first, *rest)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(make_shards, "write_shard", die_in_the_third)
-    with pytest.raises(KeyboardInterrupt):
-        call(*flags, "-out", tmp_path / "out")
-    assert sorted(path.name for path in (tmp_path / "out").glob("*.tar")) == ["train-000000.tar", "train-000001.tar"]
-    os.truncate(tmp_path / "out" / "train-000001.tar", 1024)  # as after a disk failure
-    call(*flags, "-out", tmp_path / "out")
-    assert calls == [0, 4, 8, 4, 8, 12, 0]
-    for number in (0, 2):  # the samples after an existing shard must continue correctly
-        (tmp_path / "out" / f"train-{number:06d}.tar").unlink()
-    call(*flags, "-out", tmp_path / "out")
-    assert_cases("shards", capsys.readouterr().out)
-    for path in (tmp_path / "whole").glob("*.tar"):
-        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
 
 
 def test_output_folder_with_other_files_is_refused(tmp_path, photos):

@@ -3,10 +3,8 @@
 import json
 
 import pytest
-import timm
 import yaml
 
-from tests.support.checkpoints import PLAIN, checkpoint
 from tests.support.runs import run, run_folder, status_of, typed
 
 pytestmark = pytest.mark.slow
@@ -44,18 +42,3 @@ def test_model_card_states_metrics_data_and_base_model_of_a_run(small_yaml, tmp_
     worse = "-raw" if results["weights"] == "ema" else "-ema"
     header, text = card_of(folder, tmp_path / "worse", worse)
     assert "model-index" not in header and "does not say how accurate" in text
-
-
-def test_card_names_base_model_and_its_licence(tmp_path):
-    source = checkpoint(tmp_path / "best.pth", PLAIN | {"PRETRAINED": "vit_small_patch16_224.augreg_in21k"})
-    header, text = card_of(source, tmp_path / "x")
-    assert header["base_model"] == "timm/vit_small_patch16_224.augreg_in21k"
-    licence = timm.get_pretrained_cfg("vit_small_patch16_224.augreg_in21k").license
-    assert licence and f"the base model has the licence `{licence}`" in text
-
-
-def test_card_of_run_from_local_file_says_licence_is_unknown(tmp_path):
-    source = checkpoint(tmp_path / "best.pth", PLAIN | {"PRETRAINED": "/home/me/private/pets.safetensors"})
-    header, text = card_of(source, tmp_path / "x")
-    assert "base_model" not in header and "the licence of the base model is unknown" in text
-    assert "- Base model: `pets.safetensors`" in text

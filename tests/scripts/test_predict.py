@@ -4,21 +4,18 @@ import io
 import json
 import os
 import shutil
-import sys
 
 import pytest
 import torch
 from PIL import Image
 
 from engine.predict.classifier import config_of
-from engine.predict.output import as_csv, folder_names
-from engine.predict.predictor import Guess, Prediction
+from engine.predict.output import folder_names
 from scripts import export, predict
 from tests.support.cases import cases_of, names_of, value_of
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import rows_of, run, run_fresh, typed
 from utils.errors import UserError
-from utils.program import exit_code
 
 pytestmark = pytest.mark.slow
 
@@ -132,11 +129,6 @@ def test_prediction_copies_have_utf8_names_in_any_locale(trained, digits, tmp_pa
     assert len(list(tmp_path.glob("sorted/*/*"))) == len(list((digits / "3").iterdir()))
 
 
-def test_prediction_table_rows_have_equal_length():
-    found = [Prediction(number, "a.png", [Guess(0, "ant", 0.75)] * number) for number in (0, 1, 2)]
-    assert {line.count(",") for line in as_csv(found, "unsure").splitlines()} == {5}
-
-
 def test_each_class_gets_a_unique_portable_folder_name():
     names = folder_names(["cat", "Cat", "../cat", "a/b", "a:b", "..", "", "x" * 300, "x" * 299, "猫", "nul\0"])
     assert list(names.values())[:7] == ["cat", "Cat-2", "_cat", "a_b", "a_b-2", "_", "_-2"]
@@ -197,20 +189,6 @@ def test_exported_file_predicts_like_its_checkpoint(trained, digits, tmp_path, k
     export.export(str(trained), target, key)
     assert type_in(target, image)[0] == type_in(tmp_path / "best.pth", image)[0]
     type_in(target, image, "-raw", exit_with=2 if key == "state_dict_ema" else 0)
-
-
-def test_closed_output_pipe_ends_prediction_quietly_with_complete_table(trained, digits, tmp_path, monkeypatch):
-    table = tmp_path / "classes.csv"
-    for words in ([], ["-csv", str(table)]):
-        reading, writing = os.pipe()
-        os.close(reading)
-        with os.fdopen(writing, "w", buffering=1) as nobody:
-            monkeypatch.setattr(sys, "stdout", nobody)
-            errors = io.StringIO()
-            monkeypatch.setattr(sys, "stderr", errors)
-            assert exit_code(predict.main, [str(trained), str(digits / "3"), *words]) == 0
-            assert "rror" not in errors.getvalue()
-    assert len(table.read_text().splitlines()) == 1 + len(list((digits / "3").iterdir()))
 
 
 def test_two_processes_write_the_same_predictions_as_one(trained, digits, tmp_path):

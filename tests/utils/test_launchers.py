@@ -1,6 +1,5 @@
 """main_multi_gpu.py under every launcher, and with processes that die or hang."""
 
-import dataclasses
 import json
 import os
 import re
@@ -8,14 +7,11 @@ import shutil
 import socket
 import subprocess
 from pathlib import Path
-from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, SIGUSR1
+from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 
-import numpy as np
 import pytest
 import torch
 
-from datasets import ImageSet
-from datasets.batch_order import Order
 from engine.checkpoint.resume import global_batch_to_keep
 from tests.support.configs import small_config
 from tests.support.forks import DEADLINE, MARK, ROOT, find_processes, kill
@@ -39,27 +35,6 @@ pytestmark = pytest.mark.slow
 
 def test_multi_process_flags_are_refused_for_one_process(small_yaml):
     typed("main_single_gpu.py", "-cfg", small_yaml, "-world_size", "2").refused("-world_size", "main_multi_gpu.py")
-
-
-@pytest.mark.parametrize("num_processes", [[4, 2], [2, 4], [4, 3, 1]])
-@pytest.mark.parametrize("drop_last", [True, False])
-def test_epoch_shows_each_image_once_after_change_of_process_count(num_processes, drop_last):
-    """An epoch of 203 images in updates of 32, started by the first number of processes and continued by the others."""
-    begun = Order(
-        203, 32 // num_processes[0], num_processes[0], 1, drop_last, 3, ImageSet([0] * 203, ["a"]).epoch_order
-    )
-    seen = []
-    for step in range(begun.steps_per_epoch):
-        world_size = num_processes[min(step // 2, len(num_processes) - 1)]
-        order = dataclasses.replace(begun, world_size=world_size, resumed_global_batch=begun.global_batch)
-        pieces = [piece for rank in range(world_size) for piece in order.pieces(step, rank) if piece.num_samples]
-        images = np.concatenate([piece.indices for piece in pieces])
-        assert (
-            sorted(images) == sorted(begun.window(step))
-            and max(len(piece.indices) for piece in pieces) <= begun.batch_size
-        )
-        seen += list(images)
-    assert len(set(seen)) == len(seen) == (192 if drop_last else 203)
 
 
 # Real processes. All runs use these settings, so all must end with the same hash.
@@ -105,15 +80,6 @@ def test_both_main_programs_ignore_an_installed_package_named_datasets(by_flags,
     folder = run_folder(tmp_path / "main_multi_gpu.py")
     assert run_hash(folder) == run_hash(by_flags)
     assert all((folder / f"log_{rank}.txt").stat().st_size > 0 for rank in (0, 1))
-
-
-def test_resumed_run_of_three_processes_matches_unbroken_run(small_yaml, tmp_path):
-    """The position of a gradient in DDP's buffers affects the last bit of the sum."""
-    for name, faults in {"unbroken": {}, "broken": {"signal_at": [7, SIGUSR1, [0]]}}.items():
-        flags = ["-cfg", str(small_yaml), "-output", str(tmp_path), "-name", name, "-resume", "auto", "-epochs", "1"]
-        started = [run("main_multi_gpu.py", *flags, processes=3, faults=each) for each in (faults, {})]
-        assert [each.codes for each in started] == [[128 + SIGUSR1 if faults else 0] * 3, [0] * 3]
-    assert run_hash(tmp_path / "broken") == run_hash(tmp_path / "unbroken")
 
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun here (apt-get install openmpi-bin)")

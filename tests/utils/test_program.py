@@ -54,17 +54,6 @@ def test_each_error_gives_its_exit_code_and_printed_message(error):
     assert repr((int(code), message)) == value_of("errors", error)
 
 
-def test_version_flag_prints_everything_a_bug_report_needs(monkeypatch, capsys):
-    for kind, half, speedup, advice in (("cpu", "bfloat16", 0.5, ": leave -amp out"), ("cuda", "float16", 2.0, "")):
-        monkeypatch.setattr("utils.host.find_devices", lambda setting, kind=kind: (kind, 3))
-        monkeypatch.setattr("utils.host.half_speedup", lambda device, half, speedup=speedup: speedup)
-        monkeypatch.setattr("utils.host.name_of", lambda device: f"a {device}")
-        assert exit_code(None, ["--version"]) == 0
-        rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-        assert rows["device"] == f"{kind}, 3 of a {kind}" and VERSION in rows["halfstep"]
-        assert rows["precision"] == f"{half} is {speedup} times as fast as float32{advice}"
-
-
 def test_cause_of_error_is_the_underlying_system_message():
     failed = RuntimeError("write failed")
     failed.__context__ = ValueError()

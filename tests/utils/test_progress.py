@@ -4,9 +4,6 @@ import io
 import sys
 from unittest.mock import Mock
 
-from tqdm import tqdm
-
-from tests.support.terminals import visible
 from utils.log import Log
 from utils.progress import is_terminal, shown
 
@@ -23,50 +20,6 @@ def make_terminal(monkeypatch) -> io.StringIO:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "90")
     return terminal
-
-
-def test_progress_bar_shows_images_and_metrics_then_disappears(monkeypatch):
-    terminal, log = make_terminal(monkeypatch), Log(rank=0)
-    monkeypatch.setattr(tqdm, "update", draw_at_once)
-    log.start_bar(1408, 128, "epoch 2/3")
-    log.describe_bar(lambda: "3:12 left, loss 0.831")
-    log.move_bar(576)
-    assert visible(terminal.getvalue())[-1].startswith("epoch 2/3:  50%|")
-    assert visible(terminal.getvalue())[-1].endswith("| 704/1408 images, 3:12 left, loss 0.831")
-    log.end_bar()
-    assert visible(terminal.getvalue()) == [""]
-
-
-def draw_at_once(bar: tqdm, count: int) -> None:
-    bar.n += count
-    bar.refresh()
-
-
-def test_log_line_appears_above_the_progress_bar(monkeypatch):
-    terminal, log = make_terminal(monkeypatch), Log(rank=0)
-    log.start_bar(10, 0, "epoch 1/3")
-    log.say("a line")
-    line, bar = visible(terminal.getvalue())
-    assert line == "a line" and bar.startswith("epoch 1/3:   0%|")
-    log.close()
-    assert visible(terminal.getvalue()) == ["a line", ""]
-
-
-def test_items_advance_the_progress_bar_by_their_size(monkeypatch):
-    terminal, log = make_terminal(monkeypatch), Log(rank=0)
-    monkeypatch.setattr(tqdm, "update", draw_at_once)
-    seen = []
-    for item in shown([1, 2], "reading", 6, size=lambda each: each, unit="rows"):
-        log.say(f"item {item}")
-        seen.append(visible(terminal.getvalue())[-1])
-    assert seen[0].startswith("reading:   0%|") and seen[1].startswith("reading:  17%|") and " 1/6 " in seen[1]
-    assert visible(terminal.getvalue()) == ["item 1", "item 2", ""], "the bar must be gone, even within two seconds"
-
-
-def test_instant_work_draws_no_progress_bar(monkeypatch):
-    terminal = make_terminal(monkeypatch)
-    assert list(shown(range(3), "reading", 3)) == [0, 1, 2]
-    assert terminal.getvalue().strip("\r ") == ""
 
 
 def test_progress_bar_writes_nothing_without_a_terminal(monkeypatch):

@@ -5,14 +5,7 @@ import sys
 
 import pytest
 
-from tests.support.cases import cases_of, value_of
-from utils import text
 from utils.log import Log
-
-
-@pytest.mark.parametrize("call", cases_of("written_as_text"))
-def test_quantities_names_and_tables_are_written_as_listed(call):
-    assert repr(eval(call, vars(text))) == value_of("written_as_text", call)
 
 
 @pytest.mark.parametrize(("encoding", "cat"), [("utf-8", "猫"), ("ascii", "\\u732b")])

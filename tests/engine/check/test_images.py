@@ -8,7 +8,6 @@ from PIL import Image
 from configs.schema import Start
 from engine.check.images import ScanResult, check_images
 from engine.check.quick_checks import OK, WARN, WRONG
-from tests.data_zoo.files import animation, grey_16_bits, photo
 from tests.engine.check.small_photos import sets_of, trouble
 from tests.support.image_sets import noise
 from tests.support.refusals import assert_names
@@ -71,21 +70,6 @@ def test_same_image_in_two_classes_is_reported(photos):
     config, _, val = sets_of(photos)
     found = {finding.title: finding for finding in check_images(config, None, val)}
     assert_names(found["duplicates"].text, photos / "val/cat/copy.png", photos / "val/dog/copy.png")
-
-
-def test_unusual_image_files_are_counted_by_kind(photos):
-    assert "kinds of files" not in found_in(photos)
-    for name, content in (("6.jpg", photo("JPEG", 6)), ("16.png", grey_16_bits("PNG")), ("a.gif", animation("GIF"))):
-        for part in ("train", "val"):
-            (photos / part / "cat" / name).write_bytes(content)
-    for name, mode in (("float.tif", "F"), ("print.tif", "CMYK")):
-        noise(12, 10).convert("L" if mode == "F" else mode).convert(mode).save(photos / "train/dog" / name)
-    verdict, text = found_in(photos)["kinds of files"]
-    assert verdict == OK
-    counts = {part.split(" ", 1)[1]: int(part.split(" ", 1)[0]) for part in text.split(", ") if part[0].isdigit()}
-    several = {"EXIF-rotated (applied)": 2, "16-bit": 2, "transparent": 2, "animated or multi-page": 2}
-    assert counts == several | {"32-bit (refused)": 1, "CMYK": 1}
-    assert "EXIF-rotated (ignored)" in found_in(photos, "DATA.EXIF=ignore")["kinds of files"][1]
 
 
 def test_sampled_image_check_states_the_sample_size(photos):

@@ -5,14 +5,12 @@ import dataclasses
 import pytest
 import torch
 
-from configs.values import flatten
 from engine import first_passes, memory
 from engine.check import check as check_program
 from engine.check import quick_checks
 from engine.check.quick_checks import OK, WARN, WRONG
 from engine.train.trainer import Trainer
 from models import build_model
-from scripts import make_shards
 from tests.engine.check.small_photos import CLEAN, sets_of, trouble
 from tests.support.cases import cases_of, names_of
 from tests.support.configs import RESNET, replaced, small_config
@@ -198,19 +196,6 @@ def test_disk_estimate_ignores_checkpoints_of_other_runs(check, tmp_path, monkey
     assert needed() == before
 
 
-def test_check_row_of_the_data_set_shows_its_notes(check, photos):
-    flags = ["-dataset", "imagefolder", "-data_path", str(photos), "-out", str(photos.parent / "shards")]
-    assert make_shards.main([*flags, "-samples_per_shard", "8"]) == 0
-    tar = photos.parent / "shards" / "train-000001.tar"
-    given = ["-dataset", "shards", "-data_path", str(tar.parent)]
-    (tar.parent / "test-0.tar").write_bytes(tar.read_bytes())
-    verdict, text = check(*given)["data set"]
-    assert verdict == OK
-    assert_names(text, tar.parent / "test")
-    tar.write_bytes(tar.read_bytes()[:-9000])
-    assert check(*given)["data"][0] == WRONG
-
-
 def test_check_compiles_the_model_like_a_run(check, monkeypatch):
     compiled = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: compiled.append(self))
@@ -219,20 +204,3 @@ def test_check_compiles_the_model_like_a_run(check, monkeypatch):
     verdict, told = check(*options, *RESNET.split(), "DATA.IMAGE_SIZE=32")["model"]
     assert verdict == WRONG
     assert_names(told, "COMPILE", "blocks")
-
-
-def test_check_warning_of_conflicting_preprocessing_suggests_options_that_fix_it(check, tmp_path):
-    torch.save(weights_of_other_images(tmp_path), tmp_path / "other.pth")
-    flags = ["-pretrained", str(tmp_path / "other.pth"), "-opts", "DATA.CROP_PCT=0.5"]
-    verdict, text = check(*flags)["preprocessing"]
-    assert verdict == WARN
-    assert_names(text, "DATA.IMAGENET_MEAN", "DATA.CROP_PCT", "0.5", "0.75", tmp_path / "other.pth")
-    pasted = " ".join(text.split()).partition("-opts ")[2].split()
-    assert pasted == ["DATA.CROP_PCT=0.75"]
-    assert check(*flags, *pasted)["preprocessing"][0] == OK
-
-
-def weights_of_other_images(folder) -> dict:
-    """Return weights of the small model, with the metadata of a run with another mean and crop."""
-    config = small_config(folder, "DATA.IMAGE_CHANNELS=3", "DATA.IMAGENET_MEAN=[0.1,0.2,0.3]", "DATA.CROP_PCT=0.75")
-    return {"state_dict": build_model(config, 2).state_dict(), "config": flatten(config)}

@@ -4,17 +4,16 @@ import pytest
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from configs.load import load
 from engine.checkpoint.format import checkpoint_bytes
 from engine.parallel import check_strategy
 from engine.train.optimizers import trained_bytes
 from models import build_model
 from models.weights.sharded import Parts, span
 from tests.support.cases import cases_of, names_of
-from tests.support.configs import SMALL, meta_device, small_config
+from tests.support.configs import SMALL, small_config
 from tests.support.refusals import refused
 from tests.support.run_hash import state_hash
-from tests.support.runs import ROOT, launch
+from tests.support.runs import launch
 from utils.errors import ConfigError
 
 pytestmark = pytest.mark.slow
@@ -157,22 +156,6 @@ def test_host_never_holds_full_model_and_ema_together(runs, tmp_path):
     assert runs["built"]["building"] == pytest.approx(building, rel=0.05) and building < 1.1 * whole
     _, saving = host_bytes(config.TRAIN, build_model(small_config(tmp_path, *COMMON.split(",")), 10), 1, False)
     assert runs["ddp fp32"]["bytes"] == pytest.approx(saving, rel=0.01)  # and a few counters of Adam
-
-
-SIZES = {"0.1": (768, 12, 12, 4), "1": (1408, 40, 16, 48 / 11), "2": (1664, 48, 16, 64 / 13)}  # ViT-B, ViT-g, ViT-G
-
-
-def test_docs_host_memory_table_matches_the_estimate():
-    rows = []
-    for name, sizes in SIZES.items():
-        fields = zip(("EMBED_DIM", "DEPTH", "NUM_HEADS", "MLP_RATIO"), sizes, strict=True)
-        words = [f"MODEL.{field}={value}" for field, value in fields]
-        config = load(["-cfg", "configs/vit_base_patch16_224.yaml", "-opts", "TRAIN.MODEL_EMA=true", *words]).config
-        with meta_device():
-            model = build_model(config, 1000)
-        (ddp, saving), (fsdp2, _) = (host_bytes(config.TRAIN, model, 8, sharded) for sharded in (False, True))
-        rows.append(f"| {name} billion | {ddp / 1e9:.1f} GB | {fsdp2 / 1e9:.1f} GB | {saving / 1e9:.1f} GB |")
-    assert "\n".join(rows) in (ROOT / "docs/many-gpus.md").read_text(), rows
 
 
 def test_non_finite_gradient_in_one_process_skips_the_update_everywhere(runs):

@@ -8,16 +8,14 @@ from unittest.mock import Mock
 import pytest
 import torch
 import yaml
-from torch.overrides import TorchFunctionMode
 
 from configs.load import load
-from engine.precision import policy
-from engine.precision.policy import Precision, amp_hint, choose_half, half_speedup, set_matmul, speed_advice
+from engine.precision.policy import Precision, choose_half, half_speedup, set_matmul
 from engine.train.optimizers import build_optimizer
 from models import build_model
 from models.transforms import choose_transforms
 from models.transforms.blocks import HalfResidual
-from tests.support.cases import assert_cases, cases_of, value_of
+from tests.support.cases import cases_of, value_of
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import assert_names, refused
 from tests.support.trainers import make_trainer, scaled_step, update
@@ -58,40 +56,6 @@ def test_half_dtype_follows_setting_and_device(case):
     wanted, device, has_bfloat16 = case.split()
     half, _ = choose_half(True, {"None": None}.get(wanted, wanted), torch.device(device), has_bfloat16 == "True")
     assert str(half) == value_of("half_types", case)
-
-
-def test_speed_advice_on_half_precision_have_their_settings_and_values():
-    cases = [
-        (half, speedup) for half in (torch.bfloat16, torch.float16, None) for speedup in (0.2, 0.95, 1.1, 1.4, 2.7)
-    ]
-    assert_cases(
-        "speed_of_half_precision", {f"{half}, {speedup}": speed_advice(CPU, half, speedup) for half, speedup in cases}
-    )
-
-
-@pytest.mark.parametrize(
-    ("amp", "speedup", "advice"), [(False, 2.0, ", or use -amp"), (False, 0.5, ""), (True, 2.0, "")]
-)
-def test_memory_advice_suggests_amp_only_if_not_slower(amp, speedup, advice, monkeypatch):
-    monkeypatch.setattr(policy, "half_speedup", lambda device, half: speedup)
-    assert amp_hint(amp, CPU) == advice
-
-
-def test_speed_of_half_precision_is_measured_with_few_matrix_products():
-    class CountProducts(TorchFunctionMode):
-        dtypes = []
-
-        def __torch_function__(self, function, types, args=(), kwargs=None):
-            if function is torch.nn.functional.linear:
-                self.dtypes.append(args[0].dtype)
-            return function(*args, **(kwargs or {}))
-
-    half_speedup.cache_clear()
-    state = torch.get_rng_state()
-    with CountProducts() as products:
-        speedup = half_speedup(CPU, torch.bfloat16)
-    assert 0 < speedup < float("inf") and torch.equal(torch.get_rng_state(), state)
-    assert set(products.dtypes) == {torch.float32, torch.bfloat16} and 4 <= len(products.dtypes) <= 32
 
 
 def test_measured_half_precision_speed_ignores_other_load(monkeypatch):

@@ -1,24 +1,21 @@
 """The lines of epochs on a terminal, advice, and tables that continue the rows of an earlier start of the run."""
 
 import errno
-import math
 import os
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-import torch
 
 from datasets import load_image_sets
 from engine.evaluation.scores import Best, Scores
 from engine.record import columns, console
 from engine.record.advice import DataWaitAdvice
 from engine.record.columns import Epoch, epoch_row, peak_memory
-from engine.record.console import LINES_BELOW_A_HEAD, EpochPrinter
+from engine.record.console import EpochPrinter
 from engine.record.metrics import EpochRows, Recorder, StepRows
 from engine.train.counters import EpochResult, Report
-from tests.support.cases import assert_cases
 from tests.support.configs import CPU, small_config
 from tests.support.runs import epochs_of, rows_of
 from tests.support.trainers import Lines
@@ -47,33 +44,6 @@ def printer_of(tmp_path, *options: str, has_ema: bool = False) -> EpochPrinter:
 
 
 F1 = Scores(0.5, 90.0, 99.0, 100, 0, macro_f1=80.0, metric="macro_f1")
-CASES = {
-    "as mostly": ([], {"raw": SCORES}, Best(91.0, 2)),
-    "a new best, with EMA": ([], {"raw": SCORES, "ema": replace(SCORES, top1=95.0)}, Best(95.0, 3, suffix="_ema")),
-    "nothing evaluated yet": ([], {}, Best()),
-    "by another metric": (["TRAIN.BEST_METRIC=macro_f1"], {"raw": F1}, Best(91.0, 2, metric="macro_f1")),
-    "by the loss": (["TRAIN.BEST_METRIC=loss"], {"raw": SCORES}, Best(0.5, 3, metric="loss")),
-}
-
-
-def test_epoch_lines_are_aligned_and_show_best_metric(tmp_path):
-    pages = {}
-    for number, (name, (options, scores, best)) in enumerate(CASES.items()):
-        found = result(replace(REPORT, skipped=number % 3), **scores)
-        lines = lines_of(
-            printer_of(tmp_path, *options, has_ema="ema" in scores), 3, found, best, number * 100.0 or None
-        )
-        pages[name] = "\n".join(lines)
-        assert number % 3 or len(lines[0]) == len(lines[1]) < 80
-    assert_cases("epochs_on_a_terminal", pages)
-
-
-def test_epoch_table_header_repeats_after_a_screen_of_lines(tmp_path):
-    printer = printer_of(tmp_path)
-    counts = [
-        len(lines_of(printer, epoch, result(raw=SCORES), Best(), None)) for epoch in range(LINES_BELOW_A_HEAD + 2)
-    ]
-    assert counts == [2, *[1] * (LINES_BELOW_A_HEAD - 1), 2, 1]
 
 
 def test_new_metrics_column_appears_in_csv_row_terminal_and_log(tmp_path, monkeypatch):
@@ -116,17 +86,6 @@ def test_metrics_row_holds_all_values_of_an_epoch(monkeypatch):
     monkeypatch.setattr(columns, "peak_memory", lambda device: 64 * 2**20)
     report = replace(REPORT, loss_scale=1024.0, skipped=3, mean_grad_norm=0.75)
     assert epoch_row(epoch_of(3, result(report, raw=F1))) == USUAL
-
-
-def test_log_has_lines_in_paddlevits_format(tmp_path, monkeypatch):
-    monkeypatch.setattr(columns, "peak_memory", lambda device: 64 * 2**20)
-    usual, printer = result(raw=SCORES, ema=replace(SCORES, top1=95.0)), printer_of(tmp_path, has_ema=True)
-    skipping = replace(REPORT, mean_loss=math.nan, accuracy=math.nan, loss_scale=1024.0, skipped=1)
-    pages = {}
-    for name, found in {"evaluated": usual, "all updates skipped, not evaluated": result(skipping)}.items():
-        epoch = epoch_of(3, found)
-        pages[name] = "\n".join(printer.log_lines(epoch_row(epoch), epoch, 40))
-    assert_cases("epochs_in_the_log", pages)
 
 
 def test_old_step_rows_survive_added_columns(tmp_path, monkeypatch):
@@ -196,28 +155,6 @@ def advice_for(tmp_path, num_workers, num_cores, percents, updates=20, in_memory
         said.append("")
         advice.on_report(None, SimpleNamespace(step=index * updates, seconds=1.0, shares={"data": percent}))
     return said
-
-
-WAITS = [  # workers, cores, percent of time waiting, device; training on a GPU uses one core
-    *[
-        (1, 8, 75, "cpu"),
-        (4, 6, 90, "cpu"),
-        (0, 8, 60, "cpu"),
-        (0, 8, 100, "cpu"),
-        (8, 8, 50, "cpu"),
-        (0, 1, 50, "cpu"),
-    ],
-    *[(2, 16, 99, "cuda"), (3, 8, 75, "cuda"), (3, 8, 40, "cuda")],
-]
-
-
-def test_data_wait_advice_matches_cause_and_appears_once(tmp_path):
-    pages = {}
-    for workers, cores, percent, device in WAITS:
-        first, second, third = advice_for(tmp_path, workers, cores, [percent] * 3, device=torch.device(device))
-        assert first == third == "", "the first report must be ignored, and advice must appear once"
-        pages[f"{percent}%, {workers} workers, {cores} cores, {device}"] = second
-    assert_cases("waiting_for_data", pages)
 
 
 def test_data_wait_advice_is_omitted_if_cause_or_remedy_is_missing(tmp_path):

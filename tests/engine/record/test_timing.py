@@ -9,17 +9,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import engine.run
-from configs.load import load
 from configs.schema import Config
 from engine.parallel import Replicated
 from engine.record.console import Console
-from engine.record.timing import MAX_MARKS, HostClock, Timing, shares
+from engine.record.timing import HostClock, Timing, shares
 from engine.train.callback import PHASES, Callback
 from engine.train.counters import Counters, Report
 from tests.support.configs import CPU, small_config
 from tests.support.forks import DEADLINE
-from tests.support.runs import epochs_of, rows_of, run_folder
 from tests.support.trainers import Reports, make_trainer, train, update
 from utils.distributed import Process
 from utils.log import Log
@@ -125,19 +122,6 @@ def test_device_timing_events_are_not_read_between_reports(tmp_path):
         train(trainer)
     assert [sum(each.shares.values()) for each in reports.seen] == [pytest.approx(100, abs=0.05)] * 6
     assert sum(timing.epoch_seconds.values()) == pytest.approx((QueuedEvent.clock - 1) / 1000), "1 ms per event"
-
-
-def test_number_of_timing_marks_is_bounded_and_reports_clear_them():
-    timing = PlannedTiming(forward=1, other=2)
-    for _ in range(MAX_MARKS):
-        timing.on_phase(None, "forward")
-        timing.on_phase(None, "other")
-    assert timing.clock.num_marks == MAX_MARKS
-    seconds = timing.lap()
-    assert seconds["forward"] == MAX_MARKS / 2 and seconds["other"] == pytest.approx(MAX_MARKS, abs=2)
-    timing.on_phase(None, "forward")
-    timing.on_phase(None, "other")
-    assert timing.lap() == {**dict.fromkeys(PHASES, 0.0), "forward": 1.0}
 
 
 def test_device_without_timing_events_reports_only_data_wait():
@@ -246,22 +230,3 @@ def test_gradients_are_averaged_only_in_last_micro_batch(tmp_path):
     finally:
         dist.destroy_process_group()
     assert losses.is_last == [False, False, True] and averaged == {3}
-
-
-@pytest.mark.usefixtures("signal_handlers")
-def test_data_wait_appears_in_log_tables_and_tensorboard(tmp_path, small_yaml):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    loaded = load(["-cfg", str(small_yaml), "-output", f"{tmp_path}/o", "-opts", "TRACK=tensorboard"])
-    timing = mock.patch.object(Timing, "on", return_value=PlannedTiming(data=9, forward=2, backward=4))
-    read = mock.patch("datasets.sources.arrays.ArrayImages.in_memory", False)
-    with timing, read, mock.patch("utils.distributed.count_cores", return_value=4):
-        assert engine.run.run(loaded, Process(CPU)) == 0
-    folder = run_folder(tmp_path / "o")
-    log = (folder / "log.txt").read_text()
-    assert log.count("-num_workers 3") == 1 and log.count("time: 75.0% waiting for data, ") == 2
-    waits = [float(row["data_pct"]) for row in rows_of(folder / "steps.csv")]
-    assert {*waits} == {75.0} == {row["data_wait_pct"] for row in epochs_of(folder)}  # two waits of 9 s in 24 s
-    board = EventAccumulator(str(folder / "tensorboard"))
-    board.Reload()
-    assert all(len(board.Scalars(f"time/{name}")) == len(waits) for name in PHASES)

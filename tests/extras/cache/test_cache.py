@@ -176,31 +176,6 @@ def test_image_sets_in_memory_or_of_unknown_kind_are_not_cached(tmp_path):
 # --- building ---
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_moments", (5, 20, 21, 22, 23))
-def test_killed_cache_build_starts_over_on_next_run(photos, num_moments):
-    config, moments = config_of(photos), iter(range(num_moments))
-
-    def dying(function):
-        def moment(*arguments):
-            if next(moments, None) is None:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*arguments)
-
-        return moment
-
-    if (pid := os.fork()) == 0:
-        for owner, name in ((CacheWriter, "add"), (os, "fsync"), (os, "replace")):
-            setattr(owner, name, dying(getattr(owner, name)))
-        try:
-            cached(config)
-        finally:
-            os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-    assert outcomes(cached(config)) == outcomes(load_image_sets(config)[0])
-    assert len({name for name in files_of(config) if not name.endswith(".lock")}) == 2
-
-
 def test_cached_image_files_are_synced_to_disk(photos, monkeypatch):
     config, synced, fsync = config_of(photos), [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino) or fsync(file))

@@ -1,8 +1,6 @@
 """A run stores a calibration with its best weights; the weights and the run hash do not change."""
 
 import json
-import re
-import shutil
 import signal
 
 import numpy as np
@@ -18,8 +16,7 @@ from models.weights.files import read_weights
 from models.weights.torch_files import read_torch
 from tests.support.configs import CPU, small_config
 from tests.support.run_hash import run_hash, state_hash
-from tests.support.runs import run, run_folder, typed
-from tests.support.several_labels import write_digits
+from tests.support.runs import run, run_folder
 from tests.support.threads import Threads
 from tests.support.trainers import Lines, make_trainer
 from utils.distributed import Process
@@ -155,31 +152,6 @@ def test_killed_and_resumed_run_stores_the_same_calibration(tmp_path, small_yaml
     assert records[0] == records[1] and "calibration" in records[0]
 
 
-def test_report_shows_both_calibration_errors_and_a_diagram(calibrated, tmp_path):
-    page, figures = (
-        (calibrated / "report.html").read_text(),
-        read_torch(calibrated / "best.pth")["calibration"]["figures"],
-    )
-    section = re.search(r"<section><h2>Calibration</h2>.*?</section>", page, re.S)[0]
-    assert f"{figures['ece_before']:.1%} before" in section and f"{figures['ece_after']:.1%} after" in section
-    assert section.count("data:image/png") == 1
-    copy = shutil.copytree(calibrated, tmp_path / "copy")
-    record = json.loads((copy / "results.json").read_text())
-    assert f"The temperature is {record['calibration']['temperature']:.2f}." in section
-    assert "too few images" not in page
-    for few in ({f"bins_{name}": [[0.5, 0.25, 4]] for name in ("before", "after")}, {"num_images": 49}):
-        (copy / "results.json").write_text(json.dumps(record | {"calibration": record["calibration"] | few}))
-        typed("scripts/report.py", copy).done()
-        without = (copy / "report.html").read_text()
-        assert without.count("data:image/png") == page.count("data:image/png") - 1 and "too few images" in without
-    (copy / "results.json").write_text(json.dumps(record | {"calibration": {"bins_before": 1, "bins_after": 1}}))
-    typed("scripts/report.py", copy).refused("results.json", "damaged")
-    del record["calibration"]
-    (copy / "results.json").write_text(json.dumps(record))
-    typed("scripts/report.py", copy).done()
-    assert "Calibration" not in (copy / "report.html").read_text()
-
-
 def test_rerun_of_finished_run_restores_calibration_in_results(tmp_path, small_yaml):
     start(small_yaml, tmp_path, "-opts", "REPORT=true").done()
     path = run_folder(tmp_path) / "results.json"
@@ -189,23 +161,3 @@ def test_rerun_of_finished_run_restores_calibration_in_results(tmp_path, small_y
     path.write_text(json.dumps(record))
     start(small_yaml, tmp_path, "-opts", "REPORT=true").done()
     assert path.read_text() == before
-
-
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_two_processes_store_the_same_calibration_as_one(tmp_path, small_yaml, strategy):
-    flags = ("-epochs", "1", "-opts", "DATA.BATCH_SIZE=16", f"DIST.STRATEGY={strategy}")
-    start(small_yaml, tmp_path / "two", *flags, processes=2).done()
-    two = read_torch(run_folder(tmp_path / "two") / "best.pth")["calibration"]
-    start(small_yaml, tmp_path / "one", "-epochs", "1").done()
-    one = read_torch(run_folder(tmp_path / "one") / "best.pth")["calibration"]
-    assert two["temperature"] == pytest.approx(one["temperature"], rel=1e-2)
-    assert two["figures"]["num_images"] == one["figures"]["num_images"] == 359
-
-
-def test_run_with_several_labels_has_a_temperature_for_each_label(tmp_path, small_yaml):
-    table, _ = write_digits(tmp_path, 300)
-    flags = ["-dataset", "csv", "-data_path", str(table), "-opts", "DATA.LABEL_SEPARATOR=|", "DATA.VAL_FRACTION=0.3"]
-    start(small_yaml, tmp_path / "runs", *flags).done()
-    found = read_torch(run_folder(tmp_path / "runs") / "best.pth")["calibration"]
-    assert len(found["temperature"]) == 4 and found["figures"]["nll_after"] < found["figures"]["nll_before"]
-    assert sum(count for *_, count in found["figures"]["bins_after"]) == 4 * found["figures"]["num_images"]

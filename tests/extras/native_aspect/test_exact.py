@@ -4,14 +4,12 @@ import hashlib
 
 import numpy as np
 import pytest
-import torch
 
 from datasets import build_normalize, build_preparation, build_train_data, load_image_sets
 from datasets.transforms.mixed import Mixed
 from extras.native_aspect.grids import length_of
-from tests.extras.native_aspect.photos import SMALL, settings
+from tests.extras.native_aspect.photos import settings
 from tests.support.configs import CPU, replaced
-from tests.support.runs import launch
 from utils.distributed import Process
 
 pytestmark = pytest.mark.slow
@@ -68,40 +66,3 @@ def test_lengths_of_updates_are_drawn_from_seed_and_step(folder):
     assert set(drawn) == {12, 24, 40} and np.bincount(drawn)[[12, 24, 40]].min() > 70
     assert drawn != [length_of(settings(folder, LENGTHS, "SEED=1"), step) for step in range(300)]
     assert {length_of(settings(folder), step) for step in range(20)} == {24}
-
-
-SPLITS = {
-    "1 x 32": (1, "32,1"),
-    "parts of 8 for lack of memory": (1, "32,1,10"),
-    "parts of 4 on one of two processes": (2, "16,1,5"),
-}
-
-
-@pytest.fixture(scope="module")
-def weights(folder, tmp_path_factory) -> dict:
-    """Return {(mixing, split): the weights in float64 after 12 updates with several lengths}."""
-    out = tmp_path_factory.mktemp("fp64")
-    # timm resizes position embeddings in float32, even in a float64 model. Without them, results can be compared exactly.
-    text = SMALL.format(path=folder / "photos").replace("num_heads: 2", "num_heads: 2, pos_embed: none")
-    text = text.replace("TOKENS: 24", "TOKENS: 24, TRAIN_TOKENS: [12, 24, 40]")
-    (out / "settings.yaml").write_text(text)
-    found = {}
-    for world_size in (1, 2):
-        cases = {
-            (mixing, name): f"{images},{split}"
-            for mixing, images in (("none", "37,false,none"), ("batch", "37,true,batch"))
-            for name, (number, split) in SPLITS.items()
-            if number == world_size
-        }
-        words = out / "settings.yaml", out / f"{world_size}.pth", *sorted(cases.values())
-        made = launch("tests.support.programs.train_fp64", world_size, *words)
-        found |= {key: made[case] for key, case in cases.items()}
-    return found
-
-
-@pytest.mark.parametrize("split", [each for each in SPLITS if each != "1 x 32"])
-@pytest.mark.parametrize("mixing", ["none", "batch"])
-def test_any_split_of_an_update_gives_the_same_weights(weights, mixing, split):
-    for name, weight in weights[mixing, "1 x 32"].items():
-        difference = (weight - weights[mixing, split][name]).abs().max().item()
-        assert weight.dtype is torch.float64 and difference < 1e-10, f"{name} differs by {difference}"

@@ -29,7 +29,6 @@ from utils.distributed import Process
 
 LENGTHS = (1, 7, 24, 196, 576)
 GREY = ("DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.5]")
-BICUBIC = int(Image.Resampling.BICUBIC)
 
 
 def picture(kind: str, width: int, height: int, channels: int = 3) -> np.ndarray:
@@ -265,16 +264,3 @@ def test_images_are_mixed_before_patches_are_erased(folder):
     assert changed.any(1).all() and 0 < targets.share.min() < 0.9
     # If patches were erased before mixing, they would show the partner.
     assert not images["patches"][changed].any()
-
-
-@pytest.mark.parametrize("mode", ["rand", "pixel"])
-def test_erased_boxes_are_rectangles_with_noise_of_their_own(folder, mode):
-    config = settings(folder, "TRAIN.RANDOM_ERASE_PROB=1", f"TRAIN.RANDOM_ERASE_MODE={mode}", "DATA.TRAIN_TOKENS=[64]")
-    batch, normalize = first_batch(config, load_image_sets(config)[0]), build_normalize(config.DATA)
-    images, _ = build_preparation(config, normalize)(batch)
-    changed = (images["patches"] != normalize(batch.images)["patches"]).any(2)
-    first = [each[erased][0, 0].item() for each, erased in zip(images["patches"], changed, strict=True)]
-    assert len(first) == 8 and len(set(first)) >= 7
-    for coord, erased in zip(images["patch_coord"], changed, strict=True):
-        sides = coord[erased].amax(0) - coord[erased].amin(0) + 1
-        assert sides.prod() == erased.sum()

@@ -1,21 +1,17 @@
 """Models with DATA.TOKENS in other parts of a run: the doctor, deterministic kernels, teachers, memory and messages."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import timm
 import torch
 
-from datasets import build_normalize, load_image_sets
+from datasets import build_normalize
 from datasets.loading.workers import AHEAD_OF_PROCESS, shared_bytes
 from engine.batch_size import Trial
-from engine.checkpoint.find import read_checkpoint
 from engine.first_passes import try_largest
 from engine.memory import too_large
-from engine.record.advice import DataWaitAdvice
-from engine.record.saved_files import read_table
 from extras.native_aspect.grids import new_batch, pictures_of, set_grid
 from extras.native_aspect.readers import EvalSequenceTransform
 from extras.native_aspect.synthetic import blank_batch
@@ -136,43 +132,6 @@ def test_memory_trials_use_the_largest_training_length(folder):
     trainer, seen = make_trainer(config), []
     trainer.model.register_forward_pre_hook(lambda model, images: seen.append(images[0]["patches"].shape))
     assert try_largest(trainer) is None and seen == [(config.DATA.BATCH_SIZE, 40, 192)]
-
-
-def test_data_wait_advice_names_a_supported_cache(folder):
-    config, said = settings(folder, "DATA.NUM_WORKERS=1"), []
-    advice = DataWaitAdvice(config, load_image_sets(config)[0], Process(CPU, num_cores=1), said.append)
-    for step in (0, 20):
-        advice.on_report(None, SimpleNamespace(step=step, seconds=1.0, shares={"data": 90}))
-    (line,) = said
-    assert_names(line, "DATA.CACHE=disk")
-    settings(folder, "DATA.CACHE=disk")  # the rules accept the advice
-
-
-def test_budget_ends_the_run_with_its_schedule_complete(start, tmp_path):
-    flags = [
-        "-budget",
-        "10s",
-        "-epochs",
-        "90",
-        "-opts",
-        "TRAIN.END_LR=1e-6",
-        "DATA.TRAIN_TOKENS=[12,24]",
-        "REPORT_FREQ=1",
-    ]
-    start(tmp_path, *flags, pass_time=[0.1, 0.1, 0], save_at_once=[]).done()
-    output = run_folder(tmp_path)
-    table, saved = read_table(output / "steps.csv"), read_checkpoint(output / "last.pth")
-    assert 80 <= saved["step"] <= 100 and saved["step"] == saved["progress"]["choices"][0][1]
-    assert float(table[-1]["lr"]) < 2e-6 and saved["budget"]["used"] <= 10
-
-
-@pytest.mark.parametrize("tokens", ["24", "null"])
-def test_check_has_hints_about_squares_only_for_square_images(folder, tmp_path, tokens):
-    words = ["-cfg", folder / "native.yaml", "-output", tmp_path, "-check", "-opts", f"DATA.TOKENS={tokens}"]
-    model = "MODEL.NAME=vit_tiny_patch16_224", "MODEL.KWARGS.depth=1"
-    said = run("main_single_gpu.py", *map(str, words), *model).stdout
-    assert "validation sizes" in said
-    assert ("enlarged to DATA.IMAGE_SIZE" in said, "DATA.CROP_PCT=0.9" in said) == (tokens == "null",) * 2
 
 
 # Models

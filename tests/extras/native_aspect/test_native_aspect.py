@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,7 @@ from tests.extras.native_aspect.photos import SHAPES, VIT, noise, settings
 from tests.support.cases import names_of
 from tests.support.configs import CPU, replaced
 from tests.support.refusals import assert_names, refused
-from tests.support.runs import rows, run, run_folder, typed
+from tests.support.runs import run, run_folder, typed
 from tests.support.trainers import make_trainer, update
 from utils.distributed import Process
 from utils.errors import ConfigError
@@ -82,12 +81,6 @@ def test_normalized_batch_turns_back_into_its_pictures(folder):
     mirrored = normalize.pixels(normalize.mirrored(normalize(batch)))
     for found, expected in zip(mirrored, as_pictures(batch), strict=True):
         assert np.array_equal(found.permute(1, 2, 0).numpy(), expected[:, ::-1])
-
-
-def test_grey_images_are_read_as_one_channel(folder):
-    options = ["DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.5]"]
-    trainer = update(make_trainer(settings(folder, *options)), 2)
-    assert np.isfinite(trainer.report().loss) and trainer.model.embeds.proj.in_features == 64
 
 
 # Mixing and erasing
@@ -194,44 +187,6 @@ def trained(tmp_path_factory, folder):
     return run_folder(output)
 
 
-def test_run_draws_its_training_batch_and_resumes(trained, folder):
-    assert (trained / "train_batch.png").exists() and "at most 24 patches" in (trained / "report.html").read_text()
-    ended = run("main_single_gpu.py", "-resume", str(trained), "-epochs", "2").done()
-    assert "Epoch[002/002]" in ended.stdout
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["-amp"],
-        ["-amp", "-amp_dtype", "float16"],
-        ["-amp", "-opts", "PRECISION.MODE=naive"],
-        ["-opts", "TRAIN.GRAD_CHECKPOINTING=true", "TRAIN.LAYER_DECAY=0.8", "TRAIN.MODEL_EMA=true"],
-        ["-opts", *VIT],
-        ["-batch_size", "auto"],
-        ["-opts", "DATA.CACHE=disk", "DATA.CACHE_PATH={tmp}/cache"],
-        ["-dataset", "synthetic", "-num_classes", "3", "-opts", "DATA.SYNTHETIC_SIZE=32", "DATA.TRAIN_TOKENS=[4,12]"],
-    ],
-    ids=" ".join,
-)
-def test_run_of_one_epoch_has_finite_losses(tmp_path, folder, flags):
-    words = [
-        "-cfg",
-        folder / "native.yaml",
-        "-output",
-        tmp_path / "o",
-        "-epochs",
-        "1",
-        *(each.format(tmp=tmp_path) for each in flags),
-    ]
-    run("main_single_gpu.py", *map(str, words)).done()
-    losses = [
-        json.loads(line)["eval_loss"]
-        for line in (run_folder(tmp_path / "o") / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert losses and all(0 < each < 10 for each in losses)
-
-
 def test_sharded_weights_train_like_replicated_ones(tmp_path, folder):
     found = {}
     for strategy in ("ddp", "fsdp2"):
@@ -333,17 +288,6 @@ def test_square_model_refuses_naflexvit_weights_and_names_the_setting(folder, tm
         load_pretrained(square, str(tmp_path / "native.pth"))
 
 
-def test_crop_settings_have_no_effect(trained, folder, tmp_path):
-    words = ["-cfg", folder / "native.yaml", "-pretrained", trained, "-output", tmp_path, "-epochs", "1"]
-    ended = run("main_single_gpu.py", *map(str, words), "-opts", "DATA.CROP_PCT=0.5", "DATA.CROP_MODE=squash").done()
-    for name in ("DATA.CROP_PCT 0.5", "DATA.CROP_MODE squash"):
-        assert_names(ended.stdout, f"note: {name} has no effect, because DATA.TOKENS is 24")
-    assert "prepared differently" not in ended.printed
-    source, photos = str(run_folder(tmp_path)), str(folder / "photos")
-    for flags in (["-pretrained", source, "-data_path", photos, "-check"], ["-resume", source, "-epochs", "2"]):
-        assert "CROP" not in run("main_single_gpu.py", *flags).done().stdout
-
-
 def test_graph_exports_attention_maps_and_embeddings_are_refused(trained, tmp_path, folder):
     photo = folder / "photos/val/bird/64x64-0.png"
     for target in ("x.onnx", "x.pt2"):
@@ -408,19 +352,6 @@ def test_teacher_that_cannot_read_the_images_is_refused(trained, folder, tmp_pat
 
 
 # -check and refusals
-
-
-def test_check_reports_shapes_and_padding(folder, tmp_path):
-    ended = run("main_single_gpu.py", "-cfg", str(folder / "native.yaml"), "-output", str(tmp_path), "-check").done()
-    ratios = [max(shape) / min(shape) for shape in SHAPES]
-    state, text = rows(ended.stdout)["validation shapes"]
-    wide = sum(each > 2 for each in ratios) / len(ratios)
-    lost = 1 - sum(1 / each for each in ratios) / len(ratios)
-    assert state == "ok"
-    median = re.search(r"median (\d+) x (\d+)", rows(ended.stdout)["validation sizes"][1])
-    height, width = size_of(int(median[2]), int(median[1]), 8, 24)
-    assert_names(text, f"{wide:.1%}", f"{lost:.1%} of the average image", "53.3:1", "24 patches of 8 x 8")
-    assert_names(text, f"the median image becomes {width} x {height}")
 
 
 @pytest.mark.parametrize(

@@ -161,15 +161,6 @@ def test_listed_operator_missing_from_the_model_is_refused():
         OpOverrides(("gelu",), (), "cpu", HALF).apply(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()))
 
 
-def test_notes_report_the_effect_of_operator_lists(listed):
-    assert listed().notes == []
-    assert (
-        "modules and attention cores in float32 (PRECISION.CUSTOM_BLACK_LIST): 1" in listed(black=("head",)).notes[-1]
-    )
-    assert listed(black=("head",), half=None).notes == []
-    assert "float32 anyway" in listed(black=("softmax_with_cross_entropy",)).notes[0]
-
-
 def test_batch_norms_in_operator_lists_keep_float32_statistics():
     for black, white, expected in ((("BatchNorm2d",), (), FLOAT), ((), ("BatchNorm2d",), HALF)):
         model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))

@@ -11,7 +11,6 @@ from engine.settings import load_settings
 from extras.paddlevit.settings import IGNORED, RENAMED, REPLACED, WORDS
 from tests.support.cases import cases_of, content_of, names_of, value_of
 from tests.support.configs import load_text
-from tests.support.modules import ROOT
 from tests.support.refusals import refused
 from tests.support.weight_files import saved
 from utils.errors import ConfigError
@@ -69,12 +68,6 @@ def test_paddlevit_setting_without_replacement_is_refused(text):
 def test_paddlevit_setting_without_effect_is_reported_in_one_line(text):
     (note,) = load_text(text).notes
     assert note == value_of("paddlevit-ignored_settings", text)
-
-
-@pytest.mark.parametrize("page", ["docs/from-paddlevit.md", "docs/zh/from-paddlevit.md"])
-def test_docs_name_every_paddlevit_setting_without_effect(page):
-    text = (ROOT / page).read_text(encoding="utf-8")
-    assert [key for key in IGNORED if f"`{key}`" not in text] == []
 
 
 def test_program_recognizes_every_setting_the_paddlevit_extra_translates():

@@ -3,9 +3,7 @@
 import csv
 import json
 import math
-import re
 import signal
-from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -23,21 +21,21 @@ from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from engine.evaluation.evaluate import evaluate
 from engine.evaluation.scores import Best
-from engine.evaluation.tally import ImageResults, PerImage, Tally
+from engine.evaluation.tally import ImageResults, Tally
 from engine.precision.policy import Precision
 from engine.predict.pictures import tiles_of
 from engine.train.counters import EpochResult
 from extras.report import image_sheets
 from extras.report import image_tables as module
 from extras.report.image_results import BestResults, ResultFiles
-from extras.report.image_sheets import TrainBatch, draw_confusion, draw_mistakes
+from extras.report.image_sheets import draw_confusion
 from extras.report.image_tables import Names, class_records, with_ranking, write_tables
 from tests.support.configs import CPU, small_config
 from tests.support.properties import examples
 from tests.support.run_hash import run_hash
 from tests.support.runs import epochs_of, rows_of, run, run_folder, status_of
 from tests.support.threads import Threads
-from tests.support.trainers import Lines, make_trainer, update
+from tests.support.trainers import Lines
 from utils.distributed import Process
 
 pytestmark = pytest.mark.slow
@@ -206,12 +204,6 @@ def test_class_shared_by_all_images_has_no_specificity(tmp_path):
     assert table(tmp_path / "per_class.csv")[1][-4:] == ["1.000000", "", "", ""]
 
 
-def test_log_says_that_large_evaluations_have_no_auc(monkeypatch):
-    results, log = made_up(np.array([0, 1]), np.array([0, 1]), 2), Lines()
-    found = with_ranking(replace(results, local=PerImage()), Process(CPU), log)
-    assert np.isnan(found.ranking.auc).all() and "2 images x 2 classes" in log.said[0]
-
-
 def made_up(labels, predictions, num_classes, probabilities=None) -> ImageResults:
     counts = [np.bincount(each, minlength=num_classes) for each in (labels, predictions, labels[labels == predictions])]
     shares = np.full(len(labels), 0.5, np.float32) if probabilities is None else probabilities
@@ -237,40 +229,6 @@ def test_huge_confusion_matrix_is_written_as_list_and_picture(tmp_path, monkeypa
     monkeypatch.setattr(module, "MOST_CLASSES", 3000)
     write_tables(tmp_path, results, images)
     assert table(tmp_path / "confusion.csv")[0][1:] == images.classes, "a matrix for the most classes"
-
-
-def test_mistake_sheet_shows_36_most_certain_readable_images(monkeypatch):
-    images = make_images()
-    images.images = np.broadcast_to(np.arange(61, dtype=np.uint8)[:, None, None] * 4, (61, 8, 8))
-    shares = np.random.default_rng(0).permutation(61).astype(np.float32) / 61
-    labels, predictions = np.zeros(61, int), (np.arange(61) % 10 > 0).astype(int)
-    sheet = np.asarray(draw_mistakes(made_up(labels, predictions, 6, shares), images).convert("L"))
-    wrong = np.flatnonzero(predictions)
-    chosen = wrong[np.argsort(-shares[wrong])][:36]
-    shown = [index for index in chosen if index not in UNREADABLE]
-    assert len(shown) < 36, "one of them is unreadable"
-    areas = dict(zip(*np.unique(sheet, return_counts=True), strict=True))
-    assert {value // 4 for value, area in areas.items() if area > 15_000 and value not in (225, 255)} == set(shown)
-    assert Image.fromarray(sheet).width > 900
-    monkeypatch.setattr(image_sheets, "contact_sheet", lambda *_, title, **how: title)
-    for count in (36, 37):
-        every = made_up(np.zeros(count, int), np.ones(count, int), 6, shares[:count])
-        assert ("most certain" in draw_mistakes(every, images)) == (count > 36)
-
-
-def test_captions_of_first_batch_sheet_name_classes_and_mixup_shares(tmp_path, monkeypatch):
-    captions = []
-    monkeypatch.setattr(
-        image_sheets, "contact_sheet", lambda tiles, **how: captions.append(tiles) or Image.new("L", (1, 1))
-    )
-    for words in ([], ["TRAIN.MIXUP_ALPHA=0.8", "TRAIN.MIXUP_MODE=elem", "TRAIN.MIXUP_PROB=0.5"]):
-        config = small_config(tmp_path, *words)
-        callback = TrainBatch(config, tmp_path, [f"digit {number}" for number in range(10)], Lines())
-        callback.on_report(update(make_trainer(config, callbacks=[callback]), 2), None)
-    plain, mixed = ([tile.caption[0] for tile in tiles] for tiles in captions)
-    shares = [re.fullmatch(r"(\d+)% (digit \d), (\d+)% digit \d", caption) for caption in mixed]
-    assert {each and int(each[1]) + int(each[3]) for each in shares} == {None, 100}
-    assert [each[2] if each else caption for each, caption in zip(shares, mixed, strict=True)] == plain
 
 
 def test_processes_without_images_gather_empty_results():

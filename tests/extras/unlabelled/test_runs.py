@@ -55,12 +55,6 @@ def unbroken(tmp_path_factory, start):
     return train
 
 
-def test_frozen_weights_do_not_stop_two_processes(tmp_path, start):
-    options = "TRAIN.FEATURES=patches MODEL.KWARGS.global_pool=avg MODEL.KWARGS.class_token=false DATA.BATCH_SIZE=4"
-    ended = start(tmp_path, f"{options} TRAIN.ACCUM_ITER=2", processes=2).done()
-    assert_names(ended.stdout, "fc_norm.weight")
-
-
 def scored_by_hand(start, folder) -> tuple[float, float, int]:
     """Return the similarity of best.pth on held-out photos, its k-NN accuracy, and the number of held-out photos."""
     from configs.values import unflatten
@@ -145,17 +139,6 @@ def test_unreadable_photos_are_named_and_left_out(tmp_path, start):
     ended = start(tmp_path / "1", "TRAIN.NUM_EPOCHS=1 DATA.DROP_LAST=false").done()
     assert re.search(r"cannot read .*trip 0/broken.png", ended.printed)
     assert start(tmp_path / "2", "TRAIN.NUM_EPOCHS=1 DATA.DROP_LAST=false DATA.MAX_BAD_FRACTION=0").returncode == 2
-
-
-def test_report_shows_scores_without_tables_of_classes(tmp_path, start):
-    typed("main_single_gpu.py", *start.words(tmp_path, "REPORT=true")).done()
-    folder = run_folder(tmp_path)
-    names = {path.name for path in folder.iterdir()}
-    assert {"report.html", "loss.png", "accuracy.png", "train_batch.png", "best.pth"} <= names
-    assert not names & {"confusion.png", "mistakes.png", "per_class.csv", "predictions.csv", "results.json"}
-    page = (folder / "report.html").read_text()
-    assert "similarity" in page and "k-NN accuracy" in page and "DATA.LABELLED_PATH" in page
-    assert not re.search("Confusion|Calibration|top-1|<dt>Classes", page)
 
 
 def test_similarity_decides_the_best_epoch_without_labelled_photos(tmp_path, start):

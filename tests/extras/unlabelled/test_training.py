@@ -8,16 +8,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from engine.first_passes import fit_micro_batches
 from extras.unlabelled.step import mean_cosine
 from extras.unlabelled.student import make_student
 from models import build_model
 from models.features import Widths, widths_of
 from tests.extras.unlabelled.support import digits_config, make_feature_trainer
 from tests.support.configs import small_config
-from tests.support.planted import run_out
 from tests.support.trainers import update
-from utils.log import Log
 
 pytestmark = pytest.mark.slow
 
@@ -80,20 +77,6 @@ def test_losses_equal_a_plain_pytorch_loop_update_by_update(tmp_path, features, 
         losses.append(update(trainer, 1).report().loss)
     expected = plain_losses(state, config.TRAIN.TEACHER_MODEL, pixels, features, kind)
     assert losses == pytest.approx(expected, abs=1e-6, rel=0) and expected[-1] < expected[0]
-
-
-def test_smaller_micro_batches_end_with_the_same_weights(tmp_path, monkeypatch):
-    monkeypatch.setattr("engine.first_passes.raises_when_full", lambda device: True)
-    short = make_feature_trainer(digits_config(tmp_path))
-    run_out(short, fits=16, step=0)
-    fit_micro_batches(short, Log(1))
-    assert short.data.order.batch_size == 16
-    small = make_feature_trainer(digits_config(tmp_path, "DATA.BATCH_SIZE=16", "TRAIN.ACCUM_ITER=2"))
-    update(short, 3), update(small, 3)
-    whole = update(make_feature_trainer(digits_config(tmp_path)), 3)
-    for name, weight in whole.model.state_dict().items():
-        torch.testing.assert_close(short.model.state_dict()[name], weight, rtol=0, atol=1e-5)
-        torch.testing.assert_close(small.model.state_dict()[name], weight, rtol=0, atol=1e-5)
 
 
 def test_half_precision_applies_to_the_teacher_and_reduces_the_loss(tmp_path):

@@ -29,6 +29,7 @@ REMOVED: dict[str, Removed] = {  # {full key: the removed setting}
 REMOVED_VALUES: dict[tuple[str, str], str] = {}  # {(full key, value): what to set instead}
 REMOVED_FLAGS: dict[str, str] = {  # {flag: what to do instead}
     "-explain_precision": "see the types of each module with scripts/doctor.py",
+    "-part_size": "embed.py writes one file, which -output names",
 }
 
 

@@ -1,23 +1,19 @@
-"""Writes the features of photos to files, classifies photos with a few examples of each class, or finds similar photos.
+"""Writes the features of images to a file, classifies photos with a few examples of each class, or finds similar photos.
 
-    python scripts/embed.py output/train-20260102-03-04-05 photos -output features
-    python scripts/embed.py vit_base_patch16_224 photos -output features.npz
+    python scripts/embed.py output/train-20260102-03-04-05 photos -output features.npz
+    python scripts/embed.py vit_base_patch16_224 photos -output features.parquet
     python scripts/embed.py output/train-20260102-03-04-05 photos -examples examples -csv classes.csv -sheet classes.png
-    python scripts/embed.py output/train-20260102-03-04-05 photos -near photo.jpg -sheet similar.png -output features
+    python scripts/embed.py output/train-20260102-03-04-05 photos -near photo.jpg -sheet similar.png
 
--output FOLDER writes numbered .npz files with the path, size and features of each photo, or parquet files if the name
-of the folder ends in .parquet (pip install pyarrow). After an interruption, the same command continues with the first
-missing file. -examples names a folder with a folder for each class; one image per
-class is enough, and nothing is trained. -near prints the most similar photos. If -output is given too, -examples and
--near write the features first, or read them if they exist. Unreadable images are reported on stderr and left out, and
-the exit code is 2.
+-output FILE has the path, size and features of each photo (for .parquet: pip install pyarrow). -examples names a folder
+with a folder for each class; one image per class is enough, and nothing is trained. -near prints the most similar photos.
+Unreadable images are reported on stderr and left out, and the exit code is 2.
 """
 
 import argparse
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
@@ -33,11 +29,6 @@ from scripts.predict import (
     settings_flags,
 )
 from utils.errors import ConfigError
-from utils.launch import find_launched_rank
-
-if TYPE_CHECKING:
-    from extras.embeddings.photos import Photos
-    from utils.distributed import Process
 
 MOST_SIMILAR = 99  # maximum number of photos on the sheet of -near
 OF_EXAMPLES = ("csv", "json", "into", "unsure")  # flags that need -examples
@@ -45,46 +36,25 @@ OF_EXAMPLES = ("csv", "json", "into", "unsure")  # flags that need -examples
 
 def main(argv: list[str]) -> int:
     arguments = parse(argv)
-    from extras.embeddings.command import check_inputs, check_output, is_npz
-    from extras.embeddings.files import PART_SIZE
+    from engine.predict.classifier import load_classifier
+    from extras.embeddings.command import embed
+    from extras.embeddings.embedder import Embedder
+    from extras.embeddings.files import check_output
+    from extras.embeddings.nearest import example_classes
     from extras.embeddings.photos import find_photos
-    from utils.distributed import Process, choose_device, find_devices  # local: importing torch takes seconds
+    from utils.distributed import Process, choose_device  # local: importing torch takes seconds
 
-    if is_npz(arguments.output) and (arguments.examples or arguments.near):
-        raise ConfigError(
-            f"-output: {arguments.output} has no effect with -examples or -near, which read only a folder of features; "
-            "name a folder, or leave -output out"
-        )
-    has_parts = arguments.output is not None and not is_npz(arguments.output)
-    if arguments.part_size and not has_parts:
-        raise ConfigError("-part_size has no effect without -output FOLDER; leave it out")
-    launched = find_launched_rank(os.environ)
-    if max(arguments.ngpus or 1, launched.world_size if launched else 1) > 1 and not has_parts:
-        raise ConfigError("-ngpus: several processes work only with -output FOLDER; add it, or start one process")
-
-    def photos() -> "Photos":
-        check_inputs(arguments.examples, arguments.near)
-        found = find_photos("photos", arguments.photos, report)
-        check_output(arguments.output, found)
-        check_pictures(arguments, len(found))
-        return found
-
-    if launched:
-        process = Process.start(arguments.device, launched)
-        code = embed(arguments, process.first(photos), process)
-        process.close()
-        return code
-    found, number = photos(), arguments.ngpus
-    if number is None:
-        kind, count = find_devices(arguments.device)
-        number = (
-            1 if kind == "cpu" or not has_parts else min(count, -(-len(found) // (arguments.part_size or PART_SIZE)))
-        )
-    if number > 1:
-        from utils.launch import launch
-
-        return launch(__file__, argv, number)
-    return embed(arguments, found, Process(choose_device(arguments.device, local_rank=0)))
+    for name in example_classes(arguments.examples) if arguments.examples else []:
+        find_photos("-examples", arguments.examples / name, lambda line: None)
+    if arguments.near and not arguments.near.is_file():
+        raise ConfigError(f"-near: there is no image {arguments.near}; name an image file")
+    photos = find_photos("photos", arguments.photos, report)
+    if arguments.output:
+        check_output(arguments.output)
+    check_pictures(arguments, len(photos))
+    trained = load_classifier(arguments.model, settings_flags(arguments), arguments.raw, needs_classes=False)
+    process = Process(choose_device(arguments.device, local_rank=0))
+    return embed(arguments, photos, Embedder(trained, process, report), report)
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -92,9 +62,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("model", help=MODEL_HELP)
     parser.add_argument("photos", type=Path, help="a folder of images; its subfolders are read too")
     add = parser.add_argument_group("what to do").add_argument
-    output_help = "write the features to files in this folder, or to this file if its name ends in .npz"
-    add("-output", "-o", "-out", type=Path, metavar="FOLDER", help=output_help)
-    add("-part_size", type=at_least(1), metavar="N", help="photos per file in the folder [10000]")
+    add("-output", "-o", "-out", type=Path, metavar="FILE", help="write the features to this .npz or .parquet file")
     add("-examples", type=Path, metavar="FOLDER", help="classify the photos with the examples in FOLDER/CLASS/")
     add("-near", type=Path, metavar="IMAGE", help="find the photos that are most similar to this image")
     add = parser.add_argument_group("output of -examples and -near").add_argument
@@ -104,7 +72,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("-json", type=Path, metavar="FILE", help="write the table, the model and its preprocessing as JSON")
     add("-into", type=Path, metavar="FOLDER", help="copy each photo into the folder of its class in FOLDER")
     add("-unsure", type=float, metavar="P", help="mark photos whose class has a probability below P")
-    add_model_flags(parser, "number of processes, with -output FOLDER [one per GPU, if there are enough files]")
+    add_model_flags(parser, "always 1")
     parser.set_defaults(list=[], classes=None, attention=None)  # flags of predict.py, whose checks are used here
     arguments = parser.parse_args(argv)
     check_flags(arguments)
@@ -117,9 +85,11 @@ def check_flags(arguments: argparse.Namespace) -> None:
     """Raise ConfigError for flags that contradict each other or have no effect."""
     if not (arguments.output or arguments.examples or arguments.near):
         raise ConfigError(
-            "-output is missing; write the features with -output FOLDER, classify the photos with -examples FOLDER, or "
+            "-output is missing; write the features with -output FILE, classify the photos with -examples FOLDER, or "
             "find similar photos with -near IMAGE"
         )
+    if (arguments.ngpus or 1) > 1:
+        raise ConfigError("-ngpus: embed.py uses one process; start one for each part of the photos")
     if arguments.examples and arguments.near:
         raise ConfigError("-examples, -near: they cannot be used together; leave one of them out")
     for flag in OF_EXAMPLES:
@@ -144,17 +114,6 @@ def check_pictures(arguments: argparse.Namespace, num_photos: int) -> None:
             )
     num_tiles = 1 if arguments.near else num_photos
     refuse_other_outputs(files_to_write(arguments, num_tiles) | maps_to_write(arguments, []))
-
-
-def embed(arguments: argparse.Namespace, photos: "Photos", process: "Process") -> int:
-    """Load the model, run the command and return its exit code."""
-    from engine.predict.classifier import load_classifier
-    from extras.embeddings.command import Command
-    from extras.embeddings.embedder import Embedder
-
-    given = (arguments.model, settings_flags(arguments), arguments.raw)
-    trained = process.after_first(lambda: load_classifier(*given, needs_classes=False))
-    return Command(arguments, photos, Embedder(trained, process, report), report).run()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -97,34 +97,27 @@ class Embedder:
             "batch_size": self.batch_size,
         }
 
-    def __call__(self, images: FileImages, ranges: Iterable[range]) -> Iterator[Embedded]:
-        """Yield the features of the images in these ranges, in batches that never cross the end of a range.
-
-        Therefore, the features of a range depend neither on the other ranges nor on the number of loader workers.
-        """
-        ranges = list(ranges)
+    def __call__(self, images: FileImages) -> Iterator[Embedded]:
+        """Yield the features of the images in batches."""
         config = self.config
-        if sum(map(len, ranges)) <= FEW:
+        if len(images) <= FEW:
             config = replace(config, DATA=replace(config.DATA, NUM_WORKERS=0))
         bad_images = BadImages(images, max_fraction=1.0, say=self.say)
-        load = make_loader(
-            SizedReader(images, config), choose_workers(config, images, self.process), self.process.device
-        )
-        lengths = (len(piece.indices) for piece in self._pieces(ranges))
-        with contextlib.closing(load(self._pieces(ranges))) as batches:
-            for num_images, batch in zip(lengths, batches, strict=True):
+        workers = choose_workers(config, images, self.process)
+        load = make_loader(SizedReader(images, config), workers, self.process.device)
+        ranges = [
+            np.arange(start, min(start + self.batch_size, len(images)))
+            for start in range(0, len(images), self.batch_size)
+        ]
+        pieces = [Piece(0, indices, len(indices)) for indices in ranges]
+        with contextlib.closing(load(iter(pieces))) as batches:
+            for piece, batch in zip(pieces, batches, strict=True):
                 bad_images.note(batch.bad)
                 targets = batch.targets.cpu().numpy()
                 sizes, features = targets[:, 1:].astype(np.int32), np.empty((0, self.width), np.float32)
                 if batch.num_samples:
                     features = self._features(batch.images.to(self.process.device))
-                yield Embedded(targets[:, 0], sizes, features, num_images)
-
-    def _pieces(self, ranges: Iterable[range]) -> Iterator[Piece]:
-        for each in ranges:
-            for start in range(each.start, each.stop, self.batch_size):
-                indices = np.arange(start, min(start + self.batch_size, each.stop))
-                yield Piece(0, indices, len(indices))
+                yield Embedded(targets[:, 0], sizes, features, len(piece.indices))
 
     @torch.no_grad()
     def _features(self, pixels: Tensor) -> np.ndarray:

@@ -1,6 +1,5 @@
 """Compares features by cosine similarity: classes from a few examples, and the photos most similar to one image."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,13 +9,13 @@ from datasets.sources.folder import subfolders
 from datasets.sources.images import FileImages
 from engine.predict.predictor import Guess
 from extras.embeddings.embedder import Embedder
-from extras.embeddings.files import Rows
+from extras.embeddings.files import Table
 from extras.embeddings.photos import find_photos
 from utils.errors import ConfigError, DataError
 from utils.text import counted
 
 # With 5 examples of each of 8 drawn classes, the nearest examples and the centre of the class together are about as
-# good as a linear probe (scripts/benchmarks/embeddings.py); either alone was up to 2 percentage points worse.
+# good as a linear probe (measured in release 1.1.0); either alone was up to 2 percentage points worse.
 NEAREST = 3  # examples of a class that are compared, at most
 TEMPERATURE = 0.1  # of the softmax over similarities; chosen for the best log-likelihood on the same photos
 
@@ -80,7 +79,7 @@ def read_examples(folder: Path, embedder: Embedder) -> Examples:
     features, owners = [], []
     for number, name in enumerate(classes):
         photos = find_photos("-examples", folder / name, embedder.say)
-        found = [each.features for each in embedder(photos.images(embedder.rules), [range(len(photos))])]
+        found = [each.features for each in embedder(photos.images(embedder.rules))]
         features += found
         owners += [np.full(len(each), number) for each in found]
         if not sum(map(len, found)):
@@ -91,7 +90,7 @@ def read_examples(folder: Path, embedder: Embedder) -> Examples:
 def embed_one(path: Path, embedder: Embedder) -> np.ndarray:
     """Return the features [D] of one image, scaled to length 1."""
     images = FileImages(Path(), [str(path)], [0], [], embedder.rules)
-    (found,) = embedder(images, [range(1)])
+    (found,) = embedder(images)
     if not len(found.features):
         raise DataError(f"-near: {path} cannot be read; name another image")
     return normalized(found.features)[0]
@@ -104,12 +103,8 @@ class Similar(NamedTuple):
     similarity: float
 
 
-def most_similar(query: np.ndarray, rows: Iterable[Rows], count: int) -> list[Similar]:
+def most_similar(query: np.ndarray, table: Table, count: int) -> list[Similar]:
     """Return the photos most similar to the query, the most similar first. Equally similar photos keep their order."""
-    best: list[Similar] = []
-    for indices, features in rows:
-        similarities = normalized(features) @ query
-        order = np.argsort(-similarities, kind="stable")[:count]
-        found = [Similar(int(indices[row]), float(similarities[row])) for row in order]
-        best = sorted([*best, *found], key=lambda each: (-each.similarity, each.index))[:count]
-    return best
+    similarities = normalized(table.features) @ query
+    order = np.argsort(-similarities, kind="stable")[:count]
+    return [Similar(int(table.indices[row]), float(similarities[row])) for row in order]

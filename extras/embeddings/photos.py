@@ -1,6 +1,5 @@
 """The photos of a folder, as a list of paths that takes little memory."""
 
-import hashlib
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -30,13 +29,6 @@ class Photos(Sequence):
         if not 0 <= index < len(self):
             raise IndexError(index)
         return os.path.normpath(os.path.join(self.folder, os.fsdecode(self.paths[index])))
-
-    def facts(self) -> dict[str, int | str]:
-        """Return the number of photos and a hash of their relative paths. Moving the folder does not change the hash."""
-        digest = hashlib.sha256()
-        for chunk in self.paths.chunks():
-            digest.update(b"".join(path + b"\0" for path in chunk))
-        return {"count": len(self), "sha256": digest.hexdigest()}
 
     def images(self, rules: PixelRules) -> FileImages:
         """Return the photos as an image set without classes."""

@@ -176,37 +176,13 @@ def read_tars(folder: Path) -> dict[str, Any]:
     return {str(tar): cache.path(tar).read_bytes() for tar in tars if cache.holds(tar)}
 
 
-def part_folder(folder: Path):
+def write_embeddings(folder: Path, version: int) -> None:
     from datasets.index import Texts
-    from extras.embeddings.files import PartFolder
+    from extras.embeddings.files import Table, write_features
     from extras.embeddings.photos import Photos
 
-    return PartFolder(
-        folder / "features", Photos(folder, Texts.of([b"1.png", b"2.png"])), {"model": {"features": 3}}, 1
-    )
-
-
-def embed(folder: Path, version: int) -> None:
-    from extras.embeddings.files import Table
-
-    parts = part_folder(folder)
-    with parts.prepared() as missing:
-        for part in missing[:version]:
-            parts.write(part, Table(np.array([part]), np.ones((1, 2), np.int32), np.full((1, 3), part, np.float32)))
-
-
-def read_parts(folder: Path) -> dict[str, Any]:
-    parts = part_folder(folder)
-    paths = [path for part in range(2) if (path := parts.path(part)).exists()]
-    found = {path.name: np.load(path)["features"].tolist() for path in paths}
-    return found | ({"record": record} if (record := read_json(folder / "features/_record.json")) else {})
-
-
-def write_features(folder: Path, version: int) -> None:
-    from extras.embeddings.files import Table, write_npz
-
     table = Table(np.array([0]), np.ones((1, 2), np.int32), np.full((1, 3), version, np.float32))
-    write_npz(folder / "x.npz", part_folder(folder).photos, {}, table)
+    write_features(folder / "x.npz", Photos(folder, Texts.of([b"1.png"])), {}, table)
 
 
 def write_labels(folder: Path, version: int) -> None:
@@ -269,10 +245,7 @@ WRITERS = {
     "sweep": Writer(save_sweep, read_saved_sweep),
     "cache": Writer(write_cache, read_cache),
     "tars of a server": Writer(pull_tar, read_tars),
-    "features": Writer(embed, read_parts),
-    "features in one file": Writer(
-        write_features, contents("x.npz", read=lambda path: np.load(path)["features"].tolist())
-    ),
+    "features": Writer(write_embeddings, contents("x.npz", read=lambda path: np.load(path)["features"].tolist())),
     "table of labels": Writer(write_labels, contents("labels.csv", "labels.json")),
     "batch of an overflow": Writer(
         write_overflow, contents("overflow-batch.pth", read=lambda path: read_torch(path)["images"].tolist())

@@ -1,11 +1,18 @@
-"""Quantities and names in messages."""
+"""Names, URLs and cells in messages and tables."""
 
 import io
 import sys
 
 import pytest
 
+from tests.support.cases import cases_of, value_of
+from utils import text
 from utils.log import Log
+
+
+@pytest.mark.parametrize("call", cases_of("written_as_text"))
+def test_names_urls_and_cells_are_written_safely(call):
+    assert repr(eval(call, vars(text))) == value_of("written_as_text", call)
 
 
 @pytest.mark.parametrize(("encoding", "cat"), [("utf-8", "猫"), ("ascii", "\\u732b")])

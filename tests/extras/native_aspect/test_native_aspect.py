@@ -296,7 +296,7 @@ def test_graph_exports_attention_maps_and_embeddings_are_refused(trained, tmp_pa
         assert not (tmp_path / target).exists()
     ended = typed("scripts/predict.py", trained, photo, "-attention", tmp_path / "maps")
     ended.refused("-attention", "DATA.TOKENS")
-    ended = typed("scripts/embed.py", trained, photo.parent, "-output", tmp_path / "features")
+    ended = typed("scripts/embed.py", trained, photo.parent, "-output", tmp_path / "x.npz")
     ended.refused("DATA.TOKENS")
 
 

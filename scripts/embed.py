@@ -72,7 +72,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("-json", type=Path, metavar="FILE", help="write the table, the model and its preprocessing as JSON")
     add("-into", type=Path, metavar="FOLDER", help="copy each photo into the folder of its class in FOLDER")
     add("-unsure", type=float, metavar="P", help="mark photos whose class has a probability below P")
-    add_model_flags(parser, "always 1")
+    add_model_flags(parser, argparse.SUPPRESS)  # -ngpus has no effect here
     parser.set_defaults(list=[], classes=None, attention=None)  # flags of predict.py, whose checks are used here
     arguments = parser.parse_args(argv)
     check_flags(arguments)

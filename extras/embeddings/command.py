@@ -28,18 +28,19 @@ def embed(given: Namespace, photos: Photos, embedder: Embedder, report: Callable
     """Run the command with checked arguments. Return the exit code, which is 2 if some photos cannot be read."""
     report(describe(embedder))
     examples = read_examples(given.examples, embedder) if given.examples else None  # before hours of computing
+    if examples:
+        of_classes = f"{counted(len(examples.owners), 'example')} of {counted(len(examples.classes), 'class')}"
+        report(f"{given.examples}: {of_classes}")
     query = embed_one(given.near, embedder) if given.near else None
     table = features_of_all(photos, embedder)
     if given.output:
         write_features(given.output, photos, embedder.facts(), table)
         report(f"{given.output}: {counted(len(table.indices), 'row')} of {embedder.width} features")
-    names: list[str] = []  # texts on the sheet
     if examples:
         classify(given, photos, embedder, examples, table)
-        names = examples.classes if given.sheet else []
+    names = examples.classes if examples and given.sheet else []  # texts on the sheet
     if query is not None:
-        find_similar(given, photos, embedder, query, table)
-        names = [photos[index] for index in table.indices.tolist()]
+        names = find_similar(given, photos, embedder, query, table)
     if missing := describe_missing(names):
         report(missing)
     if num_unreadable := len(photos) - len(table.indices):
@@ -87,8 +88,8 @@ def classify(given: Namespace, photos: Photos, embedder: Embedder, examples: Exa
     output.close(facts | {"examples": of_examples})
 
 
-def find_similar(given: Namespace, photos: Photos, embedder: Embedder, query: np.ndarray, table: Table) -> None:
-    """Print and draw the photos that are most similar to the query, without the query itself."""
+def find_similar(given: Namespace, photos: Photos, embedder: Embedder, query: np.ndarray, table: Table) -> list[str]:
+    """Print and draw the photos that are most similar to the query, without the query itself. Return their names."""
     images, count = photos.images(embedder.rules), given.top or NUM_SIMILAR
     found = most_similar(query, table, count + 1)
     found = [each for each in found if not os.path.samefile(photos[each.index], given.near)][:count]
@@ -98,6 +99,7 @@ def find_similar(given: Namespace, photos: Photos, embedder: Embedder, query: np
         print(f"{one_line(photos[index])}\t{similarity:.4f}")
         tiles.append(Tile(thumbnail(images, index), [f"{similarity:.4f}", photos[index]]))
     write_picture(contact_sheet(tiles, NUM_COLUMNS, THUMBNAIL), given.sheet)
+    return [each for tile in tiles for each in tile.caption]
 
 
 def thumbnail(images: FileImages, index: int) -> np.ndarray | None:

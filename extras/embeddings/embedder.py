@@ -1,8 +1,6 @@
 """Computes the features of images with one model, prepared as in the evaluation of its run."""
 
 import contextlib
-import hashlib
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -26,7 +24,6 @@ from models.features import features_of, widths_of
 from models.transforms import choose_transforms
 from utils.distributed import Process
 from utils.errors import ConfigError
-from utils.host import keep_freed_memory
 
 
 class Embedded(NamedTuple):
@@ -65,7 +62,6 @@ class Embedder:
     def __init__(self, trained: Classifier, process: Process, say: Callable[[str], None]):
         """Move the model to the device. `say` logs messages about unreadable images."""
         self.trained, self.process, self.say, self.config = trained, process, say, trained.config
-        self.checksum = checksum_of(trained.model.state_dict())
         data = self.config.DATA
         if data.TOKENS:
             raise ConfigError(
@@ -77,7 +73,6 @@ class Embedder:
             self.width = widths_of(trained.model, data.IMAGE_CHANNELS, data.IMAGE_SIZE).pooled
         except ConfigError as error:
             raise ConfigError(f"{trained.source}: {error}") from None
-        keep_freed_memory(process.device)
         self.precision = Precision(self.config, process.device)
         set_matmul(self.config.PRECISION.MATMUL)
         self.transforms = choose_transforms(self.config, process.device, self.precision.half)
@@ -90,7 +85,7 @@ class Embedder:
         known = self.trained.facts()
         model = {name: known["model"][name] for name in ("weights", "key", "architecture", "epoch")}
         return {
-            "model": model | {"sha256": self.checksum, "features": self.width},
+            "model": model | {"features": self.width},
             "preprocessing": known["preprocessing"],
             "precision": self.precision.name,
             "device": self.process.device.type,
@@ -105,11 +100,8 @@ class Embedder:
         bad_images = BadImages(images, max_fraction=1.0, say=self.say)
         workers = choose_workers(config, images, self.process)
         load = make_loader(SizedReader(images, config), workers, self.process.device)
-        ranges = [
-            np.arange(start, min(start + self.batch_size, len(images)))
-            for start in range(0, len(images), self.batch_size)
-        ]
-        pieces = [Piece(0, indices, len(indices)) for indices in ranges]
+        starts = range(self.batch_size, len(images), self.batch_size)
+        pieces = [Piece(0, indices, len(indices)) for indices in np.split(np.arange(len(images)), starts)]
         with contextlib.closing(load(iter(pieces))) as batches:
             for piece, batch in zip(pieces, batches, strict=True):
                 bad_images.note(batch.bad)
@@ -131,14 +123,3 @@ class Embedder:
         if not features.isfinite().all():
             refuse_not_finite(self.trained.source, self.model, self.transforms, forward)
         return features.cpu().numpy()
-
-
-def checksum_of(state: dict[str, Tensor]) -> str:
-    """Return the SHA-256 of all weights with their names, types and shapes."""
-    digest = hashlib.sha256()
-    for name in sorted(state):
-        tensor = state[name].detach().cpu().contiguous()
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        if math.prod(tensor.shape):
-            digest.update(tensor.view(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()

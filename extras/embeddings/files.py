@@ -59,7 +59,7 @@ def write_features(path: Path, photos: Photos, facts: dict[str, Any], table: Tab
 
 def _paths_of(photos: Photos, table: Table) -> list[str]:
     """Return the paths as text. Bytes that are not UTF-8 become escapes such as \\xff."""
-    paths = (photos.paths[index] for index in table.indices.tolist())
+    paths = (os.fsencode(photos.paths[index]) for index in table.indices.tolist())
     return [path.decode("utf-8", errors="backslashreplace") for path in paths]
 
 

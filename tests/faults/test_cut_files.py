@@ -177,12 +177,11 @@ def read_tars(folder: Path) -> dict[str, Any]:
 
 
 def write_embeddings(folder: Path, version: int) -> None:
-    from datasets.index import Texts
     from extras.embeddings.files import Table, write_features
     from extras.embeddings.photos import Photos
 
     table = Table(np.array([0]), np.ones((1, 2), np.int32), np.full((1, 3), version, np.float32))
-    write_features(folder / "x.npz", Photos(folder, Texts.of([b"1.png"])), {}, table)
+    write_features(folder / "x.npz", Photos(folder, ["1.png"]), {}, table)
 
 
 def write_labels(folder: Path, version: int) -> None:

@@ -12,6 +12,7 @@ from configs.schema import Config
 from configs.values import SETTINGS, convert, flatten, plain, to_text
 from configs.yaml_files import Layer
 from datasets import ImageSet, holds_out_no_more
+from datasets.sources.root import image_root
 from engine.checkpoint.resume import TRAINED_ON, is_run
 from engine.evaluation.scores import TITLES, Best, format_value
 from engine.plan import EvalPlan, Plan, TrainPlan
@@ -121,8 +122,8 @@ def facts_for_status(plan: TrainPlan, model: nn.Module) -> dict[str, str | int]:
 
 
 def path_of_data(config: Config, image_set: ImageSet) -> str | None:
-    """Return the real path of DATA.DATA_PATH, or None if the data is not read from there."""
-    path = Path(config.DATA.DATA_PATH).expanduser()
+    """Return the real path of DATA.DATA_PATH, or DATA.IMAGE_ROOT, or None if the data is not read from there."""
+    path = image_root(config.DATA) or Path(config.DATA.DATA_PATH).expanduser()
     return printable(str(path.resolve())) if path.exists() and not image_set.names_are_numbers else None
 
 

@@ -28,6 +28,7 @@ NOTED = {
 }
 SAME_BY_FACTS = "validation_digest"  # redundant if the runs recorded FACTS_OF_IMAGES
 PATH, MISSING = "DATA.DATA_PATH", "-"
+NAMED_BY_PATH = {"imagefolder", "csv"}  # the name of an image is its path below the folder of the images
 OF_A_START = PATH, "images_per_update"  # facts that depend on where and how a run is started
 Common = Mapping[Path, Mapping[tuple[str, str], bool]]  # {run's folder: {(image, label): whether the run was right}}
 # Settings that identify the data of runs without status.json.
@@ -182,7 +183,8 @@ def check_data(runs: Sequence[SavedRun], is_allowed: bool) -> tuple[str, Common 
     found = first_of(other_data(runs), "; ", limit=4)
     if not found or is_allowed:
         return found and f"the runs have different data, so their figures are not directly comparable: {found}", None
-    common = common_images(runs) if len({run.settings["DATA.DATASET"] for run in runs}) == 1 else None
+    kinds = {run.settings["DATA.DATASET"] for run in runs}
+    common = common_images(runs) if len(kinds) == 1 or kinds <= NAMED_BY_PATH else None
     if not (common and common[runs[0].folder]):
         raise ConfigError(
             f"these runs have different data and no validation images in common, so their figures are not comparable; "

@@ -5,9 +5,9 @@ import shlex
 import pytest
 
 from configs.load import load
-from tests.support.cases import cases_of, names_of
+from tests.support.cases import cases_of, names_of, value_of
 from tests.support.launch_variables import environment_of, launched_rank_of
-from tests.support.refusals import assert_names, refused
+from tests.support.refusals import refused
 from utils.errors import ConfigError
 from utils.launch import LaunchOptions, find_launched_rank, rank_in_environment
 
@@ -17,7 +17,7 @@ SLURM_TASK = SLURM | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_JOB_ID": "17", "SLURM_
 
 @pytest.mark.parametrize("words", cases_of("launchers-launchers"))
 def test_rank_is_read_from_variables_of_every_launcher(words):
-    assert_names(f"{launched_rank_of(words)}", *names_of("launchers-launchers", words))
+    assert launched_rank_of(words) == value_of("launchers-launchers", words)
 
 
 @pytest.mark.parametrize("words", cases_of("launchers-mistakes_of_launchers"))

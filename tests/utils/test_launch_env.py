@@ -8,11 +8,11 @@ import sys
 import pytest
 
 from configs.load import load
-from tests.support.cases import cases_of, names_of
+from tests.support.cases import cases_of, names_of, value_of
 from tests.support.forks import ROOT
 from tests.support.launch_variables import environment_of, launched_rank_of
 from tests.support.modules import imported_at_the_top
-from tests.support.refusals import assert_names, refused
+from tests.support.refusals import refused
 from utils.errors import ConfigError
 from utils.launch import (
     LaunchedRank,
@@ -27,7 +27,7 @@ TORCHELASTIC = {"TORCHELASTIC_RUN_ID": "x", "RANK": "5", "WORLD_SIZE": "8", "LOC
 
 @pytest.mark.parametrize("words", cases_of("launchers"))
 def test_rank_is_read_from_the_variables_of_every_launcher(words):
-    assert_names(f"{launched_rank_of(words)}", *names_of("launchers", words))
+    assert launched_rank_of(words) == value_of("launchers", words)
 
 
 def test_torchrun_start_imports_no_other_launchers():

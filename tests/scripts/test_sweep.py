@@ -144,7 +144,7 @@ def test_sweep_shows_the_estimate_of_the_trial_that_runs(tmp_path, start, preten
 
     monkeypatch.setattr(runner, "start", Estimated)
     printed = start("-seeds", "0,1", exit_with=1)
-    assert_names(printed, "about 1:00", "about 2:00")
+    assert_names(printed, *(f"(seed {n}): about {n + 1}:00 left for this trial" for n in (0, 1)))
 
 
 def test_refused_trial_stops_sweep_and_allows_another_sweep(tmp_path, start, pretended):

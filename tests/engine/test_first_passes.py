@@ -189,7 +189,7 @@ def assert_same_training(folder: Path, expected: dict) -> None:
 def test_command_after_late_shortage_ends_with_the_same_weights(tmp_path, enough, processes, strategy):
     size, rank = 32 // processes, processes - 1
     words = new_run(tmp_path, processes, f"DIST.STRATEGY={strategy}")
-    ended = train(tmp_path, processes, *words, run_out_of_memory=[size // 2, 5, rank], wait_for_each_save=[])
+    ended = train(tmp_path, processes, *words, run_out_of_memory=[size // 2, 5, rank], save_at_once=[])
     assert ended.codes[rank] == 2 and "Traceback" not in ended.stderr
     line = next(line for line in ended.stderr.splitlines() if "at step 5" in line)
     assert_names(line, "DATA.BATCH_SIZE", "out of memory, as arranged")

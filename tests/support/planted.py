@@ -260,17 +260,6 @@ def run_out_of_memory(fits: int, step: int, rank: int) -> None:
     engine.run.fit_micro_batches = limit_and_fit
 
 
-def wait_for_each_save() -> None:
-    """Train on only when a save is on the disk, so that its moment does not depend on the speed of the machine."""
-    for saver in (AsyncSaver, ShardedSaver):
-
-        def save_and_wait(self, *given, save=saver.save) -> None:
-            save(self, *given)
-            self.wait()
-
-        saver.save = save_and_wait
-
-
 def compute_in_float64() -> None:
     make = engine.build.make_model
     engine.build.make_model = engine.eval_run.make_model = lambda *arguments, **options: make(

@@ -23,6 +23,8 @@ from utils.launch import (
 )
 
 TORCHELASTIC = {"TORCHELASTIC_RUN_ID": "x", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
+SLURM = {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "gpu[07-08,11],login"}
+SLURM_TASK = SLURM | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_JOB_ID": "17", "SLURM_STEP_ID": "0"}
 
 
 @pytest.mark.parametrize("words", cases_of("launchers"))
@@ -97,3 +99,26 @@ def test_start_without_a_launcher_in_a_pbs_job_is_refused_unless_alone(tmp_path,
 
 def test_start_without_a_launcher_on_one_node_is_allowed():
     check_single_node({"SLURM_NNODES": "1", "PET_NNODES": "1"})
+
+
+# --- Slurm
+
+
+def test_slurm_job_script_is_not_taken_for_a_rank():
+    assert find_launched_rank(SLURM | {"ENVIRONMENT": "BATCH", "SLURM_PROCID": "0"}) is None
+    assert rank_in_environment(SLURM_TASK | {"SLURM_PROCID": "x"}) == 0, "otherwise no process reports the mistake"
+    one = SLURM_TASK | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
+    assert find_launched_rank(one, LaunchOptions(num_local=2)) is None, "as in a shell opened by srun"
+
+
+def test_all_processes_of_a_slurm_job_share_its_port():
+    def port(**more):
+        return find_launched_rank(SLURM_TASK | more).port
+
+    assert port() == port(SLURM_PROCID="0") and 10000 <= port() < 30000
+    assert len({port(), port(SLURM_JOB_ID="18"), port(SLURM_STEP_ID="1"), port(MASTER_PORT="99")}) == 4
+    assert port(MASTER_PORT="99") == 99
+
+
+def test_address_in_the_flags_overrides_address_of_the_job():
+    assert find_launched_rank(SLURM_TASK, LaunchOptions("tcp://head:99")).host == "head"

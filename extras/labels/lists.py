@@ -57,8 +57,9 @@ def write_lists(folder: Path, data: DataSet, labels: np.ndarray) -> Config:
 
     Raise DataError if a run would read other images, labels or classes from the lists.
     """
-    if (folder / LISTS[0]).exists():
-        raise ConfigError(f"-output: {folder / LISTS[0]} exists; choose another folder")
+    for name in (*LISTS, CLASSES):
+        if (folder / name).exists():
+            raise ConfigError(f"-output: {folder / name} exists; choose another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / CLASSES, "".join(f"{name}\n" for name in data.classes))

@@ -345,6 +345,15 @@ def test_lists_are_not_overwritten(found):
     assert state(LISTS) == before
 
 
+@pytest.mark.parametrize("name", ["train.csv", "val.csv", "classes.txt"])
+def test_other_files_in_the_folder_of_the_lists_are_not_overwritten(found, name):
+    LISTS.mkdir()
+    (LISTS / name).write_text("mine\n")
+    before = state(LISTS)
+    apply().refused("-output", f"corrected/{name}")
+    assert state(LISTS) == before
+
+
 def test_part_that_would_lose_a_class_is_refused(here):
     for part, numbers in (("train", range(8)), ("val", range(8, 14))):
         for number in numbers:

@@ -172,4 +172,6 @@ def _status_of(error: Exception) -> int | None:
     response = getattr(error, "response", None)
     if isinstance(response, dict):  # of botocore
         return response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    return getattr(error, "status", getattr(response, "status_code", None))  # of aiohttp, of huggingface_hub
+    return getattr(
+        error, "status", getattr(response, "status_code", None)
+    )  # attributes of aiohttp's and of huggingface_hub's errors

@@ -1,6 +1,6 @@
 """Finds this process's rank in a run, and starts the processes of this machine through torchrun.
 
-utils/launchers.py handles launchers other than torchrun.
+utils/rendezvous.py then lets the processes meet. It is a separate file, because it imports torch.
 """
 
 import contextlib
@@ -10,17 +10,31 @@ import re
 import signal
 import sys
 import uuid
+import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from utils.errors import ConfigError
 from utils.program import hangup_is_ignored
+from utils.text import counted
 
-# If none of these is set, no launcher other than torchrun gave this process a rank.
-LAUNCHER_VARIABLES = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANK"}
+TORCHRUN, OPEN_MPI, MPI, SLURM = "torchrun", "Open MPI", "MPI (PMI)", "Slurm (srun)"
+VARIABLES, FLAGS = "RANK and WORLD_SIZE in the environment", "the command line"
+# {launcher: its variables for the rank, the number of processes, the rank on this machine, and the number of processes on
+# this machine}. The last two may be missing.
+RANK_VARIABLES = {
+    TORCHRUN: ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    OPEN_MPI: tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+    MPI: ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel's mpirun, srun --mpi=pmi2
+    SLURM: ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+    VARIABLES: ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # also set by Kubernetes' PyTorchJob
+}
 # Variables in which Kubeflow, SkyPilot, dstack and Slurm pass the number of nodes.
 NODE_COUNTS = ("PET_NNODES", "SKYPILOT_NUM_NODES", "DSTACK_NODES_NUM", "SLURM_NNODES")
+# How to start several processes with a launcher.
+SEVERAL = {SLURM: "srun --ntasks N", OPEN_MPI: "mpirun -np N", MPI: "mpirun -np N"}
 
 
 @dataclass(frozen=True)
@@ -50,22 +64,41 @@ class LaunchedRank:
     @property
     def parent_is_launcher(self) -> bool:
         """Return whether the parent is the launcher. If so, this process must end with it. Otherwise it may be a shell."""
-        return self.launcher in ("torchrun", "Open MPI")
+        return self.launcher in (TORCHRUN, OPEN_MPI)
 
 
 def find_launched_rank(environment: Mapping[str, str], options: LaunchOptions = LaunchOptions()) -> LaunchedRank | None:
-    """Return this process's rank, or None if neither a launcher nor a flag gives it one."""
-    ranks = _ranks_in_environment(environment)
-    has_flags = (options.url, options.world_size, options.rank) != (None, None, None)
-    if not ranks and not has_flags:
-        return None
-    if "TORCHELASTIC_RUN_ID" in environment and not has_flags:
-        return ranks[0]
-    from utils.launchers import choose_rank, rank_by_flags
+    """Return this process's rank, with the address of process 0. Raise ConfigError if launchers and flags disagree.
 
-    if has_flags:
-        ranks.append(rank_by_flags(options, ranks[0] if ranks else None))
-    return choose_rank(environment, options, ranks)
+    Return None if nothing gives it a rank, or if a launcher started one process that -ngpus tells to start the others.
+    """
+    ranks = [_read_rank(environment, launcher) for launcher in _launchers_in(environment)]
+    if (options.url, options.world_size, options.rank) != (None, None, None):
+        ranks.append(_rank_by_flags(options, ranks[0] if ranks else None))
+    if not ranks:
+        return None
+    launched = ranks[0]
+    _check_ranks(ranks)
+    if launched.launcher == TORCHRUN and options.url is None:
+        return launched  # torchrun provides the store
+    if launched.world_size > 1:
+        host, port = _find_address(environment, launched, options.url)
+        return replace(launched, host=host, port=port, restart_count=0)  # every start has a new store
+    if options.num_local is not None and options.world_size != 1:
+        return None
+    how = SEVERAL.get(launched.launcher, "-world_size N and a different -rank for each")
+    raise ConfigError(
+        f"-world_size: {launched.launcher} started only one process; for several processes, start several ({how}), "
+        "or let this process start them on its machine with -ngpus N; for one process, run main_single_gpu.py"
+    )
+
+
+def rank_in_environment(environment: Mapping[str, str]) -> int:
+    """Return this process's rank, or 0 if the environment has none. Only rank 0 reports mistakes in the settings."""
+    with contextlib.suppress(ConfigError):
+        for launcher in _launchers_in(environment):
+            return _read_rank(environment, launcher).rank
+    return 0
 
 
 def check_single_node(environment: Mapping[str, str]) -> None:
@@ -86,51 +119,50 @@ def check_single_node(environment: Mapping[str, str]) -> None:
         )
 
 
-def rank_in_environment(environment: Mapping[str, str]) -> int:
-    """Return this process's rank, or 0 if the environment has none. Only rank 0 reports mistakes in the settings."""
-    with contextlib.suppress(ConfigError):
-        if ranks := _ranks_in_environment(environment):
-            return ranks[0].rank
-    return 0
+# --- the rank ---
 
 
-def _ranks_in_environment(environment: Mapping[str, str]) -> list[LaunchedRank]:
-    """Return the ranks that launchers gave this process, the innermost launcher's first."""
+def _launchers_in(environment: Mapping[str, str]) -> list[str]:
+    """Return the launchers that gave this process a rank, the innermost one first."""
     if "TORCHELASTIC_RUN_ID" in environment:
-        return [_rank_by_torchrun(environment)]  # a launcher that started torchrun numbers the processes differently
-    if not LAUNCHER_VARIABLES & environment.keys():
-        return []
-    from utils.launchers import ranks_in_environment
+        return [TORCHRUN]  # a launcher that started torchrun numbers the processes differently
+    found = [launcher for launcher in (OPEN_MPI, MPI) if RANK_VARIABLES[launcher][0] in environment]
+    # An sbatch script has most of Slurm's variables, but no SLURM_STEP_*. If srun started mpirun, only mpirun's rank counts.
+    has_step = any(name.startswith("SLURM_STEP_") for name in environment)
+    is_task = "SLURM_PROCID" in environment and (has_step or environment.get("ENVIRONMENT") != "BATCH")
+    if is_task and not found:
+        found.append(SLURM)
+    # RANK without WORLD_SIZE belongs to another program, and Kubeflow's RANK may be the rank of a node.
+    is_of_node = environment.get("PET_NNODES", "1") != "1"
+    if {"RANK", "WORLD_SIZE"} <= environment.keys() and not is_of_node:
+        found.append(VARIABLES)
+    return found
 
-    return ranks_in_environment(environment)
 
-
-def _rank_by_torchrun(environment: Mapping[str, str]) -> LaunchedRank:
-    """Return the rank that torchrun, or `launch`, gave this process."""
+def _read_rank(environment: Mapping[str, str], launcher: str) -> LaunchedRank:
+    """Return the rank in a launcher's variables."""
+    rank, world_size, local_rank, local_size = RANK_VARIABLES[launcher]
+    if "SLURM_STEP_NUM_TASKS" in environment and launcher == SLURM:
+        world_size = "SLURM_STEP_NUM_TASKS"  # a step may have fewer tasks than its job
+    num_here = re.match("[0-9]*", environment.get(local_size, ""))[0]  # for example 8 from Slurm's 8(x2),4
+    launched = LaunchedRank(
+        launcher,
+        _number_of(environment, rank),
+        _number_of(environment, world_size),
+        local_rank=_number_of(environment, local_rank) if local_rank in environment else None,
+        local_size=int(num_here) if num_here else None,
+    )
+    if launcher != TORCHRUN:
+        return launched
     restart_count = int(environment.get("TORCHELASTIC_RESTART_COUNT", 0))
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "False":
         restart_count = 0  # each start has its own store, and the nodes' restart counts may differ
-    launched = read_rank(environment, "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     num_nodes = int(environment.get("GROUP_WORLD_SIZE", 1))
     max_world_size = launched.world_size * _most_nodes(environment) // num_nodes
     return replace(launched, restart_count=restart_count, max_world_size=max_world_size)
 
 
-def read_rank(
-    environment: Mapping[str, str], launcher: str, rank: str, world_size: str, local_rank: str, local_size: str
-) -> LaunchedRank:
-    """Return the rank from a launcher's variables with these names. The last two variables may be missing."""
-    num_here = re.match("[0-9]*", environment.get(local_size, ""))[0]  # for example 8 from Slurm's 8(x2),4
-    return LaunchedRank(
-        launcher,
-        number_of(environment, rank),
-        number_of(environment, world_size),
-        local_rank=number_of(environment, local_rank) if local_rank in environment else None,
-        local_size=int(num_here) if num_here else None,
-    )
-
-
-def number_of(environment: Mapping[str, str], name: str) -> int:
+def _number_of(environment: Mapping[str, str], name: str) -> int:
     """Return the value of a variable, and raise ConfigError if it is not a whole number."""
     text = environment.get(name)
     if text is None or not re.fullmatch(r"-?[0-9]+", text):
@@ -151,6 +183,104 @@ def _most_nodes(environment: Mapping[str, str]) -> int:
             nodes = given[1]
     most = nodes.partition(":")[2]
     return int(most) if most.isdecimal() else 0
+
+
+def _rank_by_flags(options: LaunchOptions, launched: LaunchedRank | None) -> LaunchedRank:
+    """Return the rank that the flags give. Values without a flag come from the launcher."""
+    rank, world_size, url = options.rank, options.world_size, options.url
+    if launched:
+        rank = launched.rank if rank is None else rank
+        world_size = launched.world_size if world_size is None else world_size
+        url = url or "env://"
+    needed = {"-dist_url": url, "-world_size": world_size, "-rank": rank}
+    missing = [flag for flag, value in needed.items() if value is None]
+    if missing:
+        raise ConfigError(
+            f"{' and '.join(missing)} must be given: without a launcher, every process needs "
+            "-dist_url tcp://HOST:PORT -world_size N -rank R, with its own rank from 0 to N-1"
+        )
+    return LaunchedRank(FLAGS, rank, world_size)
+
+
+def _check_ranks(ranks: list[LaunchedRank]) -> None:
+    """Raise ConfigError if launchers and flags disagree about the rank, or if there is no such rank."""
+    launched = ranks[0]
+    for other in ranks[1:]:
+        if (other.rank, other.world_size) != (launched.rank, launched.world_size):
+            raise ConfigError(
+                f"this is process {launched.rank} of {launched.world_size} according to {launched.launcher}, but "
+                f"process {other.rank} of {other.world_size} according to {other.launcher}; unset the variables or "
+                "leave out the flags that are wrong"
+            )
+    if not 0 <= launched.rank < launched.world_size:
+        raise ConfigError(
+            f"-rank: {launched.launcher} says {launched.rank}, of {counted(launched.world_size, 'process')}; "
+            f"ranks go from 0 to {launched.world_size - 1}"
+        )
+
+
+# --- the address of process 0 ---
+
+
+def _find_address(environment: Mapping[str, str], launched: LaunchedRank, url: str | None) -> tuple[str, int]:
+    """Return host and port of process 0: from -dist_url, from MASTER_ADDR and MASTER_PORT, or from the job."""
+    if url not in (None, "env://"):
+        return _parse_url(url)
+    host = environment.get("MASTER_ADDR") or _default_host(environment, launched)
+    port = environment.get("MASTER_PORT") or str(_default_port(environment, launched))
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"MASTER_PORT in the environment is {port!r}; it must be a port from 1 to 65535, or unset")
+    return host, int(port)
+
+
+def _parse_url(url: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:  # the port is not a number from 0 to 65535
+        host = port = None
+    if not host or not port or parts.scheme != "tcp":
+        raise ConfigError(
+            f"DIST.URL is {url!r}; it must be tcp://HOST:PORT, the machine of process 0 and a free port there, or "
+            "env://"
+        )
+    return host, port
+
+
+def _default_host(environment: Mapping[str, str], launched: LaunchedRank) -> str:
+    """Return the first machine of a Slurm job, or of its step, or this machine if all processes are on it."""
+    if launched.launcher != VARIABLES:
+        names = ["SLURM_STEP_NODELIST"] * (launched.launcher == SLURM) + ["SLURM_JOB_NODELIST", "SLURM_NODELIST"]
+        if nodes := next(filter(None, map(environment.get, names)), ""):
+            return _first_of(nodes)
+        if launched.local_size == launched.world_size:
+            return "127.0.0.1"
+    raise ConfigError(
+        f"MASTER_ADDR is not set, and the machine of process 0 cannot be determined from {launched.launcher}; "
+        "set MASTER_ADDR and MASTER_PORT for all processes (mpirun -x MASTER_ADDR=HOST ...), "
+        "or give -dist_url tcp://HOST:PORT"
+    )
+
+
+def _first_of(nodes: str) -> str:
+    """Return the first host of a Slurm node list, for example node01 for node[01-03,7],gpu5."""
+    match = re.fullmatch(r"((?:[^,\[\]]|\[[^\[\]]+\])+)(,.*)?", nodes)
+    host = re.sub(r"\[([^],-]+)[^]]*\]", r"\1", match[1]) if match else ""
+    if not re.fullmatch(r"[\w.-]+", host):
+        raise ConfigError(
+            f"SLURM_JOB_NODELIST is {nodes!r}, which is not a list of hosts; set MASTER_ADDR and MASTER_PORT"
+        )
+    return host
+
+
+def _default_port(environment: Mapping[str, str], launched: LaunchedRank) -> int:
+    """Return a port derived from the job: the same for all processes of the job, and below the ephemeral ports."""
+    job = environment.get("PMIX_NAMESPACE") if launched.launcher == OPEN_MPI else None
+    job = job or f"{environment.get('SLURM_JOB_ID', '')}.{environment.get('SLURM_STEP_ID', '')}"
+    return 10000 + zlib.crc32(job.encode()) % 20000
+
+
+# --- starting the processes of this machine ---
 
 
 def launch(script: str, arguments: list[str], num_processes: int) -> int:

@@ -55,9 +55,7 @@ class Rendezvous:
     def _open_store(self) -> dist.Store:
         launched = self.launched
         if launched.host:
-            from utils.launchers import open_store
-
-            return open_store(launched.host, launched.port, launched.rank == 0, self.timeout)
+            return _tcp_store(launched.host, launched.port, launched.rank == 0, self.timeout)
         limit = timedelta(seconds=self.timeout)
         store = next(rendezvous("env://", launched.rank, launched.world_size, timeout=limit))[0]
         # torchrun keeps its store across restarts, so each start gets its own key prefix.
@@ -123,3 +121,19 @@ class Rendezvous:
                 status = Path(f"/proc/{self._pids[rank]}/status").read_text()
                 if self.hosts[rank] == self.hosts[self.launched.rank] and f"\nPPid:\t{os.getppid()}\n" in status:
                     os.kill(self._pids[rank], signal.SIGKILL)
+
+
+def _tcp_store(host: str, port: int, is_host: bool, timeout: float) -> dist.TCPStore:
+    """Return the key-value store on process 0. Its server may start later than this process."""
+    deadline = time.monotonic() + timeout
+    while not is_host:
+        # TCPStore would wait twice as long, and then print a C++ stack trace (torch 2.15).
+        try:
+            socket.create_connection((host, port), timeout=timeout).close()
+            break
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+    # With wait_for_workers, an error would not name the missing process.
+    return dist.TCPStore(host, port, None, is_host, timedelta(seconds=timeout), wait_for_workers=False)

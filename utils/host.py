@@ -117,21 +117,6 @@ def has_streams(device: torch.device) -> bool:
     return device.type not in ("cpu", "mps")
 
 
-class LateValue:
-    """A number on the device that the host reads later. Reading waits only for work queued before this object."""
-
-    def __init__(self, value: torch.Tensor):
-        self._value, self._event = value, None
-        if has_streams(value.device):
-            self._value = value.to("cpu", non_blocking=True)
-            self._event = torch.accelerator.current_stream(value.device).record_event()
-
-    def read(self) -> float:
-        if self._event:
-            self._event.synchronize()
-        return self._value.item()
-
-
 def _own_groups(cgroup: Path, membership: Path, base: str, controller: str) -> list[Path]:
     """Return the folders of this process's control group and of its parents."""
     lines = [line.split(":", 2)[1:] for line in membership.read_text().splitlines()] if membership.exists() else []

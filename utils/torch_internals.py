@@ -28,19 +28,6 @@ RESIZE_KERNELS = {
 # These functions start one kernel for all tensors of a model, as torch.optim does. A loop would start hundreds.
 foreach_copy_, foreach_sub = torch._foreach_copy_, torch._foreach_sub
 foreach_mul_, foreach_add_ = torch._foreach_mul_, torch._foreach_add_
-
-
-def foreach_put_back_(tensors: list[Tensor], former: list[Tensor], skipped: Tensor) -> None:
-    """Copy `former` back to the tensors if `skipped`, a value on the device, is 1. The values of `former` are lost.
-
-    A single kernel of fused SGD does this: its first step copies the gradients (here `former`) to the momentum buffers (here
-    the tensors), unless found_inf is 1. All tensors have the same floating-point type.
-    """
-    rates = dict.fromkeys(("lr", "weight_decay", "dampening"), 0.0)
-    flags = {"nesterov": False, "maximize": False, "is_first_step": True}
-    torch._fused_sgd_(former, former, tensors, momentum=1.0, found_inf=1 - skipped, **rates, **flags)
-
-
 ALLOWED_IN_WEIGHTS = _weights_only_unpickler._get_allowed_globals()  # {name: function that weights files may call}
 # Attributes with the labels of torchvision's data sets, so that reading the labels does not require reading all images.
 LABELS = ("targets", "labels", "_labels")

@@ -1,7 +1,6 @@
 """Unscaling, checking and clipping of gradients, and the loss scale: torch's GradScaler with Paddle's rule."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,6 @@ from configs.schema import Precision, Train
 from engine.parallel import Parallel
 from utils.torch_internals import found_inf, found_infs, scale_and_growth, set_found_inf
 
-Optimizer = Any  # a torch optimizer, or SkippingOptimizer from extras/optimizers, whose step() takes found_inf
 SMALLEST_UNIT = 1e-3  # AGC's lower limit for the norm of a unit's weights, so that a unit can learn even if all are 0
 
 
@@ -100,7 +98,7 @@ class LossScaler(GradScaler):
         return torch.where(shrinks, shrunk, torch.where(grows, grown, scale))
 
     def unscale_and_clip(
-        self, optimizer: Optimizer, parameters: Sequence[Tensor], parallel: Parallel, clipping: Clipping
+        self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], parallel: Parallel, clipping: Clipping
     ) -> Tensor:
         """Unscale, check and clip the gradients before step(). Return their norm before clipping, on the device."""
         self.unscale_(optimizer)
@@ -109,14 +107,7 @@ class LossScaler(GradScaler):
         clipping(parameters, norm)
         return norm
 
-    def step(self, optimizer: Optimizer) -> None:
-        """Update the weights unless a gradient is not finite. The device decides, without synchronisation."""
-        if isinstance(optimizer, torch.optim.Optimizer):
-            super().step(optimizer)
-        else:
-            optimizer.step(self.found_inf(optimizer))
-
-    def found_inf(self, optimizer: Optimizer) -> Tensor:
+    def found_inf(self, optimizer: torch.optim.Optimizer) -> Tensor:
         """Return 1.0 if a gradient is not finite, else 0.0, on the device. The value is valid until update()."""
         return found_inf(self, optimizer)
 
@@ -138,7 +129,7 @@ class FusedLossScaler(LossScaler):
     """
 
     def unscale_and_clip(
-        self, optimizer: Optimizer, parameters: Sequence[Tensor], parallel: Parallel, clipping: Clipping
+        self, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], parallel: Parallel, clipping: Clipping
     ) -> Tensor:
         if not (optimizer.defaults.get("fused") and clipping.is_by_norm):
             return super().unscale_and_clip(optimizer, parameters, parallel, clipping)

@@ -5,7 +5,6 @@ import fnmatch
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -16,9 +15,6 @@ from models.weights.sharded import is_plain
 from utils.errors import ConfigError, did_you_mean
 from utils.torch_internals import tree_leaves, without_compiler
 
-# torch.optim.Optimizer, or the SkippingOptimizer from extras/optimizers, whose step also takes found_inf
-AnyOptimizer = Any
-
 KEY = "TRAIN.OPTIMIZER"
 OURS = TORCH_OPTIMIZERS  # torch's fused optimizers; all other names are timm's
 # Arguments that TRAIN.OPTIMIZER.KWARGS may not set: they have a setting, or they decide how a step is computed.
@@ -28,8 +24,8 @@ NOT_TAKEN = ("fused", "capturable", "differentiable", "foreach", "maximize", "de
 
 def build_optimizer(
     settings: Train, model: nn.Module, own: dict[str, nn.Parameter] | None = None, peak: float | None = None
-) -> AnyOptimizer:
-    """Build the optimizer of all trainable parameters. It can skip an update on the device.
+) -> torch.optim.Optimizer:
+    """Build the optimizer of all trainable parameters.
 
     `own` is this process's part of each parameter if the model is sharded. `peak` is the highest learning rate of the
     run, by which some optimizers scale the weight decay. The default is TRAIN.BASE_LR.
@@ -37,21 +33,11 @@ def build_optimizer(
     own = dict(model.named_parameters()) if own is None else own
     groups = parameter_groups(settings, model, own)
     if settings.OPTIMIZER.NAME not in OURS:
-        from extras.optimizers.of_timm import build_timms
+        from extras.timm_optimizers import build_timms
 
         return build_timms(settings, groups, settings.BASE_LR if peak is None else peak)
     # On MPS the fused kernels of older torch versions ignore found_inf and grad_scale, so no update would be skipped.
     is_fused = next(iter(own.values())).device.type != "mps"
-    optimizer = _build_ours(settings, groups, is_fused)
-    if is_fused:
-        return optimizer
-    from extras.optimizers.skipping import SkippingOptimizer
-
-    return SkippingOptimizer(optimizer)
-
-
-def _build_ours(settings: Train, groups: list[dict], is_fused: bool) -> torch.optim.Optimizer:
-    """Build one of torch's fused optimizers, which are faster and whose kernels can skip an update."""
     chosen = settings.OPTIMIZER
     arguments = {"lr": settings.BASE_LR, "fused": is_fused} | dict(chosen.KWARGS)
     with refusing_arguments(settings):
@@ -101,10 +87,7 @@ def numbers_per_weight(settings: Train) -> float:
     weight.grad = torch.zeros_like(weight)
     optimizer = build_optimizer(replace(settings, LAYER_DECAY=None), nn.ParameterList([weight]))
     with refusing_arguments(settings):  # timm's constructors check few arguments, so errors occur in the step
-        if isinstance(optimizer, torch.optim.Optimizer):
-            optimizer.step()
-        else:
-            optimizer.step(torch.zeros(()))
+        optimizer.step()
     tensors = [each for each in tree_leaves(dict(optimizer.state)) if isinstance(each, torch.Tensor)]
     kept = sum(each.numel() for each in tensors if each.ndim)
     return kept / weight.numel()
@@ -119,7 +102,7 @@ def trained_bytes(model: nn.Module) -> int:
     return sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
 
 
-def check_state(optimizer: AnyOptimizer, state: dict) -> None:
+def check_state(optimizer: torch.optim.Optimizer, state: dict) -> None:
     """Refuse a saved optimizer whose parameter groups differ from this optimizer's in number or size."""
     both = state["param_groups"], optimizer.param_groups
     then, now = ([len(group["params"]) for group in groups] for groups in both)
@@ -131,7 +114,7 @@ def check_state(optimizer: AnyOptimizer, state: dict) -> None:
         )
 
 
-def load_state(optimizer: AnyOptimizer, state: dict, name: str) -> None:
+def load_state(optimizer: torch.optim.Optimizer, state: dict, name: str) -> None:
     """Load the saved state of an optimizer of this name. Raise ValueError if a tensor has the wrong shape."""
     check_state(optimizer, state)
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
@@ -168,7 +151,7 @@ def changes_by_element(name: str) -> bool:
     """Return whether each element of a weight is updated by its own gradients only, so that weights can be sharded."""
     if name in OURS:
         return True
-    from extras.optimizers.of_timm import BY_ELEMENT
+    from extras.timm_optimizers import BY_ELEMENT
 
     return name in BY_ELEMENT
 
@@ -177,7 +160,7 @@ def find_class(chosen: Optimizer) -> Callable:
     """Return the class of the chosen optimizer. If it is not torch's, import timm, which takes seconds."""
     if chosen.NAME in OURS:
         return without_compiler(getattr(torch.optim, chosen.NAME))
-    from extras.optimizers.of_timm import find_timms
+    from extras.timm_optimizers import find_timms
 
     return find_timms(chosen.NAME)
 

@@ -16,7 +16,7 @@ from engine.precision.policy import Precision
 from engine.train.callback import Callback
 from engine.train.counters import Counters, Report
 from engine.train.loss import Loss, hits
-from engine.train.optimizers import AnyOptimizer, load_state, set_rates
+from engine.train.optimizers import load_state, set_rates
 from engine.train.schedule import Schedule
 from models.transforms import ModelTransforms
 from models.weights.state import PREFERRED
@@ -50,7 +50,7 @@ class Trainer:
     transforms: ModelTransforms  # changes to how the model computes; reverted where the original modules are needed
     precision: Precision
     parallel: Parallel
-    optimizer: AnyOptimizer  # from TORCH_OPTIMIZERS (configs/tables.py) or from timm
+    optimizer: torch.optim.Optimizer  # from TORCH_OPTIMIZERS (configs/tables.py) or from timm
     parameters: list[nn.Parameter]  # the parameters that this process's optimizer updates
     clipping: Clipping
     schedule: Schedule  # the learning rate of each step; TRAIN.LINEAR_SCALED_LR scales it with the global batch

@@ -13,7 +13,6 @@ from engine.train.ema import ForeachLerp, FusedLerp
 from models.transforms.gpu_kernels import GpuKernels
 from tests.gpu.trainers import first_batches, relative_error, small_trainer
 from tests.support.batches import ERASES, MIXES, batch, settings
-from utils.torch_internals import foreach_put_back_
 
 
 @pytest.mark.parametrize("optimizer, largest_error", [("AdamW", 1e-3), ("SGD", 1e-5)])
@@ -49,17 +48,6 @@ def test_patch_embedding_as_matrix_product_matches_convolution(device, dtype, la
         direction = torch.linspace(-1, 1, tokens.numel()).view(tokens.shape).to(tokens)
         found.append([each.cpu() for each in (tokens, *torch.autograd.grad(tokens, embed.parameters(), direction))])
     assert relative_error(*found) < largest_error
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("skipped", [0.0, 1.0])
-def test_single_kernel_restores_exact_bits_after_skipped_update(device, skipped, dtype):
-    former = [torch.randn(3, 5, device=device).to(dtype), torch.full((70_000,), -0.0, device=device, dtype=dtype)]
-    now = [torch.full_like(each, float("nan")) for each in former]
-    expected = [each.clone() for each in (former if skipped else now)]
-    foreach_put_back_(now, former, torch.tensor(skipped, device=device))
-    for each, wanted in zip(now, expected, strict=True):
-        assert torch.equal(each.view(torch.uint8), wanted.view(torch.uint8))
 
 
 @pytest.mark.parametrize("skipped", [0.0, 1.0])

@@ -6,7 +6,9 @@ import functools
 import torch
 from torch import nn
 
-from configs.schema import Optimizer, Train
+from configs.schema import Optimizer, Precision, Train
+from engine.parallel import Parallel
+from engine.precision.loss_scale import Clipping, FusedLossScaler, LossScaler
 from engine.train.optimizers import OURS, build_optimizer
 from tests.support.pretend_device import waits
 
@@ -22,14 +24,18 @@ def one_of_each_class() -> list[str]:
 
 
 class Learner:
-    """A tiny model with an optimizer."""
+    """A tiny model with an optimizer and a loss scaler, whose scale is 1."""
 
     def __init__(self, name: str, device: str | torch.device = "cpu", width: int = 16, **settings):
         torch.manual_seed(0)
         self.device = torch.device(device)
         self.model = nn.Sequential(nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(width, 3)).to(self.device)
         train = Train(OPTIMIZER=Optimizer(NAME=name), BASE_LR=1e-2, WEIGHT_DECAY=0.1)
-        self.optimizer = build_optimizer(dataclasses.replace(train, **settings), self.model)
+        train = dataclasses.replace(train, **settings)
+        self.optimizer, self.clipping = build_optimizer(train, self.model), Clipping(train, self.model)
+        scaler = LossScaler if self.device.type == "cpu" else FusedLossScaler
+        self.scaler = scaler(self.device.type, Precision(), needed=False)
+        self.scaler.scale(torch.zeros(1).to(self.device))  # creates the tensor of the scale
         self.waits: dict[str, int] = {}  # waits of the host in the last step, with the pretend device
 
     def step(self, number: int, overflows: bool = False) -> "Learner":
@@ -39,14 +45,10 @@ class Learner:
             if overflows:
                 gradient.view(-1)[0] = float("nan")
             parameter.grad = gradient.to(self.device)
-        skipped = torch.tensor([float(overflows)]).to(self.device)
         with waits() as self.waits:
-            if not isinstance(self.optimizer, torch.optim.Optimizer):
-                self.optimizer.step(skipped)
-            else:
-                if self.optimizer.defaults.get("fused"):
-                    self.optimizer.found_inf = skipped.reshape(())  # as a GradScaler sets it
-                self.optimizer.step()
+            self.scaler.unscale_and_clip(self.optimizer, list(self.model.parameters()), Parallel(), self.clipping)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
         return self
 
     def state(self) -> dict:

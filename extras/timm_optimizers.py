@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import NoReturn
 
+import torch
+
 from configs.schema import Train
 from engine.train.optimizers import KEY, OURS, refusing_arguments, set_arguments
-from extras.optimizers.skipping import SkippingOptimizer
 from utils.errors import ConfigError, did_you_mean
 from utils.torch_internals import import_timm
 
@@ -17,7 +18,7 @@ rmsproptf rmsproptfc rmsproptfw sgdc sgdw""".split()
 PACKAGES = {"bnb": "bitsandbytes", "fused": "apex"}  # {start of an optimizer's name: package that it needs}
 
 
-def build_timms(settings: Train, groups: list[dict], peak: float) -> SkippingOptimizer:
+def build_timms(settings: Train, groups: list[dict], peak: float) -> torch.optim.Optimizer:
     """Return the optimizer of timm that the settings name. `peak`: the highest learning rate of the run."""
     chosen = settings.OPTIMIZER
     find_timms(chosen.NAME)  # refuses an unknown name
@@ -25,7 +26,7 @@ def build_timms(settings: Train, groups: list[dict], peak: float) -> SkippingOpt
     with refusing_arguments(settings):
         from timm.optim import create_optimizer_v2  # local: importing timm takes seconds
 
-        return SkippingOptimizer(create_optimizer_v2(groups, opt=chosen.NAME, **arguments))
+        return create_optimizer_v2(groups, opt=chosen.NAME, **arguments)
 
 
 def find_timms(name: str) -> Callable:

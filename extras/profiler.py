@@ -51,8 +51,6 @@ class Profiler(Callback):
     def _write(self, traced: profile) -> None:
         self._is_done = True
         try:
-            # Torch would overwrite the file of an earlier start in place, which would also change its hard links.
-            self._path.unlink(missing_ok=True)
             traced.export_chrome_trace(str(self._path))
         except OSError as error:
             self._say(f"warning: cannot write {self._path} ({cause_of(error)}); training continues")

@@ -6,7 +6,6 @@ import fcntl
 import os
 import secrets
 import shutil
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -119,52 +118,22 @@ def without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 
-def has_other_names(file: int | Path) -> bool:
-    """Return whether a file or open descriptor has further hard links, for example in a snapshot by `cp -al`."""
-    status = os.stat(file)
-    return stat.S_ISREG(status.st_mode) and status.st_nlink > 1
-
-
 class LineFile:
-    """A text file to which a run appends lines. A hard link to the file does not get lines that are written later.
-
-    Each write checks whether the file has further hard links. If so, a copy replaces the file at its path and gets the
-    new lines. Lines that cannot be written, for example on a full disk, are kept for the next write.
-    """
+    """A text file to which a run appends lines. Lines that cannot be written, as on a full disk, are written later."""
 
     def __init__(self, path: Path):
         self.path = path
-        self._file = self._open(path)
+        self._file = open(path, "ab", buffering=0, opener=without_waiting)  # noqa: SIM115
         self._unwritten = b""
-
-    @staticmethod
-    def _open(path: Path) -> IO[bytes]:
-        return open(path, "ab", buffering=0, opener=without_waiting)
 
     def write(self, lines: str) -> None:
         """Append whole lines at once. Raise OSError if they cannot be written."""
         self._unwritten += lines.encode()
-        if has_other_names(self._file.fileno()) and _is_at(self._file, self.path):
-            self._separate()
         while self._unwritten:
             count = self._file.write(self._unwritten)
             if count is None:  # a pipe that is full
                 raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(self.path))
             self._unwritten = self._unwritten[count:]
-
-    def _separate(self) -> None:
-        """Replace the file at its path with a copy, and continue to write to the copy."""
-        copied = None
-        try:
-            with open(self.path, "rb") as source, replacing(self.path) as copy:
-                os.fchmod(copy.fileno(), stat.S_IMODE(os.fstat(source.fileno()).st_mode))
-                shutil.copyfileobj(source, copy)
-                copied = self._open(Path(copy.name))  # opened before the rename, so that no error can occur after it
-        finally:
-            if copied is not None:
-                if _is_at(copied, self.path):
-                    self._file, copied = copied, self._file
-                copied.close()
 
     def close(self) -> None:
         """Close the file. Raise OSError if lines could not be written."""

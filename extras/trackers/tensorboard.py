@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from extras.trackers.tracker import Ending, Row, Tracker
-from utils.files import has_other_names
 
 
 class TensorBoard(Tracker):
@@ -30,16 +29,10 @@ class TensorBoard(Tracker):
         writer.flush()
 
     def _open_writer(self) -> Any:
-        """Return the writer. Start a new file if the newest one has a hard link, as in a snapshot by `cp -al`."""
-        folder = self.folder / "tensorboard"
-        newest = max(folder.glob("events.*"), key=lambda path: path.stat().st_mtime_ns, default=None)
-        if self._writer and newest and has_other_names(newest):
-            self._writer.close()
-            self._writer, self._first_step = None, None
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._writer = SummaryWriter(str(folder), purge_step=self._first_step)
+            self._writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self._first_step)
         return self._writer
 
     def end(self, ending: Ending) -> None:

@@ -2,8 +2,6 @@
 
 import errno
 import fcntl
-import os
-import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,10 +14,9 @@ from engine.session import RunFolder, Session
 from tests.support.configs import CPU, SMALL, load_text, small_config
 from tests.support.image_sets import make_folders
 from tests.support.refusals import refused
-from tests.support.runs import Ended, Run, epochs_of, rows, rows_of, run, status_of, typed, wait_until
+from tests.support.runs import Ended, epochs_of, rows, run, status_of, typed
 from utils.distributed import Process
 from utils.errors import ConfigError, LostProcess
-from utils.files import LineFile
 
 pytestmark = pytest.mark.slow
 
@@ -189,37 +186,3 @@ def test_output_folder_next_to_class_folders_is_not_read_as_class(tmp_path, outp
         ended = train_on(data, save, "-name", name).done()
         assert status_of(save / name)["about"]["classes"] == 2
     assert "first" in ended.stdout or output == "parts/o", "a line must name the folder that is skipped"
-
-
-def test_running_training_leaves_hard_link_snapshot_unchanged(tmp_path):
-    (tmp_path / "small.yaml").write_text(SMALL + "REPORT_FREQ: 1")
-    flags = ["-cfg", str(tmp_path / "small.yaml"), "-output", str(tmp_path / "o"), "-name", "mine", "-epochs", "1"]
-    faults = {"draw_nothing": [], "hold": [str(tmp_path), [10]]}
-    going = Run("main_multi_gpu.py", *flags, processes=2, faults=faults)
-    folder, snapshot = tmp_path / "o/mine", tmp_path / "snapshot"
-    wait_until(lambda: len(list(tmp_path.glob("waits.*"))) == 2, runs=[going])
-    (folder / "log.txt").chmod(0o640)
-    shutil.copytree(folder, snapshot, copy_function=os.link)  # like `cp -al`
-    before = {path.name: path.read_bytes() for path in snapshot.iterdir()}
-    (tmp_path / "go").touch()
-    going.wait().done()
-    assert {path.name: path.read_bytes() for path in snapshot.iterdir()} == before
-    for name in ("log.txt", "log_0.txt", "log_1.txt", "steps.csv"):
-        content = (folder / name).read_bytes()
-        assert content.startswith(before[name]) and len(content) > len(before[name]) > 0, name
-    assert [int(row["step"]) for row in rows_of(folder / "steps.csv")] == list(range(status_of(folder)["step"]))
-    assert (folder / "log.txt").stat().st_mode & 0o777 == 0o640
-
-
-@pytest.mark.parametrize("operation", ["shutil.copyfileobj", "os.fsync", "os.replace", "sync_folder"])
-def test_full_disk_during_logging_leaves_snapshot_unchanged(tmp_path, monkeypatch, operation):
-    log = LineFile(tmp_path / "log.txt")
-    log.write("one\n")
-    os.link(tmp_path / "log.txt", tmp_path / "snapshot.txt")
-    with monkeypatch.context() as full, pytest.raises(OSError, match="full"):
-        full.setattr(f"utils.files.{operation}", Mock(side_effect=OSError(errno.ENOSPC, "full")))
-        log.write("two\n")
-    log.write("three\n")
-    log.close()
-    assert (tmp_path / "log.txt").read_text() == "one\ntwo\nthree\n"
-    assert (tmp_path / "snapshot.txt").read_text() == "one\n"

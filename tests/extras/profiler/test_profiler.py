@@ -54,7 +54,6 @@ def test_run_that_ends_early_saves_partial_trace_or_reports_missing_trace(tmp_pa
     profiler = Profiler(100, path, said.append)
     if num_traced:
         path.write_text("of an earlier start")
-        (tmp_path / "snapshot").hardlink_to(path)
     update(
         make_trainer(small_config(tmp_path, f"DATA.BATCH_SIZE={batch_size}"), callbacks=[profiler]),
         1438 // batch_size,
@@ -64,7 +63,6 @@ def test_run_that_ends_early_saves_partial_trace_or_reports_missing_trace(tmp_pa
     assert path.exists() is bool(num_traced)
     if num_traced:
         assert [event["name"] for event in trace(tmp_path)].count("optimizer") == num_traced
-        assert (tmp_path / "snapshot").read_text() == "of an earlier start"
 
 
 def test_unwritable_profiler_trace_only_causes_a_warning(tmp_path):

@@ -1,8 +1,6 @@
 """W&B and MLflow: a run with both through kill -9 and resume, and how a broken tracker affects a run."""
 
 import json
-import os
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -115,23 +113,6 @@ def test_tensorboard_tracker_drops_repeated_steps_and_adds_pictures(tmp_path):
     tracker.end(Ending("done", {}, [tmp_path / "loss.png"]))
     assert [(each.step, each.value) for each in board.Reload().Scalars("loss")] == [(0, 1.0), (1, 2.0), (2, 2.0)]
     assert [(each.width, each.height) for each in board.Images("loss")] == [(30, 20)]
-
-
-def test_tensorboard_never_appends_to_a_hard_link(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    tracker, snapshot = TensorBoard("", small_config(tmp_path), tmp_path), tmp_path / "snapshot"
-    tracker.go_back(0, epoch=0)
-    tracker.add([Row("step", 0, {"loss": 1.0})])
-    shutil.copytree(tmp_path / "tensorboard", snapshot, copy_function=os.link)
-    before = [path.read_bytes() for path in snapshot.iterdir()]
-    for number in (1, 2):
-        tracker.add([Row("step", number, {"loss": 1.0})])
-    tracker.end(Ending("done", {}, []))
-    assert [path.read_bytes() for path in snapshot.iterdir()] == before
-    assert len(list((tmp_path / "tensorboard").iterdir())) == 2
-    board = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert [each.step for each in board.Scalars("loss")] == [0, 1, 2]
 
 
 def test_mlflow_has_all_rows_of_a_resumed_run(resumed, folder):

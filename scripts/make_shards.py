@@ -32,8 +32,8 @@ from tqdm import tqdm
 from configs.load import load
 from datasets import ImageSet, load_image_sets
 from datasets.classes import LINE_END
-from datasets.index import ENDING, Place
-from datasets.sources.shards import CLASSES_FILE, ShardTar, scan, write_table
+from datasets.index import ENDING
+from datasets.sources.shards import CLASSES_FILE, ShardTar, save_shards, scan
 from datasets.sources.tar import Tar
 from datasets.transforms.decode import KNOWN_ENDINGS
 from datasets.types import ImageReadError
@@ -138,8 +138,7 @@ def write_part(folder: Path, part: str, image_set: ImageSet, order: np.ndarray, 
             shards.append((ShardTar(path.name, stat.st_size, stat.st_mtime_ns), shard))
             done += len(shard.labels)
             bar.update(len(shard.labels))
-    with Place(folder / f"{part}{ENDING}") as place:
-        write_table(place, shards)
+    save_shards(folder / f"{part}{ENDING}", shards)
     return len(shards), num_kept
 
 

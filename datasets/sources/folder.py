@@ -13,7 +13,7 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.collect import encoded
-from datasets.index import ENDING, TEXT, Index, IndexWriter, Place, Shape, index_paths, open_or_build
+from datasets.index import ENDING, TEXT, Index, IndexBuilder, index_paths, open_or_build
 from datasets.sources.images import FileImages, is_within
 from datasets.sources.root import (
     TRAIN_NAMES,
@@ -39,11 +39,7 @@ NO_IMAGES = (".txt", ".md", ".json", ".xml", ".csv", ".html", ".db", ".ini")
 MOST_STRAY = 20  # the most images that may lie next to the folders of a data set
 MOST_DATA_SETS = 100  # if there are more class folders, none is checked for being a data set
 THUMBNAILS = ("thumb", "thumbs", "thumbnail", "thumbnails")
-SHAPE = Shape(
-    {"path": TEXT, "target": "<i4", "folder": TEXT, "date": "<i8"},
-    ["path target", "folder date"],
-    {"left_out": {str: int}},
-)
+COLUMNS = {"path": TEXT, "target": "<i4", "folder": TEXT, "date": "<i8"}  # of the images, and of the folders
 INDEX_FILE = f"images{ENDING}"  # a file, because other programs would read a folder here as one more class
 EXPECTS = "train/ and val/ (or valid/, validation/, test/) with a folder per class, or a folder per class and no split"
 
@@ -225,16 +221,12 @@ def read_class_folders(
     classes = sorted(folder_of)
     number = {name: index for index, name in enumerate(classes)}
     numbers = [number[normalize("NFC", name)] for name in names]
-    depends_on = {"names": names, "numbers": numbers, "deep": deep}
     index = open_or_build(
         index_paths(config, folder / INDEX_FILE),
-        SHAPE,
-        lambda index: (
-            index.facts.get("folders") == depends_on
-            and index.is_below("target", len(classes))
-            and _is_unchanged(index, folder)
-        ),
-        lambda place: _build(place, folder, depends_on),
+        COLUMNS,
+        {"folders": names, "numbers": numbers, "deep": deep},
+        lambda builder: _build(builder, FolderScan(folder, names, deep), numbers),
+        lambda index: _is_unchanged(index, folder),
     )
     left_out = Counter(index.facts["left_out"])
     num_runs = left_out.pop(RUNS, 0)
@@ -270,17 +262,15 @@ def _date(root: Path, folder: str) -> int:
     return os.stat(os.path.join(root, folder)).st_mtime_ns
 
 
-def _build(place: Place | None, folder: Path, depends_on: dict) -> Index:
-    """Build the index of these class folders."""
-    writer = IndexWriter(place, SHAPE.columns)
-    scan = FolderScan(folder, depends_on["names"], depends_on["deep"])
-    for name, number in zip(depends_on["names"], depends_on["numbers"], strict=True):
+def _build(builder: IndexBuilder, scan: "FolderScan", numbers: list[int]) -> dict:
+    """Add the images of the class folders to the index. `numbers`: the class number of each folder."""
+    for name, number in zip(scan.names, numbers, strict=True):
         paths = scan.images_below(name)
-        writer.add("path", encoded(paths))
-        writer.add("target", np.full(len(paths), number))
-    writer.add("folder", encoded(scan.folders))
-    writer.add("date", np.array(scan.dates))
-    return writer.finish({"folders": depends_on, "left_out": scan.left_out})
+        builder.add("path", encoded(paths))
+        builder.add("target", np.full(len(paths), number))
+    builder.add("folder", encoded(scan.folders))
+    builder.add("date", np.array(scan.dates))
+    return {"left_out": scan.left_out}
 
 
 def _thumbnails(root: Path, names: list[str]) -> list[str]:

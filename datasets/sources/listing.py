@@ -13,7 +13,7 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.collect import Distinct, RowHashes, encoded, equal_rows
-from datasets.index import ENDING, TEXT, Index, IndexWriter, Place, Shape, Texts, index_paths, open_or_build, stamps_of
+from datasets.index import ENDING, TEXT, Index, IndexBuilder, Texts, index_paths, open_or_build, stamps_of
 from datasets.labels import Labels, are_mostly_numbers, class_numbers, describe_labels, several_labels
 from datasets.sources.images import FileImages, Inside, normal_paths
 from datasets.sources.root import image_root, own_split, path_below_data
@@ -59,11 +59,9 @@ def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
     """
     beside = lists.files[0].with_name(f"{lists.files[0].name}{ENDING}")
     made_of = {"files": stamps_of(lists.files), "settings": lists.settings, "version": 2}
+    columns = {f"{number}.{name}": kind for number in range(len(lists.files)) for name, kind in COLUMNS.items()}
     index = open_or_build(
-        index_paths(config, beside),
-        _shape(len(lists.files)),
-        lambda index: index.facts.get("made_of") == made_of,
-        lambda place: _Builder(config, lists, place).build({"made_of": made_of}),
+        index_paths(config, beside), columns, made_of, lambda builder: _Builder(config, lists, builder).build()
     )
     labels = [_labels(index, lists, number) for number in range(len(lists.files))]
     are_numbers, label_sets, folder_names = _are_numbers(lists, labels), [None] * len(labels), ()
@@ -79,13 +77,9 @@ def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
         file, paths = lists.files[number], index.text(f"{number}.path")
         root = image_root(config.DATA) or file.parent
         _check_paths(index, file, number, root)
-        targets = index.column(f"{number}.target")
-        if not index.is_below(f"{number}.target", len(label_sets[number] or classes)):
-            raise DataError(
-                f"{index.path} is damaged: its classes differ from the classes in {file}; remove this index, so that "
-                "the next start builds it again"
-            )
-        image_set = FileImages(root, paths, targets, classes, PixelRules.of(config.DATA), confined=True)
+        image_set = FileImages(
+            root, paths, index.column(f"{number}.target"), classes, PixelRules.of(config.DATA), confined=True
+        )
         image_set.folder = path_below_data(config.DATA, root)
         image_set.index, image_set.label_sets = index, label_sets[number]
         image_set.labels_are_numbers, image_set.classes_are_names = are_numbers, not are_numbers
@@ -100,17 +94,7 @@ def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
     return image_sets
 
 
-def _shape(num_lists: int) -> Shape:
-    columns = {f"{n}.{name}": kind for n in range(num_lists) for name, kind in COLUMNS.items()}
-    groups = (("path", "target"), OF_LABELS, OF_FOLDERS)
-    even = [" ".join(f"{n}.{name}" for name in group) for n in range(num_lists) for group in groups]
-    some = {"count": int, "first": [str]}
-    facts = {"notes": [str], "folder_names": [str], "shared": some, "shared_groups": some}
-    facts |= {"first_lines": ([int],) * num_lists, "repeated": (some | {"contrary": int},) * num_lists}
-    return Shape(columns, even, facts)
-
-
-def _labels(index: Index | IndexWriter, lists: Lists, number: int) -> Labels:
+def _labels(index: Index | IndexBuilder, lists: Lists, number: int) -> Labels:
     written = [os.fsdecode(each) for chunk in index.text(f"{number}.label").chunks() for each in chunk]
     lines, counts = (index.column(f"{number}.label_{name}") for name in ("line", "count"))
     return Labels(lists.files[number], written, lines, counts)
@@ -125,29 +109,28 @@ def _are_numbers(lists: Lists, labels: list[Labels]) -> bool:
 class _Builder:
     """Reads the lists into an index, without holding their lines in memory."""
 
-    def __init__(self, config: Config, lists: Lists, place: Place | None):
-        self.config, self.lists = config, lists
-        self.writer = IndexWriter(place, _shape(len(lists.files)).columns)
+    def __init__(self, config: Config, lists: Lists, builder: IndexBuilder):
+        self.config, self.lists, self.builder = config, lists, builder
         self.hashes = RowHashes()
         self.first_lines: list[list[int]] = []  # for each list: the line numbers of the files that are looked up
         self.folder_names: list[list[str]] = []  # for each list: the result of _folder_names
 
-    def build(self, facts: dict) -> Index:
+    def build(self) -> dict:
         notes, labels, numbers = [], [], []
         for number, file in enumerate(self.lists.files):
             of_file, of_rows = self._read(number, file)
             notes += of_file
             numbers.append(of_rows)
-            labels.append(_labels(self.writer, self.lists, number))
+            labels.append(_labels(self.builder, self.lists, number))
         if self.lists.has_several_labels:  # the target of an image is the number of its label as written
             targets = [np.arange(len(each.written), dtype=np.int32) for each in labels]
         else:
             targets, _ = class_numbers(self.config, labels, _are_numbers(self.lists, labels))
         for number, (of_labels, of_rows) in enumerate(zip(targets, numbers, strict=True)):
             for start in range(0, len(of_rows), ROWS_AT_ONCE):
-                self.writer.add(f"{number}.target", of_labels[of_rows[start : start + ROWS_AT_ONCE]])
-        facts |= {"notes": notes, "first_lines": self.first_lines, "folder_names": self.folder_names[0]}
-        return self.writer.finish(facts | self._compare(numbers))
+                self.builder.add(f"{number}.target", of_labels[of_rows[start : start + ROWS_AT_ONCE]])
+        facts = {"notes": notes, "first_lines": self.first_lines, "folder_names": self.folder_names[0]}
+        return facts | self._compare(numbers)
 
     def _read(self, number: int, file: Path) -> tuple[list[str], np.ndarray]:
         """Read a list. Return lines for the log, and the label number of each row."""
@@ -159,29 +142,29 @@ class _Builder:
                 line = next(line for path, line in zip(rows.paths, rows.lines, strict=True) if "\0" in path)
                 raise DataError(f"{file}, line {line}: the path contains a zero byte; save the list again as UTF-8")
             self.first_lines[-1] += rows.lines[: NUM_CHECKED - len(self.first_lines[-1])].tolist()
-            self.writer.add(f"{number}.path", paths := encoded(rows.paths))
+            self.builder.add(f"{number}.path", paths := encoded(rows.paths))
             of_rows.frombytes((numbers := labels.add(rows.labels, rows.lines)).tobytes())
             places = folders.add([path[: path.rfind("/") + 1] for path in rows.paths], rows.lines)
             pairs.update(np.unique(numbers.astype(np.uint64) << np.uint64(32) | places).tolist())
             self.hashes.add(normal_paths(paths))
             if rows.groups:
-                self.writer.add(f"{number}.group", encoded(rows.groups))
+                self.builder.add(f"{number}.group", encoded(rows.groups))
 
         notes = self.lists.read(file, add)
         numbers = np.frombuffer(of_rows, np.uint32)
         self.folder_names.append(_folder_names(list(folders.numbers), sorted(pairs), len(labels.numbers)))
-        self.writer.add(f"{number}.label", encoded(list(labels.numbers)))
-        self.writer.add(f"{number}.label_line", np.array(labels.lines))
-        self.writer.add(f"{number}.label_count", count_classes(numbers))
-        self.writer.add(f"{number}.folder", encoded(list(folders.numbers)))
-        self.writer.add(f"{number}.folder_row", np.array(folders.rows))
-        self.writer.add(f"{number}.folder_line", np.array(folders.lines))
+        self.builder.add(f"{number}.label", encoded(list(labels.numbers)))
+        self.builder.add(f"{number}.label_line", np.array(labels.lines))
+        self.builder.add(f"{number}.label_count", count_classes(numbers))
+        self.builder.add(f"{number}.folder", encoded(list(folders.numbers)))
+        self.builder.add(f"{number}.folder_row", np.array(folders.rows))
+        self.builder.add(f"{number}.folder_line", np.array(folders.lines))
         return notes, numbers
 
     def _compare(self, labels: list[np.ndarray]) -> dict:
         """Return count and examples of repeated paths in each list, and of paths and groups that are in both lists."""
         num_first = len(labels[0])  # rows of the first list
-        texts = [self.writer.text(f"{number}.path") for number in range(len(labels))]
+        texts = [self.builder.text(f"{number}.path") for number in range(len(labels))]
         repeated: list[list[int]] = [[] for _ in labels]
         contrary, shared = [0] * len(labels), []
 
@@ -210,7 +193,7 @@ class _Builder:
         """Return the values of DATA.GROUP_BY that are in both lists."""
         if len(self.lists.files) < 2 or not self.lists.settings.get("group_by"):
             return []
-        texts = (self.writer.text(f"{number}.group") for number in range(2))
+        texts = (self.builder.text(f"{number}.group") for number in range(2))
         first, second = (set(itertools.chain.from_iterable(each.chunks())) for each in texts)
         return sorted(map(os.fsdecode, first & second))
 

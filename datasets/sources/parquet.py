@@ -22,12 +22,9 @@ from datasets.index import (
     TEXT,
     FileStamp,
     Index,
-    IndexWriter,
-    Place,
-    Shape,
+    IndexBuilder,
     changed_during_run,
     index_paths,
-    is_like,
     open_or_build,
     stamps_of,
 )
@@ -53,11 +50,6 @@ USUAL_COLUMNS = ("image", "label")  # columns of image and label on Hugging Face
 NUM_THREADS = 16  # threads, which mostly wait for the disk
 INDEX_COLUMNS = {"label": "<i4", "name": TEXT, "group_file": "<i4", "group_number": "<i4", "group_rows": "<i8"}
 INDEX_COLUMNS |= {"group_bytes": "<i8", "file_rows": "<i8"}
-SHAPE = Shape(
-    INDEX_COLUMNS,
-    ["label name", "group_file group_number group_rows group_bytes", "file_rows"],
-    {"image": str, "are_names": bool, "has_keys": bool},
-)
 CACHE_BYTES = 192 << 20  # limit for the cached row groups of each process
 WRITING_BYTES = 2 << 30  # the same limit while one process writes all images in another format
 # Row groups that are cached even if they exceed CACHE_BYTES, because near the end of a group the current batch and the
@@ -226,29 +218,13 @@ def _open_index(config: Config, root: Path, files: Sequence[Path]) -> Index:
     """Return the index of these files. Build it if there is none, or if the files have changed."""
     made_of = {"files": stamps_of(files), "columns": list(config.DATA.COLUMNS)}
     beside = root / "parquet.index" if root.is_dir() else root.with_suffix(".index")
-
-    def is_of(index: Index) -> bool:
-        """Return whether an index has the rows of these files, and only labels of its classes."""
-        num_rows, names = len(index.column("label")), index.facts.get("classes")
-        limits = {"file_rows": num_rows + 1, "group_rows": num_rows + 1, "group_bytes": 2**62}
-        limits |= {"label": len(names) if isinstance(names, list) else MAX_CLASSES, "group_file": len(files)}
-        return (
-            index.facts.get("made_of") == made_of
-            and is_like(names or [], [str])
-            and all(index.is_below(name, limit) for name, limit in limits.items())
-            and all(index.column(name).sum() == num_rows for name in ("file_rows", "group_rows"))
-            and len(index.column("file_rows")) == len(files)
-        )
-
     return open_or_build(
-        index_paths(config, beside),
-        SHAPE,
-        is_of,
-        lambda place: _build(place, files, config.DATA, made_of),
+        index_paths(config, beside), INDEX_COLUMNS, made_of, lambda builder: _build(builder, files, config.DATA)
     )
 
 
-def _build(place: Place | None, files: Sequence[Path], data: Data, made_of: dict) -> Index:
+def _build(builder: IndexBuilder, files: Sequence[Path], data: Data) -> dict:
+    """Add the rows of these files to the index."""
     with ThreadPoolExecutor(NUM_THREADS, "parquet") as pool:
 
         def each(task: Callable, *arguments: Any) -> Iterator:
@@ -260,22 +236,21 @@ def _build(place: Place | None, files: Sequence[Path], data: Data, made_of: dict
         if columns.are_names:
             found = each(lambda file: _labels(file, columns).unique().to_pylist())
             columns = columns._replace(classes=tuple(sorted({*itertools.chain(*found)} - {None})))
-        writer, hashes = IndexWriter(place, INDEX_COLUMNS), RowHashes()
+        hashes = RowHashes()
         rows = shown(each(_read_rows, columns), "index", len(files), unit="files")
         for number, (groups, labels, names) in enumerate(rows):
             groups = np.array(groups, np.int64).reshape(-1, 3)
-            writer.add("label", labels)
-            writer.add("name", names)
+            builder.add("label", labels)
+            builder.add("name", names)
             hashes.add(names)
-            writer.add("group_file", np.full(len(groups), number))
+            builder.add("group_file", np.full(len(groups), number))
             for column, values in zip(("group_number", "group_rows", "group_bytes"), groups.T, strict=True):
-                writer.add(column, values)
-            writer.add("file_rows", [len(labels)])
+                builder.add(column, values)
+            builder.add("file_rows", [len(labels)])
     in_order = np.sort(hashes.take())
     # Names are keys if each image has its own name. A row without a name has an empty name.
     has_keys = not (in_order[1:] == in_order[:-1]).any() and hash(b"") not in in_order
-    facts = {"image": columns.image, "classes": columns.classes, "are_names": columns.are_names, "has_keys": has_keys}
-    return writer.finish({"made_of": made_of, **facts})
+    return {"image": columns.image, "classes": columns.classes, "are_names": columns.are_names, "has_keys": has_keys}
 
 
 def _common_columns(files: Sequence[Path], found: Sequence[Columns]) -> Columns:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -19,11 +19,8 @@ from datasets.index import (
     ENDING,
     TEXT,
     Index,
-    IndexWriter,
-    Place,
-    Shape,
+    IndexBuilder,
     changed_during_run,
-    divides,
     index_paths,
     open_index,
     open_or_build,
@@ -42,10 +39,9 @@ from utils.files import read_names
 from utils.progress import shown
 from utils.text import counted, is_url
 
-VERSION = 2  # version of the content of the index
+MADE_OF = {"shards": 3}  # the version of the content of the index
 SAMPLES = {"label": "<i4", "offset": "<i8", "size": "<i8", "name": TEXT}  # the columns of all samples, tar by tar
 TARS = {"tar": TEXT, "tar.size": "<i8", "tar.version": "<i8", "tar.checksum": TEXT, "tar.first": "<i8"}
-SHAPE = Shape(SAMPLES | TARS, ["label offset size name", "tar tar.size tar.version tar.checksum", "tar.first"], {})
 NUM_PIECES, PIECE = 64, 8192  # number and size in bytes of the pieces that a tar's checksum covers, half a MiB in total
 MAX_LABEL_BYTES = 1 << 20  # a larger .json file is not a label
 MAX_OPEN_TARS = 128  # in each process, whose limit for open files may be 256
@@ -123,7 +119,7 @@ class ShardFolder:
     def known_tables(self, paths: Sequence[Path], part: str) -> list["ShardTable"]:
         """Return the existing indexes that may contain tars of this part."""
         found = filter(None, map(open_index, paths))
-        return [ShardTable(index) for index in found if index.has(SHAPE) and _is_of_shards(index)]
+        return [ShardTable(index) for index in found if index.facts.get("made_of") == MADE_OF]
 
     def will_read(self, images: ImageSet, seed: int, epoch: int, position: int) -> None:
         """Prepare for the next reads; see ImageSet.will_read."""
@@ -252,13 +248,9 @@ class ShardTable:
         return {name: number for number, name in enumerate(self.tar_names.chunk(0, len(self.tar_names)))}
 
     def find(self, tar: ShardTar) -> int | None:
-        """Return the index of this tar, or None if it is unknown, its size differs, or samples end after its end."""
+        """Return the number of this tar, or None if it is unknown or its size differs."""
         number = self._numbers.get(os.fsencode(tar.name))
-        if number is None or self.tar_sizes[number] != tar.size:
-            return None
-        _, offsets, sizes, *_ = self.shard(number)
-        inside = (0 <= sizes) & (0 <= offsets) & (offsets <= tar.size - sizes)
-        return number if inside.all() else None
+        return None if number is None or self.tar_sizes[number] != tar.size else number
 
     def shard(self, number: int) -> Shard:
         """Return the rows of one tar."""
@@ -267,28 +259,24 @@ class ShardTable:
         return Shard(*numbers, self.names.chunk(start, stop), self.checksum(number))
 
 
-def write_table(place: Place | None, shards: Iterable[tuple[ShardTar, Shard]]) -> Index:
-    """Write the index of these tars. Even a small index gets a file, because building it again would read all tars."""
-    writer = IndexWriter(place, SAMPLES | TARS, small=-1)
+def add_shards(builder: IndexBuilder, shards: Iterable[tuple[ShardTar, Shard]]) -> dict:
+    """Add these tars and their samples to the index."""
     num_samples = 0
     for tar, shard in shards:
         for column, values in zip(SAMPLES, shard, strict=False):
-            writer.add(column, values)
+            builder.add(column, values)
         of_tar = os.fsencode(tar.name), tar.size, tar.version, shard.checksum, num_samples
         for column, value in zip(TARS, of_tar, strict=True):
-            writer.add(column, [value])
+            builder.add(column, [value])
         num_samples += len(shard.labels)
-    writer.add("tar.first", [num_samples])
-    return writer.finish({"version of shards": VERSION})
+    builder.add("tar.first", [num_samples])
+    return {}
 
 
-def _is_of_shards(index: Index) -> bool:
-    return (
-        index.facts.get("version of shards") == VERSION
-        and index.is_below("label", MAX_CLASSES)
-        and len(index.column("tar.first")) == len(index.column("tar.size")) + 1
-        and divides(index.column("tar.first"), len(index.column("label")))
-    )
+def save_shards(path: Path, shards: Iterable[tuple[ShardTar, Shard]]) -> None:
+    """Write the index of these tars to a file."""
+    builder = IndexBuilder(SAMPLES | TARS)
+    builder.finish({"made_of": MADE_OF} | add_shards(builder, shards)).save(path)
 
 
 def open_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[ShardTar]) -> ShardTable:
@@ -298,19 +286,18 @@ def open_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[Sh
     """
     paths = index_paths(config, folder.root / f"{part}{ENDING}")
 
-    def build(place: Place | None) -> Index:
+    def build(builder: IndexBuilder) -> dict:
         known = folder.known_tables(paths, part)
-        shards = shown(load(known), f"index of {folder.title}", len(tars), unit="tars")
-        return write_table(place, zip(tars, shards, strict=True))
-
-    def load(known: Sequence[ShardTable]) -> Iterator[Shard]:
-        # This is a generator, so that no tar is read before write_table knows that no other process builds the index.
         with ThreadPoolExecutor(NUM_THREADS, "shards") as pool:
-            yield from pool.map(lambda tar: folder.load(tar, known), tars)
+            read = pool.map(lambda tar: folder.load(tar, known), tars)
+            shards = shown(read, f"index of {folder.title}", len(tars), unit="tars")
+            return add_shards(builder, zip(tars, shards, strict=True))
 
-    return ShardTable(
-        open_or_build(paths, SHAPE, lambda index: _is_of_shards(index) and ShardTable(index).is_of(tars), build)
-    )
+    def is_of_tars(index: Index) -> bool:
+        return ShardTable(index).is_of(tars)
+
+    # Even a small index gets a file, because building it again would read all tars.
+    return ShardTable(open_or_build(paths, SAMPLES | TARS, MADE_OF, build, is_of_tars, keep_small=True))
 
 
 # --- the image sets ---

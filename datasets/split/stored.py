@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.index import Index, IndexWriter, Place, Shape, open_or_build
+from datasets.index import IndexBuilder, open_or_build
 from datasets.types import ImageSet
 
 Columns = dict[str, np.ndarray]  # {part.column: its values}
@@ -23,8 +23,6 @@ def look_up_or_store(
 
     `types`: {part.column: its type}. A column is `row` or `target`.
     """
-    parts = sorted({name.partition(".")[0] for name in types})
-    shape = Shape(types, [f"{part}.row {part}.target" for part in parts], {"notes": [str]})
     index = image_set.index
     known_by = [index.id, *(record.get(each) for each in ("rule", "fraction", "seed", "group_by"))]
     known_by.append(hashlib.sha256(b"\0".join(sorted(class_folders))).hexdigest())
@@ -32,19 +30,13 @@ def look_up_or_store(
     if "folds" in record:  # each fold has its own file, because several folds may run at the same time
         known_by += [record["folds"], record["fold"]]
         ending += f"-{record['fold']}-of-{record['folds']}"
-    limits = {"row": len(image_set), "target": int(image_set.targets.max(initial=0)) + 1}
 
-    def is_of(found: Index) -> bool:
-        within = (found.is_below(name, limits[name.partition(".")[2]]) for name in types)
-        return found.facts.get("of") == known_by and all(within)
-
-    def build(place: Place | None) -> Index:
+    def build(builder: IndexBuilder) -> dict:
         columns, notes = draw()
-        writer = IndexWriter(place, types)
         for name, values in columns.items():
-            writer.add(name, values)
-        return writer.finish({"of": known_by, "notes": notes})
+            builder.add(name, values)
+        return {"notes": notes}
 
     path: Path = index.path.with_suffix(f".{ending}{index.path.suffix}")
-    drawn = open_or_build([path], shape, is_of, build)
+    drawn = open_or_build([path], types, {"split of": known_by}, build)
     return {name: drawn.column(name) for name in types}, drawn.facts["notes"]

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from configs.schema import Config, Data
-from datasets.index import IndexWriteError, caches_folder
+from datasets.index import caches_folder
 from datasets.shuffle import EpochOrder
 from datasets.transforms.crop import resize
 from datasets.types import ImageReadError, ImageSet
@@ -243,7 +243,7 @@ def build_cache(config: Config, location: CacheLocation, image_set: ImageSet, pr
                 writer.add(*waiting.popleft().result())
                 waiting.extend(itertools.islice(started, 1))
             writer.finish()
-        except (CacheError, OSError, IndexWriteError) as error:
+        except (CacheError, OSError) as error:
             raise CacheError(f"{location.data} cannot be written ({error})") from error
         finally:
             pool.shutdown(cancel_futures=True)

@@ -16,13 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from datasets.index import ENDING, IndexWriter, Place, Shape, open_index
+from datasets.index import ENDING, IndexBuilder, open_index
 from utils.files import sync, without_waiting
 
-VERSION = 5  # version of the format of both files and of the key
+VERSION = 6  # version of the format of both files and of the key
 ENTRY = np.dtype([("start", "<u8"), ("length", "<u8"), ("height", "<u4"), ("width", "<u4"), ("checksum", "<u4")])
 COLUMNS = {name: ENTRY[name].str for name in ENTRY.names}
-SHAPE = Shape(COLUMNS, [" ".join(COLUMNS)], {"size": int})
 # Older versions of Python do not define MAP_NORESERVE.
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
@@ -76,7 +75,7 @@ class CacheFile:
     def __init__(self, location: CacheLocation):
         """Open the cache. Raise FileNotFoundError if there is none, DamagedCacheError if it is damaged."""
         self.location, index = location, open_index(location.index)
-        if index is None or not index.has(SHAPE) or len(index.column("start")) != location.num_images:
+        if index is None or len(index.column("start")) != location.num_images:
             if not location.index.exists():
                 raise FileNotFoundError(location.index)
             raise DamagedCacheError(f"{location.index} is damaged")
@@ -131,11 +130,10 @@ class CacheWriter:
     def finish(self) -> None:
         """Sync the images to the disk, then write the index, which marks the cache as complete."""
         sync(self._data)
-        with Place(self.location.index) as place:
-            writer = IndexWriter(place, COLUMNS, small=-1)
-            for name in ENTRY.names:
-                writer.add(name, self._entries[name])
-            writer.finish({"size": self._end})
+        builder = IndexBuilder(COLUMNS)
+        for name in ENTRY.names:
+            builder.add(name, self._entries[name])
+        builder.finish({"size": self._end}).save(self.location.index)
 
     def close(self) -> None:
         """Remove the files of an unfinished cache."""

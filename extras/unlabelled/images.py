@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from configs.schema import Config
-from datasets.index import Index, IndexWriter, Place, index_paths, open_or_build, stamps_of
+from datasets.index import IndexBuilder, index_paths, open_or_build, stamps_of
 from datasets.sources import folder as folders
 from datasets.sources import parquet
 from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, encoding_of, to_image_sets
@@ -139,19 +139,16 @@ def _read_parquet(config: Config, root: Path) -> ImageSet:
     made_of = {"files": stamps_of(files), "unlabelled": True}
     beside = root.with_suffix(f".{INDEX_FILE}") if root.is_file() else root / INDEX_FILE
     index = open_or_build(
-        index_paths(config, beside),
-        parquet.SHAPE,
-        lambda index: index.facts.get("made_of") == made_of,
-        lambda place: _build_parquet(place, files, made_of),
+        index_paths(config, beside), parquet.INDEX_COLUMNS, made_of, lambda builder: _build_parquet(builder, files)
     )
     if not len(index.column("label")):
         raise DataError(f"DATA.DATA_PATH: {root} has no rows; get its files again, or name another folder")
     return parquet.ParquetImages(config.DATA, index, range(len(index.column("label"))))
 
 
-def _build_parquet(place: Place | None, files: list[Path], made_of: dict) -> Index:
-    """Build an index of the images in parquet files. All labels are 0."""
-    writer, images, names = IndexWriter(place, parquet.INDEX_COLUMNS), set(), []
+def _build_parquet(builder: IndexBuilder, files: list[Path]) -> dict:
+    """Add the images in parquet files to the index. All labels are 0."""
+    images, names = set(), []
     for number, file in enumerate(files):
         columns = _image_columns(file)
         images.add(columns.image)
@@ -162,20 +159,19 @@ def _build_parquet(place: Place | None, files: list[Path], made_of: dict) -> Ind
             texts = parquet.read_columns(file, [columns.path]).column(0).flatten()[0]
             found = found if texts.null_count else [each.encode(errors="surrogateescape") for each in texts.to_pylist()]
         names += found
-        writer.add("label", np.zeros(num_rows, np.int32))
-        writer.add("name", found)
-        writer.add("group_file", np.full(len(groups), number))
+        builder.add("label", np.zeros(num_rows, np.int32))
+        builder.add("name", found)
+        builder.add("group_file", np.full(len(groups), number))
         for column, values in zip(("group_number", "group_rows", "group_bytes"), groups.T, strict=True):
-            writer.add(column, values)
-        writer.add("file_rows", [num_rows])
+            builder.add(column, values)
+        builder.add("file_rows", [num_rows])
     if len(images) > 1:
         names = ", ".join(sorted(images))
         raise DataError(
             f"{files[0].parent}: the column with the images must have the same name in all files, not {names}"
         )
     has_keys = len({*names}) == len(names) and b"" not in names
-    facts = {"image": images.pop(), "classes": [CLASS], "are_names": False, "has_keys": has_keys}
-    return writer.finish({"made_of": made_of, **facts})
+    return {"image": images.pop(), "classes": [CLASS], "are_names": False, "has_keys": has_keys}
 
 
 def _image_columns(file: Path) -> parquet.Columns:

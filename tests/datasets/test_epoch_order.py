@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from datasets import ImageSet, build_train_data, load_image_sets
+from datasets.index import IndexBuilder
 from datasets.nearby_shuffle import GroupedShuffle, NearbyShuffle
 from datasets.shuffle import FullShuffle
-from datasets.sources.shards import Shard, ShardFolder, ShardImages, ShardTable, ShardTar, write_table
+from datasets.sources.shards import SAMPLES, TARS, Shard, ShardFolder, ShardImages, ShardTable, ShardTar, add_shards
 from datasets.transforms.pixel_rules import PixelRules
 from tests.support.configs import CPU
 from tests.support.image_sets import make_set, settings
@@ -23,7 +24,9 @@ def big_set(num_shards: int = 20, per_shard: int = 50, buffer: int = 100):
     numbers = np.zeros(per_shard, np.int64)
     shard = Shard(numbers, numbers, numbers, [b""] * per_shard, b"")
     shards = [(ShardTar(f"{number}.tar", 0, 0), shard) for number in range(num_shards)]
-    return ShardImages(ShardFolder(Path()), ShardTable(write_table(None, shards)), ["a"], PixelRules(3), buffer)
+    builder = IndexBuilder(SAMPLES | TARS)
+    index = builder.finish(add_shards(builder, shards))
+    return ShardImages(ShardFolder(Path()), ShardTable(index), ["a"], PixelRules(3), buffer)
 
 
 @pytest.mark.parametrize(

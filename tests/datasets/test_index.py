@@ -1,29 +1,23 @@
 """The index of a data set: its file, damage, rebuilding, and location."""
 
 import errno
-import itertools
 import os
 import pickle
 import shutil
-import tempfile
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
-from datasets import index as file
-from datasets.index import IndexWriter, Place, index_paths, open_index
+from datasets import index
+from datasets.index import IndexBuilder, Texts, index_paths, open_index, open_or_build
 from datasets.sources import csv_list, folder, imagenet, parquet, shards
 from datasets.sources.images import FileImages
 from datasets.transforms.pixel_rules import PixelRules
 from tests.support.image_sets import draw, error_of, load, make_folders, make_set, samples, settings, shades, write_tar
 from tests.support.parquet_files import ANIMALS, make_parquet, rows, write_parquet
 from tests.support.refusals import assert_names
-from utils.errors import DataError
 
 NAMES = [b"", b"a/b.jpg", "ü".encode(), b"\xff\xfe", b"a/b.jpg"]
 
@@ -31,34 +25,44 @@ NAMES = [b"", b"a/b.jpg", "ü".encode(), b"\xff\xfe", b"a/b.jpg"]
 @pytest.fixture(autouse=True)
 def no_index_is_small(monkeypatch):
     """Write an index file for every data set, however small."""
-    monkeypatch.setattr(file, "SMALL", 0)
+    monkeypatch.setattr(index, "SMALL", 0)
+
+
+COLUMNS = {"label": "<i4", "name": index.TEXT, "size": "<u8", "empty": index.TEXT}
+
+
+def build(builder: IndexBuilder) -> dict:
+    """Add 5 labels and names and 2 sizes, in chunks."""
+    for chunk in (slice(0, 2), slice(2, 5)):
+        builder.add("label", np.arange(5)[chunk])
+        builder.add("name", NAMES[chunk])
+    builder.add("size", np.array([2**40, 7]))
+    return {"classes": ["\udcff", "b"]}
 
 
 def write(path: Path):
-    """Write an index of 5 labels and names and 2 sizes, in chunks."""
-    writer = IndexWriter(Place(path), {"label": "<i4", "name": file.TEXT, "size": "<u8"})
-    for chunk in (slice(0, 2), slice(2, 5)):
-        writer.add("label", np.arange(5)[chunk])
-        writer.add("name", NAMES[chunk])
-    writer.add("size", np.array([2**40, 7]))
-    return writer.finish({"classes": ["\udcff", "b"]})
+    return open_or_build([path], COLUMNS, {"of": 1}, build)
 
 
 @pytest.mark.parametrize("small", [10**6, 0])
-def test_index_is_read_back_unchanged_and_read_only(tmp_path, monkeypatch, small):
-    monkeypatch.setattr(file, "SMALL", small)
-    index = write(tmp_path / "x.index")
-    assert (index.path is None) == bool(small) != (tmp_path / "x.index").exists()
-    names, labels = index.text("name"), index.column("label")
-    assert labels.tolist() == [0, 1, 2, 3, 4] and index.column("size").tolist() == [2**40, 7]
-    assert [names[i] for i in range(5)] == names.chunk(0, 5) == NAMES and len(names) == 5
-    assert [*names.chunks(2)] == [NAMES[:2], NAMES[2:4], NAMES[4:]] and names.chunk(3, 3) == []
-    assert index.facts == {"classes": ["\udcff", "b"]}
-    with pytest.raises(ValueError, match="read-only"):
-        labels[0] = 1
-    for each in (labels, labels[1:3]):
-        assert pickle.loads(pickle.dumps(each)).tolist() == each.tolist()
-    assert pickle.loads(pickle.dumps(names)).chunk(0, 5) == NAMES
+def test_index_is_read_back_unchanged(tmp_path, monkeypatch, small):
+    monkeypatch.setattr(index, "SMALL", small)
+    for found in (write(tmp_path / "x.index"), write(tmp_path / "x.index")):
+        assert (found.path is None) == bool(small) != (tmp_path / "x.index").exists()
+        names, labels = found.text("name"), found.column("label")
+        assert labels.tolist() == [0, 1, 2, 3, 4] and found.column("size").tolist() == [2**40, 7]
+        assert [names[i] for i in range(5)] == names.chunk(0, 5) == NAMES and len(names) == 5
+        assert [*names.chunks(2)] == [NAMES[:2], NAMES[2:4], NAMES[4:]] and names.chunk(3, 3) == []
+        assert found.facts == {"made_of": {"of": 1}, "classes": ["\udcff", "b"]} and len(found.text("empty")) == 0
+        assert names.digest() == Texts.of(NAMES).digest()
+        assert pickle.loads(pickle.dumps(names)).chunk(0, 5) == NAMES
+
+
+def test_index_file_is_read_by_the_safetensors_library(tmp_path):
+    write(tmp_path / "x.index")
+    found = load_file(tmp_path / "x.index")
+    assert found["label"].tolist() == [0, 1, 2, 3, 4] and found["size"].tolist() == [2**40, 7]
+    assert bytes(found["name"]) == b"".join(NAMES)
 
 
 def test_damaged_index_is_not_opened(tmp_path):
@@ -66,45 +70,29 @@ def test_damaged_index_is_not_opened(tmp_path):
     write(path)
     content = path.read_bytes()
     assert open_index(path)
-    for damaged in (b"", content[:10], content[:-1], content + b"x", b"halfstep index 1" + content[16:]):
+    for damaged in (b"", content[:10], content[:-1], content + b"x", content.replace(b"index 4", b"index 3")):
         path.write_bytes(damaged)
         assert open_index(path) is None
     for place in range(len(content)):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        index = open_index(path)  # not None if the changed byte is only padding
-        assert (
-            index is None or index.text("name").chunk(0, 5) == NAMES and index.column("label").tolist() == [*range(5)]
-        )
+        found = open_index(path)  # not None if the byte is in the offset of an empty column
+        assert found is None or found.text("name").chunk(0, 5) == NAMES and found.column("label").tolist() == [*range(5)]
     path.unlink()
     assert open_index(path) is None
     path.mkdir()
     assert open_index(path) is None
 
 
-@pytest.mark.parametrize("writes", range(6))
-def test_index_goes_to_the_second_folder_if_the_disk_is_full_after_any_write(tmp_path, monkeypatch, writes):
+def test_index_goes_to_the_second_folder_if_the_first_disk_is_full(tmp_path, monkeypatch):
     paths = [tmp_path / name / "x.index" for name in ("data", "cache")]
-    for path in paths:
-        path.parent.mkdir()
-    make, left = tempfile.TemporaryFile, itertools.count(writes, -1)
 
-    def write(content) -> int:
-        if next(left) <= 0:
+    def sync_full(file):
+        if paths[0].parent in Path(file.name).parents:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return len(content)
 
-    def make_file(dir, **options):
-        return Mock(wraps=make(dir=dir, **options), write=write) if dir == paths[0].parent else make(dir=dir, **options)
-
-    def build(place):
-        writer = IndexWriter(place, {"name": file.TEXT})
-        for name in NAMES:
-            writer.add("name", [name])
-        return writer.finish({})
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", make_file)
-    index = file.open_or_build(paths, {"name": file.TEXT}, lambda index: True, build)
-    assert index.path == paths[1] and index.text("name").chunk(0, 5) == NAMES
+    monkeypatch.setattr(index, "sync", sync_full)
+    found = open_or_build(paths, COLUMNS, {}, build)
+    assert found.path == paths[1] and found.text("name").chunk(0, 5) == NAMES and open_index(paths[0]) is None
 
 
 def test_index_path_depends_on_data_folder_not_on_its_link(tmp_path):
@@ -175,8 +163,8 @@ def test_index_is_rebuilt_after_data_or_format_change(tmp_path, monkeypatch, dat
     first = everything_of(dataset, tmp_path / "data")
     count = len(calls)
     assert count and everything_of(dataset, tmp_path / "data") == first and len(calls) == count
-    for index in (tmp_path / "data").rglob("*.index"):
-        index.write_bytes(index.read_bytes().replace(file.MAGIC, b"halfstep index 1\n"))
+    for path in (tmp_path / "data").rglob("*.index"):
+        path.write_bytes(path.read_bytes().replace(b"index 4", b"index 3"))
     assert everything_of(dataset, tmp_path / "data") == first and len(calls) == 2 * count
     change(tmp_path / "data")
     assert everything_of(dataset, tmp_path / "data") != first and len(calls) > 2 * count
@@ -186,61 +174,32 @@ def test_index_is_rebuilt_after_data_or_format_change(tmp_path, monkeypatch, dat
 def test_index_of_read_only_data_is_in_cache_folder(tmp_path, monkeypatch, dataset):
     make, (module, function), _ = KINDS[dataset]
     make(tmp_path / "data")
-    locked = file.locked
+    save = index.Index.save
 
-    def refuse(path, wait=None):  # acts like a read-only disk, even for a superuser
+    def refuse(found, path):  # acts like a read-only disk, even for a superuser
         if tmp_path / "data" in path.parents:
             raise PermissionError(13, "Read-only file system")
-        return locked(path, wait)
+        save(found, path)
 
-    monkeypatch.setattr(file, "locked", refuse)
+    monkeypatch.setattr(index.Index, "save", refuse)
     calls, before = reads(monkeypatch, function, module), sorted((tmp_path / "data").rglob("*"))
     first = everything_of(dataset, tmp_path / "data", CACHE_PATH=str(tmp_path / "cache"))
     count = len(calls)
     assert everything_of(dataset, tmp_path / "data", CACHE_PATH=str(tmp_path / "cache")) == first
     assert count == len(calls) and list((tmp_path / "cache").glob("*.index"))
     assert sorted((tmp_path / "data").rglob("*")) == before
-    monkeypatch.setattr(file, "locked", lambda *_, **__: refuse(tmp_path / "data" / "any"))
+    monkeypatch.setattr(index.Index, "save", lambda found, path: refuse(found, tmp_path / "data" / "any"))
     in_memory = everything_of(dataset, tmp_path / "data", CACHE_PATH=str(tmp_path / "nowhere"))
     assert in_memory == first and len(calls) > count
-    monkeypatch.setattr(file, "locked", locked)
-    monkeypatch.setattr(file, "open_index", lambda *_, **__: None)  # acts like a disk that loses written data
-    assert everything_of(dataset, tmp_path / "data") == first
 
 
 @pytest.mark.parametrize("dataset", KINDS)
-def test_pickled_image_set_reloads_its_index_without_copying_columns(tmp_path, dataset):
+def test_pickled_image_set_reads_the_same_images(tmp_path, dataset):
+    """As in the loader processes of a system without fork."""
     KINDS[dataset][0](tmp_path)
-    sets = load(dataset, tmp_path, VAL_FRACTION=0.3)
-    sent = [pickle.dumps(image_set) for image_set in sets]
-    for image_set, content in zip(sets, sent, strict=True):
-        received = pickle.loads(content)
+    for image_set in load(dataset, tmp_path, VAL_FRACTION=0.3):
+        received = pickle.loads(pickle.dumps(image_set))
         assert shades(received) == shades(image_set) and received.targets.tolist() == image_set.targets.tolist()
-        assert not any(each.key(0).encode() in content for each in sets)
-    for path in tmp_path.glob("*.index"):
-        write(path)
-    for content in sent:
-        with pytest.raises(DataError):
-            pickle.loads(content)
-
-
-def test_concurrent_starts_build_the_index_once(tmp_path, monkeypatch):
-    make_set(tmp_path)
-    begun, scan, calls = threading.Event(), shards.scan, []
-
-    def slow(tar):
-        begun.set()
-        calls.append(tar.title)
-        time.sleep(0.3)
-        return scan(tar)
-
-    monkeypatch.setattr(shards, "scan", slow)
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(everything_of, "shards", tmp_path)
-        assert begun.wait(60)
-        second = pool.submit(everything_of, "shards", tmp_path)
-        assert first.result() == second.result()
-    assert len(calls) == len(set(calls)) == 4
 
 
 # --- changes that the index of one kind must detect ---
@@ -305,15 +264,15 @@ def test_split_is_drawn_once_per_fraction_and_fold(tmp_path, monkeypatch):
     assert len(hashed) == count == 3 and wanted[0] != wanted[1] != wanted[2]
     larger = [shades(each) for each in load("imagefolder", tmp_path, VAL_FRACTION=0.6)]
     assert larger != [part[0] for part in wanted[0]]
-    monkeypatch.setattr(file, "SMALL", 10**6)
-    for index in tmp_path.glob("*.index"):
-        index.unlink()
+    monkeypatch.setattr(index, "SMALL", 10**6)
+    for path in tmp_path.glob("*.index"):
+        path.unlink()
     assert everything_of("imagefolder", tmp_path) == wanted[0], "the split must be the same without an index file"
     assert not list(tmp_path.glob("*.index"))
 
 
 def test_file_names_are_found_in_all_index_chunks_and_subsets(tmp_path, monkeypatch):
-    monkeypatch.setattr(file, "CHUNK", 3)
+    monkeypatch.setattr(index, "CHUNK", 3)
     paths = ["cat/1.jpg", "cat/21.jpg", "dog/1.jpg", "1.jpg", "a/b/1.jpg", "x", "dog/1.jpg.jpg", "dog/2.jpg"]
     images = FileImages(tmp_path, paths, [0] * len(paths), ["one"], PixelRules(3))
     names = {b"1.jpg", b"x", b"a-name-that-is-longer-than-all-others.jpg"}

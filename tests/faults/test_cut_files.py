@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from datasets.index import IndexWriter, Shape, open_index, open_or_build
+from datasets.index import IndexBuilder, open_index, open_or_build
 from datasets.sources.shards import ShardTar, scan
 from datasets.sources.tar import Tar
 from engine.checkpoint.async_saver import AsyncSaver
@@ -69,14 +69,13 @@ def copy_without_links(folder: Path, version: int) -> None:
 
 
 def write_index(folder: Path, version: int) -> None:
-    def build(place):
-        writer = IndexWriter(place, {"path": "text", "target": "<i4"}, small=-1)
-        writer.add("path", [b"a", b"bc"])
-        writer.add("target", np.array([version, 2]))
-        return writer.finish({"of": version})
+    def build(builder: IndexBuilder) -> dict:
+        builder.add("path", [b"a", b"bc"])
+        builder.add("target", np.array([version, 2]))
+        return {}
 
-    shape = Shape({"path": "text", "target": "<i4"}, ["path target"], {"of": int})
-    open_or_build([folder / "train.index"], shape, lambda found: found.facts["of"] == version, build)
+    columns = {"path": "text", "target": "<i4"}
+    open_or_build([folder / "train.index"], columns, {"of": version}, build, keep_small=True)
 
 
 def read_index(folder: Path) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Foreign or malicious files: none is removed, executed, trusted, or waited for without end."""
 
-import contextlib
 import io
 import json
 import os
@@ -25,7 +24,6 @@ from configs.load import load, to_yaml
 from configs.schema import Config
 from configs.yaml_files import read_layers
 from datasets import class_weights
-from datasets.index import MAGIC, IndexWriter, open_index
 from datasets.sources.arrays import ArrayImages
 from datasets.sources.images import FileImages
 from datasets.sources.tar import Tar
@@ -233,15 +231,6 @@ def test_thousands_of_classes_are_divided_quickly():
     assert time.process_time() - began < 5
 
 
-@pytest.mark.parametrize(
-    "content", [b"[]", b"x", 10**5 * b"[", b'{"columns": {"a": 5}}', b'{"columns": {}, "facts": [], "id": ""}']
-)
-def test_forged_index_description_is_rejected(tmp_path, content):
-    start = b"".join(number.to_bytes(8, "little") for number in (len(content), zlib.crc32(content)))
-    (tmp_path / "train.index").write_bytes(MAGIC + start + content)
-    assert open_index(tmp_path / "train.index") is None
-
-
 def test_error_quoting_a_whole_file_is_shortened(capsys):
     assert exit_code(Mock(side_effect=ConfigError("x" * 10**6)), []) == 2
     assert len(capsys.readouterr().err) < 10_000
@@ -347,54 +336,6 @@ def test_file_with_too_many_tensors_is_refused_unread(tmp_path, monkeypatch):
     torch.save({"a": torch.zeros(1)}, tmp_path / "w.pth")
     with pytest.raises(ConfigError, match=r"w\.pth.*tensors"):
         read_record(tmp_path / "w.pth")
-
-
-OF_INDEXES = {"imagefolder": "path target", "csv": "0.path 0.target", "shards": "label name tar.size"}
-OF_INDEXES["parquet"] = "label group_rows file_rows"
-NUMBERS = {"imagefolder": "target", "shards": "label tar.first", "parquet": "label group_file group_rows group_bytes"}
-IN_INDEXES = {"rows": OF_INDEXES, "types": OF_INDEXES | {"csv": "0.group 0.target"}, "numbers": NUMBERS}
-IN_INDEXES["more"] = {"parquet": "file_rows"}
-
-
-@pytest.mark.parametrize(
-    ("what", "data_set", "name"),
-    [(what, each, name) for what, sets in IN_INDEXES.items() for each in sets for name in sets[each].split()],
-)
-def test_index_with_wrong_columns_is_rebuilt(tmp_path, monkeypatch, what, data_set, name):
-    make_sets(tmp_path)
-    monkeypatch.setattr("datasets.index.SMALL", -1)
-    add, init = IndexWriter.add, IndexWriter.__init__
-
-    def begin(writer, place, columns, small=None):
-        init(writer, place, {of: "u1" if of == name else kind for of, kind in columns.items()}, small)
-
-    def add_other(writer, of, values):
-        other = np.full(len(values), 0 if what == "types" else -7)
-        other = {"rows": values[1:], "more": [*values, 0]}.get(what, other)
-        add(writer, of, other if of == name else values)
-
-    with monkeypatch.context() as patched, contextlib.suppress(Exception):
-        patched.setattr(IndexWriter, "add", add_other)
-        patched.setattr(IndexWriter, "__init__", begin if what == "types" else init)
-        load_images(data_set, tmp_path / data_set)
-    assert list((tmp_path / data_set).rglob("*.index"))
-    check_sets(tmp_path, data_set)
-
-
-FACTS = "notes first_lines folder_names repeated shared shared_groups left_out of"
-
-
-@pytest.mark.parametrize("value", [None, 5, 10**400, "x", [], [[None]], ["x"], {"a": {}}, {"a": "x"}], ids=str)
-@pytest.mark.parametrize("data_set", OF_INDEXES)
-def test_index_with_metadata_of_wrong_type_is_rebuilt(tmp_path, monkeypatch, data_set, value):
-    make_sets(tmp_path)
-    monkeypatch.setattr("datasets.index.SMALL", -1)
-    finish = IndexWriter.finish
-    with monkeypatch.context() as patched, contextlib.suppress(Exception):
-        wrong = {"classes": value} if data_set == "parquet" else dict.fromkeys(FACTS.split(), value)
-        patched.setattr(IndexWriter, "finish", lambda writer, facts: finish(writer, facts | wrong))
-        load_images(data_set, tmp_path / data_set)
-    check_sets(tmp_path, data_set)
 
 
 def make_sets(folder: Path) -> None:

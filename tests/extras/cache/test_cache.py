@@ -19,7 +19,7 @@ from PIL import Image
 import extras.cache as cache_module
 from configs.schema import Config
 from datasets import build_train_data, load_image_sets
-from datasets.index import IndexWriter, Place
+from datasets.index import IndexBuilder
 from datasets.types import ImageReadError, ImageSet
 from extras.cache import CachedImages, CacheProgress, cache_image_sets, locate_cache
 from extras.cache import file as cache_file
@@ -118,11 +118,10 @@ def test_cache_larger_than_memory_is_accepted(tmp_path):
     location = CacheLocation(tmp_path, "large", {}, 1)
     location.data.touch()
     os.truncate(location.data, size)  # a hole, which uses no disk space
-    with Place(location.index) as place:
-        writer = IndexWriter(place, cache_file.COLUMNS, small=-1)
-        for name in cache_file.ENTRY.names:
-            writer.add(name, np.zeros(1))
-        writer.finish({"size": size})
+    builder = IndexBuilder(cache_file.COLUMNS)
+    for name in cache_file.ENTRY.names:
+        builder.add(name, np.zeros(1))
+    builder.finish({"size": size}).save(location.index)
     assert CacheFile(location).data[-1] == 0
 
 

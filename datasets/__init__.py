@@ -3,11 +3,11 @@
 # ruff: noqa: F401
 
 from datasets.bad_images import BadImages
-from datasets.batch_order import Piece
 from datasets.build import build_eval_data, build_order, build_train_data, class_weights, load_image_sets, watches
 from datasets.classes import renumber
 from datasets.loading.readers import EvalData, TrainData, Window
 from datasets.loading.workers import choose_workers
+from datasets.order import Piece
 from datasets.split import holds_out_no_more, identity, write_split
 from datasets.transforms import check_policy
 from datasets.transforms.crop import Normalize

@@ -1,14 +1,12 @@
 """Balance classes of unequal size: class weights in the loss, and epochs that repeat images of rare classes."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from configs.schema import AUTO, Config
-from datasets.balanced_order import BalancedOrder
-from datasets.shuffle import EpochOrder
+from datasets.order import EpochOrder, balanced_order
 from datasets.types import ImageSet
 from datasets.weights_file import read_weights
 from utils.errors import DataError
@@ -65,7 +63,6 @@ def images_of_each_class(image_set: ImageSet, setting: str) -> np.ndarray:
     return counts
 
 
-def balanced_order(image_set: ImageSet) -> Callable[[int, int], EpochOrder]:
-    """Return a function that maps seed and epoch to the order of the epoch, for DATA.SAMPLER balanced."""
-    counts = images_of_each_class(image_set, SAMPLER)
-    return partial(BalancedOrder, image_set.targets, counts)
+def order_of_balanced_epochs(image_set: ImageSet) -> EpochOrder:
+    """Return the function for the order of an epoch with DATA.SAMPLER balanced."""
+    return partial(balanced_order, image_set.targets, images_of_each_class(image_set, SAMPLER))

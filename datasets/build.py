@@ -8,11 +8,10 @@ from unicodedata import normalize
 import numpy as np
 
 from configs.schema import Config, Data
-from datasets.batch_order import Order
 from datasets.classes import number_classes, read_classes, without_new_classes
 from datasets.loading.readers import EvalData, EvalReader, Reader, SizedReader, TrainData, TrainReader
 from datasets.loading.workers import choose_workers, make_loader
-from datasets.shuffle import EpochOrder
+from datasets.order import EpochOrder, Order
 from datasets.sources import find_source
 from datasets.split import describe_split, split, warn_of_other_parts
 from datasets.types import ImageSet, SavedData
@@ -195,13 +194,13 @@ def build_order(config: Config, image_set: ImageSet, world_size: int, resumed_gl
     return order
 
 
-def _epoch_order(config: Config, image_set: ImageSet) -> Callable[[int, int], EpochOrder]:
+def _epoch_order(config: Config, image_set: ImageSet) -> EpochOrder:
     """Return the function of DATA.SAMPLER that maps seed and epoch to the order of the epoch."""
     if config.DATA.SAMPLER == "shuffle":
         return image_set.epoch_order
-    from datasets.balance import balanced_order
+    from datasets.balance import order_of_balanced_epochs
 
-    return balanced_order(image_set)
+    return order_of_balanced_epochs(image_set)
 
 
 def class_weights(config: Config, image_set: ImageSet) -> list[float] | None:

@@ -10,8 +10,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from datasets.batch_order import Piece
-from datasets.shuffle import EpochOrder, FullShuffle
+from datasets.order import Piece, shuffled
 
 if TYPE_CHECKING:
     from datasets.index import Index
@@ -77,13 +76,13 @@ class ImageSet:
     def place_of(self, folder: str) -> Path | None:
         """Return the folder of this set that contains `folder`, or None if new images there would not join the set."""
 
-    def epoch_order(self, seed: int, epoch: int) -> EpochOrder:
+    def epoch_order(self, seed: int, epoch: int) -> np.ndarray:
         """Return the order of an epoch, with each image once. It depends only on seed and epoch."""
-        return FullShuffle(len(self), seed, epoch)
+        return shuffled(len(self), seed, epoch)
 
-    def order_to_write(self, seed: int) -> EpochOrder:
+    def order_to_write(self, seed: int) -> np.ndarray:
         """Return the order for writing the images in another format, mixed as widely as the set's format allows."""
-        return FullShuffle(len(self), seed)
+        return shuffled(len(self), seed)
 
     def will_read(self, seed: int, epoch: int, position: int) -> None:
         """Prepare for training to read epoch_order(seed, epoch) from this position.

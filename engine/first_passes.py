@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from configs.schema import Config
 from datasets import Batch, build_train_data
-from datasets.batch_order import Piece
+from datasets.order import Piece
 from engine.memory import flags_for, out_of_memory, raises_when_full, release, shortage, smaller_batch
 from engine.train.optimizers import optimizer_bytes
 from engine.train.trainer import Trainer

@@ -16,8 +16,8 @@ from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
 from configs.values import flatten
 from datasets import ImageSet, SavedData, build_order, check_policy, class_weights, identity, renumber
-from datasets.batch_order import Order
 from datasets.fingerprint import data_facts
+from datasets.order import Order
 from engine.checkpoint.resume import (
     TRAINED_ON,
     batch_size_of,

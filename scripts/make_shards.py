@@ -76,7 +76,7 @@ def make_shards(arguments: argparse.Namespace) -> None:
     train, val = load_image_sets(config)
     for line in val.notes:
         print(line)
-    parts = {"train": (train, train.order_to_write(arguments.shuffle_seed)[:]), "val": (val, np.arange(len(val)))}
+    parts = {"train": (train, train.order_to_write(arguments.shuffle_seed)), "val": (val, np.arange(len(val)))}
     manifest = {
         "dataset": arguments.dataset,
         "data_path": arguments.data_path,

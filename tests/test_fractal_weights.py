@@ -8,7 +8,7 @@ from PIL import Image
 
 import main_single_gpu
 from configs.schema import Config
-from datasets.shuffle import shuffled
+from datasets.order import shuffled
 from datasets.sources.digits import read_digits
 from engine.settings import load_settings
 from tests.support.refusals import refused

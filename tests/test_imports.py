@@ -67,7 +67,7 @@ def test_no_test_module_imports_another():
 # {folder: its files and packages, from bottom to top}. A file may import its own package and the packages before it.
 PACKAGES = {
     "datasets": (
-        "shuffle nearby_shuffle batch_order index collect types labels weights_file balanced_order balance fingerprint split relabelled classes bad_images overlap transforms sources"
+        "order index collect types labels weights_file balance fingerprint split relabelled classes bad_images overlap transforms sources"
         " sources.torchvision_sets loading build __init__"
     ).split(),
     "models": (

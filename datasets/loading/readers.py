@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config
-from datasets.batch_order import Order, Piece, sample_rng
+from datasets.order import Order, Piece, sample_rng
 from datasets.transforms import build_augmentation, build_boxes
 from datasets.transforms.crop import BySize, EvalTransform, TrainTransform
 from datasets.types import Batch, ImageReadError, ImageSet

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from datasets.batch_order import Piece
 from datasets.loading.readers import Reader
+from datasets.order import Piece
 from datasets.types import Batch
 from utils.host import has_streams
 

@@ -19,8 +19,8 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from configs.schema import Config, Data
-from datasets.batch_order import Piece
 from datasets.loading.readers import Reader
+from datasets.order import Piece
 from datasets.types import Batch, ImageSet
 from utils.distributed import Process
 from utils.errors import DataError, LostProcess

@@ -29,7 +29,7 @@ from datasets.index import (
     stamps_of,
 )
 from datasets.labels import MAX_CLASSES, check_trained, numbered_classes
-from datasets.nearby_shuffle import GroupedShuffle
+from datasets.order import grouped_shuffled
 from datasets.sources.folder import subfolders
 from datasets.sources.images import EncodedImages
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, Parts, choose_parts, data_root, expected_layout, own_split
@@ -462,11 +462,11 @@ class ParquetImages(EncodedImages):
             raise DataError(f"{self.name(index)}: there is no image; remove the row")
         return os.path.splitext(self._name(index))[1], data
 
-    def epoch_order(self, seed: int, epoch: int) -> GroupedShuffle:
+    def epoch_order(self, seed: int, epoch: int) -> np.ndarray:
         """Shuffle the row groups, then move images by less than `reach` positions, so that each group is read once."""
         return self._order(self.reach, seed, epoch)
 
-    def order_to_write(self, seed: int) -> GroupedShuffle:
+    def order_to_write(self, seed: int) -> np.ndarray:
         """Return an order in which images move farther than in training.
 
         Only one process reads, so it may cache up to WRITING_BYTES of row groups.
@@ -474,10 +474,10 @@ class ParquetImages(EncodedImages):
         self.limit = max(self.limit, WRITING_BYTES)
         return self._order(self._within(self.limit), seed, 0)
 
-    def _order(self, reach: int, seed: int, epoch: int) -> GroupedShuffle:
+    def _order(self, reach: int, seed: int, epoch: int) -> np.ndarray:
         starts = np.clip(self.group_starts - self.first, 0, len(self) if self.rows is None else None)
         starts = starts if self.rows is None else np.searchsorted(self.rows, starts)
-        return GroupedShuffle(starts, reach, seed, epoch)
+        return grouped_shuffled(starts, reach, seed, epoch)
 
     def _within(self, num_bytes: int) -> int:
         """Return how far an image may move while its row group is cached. Prefetching gets a quarter of the bytes."""

@@ -26,7 +26,7 @@ from datasets.index import (
     open_or_build,
 )
 from datasets.labels import MAX_CLASSES, MAX_DIGITS, check_trained, numbered_classes
-from datasets.nearby_shuffle import GroupedShuffle
+from datasets.order import grouped_shuffled
 from datasets.sources.folder import subfolders
 from datasets.sources.images import EncodedImages
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split
@@ -345,7 +345,7 @@ class ShardImages(EncodedImages):
             raise
         return os.path.splitext(table.sample_name(row))[1], data
 
-    def epoch_order(self, seed: int, epoch: int) -> GroupedShuffle:
+    def epoch_order(self, seed: int, epoch: int) -> np.ndarray:
         """Shuffle the tars, then samples within DATA.SHUFFLE_BUFFER, because disks are slow at random access.
 
         Each group of the order is a tar, with the number that it has in the table.
@@ -355,7 +355,7 @@ class ShardImages(EncodedImages):
             is_sorted = bool((self.rows[1:] >= self.rows[:-1]).all())
             ensure(is_sorted, "the samples of a part must stay in the order of its tars")
             starts = np.searchsorted(self.rows, starts)
-        return GroupedShuffle(starts, self.shuffle_buffer, seed, epoch)
+        return grouped_shuffled(starts, self.shuffle_buffer, seed, epoch)
 
     def will_read(self, seed: int, epoch: int, position: int) -> None:
         self.folder.will_read(self, seed, epoch, position)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from configs.schema import Config
-from datasets.batch_order import Piece
+from datasets.order import Piece
 from datasets.transforms.crop import BySize
 from datasets.types import Batch, ImageSet
 

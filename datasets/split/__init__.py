@@ -9,7 +9,7 @@ import numpy as np
 
 from configs.schema import Config, Fold
 from datasets.fingerprint import is_other_data
-from datasets.shuffle import shuffled
+from datasets.order import shuffled
 from datasets.types import ImageSet, SavedData, count_classes
 from utils.errors import ConfigError
 from utils.files import replacing

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config
-from datasets.batch_order import Piece, sample_rng
+from datasets.order import Piece, sample_rng
 from datasets.transforms.crop import crop_box, inside_box
 
 ERASED_AREA = (0.02, 1 / 3)  # smallest and largest fraction of the image that a box covers

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config
-from datasets.batch_order import Piece
+from datasets.order import Piece
 from datasets.transforms.crop import inside_box
 from datasets.transforms.mixed import Mixed
 from utils.seed import keyed_rng

@@ -11,8 +11,8 @@ from torch import nn
 from configs.schema import Config, Train
 from configs.tables import TORCH_OPTIMIZERS
 from datasets import choose_workers
-from datasets.batch_order import Order
 from datasets.loading.workers import AHEAD_OF_PROCESS, shared_bytes
+from datasets.order import Order
 from engine.checkpoint.format import checkpoint_bytes
 from engine.plan import TrainPlan
 from engine.train.schedule import batch_factor

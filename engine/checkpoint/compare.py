@@ -10,8 +10,8 @@ from configs.removed import REMOVED, not_translated
 from configs.schema import Config
 from configs.values import IMPLIED, SETTINGS, today
 from datasets import ImageSet
-from datasets.batch_order import Order
 from datasets.fingerprint import CLASSES, describe_changed_images
+from datasets.order import Order
 from engine.checkpoint.resume import TRAINED_ON, comparable
 from utils.errors import ConfigError
 from utils.facts import NUMBERS, changed_facts

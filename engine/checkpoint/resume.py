@@ -9,7 +9,7 @@ from torch import Tensor
 
 from configs.schema import Config
 from configs.values import flatten
-from datasets.batch_order import Order
+from datasets.order import Order
 from datasets.transforms import REVISION
 from utils.facts import changed_facts
 from utils.log import Log

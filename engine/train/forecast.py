@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from configs.schema import Config, to_seconds
-from datasets.batch_order import Order
+from datasets.order import Order
 from engine.evaluation.scores import Scores
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult, Report

@@ -18,7 +18,6 @@ import torch
 
 from configs.schema import Config, Data
 from datasets.index import caches_folder
-from datasets.shuffle import EpochOrder
 from datasets.transforms.crop import resize
 from datasets.types import ImageReadError, ImageSet
 from extras.cache.file import CacheFile, CacheLocation, CacheWriter, DamagedCacheError
@@ -111,7 +110,7 @@ class CachedImages(ImageSet):
     def file_sizes(self, indices: Sequence[int]) -> list[int]:
         return self._image_set.file_sizes(indices)
 
-    def epoch_order(self, seed: int, epoch: int) -> EpochOrder:
+    def epoch_order(self, seed: int, epoch: int) -> np.ndarray:
         return self._image_set.epoch_order(seed, epoch)
 
     def read(self, index: int) -> np.ndarray:

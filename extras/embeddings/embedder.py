@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from datasets import BadImages, Normalize
-from datasets.batch_order import Piece
 from datasets.loading.readers import Buffers, EvalReader
 from datasets.loading.workers import choose_workers, make_loader
+from datasets.order import Piece
 from datasets.sources.images import FileImages
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError

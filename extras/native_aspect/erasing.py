@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config
-from datasets.batch_order import Piece, sample_rng
+from datasets.order import Piece, sample_rng
 from datasets.transforms.erasing import ERASED_AREA, ERASED_RATIO
 
 NUM_TRIES = 10  # attempts to draw a box that fits into the grid, as in timm

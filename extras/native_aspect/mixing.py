@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config
-from datasets.batch_order import Piece
+from datasets.order import Piece
 from extras.native_aspect.grids import grids_of, unpack
 from utils.seed import keyed_rng
 

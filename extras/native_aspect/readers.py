@@ -8,8 +8,8 @@ from PIL import Image
 from torch import Tensor
 
 from configs.schema import Config
-from datasets.batch_order import Piece
 from datasets.loading.readers import Buffers, EvalReader, Reader, TrainReader
+from datasets.order import Piece
 from datasets.transforms.crop import TrainTransform, crop_box, resize
 from datasets.types import Batch, ImageSet
 from extras.native_aspect.augment import SequenceAugmentation

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config
-from datasets.batch_order import Piece
+from datasets.order import Piece
 from datasets.types import Batch, ImageSet
 from extras.native_aspect.grids import length_of, lengths_of, new_batch, set_grid
 from extras.native_aspect.models import patch_size_of

@@ -20,7 +20,6 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.index import ENDING, caches_folder
-from datasets.nearby_shuffle import GroupedShuffle
 from datasets.sources import shards
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts
 from datasets.sources.shards import CLASSES_FILE, Shard, ShardFolder, ShardImages, ShardTable, ShardTar
@@ -129,8 +128,15 @@ class TarCache:
 
 
 @functools.lru_cache(2)
-def _order_of(images: ShardImages, seed: int, epoch: int) -> GroupedShuffle:
-    return images.epoch_order(seed, epoch)
+def tars_in_turn(images: ShardImages, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tars in the order in which an epoch needs them, and the position of the last image of each."""
+    order = images.epoch_order(seed, epoch)
+    rows = order if images.rows is None else images.rows[order]
+    tar_of_position = np.searchsorted(images.table.starts, rows, "right") - 1
+    tars, first = np.unique(tar_of_position, return_index=True)
+    last = len(order) - 1 - np.unique(tar_of_position[::-1], return_index=True)[1]
+    in_turn = np.argsort(first)
+    return tars[in_turn], last[in_turn]
 
 
 class ServerFolder(ShardFolder):
@@ -261,15 +267,15 @@ class ServerFolder(ShardFolder):
         self.cache.pull(tar, check, waits)
 
     def will_read(self, images: ShardImages, seed: int, epoch: int, position: int) -> None:
-        """At the start of each tar, prefetch this tar, the following tars, and the first tars of the next epoch."""
-        order = _order_of(images, seed, epoch)
-        aim = (seed, epoch, int(order.groups_of(position, position + 1)[0]))
+        """Whenever a tar is done, prefetch the tars that are needed next, and the first tars of the next epoch."""
+        tars, last = tars_in_turn(images, seed, epoch)
+        needed = tars[last >= position]
+        aim = (seed, epoch, len(needed))
         if aim == self._aim:
             return
         self._aim = aim
-        groups = order.groups_of(position, len(order))[:MOST_AHEAD].tolist()
-        groups += _order_of(images, seed, epoch + 1).groups[: MOST_AHEAD - len(groups)].tolist()
-        tars = [(images.table.tar(group), images.table.checksum(group)) for group in groups]
+        numbers = [*needed.tolist(), *tars_in_turn(images, seed, epoch + 1)[0].tolist()][:MOST_AHEAD]
+        tars = [(images.table.tar(number), images.table.checksum(number)) for number in numbers]
         fitting = np.cumsum([tar.size for tar, _ in tars]) <= SHARE_AHEAD * self.cache.limit
         ahead = [each for each, fits in zip(tars, fitting, strict=True) if fits][::-1]
         for tar, _ in ahead:

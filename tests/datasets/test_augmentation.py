@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from configs.schema import Config
 from datasets import Piece
-from datasets.batch_order import sample_rng
+from datasets.order import sample_rng
 from datasets.transforms import build_augmentation
 from datasets.transforms.augment import parse_policy
 from datasets.transforms.erasing import ERASED_AREA, BatchedErasing, Erasing

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from datasets import ImageSet, build
-from datasets.shuffle import shuffled
+from datasets.order import shuffled
 from datasets.sources.digits import FILE
 from tests.support.image_sets import error_of, load, make_folders
 from tests.support.refusals import assert_names

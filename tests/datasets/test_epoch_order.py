@@ -1,21 +1,21 @@
 """The order of an epoch is computed in blocks. It equals the older order in one array, for every set and reach."""
 
-import threading
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from datasets import ImageSet, build_train_data, load_image_sets
 from datasets.index import IndexBuilder
-from datasets.nearby_shuffle import GroupedShuffle, NearbyShuffle
-from datasets.shuffle import FullShuffle
+from datasets.order import grouped_shuffled, nearby_shuffled, shuffled
 from datasets.sources.shards import SAMPLES, TARS, Shard, ShardFolder, ShardImages, ShardTable, ShardTar, add_shards
 from datasets.transforms.pixel_rules import PixelRules
 from tests.support.configs import CPU
 from tests.support.image_sets import make_set, settings
 from tests.support.loading import order
+from tests.support.properties import examples
 from utils.distributed import Process
 
 
@@ -36,102 +36,68 @@ def big_set(num_shards: int = 20, per_shard: int = 50, buffer: int = 100):
 )
 def test_every_epoch_and_seed_orders_all_samples_differently(images):
     """A buffer of 1 shuffles only the tars."""
-    orders = [images.epoch_order(seed, epoch)[:].tolist() for seed in (0, 1) for epoch in range(3)]
+    orders = [images.epoch_order(seed, epoch).tolist() for seed in (0, 1) for epoch in range(3)]
     assert all(sorted(order) == list(range(1000)) for order in orders)
     assert len({tuple(order) for order in [*orders, range(1000)]}) == 7
-    assert images.epoch_order(0, 0)[:].tolist() == orders[0]
+    assert images.epoch_order(0, 0).tolist() == orders[0]
 
 
 def test_shuffle_buffer_moves_samples_by_less_than_its_size():
-    in_turn = big_set(buffer=1).epoch_order(3, 5)[:]
+    in_turn = big_set(buffer=1).epoch_order(3, 5)
     assert (np.diff(in_turn.reshape(20, 50), axis=1) == 1).all()  # tar by tar, each in its own order
     tars = (in_turn[::50] // 50).tolist()
     assert sorted(tars) == list(range(20)) != tars
-    distance = np.abs(np.argsort(big_set(buffer=100).epoch_order(3, 5)[:]) - np.argsort(in_turn))
+    distance = np.abs(np.argsort(big_set(buffer=100).epoch_order(3, 5)) - np.argsort(in_turn))
     assert 50 < distance.max() < 100
     assert big_set().epoch_order(0, 0)[:5].tolist() == [374, 355, 375, 373, 382], "must equal earlier versions"
 
 
-# --- computed in blocks, equal to one array ---
+# --- equal to the orders of earlier versions ---
 
 
 def draws_of(count: int, *seeds: int) -> np.ndarray:
     return np.random.PCG64(np.random.SeedSequence(seeds)).random_raw(count)
 
 
-def nearby_in_one_array(count: int, reach: int, *seeds: int) -> np.ndarray:
-    """Return the order computed as one array, as in runs of earlier versions."""
+def reference_of_nearby(count: int, reach: int, *seeds: int) -> np.ndarray:
     if reach >= count:
         return np.argsort(draws_of(count, *seeds), kind="stable")
     fractions = (draws_of(count, *seeds) >> np.uint64(33)).astype(np.int64)
     return np.argsort((np.arange(count) << 31) + reach * fractions, kind="stable")
 
 
-def grouped_in_one_array(group_of: np.ndarray, num_groups: int, reach: int, seed: int, epoch: int) -> np.ndarray:
+def reference_of_grouped(group_of: np.ndarray, num_groups: int, reach: int, seed: int, epoch: int) -> np.ndarray:
     turn_of_group = np.argsort(np.argsort(draws_of(num_groups, seed, epoch, 1), kind="stable"))
     in_turn = np.argsort(turn_of_group[group_of], kind="stable")
-    return in_turn[nearby_in_one_array(len(group_of), reach, seed, epoch, 2)]
+    return in_turn[reference_of_nearby(len(group_of), reach, seed, epoch, 2)]
 
 
-@pytest.mark.parametrize("case", range(25))
-def test_any_slice_of_an_epoch_order_matches_the_reference_order(case):
-    rng = np.random.default_rng(case)
-    count, block = int(rng.integers(1, 300)), int(rng.integers(1, 60))  # images, positions per block
-    reach = int(rng.integers(1, count + 1))
-    start, stop = sorted(rng.integers(count + 1, size=2).tolist())
-    full, nearby = nearby_in_one_array(count, count, case, 7), nearby_in_one_array(count, reach, case, 7)
-    assert FullShuffle(count, case, 7)[start:stop].tolist() == full[start:stop].tolist()
-    if reach < count:
-        in_blocks = NearbyShuffle(count, reach, case, 7, block_size=block)
-        assert in_blocks[start:stop].tolist() == nearby[start:stop].tolist()
-    sizes = rng.multinomial(count, np.ones(9) / 9) * rng.integers(2, size=9)  # some groups are empty
-    grouped = GroupedShuffle(np.concatenate([[0], np.cumsum(sizes)]), reach, 3, case)
-    wanted = grouped_in_one_array(np.repeat(np.arange(9), sizes), 9, reach, 3, case)
-    assert grouped[:].tolist() == wanted.tolist() and len(grouped) == sizes.sum()
-    if stop <= len(grouped) and start < stop:
-        read = np.repeat(np.arange(9), sizes)[wanted[start:stop]]
-        assert set(read) <= set(grouped.groups_of(start, stop)) <= set(np.flatnonzero(sizes))
-
-
-@pytest.mark.slow
-def test_epoch_order_of_several_blocks_matches_the_reference_order():
-    count = 1_050_000
-    for buffer in (8192, 200_000):
-        wanted = grouped_in_one_array(np.repeat(np.arange(15), count // 15), 15, buffer, 0, 3)
-        assert (big_set(15, count // 15, buffer).epoch_order(0, 3)[:] == wanted).all()
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=9), st.integers(1, 400), st.integers(0, 99))
+@examples(60)
+def test_epoch_orders_equal_those_of_earlier_versions(sizes, reach, seed):
+    """Some groups are empty."""
+    count = sum(sizes)
+    assert shuffled(count, seed, 7).tolist() == reference_of_nearby(count, count, seed, 7).tolist()
+    assert nearby_shuffled(count, reach, seed, 7).tolist() == reference_of_nearby(count, reach, seed, 7).tolist()
+    grouped = grouped_shuffled(np.concatenate([[0], np.cumsum(sizes)]), reach, 3, seed)
+    wanted = reference_of_grouped(np.repeat(np.arange(len(sizes)), sizes), len(sizes), reach, 3, seed)
+    assert grouped.tolist() == wanted.tolist()
 
 
 def test_epoch_order_of_a_shard_subset_matches_the_reference_order():
     images = big_set(20, 50, 30)
     kept = np.flatnonzero(np.random.default_rng(0).random(1000) < 0.1)
     kept = kept[(kept < 300) | (kept >= 400)]  # two tars have no images left
-    wanted = grouped_in_one_array(kept // 50, 20, 30, 5, 6)
-    assert images.take(kept).epoch_order(5, 6)[:].tolist() == wanted.tolist()
+    wanted = reference_of_grouped(kept // 50, 20, 30, 5, 6)
+    assert images.take(kept).epoch_order(5, 6).tolist() == wanted.tolist()
 
 
 def test_windows_contain_the_same_images_in_any_reading_sequence():
-    """Blocks of this size are computed ahead in a thread."""
-    steps = order(num_images=150_000, batch_size=10_000)
-    epochs = [nearby_in_one_array(150_000, 150_000, 0, epoch) for epoch in range(3)]
+    steps = order(num_images=150, batch_size=10)
+    epochs = [reference_of_nearby(150, 150, 0, epoch) for epoch in range(3)]
     for step in [*range(31), 3, 44, 0]:
         epoch, index = divmod(step, 15)
-        assert (steps.window(step) == epochs[epoch][index * 10_000 : (index + 1) * 10_000]).all()
-
-
-def test_order_of_next_epoch_is_computed_ahead_in_another_thread():
-    """A block is computed during the previous epoch, outside the training thread."""
-    computed_in = []
-
-    class Slow(FullShuffle):
-        def block(self, number):
-            computed_in.append(threading.current_thread())
-            return super().block(number)
-
-    steps = replace(order(num_images=150_000, batch_size=10_000), epoch_order=lambda *seeds: Slow(150_000, *seeds))
-    for step in range(46):
-        steps.window(step)
-    main, *others = computed_in
-    assert main == threading.current_thread() and len(others) >= 3 and main not in others
+        assert (steps.window(step) == epochs[epoch][index * 10 : (index + 1) * 10]).all()
 
 
 def test_read_position_is_announced_to_shards_before_each_window(tmp_path):
@@ -155,4 +121,4 @@ def test_read_position_is_announced_to_shards_before_each_window(tmp_path):
         list(window.batches)
     assert announced == [(0, 0, 18), (0, 0, 24), (0, 1, 0), (0, 1, 6), (0, 1, 12)]
     windows = np.concatenate([data.order.window(step) for step in range(10)])
-    assert windows.tolist() == np.concatenate([train.epoch_order(0, epoch)[:] for epoch in range(2)]).tolist()
+    assert windows.tolist() == np.concatenate([train.epoch_order(0, epoch) for epoch in range(2)]).tolist()

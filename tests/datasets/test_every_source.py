@@ -169,7 +169,7 @@ def test_moved_data_keep_keys_parts_and_labels(source):
 
 def test_every_epoch_has_each_image_once(source):
     for part in source.load():
-        assert sorted(part.epoch_order(3, 1)[:].tolist()) == [*range(len(part))]
+        assert sorted(part.epoch_order(3, 1).tolist()) == [*range(len(part))]
 
 
 def test_evaluation_scores_the_validation_images_or_an_undivided_set(source):

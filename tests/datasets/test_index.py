@@ -76,7 +76,9 @@ def test_damaged_index_is_not_opened(tmp_path):
     for place in range(len(content)):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         found = open_index(path)  # not None if the byte is in the offset of an empty column
-        assert found is None or found.text("name").chunk(0, 5) == NAMES and found.column("label").tolist() == [*range(5)]
+        assert (
+            found is None or found.text("name").chunk(0, 5) == NAMES and found.column("label").tolist() == [*range(5)]
+        )
     path.unlink()
     assert open_index(path) is None
     path.mkdir()

@@ -20,10 +20,10 @@ import torch
 
 from configs.schema import Config
 from datasets import ImageSet, build_eval_data, build_order, build_train_data, load_image_sets
-from datasets.batch_order import sample_rng
 from datasets.loading import workers as loader_workers
 from datasets.loading.readers import TrainReader
 from datasets.loading.workers import Workers, choose_workers, make_loader
+from datasets.order import sample_rng
 from tests.support.configs import CPU, replaced
 from tests.support.forks import DEADLINE, ROOT
 from tests.support.loading import folder_settings, make_folder, settings, taken, train_data

@@ -6,7 +6,7 @@ import torch
 
 from configs.schema import Config
 from datasets import Mixed, Normalize, Piece, Preparation
-from datasets.batch_order import sample_rng
+from datasets.order import sample_rng
 from datasets.transforms.erasing import BatchedErasing, Erasing, build_erasing
 from datasets.transforms.mix import Mixing
 from tests.support.batches import ERASES, MIXES, SIDE, batch, settings

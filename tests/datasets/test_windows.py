@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datasets import ImageSet
-from datasets.balance import balanced_order
-from datasets.batch_order import Order, Piece
-from datasets.nearby_shuffle import GroupedShuffle
+from datasets.balance import order_of_balanced_epochs
+from datasets.order import Order, Piece, grouped_shuffled
 from tests.support.properties import examples
 
 
@@ -22,11 +21,11 @@ def orders(draw, sampler: str = "any", num_repeats: int | None = None) -> Order:
     targets = np.array(draw(st.lists(st.integers(0, 3), min_size=num_images, max_size=num_images)))
     targets = np.unique(targets, return_inverse=True)[1]  # each class has images
     images = ImageSet(targets, [f"{number}" for number in range(targets.max() + 1)])
-    epoch_order = balanced_order(images) if sampler == "balanced" else images.epoch_order
+    epoch_order = order_of_balanced_epochs(images) if sampler == "balanced" else images.epoch_order
     if sampler == "tars":
         cuts = sorted(draw(st.lists(st.integers(0, num_images), max_size=5)))
         starts, reach = np.array([0, *cuts, num_images]), draw(st.integers(1, num_images))
-        epoch_order = lambda seed, epoch: GroupedShuffle(starts, reach, seed, epoch)  # noqa: E731
+        epoch_order = lambda seed, epoch: grouped_shuffled(starts, reach, seed, epoch)  # noqa: E731
     found = Order(
         num_images,
         batch_size=2 * draw(st.integers(1, 3)) if in_pairs else draw(st.integers(1, 6)),
@@ -110,7 +109,7 @@ def test_epoch_uses_each_image_as_often_as_promised(order):
 @examples(60)
 def test_balanced_epoch_has_equally_many_images_of_each_class(counts, seed, epoch):
     images = ImageSet(np.repeat(np.arange(len(counts)), counts), [f"{number}" for number in range(len(counts))])
-    drawn = balanced_order(images)(seed, epoch)[:]
+    drawn = order_of_balanced_epochs(images)(seed, epoch)
     places = np.bincount(images.targets[drawn], minlength=len(counts))
     assert len(drawn) == len(images) and np.ptp(places) <= 1
     times = np.bincount(drawn, minlength=len(images))

@@ -9,8 +9,7 @@ import torch
 
 from configs.schema import Config
 from configs.values import SETTINGS
-from datasets.batch_order import Order
-from datasets.shuffle import shuffled
+from datasets.order import Order, shuffled
 from engine.checkpoint.compare import changes, refuse_changes
 from engine.checkpoint.resume import comparable
 from tests.support.image_sets import make_folders, noise

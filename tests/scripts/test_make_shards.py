@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from datasets.shuffle import shuffled
+from datasets.order import shuffled
 from datasets.sources import shards
 from datasets.sources.images import FileImages
 from scripts import make_shards

@@ -8,7 +8,7 @@ from PIL import Image
 
 from configs.schema import Config
 from datasets import ImageSet, build_train_data, load_image_sets
-from datasets.batch_order import Order
+from datasets.order import Order
 from tests.support.configs import CPU, replaced
 from utils.distributed import Process
 

@@ -13,7 +13,7 @@ from timm.data.naflex_transforms import RandomResizedCropToSequence, ResizeToSeq
 from configs.load import load
 from configs.schema import Config
 from datasets import build_eval_data, build_normalize, build_preparation, build_train_data, load_image_sets
-from datasets.batch_order import Piece
+from datasets.order import Piece
 from datasets.transforms import build_augmentation
 from datasets.transforms.pixels import DrawnOperations, Operation
 from datasets.types import Batch, ImageSet

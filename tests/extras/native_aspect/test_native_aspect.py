@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from datasets import build_normalize, build_preparation, build_train_data, load_image_sets
-from datasets.batch_order import Piece
+from datasets.order import Piece
 from datasets.types import Batch
 from engine.predict.classifier import load_classifier
 from engine.predict.output import as_pictures

@@ -14,7 +14,7 @@ from datasets import load_image_sets
 from datasets.sources.shards import ShardTar
 from extras.remote import server as requests
 from extras.remote.server import Server, parse_address
-from extras.remote.shards import NUM_PULLERS, ServerFolder, TarCache
+from extras.remote.shards import NUM_PULLERS, ServerFolder, TarCache, tars_in_turn
 from tests.support.image_sets import load, make_set, samples, settings, shades, write_tar
 from tests.support.refusals import flip
 from tests.support.run_hash import run_hash
@@ -207,7 +207,7 @@ def test_next_tars_are_prefetched_unless_other_processes_download_them(tmp_path,
     size = (tmp_path / "set" / "train-0.tar").stat().st_size
     with HttpFolder(tmp_path / "set") as server:
         train, _ = remote(server.url, caches, REMOTE_CACHE_GB=6.5 * size / 1e9, SHUFFLE_BUFFER=3)
-        groups, cache = train.epoch_order(0, 0).groups, train.folder.cache
+        (groups, _), cache = tars_in_turn(train, 0, 0), train.folder.cache
         order = [f"train-{group}.tar" for group in groups]
         for path in cache.files():
             path.unlink()
@@ -217,7 +217,7 @@ def test_next_tars_are_prefetched_unless_other_processes_download_them(tmp_path,
             wait_until(lambda: held(caches) >= {*order[1 : NUM_PULLERS + 1]})
             assert order[0] not in held(caches)
         train.will_read(0, 0, 70)
-        following = [f"train-{group}.tar" for group in train.epoch_order(0, 1).groups]
+        following = [f"train-{group}.tar" for group in tars_in_turn(train, 0, 1)[0]]
         wait_until(lambda: set(order[7:] + following[:2]) <= held(caches))
         assert len(held(caches)) <= 6
 

@@ -14,7 +14,7 @@ from configs.load import load
 from configs.schema import Config
 from configs.timm_arguments import TIMM_ARGUMENTS
 from configs.values import flatten
-from datasets.batch_order import Order
+from datasets.order import Order
 from datasets.transforms.augment import Augmentation
 from engine.train.loss import build_loss
 from engine.train.optimizers import build_optimizer, parameter_groups

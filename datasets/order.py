@@ -1,4 +1,4 @@
-"""Compute the images of each update and each process from seed, epoch and step, without any state.
+"""The order of an epoch, and the images of each update and each process, from seed, epoch and step without any state.
 
 The order of an epoch is cut into windows, one per update, and each window into pieces, one per micro-batch and process.
 The windows depend on the global batch, but not on how it is cut into pieces. So a run can resume after any update, even
@@ -9,18 +9,79 @@ import functools
 import math
 import random
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from datasets.shuffle import EpochOrder
 from utils.seed import keyed_rng
 from utils.text import counted
 
-NUM_BLOCKS = 3  # blocks of the order in memory: the current, the previous and the next one
-COMPUTED_AHEAD = 1 << 17  # minimum block size, in images, for computing ahead; smaller blocks take only milliseconds
+FRACTION_BITS = 31  # bits of a sort key that hold a random number in [0, 1); the position takes the other 32
+CLASS_BITS = 24  # the number of upper bits of a 64-bit sort key that hold the class; the lower bits are random
+EpochOrder = Callable[[int, int], np.ndarray]  # (seed, epoch) -> the images of an epoch in their order
+
+
+# --- orders of an epoch: they depend only on their seeds, not on the version of numpy ---
+
+
+def shuffled(count: int, *seeds: int) -> np.ndarray:
+    """Return the numbers 0 .. count - 1 in an order that depends only on the seeds."""
+    return np.argsort(_draws(count, *seeds), kind="stable").astype(np.uint32)
+
+
+def nearby_shuffled(count: int, reach: int, *seeds: int) -> np.ndarray:
+    """Return the numbers 0 .. count - 1, each moved by less than `reach` positions. A reach of `count` allows any order.
+
+    Number i is sorted by i + reach x a random number in [0, 1). So it comes after all numbers up to i - reach, and
+    before all numbers from i + reach on.
+    """
+    if reach >= count:
+        return shuffled(count, *seeds)
+    fractions = (_draws(count, *seeds) >> np.uint64(64 - FRACTION_BITS)).astype(np.int64)
+    keys = (np.arange(count, dtype=np.int64) << FRACTION_BITS) + reach * fractions
+    return np.argsort(keys, kind="stable").astype(np.uint32)
+
+
+def grouped_shuffled(starts: np.ndarray, reach: int, seed: int, epoch: int) -> np.ndarray:
+    """Shuffle groups, such as the tars of a set, and then move each image by less than `reach` positions.
+
+    `starts` [groups + 1]: the first image of each group of neighbours, then the number of all images.
+    """
+    # The last seed, 1 here and 2 below, separates the two draws. It is not 0, because numpy ignores trailing zeros.
+    groups = shuffled(len(starts) - 1, seed, epoch, 1)
+    sizes = np.diff(starts)[groups]
+    first = np.repeat(starts[groups] - (np.cumsum(sizes) - sizes), sizes)
+    in_turn = first + np.arange(starts[-1])  # group after group
+    return in_turn[nearby_shuffled(int(starts[-1]), reach, seed, epoch, 2)].astype(np.uint32)
+
+
+def balanced_order(targets: np.ndarray, counts: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+    """Return an epoch as long as the image set, in which every class has the same number of places, or one more.
+
+    A class with fewer images than places repeats all of them equally often, and fills the other places with a random
+    subset. A class with more images than places uses a random subset. `counts`: the number of images of each class.
+    """
+    # The same random number in [0, 1) is added to all edges, so that each class gets its share of places on average, even
+    # a share below one place. The last seed, 3 here and 4 below, makes these draws independent of each other.
+    start = (_draws(1, seed, epoch, 3)[0] >> np.uint64(11)) / 2.0**53
+    edges = np.floor(len(targets) * np.arange(1, len(counts) + 1) / len(counts) + start)
+    first_places = np.concatenate([[0], edges]).astype(np.int64)
+    keys = _draws(len(targets), seed, epoch, 4) >> np.uint64(CLASS_BITS)
+    keys |= targets.astype(np.uint64) << np.uint64(64 - CLASS_BITS)
+    by_class = np.argsort(keys, kind="stable").astype(np.uint32)  # in random order within each class
+    places = shuffled(len(targets), seed, epoch).astype(np.int64)
+    classes = np.searchsorted(first_places, places, "right") - 1
+    within = (places - first_places[classes]) % counts[classes]
+    return by_class[(np.cumsum(counts) - counts)[classes] + within]
+
+
+def _draws(count: int, *seeds: int) -> np.ndarray:
+    """Return uint64 draws. numpy guarantees them in every version, but not the order of `Generator.permutation`."""
+    return np.random.PCG64(np.random.SeedSequence(seeds)).random_raw(count)
+
+
+# --- the images of an update ---
 
 
 class Piece(NamedTuple):
@@ -54,7 +115,7 @@ class Order:
     num_accumulated: int
     drop_last: bool
     seed: int
-    epoch_order: Callable[[int, int], EpochOrder]  # see ImageSet.epoch_order
+    epoch_order: EpochOrder  # see ImageSet.epoch_order
     num_repeats: int = 1  # occurrences of each image in a window
     is_balanced: bool = False  # an image can occur several times in an epoch
     in_pairs: bool = False  # positions 2k and 2k + 1 of a window stay together; needs an even batch size
@@ -124,14 +185,15 @@ class Order:
     def window(self, step: int) -> np.ndarray:
         """Return the indices of the images of this step, for all processes together."""
         epoch, start = self.place(step)
-        images = self._epochs.part(epoch, slice(start, start + self._num_distinct(step)))
+        images = self._epoch(epoch)[start : start + self._num_distinct(step)].astype(np.int64)
         # Each round is rotated by one more position, so that an image has a different neighbour in each round.
         rounds = [np.roll(images, -number) for number in range(self.num_repeats)]
         return np.concatenate(rounds)[: self.window_size(step)]
 
     @functools.cached_property
-    def _epochs(self) -> "EpochOrders":
-        return EpochOrders(functools.partial(self.epoch_order, self.seed))
+    def _epoch(self) -> Callable[[int], np.ndarray]:
+        """A function that returns the order of an epoch. It keeps two epochs, since batches are read ahead."""
+        return functools.lru_cache(2)(functools.partial(self.epoch_order, self.seed))
 
     def _num_distinct(self, step: int) -> int:
         return math.ceil(self.window_size(step) / self.num_repeats)
@@ -154,41 +216,6 @@ class Order:
             part = slice(start, end) if end > start else slice(1)
             pieces.append(Piece(epoch, window[part], end - start, step, start, repeats[part]))
         return pieces
-
-
-class EpochOrders:
-    """The orders of all epochs. Only a few of their blocks are in memory. Large blocks are computed in advance."""
-
-    def __init__(self, epoch_order: Callable[[int], EpochOrder]):
-        self._order = functools.lru_cache(2)(epoch_order)
-        self._blocks: dict[tuple[int, int], Callable[[], np.ndarray]] = {}  # by epoch and block number
-        self._pool = ThreadPoolExecutor(1, "epoch order")  # starts its thread with the first large block
-
-    def part(self, epoch: int, positions: slice) -> np.ndarray:
-        """Return the images at these positions of the epoch."""
-        order = self._order(epoch)
-        images = order.part(positions, lambda number: self._block(epoch, number))
-        number = int(np.searchsorted(order.edges, positions.stop)) - 1  # the block of the last image
-        start, stop = order.edges[number : number + 2]
-        if stop - start >= COMPUTED_AHEAD and positions.stop > (start + stop) // 2:
-            following = (epoch, number + 1) if stop < len(order) else (epoch + 1, 0)
-            if following not in self._blocks:
-                self._keep(following, self._pool.submit(self._compute, *following).result)
-        return images
-
-    def _block(self, epoch: int, number: int) -> np.ndarray:
-        if (epoch, number) not in self._blocks:
-            block = self._compute(epoch, number)
-            self._keep((epoch, number), lambda: block)
-        return self._blocks[epoch, number]()
-
-    def _compute(self, epoch: int, number: int) -> np.ndarray:
-        return self._order(epoch).block(number)
-
-    def _keep(self, key: tuple[int, int], block: Callable[[], np.ndarray]) -> None:
-        self._blocks[key] = block
-        while len(self._blocks) > NUM_BLOCKS:
-            del self._blocks[next(iter(self._blocks))]  # the oldest block
 
 
 def sample_rng(seed: int, epoch: int, index: int, purpose: str = "augmentation", repeat: int = 0) -> random.Random:

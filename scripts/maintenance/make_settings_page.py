@@ -20,9 +20,8 @@ INTRODUCTION = """\
 
 Generated from `configs/schema.py` by `python scripts/maintenance/make_settings_page.py`; edit the descriptions there.
 
-A setting can come from several places. The last place in this list wins: the default below, the files that a file names
-under `BASE`, the file given with `-cfg`, a flag, `-opts KEY=VALUE ...`. The settings of a run are saved in its folder as
-`config.yaml`, each with its origin. That file, given with `-cfg`, repeats the run.
+The last of these places wins: the default below, the files that a file names under `BASE`, the file given with `-cfg`, a flag,
+`-opts KEY=VALUE ...`. A run saves its settings as `config.yaml`, each with its origin; with `-cfg`, that file repeats the run.
 
 ```yaml
 BASE: common.yaml        # one file or a list, relative to this file's folder; the settings below override it
@@ -36,19 +35,15 @@ TRAIN:
 python main_single_gpu.py -cfg ./configs/vit_digits.yaml -epochs 5 -opts TRAIN.BASE_LR=1e-3 TRAIN.OPTIMIZER.BETAS=0.9,0.95
 ```
 
-The type below decides how a value is read: `3e-3` is a number, and `010` is 10. `None`, `null`, `~` or an empty value
-means "not set". Words such as `adamw` may be written in any case. A key that is unknown or written twice is an error, and
-so is a value of the wrong type or out of bounds. The message names the file and the nearest valid key.
+The type decides how a value is read: `3e-3` is a number, and `010` is 10. `None`, `null`, `~` or an empty value means "not set".
+A key that is unknown or written twice is an error, and so is a value of the wrong type or out of bounds.
 
-A setting of type "arguments" is a section of keyword arguments for a constructor of another library. They are set one
-by one, in files or with `-opts MODEL.KWARGS.init_values=1e-5 MODEL.KWARGS.global_pool=avg`. `MODEL.KWARGS=null` (in a
-file `KWARGS: null`) first removes the arguments from earlier files. The value of an argument is a number, `true`, `false`,
-`null`, a string or a list of these; `"3"` in quotes is a string.
+A setting of type "arguments" is a section of keyword arguments for a constructor of another library, set one by one:
+`-opts MODEL.KWARGS.init_values=1e-5 MODEL.KWARGS.global_pool=avg`. `MODEL.KWARGS=null` removes the arguments from earlier files.
 
-Each setting has a role: **data**, the images and labels; **model**, the architecture and the preparation of its images;
-**recipe**, the training of the weights; **machine**, the place and speed of the computation; **record**, the files and
-messages. A resumed run (`-resume`) may change settings that are marked with `*`. It may change others only if
-`RESUME.ALLOW_CHANGED` names them.
+The role of a setting: **data**, the images and labels; **model**, the architecture and the preparation of its images; **recipe**, the
+training; **machine**, place and speed; **record**, files and messages. A resumed run may change settings that are marked with `*`,
+and others if `RESUME.ALLOW_CHANGED` names them.
 """
 
 START_INTRODUCTION = """

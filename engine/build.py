@@ -94,11 +94,11 @@ def make_wrappers(
     """
     wrappers: list[StepWrapper] = []
     if config.TRAIN.DISTILLATION_TYPE != "none":
-        from extras.distillation.step import make_distillation
+        from extras.distillation import make_distillation
 
         wrappers.append(make_distillation(config, process, log, num_classes, classes))
     if config.TRAIN.OBJECTIVE == "features":
-        from extras.unlabelled.step import make_feature_training
+        from extras.unlabelled.training import make_feature_training
 
         wrappers.append(make_feature_training(config, process, log, is_trial=classes is None))
     return wrappers

@@ -49,7 +49,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     normalize = build_normalize(config.DATA, torch.float32).to(process.device)
     bad_images = BadImages(eval_set, config.DATA.MAX_BAD_FRACTION, log.warn)
     if config.TRAIN.OBJECTIVE == "features":
-        from extras.unlabelled.eval_run import evaluate_run
+        from extras.unlabelled.evaluation import evaluate_run
 
         return evaluate_run(session, plan, data)
     found, transforms = {}, choose_transforms(config, process.device, precision.half)

@@ -37,11 +37,7 @@ OF_EXAMPLES = ("csv", "json", "into", "unsure")  # flags that need -examples
 def main(argv: list[str]) -> int:
     arguments = parse(argv)
     from engine.predict.classifier import load_classifier
-    from extras.embeddings.command import embed
-    from extras.embeddings.embedder import Embedder
-    from extras.embeddings.files import check_output
-    from extras.embeddings.nearest import example_classes
-    from extras.embeddings.photos import find_photos
+    from extras.embeddings import Embedder, check_output, embed, example_classes, find_photos
     from utils.distributed import Process, choose_device  # local: importing torch takes seconds
 
     for name in example_classes(arguments.examples) if arguments.examples else []:

@@ -21,7 +21,7 @@ class SyntheticImages(ImageSet):
 
     def makes_batches(self, config: Config, batch_size: int, rank: int, device: torch.device) -> Callable:
         if config.DATA.TOKENS:
-            from extras.native_aspect.synthetic import SyntheticSequences
+            from extras.native_aspect.readers import SyntheticSequences
 
             return SyntheticSequences(config, self, batch_size, rank, device)
         return SyntheticBatches(config, self, batch_size, rank, device)

@@ -1,6 +1,8 @@
 """Readers that write images as patches, resized as timm's NaFlex transforms resize them."""
 
+import math
 import random
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -10,13 +12,21 @@ from torch import Tensor
 from configs.schema import Config
 from datasets.loading.readers import Buffers, EvalReader, Reader, TrainReader
 from datasets.order import Piece
+from datasets.transforms.augment import Augmentation, parse_policy
 from datasets.transforms.crop import TrainTransform, crop_box, resize
+from datasets.transforms.pixels import DrawnOperations, Operation
 from datasets.types import Batch, ImageSet
-from extras.native_aspect.augment import SequenceAugmentation
-from extras.native_aspect.erasing import PatchBoxes
-from extras.native_aspect.grids import grids_of, length_of, new_batch, pack, size_of
-from extras.native_aspect.mixing import PatchMixing
-from extras.native_aspect.models import patch_size_of
+from extras.native_aspect.models import (
+    grids_of,
+    length_of,
+    lengths_of,
+    new_batch,
+    pack,
+    patch_size_of,
+    set_grid,
+    size_of,
+)
+from extras.native_aspect.transforms import PatchBoxes, PatchMixing
 
 
 class SequenceTransform(TrainTransform):
@@ -118,3 +128,66 @@ class EvalSequenceReader(SequenceReader, EvalReader):
 
     def length(self, piece: Piece) -> int:
         return self.config.DATA.TOKENS
+
+
+# --- augmentation ---
+
+
+class SequenceAugmentation(Augmentation):
+    """The usual augmentation, with shifts that are scaled from DATA.IMAGE_SIZE to the size of each image."""
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        policy = parse_policy(config.TRAIN)
+        self.side = config.DATA.IMAGE_SIZE
+        # TrivialAugment shifts every image by up to 32 pixels, whatever its size.
+        self.has_fractions = policy is not None and policy.name != "ta_wide"
+
+    def apply(self, drawn: DrawnOperations, pixels: np.ndarray) -> np.ndarray:
+        if self.has_fractions:
+            height, width, _ = pixels.shape
+            factors = {"translate_x": width / self.side, "translate_y": height / self.side}
+            chains = tuple(_scaled(each, factors) for each in drawn.chains)
+            drawn = drawn._replace(operations=_scaled(drawn.operations, factors), chains=chains)
+        return super().apply(drawn, pixels)
+
+
+def _scaled(operations: tuple[Operation, ...], factors: dict[str, float]) -> tuple[Operation, ...]:
+    """Return the operations. Values of operations that are named in `factors` are multiplied by their factor."""
+    return tuple(each._replace(value=each.value * factors.get(each.name, 1.0)) for each in operations)
+
+
+# --- synthetic images ---
+
+
+def blank_batch(config: Config, count: int, length: int | None = None) -> Tensor:
+    """Return a batch of black images of `length` patches without padding, by default the largest training length."""
+    length = length or max(lengths_of(config.DATA))
+    batch = new_batch(count, length, patch_size_of(config), config.DATA.IMAGE_CHANNELS).zero_()
+    rows = next(each for each in range(math.isqrt(length), 0, -1) if length % each == 0)
+    set_grid(batch, rows, length // rows)
+    return batch
+
+
+class SyntheticSequences:
+    """One batch of random images for each length, kept on the device. Every batch is a slice of one of them."""
+
+    def __init__(self, config: Config, image_set: ImageSet, batch_size: int, rank: int, device: torch.device):
+        self.config, self.rank, self.count, self.device = config, rank, min(batch_size, len(image_set)), device
+        self.targets = torch.from_numpy(image_set.targets[: self.count]).to(device)
+        self.images: dict[int, Tensor] = {}  # {length: batch}
+
+    def __call__(self, pieces: Iterable[Piece]) -> Iterator[Batch]:
+        for piece in pieces:
+            count, is_training = len(piece.indices), piece.repeats is not None
+            length = length_of(self.config, piece.step) if is_training else self.config.DATA.TOKENS
+            yield Batch(self._of_length(length)[:count], self.targets[:count], piece.num_samples, [], piece)
+
+    def _of_length(self, length: int) -> Tensor:
+        """Return the batch of this length. It is generated when it is first needed."""
+        if length not in self.images:
+            rng = np.random.default_rng([self.config.SEED, self.rank, length])
+            images = blank_batch(self.config, self.count, length)
+            images[:, :-1] = torch.from_numpy(rng.integers(256, size=images[:, :-1].shape, dtype=np.uint8))
+            self.images[length] = images.to(self.device)
+        return self.images[length]

@@ -10,7 +10,7 @@ from configs.removed import Removed, Texts, plain_word, translate_removed
 from configs.typed_names import suggest_key
 from configs.values import ALL_SETTINGS, SETTINGS, Text, convert, is_none, quoted
 from configs.yaml_files import Layer
-from extras.paddlevit.deit import take_deit, timm_name
+from extras.paddlevit.weights import take_deit, timm_name
 from utils.errors import ConfigError, did_you_mean
 
 # PaddleViT's two formats of 2021 nest the model's fields one level deeper. In the older format, three fields have other

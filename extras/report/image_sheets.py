@@ -18,7 +18,7 @@ from engine.predict.pictures import Tile, contact_sheet, fitted, lettering, writ
 from engine.train.callback import Callback
 from engine.train.counters import Report
 from engine.train.trainer import Trainer
-from extras.report.image_tables import Names, Results, cells
+from extras.report.image_results import Names, Results, cells
 from utils.errors import UserError, cause_of
 from utils.log import Log
 from utils.text import counted, first_of

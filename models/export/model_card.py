@@ -53,7 +53,7 @@ def model_card(subject: Subject) -> str:
         header["model-index"] = [index]
     code, more = CODE_FOR_TIMM, USE_IN_TRANSFORMERS
     if subject.config.DATA.TOKENS:
-        from extras.native_aspect.describe import code_for_timm
+        from extras.native_aspect.models import code_for_timm
 
         code, more = code_for_timm(subject.config), ""
     use = USE.format(num_classes=subject.model.num_classes, activation=subject.activation, code=code)

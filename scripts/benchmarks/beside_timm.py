@@ -88,7 +88,7 @@ def distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
 
 def train_ours(words: list[str]) -> tuple[dict[str, Tensor], list[list[tuple[Tensor, Tensor]]], Trained]:
     """Train with halfstep. Return the initial weights, the batches of each epoch, and the result."""
-    from extras.timm_arguments.translation import translate
+    from extras.timm_arguments import translate
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "my.yaml")
@@ -157,7 +157,7 @@ def train_theirs(path: Path, words: list[str], start: dict[str, Tensor], batches
     script.create_model, script.create_optimizer_v2, script.ClassificationTask = make_model, make_optimizer, Task
     script.create_dataset = lambda *args, **options: None
     script.create_loader = lambda *args, **options: Loader(batches)
-    from extras.timm_arguments.translation import read_arguments
+    from extras.timm_arguments import read_arguments
 
     arguments = read_arguments(words)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):

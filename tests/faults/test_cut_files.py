@@ -129,7 +129,7 @@ def read_saved_sweep(folder: Path) -> dict[str, Any]:
 
 
 def write_cache(folder: Path, version: int) -> None:
-    from extras.cache.file import CacheWriter
+    from extras.cache import CacheWriter
 
     location = cache_at(folder, version)
     if f"images {version}" not in read_cache(folder):
@@ -142,13 +142,13 @@ def write_cache(folder: Path, version: int) -> None:
 
 
 def cache_at(folder: Path, version: int):
-    from extras.cache.file import CacheLocation
+    from extras.cache import CacheLocation
 
     return CacheLocation(folder, "digits-train", {"version": version}, 2)
 
 
 def read_cache(folder: Path) -> dict[str, Any]:
-    from extras.cache.file import CacheFile
+    from extras.cache import CacheFile
 
     caches = {f"images {version}": cache_at(folder, version) for version in (1, 2)}
     return {
@@ -176,8 +176,7 @@ def read_tars(folder: Path) -> dict[str, Any]:
 
 
 def write_embeddings(folder: Path, version: int) -> None:
-    from extras.embeddings.files import Table, write_features
-    from extras.embeddings.photos import Photos
+    from extras.embeddings import Photos, Table, write_features
 
     table = Table(np.array([0]), np.ones((1, 2), np.int32), np.full((1, 3), version, np.float32))
     write_features(folder / "x.npz", Photos(folder, ["1.png"]), {}, table)
@@ -192,7 +191,7 @@ def write_labels(folder: Path, version: int) -> None:
 
 
 def write_overflow(folder: Path, version: int) -> None:
-    from extras.doctor.overflow import save_overflow
+    from extras.doctor.in_runs import save_overflow
 
     save_overflow(folder, 0, {"images": torch.full((9,), version)}, {})
 
@@ -289,7 +288,7 @@ def test_file_is_old_or_new_after_kill_at_any_operation(tmp_path, writer, before
 DIRECT = {
     "datasets/index.py": "unnamed temporary files",
     "engine/session.py": "the empty lock of a run's folder",
-    "extras/cache/file.py": "the index, written last, makes the data count",
+    "extras/cache.py": "the index, written last, makes the data count",
     "extras/labels/alike.py": "an unnamed temporary file",
     "models/compilation.py": "an unnamed temporary file",
     "models/export/formats.py": "a temporary path of `staged`",

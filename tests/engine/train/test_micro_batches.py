@@ -23,7 +23,7 @@ def test_placeholder_batch_is_not_split_into_micro_batches():
 @pytest.mark.slow
 def test_cuda_graphs_are_refused_if_processes_need_extra_micro_batches(tmp_path, monkeypatch):
     # Two micro-batches, as after halving the number of processes.
-    monkeypatch.setattr("datasets.batch_order.Order.num_micro_batches", lambda self, step: 2)
+    monkeypatch.setattr("datasets.order.Order.num_micro_batches", lambda self, step: 2)
     with refused(ConfigError, "COMPILE", "reduce-overhead"):
         make_trainer(small_config(tmp_path, "COMPILE=reduce-overhead"))
 

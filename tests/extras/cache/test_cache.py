@@ -16,14 +16,21 @@ import pytest
 import torch
 from PIL import Image
 
+import extras.cache as cache_file
 import extras.cache as cache_module
 from configs.schema import Config
 from datasets import build_train_data, load_image_sets
 from datasets.index import IndexBuilder
 from datasets.types import ImageReadError, ImageSet
-from extras.cache import CachedImages, CacheProgress, cache_image_sets, locate_cache
-from extras.cache import file as cache_file
-from extras.cache.file import CacheFile, CacheLocation, CacheWriter
+from extras.cache import (
+    CachedImages,
+    CacheFile,
+    CacheLocation,
+    CacheProgress,
+    CacheWriter,
+    cache_image_sets,
+    locate_cache,
+)
 from tests.support.cases import cases_of, names_of
 from tests.support.configs import CPU, replaced
 from tests.support.forks import DEADLINE

@@ -12,9 +12,14 @@ from configs.schema import Arguments, Config
 from configs.values import flatten
 from datasets import Normalize
 from engine.train.loss import hits
-from extras.distillation.sources import find_teacher, load_teacher
-from extras.distillation.step import DistillationLoss, DistillationTargets
-from extras.distillation.teacher import Teacher, use_both_heads
+from extras.distillation import (
+    DistillationLoss,
+    DistillationTargets,
+    Teacher,
+    find_teacher,
+    load_teacher,
+    use_both_heads,
+)
 from models import build_model
 from models.transforms.gpu_kernels import PatchConv2d
 from tests.support.configs import CPU, replaced, small_config

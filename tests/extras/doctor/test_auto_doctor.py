@@ -8,8 +8,7 @@ import torch
 
 from configs.load import load
 from extras.doctor.diagnosis import Diagnosis, best_scale, replay
-from extras.doctor.in_runs import AutoDoctor, LastUpdate
-from extras.doctor.overflow import Batches, make_case
+from extras.doctor.in_runs import AutoDoctor, Batches, LastUpdate, make_case
 from models import build_model
 from tests.support.cases import cases_of, value_of
 from tests.support.configs import SMALL, replaced, small_config
@@ -180,7 +179,7 @@ def test_streak_of_skips_after_rollback_is_diagnosed_again(tmp_path, monkeypatch
     config = replaced(small_config(tmp_path, "AMP=true"), PRECISION={"DTYPE": "float16"})
     last, log, found = LastUpdate(), Lines(), []
     monkeypatch.setattr(
-        "extras.doctor.last_update.diagnose", lambda case: found.append(1) or Diagnosis(torch.float16, len(found))
+        "extras.doctor.in_runs.diagnose", lambda case: found.append(1) or Diagnosis(torch.float16, len(found))
     )
     doctor = AutoDoctor(config, tmp_path, log, last)
     trainer = make_trainer(config, callbacks=[last])

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from engine.predict.predictor import Guess
-from extras.embeddings.nearest import NEAREST, TEMPERATURE, Examples, normalized
+from extras.embeddings import NEAREST, TEMPERATURE, Examples, normalized
 from tests.extras.embeddings.conftest import draw, make_hub
 from tests.support.cases import cases_of, names_of
 from tests.support.refusals import assert_names

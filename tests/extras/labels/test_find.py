@@ -357,7 +357,7 @@ def test_no_copies_with_apply_is_refused(here):
 @given(st.binary(max_size=5).map(os.fsdecode), names())
 @examples(60)
 def test_cells_of_predictions_csv_are_the_cells_that_are_looked_up(tmp_path_factory, name, label):
-    from extras.report.image_tables import write_table
+    from extras.report.image_results import write_table
 
     file = Path(tmp_path_factory.getbasetemp(), "predictions.csv")
     write_table(file, ("image", "label"), [(name, label)])

@@ -15,7 +15,7 @@ from timm.optim import create_optimizer_v2
 
 from datasets import build_eval_data, build_normalize, build_preparation, build_train_data, load_image_sets
 from extras.native_aspect import readers
-from extras.native_aspect.grids import grids_of, new_batch, pictures_of
+from extras.native_aspect.models import grids_of, new_batch, pictures_of
 from models import build_model
 from models.weights.load import load_pretrained
 from tests.extras.native_aspect.photos import SHAPES, VIT, noise, settings

@@ -7,7 +7,7 @@ import pytest
 
 from datasets import build_normalize, build_preparation, build_train_data, load_image_sets
 from datasets.transforms.mixed import Mixed
-from extras.native_aspect.grids import length_of
+from extras.native_aspect.models import length_of
 from tests.extras.native_aspect.photos import settings
 from tests.support.configs import CPU, replaced
 from utils.distributed import Process

@@ -18,9 +18,9 @@ from datasets.transforms import build_augmentation
 from datasets.transforms.pixels import DrawnOperations, Operation
 from datasets.types import Batch, ImageSet
 from extras.native_aspect import readers
-from extras.native_aspect.grids import grids_of, length_of, new_batch, pictures_of
-from extras.native_aspect.mixing import PatchMixing
-from extras.native_aspect.synthetic import blank_batch
+from extras.native_aspect.models import grids_of, length_of, new_batch, pictures_of
+from extras.native_aspect.readers import blank_batch
+from extras.native_aspect.transforms import PatchMixing
 from models import build_model
 from tests.extras.native_aspect.photos import SHAPES, noise, settings
 from tests.support.configs import CPU, replaced

@@ -12,9 +12,8 @@ from datasets.loading.workers import AHEAD_OF_PROCESS, shared_bytes
 from engine.batch_size import Trial
 from engine.first_passes import try_largest
 from engine.memory import too_large
-from extras.native_aspect.grids import new_batch, pictures_of, set_grid
-from extras.native_aspect.readers import EvalSequenceTransform
-from extras.native_aspect.synthetic import blank_batch
+from extras.native_aspect.models import new_batch, pictures_of, set_grid
+from extras.native_aspect.readers import EvalSequenceTransform, blank_batch
 from models import build_model
 from models.compilation import parts_to_compile
 from models.transforms import choose_transforms
@@ -282,7 +281,7 @@ def runs(folder, tmp_path_factory) -> dict:
 
 
 def test_timm_teacher_keeps_the_position_embedding_of_its_weights(folder, tmp_path):
-    from extras.distillation.sources import load_teacher
+    from extras.distillation import load_teacher
 
     plain = timm.create_model("test_vit", num_classes=2)
     torch.save(plain.state_dict(), tmp_path / "teacher.pth")
@@ -292,7 +291,7 @@ def test_timm_teacher_keeps_the_position_embedding_of_its_weights(folder, tmp_pa
 
 
 def test_plain_run_as_teacher_reads_the_patches_of_the_student(folder, runs):
-    from extras.distillation.sources import load_teacher
+    from extras.distillation import load_teacher
 
     config = settings(folder, SOFT, f"TRAIN.TEACHER_MODEL={runs['squares']}/best.pth")
     teacher, _ = load_teacher(config, ["bird", "cat"], 2)
@@ -303,7 +302,7 @@ def test_plain_run_as_teacher_reads_the_patches_of_the_student(folder, runs):
 
 
 def test_teacher_with_tokens_gets_squares_of_at_most_that_many_patches(folder, runs):
-    from extras.distillation.sources import load_teacher
+    from extras.distillation import load_teacher
 
     config = settings(folder, "DATA.TOKENS=null", SOFT, f"TRAIN.TEACHER_MODEL={runs['patches']}/best.pth", *VIT)
     teacher, _ = load_teacher(config, ["bird", "cat"], 2)

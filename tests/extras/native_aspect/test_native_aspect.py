@@ -16,10 +16,9 @@ from datasets.types import Batch
 from engine.predict.classifier import load_classifier
 from engine.predict.output import as_pictures
 from engine.predict.predictor import Predictor
-from extras.native_aspect.erasing import PatchBoxes, PatchErasing
-from extras.native_aspect.grids import grids_of, new_batch, pack, pictures_of, size_of
-from extras.native_aspect.mixing import PatchMixing
+from extras.native_aspect.models import grids_of, new_batch, pack, pictures_of, size_of
 from extras.native_aspect.readers import EvalSequenceTransform
+from extras.native_aspect.transforms import PatchBoxes, PatchErasing, PatchMixing
 from models import build_model
 from models.weights.files import read_weights
 from models.weights.load import load_pretrained
@@ -321,7 +320,7 @@ def test_naflex_teacher_gets_the_images_of_the_student(trained, folder, tmp_path
     )
     words = ["-cfg", folder / "native.yaml", "-output", tmp_path, "-epochs", "1", "-opts", *options.split()]
     run("main_single_gpu.py", *map(str, words)).done()
-    from extras.distillation.sources import load_teacher
+    from extras.distillation import load_teacher
 
     config = settings(folder, *options.split())
     teacher, _ = load_teacher(config, ["bird", "cat"], 2)

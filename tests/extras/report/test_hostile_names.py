@@ -8,7 +8,7 @@ import pytest
 from datasets.sources.arrays import ArrayImages
 from datasets.transforms.pixel_rules import PixelRules
 from engine.evaluation.tally import ImageResults
-from extras.report.image_tables import write_tables
+from extras.report.image_results import write_tables
 
 pytestmark = pytest.mark.slow
 

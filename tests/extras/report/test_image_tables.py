@@ -25,11 +25,10 @@ from engine.evaluation.tally import ImageResults, Tally
 from engine.precision.policy import Precision
 from engine.predict.pictures import tiles_of
 from engine.train.counters import EpochResult
+from extras.report import image_results as module
 from extras.report import image_sheets
-from extras.report import image_tables as module
-from extras.report.image_results import BestResults, ResultFiles
+from extras.report.image_results import BestResults, Names, ResultFiles, class_records, with_ranking, write_tables
 from extras.report.image_sheets import draw_confusion
-from extras.report.image_tables import Names, class_records, with_ranking, write_tables
 from tests.support.configs import CPU, small_config
 from tests.support.properties import examples
 from tests.support.run_hash import run_hash

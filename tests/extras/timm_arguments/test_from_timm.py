@@ -19,7 +19,7 @@ from datasets.transforms.augment import Augmentation
 from engine.train.loss import build_loss
 from engine.train.optimizers import build_optimizer, parameter_groups
 from engine.train.schedule import Schedule
-from extras.timm_arguments.translation import translate
+from extras.timm_arguments import translate
 from models import build_model
 from tests.support.configs import meta_device, replaced, write
 from tests.support.refusals import assert_names

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from extras.unlabelled.step import make_feature_training
+from extras.unlabelled.training import make_feature_training
 from models import build_model
 from tests.extras.unlabelled.support import SMALL, digits_config, draw_photos, make_feature_trainer, teacher_of
 from tests.support.configs import CPU, replaced

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from extras.unlabelled.labelled import knn_accuracy
+from extras.unlabelled.training import knn_accuracy
 from models.features import features_of
 from models.weights.torch_files import read_torch
 from tests.extras.unlabelled.support import NUM_PHOTOS, SMALL, draw_photos, teacher_of
@@ -59,7 +59,7 @@ def scored_by_hand(start, folder) -> tuple[float, float, int]:
     """Return the similarity of best.pth on held-out photos, its k-NN accuracy, and the number of held-out photos."""
     from configs.values import unflatten
     from datasets import Normalize, build_eval_data, load_image_sets
-    from extras.distillation.teacher import Teacher
+    from extras.distillation import Teacher
     from models import build_model
     from tests.support.configs import CPU
     from utils.distributed import Process
@@ -92,7 +92,7 @@ def scored_by_hand(start, folder) -> tuple[float, float, int]:
     with torch.no_grad():
         _, held_out = load_image_sets(config)
         found = torch.cat([cosines(each.images)[0] for each in build_eval_data(config, held_out, Process(CPU))])
-        from extras.unlabelled.labelled import read_labelled
+        from extras.unlabelled.training import read_labelled
 
         labelled = read_labelled(config, print)
         data = build_eval_data(config, labelled, Process(CPU))
@@ -189,8 +189,8 @@ def test_licence_of_the_teacher_is_printed(tmp_path, start, monkeypatch):
     import timm
 
     from configs.schema import Config
-    from extras.distillation.sources import TeacherSource
-    from extras.unlabelled.teacher import licence_of
+    from extras.distillation import TeacherSource
+    from extras.unlabelled.training import licence_of
 
     said = start(tmp_path).done().stdout
     assert_names(said, "licence of the teacher's weights")

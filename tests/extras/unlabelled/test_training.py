@@ -8,8 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from extras.unlabelled.step import mean_cosine
-from extras.unlabelled.student import make_student
+from extras.unlabelled.training import make_student, mean_cosine
 from models import build_model
 from models.features import Widths, widths_of
 from tests.extras.unlabelled.support import digits_config, make_feature_trainer

@@ -1,4 +1,4 @@
-"""Translates a command of timm's train.py, or its args.yaml, into settings that train in the same way."""
+"""Translates a command of timm's train.py into a settings file that trains the same way: scripts/from_timm.py."""
 
 import ast
 import math

@@ -1,0 +1,316 @@
+"""TRAIN.DISTILLATION_TYPE: the model learns from the labels and from a trained model, its teacher."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from configs.schema import Config, Data, Model, Train
+from configs.values import unflatten
+from datasets import Batch, Preparation
+from engine.evaluation.tally import widen
+from engine.precision.policy import Precision
+from engine.train.loss import ExtendedTargets, Loss
+from models import build_model
+from models.compilation import compile_model
+from models.parts import classifier_names, has_running_statistics
+from models.transforms import choose_transforms
+from models.weights.files import find_file, read_record, read_state_dict
+from models.weights.load import load_pretrained
+from utils.distributed import Process
+from utils.errors import ConfigError, did_you_mean
+from utils.log import Log
+from utils.text import counted, first_of
+from utils.torch_internals import import_timm
+
+# --- the teacher ---
+
+
+class Teacher(nn.Module):
+    """A model in evaluation mode that computes logits for the images of its student. It is never trained or saved."""
+
+    def __init__(
+        self, model: nn.Module, student: Data, own: Data, outputs: Sequence[int] = (), side: int | None = None
+    ):
+        """Wrap `model`.
+
+        `student`, `own`: normalization settings of the student and of this model; `outputs`: the index of the model's
+        output for each class of the student (empty: all outputs in order); `side`: the model's only image size.
+        """
+        super().__init__()
+        self.model, self.side = model.eval().requires_grad_(False), side
+        # Undo the student's normalization, then apply the teacher's: (image * std + mean - own mean) / own std.
+        own_mean, own_std, mean, std = (
+            torch.tensor(each, dtype=torch.float64)
+            for each in (own.IMAGENET_MEAN, own.IMAGENET_STD, student.IMAGENET_MEAN, student.IMAGENET_STD)
+        )
+        self.renormalizes = not (torch.equal(mean, own_mean) and torch.equal(std, own_std))
+        self.register_buffer("scale", (std / own_std).float()[:, None, None])
+        self.register_buffer("shift", ((mean - own_mean) / own_std).float()[:, None, None])
+        self.register_buffer("outputs", torch.tensor(outputs, dtype=torch.int64))
+
+    def describe(self) -> str:
+        """Return the number of parameters and the changes to the student's images, for the log."""
+        count = sum(parameter.numel() for parameter in self.model.parameters())
+        resized = f", images resized to {self.side} x {self.side}" if self.side else ""
+        return f"{count:,} parameters{resized}{', images normalized as its weights expect' * self.renormalizes}"
+
+    def forward(self, images: Tensor | dict[str, Tensor]) -> Tensor:
+        """Return logits [B, classes of the student] for images [B, C, H, W] as the student gets them.
+
+        With DATA.TOKENS, the images are a dict with sequences of patches.
+        """
+        dtype = next(self.model.parameters()).dtype
+        if isinstance(images, dict):
+            patches = images["patches"]
+            if self.renormalizes:
+                scale, shift = self.scale.flatten(), self.shift.flatten()
+                patches = (patches.unflatten(2, (-1, len(scale))) * scale + shift).flatten(2)
+            return self._chosen(self.model({**images, "patches": patches.to(dtype)}))
+        if self.side and images.shape[-1] != self.side:
+            # Resize in float32, because not every device can resize half types.
+            images = functional.interpolate(images.float(), (self.side, self.side), mode="bicubic", antialias=True)
+        if self.renormalizes:
+            images = images * self.scale + self.shift
+        return self._chosen(self.model(images.to(dtype)))
+
+    def _chosen(self, logits: Tensor) -> Tensor:
+        return logits[:, self.outputs] if len(self.outputs) else logits
+
+
+def use_both_heads(model: nn.Module) -> None:
+    """Make a model with two heads (such as a distilled DeiT) return the logits of both heads in training.
+
+    In evaluation, the model always returns the mean of both. Without distillation, it returns the mean in training too.
+    """
+    if hasattr(model, "set_distilled_training"):
+        model.set_distilled_training(True)
+
+
+# --- finding the teacher that the settings name ---
+
+
+KEY, WEIGHTS_KEY = "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PRETRAINED"
+REMEDY = f"train the teacher on this data first, and name its checkpoint: -opts {KEY}=output/train-.../best.pth"
+
+
+class TeacherSource(NamedTuple):
+    """The model, weights and classes of a teacher that has not been built yet."""
+
+    config: Config  # settings for the teacher's model and for the normalization of its images
+    weights: str  # a file, or the name of a timm model
+    classes: list[str] | None  # names of its outputs, if known
+    num_classes: int | None
+    side: int | None  # the only image size that the model takes; None: any size
+
+
+def load_teacher(config: Config, classes: Sequence[str], num_classes: int) -> tuple[Teacher, list[str]]:
+    """Load the teacher on the CPU. Return it with lines for the log. `classes`: names of the data's classes."""
+    found = find_teacher(config)
+    outputs = _outputs(found, list(classes), num_classes)
+    number = len(found.classes) if outputs else num_classes
+    with torch.random.fork_rng(devices=[]):
+        model = _build(found, number)
+        if found.num_classes is None:
+            _check_number(model, found.weights, num_classes)
+        key = WEIGHTS_KEY if config.TRAIN.TEACHER_PRETRAINED else KEY
+        lines = load_pretrained(model, found.weights, key, needs_head=True)
+    return Teacher(model, config.DATA, found.config.DATA, outputs, _side_of(found, model)), lines
+
+
+def random_teacher(config: Config, num_classes: int) -> Teacher:
+    """Return the teacher with random weights, for memory trials."""
+    found = find_teacher(config)
+    model = _build(found, num_classes)
+    return Teacher(model, config.DATA, found.config.DATA, side=_side_of(found, model))
+
+
+def _build(found: TeacherSource, num_classes: int) -> torch.nn.Module:
+    try:
+        return build_model(found.config, num_classes)
+    except ConfigError as error:
+        raise ConfigError(f"{KEY}: {str(error).removeprefix('MODEL.NAME: ')}") from None
+
+
+def _side_of(found: TeacherSource, model: torch.nn.Module) -> int | None:
+    """Return the side of the square images that the teacher gets; None: images as the student gets them."""
+    if found.side and found.config.DATA.TOKENS:  # the largest square within the teacher's number of patches
+        return math.isqrt(found.config.DATA.TOKENS) * model.get_patch_size()[0]
+    return found.side
+
+
+def find_teacher(config: Config) -> TeacherSource:
+    """Find the teacher: a timm model by its name, or a checkpoint, which also holds the settings of its run."""
+    timm = import_timm()
+    name, weights = config.TRAIN.TEACHER_MODEL, config.TRAIN.TEACHER_PRETRAINED
+    path = find_file(name)
+    if path:
+        return _of_run(config, str(path), read_record(path))
+    if not timm.is_model(name):
+        raise ConfigError(
+            f"{KEY}: there is no file {name}, and timm has no model of this name"
+            f"{did_you_mean(name, timm.list_models())}"
+        )
+    cfg = timm.get_pretrained_cfg(weights if weights and timm.is_model(weights) else name)
+    file = find_file(weights) if weights else None
+    has_means = cfg is not None and len(cfg.mean) == config.DATA.IMAGE_CHANNELS
+    images = {"IMAGENET_MEAN": tuple(cfg.mean), "IMAGENET_STD": tuple(cfg.std)} if has_means else {}
+    # With DATA.TOKENS, the teacher gets patches, and the size of its weights' images only sets its position embedding.
+    has_side = cfg is not None and (cfg.fixed_input_size or config.DATA.TOKENS)
+    side = cfg.input_size[-1] if has_side else None
+    data = replace(config.DATA, **images, **({"IMAGE_SIZE": side} if side else {}))
+    # The teacher needs no schedule of sizes: its model takes images of one size, or of any size.
+    train = replace(config.TRAIN, SIZE_SCHEDULE=())
+    built = replace(config, DATA=data, MODEL=Model(TYPE="timm", NAME=name), TRAIN=train)
+    names = read_record(file).get("class_names") if file else None
+    number = len(names) if names else None if file or cfg is None else cfg.num_classes
+    return TeacherSource(built, weights or name, names, number, None if config.DATA.TOKENS else side)
+
+
+def _of_run(config: Config, path: str, record: dict) -> TeacherSource:
+    settings, names = record.get("config", {}), record.get("class_names")
+    if "MODEL.TYPE" not in settings or not names:
+        raise ConfigError(
+            f"{KEY}: {path} does not say which model its weights are for; set {KEY} to a timm model, "
+            f"and {WEIGHTS_KEY} to this file"
+        )
+    if config.TRAIN.TEACHER_PRETRAINED:
+        raise ConfigError(f"{WEIGHTS_KEY} is set, but {KEY}, {path}, contains weights; remove one of these settings")
+    then = unflatten(settings)
+    if then.DATA.IMAGE_CHANNELS != config.DATA.IMAGE_CHANNELS:
+        raise ConfigError(
+            f"{KEY}: {path} takes images of {counted(then.DATA.IMAGE_CHANNELS, 'channel')}; set DATA.IMAGE_CHANNELS to "
+            f"{then.DATA.IMAGE_CHANNELS}, or name another teacher"
+        )
+    # The teacher gets the student's images. With DATA.TOKENS, a plain ViT is built for sequences of patches too.
+    side = None if config.DATA.TOKENS else then.DATA.IMAGE_SIZE
+    data = replace(then.DATA, TOKENS=config.DATA.TOKENS or then.DATA.TOKENS)
+    then = replace(then, DATA=data, MODEL=replace(then.MODEL, FREEZE=()))
+    return TeacherSource(then, path, list(names), then.MODEL.NUM_CLASSES or len(names), side)
+
+
+def _outputs(found: TeacherSource, classes: list[str], num_classes: int) -> list[int]:
+    """Return the index of the teacher's output for each class of the data.
+
+    An empty list means that the outputs already have the order of the classes.
+    """
+    if found.classes and len(found.classes) == found.num_classes and num_classes == len(classes):
+        unknown = [name for name in classes if name not in found.classes]
+        if unknown:
+            raise ConfigError(f"{KEY}: {found.weights} does not know these classes: {first_of(unknown)}; {REMEDY}")
+        return [] if classes == found.classes else [found.classes.index(name) for name in classes]
+    if found.num_classes not in (None, num_classes):
+        raise ConfigError(
+            f"{KEY}: {found.weights} has {found.num_classes} classes, but the data has {num_classes}; {REMEDY}"
+        )
+    return []
+
+
+def _check_number(model: torch.nn.Module, file: str, num_classes: int) -> None:
+    """Raise ConfigError if the classifier in the file and the data differ in their number of classes."""
+    state = read_state_dict(file)
+    for name in classifier_names(model):
+        rows = len(state.get(f"{name}.weight", range(num_classes)))
+        if rows != num_classes:
+            raise ConfigError(f"{WEIGHTS_KEY}: {file} has {rows} classes, but the data has {num_classes}; {REMEDY}")
+
+
+# --- the training step with a teacher ---
+
+
+def make_distillation(
+    config: Config, process: Process, log: Log, num_classes: int, classes: Sequence[str] | None
+) -> "Distillation":
+    """Return the distillation that the settings ask for. Each process loads the whole teacher. Collective.
+
+    `classes`: names of the data's classes; None: use a teacher with random weights.
+    """
+    if classes is None:
+        return Distillation(random_teacher(config, num_classes), config)
+    teacher, lines = process.after_first(lambda: load_teacher(config, classes, num_classes))
+    log.say(*lines, f"teacher: {config.TRAIN.TEACHER_MODEL}, {teacher.describe()}")
+    return Distillation(teacher, config)
+
+
+class Distillation:
+    """A StepWrapper that makes the model learn from a teacher as well."""
+
+    def __init__(self, teacher: Teacher, config: Config):
+        self._teacher, self._config = teacher, config
+
+    def change_model(self, model: nn.Module) -> None:
+        if self._config.DATA.TOKENS:
+            sides = model.get_patch_size()[0], self._teacher.model.get_patch_size()[0]
+            if sides[0] != sides[1]:
+                raise ConfigError(
+                    f"TRAIN.TEACHER_MODEL: {self._config.TRAIN.TEACHER_MODEL} has patches of {sides[1]} x {sides[1]} pixels, "
+                    f"but the model has {sides[0]} x {sides[0]} (DATA.TOKENS); name a teacher with the same patches"
+                )
+        use_both_heads(model)
+
+    def wrap(self, prepare: Preparation, loss: Loss, precision: Precision) -> tuple[Preparation, Loss]:
+        with_logits = TeacherPreparation(prepare, self._teacher, precision, self._config)
+        return with_logits, DistillationLoss(loss, self._config.TRAIN)
+
+
+@dataclass(frozen=True)
+class DistillationTargets(ExtendedTargets):
+    """The labels of the images and the teacher's logits for them."""
+
+    logits: Tensor  # [B, classes]
+
+
+class DistillationLoss:
+    """The loss (1 - ALPHA) x label loss + ALPHA x teacher loss, as in timm and DeiT.
+
+    A student with two heads learns the labels with the first, and from the teacher with the second. `soft` is the KL
+    divergence of the class probabilities at temperature TAU, times TAU^2, averaged over the images (DeiT also divides
+    by the number of classes). `hard` is the cross entropy with the class that the teacher predicts.
+    """
+
+    def __init__(self, base: Loss, settings: Train):
+        self._base, self._type = base, settings.DISTILLATION_TYPE
+        self._alpha, self._tau = settings.DISTILLATION_ALPHA, settings.DISTILLATION_TAU
+
+    def __call__(self, outputs: Tensor | tuple[Tensor, Tensor], targets: DistillationTargets) -> Tensor:
+        first, second = outputs if isinstance(outputs, tuple) else (outputs, outputs)
+        student, teacher = widen(second), widen(targets.logits)
+        if self._type == "hard":
+            teacher_loss = functional.cross_entropy(student, teacher.argmax(1))
+        else:
+            student, teacher = (functional.log_softmax(each / self._tau, 1) for each in (student, teacher))
+            divergence = functional.kl_div(student, teacher, reduction="batchmean", log_target=True)
+            teacher_loss = divergence * self._tau**2
+        return (1 - self._alpha) * self._base(first, targets.labels) + self._alpha * teacher_loss
+
+
+class TeacherPreparation:
+    """A preparation that adds the teacher's logits for the student's mixed and erased images, as in DeiT."""
+
+    def __init__(self, prepare: Preparation, teacher: Teacher, precision: Precision, config: Config):
+        self.prepare, self.normalize, self.precision = prepare, prepare.normalize, precision
+        model, self.device = teacher.model, prepare.device
+        cast(model, precision.half or self.normalize.dtype)
+        self.teacher = teacher.to(self.device)
+        if self.device.type != "cpu":  # on a CPU, transforms would change the results
+            # PRECISION is left at its defaults, because its operator lists name modules of the student.
+            choose_transforms(replace(config, PRECISION=Config().PRECISION), self.device, precision.half).apply(model)
+            if config.COMPILE:  # without a compile mode: CUDA graphs would overwrite logits that the loss still needs
+                compile_model(model, replace(config, COMPILE=True))
+
+    def __call__(self, batch: Batch, dtype: torch.dtype | None = None) -> tuple[Tensor, DistillationTargets]:
+        images, targets = self.prepare(batch, dtype)
+        with torch.no_grad(), self.precision.autocast():
+            return images, DistillationTargets(targets, self.teacher(images))
+
+
+def cast(model: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Convert the floating-point parameters and buffers to this type. BatchNorm is never converted to a half type."""
+    for module in model.modules():
+        own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        for tensor in own if dtype.itemsize > 2 or not has_running_statistics(module) else ():
+            tensor.data = tensor.data.to(dtype if tensor.is_floating_point() else tensor.dtype)

@@ -1,1 +1,0 @@
-"""Writes the features of images to files, classifies photos with a few examples, and finds similar photos."""

@@ -22,7 +22,7 @@ class LossRow(NamedTuple):
 LOSSES = {
     "cross_entropy": LossRow("loss.CrossEntropy", "softmax over all classes"),
     "bce": LossRow(
-        "binary_loss.BinaryCrossEntropy",
+        "loss.BinaryCrossEntropy",
         "binary cross entropy: a yes or no for each class (timm's `--bce-loss`)",
         several_labels=True,
     ),

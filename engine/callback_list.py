@@ -50,7 +50,7 @@ def calibrate_best(session: Session, plan: TrainPlan, trainer: Trainer) -> list[
     """Return [the callback that calibrates the best weights], or [] if CALIBRATE is false."""
     if not (plan.config.CALIBRATE and plan.config.TRAIN.OBJECTIVE == "classes"):
         return []
-    from extras.calibration import Calibration
+    from extras.calibration.callback import Calibration
 
     return [Calibration(session.path, session.log, trainer, plan.inputs.saved.get("calibration", {}))]
 

@@ -86,8 +86,7 @@ def _origin(key: str, origins: dict[str, str]) -> str:
 def describe_evaluation(plan: EvalPlan) -> list[str]:
     """Return lines about an evaluation: missing classes, and settings that differ from the checkpoint."""
     from models.weights.load import differences
-    from models.weights.metadata import ARCHITECTURE
-    from models.weights.timm_tags import is_imagenet_by_other_names
+    from models.weights.metadata import ARCHITECTURE, is_imagenet_by_other_names
 
     lines, names = [], plan.classes_of_weights
     number = np.count_nonzero(plan.eval_set.count_classes())
@@ -151,7 +150,7 @@ def warn_of_overlap(plan: TrainPlan) -> list[str]:
     if holds_out_no_more(here, there):
         if not plan.eval_set.class_folders:
             return []
-        from datasets.relabelled import warn_of_other_folders  # imported here: needed only for weights of a run
+        from datasets.split.by_hash import warn_of_other_folders  # imported here: needed only for weights of a run
 
         return warn_of_other_folders(
             plan.eval_set, plan.inputs.record.get("class_names", ()), there, ": ".join(plan.inputs.source)
@@ -214,7 +213,7 @@ def _compare_with_timm(plan: Plan) -> list[str]:
     """Return a line if the default settings prepare images for a timm model differently than timm does."""
     if plan.config.MODEL.TYPE != "timm":
         return []
-    from models.weights.timm_tags import usual_images
+    from models.weights.metadata import usual_images
 
     here, origins = flatten(plan.config), plan.inputs.loaded.origins
     theirs = usual_images(plan.config.MODEL.NAME)

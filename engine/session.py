@@ -22,8 +22,7 @@ from configs.load import LoadedConfig, to_yaml
 from configs.schema import Config
 from utils.distributed import Process
 from utils.errors import ConfigError, cause_of
-from utils.files import check_writable, creating, write_text
-from utils.folder_lock import LOCK, FolderLock, FolderMoved
+from utils.files import LOCK, FolderLock, FolderMoved, check_writable, creating, write_text
 from utils.log import Log
 from utils.program import OF_THE_DISK, exit_code_and_message, restore_gc, revision, start_ticks
 from utils.runs import Identity

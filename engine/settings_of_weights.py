@@ -143,7 +143,7 @@ def _by_weights(metadata: Any, given: dict[str, Text], names_model: bool) -> tup
 
     If a timm model has no image settings, use timm's defaults.
     """
-    from models.weights.timm_tags import usual_images
+    from models.weights.metadata import usual_images
 
     origin, images = f"weights {metadata.by}", metadata.images
     model = metadata.model or ({"MODEL.TYPE": "timm"} if "MODEL.NAME" in given else {})

@@ -29,7 +29,7 @@ from datasets.types import ImageReadError, ImageSet
 from utils.errors import StoppedBySignal
 from utils.files import check_writable, free_bytes, locked, sync, without_waiting
 from utils.host import count_cores
-from utils.progress import shown
+from utils.log import shown
 from utils.text import counted, format_bytes, format_bytes_apart
 
 # --- the files of a cache ---

@@ -6,8 +6,7 @@ from typing import NoReturn
 from torch import Tensor, nn
 
 from configs.schema import Lora
-from models.freeze import freeze
-from models.parts import classifier_names, covers
+from models.parts import classifier_names, covers, freeze
 from models.weights.state import BASE_LAYER
 from utils.errors import ConfigError, needing
 from utils.text import first_of

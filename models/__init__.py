@@ -3,7 +3,7 @@
 from torch import nn
 
 from configs.schema import Config, Model
-from models.freeze import freeze
+from models.parts import freeze
 from utils.torch_internals import import_timm
 
 

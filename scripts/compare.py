@@ -29,8 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 from utils.program import exit_code  # isort: skip
 from engine.evaluation.scores import TITLES
 from scripts.command_line import RUN_HELP, Parser
-from scripts.comparing.groups import Group, group_runs
-from scripts.comparing.runs import check_data, differing, find_runs, image_test
+from scripts.comparing.runs import Group, check_data, differing, find_runs, group_runs, image_test
 from scripts.comparing.statistics import BETTER, EQUAL, ONE_RUN, WORSE, difference, verdict
 from scripts.comparing.tables import to_markdown
 from utils.errors import ConfigError

@@ -23,7 +23,7 @@ from utils.program import exit_code  # isort: skip
 from engine.record.saved_run import SavedRun
 from scripts.command_line import RUN_HELP, Parser
 from scripts.sweeping.plan import FILE, read_sweep
-from scripts.sweeping.results import DONE, ranked_points, read_result
+from scripts.sweeping.runner import DONE, ranked_points, read_result
 from utils.errors import ConfigError
 from utils.runs import folder_of
 

@@ -23,11 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 from utils.program import exit_code  # isort: skip
 from scripts.command_line import Parser, at_least
 from scripts.sweeping.plan import LOCK, Sweep, make_folder, read_over, read_sweep
-from scripts.sweeping.results import DONE, read_result, table, write_trials
-from scripts.sweeping.runner import Runner
+from scripts.sweeping.runner import DONE, Runner, read_result, table, write_trials
 from utils.errors import ConfigError
-from utils.files import locked
-from utils.folder_lock import FolderLock
+from utils.files import FolderLock, locked
 
 OURS = "-h --help -output -over -seeds -folds -table -trial".split()
 # Variables of an srun task. A run that starts its own processes (-ngpus) would read its rank from them.

@@ -67,11 +67,11 @@ def test_no_test_module_imports_another():
 # {folder: its files and packages, from bottom to top}. A file may import its own package and the packages before it.
 PACKAGES = {
     "datasets": (
-        "order index collect types labels weights_file balance fingerprint split relabelled classes bad_images overlap transforms sources"
+        "order index types labels balance fingerprint split classes bad_images overlap transforms sources"
         " sources.torchvision_sets loading build __init__"
     ).split(),
     "models": (
-        "parts features transforms compilation weights.sharded kwargs weights freeze vit timm_models __init__ export"
+        "parts features transforms compilation weights.sharded kwargs weights vit timm_models __init__ export"
     ).split(),
     "engine": (
         "parallel precision evaluation train checkpoint record settings_of_weights settings predict session"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from utils.errors import ConfigError, not_a_file
+from utils.errors import ConfigError, UserError, not_a_file
 
 MOST_NAMES = 2**28  # maximum bytes of a file with one name per line
 BYTES_THAT_TELL = 4096  # number of bytes at the start of a file that show its kind
@@ -211,3 +211,43 @@ def check_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(folder)) from error
+
+
+# --- the lock of a folder ---
+
+
+LOCK = ".lock"  # the file that a run locks in its folder
+
+
+class FolderMoved(UserError):
+    """An error for a run or sweep whose folder is no longer at its path."""
+
+    code = 1
+
+
+class FolderLock:
+    """The lock file of a folder, recognised by its inode."""
+
+    def __init__(self, folder: Path, lock: str = LOCK, setting: str = "SAVE"):
+        """Remember the lock. Error messages name the setting with the folder's path."""
+        self._folder, self._path, self._setting = folder, folder / lock, setting
+        try:
+            self._lock = os.stat(self._path)
+        except OSError:  # a lock from another machine may not be visible here yet
+            self._lock = None
+
+    def check(self) -> None:
+        """Raise FolderMoved if the path no longer leads to this lock. Call it before writing something that matters."""
+        if self._lock is None:
+            return
+        try:
+            is_ours = os.path.samestat(os.stat(self._path), self._lock)
+        except (FileNotFoundError, NotADirectoryError):
+            is_ours = False
+        except OSError:  # the disk does not respond; the next write reports it
+            return
+        if not is_ours:
+            raise FolderMoved(
+                f"{self._setting}: {self._folder} was moved or deleted, or something else uses it now, so nothing more is "
+                "saved there; start again with the folder's new path to continue from the last save"
+            )

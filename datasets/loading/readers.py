@@ -22,7 +22,7 @@ from datasets.transforms import build_augmentation, build_boxes
 from datasets.transforms.crop import BySize, EvalTransform, TrainTransform
 from datasets.types import Batch, ImageReadError, ImageSet
 from utils.errors import DataError
-from utils.progress import shown
+from utils.log import shown
 
 NUM_REPLACEMENTS = 8  # replacements that are tried for an unreadable image: 8 of its class, then 8 of any class
 

@@ -12,8 +12,7 @@ from unicodedata import normalize
 import numpy as np
 
 from configs.schema import Config
-from datasets.collect import encoded
-from datasets.index import ENDING, TEXT, Index, IndexBuilder, index_paths, open_or_build
+from datasets.index import ENDING, TEXT, Index, IndexBuilder, encoded, index_paths, open_or_build
 from datasets.sources.images import FileImages, is_within
 from datasets.sources.root import (
     TRAIN_NAMES,

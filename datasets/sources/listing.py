@@ -12,8 +12,20 @@ from typing import NamedTuple
 import numpy as np
 
 from configs.schema import Config
-from datasets.collect import Distinct, RowHashes, encoded, equal_rows
-from datasets.index import ENDING, TEXT, Index, IndexBuilder, Texts, index_paths, open_or_build, stamps_of
+from datasets.index import (
+    ENDING,
+    TEXT,
+    Distinct,
+    Index,
+    IndexBuilder,
+    RowHashes,
+    Texts,
+    encoded,
+    equal_rows,
+    index_paths,
+    open_or_build,
+    stamps_of,
+)
 from datasets.labels import Labels, are_mostly_numbers, class_numbers, describe_labels, several_labels
 from datasets.sources.images import FileImages, Inside, normal_paths
 from datasets.sources.root import image_root, own_split, path_below_data

@@ -17,12 +17,12 @@ import numpy as np
 
 from configs.schema import Config, Data
 from datasets.classes import distinct
-from datasets.collect import RowHashes
 from datasets.index import (
     TEXT,
     FileStamp,
     Index,
     IndexBuilder,
+    RowHashes,
     changed_during_run,
     index_paths,
     open_or_build,
@@ -36,7 +36,7 @@ from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, Parts, choose_parts, d
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError, needing, not_a_file
-from utils.progress import shown
+from utils.log import shown
 from utils.text import counted, first_of
 
 ENDING = ".parquet"

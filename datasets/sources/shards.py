@@ -36,7 +36,7 @@ from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError, ensure
 from utils.files import read_names
-from utils.progress import shown
+from utils.log import shown
 from utils.text import counted, is_url
 
 MADE_OF = {"shards": 3}  # the version of the content of the index

@@ -16,7 +16,7 @@ from datasets.bad_images import num_allowed
 from datasets.types import ImageReadError, ImageSet
 from engine.check.quick_checks import WARN, WRONG, Finding
 from engine.evaluation.scores import FEW, interval_of
-from utils.progress import shown
+from utils.log import shown
 from utils.text import counted, first_of
 
 LINE_EACH = ",\n"

@@ -17,8 +17,7 @@ from engine.checkpoint.async_saver import AsyncSaver
 from models.weights.sharded import FOLDER, PIECES, SHARDS
 from utils.distributed import Process
 from utils.errors import cause_of
-from utils.files import replacing, sync_folder
-from utils.folder_lock import FolderMoved
+from utils.files import FolderMoved, replacing, sync_folder
 
 
 class Channel:

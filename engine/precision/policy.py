@@ -102,7 +102,7 @@ class Precision:
         """Return the model for forward passes in training: `model` itself, or a half-precision copy in naive mode."""
         if not self.is_naive:
             return ComputingModel(model)
-        from engine.precision.master_weights import HalfCopy
+        from engine.precision.computing_model import HalfCopy
 
         return HalfCopy(model, self.half)
 
@@ -114,7 +114,7 @@ class Precision:
         """
         if not self.is_naive:
             return model
-        from engine.precision.master_weights import half_copy
+        from engine.precision.computing_model import half_copy
 
         copied = half_copy(model, self.half)
         if in_training and self._config.COMPILE and not self._config.START.EVAL:

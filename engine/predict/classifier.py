@@ -16,10 +16,8 @@ from models import build_model
 from models.parts import classifier_names
 from models.weights.files import chosen_weights, find_file, read_checkpoint, read_record, read_state_dict
 from models.weights.load import load_exactly, load_pretrained
-from models.weights.metadata import classes_of_weights
+from models.weights.metadata import calibration_of, classes_of_weights, pretrained_cfg
 from models.weights.state import preprocessing_of
-from models.weights.temperature import calibration_of
-from models.weights.timm_tags import pretrained_cfg
 from utils.errors import ConfigError, naming_damage
 from utils.text import counted
 

@@ -21,7 +21,7 @@ from engine.precision.policy import set_matmul
 from engine.settings import load_settings
 from engine.train.loss import build_loss
 from extras.doctor.diagnosis import diagnose
-from extras.doctor.in_runs import (
+from extras.doctor.overflow import (
     DOCTOR_FILE,
     OVERFLOW_FILE,
     PRESCRIPTION,

@@ -12,7 +12,7 @@ from typing import Any
 from configs.schema import Config
 from engine.record.saved_files import read_object
 from engine.record.saved_run import PICTURES
-from extras.trackers.clients import Ending, Row, Tracker, without_secrets
+from extras.trackers.tracker import Ending, Row, Tracker, without_secrets
 from utils.distributed import Process
 from utils.errors import ConfigError, ExitCode
 from utils.log import Log
@@ -27,13 +27,13 @@ STEP_GROUP = ("lr", "loss", "grad_norm", "loss_scale", "skipped")
 
 
 def make_tracker(name: str, config: Config, folder: Path) -> Tracker:
-    """Return the tracker of this name. The code of other trackers is not imported."""
+    """Return the tracker of this name."""
     if name == "tensorboard":
-        from extras.trackers.clients import TensorBoard as kind
+        from extras.trackers.tensorboard import TensorBoard as kind
     elif name == "wandb":
-        from extras.trackers.clients import Wandb as kind
+        from extras.trackers.servers import Wandb as kind
     else:
-        from extras.trackers.clients import Mlflow as kind
+        from extras.trackers.servers import Mlflow as kind
     return kind(name, config, folder)
 
 

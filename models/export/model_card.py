@@ -9,7 +9,7 @@ import yaml
 
 from models.export.subject import Subject
 from models.weights.files import find_file
-from models.weights.timm_tags import timm_name
+from models.weights.metadata import timm_name
 from utils.text import counted, markdown_table, one_line
 
 MOST_CLASSES = 50  # with more classes, the card has no table of classes

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from configs.schema import Config
 from models import build_model
 from models.weights.load import load_exactly
+from models.weights.metadata import KEY as CALIBRATION
 from models.weights.state import preprocessing_of
-from models.weights.temperature import KEY as CALIBRATION
 from utils.errors import UserError
 
 

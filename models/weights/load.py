@@ -12,9 +12,14 @@ from torch import Tensor, nn
 
 from models.parts import classifier_names
 from models.weights.files import find_file, read_weights
-from models.weights.metadata import ARCHITECTURE, classes_of_weights
+from models.weights.metadata import (
+    ARCHITECTURE,
+    classes_of_weights,
+    is_imagenet_by_other_names,
+    pretrained_cfg,
+    timm_name,
+)
 from models.weights.state import Weights
-from models.weights.timm_tags import is_imagenet_by_other_names, pretrained_cfg, timm_name
 from utils.errors import ConfigError, naming_damage
 from utils.text import counted, first_of
 from utils.torch_internals import import_timm

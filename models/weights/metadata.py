@@ -1,7 +1,10 @@
 """Metadata of pretrained weights: preprocessing of images, architecture, and class names."""
 
+import contextlib
 import json
 import math
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,10 +12,9 @@ from configs.removed import translate_removed
 from configs.schema import MODEL
 from configs.values import of_role
 from models.kwargs import SETTING_BY_TYPE, SETTING_OF
-from models.weights.files import find_file, format_of, read_record, read_state_dict
+from models.weights.files import SUFFIXES, find_file, format_of, read_record, read_state_dict
 from models.weights.names import TRANSFORMERS_KINDS
-from models.weights.timm_tags import image_settings, model_settings, pretrained_cfg, timm_name
-from utils.errors import ConfigError, naming_damage
+from utils.errors import ConfigError, did_you_mean, naming_damage
 from utils.files import content_of
 from utils.torch_internals import import_timm
 
@@ -221,3 +223,100 @@ def _vit_settings(patch: int, width: int, depth: int, heads: int, hidden: int, q
     fields = {"PATCH_SIZE": patch, "EMBED_DIM": width, "DEPTH": depth, "NUM_HEADS": heads, "MLP_RATIO": hidden / width}
     fields |= {"TYPE": "vit", "NAME": "vit", "QKV_BIAS": qkv_bias}
     return {f"MODEL.{name}": value for name, value in fields.items()}
+
+
+# --- timm's names of weights ---
+
+
+def timm_name(source: str) -> str:
+    """Return timm's name for weights that may be named as on the hub: hf-hub:timm/NAME or timm/NAME."""
+    if re.match(r"(hf-hub|hf_hub):(?!timm/)", source):
+        repository = source.partition(":")[2]
+        raise ConfigError(
+            f"{source}: only timm's own weights are fetched from the hub; download the repository (hf download {repository} "
+            "--local-dir FOLDER) and name the folder: -pretrained FOLDER"
+        )
+    return re.sub(r"^((hf-hub|hf_hub):)?timm/", "", source)
+
+
+def pretrained_cfg(source: str) -> dict[str, Any]:
+    """Return timm's metadata of the pretrained weights of this name. Raise ConfigError if timm has none."""
+    timm = import_timm()
+    name = timm_name(source)
+    if timm.models.is_model_pretrained(name):
+        return timm.get_pretrained_cfg(name).to_dict()
+    nearest = did_you_mean(name, timm.list_pretrained() if "." in name else timm.list_models())
+    if timm.is_model(name):
+        raise ConfigError(f"timm has no pretrained weights for {name}{nearest or '; start from random weights'}")
+    tried = f"there is no file {name}, with or without a suffix ({', '.join(SUFFIXES)})"
+    raise ConfigError(f"{tried}, and timm has no model of this name{nearest or '; check the name'}")
+
+
+def image_settings(known: Mapping[str, Any], trained_with: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return preprocessing settings from timm's pretrained_cfg. Arguments for train.py (`trained_with`) override it."""
+    from timm.data import resolve_data_config
+
+    facts = resolve_data_config(dict(trained_with or {}), pretrained_cfg=dict(known))
+    channels, height, width = facts["input_size"]
+    images = {
+        "DATA.IMAGE_CHANNELS": channels,
+        "DATA.CROP_PCT": facts["crop_pct"],
+        "DATA.CROP_MODE": facts["crop_mode"],
+        "DATA.INTERPOLATION": facts["interpolation"],
+        "DATA.IMAGENET_MEAN": list(facts["mean"]),
+        "DATA.IMAGENET_STD": list(facts["std"]),
+    }
+    return images | ({"DATA.IMAGE_SIZE": height} if height == width else {})
+
+
+def usual_images(name: str) -> dict[str, Any]:
+    """Return the preprocessing of this model's timm weights, or {} if timm has none."""
+    timm = import_timm()
+    with contextlib.suppress(RuntimeError):  # an unknown tag is reported when the model is built
+        known = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
+        return image_settings(known.to_dict()) if known else {}
+    return {}
+
+
+def model_settings(name: str, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the settings that build timm's model of this name. `arguments` are for its constructor."""
+    return {"MODEL.TYPE": "timm", "MODEL.NAME": name} | ({"MODEL.KWARGS": dict(arguments)} if arguments else {})
+
+
+def is_imagenet_by_other_names(classes: Sequence[str]) -> bool:
+    """Return whether these are ImageNet's classes in order, as numbers (from lists) or descriptions (from parquet)."""
+    from timm.data import ImageNetInfo
+
+    if len(classes) != 1000:
+        return False
+    return all(name.isdecimal() for name in classes) or list(classes) == ImageNetInfo().label_descriptions()
+
+
+# --- the temperature in a file ---
+
+
+KEY = "calibration"  # in a checkpoint, and in the metadata of an export
+
+
+def calibration_of(state: dict[str, Any], key: str, path: Path) -> dict[str, Any]:
+    """Return the calibration in a checkpoint or export, or {} if it has none for exactly the weights under `key`.
+
+    last.pth also holds the calibration of the best epoch, and best.pth may hold raw weights besides a calibrated EMA.
+    """
+    with naming_damage(path):
+        found = state.get(KEY) or {}
+        if found.get("weights") != key:
+            return {}
+        if "epoch" in state and (state["epoch"] + 1, state["step"]) != (found["epoch"], found["step"]):
+            return {}
+        if "temperature" in found:
+            check_temperature(found["temperature"], state["config"]["MODEL.NUM_CLASSES"] or len(state["class_names"]))
+        return found
+
+
+def check_temperature(temperature: float | list[float], num_classes: int) -> None:
+    """Raise ValueError unless the temperature is a finite positive number, or a list with one such number per class."""
+    values = temperature if isinstance(temperature, list) else [temperature]
+    is_whole = len(values) == (num_classes if isinstance(temperature, list) else 1)
+    if not (is_whole and all(isinstance(each, float) and 0 < each < math.inf for each in values)):
+        raise ValueError(f"the temperature is {temperature}"[:200])

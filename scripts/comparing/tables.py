@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from engine.evaluation.scores import TITLES
-from scripts.comparing.groups import Group
-from scripts.comparing.runs import image_test
+from scripts.comparing.runs import Group, image_test
 from scripts.comparing.statistics import ONE_RUN, Difference, difference, spread, verdict
 from utils.text import counted, first_of, format_bytes, format_duration, markdown_table, one_line, printable
 

@@ -8,8 +8,8 @@ import pytest
 
 from configs.schema import Config
 from datasets import SavedData, load_image_sets
-from datasets.collect import equal_rows
 from datasets.fingerprint import data_facts
+from datasets.index import equal_rows
 from datasets.labels import numbered_classes
 from datasets.sources import csv_list, imagenet, listing
 from tests.support.cases import cases_of, content_of, names_of

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from datasets import ImageSet, SavedData, identity, load_image_sets
-from datasets.relabelled import trained_by_other_folders
 from datasets.sources.images import FileImages
 from datasets.split import divide, new_record, write_split
+from datasets.split.by_hash import trained_by_other_folders
 from datasets.transforms.pixel_rules import PixelRules
 from tests.support.cases import names_of
 from tests.support.configs import replaced

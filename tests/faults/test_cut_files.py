@@ -191,7 +191,7 @@ def write_labels(folder: Path, version: int) -> None:
 
 
 def write_overflow(folder: Path, version: int) -> None:
-    from extras.doctor.in_runs import save_overflow
+    from extras.doctor.overflow import save_overflow
 
     save_overflow(folder, 0, {"images": torch.full((9,), version)}, {})
 

@@ -44,12 +44,12 @@ from engine.train.stop_conditions import NonFinite
 from extras.report.report import write_report
 from models.weights.files import chosen_weights, read_record, read_weights
 from models.weights.torch_files import named_shards, to_safetensors
-from scripts.comparing.groups import group_runs
+from scripts.comparing.runs import group_runs
 from scripts.comparing.tables import to_markdown
 from scripts.predict import Outputs, find_images
 from scripts.sweeping import runner
 from scripts.sweeping.plan import read_sweep
-from scripts.sweeping.results import read_result
+from scripts.sweeping.runner import read_result
 from tests.support.cases import cases_of, content_of, names_of
 from tests.support.configs import small_config
 from tests.support.image_sets import load as load_images

@@ -8,7 +8,7 @@ import pytest
 from tests.support.planted import OF_ANOTHER_RUN
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import Ended
-from utils.folder_lock import FolderLock, FolderMoved
+from utils.files import FolderLock, FolderMoved
 
 pytestmark = pytest.mark.slow
 

@@ -15,9 +15,8 @@ from configs.schema import Data
 from engine.settings import load_settings
 from models.weights.files import read_state_dict, read_weights
 from models.weights.load import load_pretrained
-from models.weights.metadata import classes_of_weights, metadata_of
+from models.weights.metadata import classes_of_weights, is_imagenet_by_other_names, metadata_of, usual_images
 from models.weights.state import preprocessing_of
-from models.weights.timm_tags import is_imagenet_by_other_names, usual_images
 from tests.support.cases import cases_of, names_of
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT

@@ -9,7 +9,7 @@ import yaml
 
 from configs.schema import Config, Data, Model
 from models import build_model, describe
-from models.freeze import freeze
+from models.parts import freeze
 from tests.support.cases import cases_of, names_of, value_of
 from tests.support.configs import meta_device
 from tests.support.refusals import refused

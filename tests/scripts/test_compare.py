@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from engine.record.saved_run import SavedRun
 from scripts.comparing import statistics
-from scripts.comparing.groups import Group, group_runs
-from scripts.comparing.runs import find_runs, image_test, other_data
+from scripts.comparing.runs import Group, find_runs, group_runs, image_test, other_data
 from scripts.comparing.tables import to_markdown
 from tests.support.cases import assert_cases, cases_of, content_of, names_of, value_of
 from tests.support.configs import yaml_of

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scripts import sweep
 from scripts.sweeping import plan, runner
 from scripts.sweeping.plan import make_folder
-from scripts.sweeping.results import is_locked
+from scripts.sweeping.runner import is_locked
 from tests.support.cases import assert_cases, cases_of, content_of, names_of
 from tests.support.forks import start_fork
 from tests.support.properties import examples
@@ -344,7 +344,7 @@ def test_slurm_array_tasks_run_trials_and_share_one_table(tmp_path, start, monke
 
 def test_full_disk_for_sweep_tables_does_not_stop_trials(tmp_path, start, pretended, monkeypatch):
     refuse = Mock(side_effect=OSError(28, "No space left on device"))
-    monkeypatch.setattr("scripts.sweeping.results.write_text", refuse)
+    monkeypatch.setattr("scripts.sweeping.runner.write_text", refuse)
     printed = start("-seeds", "0,1")
     assert len(pretended.started) == 2 and "trials.csv" in printed
     pretended.ends["trial-001"] = OSError(28, "No space left on device")

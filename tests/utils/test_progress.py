@@ -4,8 +4,7 @@ import io
 import sys
 from unittest.mock import Mock
 
-from utils.log import Log
-from utils.progress import is_terminal, shown
+from utils.log import Log, is_terminal, shown
 
 
 def make_terminal(monkeypatch) -> io.StringIO:

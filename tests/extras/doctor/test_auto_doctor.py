@@ -8,7 +8,8 @@ import torch
 
 from configs.load import load
 from extras.doctor.diagnosis import Diagnosis, best_scale, replay
-from extras.doctor.in_runs import AutoDoctor, Batches, LastUpdate, make_case
+from extras.doctor.in_runs import AutoDoctor, LastUpdate
+from extras.doctor.overflow import Batches, make_case
 from models import build_model
 from tests.support.cases import cases_of, value_of
 from tests.support.configs import SMALL, replaced, small_config

@@ -15,7 +15,8 @@ from engine.precision.policy import Precision
 from engine.train.loss import CrossEntropy
 from extras.doctor.command import precision_of
 from extras.doctor.diagnosis import Case, diagnose
-from extras.doctor.in_runs import LastUpdate, read_overflow, save_overflow
+from extras.doctor.in_runs import LastUpdate
+from extras.doctor.overflow import read_overflow, save_overflow
 from models import build_model
 from models.transforms import choose_transforms
 from tests.support.cases import cases_of, names_of

@@ -22,7 +22,8 @@ from extras.trackers import (
     figures_of,
     make_tracker,
 )
-from extras.trackers.clients import TensorBoard, Wandb
+from extras.trackers.servers import Wandb
+from extras.trackers.tensorboard import TensorBoard
 from tests.support.cases import cases_of, value_of
 from tests.support.configs import small_config
 from tests.support.forks import DEADLINE

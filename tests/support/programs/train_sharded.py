@@ -18,6 +18,7 @@ import torch
 
 from configs.load import load
 from datasets import BadImages, ImageSet, build_eval_data, build_train_data, load_image_sets
+from engine.batch_size import peaks_of_cpu_tensors
 from engine.checkpoint.find import read_checkpoint
 from engine.checkpoint.format import save_checkpoint
 from engine.checkpoint.sharded_saver import ShardedSaver

@@ -81,7 +81,7 @@ def test_durations_never_use_the_wall_clock():
     times_of_day = [
         "utils/runs.py",
         "extras/budget.py",
-        "extras/trackers/clients.py",
+        "extras/trackers/servers.py",
         *(f"engine/{name}.py" for name in names),
     ]
     for file, function, _ in calls():

@@ -180,7 +180,7 @@ def test_streak_of_skips_after_rollback_is_diagnosed_again(tmp_path, monkeypatch
     config = replaced(small_config(tmp_path, "AMP=true"), PRECISION={"DTYPE": "float16"})
     last, log, found = LastUpdate(), Lines(), []
     monkeypatch.setattr(
-        "extras.doctor.in_runs.diagnose", lambda case: found.append(1) or Diagnosis(torch.float16, len(found))
+        "extras.doctor.overflow.diagnose", lambda case: found.append(1) or Diagnosis(torch.float16, len(found))
     )
     doctor = AutoDoctor(config, tmp_path, log, last)
     trainer = make_trainer(config, callbacks=[last])

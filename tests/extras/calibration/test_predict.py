@@ -193,9 +193,8 @@ def test_exported_weights_predict_with_the_temperature(calibrated, digits, tmp_p
     typed("scripts/export.py", calibrated, "-to", to, "-output", target).done()
     file = target if to == "safetensors" else target / "model.safetensors"
     assert read_record(file)["calibration"] == read_torch(calibrated / "best.pth")["calibration"]
-    for flags in ([], ["-unknown", 0.95]):
-        images = in_order(digits)[:20]
-        assert predicted(target, *images, *flags)[0] == predicted(calibrated, *images, *flags)[0]
+    words = [*in_order(digits)[:20], "-unknown", 0.95]
+    assert predicted(target, *words)[0] == predicted(calibrated, *words)[0]
 
 
 @pytest.mark.parametrize("is_calibrated", [False, True])

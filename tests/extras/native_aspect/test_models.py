@@ -203,11 +203,10 @@ def test_grey_model_starts_from_weights_of_rgb_images(folder, tmp_path, tokens):
 
 TIMMS = ["MODEL.NAME=vit_tiny_patch16_224", "DATA.IMAGE_SIZE=32"]
 POOLED = "MODEL.KWARGS.global_pool=avg"
+PLAIN = [[], [POOLED], ["MODEL.POS_EMBED=sincos2d"], ["MODEL.POS_EMBED=none"]]
 
 
-@pytest.mark.parametrize(
-    "options", [VIT, [*VIT, POOLED], [*VIT, "MODEL.POS_EMBED=sincos2d"], TIMMS, [*TIMMS, POOLED]], ids=str
-)
+@pytest.mark.parametrize("options", [*([*VIT, *each] for each in PLAIN), TIMMS, [*TIMMS, POOLED]], ids=str)
 def test_square_image_gives_the_logits_of_the_loaded_plain_vit(folder, tmp_path, options):
     config = settings(folder, "DATA.TOKENS=16", *options)
     plain = build_model(replaced(config, DATA={"TOKENS": None}), 5).eval()

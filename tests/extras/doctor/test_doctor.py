@@ -196,14 +196,15 @@ def test_every_process_saves_its_micro_batches_with_their_shares(tmp_path):
     sizes = [batch.num_samples for batch in batches]
     last, trainer = LastUpdate(), make_trainer(config)
     last.on_window(trainer)
-    for batch in batches:
-        last.on_micro_batch(trainer, batch, batch.num_samples / sum(sizes))
+    shares = [2 * size / sum(sizes) for size in sizes]  # as in a process that has twice as many images as the others
+    for batch, share in zip(batches, shares, strict=True):
+        last.on_micro_batch(trainer, batch, share)
     for rank in range(3):
         save_overflow(tmp_path, rank, last.state_dict(), {})
     assert {read_overflow(path).rank for path in tmp_path.glob("overflow-*.pth")} == {0, 1, 2}
     saved = read_overflow(tmp_path / "overflow-batch.pth").batches
     assert len(sizes) == 3 and len({*sizes}) == 2
-    assert [(batch.num_samples, share) for batch, share in saved] == [(size, size / sum(sizes)) for size in sizes]
+    assert [(batch.num_samples, share) for batch, share in saved] == list(zip(sizes, shares, strict=True))
 
 
 def test_doctor_script_names_module_and_writes_settings(stopped):

@@ -156,6 +156,13 @@ def test_share_of_erased_patches_equals_timms(folder, most):
     assert found == pytest.approx((erased == 0).float().mean().item(), rel=0.12)
 
 
+def test_repeats_of_an_image_have_different_erased_boxes(folder):
+    boxes = PatchBoxes(settings(folder, "TRAIN.RANDOM_ERASE_PROB=1"))
+    piece = piece_of(2)._replace(indices=np.zeros(2, int), repeats=np.arange(2))
+    one, other = boxes.draw(piece, np.tile([6, 10], (2, 1)))
+    assert not np.array_equal(one, other)
+
+
 def test_saved_batch_without_boxes_is_prepared_the_same(folder):
     """The doctor replays saved images, which were mixed when they were read."""
     config = settings(folder, "TRAIN.MIXUP_ALPHA=1", "TRAIN.RANDOM_ERASE_PROB=0.5")

@@ -67,14 +67,6 @@ def test_calibration_is_the_same_for_any_number_of_processes(monkeypatch, has_se
     assert alone["figures"]["num_images"] == len(kept)
 
 
-def test_calibration_has_only_plain_numbers(tmp_path):
-    for has_several_labels in (False, True):
-        found = calibrate(gather_scores(evaluated(Process(CPU), has_several_labels), Process(CPU)))
-        assert json.loads(json.dumps(found)) == found
-        torch.save({"calibration": found}, tmp_path / "x.pth")
-        assert read_torch(tmp_path / "x.pth")["calibration"] == found
-
-
 @pytest.mark.parametrize(
     ("scores", "reason"),
     [
@@ -150,14 +142,3 @@ def test_killed_and_resumed_run_stores_the_same_calibration(tmp_path, small_yaml
         assert one["temperature"] and state_hash(one) == state_hash(other)
     records = [json.loads((folder / "results.json").read_text()) for folder in (whole, resumed)]
     assert records[0] == records[1] and "calibration" in records[0]
-
-
-def test_rerun_of_finished_run_restores_calibration_in_results(tmp_path, small_yaml):
-    start(small_yaml, tmp_path, "-opts", "REPORT=true").done()
-    path = run_folder(tmp_path) / "results.json"
-    before = path.read_text()
-    record = json.loads(before)
-    del record["calibration"]
-    path.write_text(json.dumps(record))
-    start(small_yaml, tmp_path, "-opts", "REPORT=true").done()
-    assert path.read_text() == before

@@ -3,7 +3,6 @@
 from unittest import mock
 
 import pytest
-import timm
 import torch
 from torch import nn
 from torch.nn import functional
@@ -18,7 +17,6 @@ from extras.distillation import (
     Teacher,
     find_teacher,
     load_teacher,
-    use_both_heads,
 )
 from models import build_model
 from models.transforms.gpu_kernels import PatchConv2d
@@ -187,14 +185,6 @@ def test_training_accuracy_uses_mean_of_both_distillation_heads():
     heads = torch.tensor([[3.0, 0.0, 0.0], [2.0, 1.0, 0.0]]), torch.tensor([[0.0, 5.0, 0.0], [0.0, 0.5, 0.0]])
     targets = DistillationTargets(torch.tensor([1, 0]), torch.zeros(2, 3))
     assert hits(heads, targets).tolist() == [True, True]
-
-
-def test_distilled_model_returns_both_heads_only_with_a_teacher():
-    model = timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, depth=1, num_classes=5)
-    images = torch.zeros(3, 3, 32, 32)
-    assert model.train()(images).shape == (3, 5)
-    use_both_heads(model)
-    assert [each.shape for each in model(images)] == [(3, 5)] * 2
 
 
 @on_pretend_device

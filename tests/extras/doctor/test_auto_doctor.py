@@ -11,8 +11,8 @@ from extras.doctor.diagnosis import Diagnosis, best_scale, replay
 from extras.doctor.in_runs import AutoDoctor, LastUpdate
 from extras.doctor.overflow import Batches, make_case
 from models import build_model
-from tests.support.cases import cases_of, value_of
 from tests.support.configs import SMALL, replaced, small_config
+from tests.support.pretend_device import DEVICE, on_pretend_device, waits
 from tests.support.refusals import assert_names
 from tests.support.runs import rows_of, run, run_folder, status_of
 from tests.support.trainers import Lines, big_logits, make_trainer, train, update
@@ -168,19 +168,26 @@ def test_best_loss_scale_keeps_gradients_below_half_float16_maximum(largest):
     assert scale * largest <= 65504 / 2 < 2 * scale * largest and math.log2(scale) % 1 == 0
 
 
-@pytest.mark.parametrize("case", cases_of("doctor-recommended_scales"))
-def test_recommended_loss_scale_stays_within_its_bounds(case):
-    largest, half = case.split()
-    exact = SimpleNamespace(gradients={"one": (None, float(largest))})
-    scale = best_scale(exact, SimpleNamespace(in_half={"one", "gone"}), getattr(torch, half))
-    assert f"{scale:.0f}" == value_of("doctor-recommended_scales", case)
+@pytest.mark.parametrize(
+    ("largest", "half", "expected"),
+    [
+        (0.0, torch.float16, 2**24),
+        (1e-9, torch.float16, 2**24),
+        (1e9, torch.float16, 1),
+        (math.inf, torch.float16, 1),
+        (1e-3, torch.bfloat16, 1),
+    ],
+)
+def test_best_loss_scale_stays_within_its_bounds(largest, half, expected):
+    exact = SimpleNamespace(gradients={"one": (None, largest)})
+    assert best_scale(exact, SimpleNamespace(in_half={"one", "gone"}), half) == expected
 
 
 def test_streak_of_skips_after_rollback_is_diagnosed_again(tmp_path, monkeypatch):
     config = replaced(small_config(tmp_path, "AMP=true"), PRECISION={"DTYPE": "float16"})
     last, log, found = LastUpdate(), Lines(), []
     monkeypatch.setattr(
-        "extras.doctor.in_runs.diagnose", lambda case: found.append(1) or Diagnosis(torch.float16, len(found))
+        "extras.doctor.overflow.diagnose", lambda case: found.append(1) or Diagnosis(torch.float16, len(found))
     )
     doctor = AutoDoctor(config, tmp_path, log, last)
     trainer = make_trainer(config, callbacks=[last])
@@ -193,3 +200,29 @@ def test_streak_of_skips_after_rollback_is_diagnosed_again(tmp_path, monkeypatch
     assert not doctor.get_advice()
     doctor.on_report(trainer, report)
     assert len(found) == 2
+
+
+@on_pretend_device
+def test_doctor_adds_no_sync_to_an_update(tmp_path):
+    config, last_update = small_config(tmp_path, "AMP=true"), LastUpdate()
+    callbacks = [last_update, AutoDoctor(config, tmp_path, Lines(), last_update)]
+    trainer = make_trainer(config, callbacks=callbacks, device=torch.device(DEVICE))
+    with waits() as seen:
+        update(trainer, 2)
+    assert seen == {}
+
+
+@on_pretend_device
+def test_doctor_gives_the_same_advice_on_device_and_host(tmp_path):
+    config = small_config(tmp_path, "AMP=true", "PRECISION.DTYPE=float16", "PRECISION.MAX_CONSECUTIVE_SKIPS=1")
+    said = {}
+    for device in ("cpu", DEVICE):
+        last_update, lines = LastUpdate(), Lines()
+        doctor = AutoDoctor(config, tmp_path, lines, last_update)
+        trainer = make_trainer(config, callbacks=[last_update, doctor], device=torch.device(device))
+        with torch.no_grad():
+            trainer.model.blocks[1].mlp.fc1.weight.mul_(2e6)
+        trainer.notify("on_report", update(trainer).report())
+        assert lines.warned == []
+        said[device] = doctor.get_advice()
+    assert said["cpu"] == said[DEVICE] and "blocks.1.mlp" in said[DEVICE]

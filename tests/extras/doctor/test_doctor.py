@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import shutil
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from tests.support.cases import cases_of, names_of
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import assert_names
 from tests.support.runs import run, run_folder, typed
-from tests.support.trainers import big_logits, make_trainer, update
+from tests.support.trainers import big_logits, make_trainer
 from utils.distributed import Process
 
 pytestmark = pytest.mark.slow
@@ -189,15 +188,7 @@ def test_stopped_run_saves_batch_and_prints_doctor_command(stopped):
         assert all(torch.equal(one, other) for one, other in zip(targets, same_targets, strict=True))
 
 
-def test_every_process_saves_its_own_overflow_batch(tmp_path):
-    last = LastUpdate()
-    update(make_trainer(small_config(tmp_path), callbacks=[last]))
-    for rank in range(3):
-        save_overflow(tmp_path, rank, last.state_dict(), {})
-    assert {read_overflow(path).rank for path in tmp_path.glob("overflow-*.pth")} == {0, 1, 2}
-
-
-def test_saved_overflow_keeps_the_share_of_each_micro_batch(tmp_path):
+def test_every_process_saves_its_micro_batches_with_their_shares(tmp_path):
     config = small_config(tmp_path, "DATA.DROP_LAST=false", "DATA.BATCH_SIZE=160", "TRAIN.ACCUM_ITER=3")
     train_set, _ = load_image_sets(config)
     with contextlib.closing(build_train_data(config, train_set, Process(CPU)).windows(2, 3)) as windows:
@@ -205,12 +196,15 @@ def test_saved_overflow_keeps_the_share_of_each_micro_batch(tmp_path):
     sizes = [batch.num_samples for batch in batches]
     last, trainer = LastUpdate(), make_trainer(config)
     last.on_window(trainer)
-    for batch in batches:
-        last.on_micro_batch(trainer, batch, batch.num_samples / sum(sizes))
-    save_overflow(tmp_path, 0, last.state_dict(), {})
+    shares = [2 * size / sum(sizes) for size in sizes]  # as in a process that has twice as many images as the others
+    for batch, share in zip(batches, shares, strict=True):
+        last.on_micro_batch(trainer, batch, share)
+    for rank in range(3):
+        save_overflow(tmp_path, rank, last.state_dict(), {})
+    assert {read_overflow(path).rank for path in tmp_path.glob("overflow-*.pth")} == {0, 1, 2}
     saved = read_overflow(tmp_path / "overflow-batch.pth").batches
     assert len(sizes) == 3 and len({*sizes}) == 2
-    assert [(batch.num_samples, share) for batch, share in saved] == [(size, size / sum(sizes)) for size in sizes]
+    assert [(batch.num_samples, share) for batch, share in saved] == list(zip(sizes, shares, strict=True))
 
 
 def test_doctor_script_names_module_and_writes_settings(stopped):
@@ -230,12 +224,6 @@ def trained(tmp_path_factory, small_yaml) -> Path:
     return run_folder(output)
 
 
-@pytest.fixture
-def saved(trained, tmp_path) -> Path:
-    """Return a copy of that folder."""
-    return shutil.copytree(trained, tmp_path / "saved")
-
-
 def test_doctor_with_another_half_dtype_uses_default_loss_scale(tmp_path):
     config, state = small_config(tmp_path), {"amp_scaler": {"dtype": "torch.bfloat16", "scale": 2.0}}
     scales = [precision_of(config, state, half)[1] for half in (None, "bfloat16", "float16")]
@@ -243,19 +231,19 @@ def test_doctor_with_another_half_dtype_uses_default_loss_scale(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["autocast", "naive"])
-def test_doctor_without_saved_batch_replays_the_next_batch(saved, tmp_path, mode):
-    (tmp_path / "mode.yaml").write_text(f"BASE: {saved}/config.yaml\nPRECISION: {{MODE: {mode}}}")
-    words = [str(saved / "last.pth"), "-amp_dtype", "float16", "-cfg", str(tmp_path / "mode.yaml")]
+def test_doctor_without_saved_batch_replays_the_next_batch(trained, tmp_path, mode):
+    (tmp_path / "mode.yaml").write_text(f"BASE: {trained}/config.yaml\nPRECISION: {{MODE: {mode}}}")
+    words = [str(trained / "last.pth"), "-amp_dtype", "float16", "-cfg", str(tmp_path / "mode.yaml")]
     said = typed("scripts/doctor.py", *words).done().stdout
     assert_names(said, "step 4", "process 0", "320 images")
-    assert "doctor.yaml" not in said and not (saved / "doctor.yaml").exists()
+    assert "doctor.yaml" not in said and not (trained / "doctor.yaml").exists()
 
 
 @pytest.mark.parametrize("words", cases_of("doctor-mistakes_of_the_doctor"))
-def test_doctor_exits_with_2_for_bad_arguments(saved, tmp_path, words):
+def test_doctor_exits_with_2_for_bad_arguments(trained, tmp_path, words):
     batches = {"large": ((1, 3, 16, 16), torch.uint8, 0), "float": ((1, 1, 8, 8), torch.float32, 0)}
     for name, (shape, dtype, target) in (batches | {"class": ((1, 1, 8, 8), torch.uint8, 10)}).items():
         batch = {"images": torch.zeros(shape, dtype=dtype), "targets": torch.tensor([target])}
         torch.save(batch, tmp_path / f"{name}.pth")
-    given = words.format(run=saved, empty=tmp_path).replace("(nothing)", "").split()
+    given = words.format(run=trained, empty=tmp_path).replace("(nothing)", "").split()
     typed("scripts/doctor.py", *given).refused(*names_of("doctor-mistakes_of_the_doctor", words))

@@ -78,13 +78,20 @@ def test_float8_description_suggests_compile_flag_only_if_compile_is_off(tmp_pat
         assert told.startswith("float8 in large Linear layers") and ("-compile" in told) is is_told
 
 
-def test_only_large_linear_layers_compute_in_float8(tmp_path):
+@pytest.mark.parametrize(("ratio", "mlp"), [(4, ["fc1"]), (6, ["fc1", "fc2"])])
+def test_only_large_linear_layers_compute_in_float8(tmp_path, ratio, mlp):
     """In ViT-Base: qkv (2304 outputs) and fc1 (3072). Not proj and fc2 (768), not a last block for only the class token,
-    and not a classifier of any size."""
-    options = ("AMP=true", "PRECISION.MODE=float8", "MODEL.EMBED_DIM=768", "MODEL.NUM_HEADS=12")
+    and not a classifier of any size. At a ratio of 6, fc2 has 4608 inputs."""
+    options = (
+        "AMP=true",
+        "PRECISION.MODE=float8",
+        "MODEL.EMBED_DIM=768",
+        "MODEL.NUM_HEADS=12",
+        f"MODEL.MLP_RATIO={ratio}",
+    )
     model, _, lines = prepared(small_config(tmp_path, *options), num_classes=2048)
-    assert in_float8(model) == ["blocks.0.attn.qkv", "blocks.0.mlp.fc1"]
-    assert lines == ["2 of 9 Linear layers compute in float8"]
+    assert in_float8(model) == ["blocks.0.attn.qkv", *(f"blocks.0.mlp.{name}" for name in mlp)]
+    assert lines == [f"{1 + len(mlp)} of 9 Linear layers compute in float8"]
 
 
 @pytest.mark.parametrize("which", ["BLACK", "WHITE"])

@@ -1,4 +1,4 @@
-"""Fixtures: a folder with photos of many shapes, and functions that start runs on them."""
+"""Fixtures: a folder with photos of many shapes, and a function that starts runs on them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,11 +19,12 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def start(folder) -> Callable[..., Ended]:
-    """Return start(output, *flags, processes=1, fault=arguments), which runs the settings with planted faults."""
+    """Return start(output, *options, processes=1, fault=arguments), which runs an epoch with these `-opts` words."""
 
-    def start(output: Path, *flags: str, processes: int = 1, **faults: list) -> Ended:
+    def start(output: Path, *options: str, processes: int = 1, **faults: list) -> Ended:
         script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
-        flags = ["-cfg", str(folder / "native.yaml"), "-resume", "auto", "-output", str(output), *flags]
-        return run(script, *flags, processes=processes, faults={"draw_nothing": []} | faults)
+        flags = ["-cfg", str(folder / "native.yaml"), "-output", str(output), "-epochs", "1"]
+        opts = ["-opts", *options] if options else []
+        return run(script, *flags, *opts, processes=processes, faults=faults)
 
     return start

@@ -7,6 +7,7 @@ from PIL import Image
 
 from configs.load import load
 from configs.schema import Config
+from datasets.order import Piece
 
 # width x height
 SHAPES = [(64, 64), (96, 64), (64, 96), (80, 60), (60, 80), (200, 50), (50, 200), (300, 30), (33, 47), (640, 12)]
@@ -22,6 +23,7 @@ VIT = (
     "MODEL.TYPE=vit MODEL.NAME=vit MODEL.KWARGS=null MODEL.PATCH_SIZE=8 MODEL.EMBED_DIM=32 MODEL.DEPTH=2 "
     "MODEL.NUM_HEADS=2 DATA.IMAGE_SIZE=32"
 ).split()
+GREY = ("DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.5]")
 
 
 def noise(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -32,16 +34,20 @@ def noise(width: int, height: int, seed: int = 0) -> Image.Image:
     return Image.fromarray((np.asarray(coarse) + fine).clip(0, 255).astype(np.uint8))
 
 
-def draw(folder: Path, count: int = 2) -> Path:
-    """Draw `count` photos of each shape for training, and one for validation, in two classes."""
-    for part, number in (("train", count), ("val", 1)):
+def piece_of(count: int, step: int = 5) -> Piece:
+    """Return a piece of an epoch with the first `count` images."""
+    return Piece(0, np.arange(count), count, step, 0, np.zeros(count, int))
+
+
+def draw(folder: Path) -> None:
+    """Draw two photos of each shape for training, and one for validation, in two classes."""
+    for part, number in (("train", 2), ("val", 1)):
         for label, name in enumerate(("bird", "cat")):
             (folder / part / name).mkdir(parents=True)
             for shape in SHAPES:
                 for each in range(number):
                     path = folder / part / name / f"{shape[0]}x{shape[1]}-{each}.png"
                     noise(*shape, seed=2 * each + label + 100 * (part == "val")).save(path)
-    return folder
 
 
 def settings(folder: Path, *options: str) -> Config:

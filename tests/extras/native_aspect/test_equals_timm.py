@@ -13,12 +13,11 @@ from timm.data.naflex_transforms import Patchify, RandomResizedCropToSequence
 from timm.models.naflexvit import checkpoint_filter_fn
 from timm.optim import create_optimizer_v2
 
-from datasets import build_eval_data, build_normalize, build_preparation, build_train_data, load_image_sets
-from extras.native_aspect import readers
+from datasets import build_eval_data, build_normalize, build_train_data, load_image_sets
 from extras.native_aspect.models import grids_of, new_batch, pictures_of
+from extras.native_aspect.readers import SequenceTransform
 from models import build_model
-from models.weights.load import load_pretrained
-from tests.extras.native_aspect.photos import SHAPES, VIT, noise, settings
+from tests.extras.native_aspect.photos import GREY, SHAPES, VIT, settings
 from tests.support.configs import CPU, replaced
 from tests.support.trainers import make_trainer, update
 from utils.distributed import Process
@@ -58,20 +57,27 @@ def timms(config, pixels: torch.Tensor | None = None) -> dict:
     else:
         patchify = Patchify(patch)
         samples = [(patchify(torch.from_numpy(each).permute(2, 0, 1)), 0) for each in pictures_of(pixels)]
-        loader = NaFlexPrefetchLoader([NaFlexCollator(pixels.shape[1] - 1)(samples)], **facts)
+        loader = NaFlexPrefetchLoader(
+            [NaFlexCollator(pixels.shape[1] - 1)(samples)], channels=data.IMAGE_CHANNELS, **facts
+        )
     ((images, _),) = loader
     return images
 
 
+WIDE = "MODEL.KWARGS.embed_dim=64", "DATA.TOKENS=40"
+
+
 @pytest.fixture(scope="module")
 def config(folder):
-    return settings(folder, "MODEL.KWARGS.embed_dim=64", "DATA.TOKENS=40")
+    return settings(folder, *WIDE)
 
 
-def test_logits_of_ten_aspect_ratios_equal_timms(config):
+@pytest.mark.parametrize(("options", "channels"), [((), 3), (GREY, 1)], ids=["colour", "grey"])
+def test_logits_of_ten_aspect_ratios_equal_timms(folder, options, channels):
+    config = settings(folder, *WIDE, *options)
     pixels, images = ours(config)
     model = build_model(config, 5).eval()
-    theirs = timm.create_model(config.MODEL.NAME, num_classes=5, **config.MODEL.KWARGS).eval()
+    theirs = timm.create_model(config.MODEL.NAME, num_classes=5, in_chans=channels, **config.MODEL.KWARGS).eval()
     theirs.load_state_dict(model.state_dict())
     expected = timms(config, pixels)
     assert len({tuple(each) for each in grids_of(pixels).tolist()}) >= 8 and len(SHAPES) == 10
@@ -94,7 +100,7 @@ def test_evaluation_has_grids_and_pixels_of_timms_loader(config, interpolation):
 def test_mean_grid_of_random_crops_equals_timms(config):
     """The aspect ratio of a crop is relative to the aspect ratio of the image."""
     theirs = RandomResizedCropToSequence(8, 64)
-    transform = readers.SequenceTransform(replaced(config, DATA={"CROP_RATIO": (0.8, 1.25)}), 8)
+    transform = SequenceTransform(replaced(config, DATA={"CROP_RATIO": (0.8, 1.25)}), 8)
     shape = (60, 240, 3)
     found, expected = [], []
     random.seed(0)
@@ -110,26 +116,6 @@ def test_mean_grid_of_random_crops_equals_timms(config):
     np.testing.assert_allclose(*means, rtol=0.03)
 
 
-@pytest.mark.parametrize("options", [(), ("MODEL.KWARGS.global_pool=avg",), ("MODEL.POS_EMBED=sincos2d",)], ids=str)
-def test_square_image_gives_the_logits_of_the_loaded_plain_vit(folder, tmp_path, options):
-    config = settings(folder, *VIT, "DATA.TOKENS=16", *options)
-    plain = build_model(replaced(config, DATA={"TOKENS": None}), 5).eval()
-    torch.nn.init.normal_(plain.head.weight)
-    torch.save(plain.state_dict(), tmp_path / "plain.pth")
-    model = build_model(config, 5).eval()
-    load_pretrained(model, str(tmp_path / "plain.pth"))
-    assert type(model).__name__ == "NaFlexVit"
-    pixels = new_batch(1, 16, 8, 3)
-    transform = readers.EvalSequenceTransform(config, 8)
-    transform(np.array(noise(32, 32)), pixels[0])
-    square = torch.from_numpy(pictures_of(pixels)[0]).permute(2, 0, 1)[None]
-    plain_data = replaced(config, DATA={"TOKENS": None}).DATA
-    with torch.no_grad():
-        logits = model(build_normalize(config.DATA)(pixels))
-        torch.testing.assert_close(logits, plain(build_normalize(plain_data)(square)), rtol=0, atol=1e-5)
-    assert logits.abs().max() > 0.1
-
-
 def test_random_weights_are_distributed_as_in_the_plain_vit(folder):
     config = settings(folder, *VIT, "DATA.TOKENS=16", "MODEL.PATCH_SIZE=4")
     plain = build_model(replaced(config, DATA={"TOKENS": None}), 5)
@@ -139,17 +125,6 @@ def test_random_weights_are_distributed_as_in_the_plain_vit(folder):
     assert len(large) == 10
     for name, weight in large.items():
         assert weight.std().item() == pytest.approx(expected[name].std().item(), rel=0.1), name
-
-
-def test_timms_plain_vit_is_built_as_naflexvit(folder):
-    options = [
-        "MODEL.NAME=vit_tiny_patch16_224",
-        "MODEL.KWARGS.depth=1",
-        "MODEL.KWARGS.patch_size=8",
-        "DATA.IMAGE_SIZE=64",
-    ]
-    model = build_model(settings(folder, *options), 5)
-    assert model.embeds.pos_embed.shape == (1, 8, 8, 32) and model.embeds.patch_size == (8, 8)
 
 
 def test_losses_and_weights_of_ten_updates_equal_timms(folder):
@@ -173,12 +148,3 @@ def test_losses_and_weights_of_ten_updates_equal_timms(folder):
     torch.testing.assert_close(torch.tensor(found), torch.tensor(losses), rtol=0, atol=1e-6)
     for name, weight in theirs.state_dict().items():
         torch.testing.assert_close(trainer.model.state_dict()[name], weight, rtol=0, atol=1e-6)
-
-
-def test_prepared_training_batch_equals_timms_prefetcher(config):
-    data = build_train_data(config, load_image_sets(config)[0], Process(CPU))
-    windows = data.windows(0, 1)
-    batch = next(next(windows).batches)
-    images, targets = build_preparation(config, build_normalize(config.DATA))(batch)
-    torch.testing.assert_close(images["patches"], timms(config, batch.images)["patches"], rtol=0, atol=1e-6)
-    assert torch.equal(targets, batch.targets)

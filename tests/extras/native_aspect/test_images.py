@@ -4,7 +4,6 @@ import random
 
 import numpy as np
 import pytest
-import timm
 import torch
 from PIL import Image
 from timm.data import auto_augment
@@ -13,7 +12,6 @@ from timm.data.naflex_transforms import RandomResizedCropToSequence, ResizeToSeq
 from configs.load import load
 from configs.schema import Config
 from datasets import build_eval_data, build_normalize, build_preparation, build_train_data, load_image_sets
-from datasets.order import Piece
 from datasets.transforms import build_augmentation
 from datasets.transforms.pixels import DrawnOperations, Operation
 from datasets.types import Batch, ImageSet
@@ -21,14 +19,12 @@ from extras.native_aspect import readers
 from extras.native_aspect.models import grids_of, length_of, new_batch, pictures_of
 from extras.native_aspect.readers import blank_batch
 from extras.native_aspect.transforms import PatchMixing
-from models import build_model
-from tests.extras.native_aspect.photos import SHAPES, noise, settings
+from tests.extras.native_aspect.photos import GREY, SHAPES, noise, piece_of, settings
 from tests.support.configs import CPU, replaced
-from tests.support.runs import rows, run
+from tests.support.runs import rows
 from utils.distributed import Process
 
 LENGTHS = (1, 7, 24, 196, 576)
-GREY = ("DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.5]")
 
 
 def picture(kind: str, width: int, height: int, channels: int = 3) -> np.ndarray:
@@ -45,10 +41,6 @@ def picture(kind: str, width: int, height: int, channels: int = 3) -> np.ndarray
 
 def as_image(pixels: np.ndarray) -> Image.Image:
     return Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[:, :, 0])
-
-
-def piece_of(count: int, step: int = 5) -> Piece:
-    return Piece(0, np.arange(count), count, step, 0, np.zeros(count, int))
 
 
 def first_batch(config: Config, train: ImageSet) -> Batch:
@@ -123,32 +115,6 @@ def test_train_interpolation_applies_only_to_training_crops(folder):
     assert not torch.equal(linear[1], cubic[1]) and torch.equal(both[1], linear[1])
 
 
-def test_grey_images_give_the_pixels_and_logits_of_timm(folder):
-    config = settings(folder, *GREY)
-    model = build_model(config, 5).eval()
-    theirs = timm.create_model(config.MODEL.NAME, num_classes=5, in_chans=1, **config.MODEL.KWARGS).eval()
-    theirs.load_state_dict(model.state_dict())
-    transform = timm.data.create_transform(
-        (1, 32, 32),
-        mean=(0.5,),
-        std=(0.5,),
-        interpolation="bicubic",
-        naflex=True,
-        patch_size=8,
-        max_seq_len=24,
-        patchify=True,
-    )
-    for width, height in SHAPES:
-        image, batch = noise(width, height).convert("L"), new_batch(1, 24, 8, 1)
-        readers.EvalSequenceTransform(config, 8)(np.array(image)[:, :, None], batch[0])
-        expected = {name: each[None] for name, each in transform(image).items()}
-        images = build_normalize(config.DATA)(batch)
-        count = expected["patches"].shape[1]
-        torch.testing.assert_close(images["patches"][:, :count], expected["patches"], rtol=0, atol=1e-5)
-        with torch.no_grad():
-            torch.testing.assert_close(model(images), theirs(expected), rtol=0, atol=1e-5)
-
-
 # Shifts of policies
 
 
@@ -205,6 +171,29 @@ def test_evaluation_uses_tokens_and_training_uses_train_tokens(folder):
     assert grids_of(first_batch(config, train).images).prod(axis=1).max() <= 12
 
 
+def test_lengths_of_updates_are_drawn_from_seed_and_step(folder):
+    drawn_from = "DATA.TRAIN_TOKENS=[12,24,40]"
+    config = settings(folder, drawn_from)
+    drawn = [length_of(config, step) for step in range(300)]
+    assert set(drawn) == {12, 24, 40} and np.bincount(drawn)[[12, 24, 40]].min() > 70
+    assert drawn != [length_of(settings(folder, drawn_from, "SEED=1"), step) for step in range(300)]
+    assert {length_of(settings(folder), step) for step in range(20)} == {24}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["threads", "processes"])
+def test_workers_read_the_same_batches_of_the_drawn_lengths(folder, workers):
+    config = settings(folder, "DATA.TRAIN_TOKENS=[12,24,40]", "TRAIN.MIXUP_ALPHA=1", "TRAIN.RANDOM_ERASE_PROB=1")
+    train_set, found = load_image_sets(config)[0], []
+    for data in ({}, {"NUM_WORKERS": 2, "WORKERS": workers}):
+        windows = build_train_data(replaced(config, DATA=data), train_set, Process(CPU)).windows(0, 4)
+        batches = [(window.step, next(window.batches)) for window in windows]
+        assert all(batch.images.shape[1] == length_of(config, step) + 1 for step, batch in batches)
+        found.append([tuple(each.copy() for each in (batch.images.numpy(), batch.boxes)) for _, batch in batches])
+    for one, other in zip(*found, strict=True):
+        assert all(np.array_equal(*each) for each in zip(one, other, strict=True))
+
+
 def test_blank_batch_fills_the_longest_training_length(folder):
     for lengths, longest in (("[6,35,12]", 35), ("[]", 24)):
         config = settings(folder, f"DATA.TRAIN_TOKENS={lengths}")
@@ -225,9 +214,8 @@ def test_generated_images_have_the_drawn_length_in_training(folder):
 
 
 @pytest.mark.slow
-def test_check_reports_each_part_with_its_own_length(folder, tmp_path):
-    words = ["-cfg", folder / "native.yaml", "-output", tmp_path, "-check", "-opts", "DATA.TRAIN_TOKENS=[6]"]
-    found = rows(run("main_single_gpu.py", *map(str, words)).done().stdout)
+def test_check_reports_each_part_with_its_own_length(start, tmp_path):
+    found = rows(start(tmp_path, "CHECK=true", "DATA.TRAIN_TOKENS=[6]").done().stdout)
     assert "at most 6 patches of 8 x 8" in found["training shapes"][1]
     assert "at most 24 patches of 8 x 8" in found["validation shapes"][1]
 

@@ -18,10 +18,10 @@ from models import build_model
 from models.compilation import parts_to_compile
 from models.transforms import choose_transforms
 from models.weights.load import load_pretrained
-from tests.extras.native_aspect.photos import VIT, noise, settings
+from tests.extras.native_aspect.photos import GREY, VIT, noise, settings
 from tests.support.configs import CPU, replaced
 from tests.support.refusals import assert_names, refused
-from tests.support.runs import run, run_folder, typed
+from tests.support.runs import run_folder, typed
 from tests.support.trainers import make_trainer, update
 from utils.distributed import Process
 from utils.errors import ConfigError
@@ -32,19 +32,9 @@ pytestmark = pytest.mark.slow
 # The doctor
 
 
-def test_doctor_replays_saved_batch_of_a_stopped_run(folder, tmp_path):
-    words = [
-        "-cfg",
-        str(folder / "native.yaml"),
-        "-output",
-        str(tmp_path / "o"),
-        "-amp",
-        "-amp_dtype",
-        "float16",
-        "-opts",
-    ]
-    options = "TRAIN.BASE_LR=1000 DATA.TRAIN_TOKENS=[12] PRECISION.MAX_CONSECUTIVE_SKIPS=2 TRAIN.RANDOM_ERASE_PROB=0.5"
-    stopped = run("main_single_gpu.py", *words, *options.split())
+def test_doctor_replays_saved_batch_of_a_stopped_run(start, tmp_path):
+    options = "AMP=true PRECISION.DTYPE=float16 PRECISION.MAX_CONSECUTIVE_SKIPS=2 TRAIN.BASE_LR=1000"
+    stopped = start(tmp_path / "o", *options.split(), "DATA.TRAIN_TOKENS=[12]", "TRAIN.RANDOM_ERASE_PROB=0.5")
     assert stopped.returncode == 3 and "python scripts/doctor.py" in stopped.stdout, stopped.printed
     saved = run_folder(tmp_path / "o")
     said = typed("scripts/doctor.py", saved).done().stdout
@@ -192,8 +182,6 @@ def test_model_refusal_names_only_settings_of_the_user(folder, options):
 
 # Weights
 
-GREY = "DATA.IMAGE_CHANNELS=1", "DATA.IMAGENET_MEAN=[0.5]", "DATA.IMAGENET_STD=[0.5]"
-
 
 @pytest.mark.parametrize("tokens", ["null", "16"])
 def test_grey_model_starts_from_weights_of_rgb_images(folder, tmp_path, tokens):
@@ -213,16 +201,15 @@ def test_grey_model_starts_from_weights_of_rgb_images(folder, tmp_path, tokens):
     assert expected.abs().max() > 0.1
 
 
-@pytest.mark.parametrize("options", [(), ("MODEL.KWARGS.global_pool=avg",)], ids=str)
-def test_square_image_gives_the_logits_of_timms_plain_vit(folder, tmp_path, options):
-    """The patches of a square image with the weights of timm's own plain ViT, which timm converts to a NaFlexVit."""
-    sizes = {"embed_dim": 32, "depth": 2, "num_heads": 2, "patch_size": 8}
-    words = [f"MODEL.KWARGS.{name}={value}" for name, value in sizes.items()]
-    config = settings(
-        folder, "MODEL.NAME=vit_tiny_patch16_224", "DATA.IMAGE_SIZE=32", "DATA.TOKENS=16", *words, *options
-    )
-    pool = {"global_pool": "avg"} if options else {}
-    plain = timm.create_model("vit_tiny_patch16_224", num_classes=5, img_size=32, **sizes, **pool).eval()
+TIMMS = ["MODEL.NAME=vit_tiny_patch16_224", "DATA.IMAGE_SIZE=32"]
+POOLED = "MODEL.KWARGS.global_pool=avg"
+PLAIN = [[], [POOLED], ["MODEL.POS_EMBED=sincos2d"], ["MODEL.POS_EMBED=none"]]
+
+
+@pytest.mark.parametrize("options", [*([*VIT, *each] for each in PLAIN), TIMMS, [*TIMMS, POOLED]], ids=str)
+def test_square_image_gives_the_logits_of_the_loaded_plain_vit(folder, tmp_path, options):
+    config = settings(folder, "DATA.TOKENS=16", *options)
+    plain = build_model(replaced(config, DATA={"TOKENS": None}), 5).eval()
     torch.nn.init.normal_(plain.head.weight)
     torch.nn.init.normal_(plain.cls_token)
     torch.save(plain.state_dict(), tmp_path / "plain.pth")
@@ -269,13 +256,12 @@ def square_and_patches(config) -> tuple[torch.Tensor, dict]:
 
 
 @pytest.fixture(scope="module")
-def runs(folder, tmp_path_factory) -> dict:
+def runs(start, tmp_path_factory) -> dict:
     """Return the folders of two runs of a ViT for one epoch: `patches` with DATA.TOKENS, `squares` without."""
     found = {}
-    for name, options in (("patches", ["DATA.IMAGE_SIZE=64"]), ("squares", ["DATA.TOKENS=null"])):
+    for name, options in (("patches", "DATA.IMAGE_SIZE=64"), ("squares", "DATA.TOKENS=null")):
         output = tmp_path_factory.mktemp(name)
-        words = ["-cfg", folder / "native.yaml", "-output", output, "-epochs", "1", "-opts", *VIT, *options]
-        run("main_single_gpu.py", *map(str, words)).done()
+        start(output, *VIT, options).done()
         found[name] = run_folder(output)
     return found
 
@@ -301,14 +287,13 @@ def test_plain_run_as_teacher_reads_the_patches_of_the_student(folder, runs):
     torch.testing.assert_close(teacher(patches), alone(square), rtol=0, atol=1e-5)
 
 
-def test_teacher_with_tokens_gets_squares_of_at_most_that_many_patches(folder, runs):
+def test_teacher_with_tokens_gets_squares_of_at_most_that_many_patches(folder, start, runs, tmp_path):
     from extras.distillation import load_teacher
 
-    config = settings(folder, "DATA.TOKENS=null", SOFT, f"TRAIN.TEACHER_MODEL={runs['patches']}/best.pth", *VIT)
+    options = [*VIT, "DATA.TOKENS=null", SOFT, f"TRAIN.TEACHER_MODEL={runs['patches']}/best.pth"]
+    config = settings(folder, *options)
     teacher, _ = load_teacher(config, ["bird", "cat"], 2)
     assert "images resized to 32 x 32" in teacher.describe()  # at most 24 patches of 8 x 8: 4 x 4
     square, patches = square_and_patches(config)
     torch.testing.assert_close(teacher(square), teacher(patches), rtol=0, atol=1e-5)
-    words = ["-cfg", folder / "native.yaml", "-output", runs["patches"] / "student", "-epochs", "1", "-opts"]
-    options = [*VIT, "DATA.TOKENS=null", SOFT, f"TRAIN.TEACHER_MODEL={runs['patches']}/best.pth"]
-    run("main_single_gpu.py", *map(str, words), *options).done()
+    start(tmp_path, *options).done()

@@ -50,16 +50,6 @@ def test_folder_is_read_with_all_its_subfolders(tmp_path):
     assert load(tmp_path / "photos")[0] == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_new_photo_moves_no_training_photo_to_validation(tmp_path):
-    for number in range(40):
-        draw(tmp_path / f"{number}.png", number)
-    before = {load_image_sets(settings(tmp_path))[0].key(index) for index in range(30)}
-    for number in range(40, 60):
-        draw(tmp_path / f"{number}.png", number)
-    _, val = load_image_sets(settings(tmp_path))
-    assert not before & {val.key(index) for index in range(len(val))}
-
-
 def test_list_names_photos_relative_to_its_folder(tmp_path):
     for shade in range(6):
         draw(tmp_path / f"photos/with space {shade}.png", shade)

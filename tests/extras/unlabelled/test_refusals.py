@@ -42,6 +42,10 @@ SETTINGS = {  # {name: (options, names in the message)}
     "no teacher": (["TRAIN.TEACHER_MODEL=none"], ["TRAIN.TEACHER_MODEL", "TRAIN.OBJECTIVE"]),
     "classes": (["TRAIN.OBJECTIVE=classes"], ["DATA.DATASET", "TRAIN.OBJECTIVE", "imagefolder"]),
     "top1": (["TRAIN.BEST_METRIC=top1"], ["TRAIN.BEST_METRIC", "similarity", "knn"]),
+    "similarity of classes": (
+        ["TRAIN.OBJECTIVE=classes", "DATA.DATASET=imagefolder", "TRAIN.BEST_METRIC=similarity"],
+        ["TRAIN.BEST_METRIC", "TRAIN.OBJECTIVE"],
+    ),
     "knn": (["TRAIN.BEST_METRIC=knn"], ["TRAIN.BEST_METRIC", "DATA.LABELLED_PATH"]),
     "mixup": (["TRAIN.MIXUP_ALPHA=0.8"], ["TRAIN.MIXUP_ALPHA", "TRAIN.OBJECTIVE"]),
     "cutmix": (["TRAIN.CUTMIX_MINMAX=[0.2,0.8]"], ["TRAIN.CUTMIX_MINMAX", "TRAIN.OBJECTIVE"]),
@@ -52,6 +56,10 @@ SETTINGS = {  # {name: (options, names in the message)}
     "labels": (["DATA.LABEL_SEPARATOR='|'", "DATA.DATASET=csv"], ["DATA.LABEL_SEPARATOR", "TRAIN.OBJECTIVE"]),
     "distillation": (["TRAIN.DISTILLATION_TYPE=soft"], ["TRAIN.DISTILLATION_TYPE", "TRAIN.OBJECTIVE"]),
     "small image": (["MODEL.PATCH_SIZE=32"], ["MODEL.PATCH_SIZE", "DATA.IMAGE_SIZE"]),
+    "schedule": (
+        ["TRAIN.SIZE_SCHEDULE=[0:8,1:16]"],
+        ["TRAIN.SIZE_SCHEDULE", "2 x 2", "4 x 4", "TRAIN.FEATURES=pooled"],
+    ),
     "channels": (["DATA.IMAGE_CHANNELS=1"], ["TRAIN.TEACHER_MODEL", "DATA.IMAGE_CHANNELS"]),
     "unknown": (["TRAIN.TEACHER_MODEL=no_model"], ["TRAIN.TEACHER_MODEL", "no_model"]),
     "no folder": (["DATA.LABELLED_PATH=FOLDER/none"], ["DATA.LABELLED_PATH", "none"]),
@@ -65,11 +73,6 @@ def test_setting_that_contradicts_learning_features_is_refused(words, name):
     typed("main_single_gpu.py", *words(*options)).refused(*names)
 
 
-def test_metrics_of_features_are_refused_for_classes(small_yaml, tmp_path):
-    words = ["-cfg", small_yaml, "-output", tmp_path, "-opts", "TRAIN.BEST_METRIC=similarity"]
-    typed("main_single_gpu.py", *words).refused("TRAIN.BEST_METRIC", "TRAIN.OBJECTIVE")
-
-
 def test_different_patch_grids_are_refused_with_a_size_that_fits(words):
     refusal = typed("main_single_gpu.py", *words("MODEL.PATCH_SIZE=2")).refused(
         "8 x 8", "4 x 4", "TRAIN.FEATURES=pooled"
@@ -77,11 +80,6 @@ def test_different_patch_grids_are_refused_with_a_size_that_fits(words):
     assert "DATA.IMAGE_SIZE=8" in refusal.stderr
     typed("main_single_gpu.py", *words("MODEL.PATCH_SIZE=2", "DATA.IMAGE_SIZE=8", "TRAIN.NUM_EPOCHS=1")).done()
     typed("main_single_gpu.py", *words("MODEL.PATCH_SIZE=2", "TRAIN.FEATURES=pooled", "TRAIN.NUM_EPOCHS=1")).done()
-
-
-def test_patch_grid_is_compared_at_every_size_of_the_schedule(words):
-    ended = typed("main_single_gpu.py", *words("TRAIN.SIZE_SCHEDULE=[0:8,1:16]"))
-    ended.refused("TRAIN.SIZE_SCHEDULE", "2 x 2", "4 x 4", "TRAIN.FEATURES=pooled")
 
 
 @pytest.mark.parametrize("option", ["MODEL.PATCH_SIZE=2", "DATA.LABELLED_PATH=FOLDER/labelled"])

@@ -100,11 +100,6 @@ def test_ema_model_computes_with_its_own_weights(tmp_path):
     assert not torch.equal(before[0], trainer.model.eval()(images)[0])
 
 
-def test_training_report_has_no_accuracy(tmp_path):
-    report = update(make_feature_trainer(digits_config(tmp_path)), 2).report()
-    assert report.accuracy != report.accuracy and report.loss > 0
-
-
 @pytest.mark.parametrize("seed", [0, 7])
 def test_maps_depend_only_on_the_seed_and_leave_random_state_unchanged(tmp_path, seed):
     config, found = small_config(tmp_path), []

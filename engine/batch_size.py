@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -109,29 +110,39 @@ class MemoryEstimate:
 def measure(config: Config, num_classes: int) -> MemoryEstimate:
     """Return the memory of one process's step on a CPU: the peak of a small update, extrapolated."""
     trial = Trial(config, num_classes, Process(torch.device("cpu")))
-    _, kept = peak_of_cpu_tensors(lambda: trial.update(FEW))  # allocates the state of the optimizer
-    step, _ = peak_of_cpu_tensors(lambda: trial.update(FEW))
-    # Gradients of weights, and the optimizer, can take more memory than a few images. So the memory of an image is
-    # measured in passes that compute the gradient of the first weight only.
-    trainer = trial.trainer
-    first = [each for each in trainer.computing.model.parameters() if each.requires_grad][:1]
-    few, _ = peak_of_cpu_tensors(lambda: gradients_of(trainer, largest_batch(trainer, FEW), first))
-    more, _ = peak_of_cpu_tensors(lambda: gradients_of(trainer, largest_batch(trainer, MORE), first))
+
+    def compute_pass(num_images: int) -> None:
+        """Compute the gradient of the first weight only: others, and the optimizer, can need more than a few images."""
+        trainer = trial.trainer
+        first = [each for each in trainer.computing.model.parameters() if each.requires_grad][:1]
+        gradients_of(trainer, largest_batch(trainer, num_images), first)
+
+    update = partial(trial.update, FEW)  # the first one allocates the state of the optimizer
+    passes = partial(compute_pass, FEW), partial(compute_pass, MORE)
+    (_, kept), (step, _), (few, _), (more, _) = peaks_of_cpu_tensors(update, update, *passes)
     per_image = (more - few) / (MORE - FEW)
     return MemoryEstimate(kept + step - FEW * per_image, per_image)
 
 
-def peak_of_cpu_tensors(task: Callable[[], None]) -> tuple[int, int]:
-    """Return the peak memory of CPU tensors during the task, and their memory after it, relative to before the task."""
-    from torch.profiler import ProfilerActivity, profile
+def peaks_of_cpu_tensors(*tasks: Callable[[], None]) -> list[tuple[int, int]]:
+    """Run the tasks. Return for each the peak memory of CPU tensors during it, and their memory after it, relative to
+    before the task."""
+    from torch.profiler import ProfilerActivity, profile, record_function
 
-    gc.collect()  # so that no memory from before is freed during the task
     with without_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        task()
-    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
-    changes = (event.nbytes() for event in sorted(events, key=lambda event: event.start_ns()))
-    totals = list(itertools.accumulate(changes, initial=0))
-    return max(totals), totals[-1]
+        for number, task in enumerate(tasks):
+            gc.collect()  # so that no memory from before is freed during the task
+            with record_function(f"task {number}"):
+                task()
+    events = sorted(profiled.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    spans = {event.name(): (event.start_ns(), event.end_ns()) for event in events if event.name().startswith("task ")}
+    found = []
+    for number in range(len(tasks)):
+        start, end = spans[f"task {number}"]
+        inside = (each for each in events if each.name() == "[memory]" and start <= each.start_ns() <= end)
+        totals = list(itertools.accumulate((each.nbytes() for each in inside), initial=0))
+        found.append((max(totals), totals[-1]))
+    return found
 
 
 @contextlib.contextmanager

@@ -5,14 +5,12 @@ Tar shards are no replacement: they hold encoded images, and the cache is fast b
 
 import contextlib
 import hashlib
-import itertools
 import json
 import math
 import mmap
 import os
 import sys
 import zlib
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -30,6 +28,7 @@ from utils.errors import StoppedBySignal
 from utils.files import check_writable, free_bytes, locked, sync, without_waiting
 from utils.host import count_cores
 from utils.log import shown
+from utils.read_ahead import read_ahead
 from utils.text import counted, format_bytes, format_bytes_apart
 
 # --- the files of a cache ---
@@ -368,11 +367,10 @@ def build_cache(config: Config, location: CacheLocation, image_set: ImageSet, pr
         try:
             progress.say(f"cache: writing {check_space(config, location, image_set, pool)}")
             started = (pool.submit(encode, config.DATA, image_set, number) for number in numbers)
-            waiting = deque(itertools.islice(started, num_threads * IMAGES_AHEAD_PER_THREAD))
-            for _ in shown(numbers, "cache", len(numbers)):
+            futures = read_ahead(started, num_threads * IMAGES_AHEAD_PER_THREAD)
+            for future in shown(futures, "cache", len(numbers)):
                 progress.check()
-                writer.add(*waiting.popleft().result())
-                waiting.extend(itertools.islice(started, 1))
+                writer.add(*future.result())
             writer.finish()
         except (CacheError, OSError) as error:
             raise CacheError(f"{location.data} cannot be written ({error})") from error

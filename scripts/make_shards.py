@@ -17,7 +17,6 @@ import itertools
 import json
 import sys
 import tarfile
-from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -40,6 +39,7 @@ from datasets.types import ImageReadError
 from scripts.command_line import Parser, at_least
 from utils.errors import ConfigError, DataError
 from utils.files import content_of, replacing, write_text
+from utils.read_ahead import read_ahead
 
 NUM_READERS = 8
 FILES_AHEAD = 64
@@ -127,7 +127,7 @@ def write_part(folder: Path, part: str, image_set: ImageSet, order: np.ndarray, 
             with contextlib.suppress(DataError):
                 shard = scan(Tar(path)) if path.exists() else None
             if shard is None:
-                samples = samples or read_ahead(pool, image_set, map(int, order[done:]))
+                samples = samples or read_files(pool, image_set, map(int, order[done:]))
                 with replacing(path) as file:
                     write_shard(file, done, itertools.islice(samples, size))
                 shard = scan(Tar(path))
@@ -142,7 +142,7 @@ def write_part(folder: Path, part: str, image_set: ImageSet, order: np.ndarray, 
     return len(shards), num_kept
 
 
-def read_ahead(
+def read_files(
     pool: ThreadPoolExecutor, image_set: ImageSet, indices: Iterable[int]
 ) -> Iterator[tuple[str, bytes, int]]:
     """Yield the suffix, bytes and class number of each image.
@@ -150,16 +150,13 @@ def read_ahead(
     The files are read in parallel, which is much faster for small files.
     """
     started = ((index, pool.submit(image_set.file, index)) for index in indices)
-    waiting = deque(itertools.islice(started, FILES_AHEAD))
-    while waiting:
-        index, future = waiting.popleft()
+    for index, future in read_ahead(started, FILES_AHEAD):
         try:
             ending, data = future.result()
         except ImageReadError as error:
             raise DataError(f"cannot read {image_set.name(index)} ({error}); repair or remove it") from error
         # Readers detect the format from the content; any known suffix will do.
         yield ending.lower() if ending.lower() in KNOWN_ENDINGS else ".jpg", data, int(image_set.targets[index])
-        waiting.extend(itertools.islice(started, 1))
 
 
 def write_shard(file: IO[bytes], first: int, samples: Iterator[tuple[str, bytes, int]]) -> None:

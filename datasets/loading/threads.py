@@ -1,8 +1,6 @@
 """Loader threads of the training process, which prefetch batches."""
 
-import itertools
 import math
-from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +10,7 @@ from datasets.loading.readers import Reader
 from datasets.order import Piece
 from datasets.types import Batch
 from utils.host import has_streams
+from utils.read_ahead import read_ahead
 
 MIN_IMAGES_PER_THREAD = 4
 
@@ -35,14 +34,8 @@ def read_in_threads(
             shares = [range(first, min(first + share, count)) for first in range(0, count, share)]
             return piece, buffers, [pool.submit(reader.fill, piece, each, buffers) for each in shares]
 
-        started = map(start, pieces)
-        waiting = deque(itertools.islice(started, ahead))
         try:
-            while True:
-                waiting.extend(itertools.islice(started, 1))
-                if not waiting:
-                    return
-                piece, buffers, shares = waiting.popleft()
+            for piece, buffers, shares in read_ahead(map(start, pieces), ahead):
                 bad = [index for share in shares for index in share.result()]
                 yield reader.batch(piece, buffers, bad)
         finally:

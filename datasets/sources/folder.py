@@ -6,7 +6,6 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import NamedTuple
 from unicodedata import normalize
 
 import numpy as np
@@ -36,8 +35,6 @@ DATE = re.compile(r"(19|20)\d\d([-_. ]?\d{1,2}){0,2}(\D|$)")  # matches 2024, 20
 # endings of files that are left out without a warning
 NO_IMAGES = (".txt", ".md", ".json", ".xml", ".csv", ".html", ".db", ".ini")
 MOST_STRAY = 20  # the most images that may lie next to the folders of a data set
-MOST_DATA_SETS = 100  # if there are more class folders, none is checked for being a data set
-THUMBNAILS = ("thumb", "thumbs", "thumbnail", "thumbnails")
 COLUMNS = {"path": TEXT, "target": "<i4", "folder": TEXT, "date": "<i8"}  # of the images, and of the folders
 INDEX_FILE = f"images{ENDING}"  # a file, because other programs would read a folder here as one more class
 EXPECTS = "train/ and val/ (or valid/, validation/, test/) with a folder per class, or a folder per class and no split"
@@ -51,76 +48,36 @@ def read_image_folder(config: Config, say: Callable = print) -> tuple[ImageSet |
         return read_split_folders(config, root, EXPECTS)
     image_set = read_class_folders(config, root, classes, classes)
     image_set.split, image_set.doubt = {"training": str(root)}, _why_no_classes(root, classes)
-    image_set.notes += () if image_set.doubt else _warn_of_data_sets(config, root, classes)
     return image_set, None
 
 
-class Content(NamedTuple):
-    """The subfolders of a class folder, and the number of images next to them."""
+def _why_no_classes(root: Path, names: list[str]) -> str:
+    """Explain why these folders seem to be data sets instead of classes. Return "" if they do not.
 
-    folders: list[str]
-    num_images: int  # at most MOST_STRAY + 1
-
-    @classmethod
-    def of(cls, folder: Path) -> "Content":
+    A class has images, or its images one folder deeper, or in folders by date.
+    """
+    several: dict[str, list[str]] = {}  # {folder with several subfolders: these}
+    for name in names:
         folders, num_images = [], 0
-        for entry in os.scandir(folder):
+        for entry in os.scandir(root / name):
             if _is_image(entry.name) and entry.is_file():
                 num_images += 1
-                if num_images > MOST_STRAY:  # the folder is a class, regardless of its other content
-                    break
+                if num_images > MOST_STRAY:
+                    return ""
             elif _is_folder(entry) and not _is_skipped(entry.name) and not is_run_folder(entry.path):
                 folders.append(entry.name)
-        return cls(sorted(folders), num_images)
-
-    @property
-    def is_class(self) -> bool:
-        """Return whether the folder has more than a few stray images."""
-        return self.num_images > MOST_STRAY or self.num_images >= max(len(self.folders), 1)
-
-    @property
-    def is_data_set(self) -> bool:
-        """Return whether the folder has several subfolders, not all of them dates, and hardly any images."""
-        return not self.is_class and len(self.folders) > 1 and not all(map(DATE.match, self.folders))
-
-    def describe(self) -> str:
-        beside = counted(self.num_images, "image") if self.num_images else "no image"
-        return f"{len(self.folders):,} folders of images ({first_of(self.folders, limit=4)}) and {beside}"
-
-
-def _why_no_classes(root: Path, names: list[str]) -> str:
-    """Explain why these folders seem to be data sets instead of classes. Return "" if they do not."""
-    inside = {}
-    for name in names:
-        inside[name] = Content.of(root / name)
-        if inside[name].is_class:
+        if num_images >= max(len(folders), 1):
             return ""
-    several = [name for name, content in inside.items() if len(content.folders) > 1]
-    if not several or all(DATE.match(folder) for content in inside.values() for folder in content.folders):
+        if len(folders) > 1:
+            several[name] = sorted(folders)
+    if not several or all(DATE.match(folder) for folders in several.values() for folder in folders):
         return ""
-    first = root / several[0]
+    first, folders = next(iter(several.items()))
     return (
-        f"DATA.DATA_PATH: {first} holds {inside[several[0]].describe()}, and the other folders of {root} are similar, "
-        f"so -data_path seems to be one folder too high. Name the folder that contains the class folders, as in "
-        f"-data_path {shlex.quote(str(first))}; if {first_of(names, limit=4)} are the classes, list them in a file: "
-        "-opts DATA.CLASSES=classes.txt"
-    )
-
-
-def _warn_of_data_sets(config: Config, root: Path, names: list[str]) -> tuple[str, ...]:
-    """Warn of a folder that is read as one class but looks like a data set, unless DATA.CLASSES lists the classes."""
-    if config.DATA.CLASSES or len(names) > MOST_DATA_SETS:
-        return ()
-    inside = {name: Content.of(root / name) for name in names}
-    found = [name for name in names if inside[name].is_data_set]
-    if not found:
-        return ()
-    content = inside[found[0]]
-    others = f" (like {first_of(found[1:], limit=4)})" if found[1:] else ""
-    return (
-        f"warning: {root / found[0]} holds {content.describe()}, and is read as one class{others}; if "
-        f"{first_of(content.folders, limit=4)} are the classes, the folder that is read is one level too high; if "
-        "not, list the classes in a file: -opts DATA.CLASSES=classes.txt",
+        f"DATA.DATA_PATH: {root / first} holds {len(folders):,} folders of images ({first_of(folders, limit=4)}), and the "
+        f"other folders of {root} are similar, so -data_path seems to be one folder too high. Name the folder that contains "
+        f"the class folders, as in -data_path {shlex.quote(str(root / first))}; if {first_of(names, limit=4)} are the "
+        "classes, list them in a file: -opts DATA.CLASSES=classes.txt"
     )
 
 
@@ -147,8 +104,6 @@ def read_split_folders(config: Config, root: Path, expects: str) -> tuple[ImageS
     )
     val = read_class_folders(config, val_folder, val_classes, classes or val_classes)
     val.notes = (*parts.notes(config, root), *(train.notes if train else ()), *val.notes)
-    if train:
-        val.notes += _warn_of_data_sets(config, train_folder, classes)
     val.split = own_split(train_folder, val_folder)
     return train, val
 
@@ -234,7 +189,7 @@ def read_class_folders(
     image_set = FileImages(folder, index.text("path"), index.column("target"), classes, PixelRules.of(config.DATA))
     image_set.folder = path_below_data(config.DATA, folder)
     image_set.index, image_set.classes_are_names, image_set.is_listing = index, True, True
-    image_set.notes = (*_thumbnails(folder, names), *describe_left_out(folder, left_out))
+    image_set.notes = tuple(describe_left_out(folder, left_out))
     image_set.notes += tuple(_describe_runs(folder, _runs_in(folder, names), num_runs))
     return image_set
 
@@ -270,14 +225,6 @@ def _build(builder: IndexBuilder, scan: "FolderScan", numbers: list[int]) -> dic
     builder.add("folder", encoded(scan.folders))
     builder.add("date", np.array(scan.dates))
     return {"left_out": scan.left_out}
-
-
-def _thumbnails(root: Path, names: list[str]) -> list[str]:
-    return [
-        f"warning: {root / name} is read as a class; remove it if it holds copies of other images"
-        for name in names
-        if name.lower() in THUMBNAILS
-    ]
 
 
 class FolderScan:

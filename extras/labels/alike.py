@@ -3,7 +3,7 @@
 import itertools
 import sys
 import tempfile
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
@@ -18,6 +18,7 @@ from datasets.sources.images import EncodedImages
 from datasets.transforms.decode import decode
 from datasets.types import ImageReadError
 from extras.labels.data import DataSet
+from utils.read_ahead import read_ahead
 
 NUM_THREADS, NUM_AHEAD = 8, 64  # threads that read images, and images read ahead
 SIDE = 16  # pixels; images are compared as square pictures of this size
@@ -58,10 +59,17 @@ class Pictures:
         """Read all images, with a progress bar. Report unreadable images as a run does."""
         bad: dict[bool, list[int]] = {False: [], True: []}
         with ThreadPoolExecutor(NUM_THREADS, "images") as pool:
-            results = _in_order(pool, data)
-            for number, found in tqdm(
-                results, "reading images", len(data), unit="image", file=sys.stderr, disable=None
-            ):
+            started = (pool.submit(_read, *data.find(number)) for number in range(len(data)))
+            results = tqdm(
+                read_ahead(started, NUM_AHEAD),
+                "reading images",
+                len(data),
+                unit="image",
+                file=sys.stderr,
+                disable=None,
+            )
+            for number, future in enumerate(results):
+                found = future.result()
                 if found is None:
                     part, index = data.find(number)
                     bad[part is data.val].append(index)
@@ -69,18 +77,6 @@ class Pictures:
                     self.digests[number], self.pixels[number] = found
         for part, indices in zip(data.parts, bad.values(), strict=True):
             BadImages(part, data.config.DATA.MAX_BAD_FRACTION, print).note(indices)
-
-
-def _in_order(pool: ThreadPoolExecutor, data: DataSet) -> Iterator[tuple[int, tuple[bytes, np.ndarray] | None]]:
-    """Yield the number, digest and picture of each image, or None if the image cannot be read. Keep few images in memory."""
-    waiting: deque = deque()
-    for number in range(len(data)):
-        waiting.append((number, pool.submit(_read, *data.find(number))))
-        if len(waiting) == NUM_AHEAD:
-            number, future = waiting.popleft()
-            yield number, future.result()
-    for number, future in waiting:
-        yield number, future.result()
 
 
 def _read(part: ImageSet, index: int) -> tuple[bytes, np.ndarray] | None:

@@ -39,9 +39,9 @@ def unpacked_into_itself(root: Path) -> Path:
     return parts("", root.name, count=12)(root)
 
 
-def thumbnails(root: Path) -> Path:
+def with_system_folders(root: Path) -> Path:
     draw(root / "__MACOSX" / "._00.JPEG")
-    return flat(*NAMES, "thumbnails", "ant/@eaDir")(root)
+    return flat(*NAMES, "ant/@eaDir")(root)
 
 
 def linked(root: Path) -> Path:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from engine.check.quick_checks import OK, WARN, WRONG
+from engine.check.quick_checks import OK, WRONG
 from tests.data_zoo import layouts as zoo
 from tests.support.cases import names_of
 from tests.support.configs import SMALL
@@ -18,14 +18,13 @@ pytestmark = pytest.mark.slow
 
 
 class Case(NamedTuple):
-    """The expected result for a data set. Its messages are on a page. `names`, `warns`: expected from -check."""
+    """The expected result for a data set. Its messages are on a page. `names`: expected from -check."""
 
     make: Callable[[Path], Path]
     dataset: str = "imagefolder"
     classes: list[str] = zoo.NAMES
     count: int | None = None  # total number of images
     wrong: bool = False
-    warns: bool = False
     names: list[str] = []
 
 
@@ -41,7 +40,7 @@ CASES = [
     Case(zoo.parts("download/v2/train/train", "download/v2/val"), count=12),
     Case(zoo.flat("ant"), wrong=True),
     Case(zoo.one_level_too_deep, wrong=True),
-    Case(zoo.thumbnails, classes=[*zoo.NAMES, "thumbnails"], count=48, warns=True, names=["thumbnails"]),
+    Case(zoo.with_system_folders, count=36),
     Case(zoo.linked, classes=[*zoo.NAMES, "dog"], count=54),
     Case(zoo.linked_class_twice, wrong=True, names=["kitty"]),
     Case(zoo.linked_validation, wrong=True),
@@ -84,13 +83,13 @@ def test_common_dataset_layout_is_read_correctly_or_refused(tmp_path, case, requ
             image_set.read(index)
 
 
-@pytest.mark.parametrize("make", [zoo.unpacked_twice, zoo.thumbnails, zoo.linked_class_twice])
+@pytest.mark.parametrize("make", [zoo.unpacked_twice, zoo.linked_class_twice])
 def test_check_agrees_with_a_run_about_each_layout(tmp_path, make):
     (case,) = (each for each in CASES if each.make == make)
     (tmp_path / "small.yaml").write_text(SMALL.replace("IMAGE_CHANNELS: 1", "IMAGE_CHANNELS: 3"))
     flags = ["-cfg", tmp_path / "small.yaml", "-output", tmp_path / "out", "-dataset", case.dataset]
     ended = typed("main_single_gpu.py", *flags, "-data_path", make(tmp_path / "data"), "-check")
-    row, verdict = ("data", WRONG) if case.wrong else ("data set", WARN if case.warns else OK)
+    row, verdict = ("data", WRONG) if case.wrong else ("data set", OK)
     found = rows(ended.stdout)[row]
     assert found[0] == verdict and ended.returncode == (2 if case.wrong else 0)
     assert_names(found[1], *case.names)

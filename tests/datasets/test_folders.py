@@ -90,23 +90,6 @@ def test_listing_the_folders_as_classes_prevents_folder_too_high_error(tmp_path)
         load_image_sets(settings("imagefolder", tmp_path / "data"), saved=SavedData(["cat", "dog"], {}))
 
 
-@pytest.mark.parametrize(
-    "folders",
-    [
-        {"photos/cat": 3, "photos/dog": 3, "new": 4},
-        {f"{part}/{name}": 3 for part in ("train", "val") for name in ABOVE},
-    ],
-    ids=["beside a flat folder", "in train and val"],
-)
-def test_nested_folders_read_as_one_class_cause_a_warning(tmp_path, folders):
-    make_folders(tmp_path / "data", folders)
-    (tmp_path / "listed.txt").write_text("photos\nnew\n")
-    (found,) = [note for note in load("imagefolder", tmp_path / "data")[1].notes if note.startswith("warning")]
-    assert_names(found, "photos", "cat", "dog", "DATA.CLASSES")
-    listed = load("imagefolder", tmp_path / "data", CLASSES=str(tmp_path / "listed.txt"))[1]
-    assert not [note for note in listed.notes if "read as one class" in note]
-
-
 RUN = ("config.yaml", ".lock", "status.json")
 
 

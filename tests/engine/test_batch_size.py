@@ -16,7 +16,7 @@ from engine.batch_size import (
     find_batch_size,
     max_images,
     measure,
-    peak_of_cpu_tensors,
+    peaks_of_cpu_tensors,
     search,
     try_sizes,
 )
@@ -89,7 +89,7 @@ SETTINGS = {
 def test_estimate_agrees_with_the_memory_of_larger_batches(tmp_path, case):
     config = small_config(tmp_path, MODEL, *SETTINGS[case].split())
     need, trial = measure(config, 10), Trial(config, 10, Process(CPU))
-    peak, _ = peak_of_cpu_tensors(lambda: trial.update(64, times=2))
+    ((peak, _),) = peaks_of_cpu_tensors(lambda: trial.update(64, times=2))
     assert peak <= need.fixed + 64 * need.per_image < 1.25 * peak
 
 

@@ -18,7 +18,7 @@ import torch
 
 from configs.load import load
 from datasets import BadImages, ImageSet, build_eval_data, build_train_data, load_image_sets
-from engine.batch_size import peak_of_cpu_tensors
+from engine.batch_size import peaks_of_cpu_tensors
 from engine.checkpoint.find import read_checkpoint
 from engine.checkpoint.format import save_checkpoint
 from engine.checkpoint.sharded_saver import ShardedSaver
@@ -51,9 +51,8 @@ def train(settings: str, options: list[str], process: Process) -> dict:
         log = Log(process.rank)
         trainer = build_trial(config, process, model, data, log)
     if "measure" in words:
-        return {
-            "building": peak_of_cpu_tensors(lambda: build_trial(config, process, build_model(config, 10), data, log))[0]
-        }
+        ((peak, _),) = peaks_of_cpu_tensors(lambda: build_trial(config, process, build_model(config, 10), data, log))
+        return {"building": peak}
     if "load" in words:
         trainer.load_state_dict(read_checkpoint(Path(words["load"]), lazily=True))
     found = {"updates": [], "gathered": {}}

@@ -70,6 +70,7 @@ def test_tars_are_read_with_and_without_labels(tmp_path, labels):
         files = {f"{number}{place}.png": png(10 * number + place) for place in range(4)}
         files |= {f"{number}0.cls": b"cat", f"{number}1.json": b'{"caption": "a dog"}'} if labels else {}
         write_tar(tmp_path / f"train-{number:06d}.tar", files)
+    (tmp_path / "._train-000000.tar").write_bytes(b"macOS writes these beside files on other disks")
     everything = sorted(10 * number + place for number in range(3) for place in range(4))
     assert load(tmp_path)[0] == everything
     assert load(tmp_path / "train-000001.tar")[0] == [10, 11, 12, 13]

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from datasets.index import CHUNK, Texts
+from datasets.order import grouped_shuffled
 from datasets.transforms.decode import decode, kinds_of
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError, ImageSet
-from utils.errors import DataError, not_a_file
+from utils.errors import DataError, ensure, not_a_file
 from utils.files import without_waiting
 from utils.text import format_bytes_apart
 
@@ -55,6 +56,41 @@ class EncodedImages(ImageSet):
     def open_file(self, index: int) -> tuple[str, bytes]:
         """Read the file in one attempt. Raise OSError if the file system fails."""
         raise NotImplementedError
+
+
+class GroupedImages(EncodedImages):
+    """Images in groups, such as tars or row groups, which are read one after the other."""
+
+    def __init__(
+        self,
+        targets: np.ndarray,
+        classes: list[str],
+        rules: PixelRules,
+        names: Texts,
+        starts: np.ndarray,
+        first: int = 0,
+    ):
+        """`names`: the names in the rows of a table. `starts` [groups + 1]: the first row of each group, then the number
+        of rows. `first`: the row of the first image of this set."""
+        super().__init__(targets, classes)
+        self.rules, self.names, self.group_starts, self.first = rules, names, starts, first
+
+    def place(self, index: int) -> tuple[int, int]:
+        """Return the row of an image in the table, and the number of its group."""
+        row = self.first + self.row(index)
+        return row, int(np.searchsorted(self.group_starts, row, "right")) - 1
+
+    def stored_name(self, index: int) -> str:
+        return os.fsdecode(self.names[self.place(index)[0]])
+
+    def order_of_groups(self, reach: int, seed: int, epoch: int) -> np.ndarray:
+        """Shuffle the groups, and then move each image by less than `reach` positions, so that a group is read once."""
+        starts = np.clip(self.group_starts - self.first, 0, len(self) if self.rows is None else None)
+        if self.rows is not None:
+            is_sorted = bool((self.rows[1:] >= self.rows[:-1]).all())
+            ensure(is_sorted, "the images of a part must stay in the order of their groups")
+            starts = np.searchsorted(self.rows, starts)
+        return grouped_shuffled(starts, reach, seed, epoch)
 
 
 class FileImages(EncodedImages):

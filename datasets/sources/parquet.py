@@ -29,9 +29,8 @@ from datasets.index import (
     stamps_of,
 )
 from datasets.labels import MAX_CLASSES, check_trained, numbered_classes
-from datasets.order import grouped_shuffled
 from datasets.sources.folder import subfolders
-from datasets.sources.images import EncodedImages
+from datasets.sources.images import GroupedImages
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, Parts, choose_parts, data_root, expected_layout, own_split
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
@@ -159,7 +158,7 @@ class Columns(NamedTuple):
 
     image: str
     path: str | None  # the file name that is stored with an image
-    label: str
+    label: str  # "": the labels are not read, and all are 0
     are_names: bool  # whether labels are names instead of numbers
     classes: tuple[str, ...] | None  # class names by number, if the file has them
 
@@ -173,18 +172,28 @@ def choose_columns(file: Path, schema: Any, data: Data) -> Columns:
         columns = ", ".join(f"{field.name} {field.type}" for field in schema)
         raise DataError(f"{file}: column {missing[0]} is missing or repeated among {columns}; {NAME_COLUMNS}")
     image, label = (schema.field(name) for name in names)
-    inside = {field.name: field for field in image.type} if types.is_struct(image.type) else {}
-    content = inside.get("bytes", image).type
+    places = bytes_and_path(image)
     is_whole = types.is_integer(_value_type(label.type))
     is_text = _is_text(_value_type(label.type))
-    if not (is_whole or is_text) or str(content) not in ("binary", "large_binary", "binary_view"):
+    if not (is_whole or is_text) or places is None:
         raise DataError(
             f"{file}: {image.name} has the type {image.type} and {label.name} {label.type}; images are stored as "
             f"binary or as a struct with bytes, labels are whole numbers or names, so {NAME_COLUMNS}"
         )
     classes = None if is_text else _class_names(schema).get(label.name)
-    path = f"{image.name}.path" if "path" in inside and _is_text(inside["path"].type) else None
-    return Columns(f"{image.name}.bytes" if inside else image.name, path, label.name, is_text, classes)
+    return Columns(*places, label.name, is_text, classes)
+
+
+def bytes_and_path(field: Any) -> tuple[str, str | None] | None:
+    """Return the dotted paths of the bytes and of the file names in a column of images, or None for another column."""
+    import pyarrow.types as types
+
+    inside = {each.name: each.type for each in field.type} if types.is_struct(field.type) else {}
+    content = inside.get("bytes") if inside else field.type
+    if str(content) not in ("binary", "large_binary", "binary_view"):
+        return None
+    path = f"{field.name}.path" if _is_text(inside.get("path")) else None
+    return f"{field.name}.bytes" if inside else field.name, path
 
 
 def _value_type(kind: Any) -> Any:
@@ -218,13 +227,14 @@ def _open_index(config: Config, root: Path, files: Sequence[Path]) -> Index:
     """Return the index of these files. Build it if there is none, or if the files have changed."""
     made_of = {"files": stamps_of(files), "columns": list(config.DATA.COLUMNS)}
     beside = root / "parquet.index" if root.is_dir() else root.with_suffix(".index")
+    choose = functools.partial(choose_columns, data=config.DATA)
     return open_or_build(
-        index_paths(config, beside), INDEX_COLUMNS, made_of, lambda builder: _build(builder, files, config.DATA)
+        index_paths(config, beside), INDEX_COLUMNS, made_of, lambda builder: add_rows(builder, files, choose)
     )
 
 
-def _build(builder: IndexBuilder, files: Sequence[Path], data: Data) -> dict:
-    """Add the rows of these files to the index."""
+def add_rows(builder: IndexBuilder, files: Sequence[Path], choose: Callable[[Path, Any], Columns]) -> dict:
+    """Add the rows of these files to the index. `choose` returns the columns of a file with this schema."""
     with ThreadPoolExecutor(NUM_THREADS, "parquet") as pool:
 
         def each(task: Callable, *arguments: Any) -> Iterator:
@@ -232,7 +242,7 @@ def _build(builder: IndexBuilder, files: Sequence[Path], data: Data) -> dict:
                 lambda file: _in_pyarrow(f"{file}: the file cannot be read", lambda: task(file, *arguments)), files
             )
 
-        columns = _common_columns(files, list(each(_columns_of, data)))
+        columns = _common_columns(files, list(each(_columns_of, choose)))
         if columns.are_names:
             found = each(lambda file: _labels(file, columns).unique().to_pylist())
             columns = columns._replace(classes=tuple(sorted({*itertools.chain(*found)} - {None})))
@@ -266,9 +276,9 @@ def _common_columns(files: Sequence[Path], found: Sequence[Columns]) -> Columns:
     return first if all(columns.path == first.path for columns in found) else first._replace(path=None)
 
 
-def _columns_of(file: Path, data: Data) -> Columns:
+def _columns_of(file: Path, choose: Callable[[Path, Any], Columns]) -> Columns:
     with opened(file) as content:
-        return choose_columns(file, content.schema_arrow, data)
+        return choose(file, content.schema_arrow)
 
 
 def opened(file: Path, **options: Any) -> Any:
@@ -311,15 +321,21 @@ def _labels(file: Path, columns: Columns) -> Any:
     return column.cast(pyarrow.string() if columns.are_names else _value_type(column.type))
 
 
-def _read_rows(file: Path, columns: Columns) -> tuple[list[tuple[int, int, int]], np.ndarray, list[bytes]]:
-    """Return a file's row groups, its labels as int32, and its image names (all empty if any is missing)."""
-    labels, names = _labels(file, columns), []
+def _class_numbers(file: Path, columns: Columns) -> np.ndarray:
+    labels = _labels(file, columns)
     if columns.are_names:
         import pyarrow
         import pyarrow.compute as compute
 
         labels = compute.index_in(labels, value_set=pyarrow.array(columns.classes, pyarrow.string()))
-    numbers = labels.to_numpy()
+    return labels.to_numpy()
+
+
+def _read_rows(file: Path, columns: Columns) -> tuple[list[tuple[int, int, int]], np.ndarray, list[bytes]]:
+    """Return a file's row groups, its labels as int32, and its image names (all empty if any is missing)."""
+    groups, names = row_groups(file, columns), []
+    num_rows = sum(rows for _, rows, _ in groups)
+    numbers = _class_numbers(file, columns) if columns.label else np.zeros(num_rows, np.int32)
     limit = MAX_CLASSES if columns.classes is None else len(columns.classes)
     if (wrong := (numbers < 0) | (numbers >= limit)).any():
         row = int(wrong.argmax())
@@ -331,8 +347,7 @@ def _read_rows(file: Path, columns: Columns) -> tuple[list[tuple[int, int, int]]
     if columns.path:
         texts = read_columns(file, [columns.path]).column(0).flatten()[0]
         names = [] if texts.null_count else [text.encode(errors="surrogateescape") for text in texts.to_pylist()]
-    groups = row_groups(file, columns)
-    if not len(names or numbers) == len(numbers) == sum(rows for _, rows, _ in groups):
+    if not len(names or numbers) == len(numbers) == num_rows:
         raise DataError(f"{file}: its columns have different numbers of rows; the file is damaged; get it again")
     return groups, numbers.astype(np.int32), names or [b""] * len(numbers)
 
@@ -396,35 +411,35 @@ class GroupCache:
 GROUPS = GroupCache()  # shared by all image sets of this process
 
 
-class ParquetImages(EncodedImages):
-    """The images in the rows of parquet files, starting with row `first`."""
+class ParquetImages(GroupedImages):
+    """The images in the rows of parquet files."""
 
     is_read_in_groups = True
 
     def __init__(self, data: Data, index: Index, rows: range):
         """`rows`: the rows of this set in the index, which are all the rows of one or more files."""
-        super().__init__(index.column("label")[rows.start : rows.stop], [])
-        self.rules, self.first, self.column = PixelRules.of(data), rows.start, index.facts["image"]
-        self.files = [FileStamp(*each) for each in index.facts["made_of"]["files"]]
-        self.names, self.has_keys = index.text("name"), index.facts["has_keys"]
-        self.file_starts, self.group_starts = (
+        self.file_starts, group_starts = (
             np.concatenate([[0], np.cumsum(index.column(name), dtype=np.int64)]) for name in ("file_rows", "group_rows")
         )
+        targets, names = index.column("label")[rows.start : rows.stop], index.text("name")
+        super().__init__(targets, [], PixelRules.of(data), names, group_starts, rows.start)
+        self.column, self.has_keys = index.facts["image"], index.facts["has_keys"]
+        self.files = [FileStamp(*each) for each in index.facts["made_of"]["files"]]
         self.groups = {name: index.column(f"group_{name}") for name in ("file", "number", "bytes")}
         self.num_bytes = max(int(self.groups["bytes"].sum()), 1)
         self.limit = max(CACHE_BYTES, MIN_GROUPS * int(self.groups["bytes"].max(initial=0)))
         self.reach = min(data.SHUFFLE_BUFFER, self._within(self.limit))
 
     def name(self, index: int) -> str:
-        file, row = self._place(index)
-        own = self._name(index)
+        file, row = self._file_and_row(index)
+        own = self.stored_name(index)
         return f"{file.path}, row {row}" + (f" ({own})" if own else "")
 
     def key(self, index: int) -> str:
         """Return the name that is stored with the image, or file and row if names are missing or repeated."""
         if self.has_keys:
-            return self._name(index)
-        file, row = self._place(index)
+            return self.stored_name(index)
+        file, row = self._file_and_row(index)
         return f"{os.path.basename(file.path)}: {row}"
 
     def split_keys(self) -> Iterable[list[bytes]]:
@@ -432,27 +447,23 @@ class ParquetImages(EncodedImages):
         return self.names.chunks() if self.has_keys and is_whole else super().split_keys()
 
     def naming(self) -> tuple[bytes | np.ndarray, ...]:
-        names = self.names.digest() if self.has_keys else str(self._files()).encode()
+        names = self.names.digest() if self.has_keys else str(self._names_and_sizes()).encode()
         return names, b"%d %d" % (self.first, len(self)), *self._chosen()
 
     def file_sizes(self, indices: Sequence[int]) -> list[int]:
-        return [size for _, size in self._files()]
+        return [size for _, size in self._names_and_sizes()]
 
-    def _files(self) -> list[tuple[str, int]]:
+    def _names_and_sizes(self) -> list[tuple[str, int]]:
         return [(os.path.basename(file.path), file.size) for file in self.files]
 
-    def _name(self, index: int) -> str:
-        return os.fsdecode(self.names[self.first + self.row(index)])
-
-    def _place(self, index: int) -> tuple[FileStamp, int]:
+    def _file_and_row(self, index: int) -> tuple[FileStamp, int]:
         """Return the file of an image, and its row in the file."""
-        row = self.first + self.row(index)
+        row, _ = self.place(index)
         file = int(np.searchsorted(self.file_starts, row, "right")) - 1
         return self.files[file], row - int(self.file_starts[file])
 
     def open_file(self, index: int) -> tuple[str, bytes]:
-        row = self.first + self.row(index)
-        group = int(np.searchsorted(self.group_starts, row, "right")) - 1
+        row, group = self.place(index)
         file, number = self.files[self.groups["file"][group]], int(self.groups["number"][group])
         num_kept = max(self.limit * len(self.groups["bytes"]) // self.num_bytes, MIN_GROUPS)
         images = GROUPS.get((file, number, self.column), num_kept, lambda: _read_group(file, number, self.column))
@@ -460,11 +471,10 @@ class ParquetImages(EncodedImages):
         data = images[place].as_py() if place < len(images) else None
         if data is None:
             raise DataError(f"{self.name(index)}: there is no image; remove the row")
-        return os.path.splitext(self._name(index))[1], data
+        return os.path.splitext(self.stored_name(index))[1], data
 
     def epoch_order(self, seed: int, epoch: int) -> np.ndarray:
-        """Shuffle the row groups, then move images by less than `reach` positions, so that each group is read once."""
-        return self._order(self.reach, seed, epoch)
+        return self.order_of_groups(self.reach, seed, epoch)
 
     def order_to_write(self, seed: int) -> np.ndarray:
         """Return an order in which images move farther than in training.
@@ -472,12 +482,7 @@ class ParquetImages(EncodedImages):
         Only one process reads, so it may cache up to WRITING_BYTES of row groups.
         """
         self.limit = max(self.limit, WRITING_BYTES)
-        return self._order(self._within(self.limit), seed, 0)
-
-    def _order(self, reach: int, seed: int, epoch: int) -> np.ndarray:
-        starts = np.clip(self.group_starts - self.first, 0, len(self) if self.rows is None else None)
-        starts = starts if self.rows is None else np.searchsorted(self.rows, starts)
-        return grouped_shuffled(starts, reach, seed, epoch)
+        return self.order_of_groups(self._within(self.limit), seed, 0)
 
     def _within(self, num_bytes: int) -> int:
         """Return how far an image may move while its row group is cached. Prefetching gets a quarter of the bytes."""

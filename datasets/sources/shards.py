@@ -26,15 +26,14 @@ from datasets.index import (
     open_or_build,
 )
 from datasets.labels import MAX_CLASSES, MAX_DIGITS, check_trained, numbered_classes
-from datasets.order import grouped_shuffled
 from datasets.sources.folder import subfolders
-from datasets.sources.images import EncodedImages
+from datasets.sources.images import GroupedImages
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split
 from datasets.sources.tar import Member, Tar
 from datasets.transforms.decode import KNOWN_ENDINGS
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
-from utils.errors import DataError, ensure
+from utils.errors import DataError
 from utils.files import read_names
 from utils.log import shown
 from utils.text import counted, is_url
@@ -220,19 +219,12 @@ class ShardTable:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def tar_of(self, row: int) -> int:
-        """Return the number of the tar with this sample."""
-        return int(np.searchsorted(self.starts, row, "right")) - 1
-
     def tar(self, number: int) -> ShardTar:
         name = os.fsdecode(self.tar_names[number])
         return ShardTar(name, int(self.tar_sizes[number]), int(self.tar_versions[number]))
 
     def checksum(self, number: int) -> bytes:
         return self.index.text("tar.checksum")[number]
-
-    def sample_name(self, row: int) -> str:
-        return os.fsdecode(self.names[row])
 
     def is_of(self, tars: Sequence[ShardTar]) -> bool:
         """Return whether this is the index of exactly these tars, unchanged."""
@@ -303,59 +295,50 @@ def open_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[Sh
 # --- the image sets ---
 
 
-class ShardImages(EncodedImages):
+class ShardImages(GroupedImages):
     """Images inside tars, each at an offset."""
 
     def __init__(
         self, folder: ShardFolder, table: ShardTable, classes: list[str], rules: PixelRules, shuffle_buffer: int
     ):
-        super().__init__(table.labels, classes)
+        super().__init__(table.labels, classes, rules, table.names, table.starts)
         self.folder, self.table, self.index = folder, table, table.index
-        self.root = (folder.root / table.tar(0).name).parent
-        self.rules, self.shuffle_buffer = rules, shuffle_buffer
+        self.root, self.shuffle_buffer = (folder.root / table.tar(0).name).parent, shuffle_buffer
 
     def name(self, index: int) -> str:
-        return _sample(self.folder, self.table, self.row(index))
+        return f"{self.folder.title_of(self.table.tar(self.place(index)[1]))}: {self.key(index)}"
 
     def key(self, index: int) -> str:
-        return self.table.sample_name(self.row(index))
+        return self.stored_name(index)
 
     def all_keys(self) -> Iterable[list[bytes]]:
-        return self.table.names.chunks() if self.rows is None else super().all_keys()
+        return self.names.chunks() if self.rows is None else super().all_keys()
 
     def naming(self) -> tuple[bytes | np.ndarray, ...]:
-        return self.table.names.digest(), *self._chosen()
+        return self.names.digest(), *self._chosen()
 
     def file_sizes(self, indices: Sequence[int]) -> list[int]:
         return [int(self.table.sizes[self.row(index)]) for index in indices]
 
     def stamp(self, index: int) -> str:
-        row = self.row(index)
-        tar = self.table.tar(self.table.tar_of(row))
+        row, number = self.place(index)
+        tar = self.table.tar(number)
         place = PurePosixPath(tar.name).name, *tar[1:], self.table.offsets[row], self.table.sizes[row]
         return "\0".join(map(str, place))
 
     def open_file(self, index: int) -> tuple[str, bytes]:
-        row, table = self.row(index), self.table
+        row, number = self.place(index)
         try:
-            tar = _opened(self.folder, table, table.tar_of(row))
-            data = tar.read(int(table.offsets[row]), int(table.sizes[row]))
+            tar = _opened(self.folder, self.table, number)
+            data = tar.read(int(self.table.offsets[row]), int(self.table.sizes[row]))
         except OSError:
             _opened.cache_clear()  # a stale handle stays stale: the next attempt opens the tar again
             raise
-        return os.path.splitext(table.sample_name(row))[1], data
+        return os.path.splitext(self.key(index))[1], data
 
     def epoch_order(self, seed: int, epoch: int) -> np.ndarray:
-        """Shuffle the tars, then samples within DATA.SHUFFLE_BUFFER, because disks are slow at random access.
-
-        Each group of the order is a tar, with the number that it has in the table.
-        """
-        starts = self.table.starts
-        if self.rows is not None:
-            is_sorted = bool((self.rows[1:] >= self.rows[:-1]).all())
-            ensure(is_sorted, "the samples of a part must stay in the order of its tars")
-            starts = np.searchsorted(self.rows, starts)
-        return grouped_shuffled(starts, self.shuffle_buffer, seed, epoch)
+        """Shuffle the tars, then samples within DATA.SHUFFLE_BUFFER, because disks are slow at random access."""
+        return self.order_of_groups(self.shuffle_buffer, seed, epoch)
 
     def will_read(self, seed: int, epoch: int, position: int) -> None:
         self.folder.will_read(self, seed, epoch, position)
@@ -367,11 +350,6 @@ def _opened(folder: ShardFolder, table: ShardTable, number: int) -> Tar:
     if folder.drops_tars:
         _opened.cache_clear()  # an open tar would stay on the disk even after it is deleted to make room for this one
     return folder.open(table.tar(number), table.checksum(number))
-
-
-def _sample(folder: ShardFolder, table: ShardTable, row: int) -> str:
-    """Return the name of a sample for messages."""
-    return f"{folder.title_of(table.tar(table.tar_of(row)))}: {table.sample_name(row)}"
 
 
 def read_shards(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | None, ImageSet | None]:
@@ -395,36 +373,34 @@ def read_from(folder: ShardFolder, config: Config) -> tuple[ImageSet | None, Ima
     names = [parts.train] * bool(reads_train) + [parts.val] * bool(parts.val)
     tables = [open_table(config, folder, name, tars[name]) for name in names]
     notes = [*folder.notes, *parts.notes(config, folder.title, "*.tar")]
-    are_named, classes = _classes(config, folder, tables)
-    sets = [_image_set(config, folder, table, classes) for table in tables]
+    sets = [_image_set(config, folder, table) for table in tables]
+    are_named, classes = _classes(config, folder, sets)
     train, val = sets[0] if reads_train else None, sets[-1] if parts.val else None
+    for image_set in sets:
+        image_set.classes, image_set.notes, image_set.labels_are_numbers = classes, tuple(notes), not are_named
+        image_set.split = own_split(*(f"{folder.title}/{part}*.tar" for part in (parts.train, parts.val)))
     if train is not None and val is not None:
         check_trained(train, val, "shards")
-    for image_set in sets:
-        image_set.notes, image_set.labels_are_numbers = tuple(notes), not are_named
-        image_set.split = own_split(*(f"{folder.title}/{part}*.tar" for part in (parts.train, parts.val)))
     return train, val
 
 
-def _classes(config: Config, folder: ShardFolder, tables: Sequence[ShardTable]) -> tuple[bool, list[str]]:
+def _classes(config: Config, folder: ShardFolder, sets: Sequence[ShardImages]) -> tuple[bool, list[str]]:
     """Return whether classes.txt names the classes, and the classes: its lines, or numbers up to the highest label."""
     content = folder.classes()
     if content is None:
-        names = [functools.partial(_sample, folder, table) for table in tables]
-        return False, numbered_classes(config, [table.labels for table in tables], names)
+        return False, numbered_classes(config, [each.targets for each in sets], [each.name for each in sets])
     classes = classes_in(content, f"{folder.title}/{CLASSES_FILE}")
-    table = max(tables, key=lambda table: table.labels.max(initial=-1))
-    highest = table.labels.max(initial=-1)
+    images = max(sets, key=lambda images: images.targets.max())
+    highest = images.targets.max()
     if highest >= len(classes):
-        tar = table.tar(table.tar_of(int(table.labels.argmax())))
         raise DataError(
-            f"{folder.title_of(tar)}: label {highest} is too high: {folder.title}/{CLASSES_FILE} names only "
+            f"{images.name(int(images.targets.argmax()))}: label {highest} is too high: {folder.title}/{CLASSES_FILE} names only "
             f"{counted(len(classes), 'class')}, counted from 0; add the missing lines"
         )
     return True, classes
 
 
-def _image_set(config: Config, folder: ShardFolder, table: ShardTable, classes: list[str]) -> ShardImages:
+def _image_set(config: Config, folder: ShardFolder, table: ShardTable) -> ShardImages:
     """Return the samples of a table. Raise DataError if there are none."""
     if not len(table):
         more = f" and {len(table.tar_names) - 1} more" if len(table.tar_names) > 1 else ""
@@ -432,4 +408,4 @@ def _image_set(config: Config, folder: ShardFolder, table: ShardTable, classes: 
             f"{folder.title_of(table.tar(0))}{more}: there are no samples (images with labels); restore or "
             "remove the file"
         )
-    return ShardImages(folder, table, classes, PixelRules.of(config.DATA), config.DATA.SHUFFLE_BUFFER)
+    return ShardImages(folder, table, [], PixelRules.of(config.DATA), config.DATA.SHUFFLE_BUFFER)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from configs.schema import Config
-from datasets.index import IndexBuilder, index_paths, open_or_build, stamps_of
+from datasets.index import index_paths, open_or_build, stamps_of
 from datasets.sources import folder as folders
 from datasets.sources import parquet
 from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, encoding_of, to_image_sets
@@ -139,46 +139,19 @@ def _read_parquet(config: Config, root: Path) -> ImageSet:
     made_of = {"files": stamps_of(files), "unlabelled": True}
     beside = root.with_suffix(f".{INDEX_FILE}") if root.is_file() else root / INDEX_FILE
     index = open_or_build(
-        index_paths(config, beside), parquet.INDEX_COLUMNS, made_of, lambda builder: _build_parquet(builder, files)
+        index_paths(config, beside),
+        parquet.INDEX_COLUMNS,
+        made_of,
+        lambda builder: parquet.add_rows(builder, files, _image_columns),
     )
     if not len(index.column("label")):
         raise DataError(f"DATA.DATA_PATH: {root} has no rows; get its files again, or name another folder")
     return parquet.ParquetImages(config.DATA, index, range(len(index.column("label"))))
 
 
-def _build_parquet(builder: IndexBuilder, files: list[Path]) -> dict:
-    """Add the images in parquet files to the index. All labels are 0."""
-    images, names = set(), []
-    for number, file in enumerate(files):
-        columns = _image_columns(file)
-        images.add(columns.image)
-        groups = np.array(parquet.row_groups(file, columns), np.int64).reshape(-1, 3)
-        num_rows = int(groups[:, 1].sum())
-        found = [b""] * num_rows
-        if columns.path:
-            texts = parquet.read_columns(file, [columns.path]).column(0).flatten()[0]
-            found = found if texts.null_count else [each.encode(errors="surrogateescape") for each in texts.to_pylist()]
-        names += found
-        builder.add("label", np.zeros(num_rows, np.int32))
-        builder.add("name", found)
-        builder.add("group_file", np.full(len(groups), number))
-        for column, values in zip(("group_number", "group_rows", "group_bytes"), groups.T, strict=True):
-            builder.add(column, values)
-        builder.add("file_rows", [num_rows])
-    if len(images) > 1:
-        names = ", ".join(sorted(images))
-        raise DataError(
-            f"{files[0].parent}: the column with the images must have the same name in all files, not {names}"
-        )
-    has_keys = len({*names}) == len(names) and b"" not in names
-    return {"image": images.pop(), "classes": [CLASS], "are_names": False, "has_keys": has_keys}
-
-
-def _image_columns(file: Path) -> parquet.Columns:
+def _image_columns(file: Path, schema: Any) -> parquet.Columns:
     """Return the columns of a file's images: `image` or `img`, or else its only column of bytes."""
-    with parquet.opened(file) as content:
-        schema = content.schema_arrow
-    found = {field.name: inside for field in schema if (inside := _bytes_in(field.type)) is not None}
+    found = {field.name: places for field in schema if (places := parquet.bytes_and_path(field)) is not None}
     usual = [name for name in ("image", "img") if name in found]
     if not usual and len(found) != 1:
         columns = ", ".join(f"{field.name} {field.type}" for field in schema)
@@ -186,17 +159,4 @@ def _image_columns(file: Path) -> parquet.Columns:
             f"{file}: no column of bytes is named `image` or `img`, and there is not exactly one column of bytes (columns: "
             f"{columns}); rename the column with the images to image"
         )
-    name = usual[0] if usual else next(iter(found))
-    content, path = found[name]
-    return parquet.Columns(f"{name}.{content}" if content else name, path and f"{name}.{path}", "", False, None)
-
-
-def _bytes_in(kind: Any) -> tuple[str, str | None] | None:
-    """Return the fields with the bytes ('' if the column itself has them) and the path, or None for another type."""
-    import pyarrow.types as types
-
-    inside = {field.name: str(field.type) for field in kind} if types.is_struct(kind) else {"": str(kind)}
-    content = "bytes" if types.is_struct(kind) else ""
-    if inside.get(content) not in ("binary", "large_binary", "binary_view"):
-        return None
-    return content, "path" if inside.get("path") in ("string", "large_string", "string_view") else None
+    return parquet.Columns(*found[usual[0] if usual else next(iter(found))], "", False, (CLASS,))

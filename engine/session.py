@@ -22,7 +22,7 @@ from configs.load import LoadedConfig, to_yaml
 from configs.schema import Config
 from utils.distributed import Process
 from utils.errors import ConfigError, cause_of
-from utils.files import LOCK, FolderLock, FolderMoved, check_writable, creating, replacing, sync, write_text
+from utils.files import LOCK, FolderLock, FolderMoved, check_writable, creating, write_text
 from utils.log import Log
 from utils.program import OF_THE_DISK, exit_code_and_message, restore_gc, revision, start_ticks
 from utils.runs import Identity
@@ -295,10 +295,7 @@ class Status:
             text = json.dumps(content, indent=2) + "\n"
             self._check_folder()
             try:
-                with replacing(self._path) as file:
-                    file.write(text.encode())
-                    sync(file)
-                    self._check_folder()  # again, because a full or busy disk takes time
+                write_text(self._path, text, self._check_folder)  # again, because a busy disk takes time
             except OSError as error:
                 self._warn(f"cannot write {self._path} ({cause_of(error)}); the run's state is: {content['state']}")
 

@@ -180,9 +180,12 @@ def sync(file: IO[bytes]) -> None:
     os.fsync(file.fileno())
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, check: Callable[[], None] = lambda: None) -> None:
+    """Replace a file. `check` is called when the text is on the disk, before it gets its name."""
     with replacing(path) as file:
         file.write(text.encode())
+        sync(file)
+        check()
 
 
 def sync_folder(folder: Path) -> None:

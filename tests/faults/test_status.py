@@ -61,10 +61,10 @@ def test_refused_resume_leaves_killed_runs_status_unchanged(tmp_path, start):
 def test_heartbeat_is_rate_limited_and_never_delays_training(tmp_path, monkeypatch):
     clock, disk, write, written = [0.0], threading.Event(), session.write_text, []
 
-    def slow_write(path, text):
+    def slow_write(path, text, *check):
         written.append(json.loads(text))
         assert disk.wait(60)
-        write(path, text)
+        write(path, text, *check)
 
     monkeypatch.setattr(session, "write_text", slow_write)
     kept = Status(tmp_path, warn=print, clock=lambda: clock[0])

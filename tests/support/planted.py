@@ -481,8 +481,8 @@ def keep_statuses(path: str) -> None:
     """Record every version of status.json, one per line. Write it at each heartbeat, without a minimum interval."""
     write = engine.session.write_text
 
-    def keep(file: Path, text: str) -> None:
-        write(file, text)
+    def keep(file: Path, text: str, *check) -> None:
+        write(file, text, *check)
         if file.name == "status.json":
             with open(path, "a") as kept:
                 print(json.dumps(json.loads(text)), file=kept)

@@ -15,7 +15,7 @@ from models.transforms.gpu_kernels import GpuKernels
 from tests.support.cases import cases_of, names_of
 from tests.support.configs import replaced, small_config
 from tests.support.refusals import refused
-from tests.support.trainers import make_trainer
+from tests.support.trainers import make_trainer, update
 from utils.errors import ConfigError
 
 pytestmark = pytest.mark.slow
@@ -177,6 +177,27 @@ def test_swin_supports_operator_lists():
         logits = model(torch.randn(2, 3, 56, 56))
     logits.sum().backward()
     assert logits.dtype is FLOAT and all(p.grad is not None for p in model.parameters())
+
+
+def test_black_listed_block_trains_where_float16_overflows(tmp_path):
+    weights = {}
+    for black in ((), ("blocks.1.mlp",)):
+        config = replaced(
+            small_config(tmp_path, "AMP=true", "TRAIN.MODEL_EMA=true", "TRAIN.MODEL_EMA_DECAY=0.5"),
+            PRECISION={"DTYPE": "float16", "INIT_LOSS_SCALING": 16.0, "CUSTOM_BLACK_LIST": black},
+        )
+        trainer = make_trainer(config)
+        for model in (trainer.model, trainer.ema.model):
+            with torch.no_grad():
+                model.blocks[1].mlp.fc1.weight.mul_(1e7)  # outputs exceed 65504
+                model.blocks[1].mlp.fc2.weight.mul_(1e-7)
+        before = trainer.model.blocks[0].mlp.fc1.weight.clone()
+        update(trainer, 4)
+        weights[black] = trainer.report().skipped, torch.equal(before, trainer.model.blocks[0].mlp.fc1.weight)
+        with trainer.precision.autocast(), torch.no_grad():
+            logits = [model.eval()(IMAGES) for model in (trainer.model, trainer.ema.model)]
+        weights[black] += tuple(bool(each.isfinite().all()) for each in logits)
+    assert weights == {(): (4, True, False, False), ("blocks.1.mlp",): (0, False, True, True)}
 
 
 def test_black_listed_last_block_is_not_shortened(tmp_path):

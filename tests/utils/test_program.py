@@ -159,16 +159,18 @@ def test_garbage_collection_resumes_after_program_start():
     assert gc.isenabled()
 
 
-PROGRAMS = sorted(
-    path.relative_to(ROOT).as_posix() for path in ROOT.glob("scripts/*.py") if "exit_code(main" in path.read_text()
-)
-
-
-@pytest.mark.parametrize("name", ["main_single_gpu.py", "main_multi_gpu.py", *PROGRAMS])
+@pytest.mark.parametrize("name", ["main_multi_gpu.py", "scripts/predict.py"])
 def test_version_flag_works_with_closed_standard_streams(name):
     words = [sys.executable, str(ROOT / name), "-version"]
     done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&-', "sh", *words], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_program_handles_flags_and_errors_of_all_programs():
+    """exit_code opens closed streams, answers -version and prints errors."""
+    for path in [*ROOT.glob("main_*.py"), *ROOT.glob("scripts/*.py")]:
+        if '__name__ == "__main__"' in (text := path.read_text()):
+            assert "(exit_code(main, sys.argv[1:]))" in text, path.name
 
 
 def test_run_with_closed_stderr_leaves_lock_file_empty(tmp_path):

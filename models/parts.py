@@ -1,4 +1,4 @@
-"""Parts of a model: modules by name patterns, the classifier, the first layer and running statistics."""
+"""Parts of a model: modules by name patterns, frozen parts, the classifier, the first layer, running statistics."""
 
 import contextlib
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,7 @@
-"""The model that computes the forward pass: the trained model itself, or in naive mode a half-precision copy of it."""
+"""The model that computes the forward pass: the trained model itself, or in naive mode a half-precision copy of it.
+
+MasterWeights moves gradients and weights between the copy and the model.
+"""
 
 import copy
 

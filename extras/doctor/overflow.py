@@ -1,4 +1,4 @@
-"""Saves and reads the batches of an update that overflowed, prepares their replay, and writes doctor.yaml."""
+"""Keeps the last update of a run, saves and replays the batches of one that overflowed, and writes doctor.yaml."""
 
 import copy
 import shlex

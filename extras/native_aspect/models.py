@@ -1,4 +1,4 @@
-"""Builds models that take images at their own aspect ratio: timm's NaFlexVit, also with the settings of a plain ViT."""
+"""Models that take images at their own aspect ratio, timm's NaFlexVit, and the grids of patches of a batch."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Readers that write images as patches, resized as timm's NaFlex transforms resize them."""
+"""Readers that write images as patches, augmented and resized as timm's NaFlex transforms do, and synthetic images."""
 
 import math
 import random

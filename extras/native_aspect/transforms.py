@@ -1,4 +1,4 @@
-"""Turns batches of patches into the inputs of NaFlexVit, on the device of the model."""
+"""Turns batches of patches into the inputs of NaFlexVit on the device of the model, with erasing and mixing."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""Sends a run to Weights & Biases."""
+"""Sends a run to Weights & Biases or to MLflow."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Metadata of pretrained weights: preprocessing of images, architecture, and class names."""
+"""Metadata of pretrained weights: preprocessing of images, architecture, class names and temperature."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Finds the runs to compare, and the differences in their data and settings."""
+"""Finds the runs to compare, the differences in their data and settings, and the groups that repeat each other."""
 
 import functools
 import glob

@@ -1,4 +1,4 @@
-"""Reads the results of the trials from their folders, writes trials.csv, and formats a table with a row per point."""
+"""Runs the trials of a sweep one after another, reads their results, and writes trials.csv and the table."""
 
 import contextlib
 import signal

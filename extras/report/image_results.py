@@ -34,7 +34,7 @@ from utils.text import csv_cell, csv_text
 # --- the tables ---
 
 
-PREDICTIONS, PER_CLASS, CONFUSION = TABLES = ("predictions.csv", "per_class.csv", "confusion.csv")
+PREDICTIONS, PER_CLASS, CONFUSION = "predictions.csv", "per_class.csv", "confusion.csv"
 PREDICTION_COLUMNS = ("image", "label", "prediction", "probability", "label_probability")
 COUNTED_COLUMNS = ("class", "precision", "recall", "f1", "count", "predicted", "taken_for", "times_taken_for")
 RATE_COLUMNS = ("sensitivity", "specificity", "auc", "average_precision")

@@ -193,7 +193,7 @@ class IndexBuilder:
 
     def finish(self, facts: dict) -> Index:
         columns = {part: self.column(part) for part in self._parts}
-        facts = json.loads(json.dumps(facts))  # the same values as after a start that reads them from a file
+        facts = json.loads(json.dumps(facts))  # tuples become lists, as in an index that is read from a file
         return Index(columns, {part: zlib.crc32(column) for part, column in columns.items()}, facts)
 
 

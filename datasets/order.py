@@ -57,13 +57,13 @@ def grouped_shuffled(starts: np.ndarray, reach: int, seed: int, epoch: int) -> n
 
 
 def balanced_order(targets: np.ndarray, counts: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-    """Return an epoch as long as the image set, in which every class has the same number of places, or one more.
+    """Return an epoch with as many places as the set has images, divided equally among the classes.
 
     A class with fewer images than places repeats all of them equally often, and fills the other places with a random
     subset. A class with more images than places uses a random subset. `counts`: the number of images of each class.
     """
-    # The same random number in [0, 1) is added to all edges, so that each class gets its share of places on average, even
-    # a share below one place. The last seed, 3 here and 4 below, makes these draws independent of each other.
+    # One random number from 0 to 1 moves the edges of all classes. So a class whose share is 2.4 places has 2 or 3 of them,
+    # and 2.4 on average. The last seed, 3 here and 4 below, makes these draws independent of each other.
     start = (_draws(1, seed, epoch, 3)[0] >> np.uint64(11)) / 2.0**53
     edges = np.floor(len(targets) * np.arange(1, len(counts) + 1) / len(counts) + start)
     first_places = np.concatenate([[0], edges]).astype(np.int64)

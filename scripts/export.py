@@ -146,7 +146,7 @@ def export(
 def read_part(source: str | Path, needed: set[str], key: str | None) -> Part:
     """Read a checkpoint of a run. `key`: the weights to use; None: the better of raw and EMA weights."""
     from models.weights.files import chosen_weights, read_checkpoint
-    from models.weights.metadata import KEY, calibration_of
+    from models.weights.metadata import CALIBRATION, calibration_of
 
     path, content = read_checkpoint(source, needed)
     facts = {name: content[name] for name in FACTS if name in content}
@@ -155,7 +155,7 @@ def read_part(source: str | Path, needed: set[str], key: str | None) -> Part:
     if chosen != chosen_weights(content, path, None)[0]:
         facts.pop("metric", None)  # it is the metric of the better weights
     if calibration := calibration_of(content, chosen, path):
-        facts[KEY] = calibration
+        facts[CALIBRATION] = calibration
     return Part(path, facts, chosen, weights)
 
 

@@ -20,9 +20,10 @@ SECONDS_BETWEEN_ATTEMPTS = 0.2  # pause before the next attempt to lock a file t
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, shared: bool = False) -> Iterator[IO[bytes]]:
+def replacing(path: Path, *, shared: bool = False, check: Callable[[], None] = lambda: None) -> Iterator[IO[bytes]]:
     """Yield a temporary file that replaces `path` when it is completely on disk. After an error, `path` is unchanged.
 
+    `check` is called when the file is on the disk, before it gets its name.
     With `shared`, several processes may replace `path` at once, so each temporary file has its own name. Otherwise the
     name is fixed, so that the next attempt replaces the temporary file of a killed process.
     """
@@ -34,6 +35,7 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[IO[bytes]]:
         with open(temporary, "xb") as file:
             yield file
             sync(file)
+        check()
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -119,7 +121,7 @@ def without_waiting(path: str, flags: int) -> int:
 
 
 class LineFile:
-    """A text file to which a run appends lines. Lines that cannot be written, as on a full disk, are written later."""
+    """A text file to which a run appends lines. On a full disk, it keeps the lines and writes them with the next ones."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -181,11 +183,9 @@ def sync(file: IO[bytes]) -> None:
 
 
 def write_text(path: Path, text: str, check: Callable[[], None] = lambda: None) -> None:
-    """Replace a file. `check` is called when the text is on the disk, before it gets its name."""
-    with replacing(path) as file:
+    """Replace a file. See `replacing` for `check`."""
+    with replacing(path, check=check) as file:
         file.write(text.encode())
-        sync(file)
-        check()
 
 
 def sync_folder(folder: Path) -> None:

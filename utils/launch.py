@@ -22,19 +22,19 @@ from utils.text import counted
 
 TORCHRUN, OPEN_MPI, MPI, SLURM = "torchrun", "Open MPI", "MPI (PMI)", "Slurm (srun)"
 VARIABLES, FLAGS = "RANK and WORLD_SIZE in the environment", "the command line"
+OF_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 # {launcher: its variables for the rank, the number of processes, the rank on this machine, and the number of processes on
 # this machine}. The last two may be missing.
 RANK_VARIABLES = {
-    TORCHRUN: ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    TORCHRUN: OF_TORCH,
     OPEN_MPI: tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
     MPI: ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel's mpirun, srun --mpi=pmi2
     SLURM: ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
-    VARIABLES: ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),  # also set by Kubernetes' PyTorchJob
+    VARIABLES: OF_TORCH,  # also set by Kubernetes' PyTorchJob
 }
 # Variables in which Kubeflow, SkyPilot, dstack and Slurm pass the number of nodes.
 NODE_COUNTS = ("PET_NNODES", "SKYPILOT_NUM_NODES", "DSTACK_NODES_NUM", "SLURM_NNODES")
-# How to start several processes with a launcher.
-SEVERAL = {SLURM: "srun --ntasks N", OPEN_MPI: "mpirun -np N", MPI: "mpirun -np N"}
+SEVERAL = {SLURM: "srun --ntasks N", OPEN_MPI: "mpirun -np N", MPI: "mpirun -np N"}  # commands that start N processes
 
 
 @dataclass(frozen=True)

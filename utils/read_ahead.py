@@ -9,7 +9,7 @@ Task = TypeVar("Task")
 
 
 def read_ahead(tasks: Iterable[Task], ahead: int) -> Iterator[Task]:
-    """Yield tasks in order. `tasks` starts each task when it is taken, and `ahead` later tasks are taken before."""
+    """Yield tasks in order. Taking a task from `tasks` starts it, and `ahead` more are taken before a task is yielded."""
     started = iter(tasks)
     waiting = deque(itertools.islice(started, ahead))
     while True:

@@ -35,7 +35,7 @@ DATE = re.compile(r"(19|20)\d\d([-_. ]?\d{1,2}){0,2}(\D|$)")  # matches 2024, 20
 # endings of files that are left out without a warning
 NO_IMAGES = (".txt", ".md", ".json", ".xml", ".csv", ".html", ".db", ".ini")
 MOST_STRAY = 20  # the most images that may lie next to the folders of a data set
-COLUMNS = {"path": TEXT, "target": "<i4", "folder": TEXT, "date": "<i8"}  # of the images, and of the folders
+COLUMNS = {"path": TEXT, "target": "<i4", "folder": TEXT, "date": "<i8"}  # two for images, two for folders
 INDEX_FILE = f"images{ENDING}"  # a file, because other programs would read a folder here as one more class
 EXPECTS = "train/ and val/ (or valid/, validation/, test/) with a folder per class, or a folder per class and no split"
 

@@ -75,13 +75,16 @@ class GroupedImages(EncodedImages):
         super().__init__(targets, classes)
         self.rules, self.names, self.group_starts, self.first = rules, names, starts, first
 
+    def table_row(self, index: int) -> int:
+        return self.first + self.row(index)
+
     def place(self, index: int) -> tuple[int, int]:
         """Return the row of an image in the table, and the number of its group."""
-        row = self.first + self.row(index)
+        row = self.table_row(index)
         return row, int(np.searchsorted(self.group_starts, row, "right")) - 1
 
     def stored_name(self, index: int) -> str:
-        return os.fsdecode(self.names[self.place(index)[0]])
+        return os.fsdecode(self.names[self.table_row(index)])
 
     def order_of_groups(self, reach: int, seed: int, epoch: int) -> np.ndarray:
         """Shuffle the groups, and then move each image by less than `reach` positions, so that a group is read once."""

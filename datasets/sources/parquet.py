@@ -458,7 +458,7 @@ class ParquetImages(GroupedImages):
 
     def _file_and_row(self, index: int) -> tuple[FileStamp, int]:
         """Return the file of an image, and its row in the file."""
-        row, _ = self.place(index)
+        row = self.table_row(index)
         file = int(np.searchsorted(self.file_starts, row, "right")) - 1
         return self.files[file], row - int(self.file_starts[file])
 

@@ -251,7 +251,7 @@ class ShardTable:
         return Shard(*numbers, self.names.chunk(start, stop), self.checksum(number))
 
 
-def add_shards(builder: IndexBuilder, shards: Iterable[tuple[ShardTar, Shard]]) -> dict:
+def add_shards(builder: IndexBuilder, shards: Iterable[tuple[ShardTar, Shard]]) -> None:
     """Add these tars and their samples to the index."""
     num_samples = 0
     for tar, shard in shards:
@@ -262,13 +262,13 @@ def add_shards(builder: IndexBuilder, shards: Iterable[tuple[ShardTar, Shard]]) 
             builder.add(column, [value])
         num_samples += len(shard.labels)
     builder.add("tar.first", [num_samples])
-    return {}
 
 
 def save_shards(path: Path, shards: Iterable[tuple[ShardTar, Shard]]) -> None:
     """Write the index of these tars to a file."""
     builder = IndexBuilder(SAMPLES | TARS)
-    builder.finish({"made_of": MADE_OF} | add_shards(builder, shards)).save(path)
+    add_shards(builder, shards)
+    builder.finish({"made_of": MADE_OF}).save(path)
 
 
 def open_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[ShardTar]) -> ShardTable:
@@ -283,7 +283,8 @@ def open_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[Sh
         with ThreadPoolExecutor(NUM_THREADS, "shards") as pool:
             read = pool.map(lambda tar: folder.load(tar, known), tars)
             shards = shown(read, f"index of {folder.title}", len(tars), unit="tars")
-            return add_shards(builder, zip(tars, shards, strict=True))
+            add_shards(builder, zip(tars, shards, strict=True))
+        return {}
 
     def is_of_tars(index: Index) -> bool:
         return ShardTable(index).is_of(tars)

@@ -1,7 +1,4 @@
-"""The model that computes the forward pass: the trained model itself, or in naive mode a half-precision copy of it.
-
-MasterWeights moves gradients and weights between the copy and the model.
-"""
+"""The model that computes the forward pass: the trained model itself, or in naive mode a half-precision copy of it."""
 
 import copy
 
@@ -24,9 +21,6 @@ class ComputingModel:
 
     def refresh(self) -> None:
         """Copy the weights from the trained model to the computing model. Here they are one model."""
-
-
-# --- master weights ---
 
 
 class HalfCopy(ComputingModel):

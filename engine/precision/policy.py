@@ -7,7 +7,7 @@ float32 the scale is 1, and the GradScaler only skips non-finite updates.
 import torch
 
 from configs.schema import Config
-from engine.precision.computing_model import ComputingModel
+from engine.precision.computing_model import ComputingModel, HalfCopy, half_copy
 from engine.precision.loss_scale import FusedLossScaler, LossScaler
 from models.parts import starts_with_convolution
 from utils.errors import ConfigError
@@ -100,11 +100,7 @@ class Precision:
 
     def computing_model(self, model: torch.nn.Module) -> ComputingModel:
         """Return the model for forward passes in training: `model` itself, or a half-precision copy in naive mode."""
-        if not self.is_naive:
-            return ComputingModel(model)
-        from engine.precision.computing_model import HalfCopy
-
-        return HalfCopy(model, self.half)
+        return HalfCopy(model, self.half) if self.is_naive else ComputingModel(model)
 
     def computing(self, model: torch.nn.Module, in_training: bool = False) -> torch.nn.Module:
         """Return the model to evaluate: the model itself under autocast, or a half-precision copy in naive mode.
@@ -114,8 +110,6 @@ class Precision:
         """
         if not self.is_naive:
             return model
-        from engine.precision.computing_model import half_copy
-
         copied = half_copy(model, self.half)
         if in_training and self._config.COMPILE and not self._config.START.EVAL:
             from models.compilation import compile_model

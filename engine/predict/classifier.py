@@ -16,7 +16,7 @@ from models import build_model
 from models.parts import classifier_names
 from models.weights.files import chosen_weights, find_file, read_checkpoint, read_record, read_state_dict
 from models.weights.load import load_exactly, load_pretrained
-from models.weights.metadata import calibration_of, classes_of_weights, pretrained_cfg
+from models.weights.metadata import calibration_of, classes_of_weights, image_settings_of, pretrained_cfg
 from models.weights.state import preprocessing_of
 from utils.errors import ConfigError, naming_damage
 from utils.text import counted
@@ -96,15 +96,7 @@ def config_of(state: dict, path: str | Path = "the checkpoint") -> Config:
     with naming_damage(path):
         data = state["data"]
         channels, side, _ = data["input_size"]
-        images = {
-            "DATA.IMAGE_SIZE": side,
-            "DATA.IMAGE_CHANNELS": channels,
-            "DATA.CROP_PCT": data["crop_pct"],
-            "DATA.CROP_MODE": data["crop_mode"],
-            "DATA.INTERPOLATION": data["interpolation"],
-            "DATA.IMAGENET_MEAN": list(data["mean"]),
-            "DATA.IMAGENET_STD": list(data["std"]),
-        }
+        images = image_settings_of(data) | {"DATA.IMAGE_SIZE": side}
         if wrong_in(images) or not channels == len(data["mean"]) == len(data["std"]):
             raise ValueError(f"invalid preprocessing: {data}"[:200])
         return without_float8(unflatten(state["config"] | images))

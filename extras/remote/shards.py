@@ -129,7 +129,7 @@ class TarCache:
 
 @functools.lru_cache(2)
 def tars_in_turn(images: ShardImages, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tars in the order in which an epoch needs them, and the position of the last image of each."""
+    """Return the tars in the order in which an epoch reads them, and the position of the last image of each."""
     order = images.epoch_order(seed, epoch)
     rows = order if images.rows is None else images.rows[order]
     tar_of_position = np.searchsorted(images.table.starts, rows, "right") - 1

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from configs.schema import Config
 from models import build_model
 from models.weights.load import load_exactly
-from models.weights.metadata import KEY as CALIBRATION
+from models.weights.metadata import CALIBRATION
 from models.weights.state import preprocessing_of
 from utils.errors import UserError
 

@@ -257,16 +257,20 @@ def image_settings(known: Mapping[str, Any], trained_with: Mapping[str, Any] | N
     from timm.data import resolve_data_config
 
     facts = resolve_data_config(dict(trained_with or {}), pretrained_cfg=dict(known))
-    channels, height, width = facts["input_size"]
-    images = {
-        "DATA.IMAGE_CHANNELS": channels,
+    _, height, width = facts["input_size"]
+    return image_settings_of(facts) | ({"DATA.IMAGE_SIZE": height} if height == width else {})
+
+
+def image_settings_of(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings, without the image size, for preprocessing with timm's names, which a run also saves."""
+    return {
+        "DATA.IMAGE_CHANNELS": facts["input_size"][0],
         "DATA.CROP_PCT": facts["crop_pct"],
         "DATA.CROP_MODE": facts["crop_mode"],
         "DATA.INTERPOLATION": facts["interpolation"],
         "DATA.IMAGENET_MEAN": list(facts["mean"]),
         "DATA.IMAGENET_STD": list(facts["std"]),
     }
-    return images | ({"DATA.IMAGE_SIZE": height} if height == width else {})
 
 
 def usual_images(name: str) -> dict[str, Any]:
@@ -295,7 +299,7 @@ def is_imagenet_by_other_names(classes: Sequence[str]) -> bool:
 # --- the temperature in a file ---
 
 
-KEY = "calibration"  # in a checkpoint, and in the metadata of an export
+CALIBRATION = "calibration"  # in a checkpoint, and in the metadata of an export
 
 
 def calibration_of(state: dict[str, Any], key: str, path: Path) -> dict[str, Any]:
@@ -304,7 +308,7 @@ def calibration_of(state: dict[str, Any], key: str, path: Path) -> dict[str, Any
     last.pth also holds the calibration of the best epoch, and best.pth may hold raw weights besides a calibrated EMA.
     """
     with naming_damage(path):
-        found = state.get(KEY) or {}
+        found = state.get(CALIBRATION) or {}
         if found.get("weights") != key:
             return {}
         if "epoch" in state and (state["epoch"] + 1, state["step"]) != (found["epoch"], found["step"]):

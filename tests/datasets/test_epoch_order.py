@@ -25,8 +25,8 @@ def big_set(num_shards: int = 20, per_shard: int = 50, buffer: int = 100):
     shard = Shard(numbers, numbers, numbers, [b""] * per_shard, b"")
     shards = [(ShardTar(f"{number}.tar", 0, 0), shard) for number in range(num_shards)]
     builder = IndexBuilder(SAMPLES | TARS)
-    index = builder.finish(add_shards(builder, shards))
-    return ShardImages(ShardFolder(Path()), ShardTable(index), ["a"], PixelRules(3), buffer)
+    add_shards(builder, shards)
+    return ShardImages(ShardFolder(Path()), ShardTable(builder.finish({})), ["a"], PixelRules(3), buffer)
 
 
 @pytest.mark.parametrize(

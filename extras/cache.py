@@ -11,7 +11,7 @@ import mmap
 import os
 import sys
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -234,9 +234,6 @@ class CachedImages(ImageSet):
 
     def naming(self) -> Iterable[bytes | np.ndarray]:
         return self._image_set.naming()
-
-    def find_file_names(self, names: Collection[bytes]) -> Iterator[tuple[int, bytes]]:
-        return self._image_set.find_file_names(names)
 
     def file_sizes(self, indices: Sequence[int]) -> list[int]:
         return self._image_set.file_sizes(indices)

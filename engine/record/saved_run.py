@@ -13,10 +13,9 @@ from typing import Any
 
 import yaml
 
-from configs.arguments import add_argument
 from configs.schema import Arguments
 from configs.values import IMPLIED, OPEN_SECTIONS, SETTINGS, convert, plain, to_text, today
-from configs.yaml_files import compose, read_node
+from configs.yaml_files import add_argument, compose, read_node
 from engine.evaluation.scores import TITLES, Best
 from engine.record.saved_files import (
     SUFFIXES,

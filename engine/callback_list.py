@@ -10,7 +10,7 @@ from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.resume import bad_images_of
 from engine.plan import TrainPlan
 from engine.record.console import Console
-from engine.record.metrics import Recorder, RowReader
+from engine.record.metrics import Recorder
 from engine.record.timing import Timing
 from engine.session import Session
 from engine.train.callback import Callback
@@ -20,6 +20,7 @@ from engine.train.trainer import Trainer
 
 if TYPE_CHECKING:
     from extras.report import RunReport
+    from extras.trackers import Trackers
 
 T = TypeVar("T", bound=Callback)
 
@@ -66,7 +67,7 @@ def advice_on_data(session: Session, plan: TrainPlan, trainer: Trainer) -> list[
 
 
 def choose_callbacks(
-    session: Session, plan: TrainPlan, trainer: Trainer, saver: AsyncSaver, trackers: RowReader | None
+    session: Session, plan: TrainPlan, trainer: Trainer, saver: AsyncSaver, trackers: "Trackers | None"
 ) -> Watchers:
     """Return the callbacks of this process. Some exist only in process 0. To add a callback, add a line here.
 

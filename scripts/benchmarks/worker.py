@@ -108,8 +108,7 @@ class TrainerWorker(LoaderWorker):
     """A worker whose updates train with halfstep's Trainer."""
 
     def __init__(self, argv: list[str]):
-        from engine.build import make_wrappers
-        from engine.trial import build_trial
+        from engine.build import build_trainer, make_wrappers
         from models import add_adapters, build_model
         from utils.log import Log
 
@@ -117,7 +116,7 @@ class TrainerWorker(LoaderWorker):
         torch.manual_seed(self.config.SEED)
         model = add_adapters(build_model(self.config, self.num_classes), self.config)
         wrappers = make_wrappers(self.config, self.process, Log(0), self.num_classes)
-        self.trainer = build_trial(self.config, self.process, model.to(self.device), self.data, Log(0), wrappers)
+        self.trainer = build_trainer(self.config, self.process, model.to(self.device), self.data, Log(0), wrappers)
 
     def update(self, steps: int) -> None:
         for _ in range(steps):

@@ -47,25 +47,6 @@ def make_report(session: Session, plan: TrainPlan, trainer: Trainer) -> "RunRepo
     return RunReport(session, plan, trainer)
 
 
-def calibrate_best(session: Session, plan: TrainPlan, trainer: Trainer) -> list[Callback]:
-    """Return [the callback that calibrates the best weights], or [] if CALIBRATE is false."""
-    if not (plan.config.CALIBRATE and plan.config.TRAIN.OBJECTIVE == "classes"):
-        return []
-    from extras.calibration.callback import Calibration
-
-    return [Calibration(session.path, session.log, trainer, plan.inputs.saved.get("calibration", {}))]
-
-
-def advice_on_data(session: Session, plan: TrainPlan, trainer: Trainer) -> list[Callback]:
-    """Return a list with the callback that gives advice if updates wait for data, or [] for images in memory."""
-    image_set = trainer.data.image_set
-    if image_set.in_memory:
-        return []
-    from engine.record.advice import DataWaitAdvice
-
-    return [DataWaitAdvice(plan.config, image_set, session.process, session.log.say)]
-
-
 def choose_callbacks(
     session: Session, plan: TrainPlan, trainer: Trainer, saver: AsyncSaver, trackers: "Trackers | None"
 ) -> Watchers:
@@ -83,7 +64,10 @@ def choose_callbacks(
     started = plan.inputs.loaded.started
     times = RunTimes.of(config, plan.order, len(plan.eval_set), lambda: saver.longest)
     forecast = add(Forecast(config, times, started, session.beat, log.say))
-    callbacks += calibrate_best(session, plan, trainer)
+    if config.CALIBRATE and config.TRAIN.OBJECTIVE == "classes":
+        from extras.calibration.callback import Calibration
+
+        add(Calibration(session.path, log, trainer, plan.inputs.saved.get("calibration", {})))
     report = make_report(session, plan, trainer)
     callbacks += report.callbacks
     if process.is_first and config.START.PROFILE:
@@ -94,7 +78,10 @@ def choose_callbacks(
     if process.is_first:
         # Callbacks are closed in this order. The recorder follows the report's callbacks, so it draws the curves last.
         add(Recorder(session.path, log, timing, trainer, trackers, report.curves))
-        callbacks += advice_on_data(session, plan, trainer)
+        if not plan.train_set.in_memory:
+            from engine.record.advice import DataWaitAdvice
+
+            add(DataWaitAdvice(config, plan.train_set, process, log.say))
         if config.START.MAX_TIME:
             add(TimeLimit(to_seconds(config.START.MAX_TIME), started, lambda: saver.longest))
     from extras.doctor.in_runs import doctor_callbacks

@@ -45,8 +45,6 @@ def run(loaded: LoadedConfig, process: Process) -> int:
     session = Session(loaded, process)
     if process.world_size > 1:
         session.log.say(process.describe())
-        if unused := process.unused_devices():
-            session.log.warn(f"the run leaves {counted(unused, 'visible device')} unused; start one process per device")
     prepare_torch(loaded.config, process, session.log)
     try:
         if process.rendezvous:

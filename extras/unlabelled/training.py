@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -45,14 +45,12 @@ def make_feature_training(config: Config, process: Process, log: Log, is_trial: 
     log.say(f"labelled images for the k-NN accuracy: {num_images} of {num_classes}")
     bad_images = BadImages(labelled, config.DATA.MAX_BAD_FRACTION, log.warn)
     data = build_eval_data(config, labelled, process)
-    return FeatureTraining(config, log, teacher, Labelled(labelled, data, bad_images))
+    return FeatureTraining(config, log, teacher, Labelled(data, bad_images))
 
 
-@dataclass(frozen=True)
-class Labelled:
-    """The images of DATA.LABELLED_PATH, their loader, and the unreadable images so far."""
+class Labelled(NamedTuple):
+    """The loader of the images of DATA.LABELLED_PATH, and the unreadable images so far."""
 
-    images: ImageSet
     data: EvalData
     bad_images: BadImages
 
@@ -91,9 +89,10 @@ class FeaturePreparation(TeacherPreparation):
         return images, self.targets_of(images)
 
     @torch.no_grad()
-    def targets_of(self, images: Tensor) -> FeatureTargets:
+    def targets_of(self, images: Tensor, count: int | None = None) -> FeatureTargets:
+        """Return the features of the images, or of the first `count` if the others are padding."""
         with self.precision.autocast():
-            return FeatureTargets(None, self.teacher(images))
+            return FeatureTargets(None, tuple(each[:count] for each in self.teacher(images)))
 
 
 class FeatureLoss:
@@ -107,17 +106,14 @@ class FeatureLoss:
 
     def of_images(self, outputs: tuple[Tensor, ...], targets: FeatureTargets) -> Tensor:
         """Return the loss of each image: [B]."""
-        return sum(self._of_one(widen(ours), widen(theirs)) for ours, theirs in pairs(outputs, targets))
+        pairs = zip(outputs, targets.features, strict=True)
+        return sum(self._of_one(widen(ours), widen(theirs)) for ours, theirs in pairs)
 
     def _of_one(self, ours: Tensor, theirs: Tensor) -> Tensor:
         """Return [B] for features [B, D] or [B, N, D]."""
         if self._kind == "cosine":
             return 1 - mean_cosine(ours, theirs)
         return functional.smooth_l1_loss(ours, theirs, reduction="none").flatten(1).mean(1)
-
-
-def pairs(outputs: tuple[Tensor, ...], targets: FeatureTargets) -> list[tuple[Tensor, Tensor]]:
-    return list(zip(outputs, targets.features, strict=True))
 
 
 def mean_cosine(ours: Tensor, theirs: Tensor) -> Tensor:
@@ -274,9 +270,6 @@ def _describe_grids(config: Config, setting: str, side: int, fixed: int | None, 
 
 
 LABELLED = "DATA.LABELLED_PATH"
-NEIGHBOURS = 5  # the nearest images that vote for the class of an image
-TEMPERATURE = 0.07  # of the votes' weights, exp(cosine / TEMPERATURE), as in DINO (arXiv:2104.14294)
-ROWS_AT_ONCE = 1024  # images whose similarities to all others are in memory at once
 
 
 def read_labelled(config: Config, say: Callable[[str], None]) -> ImageSet:
@@ -299,25 +292,3 @@ def read_labelled(config: Config, say: Callable[[str], None]) -> ImageSet:
             "image is compared with the others; add images"
         )
     return train
-
-
-def knn_accuracy(features: np.ndarray, targets: np.ndarray) -> float:
-    """Return the percentage of images whose class wins the vote of their nearest other images.
-
-    `features` [N, D], `targets` [N]. The NEIGHBOURS images with the largest cosine vote, and nearer images have more
-    weight. The result does not depend on the order of the images, unless cosines are equal.
-    """
-    features = features.astype(np.float64)
-    features /= np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
-    num_images, num_right = len(features), 0
-    k = min(NEIGHBOURS, num_images - 1)
-    for start in range(0, num_images, ROWS_AT_ONCE):
-        rows = np.arange(start, min(start + ROWS_AT_ONCE, num_images))
-        cosines = features[rows] @ features.T
-        cosines[rows - start, rows] = -np.inf
-        nearest = np.argsort(-cosines, axis=1, kind="stable")[:, :k]
-        weights = np.exp(np.take_along_axis(cosines, nearest, 1) / TEMPERATURE)
-        votes = np.zeros((len(rows), int(targets.max()) + 1))
-        np.add.at(votes, (np.repeat(rows - start, k), targets[nearest].ravel()), weights.ravel())
-        num_right += int((votes.argmax(1) == targets[rows]).sum())
-    return 100 * num_right / max(num_images, 1)

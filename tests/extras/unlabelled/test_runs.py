@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from extras.unlabelled.training import knn_accuracy
+from extras.unlabelled.evaluation import knn_accuracy
 from models.features import features_of
 from models.weights.torch_files import read_torch
 from tests.extras.unlabelled.support import NUM_PHOTOS, SMALL, draw_photos, teacher_of

@@ -15,7 +15,7 @@ from datasets.sources.folder import read_image_folder
 from engine.evaluation.tally import widen
 from engine.precision.policy import Precision
 from engine.train.loss import ExtendedTargets, Loss
-from extras.distillation import KEY, WEIGHTS_KEY, Teacher, TeacherPreparation, TeacherSource, find_teacher
+from extras.distillation import KEY, Teacher, TeacherPreparation, find_teacher
 from models import build_model
 from models.features import Widths, features_of, widths_of
 from models.transforms.base import ModelTransform, wrap
@@ -35,17 +35,11 @@ def make_feature_training(config: Config, process: Process, log: Log, is_trial: 
     """
     parts = PARTS[config.TRAIN.FEATURES]
     teacher, lines = process.after_first(lambda: load_feature_teacher(config, parts, is_trial))
-    if is_trial:
-        return FeatureTraining(config, log, teacher, None)
-    log.say(*lines, f"teacher: {config.TRAIN.TEACHER_MODEL}, {teacher.describe()}")
-    if not config.DATA.LABELLED_PATH:
-        return FeatureTraining(config, log, teacher, None)
-    labelled = process.after_first(lambda: read_labelled(config, log.say))
-    num_images, num_classes = counted(len(labelled), "image"), counted(len(labelled.classes), "class")
-    log.say(f"labelled images for the k-NN accuracy: {num_images} of {num_classes}")
-    bad_images = BadImages(labelled, config.DATA.MAX_BAD_FRACTION, log.warn)
-    data = build_eval_data(config, labelled, process)
-    return FeatureTraining(config, log, teacher, Labelled(data, bad_images))
+    labelled = None
+    if not is_trial:
+        log.say(*lines, f"teacher: {config.TRAIN.TEACHER_MODEL}, {teacher.describe()}")
+        labelled = load_labelled(config, process, log) if config.DATA.LABELLED_PATH else None
+    return FeatureTraining(config, log, teacher, labelled)
 
 
 class Labelled(NamedTuple):
@@ -192,9 +186,6 @@ def _freeze_unused(model: nn.Module, images: Tensor) -> list[str]:
 # --- the teacher ---
 
 
-PATCHES = "TRAIN.FEATURES"
-
-
 def load_feature_teacher(config: Config, parts: Sequence[str], is_trial: bool = False) -> tuple[Teacher, list[str]]:
     """Load the teacher on the CPU. Return it with lines for the log. In a trial its weights are random."""
     found, lines = find_teacher(config), []
@@ -203,25 +194,21 @@ def load_feature_teacher(config: Config, parts: Sequence[str], is_trial: bool = 
     with torch.random.fork_rng(devices=[]):
         model = build_model(found.config, num_classes)
         if not is_trial:
-            key = WEIGHTS_KEY if config.TRAIN.TEACHER_PRETRAINED else KEY
-            loaded = load_pretrained(model, found.weights, key)
+            loaded = load_pretrained(model, found.weights, found.key)
             lines = [line for line in loaded if "starts from random weights" not in line]  # about the classifier
-            lines.append(f"licence of the teacher's weights: {licence_of(config, found)}")
+            lines.append(f"licence of the teacher's weights: {licence_of(found.weights)}")
     model.reset_classifier(0)
     FeatureOutput(tuple(parts)).apply(model)
     return Teacher(model, config.DATA, found.config.DATA, side=found.side), lines
 
 
-def licence_of(config: Config, found: TeacherSource) -> str:
+def licence_of(weights: str) -> str:
     """Return the licence of the teacher's weights as timm states it, or how to find it."""
-    timm, name = import_timm(), config.TRAIN.TEACHER_MODEL
-    weights = found.weights if timm.is_model(found.weights) else name if timm.is_model(name) else None
-    if weights is None:
-        return f"not stated in {found.weights}; it depends on the images and weights that were used in training"
+    timm = import_timm()
+    if not timm.is_model(weights):
+        return f"not stated in {weights}; it depends on the images and weights that were used in training"
     stated = getattr(timm.get_pretrained_cfg(weights), "license", None)
-    stated = stated or f"not stated by timm; see the model card of {weights}"
-    is_file = weights != found.weights
-    return f"not stated in {found.weights}; timm's own weights of {weights}: {stated}" if is_file else stated
+    return stated or f"not stated by timm; see the model card of {weights}"
 
 
 def compare_features(
@@ -237,7 +224,11 @@ def compare_features(
         own = _widths("MODEL.NAME", config.MODEL.NAME, student, config, side, parts)
         theirs = _widths(KEY, config.TRAIN.TEACHER_MODEL, teacher.model, config, teacher.side or side, parts)
         if "patches" in parts and own.grid != theirs.grid:
-            raise ConfigError(_describe_grids(config, setting, side, teacher.side, own.grid, theirs.grid))
+            raise ConfigError(
+                f"{setting}: with images of {side} x {side}, {config.MODEL.NAME} has {own.grid} x {own.grid} patches, but "
+                f"the teacher has {theirs.grid} x {theirs.grid}; choose models with the same patch size and image size, or "
+                "set TRAIN.FEATURES=pooled"
+            )
     return own, theirs
 
 
@@ -247,29 +238,23 @@ def _widths(key: str, name: str, model: nn.Module, config: Config, side: int, pa
     except ConfigError as error:
         raise ConfigError(f"{key}: {name}: {error}") from None
     if "patches" in parts and found.grid is None:
-        raise ConfigError(f"{key}: {name} has no square grid of patches; set {PATCHES}=pooled, or choose another model")
+        raise ConfigError(f"{key}: {name} has no square grid of patches; set TRAIN.FEATURES=pooled or change the model")
     return found
-
-
-def _describe_grids(config: Config, setting: str, side: int, fixed: int | None, own: int, theirs: int) -> str:
-    """Return the error for grids of patches that differ, with the image size at which they would agree, if any."""
-    resized = f", whose images are resized to {fixed} x {fixed}," if fixed and fixed != side else ""
-    fitting = side * theirs / own
-    remedy = (
-        f"set DATA.IMAGE_SIZE={fitting:.0f}, "
-        if fixed and fitting == int(fitting) and "SCHEDULE" not in setting
-        else ""
-    )
-    return (
-        f"{setting}: with images of {side} x {side}, {config.MODEL.NAME} has {own} x {own} patches, but the teacher"
-        f"{resized} has {theirs} x {theirs}; {remedy}choose models with the same patch size, or set {PATCHES}=pooled"
-    )
 
 
 # --- labelled images, to measure the features ---
 
 
 LABELLED = "DATA.LABELLED_PATH"
+
+
+def load_labelled(config: Config, process: Process, log: Log) -> Labelled:
+    """Return the labelled images, ready for evaluations. Collective."""
+    images = process.after_first(lambda: read_labelled(config, log.say))
+    num_images, num_classes = counted(len(images), "image"), counted(len(images.classes), "class")
+    log.say(f"labelled images for the k-NN accuracy: {num_images} of {num_classes}")
+    bad_images = BadImages(images, config.DATA.MAX_BAD_FRACTION, log.warn)
+    return Labelled(build_eval_data(config, images, process), bad_images)
 
 
 def read_labelled(config: Config, say: Callable[[str], None]) -> ImageSet:
@@ -283,8 +268,6 @@ def read_labelled(config: Config, say: Callable[[str], None]) -> ImageSet:
         train, _ = read_image_folder(replace(config, DATA=data, START=start), say)
     except DataError as error:
         raise DataError(f"{LABELLED}: {str(error).removeprefix('DATA.DATA_PATH: ')}") from None
-    except OSError as error:
-        raise DataError(f"{LABELLED}: {path} cannot be read ({error})") from error
     counts = train.count_classes()
     if (counts > 0).sum() < 2 or counts.max() < 2:
         raise DataError(

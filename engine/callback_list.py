@@ -8,6 +8,7 @@ from configs.schema import to_seconds
 from datasets import BadImages, watches
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.resume import bad_images_of
+from engine.parallel import is_sharded
 from engine.plan import TrainPlan
 from engine.record.console import Console
 from engine.record.metrics import Recorder
@@ -84,10 +85,11 @@ def choose_callbacks(
             add(DataWaitAdvice(config, plan.train_set, process, log.say))
         if config.START.MAX_TIME:
             add(TimeLimit(to_seconds(config.START.MAX_TIME), started, lambda: saver.longest))
-    from extras.doctor.in_runs import doctor_callbacks
+    from extras.doctor.in_runs import Doctor
 
-    found, get_advice = doctor_callbacks(session, plan)
-    callbacks += found
+    about = {"class_names": list(plan.classes), "class_weights": plan.class_weights}
+    # The doctor examines in process 0 and copies the whole model, so it does not examine a sharded run.
+    doctor = add(Doctor(config, session.path, log, about, process.is_first and not is_sharded(config, process)))
     known = bad_images_of(plan.inputs.saved, len(plan.train_set), plan.facts)
     bad_images = BadImages(plan.train_set, config.DATA.MAX_BAD_FRACTION, log.warn, known)
     bad_images.forget_repaired(process)
@@ -97,7 +99,7 @@ def choose_callbacks(
         from engine.record.advice import TrainedOnAdvice
 
         add(TrainedOnAdvice(Overlap(plan.train_set, plan.eval_set), process, log.say))
-    add(SkipLimit(config.PRECISION.MAX_CONSECUTIVE_SKIPS, get_advice))
+    add(SkipLimit(config.PRECISION.MAX_CONSECUTIVE_SKIPS, doctor.get_advice))
     return Watchers(callbacks, forecast, report, bad_images)
 
 

@@ -29,6 +29,7 @@ from models.weights.sharded import PIECES
 from models.weights.torch_files import read_torch
 from scripts.make_shards import claim, write_part
 from scripts.sweeping.plan import Sweep, make_folder, read_sweep
+from tests.support.batches import batch
 from tests.support.configs import CPU
 from tests.support.dying import deaths, dying
 from tests.support.modules import ROOT
@@ -182,9 +183,9 @@ def write_labels(folder: Path, version: int) -> None:
 
 
 def write_overflow(folder: Path, version: int) -> None:
-    from extras.doctor.overflow import save_overflow
+    from extras.doctor.overflow import Batches, save_overflow
 
-    save_overflow(folder, 0, {"images": torch.full((9,), version)}, {})
+    save_overflow(folder, Batches(version, 0, [(batch(2), 1.0)]))
 
 
 def contents(*names: str, read: Callable[[Path], Any] = Path.read_bytes) -> Callable[[Path], dict[str, Any]]:
@@ -236,7 +237,7 @@ WRITERS = {
     "features": Writer(write_embeddings, contents("x.npz", read=lambda path: np.load(path)["features"].tolist())),
     "table of labels": Writer(write_labels, contents("labels.csv", "labels.json")),
     "batch of an overflow": Writer(
-        write_overflow, contents("overflow-batch.pth", read=lambda path: read_torch(path)["images"].tolist())
+        write_overflow, contents("overflow-batch.pth", read=lambda path: read_torch(path)["step"])
     ),
 }
 

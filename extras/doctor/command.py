@@ -59,7 +59,7 @@ def examine(source: str, batch: Path | None, cfg: str | None, half: str | None) 
     prepare = build_preparation(config, build_normalize(config.DATA).to(device))
     loss = build_loss(config, state.get("class_weights"), device)
     for each in batches or [next_batch(config, state)]:
-        found = diagnose(make_case(config, make_model(config, state, each), prepare, each, scale, loss))
+        found = diagnose(make_case(config, make_model(config, state), prepare, each, scale, loss))
         if found.first:
             break
     num_images = sum(len(batch.targets) for batch, _ in each.batches)
@@ -128,32 +128,8 @@ def next_batch(config: Config, state: dict) -> Batches:
     return Batches(step, 0, shares)
 
 
-def make_model(config: Config, state: dict, batches: Batches) -> torch.nn.Module:
-    """Build the model with the run's weights. Raise ConfigError if the batches do not fit it."""
-    num_classes = config.MODEL.NUM_CLASSES or len(state["class_names"])
-    model = build_model(config, num_classes)
-    check_batches(config, model, num_classes, batches)
+def make_model(config: Config, state: dict) -> torch.nn.Module:
+    """Build the model with the run's weights."""
+    model = build_model(config, config.MODEL.NUM_CLASSES or len(state["class_names"]))
     load_exactly(model, merged(state["state_dict"], state["config"]), Path("the run's weights"))
     return model
-
-
-def check_batches(config: Config, model: torch.nn.Module, num_classes: int, batches: Batches) -> None:
-    """Raise ConfigError if the images or classes of the batches do not fit the model."""
-    data, first = config.DATA, 0
-    shape, settings = [data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE], "DATA.IMAGE_CHANNELS, DATA.IMAGE_SIZE"
-    if data.TOKENS:
-        shape, settings = [data.TOKENS + 1, model.get_patch_size()[0] ** 2 * data.IMAGE_CHANNELS], "DATA.TOKENS"
-        first = 1  # the number of patches may differ between updates
-    for (images, targets, *_), _ in batches.batches:
-        found = list(images.shape[1:])
-        if found[first:] != shape[first:]:
-            raise ConfigError(
-                f"-batch: its images are {found}, but the images of this run are {shape} ({settings}); "
-                "give a batch of this run"
-            )
-        low, high = targets.min(), targets.max()
-        if targets.shape[1] != num_classes if targets.ndim == 2 else not 0 <= low <= high < num_classes:
-            raise ConfigError(
-                f"-batch: its targets, {list(targets.shape)} from {low:g} to {high:g}, do not fit the model's "
-                f"{counted(num_classes, 'class')}; give a batch of this run"
-            )

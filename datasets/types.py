@@ -73,9 +73,6 @@ class ImageSet:
         """Return the path below `root`, size and date of the image's file, to detect changes."""
         raise NotImplementedError
 
-    def place_of(self, folder: str) -> Path | None:
-        """Return the folder of this set that contains `folder`, or None if new images there would not join the set."""
-
     def epoch_order(self, seed: int, epoch: int) -> np.ndarray:
         """Return the order of an epoch, with each image once. It depends only on seed and epoch."""
         return shuffled(len(self), seed, epoch)

@@ -14,7 +14,6 @@ from datasets.sources import TORCHVISION, find_source
 from datasets.sources.arrays import ArrayImages
 from datasets.sources.images import FileImages
 from datasets.sources.root import own_split
-from datasets.split import hold_out
 from datasets.transforms.pixel_rules import PixelRules, to_array
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import ConfigError, DataError, did_you_mean
@@ -48,9 +47,7 @@ def read_torchvision(config: Config, say: Callable[[str], None]) -> tuple[ImageS
     dataset = config.DATA.DATASET
     name = SHORT_NAMES.get(dataset, dataset.removeprefix(TORCHVISION))
     if name in OWN_READERS:
-        train, val = find_source(OWN_READERS[name])(config, say)
-        val.notes = (f"{dataset} is read as -dataset {OWN_READERS[name]}",)
-        return train, val
+        return find_source(OWN_READERS[name])(config, say)
     if name not in SPLITS:
         known = sorted([*SPLITS, *OWN_READERS])
         raise ConfigError(
@@ -63,8 +60,9 @@ def read_torchvision(config: Config, say: Callable[[str], None]) -> tuple[ImageS
 
     train_arguments, val_arguments = SPLITS[name]
     if val_arguments is None:
-        data, whole = config.DATA, read_part("", train_arguments)
-        return hold_out(whole, data.VAL_FRACTION, dataset, data.fold)
+        whole = read_part("", train_arguments)
+        whole.split = {"rule": "position", "training": dataset}
+        return whole, None
     train = None if config.START.EVAL else read_part("training", train_arguments)
     val = read_part("validation", val_arguments)
     val.split = own_split(f"{dataset} training", f"{dataset} validation")

@@ -5,19 +5,10 @@ import hashlib
 import numpy as np
 import pytest
 
-from datasets import ImageSet, build
 from datasets.order import shuffled
 from datasets.sources.digits import FILE
 from tests.support.image_sets import error_of, load, make_folders
 from tests.support.refusals import assert_names
-
-
-def test_data_source_without_split_record_is_refused(monkeypatch):
-    whole, part = ImageSet([0, 1], ["a", "b"]), ImageSet([0, 1], ["a", "b"])
-    for sets in ((whole, None), (whole, part)):
-        monkeypatch.setattr(build, "find_source", lambda name, sets=sets: lambda config, say: sets)
-        with pytest.raises(AssertionError, match="split"):
-            load("digits")
 
 
 def test_digits_dataset_ships_with_halfstep():

@@ -129,14 +129,6 @@ class FileImages(EncodedImages):
             return f"{self._path(index)}\0missing"
         return f"{self._path(index)}\0{status.st_size}\0{status.st_mtime_ns}"
 
-    def place_of(self, folder: str) -> Path | None:
-        if not self.is_listing:
-            return None
-        links = [Path(entry.path) for entry in os.scandir(self.root) if entry.is_symlink() and entry.is_dir()]
-        # Without train/ and val/, runs directly in `root` are not read: run folders next to classes are left out.
-        is_beside = self.split.keys() == {"training"} and os.path.realpath(folder) == os.path.realpath(self.root)
-        return None if is_beside else next((each for each in (self.root, *links) if is_within(each, folder)), None)
-
     def key(self, index: int) -> str:
         return os.path.normpath(self._path(index))
 

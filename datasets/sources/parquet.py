@@ -28,7 +28,7 @@ from datasets.index import (
     open_or_build,
     stamps_of,
 )
-from datasets.labels import MAX_CLASSES, check_trained, numbered_classes
+from datasets.labels import MAX_CLASSES, numbered_classes
 from datasets.sources.folder import subfolders
 from datasets.sources.images import GroupedImages
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, Parts, choose_parts, data_root, expected_layout, own_split
@@ -98,8 +98,6 @@ def read_parquet(config: Config, say: Callable = print) -> tuple[ImageSet | None
         image_set.classes, image_set.notes, image_set.split = list(classes), tuple(notes), own_split(*titles)
         image_set.labels_are_numbers = index.facts["classes"] is None
         image_set.classes_are_names = index.facts["are_names"]
-    if train is not None and val is not None:
-        check_trained(train, val, "files")
     if train is not None and not config.START.EVAL:
         image_sets[-1].notes += tuple(_warn_of_sorted_rows(train))
     return (None if config.START.EVAL and val is not None else train), val

@@ -25,7 +25,7 @@ from datasets.index import (
     open_index,
     open_or_build,
 )
-from datasets.labels import MAX_CLASSES, MAX_DIGITS, check_trained, numbered_classes
+from datasets.labels import MAX_CLASSES, MAX_DIGITS, numbered_classes
 from datasets.sources.folder import subfolders
 from datasets.sources.images import GroupedImages
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split
@@ -380,8 +380,6 @@ def read_from(folder: ShardFolder, config: Config) -> tuple[ImageSet | None, Ima
     for image_set in sets:
         image_set.classes, image_set.notes, image_set.labels_are_numbers = classes, tuple(notes), not are_named
         image_set.split = own_split(*(f"{folder.title}/{part}*.tar" for part in (parts.train, parts.val)))
-    if train is not None and val is not None:
-        check_trained(train, val, "shards")
     return train, val
 
 

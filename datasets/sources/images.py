@@ -148,12 +148,12 @@ class FileImages(EncodedImages):
 
     def find_file_names(self, names: Collection[bytes]) -> Iterator[tuple[int, bytes]]:
         """Yield (index, file name) of the images with one of these file names."""
-        found = self.paths.find_file_names(names)
-        if self.rows is None:
-            return found
-        name_of = dict(found)
-        numbers = np.flatnonzero(np.isin(self.rows, list(name_of)))
-        return ((index, name_of[row]) for index, row in zip(numbers.tolist(), self.rows[numbers].tolist(), strict=True))
+        start = 0
+        for paths in self._in_chunks(self.paths):
+            for index, path in enumerate(paths, start):
+                if (name := path[path.rfind(b"/") + 1 :]) in names:
+                    yield index, name
+            start += len(paths)
 
     def split_keys(self) -> Iterator[list[bytes]]:
         return self.all_keys() if self.groups is None else self._in_chunks(self.groups)

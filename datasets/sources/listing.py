@@ -27,7 +27,7 @@ from datasets.index import (
     stamps_of,
 )
 from datasets.labels import Labels, are_mostly_numbers, class_numbers, describe_labels, several_labels
-from datasets.sources.images import FileImages, Inside, normal_paths
+from datasets.sources.images import FileImages, normal_paths, stays_inside
 from datasets.sources.root import image_root, own_split, path_below_data
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import count_classes
@@ -274,10 +274,10 @@ def _notes(config: Config, index: Index, lists: Lists) -> Iterator[str]:
 
 def _check_paths(index: Index, file: Path, number: int, root: Path) -> None:
     """Raise DataError if a path leads out of the folder `root`, or if one of the first files does not exist."""
-    inside, paths = Inside(root), index.text(f"{number}.path")
+    paths = index.text(f"{number}.path")
     relative_to = "the folder of the list" if root == file.parent else "DATA.IMAGE_ROOT"
     folders = (os.fsdecode(each) for chunk in index.text(f"{number}.folder").chunks() for each in chunk)
-    outside = next((place for place, folder in enumerate(folders) if folder not in inside), None)
+    outside = next((place for place, folder in enumerate(folders) if not stays_inside(root, folder)), None)
     row = len(paths) if outside is None else min(int(index.column(f"{number}.folder_row")[outside]), len(paths) - 1)
     for first, line in enumerate(index.facts["first_lines"][number][: max(row, 0)]):
         path = os.fsdecode(paths[first])

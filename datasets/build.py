@@ -7,7 +7,7 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.classes import number_classes, read_classes, without_new_classes
-from datasets.loading.readers import EvalData, EvalReader, Reader, TrainData, TrainReader
+from datasets.loading.readers import EvalData, EvalReader, TrainData, TrainReader
 from datasets.loading.workers import choose_workers, make_loader
 from datasets.order import EpochOrder, Order
 from datasets.sources import find_source

@@ -138,12 +138,10 @@ def parse(argv: list[str]) -> CommandLine:
                 f"{flag} is empty, perhaps because a shell variable is not set; name {values}, or leave {flag} out"
             )
     if rest:
-        before = argv[argv.index(rest[0]) - 1]
-        hint = "" if before.startswith("-") else f"; quote a value that has spaces: '{before} {rest[0]}'"
-        hint = "; write settings after -opts" if "=" in rest[0] else hint
-        if rest[0].endswith((".yaml", ".yml")):
-            hint = f"; give a settings file as -cfg {rest[0]}"
-        raise ConfigError(f"{rest[0]!r} on the command line does not belong to a flag{hint}; -h lists the flags")
+        raise ConfigError(
+            f"{rest[0]!r} on the command line does not belong to a flag; write settings after -opts, give a settings file "
+            "with -cfg, and quote a value that has spaces; -h lists the flags"
+        )
     given = ((flag, key, getattr(known, key)) for flag, key in _SETTING_OF.items())
     layers = [Layer(f"flag {flag}", {key: text}) for flag, key, text in given if text is not None]
     files = list(dict.fromkeys(known.cfg or [None]))

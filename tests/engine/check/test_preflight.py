@@ -21,11 +21,9 @@ from tests.support.runs import rows, run, typed
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("load", "is_told"), [(0.0, False), (1000.0, True)])
-def test_check_passes_clean_run_and_reports_busy_machine(check, monkeypatch, load, is_told):
-    monkeypatch.setattr("os.getloadavg", lambda: (load,) * 3)
+def test_check_passes_a_clean_run(check):
     found = check()
-    assert trouble(found) == {} and ("other programs" in found["time"][1]) == is_told
+    assert trouble(found) == {}
     names = "device,data set,data,classes,training images,training sizes,validation images,validation sizes,duplicates"
     names += ",updates,learning rate,warm-up,shared memory,output,model,precision,memory,time,disk"
     assert set(found) == set(names.split(","))

@@ -43,10 +43,15 @@ def shipped_files() -> list[Path]:
 def find_settings_file(cfg: str | None) -> str:
     """Return the path given with -cfg, or raise an error that lists the alternatives."""
     if not cfg:
+        first = {path: path.read_text(encoding="utf-8").splitlines()[0].strip("# ") for path in shipped_files()}
+        rows = [
+            (f"  {_relative_to_cwd(path)}", textwrap.shorten(first[path], 90, placeholder=" ...")) for path in first
+        ]
+        listed = "\n".join(align(rows))
         raise ConfigError(
             "-cfg is missing; give a settings file, or the name of one of these, such as -cfg "
             "vit_digits; to fine-tune weights, give -pretrained NAME -data_path FOLDER instead\n"
-            f"{_list_shipped_files()}"
+            f"{listed}"
         )
     shipped = {name: path for path in shipped_files() for name in (path.stem, path.name)}
     if cfg in shipped and not os.path.isfile(cfg):
@@ -55,13 +60,6 @@ def find_settings_file(cfg: str | None) -> str:
         return cfg
     near = did_you_mean(Path(cfg).stem, [path.stem for path in shipped.values()])
     raise ConfigError(f"-cfg: there is no file {cfg} in the working directory {os.getcwd()}{near}")
-
-
-def _list_shipped_files() -> str:
-    """Return a list of the shipped files, each with the beginning of its first comment."""
-    first = {path: path.read_text(encoding="utf-8").splitlines()[0].strip("# ") for path in shipped_files()}
-    rows = [(f"  {_relative_to_cwd(path)}", textwrap.shorten(first[path], 90, placeholder=" ...")) for path in first]
-    return "\n".join(align(rows))
 
 
 class Loader(yaml.BaseLoader):

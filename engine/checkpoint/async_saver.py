@@ -11,14 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from configs.schema import Config
 from engine.checkpoint.format import progress_in, remove_old, remove_unused_parts, save_checkpoint, start_of_streak
 from engine.evaluation.scores import Best
-from engine.parallel import is_sharded
-from utils.distributed import Process
 from utils.errors import cause_of
 from utils.host import has_streams
-from utils.log import Log
 from utils.runs import BEST
 
 CHUNK = 2**26  # bytes; page-locked memory is allocated in powers of two, so larger chunks would waste memory
@@ -44,7 +40,6 @@ class AsyncSaver:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future | None = None
         self.failure = ""  # why the last save failed, or empty if it succeeded
-        self.seconds = 0.0  # total time for which saving blocked training
         self.longest = 0.0  # seconds that the slowest save took to reach the disk
         self.newest: dict[str, int] = {}  # numbers of finished epochs and steps in the last.pth on disk
         self.run: dict[str, str] | None = None  # the identity of the run in the last.pth on disk
@@ -54,7 +49,7 @@ class AsyncSaver:
     def save(self, state: dict, extra_names: list[str]) -> None:
         """Copy the state and write it in the background. `extra_names` lists further names for the file."""
         self.wait()
-        with self._blocking(), self._warn_on_os_error():
+        with self._warn_on_os_error():
             start = time.perf_counter()
             self._submit(self._host_copy.take(state), extra_names, start)
 
@@ -64,9 +59,8 @@ class AsyncSaver:
     def wait(self) -> None:
         """Wait for the save in progress."""
         if self._writing:
-            with self._blocking():
-                writing, self._writing = self._writing, None
-                writing.result()  # raises all errors except I/O errors, which have become warnings
+            writing, self._writing = self._writing, None
+            writing.result()  # raises all errors except I/O errors, which have become warnings
 
     def _write(self, state: dict, extra_names: list[str], start: float) -> None:
         # Checkpoints within a streak of skipped updates never replace the last checkpoint before the streak.
@@ -118,12 +112,6 @@ class AsyncSaver:
             )
             self._warn(f"cannot save {self._path} ({self.failure}); {left}; training continues")
 
-    @contextlib.contextmanager
-    def _blocking(self) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds += time.perf_counter() - start
-
 
 class HostCopy:
     """Host memory for one copy of the state. Each copy reuses the memory of the previous copy."""
@@ -174,15 +162,3 @@ def allocate(tensors: Iterable[Tensor], pinned: bool) -> list[Tensor]:
         copies.append(torch.empty(0, dtype=tensor.dtype).set_(storage, 0, like.shape, like.stride()))
         start += (like.nbytes // 64 + 1) * 64  # aligned to cache lines; no two tensors share an address
     return copies
-
-
-def make_saver(
-    config: Config, folder: Path, process: Process, log: Log, check_folder: Callable[[], None]
-) -> AsyncSaver:
-    """Return the saver for DIST.STRATEGY. This is a collective."""
-    if is_sharded(config, process):
-        from engine.checkpoint.sharded_saver import ShardedSaver
-
-        warn = log.warn if process.is_first else log.note
-        return ShardedSaver(folder, config.KEEP_CHECKPOINTS, process, warn, check_folder)
-    return AsyncSaver(folder, config.KEEP_CHECKPOINTS, process.device, log.warn, check_folder)

@@ -240,7 +240,6 @@ def refuse_other_outputs(outputs: dict[Path, str]) -> None:
 
 def files_to_write(arguments: argparse.Namespace, num_images: int) -> dict[Path, str]:
     """Return {file: its flag} for the tables and sheets, and check their names."""
-    from datasets.transforms.decode import KNOWN_ENDINGS
     from engine.predict.output import SHEET_ENDINGS, sheet_paths
     from models.weights.files import find_file
 
@@ -251,10 +250,7 @@ def files_to_write(arguments: argparse.Namespace, num_images: int) -> dict[Path,
             continue
         check_writable(flag, path)
         check_no_input(flag, path, filter(None, sources))
-        ending = path.suffix.lower()
-        if flag != "-sheet" and ending in KNOWN_ENDINGS:
-            raise ConfigError(f"{flag}: {path} ends like an image file; name a file for the table")
-        if flag == "-sheet" and ending not in SHEET_ENDINGS:
+        if flag == "-sheet" and path.suffix.lower() not in SHEET_ENDINGS:
             raise ConfigError(f"-sheet: {path} must end in one of {', '.join(SHEET_ENDINGS)}")
         if path in outputs:
             raise ConfigError(f"{flag}: {path} is written by {outputs[path]} too; name another file")

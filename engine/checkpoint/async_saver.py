@@ -4,15 +4,14 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from copy import copy
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine.checkpoint.format import progress_in, remove_old, remove_unused_parts, save_checkpoint, start_of_streak
 from engine.evaluation.scores import Best
+from models.weights.sharded import changed
 from utils.errors import cause_of
 from utils.host import has_streams
 from utils.runs import BEST
@@ -124,7 +123,7 @@ class HostCopy:
     def take(self, state: dict) -> dict:
         """Return a copy of the state. Devices with streams copy asynchronously and synchronise once at the end."""
         tensors: list[Tensor] = []
-        map_tensors(state, tensors.append)
+        changed(state, lambda place, value: tensors.append(value) if isinstance(value, Tensor) else None)
         layout = [(each.dtype, each.shape, each.stride()) for each in tensors]
         if layout != self._layout:
             self._copies = []  # freed first, so that there are never two copies in memory
@@ -134,21 +133,7 @@ class HostCopy:
         if self._has_streams:
             torch.accelerator.current_stream(self._device).synchronize()
         copies = iter(self._copies)
-        return map_tensors(state, lambda tensor: next(copies))
-
-
-def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """Apply `change` to all tensors in nested dicts, lists and tuples, in a fixed order."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        # value.copy() would lose a state_dict's attribute _metadata, which records each module's version.
-        new = copy(value)
-        new.update((key, map_tensors(each, change)) for key, each in value.items())
-        return new
-    if isinstance(value, list | tuple):
-        return type(value)(map_tensors(each, change) for each in value)
-    return value
+        return changed(state, lambda place, value: next(copies) if isinstance(value, Tensor) else value)
 
 
 def allocate(tensors: Iterable[Tensor], pinned: bool) -> list[Tensor]:

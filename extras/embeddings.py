@@ -26,7 +26,7 @@ from datasets.types import ImageReadError
 from engine.precision.policy import Precision, set_matmul
 from engine.predict.classifier import Classifier
 from engine.predict.output import NUM_COLUMNS, THUMBNAIL, UNSURE, Mark, Output, write_picture
-from engine.predict.pictures import Tile, contact_sheet, describe_missing, fitted
+from engine.predict.pictures import Tile, contact_sheet, fitted
 from engine.predict.predictor import FEW, Guess, Prediction
 from extras.doctor.trace import refuse_not_finite
 from models.features import features_of, widths_of
@@ -369,11 +369,8 @@ def embed(given: Namespace, photos: Photos, embedder: Embedder, report: Callable
         report(f"{given.output}: {counted(len(table.indices), 'row')} of {embedder.width} features")
     if examples:
         classify(given, photos, embedder, examples, table)
-    names = examples.classes if examples and given.sheet else []  # texts on the sheet
     if query is not None:
-        names = find_similar(given, photos, embedder, query, table)
-    if missing := describe_missing(names):
-        report(missing)
+        find_similar(given, photos, embedder, query, table)
     if num_unreadable := len(photos) - len(table.indices):
         report(f"{num_unreadable} of {counted(len(photos), 'image')} could not be read")
     return 2 if num_unreadable else 0
@@ -419,8 +416,8 @@ def classify(given: Namespace, photos: Photos, embedder: Embedder, examples: Exa
     output.close(facts | {"examples": of_examples})
 
 
-def find_similar(given: Namespace, photos: Photos, embedder: Embedder, query: np.ndarray, table: Table) -> list[str]:
-    """Print and draw the photos that are most similar to the query, without the query itself. Return their names."""
+def find_similar(given: Namespace, photos: Photos, embedder: Embedder, query: np.ndarray, table: Table) -> None:
+    """Print and draw the photos that are most similar to the query, without the query itself."""
     images, count = photos.images(embedder.rules), given.top or NUM_SIMILAR
     found = most_similar(query, table, count + 1)
     found = [each for each in found if not os.path.samefile(photos[each.index], given.near)][:count]
@@ -430,7 +427,6 @@ def find_similar(given: Namespace, photos: Photos, embedder: Embedder, query: np
         print(f"{one_line(photos[index])}\t{similarity:.4f}")
         tiles.append(Tile(thumbnail(images, index), [f"{similarity:.4f}", photos[index]]))
     write_picture(contact_sheet(tiles, NUM_COLUMNS, THUMBNAIL), given.sheet)
-    return [each for tile in tiles for each in tile.caption]
 
 
 def thumbnail(images: FileImages, index: int) -> np.ndarray | None:

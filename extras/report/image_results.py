@@ -211,11 +211,7 @@ class ResultFiles:
                 facts[PER_CLASS_KEY] = class_records(results, Names(self._image_set.classes))
             write_text(record, to_json(facts))
             if with_pictures:
-                from engine.predict.pictures import describe_missing
-
                 self._draw(results)
-                if missing := describe_missing(self._image_set.classes):
-                    self._log.say(missing)
                 write_text(record, to_json(facts | {"pictures": True}))
         except (OSError, DecompressionBombError) as error:  # PIL also applies DATA.MAX_PIXELS to captions
             if not self._has_failed:

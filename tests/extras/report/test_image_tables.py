@@ -173,7 +173,7 @@ def test_multi_label_tables_match_scikit_learn(tmp_path, monkeypatch):
     write_tables(tmp_path, (results := Threads(2).run(results_of)[1]), images)
     shares = logits.sigmoid()
     monkeypatch.setattr(image_sheets, "NUM_SHOWN", 20)
-    number, errors = image_sheets.most_certain_label_errors(results, Names(names))
+    number, errors = image_sheets.most_certain_errors(results, Names(names))
     is_wrong = (shares > 0.5) != targets.bool()
     certainty = torch.where(is_wrong, (shares - 0.5).abs(), -1.0).flatten().sort(descending=True).indices[:20].tolist()
     assert number == is_wrong.sum() > 20

@@ -11,41 +11,32 @@ from utils.torch_internals import foreach_copy_
 
 
 class ComputingModel:
-    """The trained model itself as the computing model. A subclass that computes with a copy overrides the methods."""
+    """The trained model itself, or in naive mode a half-precision copy, which computes the forward and backward passes.
 
-    def __init__(self, model: nn.Module):
-        self.model = model
-
-    def gradients_to_master(self) -> None:
-        """Copy the gradients, still scaled, from the computing model to the trained model. Here they are one model."""
-
-    def refresh(self) -> None:
-        """Copy the weights from the trained model to the computing model. Here they are one model."""
-
-
-class HalfCopy(ComputingModel):
-    """A half-precision copy of the trained model that computes the forward and backward passes.
-
-    The optimizer updates the trained model's float32 weights with the gradients of this copy.
+    The optimizer updates the trained model's float32 weights with the gradients of the copy.
     """
 
-    def __init__(self, model: nn.Module, half: torch.dtype):
-        super().__init__(half_copy(model, half))
-        pairs = zip(model.parameters(), self.model.parameters(), strict=True)
-        self._masters, self._halves = zip(*[pair for pair in pairs if pair[0].requires_grad], strict=True)
+    def __init__(self, model: nn.Module, half: torch.dtype | None = None):
+        """Copy the model in the type `half`. None: `model` itself computes, so there is nothing to copy."""
+        self.model = model if half is None else half_copy(model, half)
+        pairs = [] if half is None else zip(model.parameters(), self.model.parameters(), strict=True)
+        self._pairs = [(master, copied) for master, copied in pairs if master.requires_grad]
 
     def gradients_to_master(self) -> None:
-        used = [pair for pair in zip(self._masters, self._halves, strict=True) if pair[1].grad is not None]
+        """Move the gradients, still scaled, from the copy to the trained model."""
+        used = [(master, copied) for master, copied in self._pairs if copied.grad is not None]
         for master, _ in used:
             master.grad = torch.empty_like(master)
         if used:
-            foreach_copy_([master.grad for master, _ in used], [half.grad for _, half in used])
-        for _, half in used:
-            half.grad = None
+            foreach_copy_([master.grad for master, _ in used], [copied.grad for _, copied in used])
+        for _, copied in used:
+            copied.grad = None
 
     @torch.no_grad()
     def refresh(self) -> None:
-        foreach_copy_(self._halves, self._masters)
+        """Copy the weights from the trained model to the copy."""
+        if self._pairs:
+            foreach_copy_([copied for _, copied in self._pairs], [master for master, _ in self._pairs])
 
 
 def half_copy(model: nn.Module, half: torch.dtype) -> nn.Module:

@@ -7,7 +7,7 @@ float32 the scale is 1, and the GradScaler only skips non-finite updates.
 import torch
 
 from configs.schema import Config
-from engine.precision.computing_model import ComputingModel, HalfCopy, half_copy
+from engine.precision.computing_model import ComputingModel, half_copy
 from engine.precision.loss_scale import FusedLossScaler, LossScaler
 from models.parts import starts_with_convolution
 from utils.errors import ConfigError
@@ -50,26 +50,10 @@ class Precision:
 
             check_float8(device)
             self.half, self.reason = torch.bfloat16, "PRECISION.MODE is float8"
-        self._check_device()
         # On CPUs, torch's own functions unscale and clip, so that results stay equal to earlier runs.
         scaler = LossScaler if device.type == "cpu" else FusedLossScaler
         self.scaler = scaler(device.type, settings, needed=self.half is torch.float16)
         check_matmul(settings.MATMUL, device)
-
-    def _check_device(self) -> None:
-        """Raise ConfigError if the device cannot compute a small matrix product in the half type."""
-        if self.half is not None:
-            try:
-                with torch.autocast(self.device.type, dtype=self.half):
-                    tensor = torch.ones(8, 8, device=self.device)
-                    torch.nn.functional.linear(tensor, tensor)
-            except RuntimeError as error:
-                name = str(self.half).removeprefix("torch.")
-                other = "bfloat16" if name == "float16" else "float16"
-                raise ConfigError(
-                    f"PRECISION.DTYPE: this {self.device.type} device cannot compute in {name} ({error}); use "
-                    f"-amp_dtype {other}, or leave -amp out"
-                ) from error
 
     @property
     def name(self) -> str:
@@ -100,7 +84,7 @@ class Precision:
 
     def computing_model(self, model: torch.nn.Module) -> ComputingModel:
         """Return the model for forward passes in training: `model` itself, or a half-precision copy in naive mode."""
-        return HalfCopy(model, self.half) if self.is_naive else ComputingModel(model)
+        return ComputingModel(model, self.half if self.is_naive else None)
 
     def computing(self, model: torch.nn.Module, in_training: bool = False) -> torch.nn.Module:
         """Return the model to evaluate: the model itself under autocast, or a half-precision copy in naive mode.

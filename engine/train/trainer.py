@@ -87,7 +87,7 @@ class Trainer:
         self.parallel.gradients_to_optimizer()
         scaler = self.precision.scaler
         grad_norm = scaler.unscale_and_clip(self.optimizer, self.parameters, self.parallel, self.clipping)
-        skipped = scaler.found_inf(self.optimizer)  # 1.0 or 0.0, on the device
+        skipped = scaler.found_inf()  # 1.0 or 0.0, on the device
         scaler.step(self.optimizer)  # does nothing if the update is skipped
         scaler.update()
         self.optimizer.zero_grad(set_to_none=True)

@@ -35,7 +35,7 @@ class Learner:
         self.scaler.scale(loss * factor).backward()
         parameters = list(self.model.parameters())
         norm = self.scaler.unscale_and_clip(self.optimizer, parameters, parallel or Parallel(), self.clipping)
-        skipped = self.scaler.found_inf(self.optimizer)
+        skipped = self.scaler.found_inf()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)

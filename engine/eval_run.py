@@ -14,7 +14,7 @@ from datasets import BadImages, EvalData, build_eval_data, build_normalize
 from engine.build import load_data_sets, make_model
 from engine.checkpoint.resume import is_run
 from engine.evaluation.evaluate import evaluate
-from engine.evaluation.scores import describe_scores
+from engine.evaluation.scores import TITLES, Scores, confidence
 from engine.evaluation.tally import are_finite
 from engine.plan import EvalPlan, plan_evaluation, read_inputs
 from engine.plan_lines import describe_evaluation, measured_classes
@@ -76,6 +76,22 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     weights = find_file(plan.inputs.source[1]) if plan.inputs.kept else None
     session.advise(after_evaluation(weights, session.path, eval_set))
     return 0
+
+
+def describe_scores(scores: Scores, name: str, classes: str) -> str:
+    """Return the line that -eval prints about one evaluation.
+
+    `name`: the name of the weights, printed before their scores. `classes`: the number of classes with images, as text.
+    """
+    excluded = f"; {counted(scores.num_excluded, 'unreadable one')} left out" if scores.num_excluded else ""
+    interval = confidence(scores.top1, scores.num_images)
+    more = ", ".join(f"{TITLES[name]} {value:.3f}%" for name, value in scores.more().items())
+    # With five classes or fewer, top-5 is always 100%.
+    top5 = "" if scores.top5 == 100 else f", top-5 {scores.top5:.3f}%"
+    return (
+        f"{name}top-1 {scores.top1:.3f}%{interval and f' ({interval})'}{top5}, loss {scores.loss:.4f} of "
+        f"{counted(scores.num_images, 'image')} of {classes}{excluded}; {more}"
+    )
 
 
 def refuse_outputs(

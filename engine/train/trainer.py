@@ -10,9 +10,8 @@ from configs.schema import Config
 from datasets import Batch, Mixed, Preparation, TrainData, Window
 from engine.evaluation.scores import Best
 from engine.parallel import Parallel
-from engine.precision.computing_model import ComputingModel
 from engine.precision.loss_scale import Clipping
-from engine.precision.policy import Precision
+from engine.precision.policy import ComputingModel, Precision
 from engine.train.callback import Callback
 from engine.train.counters import Counters, Report
 from engine.train.loss import Loss, hits

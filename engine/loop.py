@@ -180,30 +180,15 @@ class Loop:
         """Close the callbacks, and record the outcome of the run in status.json and the log."""
         for callback in self.trainer.callbacks:
             callback.close()
-        if self.saves.failure:
-            outcome = self.not_saved(outcome)
-        facts = {
-            "exit_code": int(outcome.code),
-            "reason": outcome.reason,
-            "signal": outcome.signal,
-            "eta_seconds": None,
-        }
-        self.saves.show(outcome.state, **facts)
+        if failure := self.saves.failure:
+            sentence = f"{outcome.sentence}, not saved ({failure})"
+            reason = "; ".join(filter(None, (outcome.reason, f"not saved: {failure}")))
+            code = outcome.code or ExitCode.FAILED
+            outcome = Outcome("save_failed", code, sentence, reason, outcome.signal)
+        facts = {"exit_code": int(outcome.code), "reason": outcome.reason, "signal": outcome.signal}
+        self.saves.show(outcome.state, **facts, eta_seconds=None)
         self.say_end(outcome.sentence)
         return outcome
-
-    def not_saved(self, outcome: Outcome) -> Outcome:
-        """Return this outcome with state save_failed and the error of the last save."""
-        failure = self.saves.failure
-        has_one = (self.session.path / "last.pth").exists()
-        then = "-resume auto continues from the previous save" if has_one else "there is no save to continue from"
-        return Outcome(
-            state="save_failed",
-            code=outcome.code or ExitCode.FAILED,
-            sentence=f"{outcome.sentence}, not saved ({failure}; {then})",
-            reason="; ".join(filter(None, (outcome.reason, f"not saved: {failure}"))),
-            signal=outcome.signal,
-        )
 
     def say_end(self, sentence: str) -> None:
         """Log how the training ended, its best epoch, its duration and its files."""

@@ -51,7 +51,7 @@ def calibrate_best(session: Session, plan: TrainPlan, trainer: Trainer) -> list[
     """Return [the callback that calibrates the best weights], or [] if CALIBRATE is false."""
     if not (plan.config.CALIBRATE and plan.config.TRAIN.OBJECTIVE == "classes"):
         return []
-    from extras.calibration.callback import Calibration
+    from extras.calibration import Calibration
 
     return [Calibration(session.path, session.log, trainer, plan.inputs.saved.get("calibration", {}))]
 

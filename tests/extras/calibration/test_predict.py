@@ -10,7 +10,7 @@ import torch
 from scipy.stats import binomtest
 
 from engine.predict.classifier import load_classifier
-from extras.calibration.unknown import Answered, fewest_images, find_answered
+from extras.unknown import Answered, fewest_images, find_answered
 from models.weights.files import read_record
 from models.weights.torch_files import read_torch
 from tests.support.checkpoints import checkpoint

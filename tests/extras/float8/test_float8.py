@@ -142,7 +142,7 @@ def test_float8_training_stays_near_float32_and_resumes_exactly(tmp_path):
 
 
 def test_doctor_and_predict_use_bfloat16_for_float8_runs(config):
-    from extras.doctor.command import precision_of
+    from extras.doctor.overflow import precision_of
     from extras.doctor.overflow import Batches, make_case
 
     state = {"config": flatten(config), "amp_scaler": {"dtype": "torch.bfloat16", "scale": 1.0}}

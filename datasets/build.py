@@ -9,7 +9,7 @@ import numpy as np
 
 from configs.schema import Config, Data
 from datasets.classes import number_classes, read_classes, without_new_classes
-from datasets.loading.readers import EvalData, EvalReader, Reader, SizedReader, TrainData, TrainReader
+from datasets.loading.readers import EvalData, EvalReader, Reader, TrainData, TrainReader
 from datasets.loading.workers import choose_workers, make_loader
 from datasets.order import EpochOrder, Order
 from datasets.sources import find_source
@@ -217,7 +217,7 @@ def _choose_reader(config: Config, is_training: bool) -> type[Reader]:
         from extras.native_aspect.readers import EvalSequenceReader, TrainSequenceReader
 
         return TrainSequenceReader if is_training else EvalSequenceReader
-    return EvalReader if not is_training else SizedReader if config.TRAIN.SIZE_SCHEDULE else TrainReader
+    return TrainReader if is_training else EvalReader
 
 
 def build_train_data(config: Config, image_set: ImageSet, process: Process, order: Order | None = None) -> TrainData:

@@ -13,7 +13,7 @@ import mmap
 import os
 import zlib
 from array import array
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,27 +67,6 @@ class Texts(Sequence):
         """Return the strings of some rows. This is fastest for rows that are close together."""
         return self._cut(self.starts[rows], self.starts[rows.astype(np.int64) + 1])
 
-    def find_file_names(self, names: Collection[bytes]) -> Iterator[tuple[int, bytes]]:
-        """Yield (row, file name) for each path with one of these file names.
-
-        Only paths whose last bytes have the same hash as the last bytes of a name are compared in full.
-        """
-        length = min(16, *map(len, names))
-        tails = np.frombuffer(b"".join(name[-length:] for name in names), np.uint8).reshape(-1, length)
-        wanted = np.zeros(1 << 16, bool)
-        wanted[_hash_strings(tails.T)] = True
-        for first in range(0, len(self), CHUNK):
-            starts = self.starts[first : first + CHUNK + 1].astype(np.int64)
-            rows = first + np.flatnonzero(np.diff(starts) >= length)
-            ends = self.starts[rows + 1].astype(np.int64)
-            is_candidate = wanted[_hash_strings(self.blob[ends - place] for place in range(length, 0, -1))]
-            rows = rows[is_candidate]
-            # Two strings can have the same hash, so the file names themselves decide.
-            for row, path in zip(rows.tolist(), self.select(rows), strict=True):
-                name = path[path.rfind(b"/") + 1 :]
-                if name in names:
-                    yield row, name
-
     def _cut(self, starts: np.ndarray, ends: np.ndarray) -> list[bytes]:
         if not len(starts):
             return []
@@ -99,14 +78,6 @@ class Texts(Sequence):
     def chunks(self, size: int = CHUNK) -> Iterator[list[bytes]]:
         """Return an iterator over the strings, `size` at a time."""
         return (self.chunk(start, min(start + size, len(self))) for start in range(0, len(self), size))
-
-
-def _hash_strings(places: Iterable[np.ndarray]) -> np.ndarray:
-    """Return a hash below 2**16 for each string. `places`: for each position, the bytes of all strings there."""
-    total = np.uint32(0)
-    for values in places:
-        total = total * np.uint32(2654435761) + values
-    return total >> np.uint32(16)
 
 
 class Index:

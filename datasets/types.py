@@ -2,7 +2,7 @@
 
 import copy
 import io
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -111,10 +111,6 @@ class ImageSet:
         for start in range(0, len(self), CHUNK):
             numbers = range(start, min(start + CHUNK, len(self)))
             yield [self.key(index).encode(errors="surrogateescape") for index in numbers]
-
-    def find_file_names(self, names: Collection[bytes]) -> Iterator[tuple[int, bytes]]:
-        """Yield (index, file name) for the images with one of these file names. Sets with a `root` implement this."""
-        raise NotImplementedError
 
     def split_keys(self) -> Iterable[list[bytes]]:
         """Return the bytes whose hash decides whether each image is held out: by default the image's key."""

@@ -14,7 +14,6 @@ from datasets import BadImages, EvalData, build_eval_data, build_normalize
 from engine.build import load_data_sets, make_model
 from engine.checkpoint.resume import is_run
 from engine.evaluation.evaluate import evaluate
-from engine.evaluation.not_finite import refuse_not_finite
 from engine.evaluation.tally import are_finite
 from engine.plan import EvalPlan, plan_evaluation, read_inputs
 from engine.plan_lines import describe_evaluation, measured_classes
@@ -88,6 +87,8 @@ def refuse_outputs(
     plan: EvalPlan, model: nn.Module, transforms: ModelTransforms, data: EvalData, normalize: nn.Module
 ) -> NoReturn:
     """Raise ConfigError for a model with non-finite outputs, after finding the first batch that produces them."""
+    from extras.doctor.trace import refuse_not_finite
+
     precision = plan.precision
     model = precision.computing(model).eval()
 

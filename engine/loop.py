@@ -4,7 +4,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from datasets import BadImages, EvalData, Window
 from engine.callback_list import Watchers
@@ -49,13 +48,6 @@ class Outcome:
         if self.reason == EARLY_STOP:
             return EARLY_STOP
         return "failed" if self.code in (ExitCode.NON_FINITE, ExitCode.NO_PROGRESS) else self.state
-
-
-class Vote(NamedTuple):
-    """The requests of one process before an update. The maximum over all processes counts; 0 means no request."""
-
-    signal: int = 0  # number of the signal that asks to save and end the run
-    time_is_up: int = 0  # 1: a callback, such as TimeLimit, asks to save and end the run
 
 
 @dataclass
@@ -280,6 +272,6 @@ def stop_if_requested(trainer: Trainer, stop: StopSignal, updates_left: int) -> 
     With several processes a vote takes effect one update later (Process.delayed_max), at the same step in all of them.
     """
     asks_to_stop = any([each.should_stop(trainer, updates_left) for each in trainer.callbacks])
-    vote = Vote(*trainer.process.delayed_max(Vote(stop.number, int(asks_to_stop))))
-    if vote.signal or vote.time_is_up:
-        raise Stopped(vote.signal)
+    signal, asks_to_stop = trainer.process.delayed_max([stop.number, int(asks_to_stop)])
+    if signal or asks_to_stop:
+        raise Stopped(signal)

@@ -27,7 +27,6 @@ from engine.checkpoint.resume import (
     read_saved,
     run_folder_of,
 )
-from engine.parallel import check_strategy
 from engine.precision.policy import Precision
 from engine.provenance import refuse_other_ranks
 from engine.train.optimizers import check_optimizer
@@ -148,7 +147,6 @@ def refusals(config: Config) -> dict[str, Callable[[], object]]:
         return {}
     checks = {
         "augmentation": lambda: check_policy(config.TRAIN),
-        "strategy": lambda: check_strategy(config),
         "optimizer": lambda: check_optimizer(config),
     }
     if config.TRACK:

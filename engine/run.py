@@ -13,7 +13,7 @@ from pathlib import Path
 
 from configs.load import LoadedConfig
 from configs.schema import Config
-from datasets import BadImages, EvalData, build_eval_data, watches, write_split
+from datasets import BadImages, EvalData, build_eval_data, write_split
 from engine.build import build, load_data_sets, prepare_torch, restore
 from engine.callback_list import callbacks_that_save, choose_callbacks, make_report
 from engine.check.quick_checks import OK, quick_checks, refuse_full_disk
@@ -45,8 +45,6 @@ def run(loaded: LoadedConfig, process: Process) -> int:
     session = Session(loaded, process)
     if process.world_size > 1:
         session.log.say(process.describe())
-        if unused := process.unused_devices():
-            session.log.warn(f"the run leaves {counted(unused, 'visible device')} unused; start one process per device")
     prepare_torch(loaded.config, process, session.log)
     try:
         if process.rendezvous:
@@ -82,10 +80,6 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     plan = plan_training(inputs, load_data, partial(search_batch_size, stop=stop))
     config = plan.config  # these settings are final; only the micro-batches may become smaller (fit_micro_batches)
     log.say(*plan.eval_set.notes)
-    if watches(plan.train_set, plan.eval_set, config.DATA.DATA_PATH):
-        from datasets.overlap import shared_names
-
-        log.say(*process.first(lambda: shared_names(plan.train_set, plan.eval_set)))
 
     # Build.
     eval_data = build_eval_data(config, plan.eval_set, process)

@@ -3,7 +3,7 @@
 import errno
 import os
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -145,15 +145,6 @@ class FileImages(EncodedImages):
 
     def all_keys(self) -> Iterator[list[bytes]]:
         return map(normal_paths, self._in_chunks(self.paths))
-
-    def find_file_names(self, names: Collection[bytes]) -> Iterator[tuple[int, bytes]]:
-        """Yield (index, file name) of the images with one of these file names."""
-        found = self.paths.find_file_names(names)
-        if self.rows is None:
-            return found
-        name_of = dict(found)
-        numbers = np.flatnonzero(np.isin(self.rows, list(name_of)))
-        return ((index, name_of[row]) for index, row in zip(numbers.tolist(), self.rows[numbers].tolist(), strict=True))
 
     def split_keys(self) -> Iterator[list[bytes]]:
         return self.all_keys() if self.groups is None else self._in_chunks(self.groups)

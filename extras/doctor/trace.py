@@ -4,13 +4,14 @@ import contextlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from models.transforms import ModelTransforms
+from utils.errors import ConfigError
 from utils.torch_internals import tree_leaves, tree_map
 
 # These operations only move numbers, which were examined when they were computed.
@@ -173,6 +174,21 @@ def first_not_finite(model: nn.Module, transforms: ModelTransforms, forward: Cal
     with torch.no_grad(), trace.watching():
         forward()
     return trace.first_forward
+
+
+def refuse_not_finite(
+    source: str, model: nn.Module, transforms: ModelTransforms, forward: Callable[[], Any]
+) -> NoReturn:
+    """Raise ConfigError for weights whose outputs are not finite. The message names the place in the model.
+
+    `source` names the weights, `transforms` are the model's transforms, and `forward` computes the outputs again.
+    """
+    place = first_not_finite(model, transforms, forward)
+    where = f", first in {place}" if place else ""
+    raise ConfigError(
+        f"{source}: the model's outputs are not finite{where}; the weights are damaged, from a run that diverged, or "
+        "too large for half precision: leave out -amp, or add -amp_dtype bfloat16"
+    )
 
 
 def larger(one: float, other: float) -> float:

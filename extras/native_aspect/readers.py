@@ -13,8 +13,8 @@ from configs.schema import Config
 from datasets.loading.readers import Buffers, EvalReader, Reader, TrainReader
 from datasets.order import Piece
 from datasets.transforms.augment import Augmentation, parse_policy
-from datasets.transforms.crop import TrainTransform, crop_box, resize
-from datasets.transforms.pixels import DrawnOperations, Operation
+from datasets.transforms.crop import BySize, TrainTransform, crop_box, resize
+from datasets.transforms.operations import DrawnOperations, Operation
 from datasets.types import Batch, ImageSet
 from extras.native_aspect.models import (
     grids_of,
@@ -33,9 +33,10 @@ class SequenceTransform(TrainTransform):
     """A random crop, resized so that its patches fit the output, with flips and augmentation."""
 
     def __init__(self, config: Config, patch: int):
-        augment = SequenceAugmentation(config) if config.TRAIN.augments else None
-        super().__init__(config.DATA, augment)
+        super().__init__(config)
         self.patch, self.cut = patch, self._resized
+        if self.augment:
+            self.augment = SequenceAugmentation(config)
 
     def __call__(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
         """Transform an image, uint8 [H, W, C], and write its patches to `out`, uint8 [N + 1, P * P * C]."""
@@ -102,7 +103,8 @@ class TrainSequenceReader(SequenceReader, TrainReader):
 
     def __init__(self, image_set: ImageSet, config: Config):
         super().__init__(image_set, config)
-        self.transform, self.boxes = SequenceTransform(config, self.patch), None
+        self.transforms = BySize(config, lambda sized: SequenceTransform(sized, self.patch))
+        self.boxes = None  # drawn in `batch`
         self.erasing, self.mixing = PatchBoxes(config), PatchMixing(config, self.patch)
 
     def length(self, piece: Piece) -> int:

@@ -10,8 +10,8 @@ from pathlib import Path
 from configs.schema import RECORD
 from configs.values import of_role
 from engine.evaluation.scores import TITLES, format_value, interval_of
-from engine.record.saved_files import read_json, read_table, read_text, title_of, to_number
-from engine.record.saved_run import PICTURES, SavedRun, written
+from engine.record.saved_files import PICTURES, read_json, read_table, read_text, title_of, to_number
+from engine.record.saved_run import SavedRun, written
 from extras.report.page import Markup, contact_sheet, element, embedded, picture, scrolling, section, table, write_page
 from extras.report.plot import Plot, plots_of, to_png
 from utils import VERSION

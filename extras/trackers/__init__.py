@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.schema import Config
-from engine.record.saved_files import read_object
-from engine.record.saved_run import PICTURES
+from engine.record.saved_files import PICTURES, read_object
 from extras.trackers.tracker import Ending, Row, Tracker, without_secrets
 from utils.distributed import Process
 from utils.errors import ConfigError, ExitCode

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configs.removed import translate_removed
+from configs.removed import check_removed
 from configs.schema import MODEL
 from configs.values import of_role
 from models.kwargs import SETTING_BY_TYPE, SETTING_OF
@@ -42,7 +42,7 @@ def metadata_of(source: str) -> WeightsMetadata:
     record = read_record(path)
     config = record.get("config", {})
     if "MODEL.TYPE" in config:  # a run of halfstep
-        translate_removed(config, config, str(path), ("model",))  # raises ConfigError for a removed model
+        check_removed(config, str(path), ("model",))  # raises ConfigError for a removed model
         parts = ({key: config[key] for key in keys if key in config} for keys in (PREPROCESSING, ARCHITECTURE))
         return WeightsMetadata(str(path), *parts)
     try:

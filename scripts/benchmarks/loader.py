@@ -49,8 +49,6 @@ def main(argv: list[str]) -> int:
     command.add_argument("-batch_size", type=at_least(1), help=f"batch size [{BATCH_SIZE} on a CPU, else 256]")
     command.add_argument("-num_workers", type=at_least(1), help="loader threads (timm: processes) [one per core]")
     command.add_argument("-compile", action="store_true", help="compile both models")
-    tokens_help = "train both at the images' own aspect ratio with this many patches (DATA.TOKENS, --naflex-loader)"
-    command.add_argument("-tokens", type=at_least(1), metavar="N", help=tokens_help)
     arguments, arguments.flags = parser.parse_known_args(argv)
     if arguments.flags and arguments.command != "limits":
         parser.error(f"unrecognized arguments: {' '.join(arguments.flags)}")
@@ -81,7 +79,8 @@ def compare_limits(arguments: argparse.Namespace, scratch: Path) -> None:
         "both": StepWorker([*flags, "-opts", *options]),
     }
     with contextlib.suppress(Refused):  # compare() reports the reason
-        next(iter(sides.values())).facts()  # only this worker builds the cache, before the others start
+        sides["loader alone"].start()
+        sides["loader alone"].ask("images_per_update")  # only this worker builds the cache, before the others start
     turns = Turns(rounds=3, steps=3, min_seconds=arguments.seconds)
     measured = compare(sides, turns)
     rows = [[name, spread(each.images_per_second)] for name, each in measured.items()]
@@ -124,7 +123,6 @@ class Setup:
     workers: int
     batch_size: int
     is_compiled: bool
-    tokens: int | None = None  # DATA.TOKENS
 
     @property
     def report_every(self) -> int:
@@ -138,9 +136,6 @@ class Setup:
         words += ["--log-interval", self.report_every]
         words += ["--pin-mem"] if self.kind == "cuda" else []
         words += ["--torchcompile"] if self.is_compiled else []
-        if self.tokens:
-            words += ["--naflex-loader", "--naflex-train-seq-lens", self.tokens, "--naflex-max-seq-len", self.tokens]
-            words += [] if self.model.startswith("naflexvit") else ["--model-kwargs", "use_naflex=True"]
         return list(map(str, words))
 
     def halfstep(self, photos: Path, output: Path) -> list[str]:
@@ -151,7 +146,6 @@ class Setup:
         words += ["-data_path", photos, "-output", output, "-amp", "-amp_dtype", "bfloat16", "-epochs", 1]
         words += ["-batch_size", self.batch_size, "-num_workers", self.workers]
         words += ["-compile"] if self.is_compiled else []
-        model += [f"DATA.TOKENS={self.tokens}"] if self.tokens else []
         return list(map(str, [*words, "-opts", f"REPORT_FREQ={self.report_every}", *model, *OURS.split()]))
 
 
@@ -173,7 +167,7 @@ def compare_runs(arguments: argparse.Namespace, scratch: Path) -> None:
     kind, _ = find_devices("auto")
     workers = arguments.num_workers or len(available_cores())
     batch_size = arguments.batch_size or (BATCH_SIZE if kind == "cpu" else 256)
-    setup = Setup(arguments.model, kind, workers, batch_size, arguments.compile, arguments.tokens)
+    setup = Setup(arguments.model, kind, workers, batch_size, arguments.compile)
     if not (photos := arguments.photos):
         photos, count = scratch / "photos", 38 * batch_size
         make_photos(photos, count, count // 4, num_drawn=1220)

@@ -20,7 +20,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so tha
 
 from utils.program import exit_code  # isort: skip
 from engine.settings import load_settings
-from scripts.benchmarks.common import CASES, SpeedTable, StepWorker, Turns, compare, fast_modes, machine, spread, table
+from scripts.benchmarks.common import (
+    CASES,
+    Measured,
+    StepWorker,
+    Turns,
+    compare,
+    fast_modes,
+    machine,
+    spread,
+    table,
+    take_turns,
+)
 from scripts.command_line import Parser, at_least
 from utils.host import find_devices
 
@@ -102,16 +113,48 @@ def peer(arguments: argparse.Namespace) -> str:
 def measure_cases(
     arguments: argparse.Namespace, workers: dict[str, StepWorker], products: dict[str, str], reasons: dict[str, str]
 ) -> str:
-    """Print the table of all cases, adding rows as soon as they are known. Return the text below the table."""
-    first, *others = workers or [None]
-    turns = Turns(arguments.rounds, arguments.steps, arguments.seconds)
-    speeds = SpeedTable(heading(arguments, turns), products)
-    speeds.add({}, reasons)
+    """Print the table of all cases, adding rows as soon as they are known. Return the text below the table.
+
+    All cases are compared with the first. `products`: {case: type of its matrix products}. `reasons`: {case that this
+    kind of device cannot compute: the reason}.
+    """
+    turns, base = Turns(arguments.rounds, arguments.steps, arguments.seconds), next(iter(workers), "-")
+    columns = ["case", "memory, GiB", f"memory against {base}", "iterations/s", "images/s"]
+    columns += [f"against {base}", "FLOPs utilisation, %"]
+    print(table(heading(arguments, turns), columns, []).rstrip(), flush=True)
+    show_rows([refused_row(*each) for each in reasons.items()])
+    peaks: dict[str, float] = {}  # {type of matrix products: FLOP/s}
+    flops, others = 0, [name for name in workers if name != base]
     for begin in range(0, max(len(others), 1), AT_ONCE - 1):
-        # Each group contains the first case, with which the others are compared.
-        group = [first, *others[begin : begin + AT_ONCE - 1]] if workers else []
-        speeds.measure({name: workers[name] for name in group}, turns)
-    return speeds.ending
+        group = [*workers][:1] + others[begin : begin + AT_ONCE - 1]
+        measured, reasons = take_turns({name: workers[name] for name in group}, turns, products)
+        peaks |= {products[name]: each.peak for name, each in measured.items()}
+        flops = max([flops, *(3 * each.forward_flops for each in measured.values())])  # per training image
+        rows = {name: refused_row(name, reason) for name, reason in reasons.items()}
+        for name, each in measured.items():
+            share = flops * statistics.median(each.images_per_second) / peaks[products[name]]
+            rows[name] = speed_row(name, each, measured.get(base), share)
+        show_rows([row for name, row in rows.items() if name != base or begin == 0])
+    speeds = ", ".join(f"{product} {peak / 1e9:.4g}" for product, peak in peaks.items())
+    text = f"a training image takes {flops / 1e9:.4g} GFLOP (3 x forward)"
+    return f"\nUtilisation: {text}; matrix products reach, in GFLOP/s: {speeds}.\n" if speeds else ""
+
+
+def speed_row(name: str, case: Measured, base: Measured | None, share: float) -> list[str]:
+    """Return the row of a case. `share` is the share of the device's FLOP/s that the training uses."""
+    memory = f"{case.memory / base.memory:.2f}" if base else "-"
+    row = [name, f"{case.memory / 2**30:.2f}", memory, f"{1 / statistics.median(case.seconds):.4g}"]
+    ratios = spread(case.ratios, 2) if case.ratios else "-"
+    return [*row, spread(case.images_per_second), ratios, f"{100 * share:.3g}"]
+
+
+def refused_row(name: str, reason: str) -> list[str]:
+    return [name, reason, *["-"] * 5]
+
+
+def show_rows(rows: list[list[str]]) -> None:
+    for row in rows:
+        print(f"| {' | '.join(row)} |", flush=True)
 
 
 def seconds(arguments: argparse.Namespace) -> str:

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 from configs.flags import FLAGS  # noqa: E402
-from configs.schema import START, Arguments, Only  # noqa: E402
+from configs.schema import START, Arguments  # noqa: E402
 from configs.tables import SOURCES, TORCH_OPTIMIZERS  # noqa: E402
 from configs.values import SETTINGS, START_SETTINGS, Setting, describe_bounds, to_text  # noqa: E402
 from engine.record.columns import COLUMNS, STEP_COLUMNS  # noqa: E402
@@ -94,7 +94,8 @@ def source_rows() -> Iterator[str]:
     for name, row in SOURCES.items():
         section = row.section or name
         title = f"[`{name}`](#{section})" if section in sections else f"`{name}`"
-        own = ", ".join(f"`{setting.key}`" for setting in settings_of("DATA.DATASET", name))
+        only = {setting.key: setting.only for setting in SETTINGS.values() if setting.only}
+        own = ", ".join(f"`{key}`" for key, each in only.items() if "DATA.DATASET" in each.keys and name in each.values)
         yield f"| {title} | {row.sentence} | {row.split} | {own} |"
 
 
@@ -103,15 +104,6 @@ def optimizer_rows() -> Iterator[str]:
         settings = ", ".join(f"`{each}`" for each in row.settings)
         low, high = row.usual_rates
         yield f"| `{name}` | {row.sentence} | {settings} | {low:g} to {high:g} |"
-
-
-def settings_of(key: str, name: str) -> Iterator[Setting]:
-    """Yield the settings that have an effect only with this value of another setting."""
-    for setting in SETTINGS.values():
-        section = setting.key.rpartition(".")[0]
-        for mark in setting.marks:
-            if isinstance(mark, Only) and mark.keys(SETTINGS, section) == [key] and name in mark.values:
-                yield setting
 
 
 def _table(settings: Iterable[Setting]) -> str:

@@ -71,7 +71,8 @@ TOGETHER = """
 -eval -opts DATA.BATCH_SIZE=7 TRAIN.CUTMIX_ALPHA=1
 -eval -dataset csv -opts DATA.LABEL_SEPARATOR=; TRAIN.DISTILLATION_TYPE=soft TRAIN.TEACHER_MODEL=none
 -amp -opts PRECISION.MIN_LOSS_SCALING=8 PRECISION.INIT_LOSS_SCALING=8 PRECISION.MAX_LOSS_SCALING=8
--compile max-autotune-no-cudagraphs -accum_iter 2 -opts TRAIN.CLIP_MODE=agc DIST.STRATEGY=fsdp2
+-compile max-autotune-no-cudagraphs -accum_iter 2
+-opts TRAIN.CLIP_MODE=agc DIST.STRATEGY=fsdp2
 -compile reduce-overhead -image_size 16 -opts MODEL.PATCH_SIZE=16 MODEL.FREEZE=[*,!head]
 -dataset csv -data_path photos -opts DATA.COLUMNS=[a,b] DATA.SAMPLER=balanced RESUME.ALLOW_CHANGED=[TRAIN.BASE_LR,SPLIT]
 -dataset shards -data_path s3://bucket/photos -opts MODEL.TYPE=timm MODEL.NAME=resnet18 RESUME.ALLOW_CHANGED=[IMAGES]

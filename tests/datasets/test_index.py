@@ -14,7 +14,6 @@ from datasets import index
 from datasets.index import IndexBuilder, Texts, index_paths, open_index, open_or_build
 from datasets.sources import csv_list, folder, imagenet, parquet, shards
 from datasets.sources.images import FileImages
-from datasets.transforms.pixel_rules import PixelRules
 from tests.support.image_sets import draw, error_of, load, make_folders, make_set, samples, settings, shades, write_tar
 from tests.support.parquet_files import ANIMALS, make_parquet, rows, write_parquet
 from tests.support.refusals import assert_names
@@ -271,19 +270,3 @@ def test_split_is_drawn_once_per_fraction_and_fold(tmp_path, monkeypatch):
         path.unlink()
     assert everything_of("imagefolder", tmp_path) == wanted[0], "the split must be the same without an index file"
     assert not list(tmp_path.glob("*.index"))
-
-
-def test_file_names_are_found_in_all_index_chunks_and_subsets(tmp_path, monkeypatch):
-    monkeypatch.setattr(index, "CHUNK", 3)
-    paths = ["cat/1.jpg", "cat/21.jpg", "dog/1.jpg", "1.jpg", "a/b/1.jpg", "x", "dog/1.jpg.jpg", "dog/2.jpg"]
-    images = FileImages(tmp_path, paths, [0] * len(paths), ["one"], PixelRules(3))
-    names = {b"1.jpg", b"x", b"a-name-that-is-longer-than-all-others.jpg"}
-    assert list(images.find_file_names(names)) == [
-        (0, b"1.jpg"),
-        (2, b"1.jpg"),
-        (3, b"1.jpg"),
-        (4, b"1.jpg"),
-        (5, b"x"),
-    ]
-    part = images.take(np.array([7, 2, 5]))
-    assert list(part.find_file_names(names)) == [(1, b"1.jpg"), (2, b"x")]

@@ -130,33 +130,24 @@ def read_saved_sweep(folder: Path) -> dict[str, Any]:
 
 
 def write_cache(folder: Path, version: int) -> None:
-    from extras.cache import CacheWriter
+    from extras import cache
 
-    location = cache_at(folder, version)
     if f"images {version}" not in read_cache(folder):
-        writer = CacheWriter(location)
-        for number in range(2):
-            writer.add(1, 2, b"%d%d" % (version, number))
-        writer.finish()
-        writer.close()
-    location.remove_older()
+        cache.write_cache(cache_at(folder, version), 1, ((1, 2, b"%d%d" % (version, number)) for number in range(2)))
+    cache_at(folder, 3 - version).remove()
 
 
 def cache_at(folder: Path, version: int):
     from extras.cache import CacheLocation
 
-    return CacheLocation(folder, "digits-train", {"version": version}, 2)
+    return CacheLocation(folder, "digits-train", str(version))
 
 
 def read_cache(folder: Path) -> dict[str, Any]:
-    from extras.cache import CacheFile
+    from extras.cache import open_cache
 
-    caches = {f"images {version}": cache_at(folder, version) for version in (1, 2)}
-    return {
-        name: [bytes(CacheFile(each).read(number)[2]) for number in range(2)]
-        for name, each in caches.items()
-        if each.index.exists()
-    }
+    caches = {f"images {version}": open_cache(cache_at(folder, version)) for version in (1, 2)}
+    return {name: [each.read(number).tobytes() for number in range(2)] for name, each in caches.items() if each}
 
 
 def pull_tar(folder: Path, version: int) -> None:

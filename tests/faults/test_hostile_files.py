@@ -445,7 +445,7 @@ def shards(part: object) -> Callable:
 
 
 def odd(kind: str) -> Callable:
-    """Write a pipe, a folder, a file of a tebibyte without content, nothing, or a link to a file of the kernel."""
+    """Write a pipe, a folder, a file of a tebibyte without content, nothing, or a link to a device."""
 
     def write(path: Path, weights: Path) -> None:
         make_sets(path.parents[1] if path.suffix in (".tar", ".csv", ".parquet") else path.parent)
@@ -528,7 +528,7 @@ OF_CLASSES = (
     lambda path: load_images("imagefolder", path.parent / "imagefolder", CLASSES=str(path)),
     weights_of_classes,
 )
-SPECIAL = {kind: odd(kind) for kind in ("pipe", "/proc/version")}
+SPECIAL = {"pipe": odd("pipe")}
 ENDLESS = {kind: odd(kind) for kind in ("/dev/zero", "sparse", "pipe", "folder", "missing")}
 
 

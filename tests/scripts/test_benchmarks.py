@@ -52,18 +52,14 @@ class FakeWorker:
 
     close = start
 
-    def facts(self):
-        return {"images": 8}
-
-    def iterate(self, steps):
+    def ask(self, method, *arguments):
+        if method != "time_updates":
+            return 8
         if self.refuses:
             raise Refused("it cannot")
-        self.steps.append(steps)
+        self.steps.append(arguments[1])
         FakeWorker.questions += 1
-        return self.seconds * (1 + FakeWorker.questions // 100)
-
-    def peak_memory(self):
-        return 2**30
+        return arguments[1] * self.seconds * (1 + FakeWorker.questions // 100)
 
 
 def test_alternating_benchmark_cases_keep_their_ratios_during_slowdowns():
@@ -115,7 +111,7 @@ def test_gpu_session_part_over_its_limit_is_killed(tmp_path):
     hidden = f"sh -c 'setsid sleep 1000 & echo $! > {tmp_path}/hidden; echo early; sleep 1000'"
     parts = {"slow": (1.0, [hidden]), "failed": (60, ["sh -c 'echo late; exit 3'"])}
     if (child := os.fork()) == 0:
-        os._exit(gpu_session.run_session(tmp_path, parts, "dry"))
+        os._exit(gpu_session.run_session(tmp_path / "session.md", parts, "dry"))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
     assert not alive(int((tmp_path / "hidden").read_text()))
     text = (tmp_path / "session.md").read_text()
@@ -124,7 +120,7 @@ def test_gpu_session_part_over_its_limit_is_killed(tmp_path):
 
 def test_gpu_session_parts_have_valid_commands_and_fit_the_time_limit(monkeypatch, tmp_path):
     ran = []
-    monkeypatch.setattr(gpu_session, "run_session", lambda folder, parts, kind: ran.append(parts) or 0)
+    monkeypatch.setattr(gpu_session, "run_session", lambda path, parts, kind: ran.append(parts) or 0)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr(step, "measure_cases", lambda arguments, workers, *rest: " ".join(workers))
     calls = re.findall(r"-output FOLDER (-parts.*)", gpu_session.__doc__)

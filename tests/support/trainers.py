@@ -9,13 +9,12 @@ from torch.nn.functional import cosine_similarity
 
 from configs.schema import Config
 from datasets import Window, build_train_data, load_image_sets
-from engine.build import make_wrappers
+from engine.build import build_trainer, make_wrappers
 from engine.loop import train_epoch
 from engine.precision.loss_scale import LossScaler
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult, Report
 from engine.train.trainer import Trainer
-from engine.trial import build_trial
 from models import add_adapters, build_model
 from tests.support.configs import CPU
 from utils.distributed import Process
@@ -55,7 +54,7 @@ def make_trainer(
     data = build_train_data(config, train_set, Process(device))
     model = (model.double() if double else model).to(device)
     wrappers = make_wrappers(config, Process(device), Log(0), 10)
-    trainer = build_trial(config, Process(device), model, data, Log(0), wrappers)
+    trainer = build_trainer(config, Process(device), model, data, Log(0), wrappers)
     trainer.callbacks = list(callbacks)
     return trainer
 

@@ -84,12 +84,12 @@ def timms_augmentation(args: SimpleNamespace, model: torch.nn.Module) -> dict:
 
 def our_augmentation(config) -> dict:
     data, train, drawn = config.DATA, config.TRAIN, Augmentation(config)
-    policy = drawn.policy
+    operations, _, count = drawn.draw_policy.args if drawn.draw_policy else ([], None, 0)
     erasing = (train.RANDOM_ERASE_PROB, train.RANDOM_ERASE_MODE == "pixel", train.RANDOM_ERASE_COUNT)
-    each = [(op.name, op.probability, op.magnitude, op.options.deviation) for op in policy.operations] if policy else []
+    each = [(op.name, op.probability, op.magnitude, op.options.deviation) for op in operations]
     return {
         "crop": (data.CROP_SCALE, data.CROP_RATIO, (data.IMAGE_SIZE,) * 2, data.HFLIP),
-        "policy": each * policy.count if policy else None,
+        "policy": each * count or None,
         "jitter": drawn.jitter or None,
         "erasing": erasing if train.RANDOM_ERASE_PROB else None,
         "normalized": (data.IMAGENET_MEAN, data.IMAGENET_STD),

@@ -9,9 +9,8 @@ from PIL import Image
 from configs.schema import Config
 from configs.values import flatten
 from datasets import build_train_data, load_image_sets
-from engine.build import make_wrappers
+from engine.build import build_trainer, make_wrappers
 from engine.train.trainer import Trainer
-from engine.trial import build_trial
 from models import build_model
 from tests.support.configs import CPU, replaced, small_config
 from utils.distributed import Process
@@ -82,4 +81,4 @@ def make_feature_trainer(config: Config, double: bool = False) -> Trainer:
     process = Process(CPU)
     wrappers = make_wrappers(config, process, Log(1), 10, train_set.classes)
     data = build_train_data(config, train_set, process)
-    return build_trial(config, process, model, data, Log(1), wrappers)
+    return build_trainer(config, process, model, data, Log(1), wrappers)

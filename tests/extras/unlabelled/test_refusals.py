@@ -7,10 +7,11 @@ import torch
 
 from extras.unlabelled.training import make_feature_training
 from models import build_model
-from tests.extras.unlabelled.support import SMALL, digits_config, draw_photos, make_feature_trainer, teacher_of
+from tests.extras.unlabelled.support import SMALL, digits_config, draw_photos, teacher_of
 from tests.support.configs import CPU, replaced
 from tests.support.refusals import refused
 from tests.support.runs import rows, typed
+from tests.support.trainers import make_trainer
 from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.log import Log
@@ -100,7 +101,7 @@ def test_model_without_square_grid_needs_pooled_features(tmp_path):
 def test_convolutional_student_learns_pooled_features_of_a_vit(tmp_path):
     model = "MODEL.TYPE=timm MODEL.NAME=test_resnet MODEL.PATCH_SIZE=16 MODEL.EMBED_DIM=768 MODEL.DEPTH=12 MODEL.NUM_HEADS=12"
     config = digits_config(tmp_path, "TRAIN.FEATURES=pooled", "DATA.IMAGE_SIZE=32", *model.split())
-    assert make_feature_trainer(config).model.feature_maps["pooled"].out_features == 24
+    assert make_trainer(config, classes=[]).model.feature_maps["pooled"].out_features == 24
 
 
 def test_output_folder_inside_the_photos_is_refused(words):

@@ -204,7 +204,9 @@ def replay_run(source: str, batch: Path | None, cfg: str | None, half: str | Non
     prepare = build_preparation(config, build_normalize(config.DATA).to(device))
     loss = build_loss(config, state.get("class_weights"), device)
     for each in batches or [next_batch(config, state)]:
-        found = diagnose(make_case(config, make_model(config, state), prepare, each, scale, loss))
+        model = build_model(config, config.MODEL.NUM_CLASSES or len(state["class_names"]))
+        load_exactly(model, merged(state["state_dict"], state["config"]), Path("the run's weights"))
+        found = diagnose(make_case(config, model, prepare, each, scale, loss))
         if found.first:
             break
     num_images = sum(len(batch.targets) for batch, _ in each.batches)
@@ -271,10 +273,3 @@ def next_batch(config: Config, state: dict) -> Batches:
         window = next(windows)
         shares = [(each, each.num_samples * world_size / window.num_samples) for each in window.batches]
     return Batches(step, 0, shares)
-
-
-def make_model(config: Config, state: dict) -> torch.nn.Module:
-    """Build the model with the run's weights."""
-    model = build_model(config, config.MODEL.NUM_CLASSES or len(state["class_names"]))
-    load_exactly(model, merged(state["state_dict"], state["config"]), Path("the run's weights"))
-    return model

@@ -105,7 +105,6 @@ LOWEST, HIGHEST = 0.05, 20.0  # bounds of a temperature
 # temperature near 0. Rejected: smoothed labels as in Platt scaling. With 30 images, they made a good model's loss on
 # other images five times larger.
 PRIOR_DEVIATION = 0.5
-FIRST_SCORES = (2**16, 2**19)  # the fit starts with subsets of the images that have about this many scores
 SCORES_AT_ONCE = 2**15  # small enough for the processor's cache
 MOST_STEPS, PRECISE_STEP = 60, 1e-5  # Newton's method squares the error, so the next step would be about 1e-10
 NUM_BINS = 15
@@ -119,17 +118,13 @@ def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """
     slopes = slopes_of_labels if targets.ndim == 2 else slopes_of_classes
     weight = 1 / (PRIOR_DEVIATION**2 * len(logits))
-    found = np.zeros(logits.shape[1] if targets.ndim == 2 else 1)  # the logarithm of the inverse temperature
-    for most_scores in (*FIRST_SCORES, logits.size):
-        every = -(-logits.size // most_scores)
 
-        def derivatives(at: np.ndarray, every: int = every) -> tuple[np.ndarray, np.ndarray]:
-            inverse = np.exp(at)
-            first, second = slopes(logits[::every], targets[::every], inverse)
-            return inverse * first + weight * at, inverse * first + inverse**2 * second + weight
+    def derivatives(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        inverse = np.exp(at)  # `at`: the logarithm of the inverse temperature
+        first, second = slopes(logits, targets, inverse)
+        return inverse * first + weight * at, inverse * first + inverse**2 * second + weight
 
-        found = find_root(derivatives, found)
-    return np.exp(-found)
+    return np.exp(-find_root(derivatives, np.zeros(logits.shape[1] if targets.ndim == 2 else 1)))
 
 
 def find_root(derivatives: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], start: np.ndarray) -> np.ndarray:

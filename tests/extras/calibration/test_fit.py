@@ -46,7 +46,6 @@ def test_fitted_temperature_equals_scipys_minimum(size, temperature):
 def test_fit_in_parts_equals_fit_on_all_images(monkeypatch):
     logits, labels = draw(2000, 10, 1.7)
     whole = fit_temperature(logits, labels)
-    monkeypatch.setattr(calibration, "FIRST_SCORES", (200, 2000))
     monkeypatch.setattr(calibration, "SCORES_AT_ONCE", 70)
     assert fit_temperature(logits, labels) == pytest.approx(whole, abs=1e-7)
 

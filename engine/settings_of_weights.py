@@ -130,14 +130,6 @@ def layer_of_weights(given: dict[str, Text], checkpoint: Path | None) -> Layer |
     return layer_from(origin, _for_channels(images, given) | model)
 
 
-def layer_for_evaluation(given: dict[str, Text], checkpoint: Path | None) -> Layer | None:
-    """Return the result of `layer_of_weights` for -eval without -cfg. Error messages also suggest -cfg."""
-    try:
-        return layer_of_weights(given, checkpoint)
-    except ConfigError as error:
-        raise ConfigError(f"{error}; or name a settings file with -cfg") from None
-
-
 def _by_weights(metadata: Any, given: dict[str, Text], names_model: bool) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """Return the origin, the image settings and the model settings.
 

@@ -5,7 +5,6 @@ The lines that these functions log become rows of a table, and so do the errors 
 
 import contextlib
 import itertools
-import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -301,9 +300,6 @@ def estimate_time(plan: TrainPlan, trainer: Trainer, startup: float) -> str:
     times.evaluation = time_evaluation(plan, trainer)
     times.before_first_update = startup + times.evaluation * plan.scores_start
     each = f"; {times.update:.3g} s per update, {times.evaluation:.3g} s per evaluation"
-    others = os.getloadavg()[0] - time.process_time() / 60  # the load average without this process
-    if others + torch.get_num_threads() > 1.25 * (os.cpu_count() or 1):
-        each += f"; other programs are using this machine (load {others:.1f}): the run may be faster without them"
     if plan.config.TRAIN.BUDGET:
         from extras.budget import Allowance, Budget
 

@@ -157,9 +157,7 @@ def pull_tar(folder: Path, version: int) -> None:
 def tar_cache(folder: Path):
     from extras.remote.shards import TarCache
 
-    return TarCache(
-        folder, SimpleNamespace(copy=lambda name, size, file, since: file.write(b"x" * size), url_of=str), 999
-    )
+    return TarCache(folder, SimpleNamespace(copy=lambda name, size, file: file.write(b"x" * size), url_of=str), 999)
 
 
 def read_tars(folder: Path) -> dict[str, Any]:

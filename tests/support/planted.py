@@ -41,8 +41,7 @@ from engine.session import Status
 from engine.train.callback import Callback
 from engine.train.forecast import Forecast
 from engine.train.trainer import Trainer
-from tests.support.forked_children import ForkingPopen
-from tests.support.forks import DEADLINE
+from tests.support.forks import DEADLINE, ForkingPopen
 from tests.support.planted_in_saves import (  # noqa: F401
     fill_disk,
     find_no_room,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from datasets import load_image_sets
-from datasets.sources.digits import FILE as DIGITS
+from datasets.sources.arrays import DIGITS
 from datasets.sources.images import FileImages
 from engine.predict.pictures import tiles_of
 from engine.record.saved_files import read_table

@@ -328,7 +328,7 @@ def mark_of(arguments: argparse.Namespace, classifier: "Classifier", reports: bo
     from engine.predict.output import UNKNOWN, UNSURE, Mark
 
     if arguments.unknown is not None:
-        from extras.calibration.unknown import find_threshold
+        from extras.unknown import find_threshold
 
         return Mark(UNKNOWN, find_threshold(classifier, arguments.unknown, report if reports else lambda line: None))
     return None if arguments.unsure is None else Mark(UNSURE, arguments.unsure)

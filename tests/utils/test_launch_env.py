@@ -9,7 +9,6 @@ import pytest
 from configs.load import load
 from tests.support.cases import cases_of, names_of, value_of
 from tests.support.forks import ROOT
-from tests.support.launch_variables import environment_of, launched_rank_of
 from tests.support.modules import imported_at_the_top
 from tests.support.refusals import refused
 from utils.errors import ConfigError
@@ -19,6 +18,30 @@ from utils.launch import (
     find_launched_rank,
     rank_in_environment,
 )
+
+
+def environment_of(words: str) -> dict[str, str]:
+    """Return the variables of a shell command such as "RANK=0 WORLD_SIZE=2 -ngpus 1"."""
+    return dict(word.split("=", 1) for word in shlex.split(words, comments=True) if "=" in word)
+
+
+def launched_rank_of(words: str) -> str:
+    """Return the rank in the variables of a launcher as text, after assertions that hold for every launcher."""
+    environment = environment_of(words)
+    launched = find_launched_rank(environment)
+    if launched:
+        assert launched.parent_is_launcher == (launched.launcher in ("torchrun", "Open MPI"))
+        assert rank_in_environment(environment) == launched.rank, "only one process may report a mistake"
+    return described(launched)
+
+
+def described(launched: LaunchedRank | None) -> str:
+    if launched is None:
+        return "None"
+    ranks = f"{launched.rank} of {launched.world_size}, local {launched.local_rank} of {launched.local_size}"
+    ends = f"restart {launched.restart_count}, at most {launched.max_world_size}"
+    return f"{launched.launcher}: {ranks}, at {launched.host}:{launched.port}, {ends}"
+
 
 TORCHELASTIC = {"TORCHELASTIC_RUN_ID": "x", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
 SLURM = {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "gpu[07-08,11],login"}

@@ -65,7 +65,7 @@ def load(
     layers, translated, check_model = translate_paddlevit(files, command_line.layers)
     merged, notes = merge(layers)
     merged, lines = derive(merged)
-    notes = [*command_line.notes, *translated, *notes, *lines]
+    notes = [*translated, *notes, *lines]
     config = build(merged.values)
     check_combinations(merged.values, config, merged.origins)
     notes += _without_effect(merged.values, merged.origins)

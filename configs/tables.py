@@ -95,7 +95,7 @@ SOURCES = {
         "torchvision_sets.read_torchvision", "downloaded if missing", "included", "cifar10-and-cifar100"
     ),
     "digits": SourceRow(
-        "digits.read_digits",
+        "arrays.read_digits",
         "1,797 handwritten digits, part of halfstep",
         "fixed, 80/20, or in [folds](#cross-validation)",
         has_files=False,

@@ -66,7 +66,7 @@ def choose_callbacks(
     times = RunTimes.of(config, plan.order, len(plan.eval_set), lambda: saver.longest)
     forecast = add(Forecast(config, times, started, session.beat, log.say))
     if config.CALIBRATE and config.TRAIN.OBJECTIVE == "classes":
-        from extras.calibration.callback import Calibration
+        from extras.calibration import Calibration
 
         add(Calibration(session.path, log, trainer, plan.inputs.saved.get("calibration", {})))
     report = make_report(session, plan, trainer)

@@ -21,13 +21,13 @@ import torch
 
 from configs.schema import Config, Data
 from datasets.index import ENDING, IndexBuilder, caches_folder, open_index
+from datasets.loading.ahead import read_ahead
 from datasets.transforms.crop import resize
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import StoppedBySignal
 from utils.files import check_writable, free_bytes, locked, sync, without_waiting
 from utils.host import count_cores
 from utils.log import shown
-from utils.read_ahead import read_ahead
 from utils.text import counted, format_bytes, format_bytes_apart
 
 VERSION = 7  # version of the format of both files and of the key

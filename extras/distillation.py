@@ -70,15 +70,14 @@ class Teacher(nn.Module):
             if self.renormalizes:
                 scale, shift = self.scale.flatten(), self.shift.flatten()
                 patches = (patches.unflatten(2, (-1, len(scale))) * scale + shift).flatten(2)
-            return self._chosen(self.model({**images, "patches": patches.to(dtype)}))
-        if self.side and images.shape[-1] != self.side:
-            # Resize in float32, because not every device can resize half types.
-            images = functional.interpolate(images.float(), (self.side, self.side), mode="bicubic", antialias=True)
-        if self.renormalizes:
-            images = images * self.scale + self.shift
-        return self._chosen(self.model(images.to(dtype)))
-
-    def _chosen(self, logits: Tensor) -> Tensor:
+            logits = self.model({**images, "patches": patches.to(dtype)})
+        else:
+            if self.side and images.shape[-1] != self.side:
+                # Resize in float32, because not every device can resize half types.
+                images = functional.interpolate(images.float(), (self.side, self.side), mode="bicubic", antialias=True)
+            if self.renormalizes:
+                images = images * self.scale + self.shift
+            logits = self.model(images.to(dtype))
         return logits[:, self.outputs] if len(self.outputs) else logits
 
 

@@ -26,8 +26,6 @@ from tests.support.configs import SMALL
 from tests.support.forks import ROOT
 from tests.support.runs import rows_of, run, run_folder
 
-CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-
 
 def text_of(path: str | Path) -> str:
     return (ROOT / path).read_text(encoding="utf-8")
@@ -196,6 +194,3 @@ def test_metrics_column_has_a_value_and_a_test(folder, column):
     )
     tested = any(f'"{name}"' in text_of("tests/engine/record/test_epoch_table.py") for name in names)
     assert tested, f"tests/engine/record/test_epoch_table.py: add the value of the metric {column.name} to USUAL"
-
-
-# Names in CONTRIBUTING.md

@@ -156,24 +156,16 @@ class Trace(TorchFunctionMode):
             self.lost[place] += int((expected & (gradient == 0)).sum())
             self.kept[place] += int(expected.sum())
 
+    @property
+    def first(self) -> Location | None:
+        """Return the first place that breaks, in the forward or else in the backward."""
+        return self.first_forward or self.first_backward
+
     def largest_gradients(self) -> dict[Location, float]:
         found: dict[Location, float] = defaultdict(float)
         for place, largest in self.gradients.values():
             found[place] = larger(found[place], largest)
         return found
-
-
-def first_not_finite(model: nn.Module, transforms: ModelTransforms, forward: Callable[[], Any]) -> Location | None:
-    """Return the first place in the model whose output is not finite, or None if all outputs are finite.
-
-    `transforms`: the model's transforms; transforms that bypass modules are reverted first. `forward`: computes the
-    outputs once more.
-    """
-    transforms.bypassing_modules().revert(model)
-    trace = Trace(model)
-    with torch.no_grad(), trace.watching():
-        forward()
-    return trace.first_forward
 
 
 def refuse_not_finite(
@@ -183,8 +175,11 @@ def refuse_not_finite(
 
     `source` names the weights, `transforms` are the model's transforms, and `forward` computes the outputs again.
     """
-    place = first_not_finite(model, transforms, forward)
-    where = f", first in {place}" if place else ""
+    transforms.bypassing_modules().revert(model)  # so that each module runs
+    trace = Trace(model)
+    with torch.no_grad(), trace.watching():
+        forward()
+    where = f", first in {trace.first_forward}" if trace.first_forward else ""
     raise ConfigError(
         f"{source}: the model's outputs are not finite{where}; the weights are damaged, from a run that diverged, or "
         "too large for half precision: leave out -amp, or add -amp_dtype bfloat16"

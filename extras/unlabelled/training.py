@@ -99,15 +99,11 @@ class FeatureLoss:
         return self.of_images(outputs, targets).mean()
 
     def of_images(self, outputs: tuple[Tensor, ...], targets: FeatureTargets) -> Tensor:
-        """Return the loss of each image: [B]."""
-        pairs = zip(outputs, targets.features, strict=True)
-        return sum(self._of_one(widen(ours), widen(theirs)) for ours, theirs in pairs)
-
-    def _of_one(self, ours: Tensor, theirs: Tensor) -> Tensor:
-        """Return [B] for features [B, D] or [B, N, D]."""
+        """Return the loss of each image: [B]. The features are [B, D] or [B, N, D]."""
+        pairs = [(widen(ours), widen(theirs)) for ours, theirs in zip(outputs, targets.features, strict=True)]
         if self._kind == "cosine":
-            return 1 - mean_cosine(ours, theirs)
-        return functional.smooth_l1_loss(ours, theirs, reduction="none").flatten(1).mean(1)
+            return sum(1 - mean_cosine(*pair) for pair in pairs)
+        return sum(functional.smooth_l1_loss(*pair, reduction="none").flatten(1).mean(1) for pair in pairs)
 
 
 def mean_cosine(ours: Tensor, theirs: Tensor) -> Tensor:

@@ -1,12 +1,10 @@
 """The precedence of values, settings that must be set together, and the resulting config."""
 
 import dataclasses
-from types import MappingProxyType
 
 import pytest
 
-from configs.derive import STEPS, Merged, derive
-from configs.load import load, merge, to_yaml
+from configs.load import load, to_yaml
 from configs.values import SETTINGS, flatten
 from configs.yaml_files import Layer
 from models import build_model
@@ -32,26 +30,6 @@ def test_setting_takes_value_and_origin_of_its_last_source():
     }
     values = flatten(loaded.config)
     assert {key: (values[key], loaded.origins[key]) for key in expected} == expected
-
-
-def test_deriving_settings_leaves_merged_settings_unchanged():
-    files = Layer("x.yaml", {"MODEL.TYPE": "vit", "MODEL.EMBED_DIM": "64"})
-    texts = {
-        "MODEL.TYPE": "timm",
-        "DATA.IMAGE_CHANNELS": "1",
-        "DATA.LABEL_SEPARATOR": "|",
-        "TRAIN.OPTIMIZER.NAME": "adamw",
-        "TRAIN.LR_SCHEDULER.NAME": "step",
-    }
-    merged, _ = merge([files, Layer("-opts", texts)])
-    read_only = Merged(MappingProxyType(merged.values), MappingProxyType(merged.origins), merged.order)
-    for step in STEPS:
-        step(read_only)
-    derived, notes = derive(merged)
-    changed = {key for key, value in derived.values.items() if value != merged.values[key]}
-    means = {"DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"}
-    chosen = {"TRAIN.OPTIMIZER.NAME", "TRAIN.LR_SCHEDULER.AFTER_WARMUP", "TRAIN.LOSS", "TRAIN.BEST_METRIC"}
-    assert changed == means | chosen | {"MODEL.EMBED_DIM"} and len(notes) == 1
 
 
 def test_grey_images_use_one_mean_and_deviation():
@@ -98,14 +76,6 @@ def test_config_is_immutable():
         config.SEED = 1
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.TRAIN.OPTIMIZER.EPS = 1.0
-
-
-def test_step_schedule_with_milestones_needs_no_decay_epochs():
-    text = (
-        "TRAIN: {LR_SCHEDULER: {NAME: step, DECAY_RATE: 0.5, MILESTONES: [3]}, OPTIMIZER: {NAME: SGD, MOMENTUM: 0.9}}"
-    )
-    schedule = load_text(text).config.TRAIN.LR_SCHEDULER
-    assert (schedule.MILESTONES, schedule.DECAY_RATE, schedule.AFTER_WARMUP) == ((3,), 0.5, False)
 
 
 @pytest.mark.parametrize("text", cases_of("mistakes-without_effect"))

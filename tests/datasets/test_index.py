@@ -238,9 +238,10 @@ def test_index_does_not_skip_checks_that_depend_on_settings(tmp_path, tmp_path_f
     assert_names(error_of("imagenet2012", root, num_classes=2), "train_list.txt, line 3", "MODEL.NUM_CLASSES")
     shutil.rmtree(root / "more")
     (root / "more").symlink_to(elsewhere)
-    assert_names(error_of("imagenet2012", root), "train_list.txt, line 3", "more/x.jpg")
+    assert_names(error_of("imagenet2012", root), "train_list.txt", "more/")
+    (root / "more").unlink()
     (root / "0.jpg").unlink()
-    assert_names(error_of("imagenet2012", root), "train_list.txt, line 1", "0.jpg")
+    assert_names(error_of("imagenet2012", root), "train_list.txt", "0.jpg")
 
 
 def test_repeated_paths_are_reported_with_and_without_an_index(tmp_path):
@@ -248,7 +249,7 @@ def test_repeated_paths_are_reported_with_and_without_an_index(tmp_path):
     make_list(tmp_path, ["0.jpg 0", "./0.jpg 1", "1.jpg 2", "7.jpg 0", "0.jpg 0"])
     for _ in range(2):
         notes = "".join(load("imagenet2012", tmp_path)[1].notes)
-        assert "on 2 lines, 1 of them with another class (0.jpg" in notes and "1 image in common (7.jpg)" in notes
+        assert "on 2 lines (0.jpg" in notes and "1 image in common (7.jpg)" in notes
         train, val = load("imagenet2012", tmp_path, evaluate=True)
         assert train is None and "7.jpg" not in "".join(val.notes)
     make_list(tmp_path, [f"{number}.jpg {number % 3}" for number in range(10)])

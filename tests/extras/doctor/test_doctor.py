@@ -12,9 +12,8 @@ from configs.load import load
 from datasets import Normalize, Preparation, build_train_data, load_image_sets
 from engine.precision.policy import Precision
 from engine.train.loss import CrossEntropy
-from extras.doctor.command import precision_of
 from extras.doctor.diagnosis import Case, diagnose
-from extras.doctor.overflow import Batches, read_overflow, save_overflow
+from extras.doctor.overflow import Batches, precision_of, read_overflow, save_overflow
 from models import build_model
 from models.transforms import choose_transforms
 from tests.support.cases import cases_of, names_of

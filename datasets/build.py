@@ -7,7 +7,7 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.classes import number_classes, read_classes, without_new_classes
-from datasets.loading.readers import EvalData, EvalReader, SizedReader, TrainData, TrainReader
+from datasets.loading.readers import EvalData, EvalReader, TrainData, TrainReader
 from datasets.loading.workers import choose_workers, make_loader
 from datasets.order import EpochOrder, Order
 from datasets.sources import find_source
@@ -190,10 +190,8 @@ def _loader_of(config: Config, image_set: ImageSet, process: Process, batch_size
         from extras.native_aspect.readers import EvalSequenceReader, TrainSequenceReader
 
         reader = TrainSequenceReader if is_training else EvalSequenceReader
-    elif is_training:
-        reader = SizedReader if config.TRAIN.SIZE_SCHEDULE else TrainReader
     else:
-        reader = EvalReader
+        reader = TrainReader if is_training else EvalReader
     return make_loader(reader(image_set, config), choose_workers(config, image_set, process), process.device)
 
 

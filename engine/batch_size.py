@@ -15,12 +15,11 @@ from configs.schema import Config
 from configs.values import SETTINGS
 from datasets import TrainData, build_train_data
 from datasets.sources.synthetic import read_synthetic
-from engine.build import make_wrappers
+from engine.build import build_trainer, make_wrappers
 from engine.first_passes import gradients_of, largest_batch, with_largest_images
 from engine.memory import free_memory, release, reports_memory, shortage, too_large
 from engine.plan import Inputs
 from engine.train.trainer import Trainer
-from engine.trial import build_trial
 from models import add_adapters, build_model
 from utils.distributed import Process
 from utils.errors import StoppedBySignal
@@ -232,7 +231,7 @@ class Trial:
         # The trial has its own loss scale, because updates change the loss scale.
         process, silent = Process(self.device), Log(rank=1)
         wrappers = make_wrappers(config, process, silent, config.MODEL.NUM_CLASSES)
-        self.trainer = build_trial(config, process, model, train_data, silent, wrappers)
+        self.trainer = build_trainer(config, process, model, train_data, silent, wrappers)
         if self.has_others:
             self.ddp_buckets = [torch.empty_like(each) for each in self.trainer.parameters]
 

@@ -8,14 +8,22 @@ from torch import nn
 
 from configs.combinations import CUDA_GRAPH_MODES
 from configs.schema import Config
-from datasets import SavedData, TrainData, build_normalize, build_preparation, build_train_data, load_image_sets
+from datasets import (
+    SavedData,
+    TrainData,
+    build_normalize,
+    build_preparation,
+    build_train_data,
+    class_weights,
+    load_image_sets,
+)
 from engine.checkpoint.resume import drop_tensors, is_run
 from engine.evaluation.scores import Best
 from engine.parallel import choose_parallel, is_sharded
-from engine.plan import ImageSets, Inputs, Plan, TrainPlan
+from engine.plan import ImageSets, Plan, TrainPlan
 from engine.plan_lines import describe_other_validation
 from engine.precision.loss_scale import Clipping
-from engine.precision.policy import set_matmul
+from engine.precision.policy import ComputingModel, Precision, set_matmul
 from engine.session import Session
 from engine.train.counters import Counters
 from engine.train.loss import StepWrapper, build_loss
@@ -71,7 +79,7 @@ def build(plan: TrainPlan, log: Log) -> Trainer:
     model = make_model(plan, log)
     data = build_train_data(plan.config, plan.train_set, plan.process, plan.order)
     wrappers = make_wrappers(plan.config, plan.process, log, plan.num_classes, plan.classes)
-    return build_trainer(plan.inputs, plan.class_weights, model, data, log, wrappers)
+    return build_trainer(plan.config, plan.process, model, data, log, wrappers, plan.precision)
 
 
 def make_model(plan: Plan, log: Log) -> nn.Module:
@@ -105,20 +113,21 @@ def make_wrappers(
 
 
 def build_trainer(
-    inputs: Inputs,
-    loss_weights: list[float] | None,
+    config: Config,
+    process: Process,
     model: nn.Module,
     data: TrainData,
     log: Log,
     wrappers: Sequence[StepWrapper] = (),
+    precision: Precision | None = None,
 ) -> Trainer:
     """Build a trainer at step 0. The model is already on its device, except with fsdp2, where Parallel.place moves it.
 
-    `loss_weights` are the weights of the classes in the loss, or None if all classes count the same.
+    `precision` is the plan's. Trials of a batch size, benchmarks and tests have no plan.
     """
     for wrapper in wrappers:
         wrapper.change_model(model)
-    config, process, precision = inputs.config, inputs.process, inputs.precision
+    precision = precision or Precision(config, process.device)
     set_matmul(config.PRECISION.MATMUL)
     keep_freed_memory(process.device)
     parallel = choose_parallel(config, process, precision.half)
@@ -132,7 +141,7 @@ def build_trainer(
     parallel.place(model, *([ema.model] if ema else []))
     if ema:
         ema.follow(model, parallel)
-    computing = precision.computing_model(model)
+    computing = ComputingModel(model, precision.half if precision.is_naive else None)
     compute_model = computing.model.train()
     if config.COMPILE:
         from models.compilation import compile_model
@@ -153,7 +162,7 @@ def build_trainer(
     parallel.track_optimizer(optimizer)
     normalize = build_normalize(config.DATA, parameters[0].dtype).to(process.device)
     prepare = build_preparation(config, normalize, is_compiled=config.COMPILE and process.device.type != "cpu")
-    loss = build_loss(config, loss_weights, process.device)
+    loss = build_loss(config, class_weights(config, data.image_set), process.device)
     for wrapper in wrappers:
         prepare, loss = wrapper.wrap(prepare, loss, precision)
     return Trainer(

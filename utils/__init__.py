@@ -35,13 +35,6 @@ def find_lack():
     return f"{lack} Python {version} ({sys.executable}); run: {remedy}"
 
 
-def report_error(kind, error, trace):
-    """Print the traceback of an error, but not of Ctrl-C during the imports of a program (used as sys.excepthook)."""
-    if kind is not KeyboardInterrupt:
-        sys.__excepthook__(kind, error, trace)
-
-
-sys.excepthook = report_error
 if _lack := find_lack():
     sys.stderr.write(f"error: {_lack}\n")
     sys.exit(2)

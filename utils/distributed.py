@@ -110,10 +110,6 @@ class Process:
             f"process 0 is on {hosts[0]}"
         )
 
-    def unused_devices(self) -> int:
-        """Return the number of visible devices of this machine that the run does not use."""
-        return max(find_devices(self.device.type)[1] - self.local_size, 0)
-
     def name_lost_ranks(self, error: BaseException) -> BaseException:
         """Return the error itself, or a LostProcess that names the ranks that timed out or disconnected."""
         # gloo has no exception class. Its errors are RuntimeErrors that mention its source files or a closed pair.

@@ -3,7 +3,6 @@
 import contextlib
 import difflib
 import errno
-import functools
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -121,13 +120,4 @@ def not_a_file(path: str | os.PathLike | int) -> str | None:
 
     Call this before reading a file that the user names, because reading a pipe may block forever and a device may be endless.
     """
-    status = os.stat(path)
-    of_the_kernel = "a file of the kernel" if status.st_dev in _kernel_devices() else None
-    return KINDS.get(stat.S_IFMT(status.st_mode), of_the_kernel)
-
-
-@functools.cache
-def _kernel_devices() -> set[int]:
-    """Return the device numbers of /proc and /sys. Some files there look regular, but block forever."""
-    folders = ("/proc", "/sys", "/sys/kernel/debug", "/sys/kernel/tracing")
-    return {os.stat(each).st_dev for each in folders if os.path.ismount(each)}
+    return KINDS.get(stat.S_IFMT(os.stat(path).st_mode))

@@ -121,18 +121,12 @@ def open_closed_streams() -> None:
 
     Otherwise the next file that the program opens would get the stream's number, and printed text would go into that file.
     """
-    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        if getattr(sys, name) is not None:
-            continue
-        try:
-            os.fstat(number)  # succeeds if an import has opened a file under this number
-        except OSError:
-            descriptor = os.open(os.devnull, os.O_RDWR)
-            if descriptor != number:
-                os.dup2(descriptor, number)
-                os.close(descriptor)
-            os.set_inheritable(number, True)  # so that child processes get the stream too
-        setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # gets the lowest free number
+        os.set_inheritable(descriptor, True)  # so that child processes get the stream too
+    os.close(descriptor)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
 
 
 def with_one_dash(arguments: list[str]) -> list[str]:
@@ -200,25 +194,18 @@ def _remedy_for(error: BaseException) -> str | None:
     text = str(error)
     if "torchvision::nms" in text:
         return (
-            "the installed torch and torchvision do not match (operator torchvision::nms does not exist); there is no "
-            "torchvision for a +cpu build of torch. Remedy: pip uninstall -y torch torchvision, then "
-            "pip install -r requirements.txt; the default builds run on CPUs too"
+            f"the installed torch and torchvision do not match ({text.splitlines()[0]}); run pip uninstall -y torch "
+            "torchvision, then pip install -r requirements.txt"
         )
     if isinstance(error, MemoryError) or any(each in text for each in OUT_OF_MEMORY):
         how = next(iter(text.splitlines()), type(error).__name__)
         return (
-            f"out of memory ({how}); lower DATA.BATCH_SIZE, DATA.IMAGE_SIZE (or DATA.TOKENS) or the size of the model "
-            "(MODEL.EMBED_DIM, MODEL.DEPTH), or stop other programs that use memory"
+            f"out of memory ({how}); lower DATA.BATCH_SIZE or DATA.IMAGE_SIZE, or choose a smaller model (MODEL.NAME)"
         )
     if os.strerror(errno.EMFILE) in text:  # an OSError, or torch's error with the same text
         return "too many open files for the limit of this shell; raise it, for example with ulimit -n 4096, or lower -num_workers"
     if any(each in text for each in NO_COMPILER):
-        return (
-            f"-compile: {text.splitlines()[0]}; install a compiler such as g++, set the environment variables CXX and "
-            "CC to an installed compiler, or leave -compile out"
-        )
-    if "C++ compile error" in text and "No space left" in text:
-        return "-compile: the disk is full; free some space, or set TORCHINDUCTOR_CACHE_DIR to another folder"
+        return f"-compile: {text.splitlines()[0]}; install a compiler such as g++, or leave -compile out"
     return None
 
 

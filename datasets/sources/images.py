@@ -185,28 +185,9 @@ def normal_paths(paths: list[bytes]) -> list[bytes]:
     return paths
 
 
-class Inside:
-    """The folders below `root` that stay inside it after resolving links. The test is fast if there are no links."""
-
-    def __init__(self, root: Path):
-        self.root, self._plain = root, {""}  # folders that are not links and have no links above them
-
-    def __contains__(self, folder: str) -> bool:
-        if len(folder) > LONGEST:
-            return True  # no file can have a path this long, so no file is outside
-        is_below = not os.path.isabs(folder) and ".." not in folder.split("/")
-        return is_below and self._is_plain(folder.rstrip("/")) or is_within(self.root, self.root / folder)
-
-    def _is_plain(self, folder: str) -> bool:
-        unknown = []
-        while folder not in self._plain:
-            unknown.append(folder)
-            folder = os.path.dirname(folder)
-        for each in reversed(unknown):
-            if os.path.islink(os.path.join(self.root, each)):
-                return False
-            self._plain.add(each)
-        return True
+def stays_inside(root: Path, folder: str) -> bool:
+    """Return whether a folder that a list names is inside `root`, after resolving links."""
+    return len(folder) > LONGEST or is_within(root, root / folder)  # no file can have a longer path
 
 
 def is_within(root: str | Path, path: str | Path) -> bool:

@@ -28,7 +28,7 @@ from datasets.index import (
     stamps_of,
 )
 from datasets.labels import Labels, are_mostly_numbers, class_numbers, describe_labels, several_labels
-from datasets.sources.images import FileImages, Inside, normal_paths
+from datasets.sources.images import FileImages, normal_paths, stays_inside
 from datasets.sources.root import image_root, own_split, path_below_data
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import count_classes
@@ -249,9 +249,9 @@ def _notes(config: Config, index: Index, lists: Lists) -> Iterator[str]:
 
 def _check_paths(index: Index, file: Path, number: int, root: Path) -> None:
     """Raise DataError if a path leads out of the folder `root`, or if one of the first files does not exist."""
-    inside, paths = Inside(root), index.text(f"{number}.path")
+    paths = index.text(f"{number}.path")
     folders = (os.fsdecode(each) for chunk in index.text(f"{number}.folder").chunks() for each in chunk)
-    if outside := next((folder for folder in folders if folder not in inside), None):
+    if outside := next((folder for folder in folders if not stays_inside(root, folder)), None):
         raise DataError(
             f"{file}: paths in {outside!r} lead out of {root}; paths are relative to that folder and must not lead out "
             "of it, even through a link"

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from datasets import BadImages, build_eval_data, build_normalize
 from datasets.sources.images import FileImages
 from datasets.transforms.pixel_rules import PixelRules
-from engine.evaluation.not_finite import refuse_not_finite
 from engine.evaluation.tally import are_finite, widen
 from engine.precision.policy import Precision, set_matmul
 from engine.predict.classifier import Classifier
@@ -112,6 +111,8 @@ class Predictor:
 
         logits = widen(forward())
         if not are_finite(logits).all():
+            from extras.doctor.trace import refuse_not_finite
+
             refuse_not_finite(self.classifier.source, self.model, self.transforms, forward)
         if self.flip:
             with self.precision.autocast():

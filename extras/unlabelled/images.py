@@ -14,7 +14,7 @@ from datasets.sources import folder as folders
 from datasets.sources import parquet
 from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, open_list, to_image_sets
 from datasets.sources.root import data_root
-from datasets.sources.shards import Shard, ShardFolder, ShardImages, ShardTable, ShardTar, open_table, scan
+from datasets.sources.shards import ShardFolder, ShardImages, ShardTar, open_table
 from datasets.transforms.decode import IMAGE_ENDINGS
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
@@ -91,15 +91,14 @@ def _read_lines(file: Path, add: Callable[[Rows], None]) -> None:
 class UnlabelledShards(ShardFolder):
     """The tars of a folder, or a single tar. Labels in them are not read."""
 
+    has_labels = False
+
     def __init__(self, root: Path):
         super().__init__(root.parent if root.is_file() else root)
         self._paths = _files(root, ".tar")
 
     def tars(self) -> list[ShardTar]:
         return [self._describe(path) for path in self._paths]
-
-    def load(self, tar: ShardTar, known: list[ShardTable]) -> Shard:
-        return scan(self.open(tar), has_labels=False)
 
 
 def _read_tars(config: Config, root: Path) -> ImageSet:

@@ -3,22 +3,18 @@
     python scripts/benchmarks/gpu_session.py -output FOLDER -parts machine,probes,small -limit_scale 2
     python scripts/benchmarks/gpu_session.py -output FOLDER -parts large,tests
     python scripts/benchmarks/gpu_session.py -output FOLDER -parts loader,whole_run,recovery,float8
-    python scripts/benchmarks/gpu_session.py -output FOLDER -dry    all parts with tiny sizes, without a GPU, in a minute
+    python scripts/benchmarks/gpu_session.py -output FOLDER -dry    all parts with tiny sizes, without a GPU, in minutes
 
-A part runs a few commands. session.md in FOLDER gets the commands and their output. session.json gets the same lines; a
-table row is an object with the columns as keys. All other files are temporary. A part that exceeds its time limit is
-killed.
+A part runs a few commands, and is killed if it exceeds its time limit. session.md in FOLDER gets the commands and their
+output. All other files are temporary.
 """
 
 import argparse
 import contextlib
 import ctypes
 import importlib.util
-import json
 import os
-import platform
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -32,8 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so tha
 from utils.program import die_with_parent, exit_code, revision  # isort: skip
 from scripts.benchmarks.common import ROOT
 from scripts.command_line import Parser, at_least
-from utils.errors import ConfigError, did_you_mean
-from utils.files import replacing
+from utils.errors import ConfigError
 
 PYTHON = shlex.quote(sys.executable)
 BENCHMARKS = f"{PYTHON} {shlex.quote(str(ROOT / 'scripts/benchmarks'))}"
@@ -79,114 +74,76 @@ def main(argv: list[str]) -> int:
     parser.add_output("FOLDER", "folder for the results; results of earlier calls are kept")
     parts_help = f"parts to run [{','.join(PARTS)}]"
     parser.add_argument("-parts", type=part_names, default=list(PARTS), metavar="NAMES", help=parts_help)
-    parser.add_argument("-limit_scale", type=at_least(1), metavar="N", help="factor for each time limit [1, -dry: 20]")
+    parser.add_argument("-limit_scale", type=at_least(1), default=1, metavar="N", help="factor for each time limit [1]")
     parser.add_argument("-dry", action="store_true", help="walk through all parts on the CPU, with tiny sizes")
     arguments = parser.parse_args(argv)
     import torch  # local: importing torch takes seconds
 
-    if arguments.dry:  # forked processes inherit these modules and need not import them
-        for module in ("engine.run", "timm", "tests.support.forked_children"):
-            importlib.import_module(module)
-        subprocess.Popen = sys.modules["tests.support.forked_children"].ForkingPopen
     if not (arguments.dry or torch.cuda.is_available()):
         raise ConfigError("gpu_session.py: torch finds no CUDA device here; -dry walks through all parts on the CPU")
     # -dry has higher time limits, so that no part is killed on a small computer.
     scale, kind = (20, "dry, nothing here was measured on a GPU") if arguments.dry else (1, "on a GPU")
-    scratch = tempfile.mkdtemp(prefix="halfstep-session-")  # forks would remove a TemporaryDirectory when they exit
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{scratch}/compiled")
-    values = {name: each[arguments.dry] for name, each in VALUES.items()} | {"scratch": shlex.quote(scratch)}
-    parts = {
-        name: (PARTS[name][0] * (arguments.limit_scale or scale), [each.format(**values) for each in PARTS[name][1]])
-        for name in arguments.parts
-    }
-    try:
+    scale *= arguments.limit_scale
+    with tempfile.TemporaryDirectory(prefix="halfstep-session-", ignore_cleanup_errors=True) as scratch:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{scratch}/compiled")
+        values = {name: each[arguments.dry] for name, each in VALUES.items()} | {"scratch": shlex.quote(scratch)}
+        chosen = {name: PARTS[name] for name in arguments.parts}
+        parts = {
+            name: (scale * limit, [each.format(**values) for each in commands])
+            for name, (limit, commands) in chosen.items()
+        }
         arguments.output.mkdir(parents=True, exist_ok=True)
-        return run_session(arguments.output.resolve(), parts, kind)
-    except OSError as error:
-        raise ConfigError(f"-output: cannot write to {arguments.output} ({error}); choose another folder") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        return run_session(arguments.output.resolve() / "session.md", parts, kind)
 
 
 def part_names(text: str) -> list[str]:
     """Parse the value of -parts: names of parts, separated by commas."""
-    for name in text.split(","):
-        if name not in PARTS:
-            hint = did_you_mean(name, PARTS) or f"; choose from {', '.join(PARTS)}"
-            raise argparse.ArgumentTypeError(f"there is no part {name!r}{hint}")
-    return text.split(",")
+    names = text.split(",")
+    if unknown := [name for name in names if name not in PARTS]:
+        raise argparse.ArgumentTypeError(f"unknown part {unknown[0]!r}; choose from {', '.join(PARTS)}")
+    return names
 
 
-class Record:
-    """Appends lines to session.md and session.json.
-
-    In session.json a table row is an object with the columns as keys; any other line is {"text": line}.
-    """
-
-    def __init__(self, folder: Path):
-        self.folder, self.path = folder, folder / "session.json"
-        self.rows = json.loads(self.path.read_text()) if self.path.exists() else []
-        self.facts: dict[str, object] = {}  # added to each row
-        self.columns, self.last = [], []  # columns of the current table; cells of the previous line
-
-    def add(self, text: str) -> None:
-        print(text, flush=True)
-        with open(self.folder / "session.md", "a") as file:
-            print(text, file=file)
-        for line in filter(None, map(str.strip, text.splitlines())):
-            cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
-            if cells and not "".join(cells).strip("-"):  # the line below the header, which is not a row
-                self.columns = self.last
-                self.rows.pop()
-                continue
-            is_row = cells and len(cells) == len(self.columns)
-            self.rows.append(self.facts | (dict(zip(self.columns, cells, strict=True)) if is_row else {"text": line}))
-            self.last = cells
-        with replacing(self.path) as file:
-            file.write(json.dumps(self.rows, indent=1).encode())
+def record(path: Path, text: str) -> None:
+    """Print a text, and append it to session.md."""
+    print(text, flush=True)
+    with open(path, "a") as file:
+        print(text, file=file)
 
 
-def run_session(folder: Path, parts: dict[str, tuple[float, list[str]]], kind: str) -> int:
-    """Run the parts (limit, commands) in turn. Return 1 if a part was killed or failed, otherwise 0."""
+def run_session(path: Path, parts: dict[str, tuple[float, list[str]]], kind: str) -> int:
+    """Run the parts (limit, commands) in turn, and record them in `path`. Return 1 if a part was killed or failed."""
     if sys.platform == "linux":  # orphaned processes of a part become children of this process, even after setsid
         ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # run_within then kills the running part
-    record, now = Record(folder), time.strftime("%Y-%m-%dT%H:%M:%S")
-    record.add(f"\n# Session of {now}: halfstep {revision(ROOT)}, {kind}\n{describe_missing()}")
+    now = time.strftime("%Y-%m-%dT%H:%M:%S")
+    record(path, f"\n# Session of {now}: halfstep {revision(ROOT)}, {kind}\n{describe_missing()}")
     outcomes: dict[str, str] = {}  # {command: how it ended}
     for name, (limit, commands) in parts.items():
-        record.facts = {"session": now, "part": name}
-        record.add(f"\n## {name}")
+        record(path, f"\n## {name}")
         begin = time.monotonic()
         for command in commands:
-            record.add(f"\n`{command}`{' (see above)' if command in outcomes else ''}\n")
+            record(path, f"\n`{command}`{' (see above)' if command in outcomes else ''}\n")
             if command not in outcomes:
-                outcomes[command] = run_within(command, begin + limit - time.monotonic(), record)
-            record.add(f"\n{name}: {outcomes[command]} after {time.monotonic() - begin:.1f} s")
+                outcomes[command] = run_within(command, begin + limit - time.monotonic(), path)
+            record(path, f"\n{name}: {outcomes[command]} after {time.monotonic() - begin:.1f} s")
     return int(any(outcome != "done" for outcome in outcomes.values()))
 
 
 def describe_missing() -> str:
-    """Return a line with the packages that are missing here and the commands that install them, or an empty text."""
+    """Return a line with the packages that are missing here, or an empty text."""
     packages = "timm pytest simplejpeg torchao tensorboard peft accelerate transformers tokenizers regex psutil".split()
-    if not (names := " ".join(name for name in packages if importlib.util.find_spec(name) is None)):
-        return ""
-    own = [f"--platform {tag}_{platform.machine()}" for tag in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")]
-    python = "--python-version {}.{}".format(*platform.python_version_tuple())
-    download = f"python -m pip download --no-deps --only-binary=:all: {python} {' '.join(own)} -d wheels {names}"
-    return (
-        f"these packages are missing: {names}; download them on a machine with a network: {download}; then install "
-        "them here: python -m pip install --no-deps wheels/*"
-    )
+    names = " ".join(name for name in packages if importlib.util.find_spec(name) is None)
+    return names and f"these packages are missing: {names}; install them with python -m pip install {names}"
 
 
-def run_within(command: str, seconds: float, record: Record) -> str:
+def run_within(command: str, seconds: float, path: Path) -> str:
     """Run a command within a time limit, and kill all processes that it leaves behind. Return how it ended."""
     words = shlex.split(command)
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "replace", "cwd": ROOT}
     options["env"] = os.environ | {"PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(words, **options, preexec_fn=die_with_parent)
-    reader = threading.Thread(target=lambda: [record.add(line.rstrip("\n")) for line in process.stdout])
+    reader = threading.Thread(target=lambda: [record(path, line.rstrip("\n")) for line in process.stdout])
     reader.start()
     try:
         code = process.wait(max(seconds, 0))

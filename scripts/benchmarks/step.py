@@ -20,7 +20,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so tha
 
 from utils.program import exit_code  # isort: skip
 from engine.settings import load_settings
-from scripts.benchmarks.common import CASES, SpeedTable, StepWorker, Turns, compare, fast_modes, machine, spread, table
+from scripts.benchmarks.common import (
+    CASES,
+    StepWorker,
+    Turns,
+    compare,
+    fast_modes,
+    machine,
+    spread,
+    table,
+    take_turns,
+)
 from scripts.command_line import Parser, at_least
 from utils.host import find_devices
 
@@ -102,16 +112,39 @@ def peer(arguments: argparse.Namespace) -> str:
 def measure_cases(
     arguments: argparse.Namespace, workers: dict[str, StepWorker], products: dict[str, str], reasons: dict[str, str]
 ) -> str:
-    """Print the table of all cases, adding rows as soon as they are known. Return the text below the table."""
-    first, *others = workers or [None]
-    turns = Turns(arguments.rounds, arguments.steps, arguments.seconds)
-    speeds = SpeedTable(heading(arguments, turns), products)
-    speeds.add({}, reasons)
+    """Print the table of all cases, adding rows as soon as they are known. Return the text below the table.
+
+    All cases are compared with the first. `products`: {case: type of its matrix products}. `reasons`: {case that this
+    kind of device cannot compute: the reason}.
+    """
+    turns, base = Turns(arguments.rounds, arguments.steps, arguments.seconds), next(iter(workers), "-")
+    columns = ["case", "memory, GiB", f"memory against {base}", "iterations/s", "images/s"]
+    columns += [f"against {base}", "FLOPs utilisation, %"]
+    print(table(heading(arguments, turns), columns, []).rstrip(), flush=True)
+    show_rows([[name, reason, *["-"] * 5] for name, reason in reasons.items()])
+    peaks: dict[str, float] = {}  # {type of matrix products: FLOP/s}
+    flops, others = 0, [name for name in workers if name != base]
     for begin in range(0, max(len(others), 1), AT_ONCE - 1):
-        # Each group contains the first case, with which the others are compared.
-        group = [first, *others[begin : begin + AT_ONCE - 1]] if workers else []
-        speeds.measure({name: workers[name] for name in group}, turns)
-    return speeds.ending
+        group = [*workers][:1] + others[begin : begin + AT_ONCE - 1]
+        measured, reasons = take_turns({name: workers[name] for name in group}, turns, products)
+        peaks |= {products[name]: each.peak for name, each in measured.items()}
+        flops = max([flops, *(3 * each.forward_flops for each in measured.values())])  # per training image
+        rows = {name: [name, reason, *["-"] * 5] for name, reason in reasons.items()}
+        for name, each in measured.items():
+            memory = f"{each.memory / measured[base].memory:.2f}" if base in measured else "-"
+            share = flops * statistics.median(each.images_per_second) / peaks[products[name]]
+            rows[name] = [name, f"{each.memory / 2**30:.2f}", memory, f"{1 / statistics.median(each.seconds):.4g}"]
+            rows[name] += [spread(each.images_per_second), spread(each.ratios, 2) if each.ratios else "-"]
+            rows[name].append(f"{100 * share:.3g}")
+        show_rows([row for name, row in rows.items() if name != base or begin == 0])
+    speeds = ", ".join(f"{product} {peak / 1e9:.4g}" for product, peak in peaks.items())
+    text = f"a training image takes {flops / 1e9:.4g} GFLOP (3 x forward)"
+    return f"\nUtilisation: {text}; matrix products reach, in GFLOP/s: {speeds}.\n" if speeds else ""
+
+
+def show_rows(rows: list[list[str]]) -> None:
+    for row in rows:
+        print(f"| {' | '.join(row)} |", flush=True)
 
 
 def seconds(arguments: argparse.Namespace) -> str:

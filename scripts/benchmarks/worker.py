@@ -1,6 +1,6 @@
 """Trains at the request of common.StepWorker. Each question and each answer is a line of JSON.
 
-The first argument is the role (step, plain, timm or loader); the others are the command line of a training program.
+The first argument is the role (step, timm or loader); the others are the command line of a training program.
 """
 
 import json
@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from configs.schema import Config
+from engine.record.columns import peak_memory
 from engine.settings import load_settings
 from utils.errors import ConfigError, UserError, ensure
 from utils.host import synchronize
@@ -26,20 +27,13 @@ NOT_FINITE = "this case computes values that are not finite"
 def main(argv: list[str]) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # output of libraries must not mix with the answers
-    question: dict = {}
-    worker = None
-    while True:
-        try:
-            worker = worker or ROLES[argv[0]](argv[1:])
-            answer = worker.answer(question)
-        except Exception as error:
-            answers.write(json.dumps({"refused": reason_of(error)}) + "\n")
-            return
-        answers.write(json.dumps(answer) + "\n")
-        line = sys.stdin.readline()
-        if not line:
-            return
-        question = json.loads(line)
+    try:
+        worker = ROLES[argv[0]](argv[1:])
+        for line in sys.stdin:
+            method, *arguments = json.loads(line)
+            answers.write(json.dumps({"result": getattr(worker, method)(*arguments)}) + "\n")
+    except Exception as error:
+        answers.write(json.dumps({"refused": reason_of(error)}) + "\n")
 
 
 def reason_of(error: Exception) -> str:
@@ -81,16 +75,8 @@ class LoaderWorker:
         per_batch = workers.count if workers.kind == "processes" else 1
         self.num_ahead = 2 + per_batch * workers.ahead if workers.count else 0
 
-    def answer(self, question: dict) -> dict:
-        from engine.record.columns import peak_memory
-
-        if "steps" in question:
-            return {"seconds": self.time_updates(question["warm_up"], question["steps"])}
-        if "memory" in question:
-            return {"bytes": peak_memory(self.device)}
-        if "peak" in question:
-            return {"flops": [matmul_peak(self.device, question["peak"]), forward_flops(self.config, self.num_classes)]}
-        return {"images": self.num_images}
+    def images_per_update(self) -> int:
+        return self.num_images
 
     def update(self, steps: int) -> None:
         """Run `steps` updates, and wait until the device has finished them."""
@@ -100,6 +86,7 @@ class LoaderWorker:
         synchronize(self.device)
 
     def time_updates(self, warm_up: int, steps: int) -> float:
+        """Return the seconds that `steps` updates take, after at least `warm_up` updates that are not timed."""
         self.update(max(warm_up, self.num_ahead))
         start = time.perf_counter()
         self.update(steps)
@@ -108,13 +95,20 @@ class LoaderWorker:
             torch.cuda.empty_cache()  # another process on the same device takes the next turn
         return seconds
 
+    def peak_memory(self) -> int:
+        """Return the peak memory use so far, in bytes."""
+        return peak_memory(self.device)
+
+    def peak_and_flops(self, product: str) -> tuple[float, int]:
+        """Return the FLOP/s of square matrix products in this type, and the FLOPs of a forward pass for one image."""
+        return matmul_peak(self.device, product), forward_flops(self.config, self.num_classes)
+
 
 class TrainerWorker(LoaderWorker):
     """A worker whose updates train with halfstep's Trainer."""
 
     def __init__(self, argv: list[str]):
-        from engine.build import make_wrappers
-        from engine.trial import build_trial
+        from engine.build import build_trainer, make_wrappers
         from models import add_adapters, build_model
         from utils.log import Log
 
@@ -122,21 +116,13 @@ class TrainerWorker(LoaderWorker):
         torch.manual_seed(self.config.SEED)
         model = add_adapters(build_model(self.config, self.num_classes), self.config)
         wrappers = make_wrappers(self.config, self.process, Log(0), self.num_classes)
-        self.trainer = build_trial(self.config, self.process, model.to(self.device), self.data, Log(0), wrappers)
+        self.trainer = build_trainer(self.config, self.process, model.to(self.device), self.data, Log(0), wrappers)
 
     def update(self, steps: int) -> None:
         for _ in range(steps):
             self.trainer.update(next(self.windows))
         self.trainer.report()  # waits for the device
         ensure(bool(torch.isfinite(self.trainer.counters.totals).all()), NOT_FINITE)
-
-
-class PlainWorker(TrainerWorker):
-    """A TrainerWorker without our kernels: the model computes as timm's does."""
-
-    def __init__(self, argv: list[str]):
-        super().__init__(argv)
-        self.trainer.transforms.revert(self.trainer.computing.model)
 
 
 class TimmWorker(LoaderWorker):
@@ -173,7 +159,7 @@ class TimmWorker(LoaderWorker):
             ensure(math.isfinite(loss.item()), NOT_FINITE)
 
 
-ROLES = {"step": TrainerWorker, "plain": PlainWorker, "timm": TimmWorker, "loader": LoaderWorker}
+ROLES = {"step": TrainerWorker, "timm": TimmWorker, "loader": LoaderWorker}
 
 
 def forward_flops(config: Config, num_classes: int) -> int:

@@ -4,6 +4,7 @@ import math
 import os
 import re
 import shlex
+from argparse import Namespace
 
 import pytest
 
@@ -52,18 +53,14 @@ class FakeWorker:
 
     close = start
 
-    def facts(self):
-        return {"images": 8}
-
-    def iterate(self, steps):
+    def ask(self, method, *arguments):
+        if method != "time_updates":
+            return 8
         if self.refuses:
             raise Refused("it cannot")
-        self.steps.append(steps)
+        self.steps.append(arguments[1])
         FakeWorker.questions += 1
-        return self.seconds * (1 + FakeWorker.questions // 100)
-
-    def peak_memory(self):
-        return 2**30
+        return arguments[1] * self.seconds * (1 + FakeWorker.questions // 100)
 
 
 def test_alternating_benchmark_cases_keep_their_ratios_during_slowdowns():
@@ -76,9 +73,10 @@ def test_alternating_benchmark_cases_keep_their_ratios_during_slowdowns():
 
 @pytest.mark.parametrize(("kind", "is_compiled"), [("cpu", False), ("cuda", True)])
 def test_run_benchmark_gives_halfstep_and_timm_same_options(tmp_path, kind, is_compiled):
-    setup = loader.Setup("vit_tiny_patch16_224", kind, 16, 256, is_compiled)
-    timm = " ".join(setup.timm(tmp_path, tmp_path, tmp_path)) + " "
-    config = load(setup.halfstep(tmp_path, tmp_path)[2:]).config
+    values = {"timm": tmp_path, "model": "vit_tiny_patch16_224", "kind": kind, "num_workers": 16, "batch_size": 256}
+    arguments = Namespace(**values, compile=is_compiled, report_every=10)
+    timm = " ".join(loader.timm_command(arguments, tmp_path, tmp_path)) + " "
+    config = load(loader.halfstep_command(arguments, tmp_path, tmp_path)[2:]).config
     assert f"--device {kind} --workers 16 --log-interval {config.REPORT_FREQ} " in timm and "-b 256 " in timm
     assert (config.DATA.NUM_WORKERS, config.DATA.BATCH_SIZE, config.TRAIN.MODEL_EMA) == (16, 256, False)
     assert "--amp-dtype bfloat16" in timm and (config.AMP, config.PRECISION.DTYPE) == (True, "bfloat16")
@@ -115,7 +113,7 @@ def test_gpu_session_part_over_its_limit_is_killed(tmp_path):
     hidden = f"sh -c 'setsid sleep 1000 & echo $! > {tmp_path}/hidden; echo early; sleep 1000'"
     parts = {"slow": (1.0, [hidden]), "failed": (60, ["sh -c 'echo late; exit 3'"])}
     if (child := os.fork()) == 0:
-        os._exit(gpu_session.run_session(tmp_path, parts, "dry"))
+        os._exit(gpu_session.run_session(tmp_path / "session.md", parts, "dry"))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
     assert not alive(int((tmp_path / "hidden").read_text()))
     text = (tmp_path / "session.md").read_text()
@@ -124,7 +122,7 @@ def test_gpu_session_part_over_its_limit_is_killed(tmp_path):
 
 def test_gpu_session_parts_have_valid_commands_and_fit_the_time_limit(monkeypatch, tmp_path):
     ran = []
-    monkeypatch.setattr(gpu_session, "run_session", lambda folder, parts, kind: ran.append(parts) or 0)
+    monkeypatch.setattr(gpu_session, "run_session", lambda path, parts, kind: ran.append(parts) or 0)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr(step, "measure_cases", lambda arguments, workers, *rest: " ".join(workers))
     calls = re.findall(r"-output FOLDER (-parts.*)", gpu_session.__doc__)

@@ -9,13 +9,12 @@ from torch.nn.functional import cosine_similarity
 
 from configs.schema import Config
 from datasets import Window, build_train_data, load_image_sets
-from engine.build import make_wrappers
+from engine.build import build_trainer, make_wrappers
 from engine.loop import train_epoch
 from engine.precision.loss_scale import LossScaler
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult, Report
 from engine.train.trainer import Trainer
-from engine.trial import build_trial
 from models import add_adapters, build_model
 from tests.support.configs import CPU
 from utils.distributed import Process
@@ -46,16 +45,23 @@ class Lines(Log):
 
 
 def make_trainer(
-    config: Config, double: bool = False, callbacks: list[Callback] = (), device: torch.device = CPU
+    config: Config,
+    double: bool = False,
+    callbacks: list[Callback] = (),
+    device: torch.device = CPU,
+    classes: list[str] | None = None,
 ) -> Trainer:
-    """Return a trainer as a run builds it. Its initial weights are the same in each call."""
+    """Return a trainer as a run builds it. Its initial weights are the same in each call.
+
+    `classes`: the classes that a teacher must know; None: a teacher has random weights.
+    """
     train_set, _ = load_image_sets(config)
     torch.manual_seed(0)
     model = add_adapters(build_model(config, 10), config)
     data = build_train_data(config, train_set, Process(device))
     model = (model.double() if double else model).to(device)
-    wrappers = make_wrappers(config, Process(device), Log(0), 10)
-    trainer = build_trial(config, Process(device), model, data, Log(0), wrappers)
+    wrappers = make_wrappers(config, Process(device), Log(0), 10, classes)
+    trainer = build_trainer(config, Process(device), model, data, Log(0), wrappers)
     trainer.callbacks = list(callbacks)
     return trainer
 
@@ -70,7 +76,7 @@ def update(trainer: Trainer, times: int = 1) -> Trainer:
 def scaled_step(scaler: LossScaler, optimizer: torch.optim.Optimizer) -> bool:
     """Do with the scaler what the trainer does after a backward. Return whether the update was skipped."""
     scaler.unscale_(optimizer)
-    skipped = bool(scaler.found_inf(optimizer))
+    skipped = bool(scaler.found_inf())
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad(set_to_none=True)

@@ -38,13 +38,6 @@ def test_incompatible_driver_is_reported_instead_of_using_cpu(monkeypatch):
         distributed.find_devices("auto")
 
 
-@pytest.mark.parametrize(("kind", "visible", "unused"), [("cuda", 8, 6), ("cuda", 2, 0), ("cuda", 1, 0), ("cpu", 1, 0)])
-def test_devices_without_a_process_are_counted(monkeypatch, kind, visible, unused):
-    monkeypatch.setattr(distributed, "find_devices", lambda setting: (setting, visible))
-    process = distributed.Process(torch.device(kind), world_size=4, local_size=2)
-    assert process.unused_devices() == unused
-
-
 @pytest.mark.parametrize(("rank", "names"), [(0, ["-world_size", "process 1 of 2"]), (1, ["-dist_url", "process 0"])])
 def test_absent_process_is_named_within_the_timeout(rank, names):
     port = free_port()

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.load import LoadedConfig
 from datasets import build_order
 from engine.batch_size import MemoryEstimate
 from engine.check import check, quick_checks
@@ -16,8 +17,8 @@ from engine.check.quick_checks import (
     check_shared_memory,
     loader_processes,
 )
-from engine.plan import TrainPlan
-from engine.trial import inputs_of_trial
+from engine.plan import Inputs, TrainPlan
+from engine.precision.policy import Precision
 from tests.engine.check.small_photos import sets_of
 from tests.support.cases import cases_of, names_of
 from tests.support.configs import CPU, replaced, small_config
@@ -78,7 +79,7 @@ def test_shared_memory_check_counts_loader_processes_of_all_local_ranks(photos):
 def test_ema_decay_is_checked_only_if_ema_is_on(photos, is_kept):
     config, train, _ = sets_of(photos, "TRAIN.MODEL_EMA_WARMUP=false", f"TRAIN.MODEL_EMA={is_kept}")
     plan = TrainPlan(
-        inputs=inputs_of_trial(config, Process(CPU)),
+        inputs=Inputs(LoadedConfig(config, {}, [], []), Process(CPU), Precision(config, CPU)),
         train_set=train,
         eval_set=train,
         order=build_order(config, train, world_size=1),

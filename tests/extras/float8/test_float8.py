@@ -72,12 +72,6 @@ def test_float8_is_refused_on_old_gpu_or_without_torchao(monkeypatch, capability
             check_float8(CUDA)
 
 
-def test_float8_description_suggests_compile_flag_only_if_compile_is_off(tmp_path):
-    for words, is_told in (((), True), (("COMPILE=true",), False)):
-        told = Precision(small_config(tmp_path, *FLOAT8, *words), CPU).describe()
-        assert told.startswith("float8 in large Linear layers") and ("-compile" in told) is is_told
-
-
 @pytest.mark.parametrize(("ratio", "mlp"), [(4, ["fc1"]), (6, ["fc1", "fc2"])])
 def test_only_large_linear_layers_compute_in_float8(tmp_path, ratio, mlp):
     """In ViT-Base: qkv (2304 outputs) and fc1 (3072). Not proj and fc2 (768), not a last block for only the class token,
@@ -142,8 +136,7 @@ def test_float8_training_stays_near_float32_and_resumes_exactly(tmp_path):
 
 
 def test_doctor_and_predict_use_bfloat16_for_float8_runs(config):
-    from extras.doctor.command import precision_of
-    from extras.doctor.overflow import Batches, make_case
+    from extras.doctor.overflow import Batches, make_case, precision_of
 
     state = {"config": flatten(config), "amp_scaler": {"dtype": "torch.bfloat16", "scale": 1.0}}
     images = {"mean": [0.5], "std": [0.5], "input_size": [1, 8, 8], "crop_pct": 0.875, "crop_mode": "center"}

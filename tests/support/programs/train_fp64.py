@@ -14,7 +14,7 @@ import torch
 from configs.load import load
 from datasets import build_train_data, load_image_sets
 from engine import first_passes
-from engine.trial import build_trial
+from engine.build import build_trainer
 from models import build_model
 from tests.support.planted import run_out
 from utils.distributed import Process
@@ -40,7 +40,7 @@ def train(settings: str, case: str, process: Process) -> dict[str, torch.Tensor]
     torch.manual_seed(0)
     model = build_model(config, 10).double()
     data = build_train_data(config, train_set, process)
-    trainer = build_trial(config, process, model, data, Log(process.rank))
+    trainer = build_trainer(config, process, model, data, Log(process.rank))
     if fits and process.rank == process.world_size - 1:
         run_out(trainer, int(fits[0]), step=0)
     first_passes.fit_micro_batches(trainer, Log(process.rank))

@@ -19,14 +19,14 @@ import torch
 from configs.load import load
 from datasets import BadImages, ImageSet, build_eval_data, build_train_data, load_image_sets
 from engine.batch_size import peaks_of_cpu_tensors
+from engine.build import build_trainer
 from engine.checkpoint.find import read_checkpoint
 from engine.checkpoint.format import save_checkpoint
 from engine.checkpoint.sharded_saver import ShardedSaver
 from engine.evaluation.evaluate import evaluate
 from engine.precision.loss_scale import FusedLossScaler
-from engine.train.ema import FusedLerp
+from engine.train.ema import fused_lerp
 from engine.train.trainer import Trainer
-from engine.trial import build_trial
 from models import build_model
 from models.transforms.gpu_kernels import GpuKernels
 from models.weights.sharded import PIECES
@@ -49,9 +49,9 @@ def train(settings: str, options: list[str], process: Process) -> dict:
     data = build_train_data(config, train_set, process)
     with as_on_gpus(model) if "gpu" in words else contextlib.nullcontext():
         log = Log(process.rank)
-        trainer = build_trial(config, process, model, data, log)
+        trainer = build_trainer(config, process, model, data, log)
     if "measure" in words:
-        ((peak, _),) = peaks_of_cpu_tensors(lambda: build_trial(config, process, build_model(config, 10), data, log))
+        ((peak, _),) = peaks_of_cpu_tensors(lambda: build_trainer(config, process, build_model(config, 10), data, log))
         return {"building": peak}
     if "load" in words:
         trainer.load_state_dict(read_checkpoint(Path(words["load"]), lazily=True))
@@ -89,7 +89,7 @@ def as_on_gpus(model: torch.nn.Module) -> Iterator[None]:
     GpuKernels().apply(model)
     with (
         mock.patch("engine.precision.policy.LossScaler", FusedLossScaler),
-        mock.patch("engine.train.ema.ForeachLerp", FusedLerp),
+        mock.patch("engine.train.ema.foreach_lerp", fused_lerp),
     ):
         yield
 

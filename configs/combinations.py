@@ -43,7 +43,7 @@ def check_combinations(values: Values, origins: dict[str, str]) -> None:
         check_features(values, origins)
     rules = [_training_rules, _image_rules, _label_rules, _vit_rules]
     if values["DATA.TOKENS"]:
-        from extras.native_aspect.rules import native_rules
+        from extras.native_aspect import native_rules
 
         rules.append(native_rules)
     for is_wrong, key, problem in itertools.chain.from_iterable(rule(values, named) for rule in rules):

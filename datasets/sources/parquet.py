@@ -219,7 +219,7 @@ def add_rows(builder: IndexBuilder, files: Sequence[Path], choose: Callable[[Pat
 
             return pool.map(explaining, files)
 
-        columns = _common_columns(files, list(each(lambda file: _columns_of(file, choose))))
+        columns = _common_columns(files, list(each(lambda file: choose(file, opened(file).schema_arrow))))
         if columns.are_names:
             found = each(lambda file: _labels(file, columns).unique().to_pylist())
             columns = columns._replace(classes=tuple(sorted({*itertools.chain(*found)} - {None})))
@@ -251,11 +251,6 @@ def _common_columns(files: Sequence[Path], found: Sequence[Columns]) -> Columns:
                     "belong to different data sets; move one of them elsewhere"
                 )
     return first if all(columns.path == first.path for columns in found) else first._replace(path=None)
-
-
-def _columns_of(file: Path, choose: Callable[[Path, Any], Columns]) -> Columns:
-    with opened(file) as content:
-        return choose(file, content.schema_arrow)
 
 
 @contextlib.contextmanager
@@ -299,21 +294,17 @@ def _labels(file: Path, columns: Columns) -> Any:
     return column.cast(pyarrow.string() if columns.are_names else _value_type(column.type))
 
 
-def _class_numbers(file: Path, columns: Columns) -> np.ndarray:
-    labels = _labels(file, columns)
-    if columns.are_names:
-        import pyarrow
-        import pyarrow.compute as compute
-
-        labels = compute.index_in(labels, value_set=pyarrow.array(columns.classes, pyarrow.string()))
-    return labels.to_numpy()
-
-
 def _read_rows(file: Path, columns: Columns) -> tuple[list[tuple[int, int, int]], np.ndarray, list[bytes]]:
     """Return a file's row groups, its labels as int32, and its image names (all empty if any is missing)."""
+    import pyarrow
+    import pyarrow.compute as compute
+
     groups, names = row_groups(file, columns), []
     num_rows = sum(rows for _, rows, _ in groups)
-    numbers = _class_numbers(file, columns) if columns.label else np.zeros(num_rows, np.int32)
+    labels = _labels(file, columns) if columns.label else np.zeros(num_rows, np.int32)
+    if columns.are_names:
+        labels = compute.index_in(labels, value_set=pyarrow.array(columns.classes, pyarrow.string()))
+    numbers = np.asarray(labels)
     limit = MAX_CLASSES if columns.classes is None else len(columns.classes)
     if (wrong := (numbers < 0) | (numbers >= limit)).any():
         row = int(wrong.argmax())

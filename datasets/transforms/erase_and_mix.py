@@ -149,7 +149,11 @@ class Mixing:
         mixed, paired = torch.empty_like(images, dtype=dtype), len(images) // 2 * 2
         first, second = slice(0, paired, 2), slice(1, paired, 2)
         for own, partner in ((first, second), (second, first)):  # slices, because images[partners] would copy the batch
-            lerp_into(mixed[own], images[partner], images[own], weight[own])
+            if dtype == images.dtype and not torch.compiler.is_compiling():
+                # `out=` avoids a copy, but cannot change the type or write to a slice in a compiled graph.
+                torch.lerp(images[partner], images[own], weight[own], out=mixed[own])
+            else:
+                mixed[own].copy_(torch.lerp(images[partner], images[own], weight[own]))
         mixed[paired:] = images[paired:]
         return mixed
 
@@ -183,14 +187,6 @@ class Mixing:
         left, top = (max(start, 0) for start in starts)
         right, bottom = (min(start + cut, side) for start in starts)
         return left, top, right - left, bottom - top
-
-
-def lerp_into(out: Tensor, start: Tensor, end: Tensor, weight: Tensor) -> None:
-    if out.dtype == start.dtype and not torch.compiler.is_compiling():
-        # `out=` avoids a copy, but cannot change the type or write to a slice in a compiled graph.
-        torch.lerp(start, end, weight, out=out)
-    else:
-        out.copy_(torch.lerp(start, end, weight))
 
 
 def inside_box(left: Tensor, top: Tensor, width: Tensor, height: Tensor, side: int) -> Tensor:

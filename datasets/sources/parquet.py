@@ -407,13 +407,9 @@ class ParquetImages(GroupedImages):
     def key(self, index: int) -> str:
         """Return the name that is stored with the image, or file and row if names are missing or repeated."""
         if self.has_keys:
-            return self.stored_name(index)
+            return super().key(index)
         file, row = self._file_and_row(index)
         return f"{os.path.basename(file.path)}: {row}"
-
-    def split_keys(self) -> Iterable[list[bytes]]:
-        is_whole = self.rows is None and len(self) == len(self.names)
-        return self.names.chunks() if self.has_keys and is_whole else super().split_keys()
 
     def naming(self) -> tuple[bytes | np.ndarray, ...]:
         names = self.names.digest() if self.has_keys else str(self._names_and_sizes()).encode()

@@ -65,19 +65,16 @@ class Erasing(Boxes):
 
     def __call__(self, images: Tensor, table: Tensor) -> Tensor:
         """Erase the boxes of a table [B, RANDOM_ERASE_COUNT, 6] in place. Later boxes cover earlier ones."""
-        for image, boxes in zip(images, table.numpy().tolist(), strict=True):
-            for left, top, width, height, *noise_at in boxes:
-                if width:
-                    image[:, top : top + height, left : left + width] = self._filling(width, height, *noise_at)
-        return images
-
-    def _filling(self, width: int, height: int, left: int, top: int) -> Tensor | float:
         mode = self.settings.RANDOM_ERASE_MODE
-        if mode == "const":
-            return 0.0
-        if mode == "rand":
-            width = height = 1
-        return self.noise[:, top : top + height, left : left + width]
+        for image, boxes in zip(images, table.numpy().tolist(), strict=True):
+            for left, top, width, height, noise_left, noise_top in boxes:
+                if not width:
+                    continue
+                box = image[:, top : top + height, left : left + width]
+                across, down = (width, height) if mode == "pixel" else (1, 1)  # in mode rand, a box has one colour
+                noise = self.noise[:, noise_top : noise_top + down, noise_left : noise_left + across]
+                box[:] = 0.0 if mode == "const" else noise
+        return images
 
 
 class BatchedErasing(Erasing):

@@ -120,7 +120,7 @@ def layer_of_weights(given: dict[str, Text], checkpoint: Path | None) -> Layer |
     if not (names_model or model):
         raise ConfigError(
             f"MODEL.NAME: {metadata.by} does not name its model; name a timm model (any of timm.list_models()), as in "
-            "-opts MODEL.NAME=vit_base_patch16_224"
+            "-opts MODEL.NAME=vit_base_patch16_224, or a settings file with -cfg"
         )
     if images and not {"DATA.IMAGE_SIZE"} & {*images, *given}:
         raise ConfigError(

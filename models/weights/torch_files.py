@@ -69,20 +69,12 @@ def _read_one_file(path: Path, verify: bool = True):
 
 
 def read_torch_weights(path: Path) -> Weights:
+    from models.weights.names import by_timms_names  # local: a run that starts from random weights does not need it
+
     content = read_torch(path)
     state, key = weights_of(content, path)
     check_tensors(state, path)
     return Weights(by_timms_names(state), key, record_of(content) if key else {})
-
-
-def by_timms_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of a wrapped model, or of a model of torchvision or transformers, under timm's names."""
-    from models.weights.names import from_torchvision, from_transformers, is_of_transformers
-
-    # The prefixes of DDP and torch.compile come in any order. n_averaged is a counter of torch's AveragedModel.
-    plain = {re.sub(r"^((module|_orig_mod)\.)+", "", name): tensor for name, tensor in state.items()}
-    state = {name: tensor for name, tensor in plain.items() if name != "n_averaged"}
-    return from_transformers(state) if is_of_transformers(state) else from_torchvision(state)
 
 
 def record_in_torch_file(path: Path) -> dict:
@@ -106,6 +98,8 @@ def named_shards(path: Path) -> list[str]:
 
 def read_safetensors(path: Path) -> Weights:
     import safetensors.torch
+
+    from models.weights.names import by_timms_names
 
     with naming_damage(path, safetensors.SafetensorError, OSError):
         return Weights(by_timms_names(safetensors.torch.load_file(path)), record=record_in_safetensors(path))

@@ -16,7 +16,6 @@ from engine.settings import load_settings
 from utils.errors import AlreadyReportedError, UserError
 from utils.launch import (
     LaunchedRank,
-    LaunchOptions,
     check_single_node,
     find_launched_rank,
     launch,
@@ -30,8 +29,7 @@ STARTED = "HALFSTEP_STARTED"
 def main(arguments: list[str]) -> int:
     loaded = load_once(arguments)  # the launcher also loads the settings, to report a mistake at once
     config, start = loaded.config, loaded.config.START
-    options = LaunchOptions(start.URL, start.WORLD_SIZE, start.RANK, start.NGPUS)
-    launched = find_launched_rank(os.environ, options)
+    launched = find_launched_rank(os.environ, start.URL, start.WORLD_SIZE, start.RANK, start.NGPUS)
     if launched is None:
         check_single_node(os.environ)
     if start.CHECK:

@@ -1,190 +1,295 @@
-"""Checks that the values of several settings are compatible."""
+"""REFUSED: the combinations of settings that are refused before a run, each as a condition and a message."""
 
-import itertools
 import math
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from configs.removed import REMOVED
-from configs.schema import AUTO
+from configs.schema import AUTO, Config
 from configs.tables import LOSSES, SOURCES, names_with
 from configs.values import SETTINGS, to_text
-from utils.errors import ConfigError, did_you_mean
+from utils.errors import ConfigError
 from utils.text import is_url, problem_of
+
+Origins = Mapping[str, str]  # {full key: where the value was set}
 
 # Properties of a run that -resume compares with the checkpoint, in addition to the settings.
 NO_SETTINGS = ("GLOBAL_BATCH", "NUM_IMAGES", "IMAGES", "CLASS_NAMES", "SPLIT", "AUGMENTATION")
 CHANGEABLE = (*SETTINGS, *REMOVED, *NO_SETTINGS)
 IN_THEIR_ORDER = names_with(SOURCES, "in_order")  # values of DATA.DATASET that are read in file order
 WITHOUT_FILES = names_with(SOURCES, "has_files", False)  # values of DATA.DATASET that read no files
-# Settings for training without labels, and their values.
-OF_FEATURES = {
-    "TRAIN.OBJECTIVE": ("features",),
-    "DATA.DATASET": ("images",),
-    "TRAIN.BEST_METRIC": ("similarity", "knn"),
-}
+FOR_SEVERAL_LABELS = names_with(LOSSES, "several_labels")  # values of TRAIN.LOSS
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 MAX_WEIGHTS = 1e11  # maximum number of weights in all blocks: about five times the largest ViT so far
-Values = dict[str, Any]  # {full key: value}
-Rules = Iterator[tuple[bool, str, str]]  # whether the rule is broken, the setting to name, the problem
 
 
-def check_combinations(values: Values, origins: dict[str, str]) -> None:
-    """Raise ConfigError if values are incompatible. `origins`: {full key: where it was set}."""
+def check_combinations(values: Mapping[str, Any], config: Config, origins: Origins) -> None:
+    """Raise ConfigError if settings are incompatible. `values`: {full key: value}."""
 
-    def named(key: str) -> str:
-        return f"{key}, {to_text(values[key])} ({origins[key]})"
+    def named(found: re.Match) -> str:
+        key = found[1]
+        if key == "LABELS":  # the setting that gives images several labels
+            key = "DATA.LABEL_SEPARATOR" if config.DATA.LABEL_SEPARATOR else "DATA.COLUMNS"
+        return f"{key}, {to_text(values[key])} ({origins[key]}),"
 
-    _check_url(values, origins)
-    _check_typed(values, origins)
-    if any(values[key] in of_features for key, of_features in OF_FEATURES.items()):
-        from extras.unlabelled.rules import check_features
-
-        check_features(values, origins)
-    rules = [_training_rules, _image_rules, _label_rules, _vit_rules]
-    if values["DATA.TOKENS"]:
-        from extras.native_aspect.rules import native_rules
-
-        rules.append(native_rules)
-    for is_wrong, key, problem in itertools.chain.from_iterable(rule(values, named) for rule in rules):
-        if is_wrong:
-            raise ConfigError(f"{named(key)}, {problem}")
+    _check_url(config.DATA.DATA_PATH, config.DATA.DATASET, origins)
+    for is_wrong, message in REFUSED:
+        if is_wrong(config, origins):
+            raise ConfigError(re.sub(r"\{([A-Z_.]+)\}", named, message))
 
 
-def _check_url(values: Values, origins: dict[str, str]) -> None:
+def is_typed(key: str, origins: Origins) -> bool:
+    """Return whether the setting comes from the command line."""
+    return origins[key].startswith(("flag ", "-opts"))
+
+
+def _check_url(url: str, dataset: str, origins: Origins) -> None:
     """Refuse an unusable URL. The message does not quote the URL, because it may contain credentials."""
-    key, url = "DATA.DATA_PATH", values["DATA.DATA_PATH"]
-    if is_url(url) and (problem := problem_of(url)):
-        raise ConfigError(f"{key} ({origins[key]}): the URL {problem}")
-    if is_url(url) and values["DATA.DATASET"] != "shards":
-        raise ConfigError(
-            f"{key}, {url} ({origins[key]}): only -dataset shards can be read from a server, "
-            f"not {values['DATA.DATASET']}"
-        )
-
-
-def _check_typed(values: Values, origins: dict[str, str]) -> None:
-    """Refuse empty values, and values from the command line that would have no effect."""
-    path, data_set = "DATA.DATA_PATH", "DATA.DATASET"
-    _check_empty(values, origins)
-    if origins[path].startswith(("flag ", "-opts")) and values[data_set] in WITHOUT_FILES:
-        raise ConfigError(
-            f"{path}, {values[path]} ({origins[path]}): {data_set} {values[data_set]} ({origins[data_set]}) reads no files; "
-            "add -dataset imagefolder (docs/data.md lists all data sets)"
-        )
-    name, kind = "MODEL.NAME", "MODEL.TYPE"
-    if values[kind] == "vit" and origins[name] == "-opts" != origins[kind]:
-        raise ConfigError(
-            f"{name}, {values[name]} (-opts), is only a label, because with {kind} vit ({origins[kind]}), other "
-            f"settings define the model; add {kind}=timm to train timm's model {values[name]}, or {kind}=vit to keep "
-            "the label"
-        )
-
-
-def _check_empty(values: Values, origins: dict[str, str]) -> None:
-    """Refuse an empty value that probably comes from an unset shell variable, even if a script wrote it to a file."""
-    reason = "perhaps because a shell variable is not set"
-    is_given = {key: origins[key] != "default" for key in ("SAVE", "NAME")}
-    # In a file the path may be empty, because users give it with the flag.
-    is_given["DATA.DATA_PATH"] = origins["DATA.DATA_PATH"].startswith("flag ")
-    for key in ("SAVE", "DATA.DATA_PATH"):
-        if is_given[key] and not values[key].strip():
-            raise ConfigError(f"{key} is empty ({origins[key]}), {reason}; name a folder, or leave {key} out")
-    if is_given["NAME"] and not values["NAME"].strip() and values["MODEL.RESUME"] == AUTO:
-        raise ConfigError(
-            f"NAME is empty ({origins['NAME']}), {reason}; -resume auto would resume any run; name a run, or leave "
-            "NAME out"
-        )
-
-
-def _training_rules(values: Values, named: Callable[[str], str]) -> Rules:
-    lowest, first, highest = (f"PRECISION.{name}_LOSS_SCALING" for name in ("MIN", "INIT", "MAX"))
-    low, high = values[lowest], values[highest] or math.inf
-    yield not low <= values[first] <= high, first, f"must be between {named(lowest)}, and {named(highest)}"
-    is_float16_in_float8 = (values["PRECISION.MODE"], values["PRECISION.DTYPE"]) == ("float8", "float16")
-    yield is_float16_in_float8, "PRECISION.DTYPE", f"must be bfloat16 or not set with {named('PRECISION.MODE')}"
-    for key in ("TRAIN.SIZE_SCHEDULE", "TRAIN.MIXUP_OFF_EPOCH"):
-        problem = f"names an epoch, but {named('TRAIN.BUDGET')} chooses the number of epochs; leave one of them out"
-        yield bool(values[key] and values["TRAIN.BUDGET"]), key, problem
-    key, strategy = "TRAIN.CLIP_MODE", "DIST.STRATEGY"
-    problem = (
-        f"must be norm or value with {named(strategy)}: agc needs norms of whole vectors, but each process has only parts "
-        "of them"
-    )
-    yield values[key] == "agc" and values["TRAIN.GRAD_CLIP"] and values[strategy] == "fsdp2", key, problem
-    key = "TRAIN.TEACHER_MODEL"
-    problem = f"must name a timm model or a checkpoint, because of {named('TRAIN.DISTILLATION_TYPE')}"
-    yield values["TRAIN.DISTILLATION_TYPE"] != "none" and values[key] is None and not values["EVAL"], key, problem
-    key, rank = "MODEL.FREEZE", "MODEL.LORA.RANK"
-    problem = f"must be empty with {named(rank)}: only the adapters and the classifier are trained"
-    yield bool(values[key]) and values[rank] > 0, key, problem
-    # A CUDA graph overwrites the gradients of the previous micro-batch: https://github.com/pytorch/pytorch/issues/169545
-    key, steps = "COMPILE", "TRAIN.ACCUM_ITER"
-    problem = f"must be true, blocks or max-autotune-no-cudagraphs with {named(steps)}: CUDA graphs overwrite gradients"
-    yield values[key] in CUDA_GRAPH_MODES and values[steps] > 1, key, problem
-    key = "RESUME.ALLOW_CHANGED"
-    unknown = [name for name in values[key] if name not in CHANGEABLE]
-    near = did_you_mean(unknown[0], CHANGEABLE) if unknown else ""
-    yield bool(unknown), key, f"must contain only names of settings, or {', '.join(NO_SETTINGS)}{near}"
-
-
-def _image_rules(values: Values, named: Callable[[str], str]) -> Rules:
-    for key in ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"):
-        is_wrong = len(values[key]) != values["DATA.IMAGE_CHANNELS"]
-        yield is_wrong, key, f"must have one number for each channel: {named('DATA.IMAGE_CHANNELS')}"
-    size = values["DATA.BATCH_SIZE"]
-    is_odd = size != AUTO and size % 2 and not values["EVAL"]
-    for key in ("TRAIN.MIXUP_ALPHA", "TRAIN.CUTMIX_ALPHA", "TRAIN.CUTMIX_MINMAX"):
-        problem = f"must be even, because {named(key)}, mixes images in pairs"
-        yield is_odd and bool(values[key]), "DATA.BATCH_SIZE", problem
-    key, dataset = "DATA.SAMPLER", "DATA.DATASET"
-    problem = (
-        f"must be shuffle with {named(dataset)}, whose images are read in the order of its files; set "
-        "TRAIN.CLASS_WEIGHTS=auto (-opts) to weight the classes instead"
-    )
-    yield values[key] == "balanced" and values[dataset] in IN_THEIR_ORDER, key, problem
-
-
-def several_labels_key(values: Values) -> str | None:
-    """Return the setting that gives images several labels, or None if none does."""
-    if values["DATA.LABEL_SEPARATOR"]:
-        return "DATA.LABEL_SEPARATOR"
-    columns = values["DATA.COLUMNS"]
-    return "DATA.COLUMNS" if len(columns) > 2 or columns[1:] == ("*",) else None
-
-
-def _label_rules(values: Values, named: Callable[[str], str]) -> Rules:
-    separator, columns, metric = "DATA.LABEL_SEPARATOR", "DATA.COLUMNS", "TRAIN.BEST_METRIC"
-    key = several_labels_key(values)
-    if key is None:
-        problem = f"needs images with several labels; set {separator} or {columns}"
-        yield values[metric] in ("micro_f1", "map"), metric, problem
+    if not is_url(url):
         return
-    problem = f"must name two columns with {named(separator)}: one of paths and one of classes"
-    yield key == separator and len(values[columns]) > 2, columns, problem
-    problem = f"needs -dataset csv; with {named('DATA.DATASET')}, an image has one label"
-    yield values["DATA.DATASET"] != "csv", key, problem
-    losses = names_with(LOSSES, "several_labels")
-    problem = (
-        f"must be {' or '.join(losses)} with {named(key)}: an image with several labels needs one yes or no per class"
-    )
-    yield values["TRAIN.LOSS"] not in losses, "TRAIN.LOSS", problem
-    problem = f"must be shuffle with {named(key)}: the classes of one image cannot be balanced separately"
-    yield values["DATA.SAMPLER"] == "balanced", "DATA.SAMPLER", problem
-    distillation = "TRAIN.DISTILLATION_TYPE"
-    problem = f"must be none with {named(key)}: distillation supports only one class per image"
-    yield values[distillation] != "none" and not values["EVAL"], distillation, problem
+    origin = f"DATA.DATA_PATH ({origins['DATA.DATA_PATH']})"
+    if problem := problem_of(url):
+        raise ConfigError(f"{origin}: the URL {problem}")
+    if dataset != "shards":
+        raise ConfigError(f"{origin}: only -dataset shards can be read from a server, not {dataset}; {url}")
 
 
-def _vit_rules(values: Values, named: Callable[[str], str]) -> Rules:
-    if values["MODEL.TYPE"] != "vit":
-        return
-    width, heads = "MODEL.EMBED_DIM", "MODEL.NUM_HEADS"
-    yield values[width] % values[heads] > 0, width, f"must be a multiple of {named(heads)}; change one of them"
-    is_larger = values["MODEL.PATCH_SIZE"] > values["DATA.IMAGE_SIZE"]
-    yield is_larger, "MODEL.PATCH_SIZE", f"must not be larger than {named('DATA.IMAGE_SIZE')}"
-    # The weights of queries, keys, values, projection and the MLP's two layers. If all these weights exceed the memory,
-    # each allocation may still succeed; the system then kills the program without a message.
-    weights = values["MODEL.DEPTH"] * values[width] ** 2 * (4 + 2 * values["MODEL.MLP_RATIO"])
-    problem = f"gives {weights:.3g} weights, more than {MAX_WEIGHTS:g}, with {named('MODEL.DEPTH')}; lower one of them"
-    yield weights > MAX_WEIGHTS, width, problem
+def _learns_features(c: Config) -> bool:
+    return c.TRAIN.OBJECTIVE == "features"
+
+
+def _learns_classes_from_a_teacher(c: Config) -> bool:
+    return c.TRAIN.DISTILLATION_TYPE != "none" and not c.START.EVAL
+
+
+def _is_sharded(c: Config) -> bool:
+    return c.DIST.STRATEGY == "fsdp2" and not c.START.EVAL
+
+
+def _num_weights(c: Config) -> float:
+    """Return the number of weights in all blocks: queries, keys, values, projection and the MLP's two layers."""
+    return c.MODEL.DEPTH * c.MODEL.EMBED_DIM**2 * (4 + 2 * c.MODEL.MLP_RATIO)
+
+
+# A pair for each refused combination. The condition gets the Config and the origins of its values. In the message,
+# {KEY} is replaced by the setting, its value and its origin; {LABELS} by the setting that gives images several labels.
+REFUSED: tuple[tuple[Callable[[Config, Origins], Any], str], ...] = (
+    # Empty values probably come from unset shell variables, even if a script wrote them to a file.
+    (
+        lambda c, o: o["SAVE"] != "default" and not c.SAVE.strip(),
+        "{SAVE} is empty, perhaps because a shell variable is not set; name a folder, or leave SAVE out",
+    ),
+    (  # In a file the path may be empty, because users give it with the flag.
+        lambda c, o: o["DATA.DATA_PATH"].startswith("flag ") and not c.DATA.DATA_PATH.strip(),
+        "{DATA.DATA_PATH} is empty, perhaps because a shell variable is not set; name a folder, or leave -data_path out",
+    ),
+    (
+        lambda c, o: o["NAME"] != "default" and not c.START.NAME.strip() and c.START.RESUME == AUTO,
+        "{NAME} is empty, perhaps because a shell variable is not set; -resume auto would resume any run; name a run, or "
+        "leave NAME out",
+    ),
+    # Values from the command line that would have no effect.
+    (
+        lambda c, o: is_typed("DATA.DATA_PATH", o) and c.DATA.DATASET in WITHOUT_FILES,
+        "{DATA.DATA_PATH} is not read by {DATA.DATASET} which reads no files; add -dataset imagefolder (docs/data.md lists "
+        "all data sets)",
+    ),
+    (
+        lambda c, o: c.MODEL.TYPE == "vit" and o["MODEL.NAME"] == "-opts" != o["MODEL.TYPE"],
+        "{MODEL.NAME} is only a label, because with {MODEL.TYPE} other settings define the model; add MODEL.TYPE=timm to "
+        "train timm's model of this name, or MODEL.TYPE=vit to keep the label",
+    ),
+    # Training without labels.
+    (
+        lambda c, o: _learns_features(c) and (c.TRAIN.TEACHER_MODEL is None or o["TRAIN.TEACHER_MODEL"] == "default"),
+        "{TRAIN.OBJECTIVE} needs a teacher; name a timm model or a run with -opts TRAIN.TEACHER_MODEL=...",
+    ),
+    (
+        lambda c, o: c.DATA.DATASET == "images" and not _learns_features(c),
+        "{DATA.DATASET} has no labels, which {TRAIN.OBJECTIVE} needs; set TRAIN.OBJECTIVE=features (docs/unlabelled.md), "
+        "or use -dataset imagefolder for classes",
+    ),
+    (
+        lambda c, o: c.TRAIN.BEST_METRIC in ("similarity", "knn") and not _learns_features(c),
+        "{TRAIN.BEST_METRIC} measures features; set TRAIN.OBJECTIVE=features (docs/unlabelled.md), or choose another "
+        "metric",
+    ),
+    (
+        lambda c, o: _learns_features(c) and c.TRAIN.DISTILLATION_TYPE != "none",
+        "{TRAIN.DISTILLATION_TYPE} must be none with {TRAIN.OBJECTIVE} which has no classes",
+    ),
+    (
+        lambda c, o: _learns_features(c) and c.TRAIN.LOSS != "cross_entropy",
+        "{TRAIN.LOSS} has no effect with {TRAIN.OBJECTIVE} which has no classes; leave it out",
+    ),
+    (
+        lambda c, o: _learns_features(c) and c.TRAIN.CLASS_WEIGHTS,
+        "{TRAIN.CLASS_WEIGHTS} has no effect with {TRAIN.OBJECTIVE} which has no classes; leave it out",
+    ),
+    (
+        lambda c, o: _learns_features(c) and c.DATA.SAMPLER != "shuffle",
+        "{DATA.SAMPLER} must be shuffle with {TRAIN.OBJECTIVE} which has no classes",
+    ),
+    (
+        lambda c, o: _learns_features(c) and c.TRAIN.mixes,
+        "{TRAIN.MIXUP_ALPHA} {TRAIN.CUTMIX_ALPHA} and {TRAIN.CUTMIX_MINMAX} must be off with {TRAIN.OBJECTIVE} because "
+        "they mix the labels of images",
+    ),
+    (  # Recipes set label smoothing; without classes it does nothing.
+        lambda c, o: _learns_features(c) and c.TRAIN.SMOOTHING and is_typed("TRAIN.SMOOTHING", o),
+        "{TRAIN.SMOOTHING} has no effect with {TRAIN.OBJECTIVE} which has no classes; leave it out",
+    ),
+    (
+        lambda c, o: _learns_features(c) and c.DATA.has_several_labels,
+        "{LABELS} has no effect with {TRAIN.OBJECTIVE} which has no classes; leave it out",
+    ),
+    (
+        lambda c, o: _learns_features(c) and c.TRAIN.BEST_METRIC not in ("similarity", "knn", "loss"),
+        "{TRAIN.BEST_METRIC} must be similarity, knn or loss with {TRAIN.OBJECTIVE} which has no classes",
+    ),
+    (
+        lambda c, o: _learns_features(c) and c.TRAIN.BEST_METRIC == "knn" and not c.DATA.LABELLED_PATH,
+        "{TRAIN.BEST_METRIC} needs labelled images; set DATA.LABELLED_PATH to a folder with a folder for each class",
+    ),
+    # The training step.
+    (
+        lambda c, o: (
+            not c.PRECISION.MIN_LOSS_SCALING
+            <= c.PRECISION.INIT_LOSS_SCALING
+            <= (c.PRECISION.MAX_LOSS_SCALING or math.inf)
+        ),
+        "{PRECISION.INIT_LOSS_SCALING} must be between {PRECISION.MIN_LOSS_SCALING} and {PRECISION.MAX_LOSS_SCALING} "
+        "inclusive",
+    ),
+    (
+        lambda c, o: c.PRECISION.MODE == "float8" and c.PRECISION.DTYPE == "float16",
+        "{PRECISION.DTYPE} must be bfloat16 or not set with {PRECISION.MODE} whose other layers use bfloat16",
+    ),
+    (
+        lambda c, o: c.TRAIN.SIZE_SCHEDULE and c.TRAIN.BUDGET,
+        "{TRAIN.SIZE_SCHEDULE} names an epoch, but {TRAIN.BUDGET} chooses the number of epochs; leave one of them out",
+    ),
+    (
+        lambda c, o: c.TRAIN.MIXUP_OFF_EPOCH and c.TRAIN.BUDGET,
+        "{TRAIN.MIXUP_OFF_EPOCH} names an epoch, but {TRAIN.BUDGET} chooses the number of epochs; leave one of them out",
+    ),
+    (
+        lambda c, o: c.TRAIN.CLIP_MODE == "agc" and c.TRAIN.GRAD_CLIP and c.DIST.STRATEGY == "fsdp2",
+        "{TRAIN.CLIP_MODE} must be norm or value with {DIST.STRATEGY} because agc needs norms of whole vectors, but each "
+        "process has only parts of them",
+    ),
+    (
+        lambda c, o: _is_sharded(c) and c.DATA.BATCH_SIZE == AUTO,
+        "{DATA.BATCH_SIZE} must be a number with {DIST.STRATEGY} because one process alone cannot try the batch",
+    ),
+    (
+        lambda c, o: _is_sharded(c) and c.AMP and c.PRECISION.MODE != "autocast",
+        "{PRECISION.MODE} must be autocast with {DIST.STRATEGY} which supports no other mode",
+    ),
+    (
+        lambda c, o: _is_sharded(c) and c.COMPILE not in (False, "blocks"),
+        "{COMPILE} must be blocks with {DIST.STRATEGY} because weights are gathered block by block",
+    ),
+    (
+        lambda c, o: _learns_classes_from_a_teacher(c) and c.TRAIN.TEACHER_MODEL is None,
+        "{TRAIN.TEACHER_MODEL} must name a timm model or a checkpoint, because of {TRAIN.DISTILLATION_TYPE} which learns "
+        "from it",
+    ),
+    (
+        lambda c, o: c.MODEL.FREEZE and c.MODEL.LORA.RANK,
+        "{MODEL.FREEZE} must be empty with {MODEL.LORA.RANK} because only the adapters and the classifier are trained",
+    ),
+    (  # https://github.com/pytorch/pytorch/issues/169545
+        lambda c, o: c.COMPILE in CUDA_GRAPH_MODES and c.TRAIN.ACCUM_ITER > 1,
+        "{COMPILE} must be true, blocks or max-autotune-no-cudagraphs with {TRAIN.ACCUM_ITER} because CUDA graphs overwrite "
+        "gradients of the previous micro-batch",
+    ),
+    (
+        lambda c, o: not {*c.START.ALLOW_CHANGED} <= {*CHANGEABLE},
+        f"{{RESUME.ALLOW_CHANGED}} must contain only names of settings, or {', '.join(NO_SETTINGS)}",
+    ),
+    # Images.
+    (
+        lambda c, o: len(c.DATA.IMAGENET_MEAN) != c.DATA.IMAGE_CHANNELS,
+        "{DATA.IMAGENET_MEAN} must have one number for each channel, as {DATA.IMAGE_CHANNELS} says",
+    ),
+    (
+        lambda c, o: len(c.DATA.IMAGENET_STD) != c.DATA.IMAGE_CHANNELS,
+        "{DATA.IMAGENET_STD} must have one number for each channel, as {DATA.IMAGE_CHANNELS} says",
+    ),
+    (
+        lambda c, o: c.DATA.BATCH_SIZE != AUTO and c.DATA.BATCH_SIZE % 2 and c.TRAIN.mixes and not c.START.EVAL,
+        "{DATA.BATCH_SIZE} must be even, because mixup or cutmix mixes images in pairs",
+    ),
+    (
+        lambda c, o: c.DATA.SAMPLER == "balanced" and c.DATA.DATASET in IN_THEIR_ORDER,
+        "{DATA.SAMPLER} must be shuffle with {DATA.DATASET} whose images are read in the order of its files; set "
+        "TRAIN.CLASS_WEIGHTS=auto (-opts) to weight the classes instead",
+    ),
+    # Images at their own aspect ratio.
+    (
+        lambda c, o: c.DATA.TOKENS and c.TRAIN.SIZE_SCHEDULE,
+        "{TRAIN.SIZE_SCHEDULE} must be empty with {DATA.TOKENS} where DATA.TRAIN_TOKENS varies the size of images",
+    ),
+    (
+        lambda c, o: c.DATA.TOKENS and c.DATA.TRAIN_CROP != "rrc",
+        "{DATA.TRAIN_CROP} must be rrc with {DATA.TOKENS} because simple crops are square",
+    ),
+    (
+        lambda c, o: c.DATA.TOKENS and c.TRAIN.CUTMIX_MINMAX,
+        "{TRAIN.CUTMIX_MINMAX} must be empty with {DATA.TOKENS} because images of different sizes have no common box; use "
+        "TRAIN.CUTMIX_ALPHA",
+    ),
+    (
+        lambda c, o: c.DATA.TOKENS and c.TRAIN.MIXUP_MODE != "batch",
+        "{TRAIN.MIXUP_MODE} must be batch with {DATA.TOKENS} because timm mixes whole batches of such images",
+    ),
+    (
+        lambda c, o: c.DATA.TOKENS and c.TRAIN.OBJECTIVE != "classes",
+        "{TRAIN.OBJECTIVE} must be classes with {DATA.TOKENS} because features are learned from square images",
+    ),
+    (
+        lambda c, o: c.DATA.TOKENS and c.DATA.cache_side,
+        "{DATA.CACHE} must be none or disk with {DATA.TOKENS} because a cache of reduced images would lose detail",
+    ),
+    # Several labels per image.
+    (
+        lambda c, o: c.TRAIN.BEST_METRIC in ("micro_f1", "map") and not c.DATA.has_several_labels,
+        "{TRAIN.BEST_METRIC} needs images with several labels; set DATA.LABEL_SEPARATOR or DATA.COLUMNS",
+    ),
+    (
+        lambda c, o: c.DATA.LABEL_SEPARATOR and len(c.DATA.COLUMNS) > 2,
+        "{DATA.COLUMNS} must name two columns with {DATA.LABEL_SEPARATOR} one of paths and one of classes",
+    ),
+    (
+        lambda c, o: c.DATA.has_several_labels and c.DATA.DATASET != "csv",
+        "{LABELS} needs -dataset csv; with {DATA.DATASET} an image has one label",
+    ),
+    (
+        lambda c, o: c.DATA.has_several_labels and c.TRAIN.LOSS not in FOR_SEVERAL_LABELS,
+        f"{{TRAIN.LOSS}} must be {' or '.join(FOR_SEVERAL_LABELS)} with {{LABELS}} because an image with several labels "
+        "needs one yes or no per class",
+    ),
+    (
+        lambda c, o: c.DATA.has_several_labels and c.DATA.SAMPLER == "balanced",
+        "{DATA.SAMPLER} must be shuffle with {LABELS} because the classes of one image cannot be balanced separately",
+    ),
+    (
+        lambda c, o: c.DATA.has_several_labels and _learns_classes_from_a_teacher(c),
+        "{TRAIN.DISTILLATION_TYPE} must be none with {LABELS} because distillation supports only one class per image",
+    ),
+    # The model.
+    (
+        lambda c, o: c.MODEL.TYPE == "vit" and c.MODEL.EMBED_DIM % c.MODEL.NUM_HEADS,
+        "{MODEL.EMBED_DIM} must be a multiple of {MODEL.NUM_HEADS} so change one of them",
+    ),
+    (
+        lambda c, o: c.MODEL.TYPE == "vit" and c.MODEL.PATCH_SIZE > c.DATA.IMAGE_SIZE,
+        "{MODEL.PATCH_SIZE} must not be larger than {DATA.IMAGE_SIZE} the side of the images",
+    ),
+    (  # If the weights exceed the memory, the system may kill the program without a message.
+        lambda c, o: c.MODEL.TYPE == "vit" and _num_weights(c) > MAX_WEIGHTS,
+        f"{{MODEL.EMBED_DIM}} gives more than {MAX_WEIGHTS:g} weights with {{MODEL.DEPTH}} so lower one of them",
+    ),
+)

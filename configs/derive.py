@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from configs.combinations import several_labels_key
 from configs.schema import VIT_FIELDS
 from configs.tables import LOSSES, TORCH_OPTIMIZERS, names_with
-from configs.values import OPTIMIZER_VALUES, RATES, SETTINGS, to_text, usual_optimizer_values
+from configs.values import OPTIMIZER_VALUES, RATES, SETTINGS, build, to_text, usual_optimizer_values
 from utils.runs import LATEST, without_latest
 
 NAME_RUNS = ("MODEL.RESUME", "MODEL.PRETRAINED", "TRAIN.TEACHER_MODEL")  # settings whose value may name a run
@@ -60,13 +59,13 @@ def _fit_channels(found: Merged) -> Derived:
 
 def _fit_labels(found: Merged) -> Derived:
     """Choose loss and metric for several labels per image, and the metric for features, unless they are set."""
-    several = several_labels_key(found.values)
+    several = build(found.values).DATA.has_several_labels
     loss, *_ = names_with(LOSSES, "several_labels")
     implied = {"TRAIN.LOSS": loss, "TRAIN.BEST_METRIC": "map"} if several else {}
     if found.values["TRAIN.OBJECTIVE"] == "features":
         implied = {"TRAIN.BEST_METRIC": "knn" if found.values["DATA.LABELLED_PATH"] else "similarity"}
     values = {key: value for key, value in implied.items() if found.origins[key] == "default"}
-    return Derived(values, dict.fromkeys(values, f"because of {several or 'TRAIN.OBJECTIVE'}"))
+    return Derived(values, dict.fromkeys(values, f"because of {'several labels' if several else 'TRAIN.OBJECTIVE'}"))
 
 
 def _normalize_optimizer(found: Merged) -> Derived:

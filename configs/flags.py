@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from configs.removed import REMOVED_FLAGS
 from configs.values import ALL_SETTINGS, to_text
@@ -71,28 +71,11 @@ examples:
 """
 
 
-@dataclass(frozen=True)
-class CommandLine:
-    """The file given with -cfg, the layers of the other flags, and notes for the user about repeated flags."""
+class CommandLine(NamedTuple):
+    """The file given with -cfg, and the layers of the other flags."""
 
     cfg: str | None
     layers: list[Layer]  # later layers override earlier ones
-    notes: list[str]
-
-
-class _LastValue(argparse.Action):
-    """Stores the value of a flag. If a flag is repeated, its last value counts, as scripts that add flags to "$@" expect."""
-
-    def __call__(self, parser, namespace, value, flag=None):
-        former = getattr(namespace, self.dest)
-        setattr(namespace, self.dest, value)
-        if former in (None, value):
-            return
-        if self.dest == "cfg":
-            raise ConfigError(
-                f"-cfg: {former} and {value} are both given; give one file, which may include another with BASE"
-            )
-        namespace.notes.append(f"note: {flag} is given as {former} and {value}; the last one counts")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -112,14 +95,13 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         add_help=False,
     )
-    parser.register("action", None, _LastValue)
-    parser.set_defaults(notes=[])
     settings = parser.add_argument_group("settings")
     settings.add_argument(*_HELP, action="help", help="Show this help and exit.")
     settings.add_argument(_VERSION, action="store_true", help="Show versions, device and processor, and exit.")
     settings.add_argument(
         "-cfg",
         metavar="FILE",
+        action="append",
         help="YAML file of settings, or the name of a file in configs/. Without it, -resume and -pretrained use the settings "
         "in the checkpoint; weights without settings are fine-tuned (configs/finetune.yaml).",
     )
@@ -156,20 +138,16 @@ def parse(argv: list[str]) -> CommandLine:
                 f"{flag} is empty, perhaps because a shell variable is not set; name {values}, or leave {flag} out"
             )
     if rest:
-        before = argv[argv.index(rest[0]) - 1]
-        hint = "" if before.startswith("-") else f"; quote a value that has spaces: '{before} {rest[0]}'"
-        hint = "; write settings after -opts" if "=" in rest[0] else hint
-        if rest[0].endswith((".yaml", ".yml")):
-            hint = f"; give a settings file as -cfg {rest[0]}"
-        raise ConfigError(f"{rest[0]!r} on the command line does not belong to a flag{hint}; -h lists the flags")
+        raise ConfigError(
+            f"{rest[0]!r} on the command line does not belong to a flag; write settings after -opts, give a settings file "
+            "with -cfg, and quote a value that has spaces; -h lists the flags"
+        )
     given = ((flag, key, getattr(known, key)) for flag, key in _SETTING_OF.items())
     layers = [Layer(f"flag {flag}", {key: text}) for flag, key, text in given if text is not None]
-    options: dict[str, str] = {}
-    for key, text in map(_pair, known.opts):
-        if options.get(key, text) != text:
-            known.notes.append(f"note: -opts gives {key} as {options[key]} and {text}; the last one counts")
-        options[key] = text
-    return CommandLine(known.cfg, [*layers, Layer("-opts", options)], known.notes)
+    files = list(dict.fromkeys(known.cfg or [None]))
+    if len(files) > 1:
+        raise ConfigError(f"-cfg: {' and '.join(files)} are given; give one file, which may include another with BASE")
+    return CommandLine(files[0], [*layers, Layer("-opts", dict(map(_pair, known.opts)))])
 
 
 def _check_names(argv: list[str]) -> None:

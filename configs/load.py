@@ -5,27 +5,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from configs import flags
-from configs.arguments import add_argument
-from configs.combinations import check_combinations
+from configs.combinations import check_combinations, is_typed
 from configs.derive import Merged, derive
-from configs.other_words import replace_words
-from configs.paddlevit import translate_paddlevit
-from configs.removed import REMOVED, translate_removed
+from configs.paddlevit import replace_words, translate_paddlevit
+from configs.removed import REMOVED, check_removed
 from configs.schema import AUTO, MODEL, Config
 from configs.values import (
     ALL_SETTINGS,
     OPEN_SECTIONS,
     SECTIONS,
     SETTINGS,
-    Text,
     build,
     convert,
     flatten,
     is_none,
     to_text,
-    unflatten,
 )
-from configs.yaml_files import Layer, find_settings_file, read_layers
+from configs.yaml_files import Layer, add_argument, find_settings_file, read_layers
 from utils.errors import ConfigError
 from utils.program import when_started
 
@@ -41,15 +37,11 @@ class LoadedConfig:
     started: float = field(default_factory=when_started)  # when the program started, by time.monotonic()
     weights: Layer | None = None  # settings implied by the pretrained weights, below all other layers
 
-    def with_value(self, key: str, value: Any, origin: str) -> "LoadedConfig":
-        """Return a copy in which one setting has another value."""
-        config = replace(unflatten(flatten(self.config) | {key: value}), START=self.config.START)
-        return replace(self, config=config, origins=self.origins | {key: origin})
-
     def with_batch_size(self, number: int, how: str) -> "LoadedConfig":
         """Return a copy with a number instead of DATA.BATCH_SIZE auto. `how`: how the number was found, in words."""
         key = "DATA.BATCH_SIZE"
-        return self.with_value(key, number, f"auto ({self.origins[key]}): {how}")
+        config = replace(self.config, DATA=replace(self.config.DATA, BATCH_SIZE=number))
+        return replace(self, config=config, origins=self.origins | {key: f"auto ({self.origins[key]}): {how}"})
 
     def with_default_batch_size(self) -> "LoadedConfig":
         """Return a copy with the default batch size instead of auto, and a note. This is for programs that do not train."""
@@ -73,24 +65,26 @@ def load(
     layers, translated, check_model = translate_paddlevit(files, command_line.layers)
     merged, notes = merge(layers)
     merged, lines = derive(merged)
-    notes = [*command_line.notes, *translated, *notes, *lines]
-    check_combinations(merged.values, merged.origins)
+    notes = [*translated, *notes, *lines]
+    config = build(merged.values)
+    check_combinations(merged.values, config, merged.origins)
     notes += _without_effect(merged.values, merged.origins)
     if check_model:
         notes.insert(0, check_model(merged.values["MODEL.NAME"]))
-    return LoadedConfig(build(merged.values), merged.origins, notes, argv, weights=weights)
+    return LoadedConfig(config, merged.origins, notes, argv, weights=weights)
 
 
 def merge(layers: Sequence[Layer]) -> tuple[Merged, list[str]]:
     """Merge the layers over the defaults; for each setting, the last layer wins. Also return notes for the user."""
     values = {key: setting.default for key, setting in ALL_SETTINGS.items()}
     origins, notes = dict.fromkeys(ALL_SETTINGS, "default"), []
-    context: dict[str, Text] = {}
     for layer in layers:
         texts, lines = replace_words(layer.texts, layer.origin)
         notes += lines
-        context |= texts  # removed settings that belong together may be in different layers
-        for key, text in _without_removed(texts, context, layer.origin).items():
+        check_removed(texts, layer.origin)
+        for key, text in texts.items():
+            if key in REMOVED:
+                continue
             if section := next((each for each in OPEN_SECTIONS if key.startswith(f"{each}.")), None):
                 values[section] = add_argument(values[section], section, key, text, layer.origin)
                 origins[section] = origins[key] = layer.origin
@@ -105,12 +99,6 @@ def merge(layers: Sequence[Layer]) -> tuple[Merged, list[str]]:
 
                 raise ConfigError(f"{layer.origin}: {why_no_setting(key, text)}")
     return Merged(values, origins, [layer.origin for layer in layers]), notes
-
-
-def _without_removed(texts: dict[str, Text], context: dict[str, Text], origin: str) -> dict[str, Text]:
-    """Return the texts with removed settings replaced. `context`: the texts of this layer and all layers below."""
-    replacements = translate_removed(texts, context, origin)
-    return {key: text for key, text in texts.items() if key not in REMOVED} | replacements
 
 
 def _files(cfg: str | None, needs_file: bool, beneath: Sequence[Layer], weights: Layer | None) -> list[Layer]:
@@ -155,18 +143,13 @@ def _without_effect(values: dict[str, Any], origins: dict[str, str]) -> list[str
         is_of_model = setting.role == MODEL and origins[key].startswith(("weights ", "checkpoint "))
         if setting.has_effect(values) or values[key] == setting.default or is_of_model:
             continue
-        only = setting.condition
-        found = " and ".join(f"{name} is {to_text(values[name])}" for name in only.keys(values, key.rpartition(".")[0]))
+        only = setting.only
+        found = " and ".join(f"{name} is {to_text(values[name])}" for name in only.keys)
         needed = "" if only.values == (None,) else " or ".join(map(to_text, only.values))
         wanted = f"; this setting needs {needed}" if needed else ""
-        if only.key == "NAME" and _is_typed(key, origins):
+        if only.keys == ["TRAIN.LR_SCHEDULER.NAME"] and is_typed(key, origins):
             raise ConfigError(f"{origins[key]}: {key} has no effect, because {found}{wanted}")
-        if only.key == "AMP" and _is_typed(key, origins) and not _is_typed("AMP", origins):
+        if only.keys == ["AMP"] and is_typed(key, origins) and not is_typed("AMP", origins):
             raise ConfigError(f"{origins[key]}: {key} {to_text(values[key])} has no effect, because {found}; add -amp")
         notes.append(f"note: {key} {to_text(values[key])} has no effect, because {found}{wanted}")
     return notes
-
-
-def _is_typed(key: str, origins: dict[str, str]) -> bool:
-    """Return whether the setting comes from the command line."""
-    return origins[key].startswith(("flag ", "-opts"))

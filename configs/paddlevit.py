@@ -1,6 +1,9 @@
-"""Recognises settings that occur only in PaddleViT's files. extras/paddlevit translates them into our settings."""
+"""Recognises the settings and values of PaddleViT and other programs.
 
-from collections.abc import Callable
+extras/paddlevit translates the settings that occur only in PaddleViT's files.
+"""
+
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from configs.values import SETTINGS, Text
@@ -23,6 +26,17 @@ VALUES = {
     "TRAIN.LR_SCHEDULER.NAME": {"warmupcosine"},
     "TRAIN.OPTIMIZER.NAME": {"adamwdl"},
     "TRAIN.TEACHER_MODEL": {"./regnety_160.pdparams"},
+}
+
+
+Words = Mapping[str, Mapping[str, tuple[str, str]]]  # {setting: {word in lower case: (our value, reason)}}
+
+_NO_CLIPPING = ("None", "no clipping")
+OTHER_WORDS: Words = {
+    "NGPUS": {"-1": ("None", "one process per visible device")},
+    "PRECISION.MODE": {"apex_o1": ("autocast", "torch's autocast does the same as Apex's O1")},
+    "PRECISION.DTYPE": {"fp16": ("float16", "the same type"), "bf16": ("bfloat16", "the same type")},
+    "TRAIN.GRAD_CLIP": {"0": _NO_CLIPPING, "0.0": _NO_CLIPPING, "0.": _NO_CLIPPING},
 }
 
 
@@ -62,3 +76,15 @@ def is_paddlevits(key: str, text: Text) -> bool:
     word = text.strip().lower()
     is_another_model = key == "MODEL.TYPE" and word not in SETTINGS[key].choices
     return is_another_model or word in VALUES.get(key, ())
+
+
+def replace_words(texts: Mapping[str, Text], origin: str, words: Words = OTHER_WORDS) -> tuple[dict, list[str]]:
+    """Return the texts with other programs' words replaced by our values, and a note for each replacement."""
+    replaced, notes = dict(texts), []
+    for key, text in texts.items():
+        known = words.get(key, {})
+        if isinstance(text, str) and text.strip().lower() in known:
+            value, reason = known[text.strip().lower()]
+            notes.append(f"{origin}: {key} {text} is read as {value}: {reason}")
+            replaced[key] = value
+    return replaced, notes

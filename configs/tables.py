@@ -18,7 +18,7 @@ class LossRow(NamedTuple):
     several_labels: bool = False  # whether an image can have any number of labels
 
 
-# {value of TRAIN.LOSS: its row}. A setting for only one loss has Only("LOSS", ("name",)) in configs/schema.py.
+# {value of TRAIN.LOSS: its row}. A setting for only one loss has Only("TRAIN.LOSS", "name") in configs/schema.py.
 LOSSES = {
     "cross_entropy": LossRow("loss.CrossEntropy", "softmax over all classes"),
     "bce": LossRow(
@@ -63,7 +63,7 @@ class SourceRow(NamedTuple):
     package: str = "datasets.sources"  # the package of `where`
 
 
-# {value of DATA.DATASET: its row}. A setting of some data sets has Only("DATASET", ("name",)) in configs/schema.py.
+# {value of DATA.DATASET: its row}. A setting of some data sets has Only("DATA.DATASET", "name") in configs/schema.py.
 SOURCES = {
     "imagenet2012": SourceRow("imagenet.read_imagenet", "ImageNet as lists or class folders", "included"),
     "imagefolder": SourceRow("folder.read_image_folder", "a folder of images per class", "included, or held out"),
@@ -95,7 +95,7 @@ SOURCES = {
         "torchvision_sets.read_torchvision", "downloaded if missing", "included", "cifar10-and-cifar100"
     ),
     "digits": SourceRow(
-        "digits.read_digits",
+        "arrays.read_digits",
         "1,797 handwritten digits, part of halfstep",
         "fixed, 80/20, or in [folds](#cross-validation)",
         has_files=False,

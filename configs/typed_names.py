@@ -118,22 +118,15 @@ def setting_meant(name: str) -> str:
 def suggest_flag(flag: str, settings: dict[str, str]) -> str:
     """Return the end of a message about an unknown flag. `settings`: {flag: its setting, or the flag if it has none}."""
     name = flag.lstrip("-").lower().replace("-", "_").rpartition(".")[2]
-    if f"-{name}" in settings:
-        return f"; did you mean -{name}?"
     if name in _REASONS:
         return f"; {_REASONS[name]}"
-    leaves = {key.rpartition(".")[2].lower(): key for key in ALL_SETTINGS}
-    target = _TARGETS.get(name) or leaves.get(name)
-    if target is None:
-        if near := difflib.get_close_matches(f"-{name}", settings, n=1, cutoff=_CUTOFF):
-            return f"; did you mean {near[0]}?"
-        near = difflib.get_close_matches(name, leaves, n=1, cutoff=_CUTOFF)
-        if not near:
-            return ""
-        target = leaves[near[0]]
+    known = {key.rpartition(".")[2].lower(): key for key in ALL_SETTINGS}
+    known |= {each.lstrip("-"): settings[each] for each in settings}
+    near = [name] if name in known else difflib.get_close_matches(name, known, n=1, cutoff=_CUTOFF)
+    target = _TARGETS.get(name) or next((known[each] for each in near), "")
     flags = {key: each for each, key in settings.items()}
     words = []
     for word in target.split():
         key, _, value = word.partition("=")
         words.append(f"{flags[key]} {value}" if key in flags else f"-opts {key}={value or '...'}")
-    return f"; did you mean {' '.join(words).replace(' true', '').strip()}?"
+    return f"; did you mean {' '.join(words).replace(' true', '').strip()}?" if words else ""

@@ -1,45 +1,22 @@
 """Converts text from a file, a flag or -opts to the type that schema.py declares for the setting."""
 
-import ast
-import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
-from configs import schema
-from configs.removed import REMOVED, REMOVED_VALUES, not_translated, translate_removed
-from configs.schema import (
-    DATA,
-    MACHINE,
-    MAX_INT,
-    MAY_CHANGE,
-    MODEL,
-    RECIPE,
-    RECORD,
-    START,
-    Alike,
-    Arguments,
-    Bounds,
-    Config,
-    Described,
-    Form,
-    In,
-    Only,
-    Start,
-)
-from configs.tables import TORCH_OPTIMIZERS, sentences_of
+from configs.removed import REMOVED, check_removed, not_translated
+from configs.schema import MACHINE, MAX_INT, RECORD, START, Arguments, Config, Form, Only, Start
+from configs.tables import TORCH_OPTIMIZERS
 from utils.errors import ConfigError, did_you_mean
 
 # Values stay text as typed until they are converted here, because PyYAML would guess their types:
 # it reads 3e-3 as text, 010 as 8, 12:30 as 750 and `no` as a boolean.
 Text = str | list
 
-ROLES = (DATA, MODEL, RECIPE, MACHINE, RECORD, START)
 _NONE_WORDS = ("", "none", "null", "~")
 BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 INT = re.compile(r"[+-]?[0-9]+")
@@ -52,114 +29,72 @@ def is_none(text: Text) -> bool:
     return isinstance(text, str) and text.strip().lower() in _NONE_WORDS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A setting of the schema: its full key, type, default, description and annotations."""
+    """A setting of the schema: its full key, its type, and what `setting()` in schema.py declares."""
 
     key: str
     kind: type  # int, float, bool, str or Arguments; for a list, the type of its members
     optional: bool
     is_list: bool
+    choices: tuple
+    special: tuple  # words that are allowed besides a number
     default: Any
     help: str
-    choices: tuple
-    bounds: Bounds | None
+    bounds: tuple[float, float] | None
     form: Form | None
-    special: tuple  # words that are allowed besides a number
-    role: str  # see schema.py
-    marks: tuple = ()
-
-    @property
-    def may_change(self) -> bool:
-        """Return whether a resumed run may change this setting."""
-        return self.role in (START, MACHINE, RECORD) or MAY_CHANGE in self.marks
-
-    @property
-    def alike(self) -> tuple:
-        """The values between which a resumed run may switch, because they give the same result."""
-        return next((mark.values for mark in self.marks if isinstance(mark, Alike)), ())
-
-    @property
-    def condition(self) -> Only | None:
-        """The condition under which the setting has an effect, if any."""
-        return next((mark for mark in self.marks if isinstance(mark, Only)), None)
+    role: str
+    may_change: bool  # whether a resumed run may change the setting
+    alike: tuple
+    only: Only | None
 
     def has_effect(self, values: Mapping[str, Any]) -> bool:
         """Return whether the setting has an effect. `values`: {full key: value} of all settings."""
-        return self.condition is None or self.condition.applies(values, self.key.rpartition(".")[0])
-
-    @property
-    def is_open(self) -> bool:
-        """Return whether the setting is a section that accepts arguments of any name."""
-        return self.kind is Arguments
+        return self.only is None or self.only.applies(values)
 
 
 def _settings(cls: type, prefix: str = "") -> Iterator[Setting]:
-    hints = get_type_hints(cls, include_extras=True)
+    hints = get_type_hints(cls)
     for each in fields(cls):
-        hint, marks = hints[each.name], ()
+        hint, declared = hints[each.name], dict(each.metadata)
         if is_dataclass(hint):
             if hint is not Start:
                 yield from _settings(hint, f"{prefix}{each.name}.")
             continue
-        if get_origin(hint) is Annotated:
-            hint, *marks = get_args(hint)
-        section = next((f"{mark.section}." for mark in marks if isinstance(mark, In)), prefix)
+        section, role = declared.pop("section"), declared.pop("role") or cls.role
         types = (hint,) if get_origin(hint) in (None, Literal) else get_args(hint)
         words = tuple(word for each in types if get_origin(each) is Literal for word in get_args(each))
         is_choice = get_origin(types[0]) is Literal  # if False, any words are allowed besides a number
+        declared["may_change"] |= role in (START, MACHINE, RECORD)
         yield Setting(
-            section + each.name,
+            key=(f"{section}." if section else prefix) + each.name,
             kind=type(words[0]) if is_choice else types[0],
             optional=type(None) in types,
             is_list=get_origin(hint) is tuple,
-            default=each.default,
-            help=_HELP[cls.__name__, each.name] + _sentences(marks),
             choices=words if is_choice else (),
-            bounds=next((mark for mark in marks if isinstance(mark, Bounds)), None),
-            form=next((mark for mark in marks if isinstance(mark, Form)), None),
             special=() if is_choice else words,
-            role=next((mark for mark in marks if mark in ROLES), cls.role),
-            marks=tuple(marks),
+            default=each.default,
+            role=role,
+            **declared,
         )
 
 
-def _sentences(marks: Iterable) -> str:
-    """Return the descriptions of a setting's values from its table, or '' if it has no table."""
-    return "".join(f": {sentences_of(mark.table)}." for mark in marks if isinstance(mark, Described))
-
-
-def _read_help() -> dict[tuple[str, str], str]:
-    """Return the description below each field of the schema, by class and name. Python itself discards these texts."""
-    nodes = ast.parse(Path(schema.__file__).read_text(encoding="utf-8")).body
-    return {
-        (cls.name, field.target.id): text.value.value
-        for cls in nodes
-        if isinstance(cls, ast.ClassDef)
-        for field, text in itertools.pairwise(cls.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
-    }
-
-
-_HELP = _read_help()
 SETTINGS: dict[str, Setting] = {setting.key: setting for setting in _settings(Config)}  # saved with a run
 START_SETTINGS: dict[str, Setting] = {setting.key: setting for setting in _settings(Start)}
 ALL_SETTINGS = SETTINGS | START_SETTINGS
 SECTIONS = {key.rpartition(".")[0] for key in ALL_SETTINGS} - {""}
-OPEN_SECTIONS = tuple(key for key, setting in SETTINGS.items() if setting.is_open)
+OPEN_SECTIONS = tuple(key for key, setting in SETTINGS.items() if setting.kind is Arguments)  # any argument is allowed
 
 
 def build(values: dict[str, Any], cls: type = Config, prefix: str = "") -> Any:
     """Build the Config from {full key: value}."""
-    hints = get_type_hints(cls)
     if cls is Start:
         return Start(**{key.rpartition(".")[2]: values.get(key, START_SETTINGS[key].default) for key in START_SETTINGS})
-    members = {
-        each.name: build(values, hints[each.name], f"{prefix}{each.name}.")
-        if is_dataclass(hints[each.name])
-        else values[prefix + each.name]
-        for each in fields(cls)
-    }
+    members = {}
+    for each in fields(cls):
+        is_section = is_dataclass(each.default)
+        key = f"{prefix}{each.name}"
+        members[each.name] = build(values, type(each.default), f"{key}.") if is_section else values[key]
     return cls(**members)
 
 
@@ -204,13 +139,12 @@ OPTIMIZER_VALUES = {
 
 
 def today(saved: dict[str, Any], refused: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Convert saved settings to their current form: one spelling for equal values, and replacements for removed settings.
+    """Convert saved settings to their current form: one spelling for equal values, without removed settings.
 
-    Raise ConfigError for a removed setting without a replacement if its role is in `refused`.
+    Raise ConfigError for a removed setting that changes the result if its role is in `refused`.
     """
-    translated = translate_removed(saved, saved, "the checkpoint", refused)
+    check_removed(saved, "the checkpoint", refused)
     left = {key: value for key, value in saved.items() if key not in REMOVED} | not_translated(saved)
-    left |= {key: plain(convert(SETTINGS[key], text, "the checkpoint")) for key, text in translated.items()}
     if left.get("TRAIN.OPTIMIZER.NAME") in TORCH_OPTIMIZERS:
         left |= {key: plain(SETTINGS[key].default) for key in usual_optimizer_values(left)}
     return left
@@ -268,37 +202,12 @@ def convert(setting: Setting, text: Text, origin: str) -> Any:
             raise ValueError("the value does not have the required form")
         return value
     except (ValueError, KeyError):
-        if remedy := REMOVED_VALUES.get((setting.key, str(text))):
-            raise ConfigError(f"{origin}: {setting.key} is {quoted(text)}, which was removed; {remedy}") from None
         known = setting.special or (setting.choices if setting.kind is str else ())
-        near = _hint(setting.key, text, known, origin) if isinstance(text, str) else ""
+        near = did_you_mean(text, known) if isinstance(text, str) else ""
+        near = "; PRECISION.DTYPE sets its type" if setting.key == "AMP" else near
         raise ConfigError(
             f"{origin}: {setting.key} is {quoted(text)}; it must be {describe_allowed(setting)}{near}"
         ) from None
-
-
-# Values that users give to AMP when they mean PRECISION.DTYPE.
-HALF_TYPES = {"fp16": "float16", "float16": "float16", "bf16": "bfloat16", "bfloat16": "bfloat16"}
-
-
-def _half_meant(origin: str, half: str) -> str:
-    """Return how to set the half-precision type that the user gave to AMP: as a flag, after -opts, or in a file."""
-    if origin.startswith("flag "):
-        return f"-amp -opts PRECISION.DTYPE={half}"  # also valid for predict.py, which has no -amp_dtype
-    typed = {"-opts": f"AMP=true PRECISION.DTYPE={half}", "-over": f"-amp -over PRECISION.DTYPE={half}"}
-    return typed.get(origin, f"AMP: true, PRECISION: {{DTYPE: {half}}}")
-
-
-def _hint(key: str, text: str, known: Iterable[str], origin: str) -> str:
-    """Return the end of a message about a wrong value: the value that was probably meant."""
-    word, setting = text.strip().lower(), ALL_SETTINGS.get(key)  # None for a key of PaddleViT
-    if setting and setting.kind is int and FLOAT.fullmatch(word) and float(word).is_integer():
-        number, (low, high) = int(float(word)), setting.bounds or (-math.inf, math.inf)
-        # The text is a whole number such as 2e8 or 64.0.
-        return f"; did you mean {number}?" if low <= number <= high and str(number) != word else ""
-    if key == "AMP" and word in HALF_TYPES:
-        return f"; did you mean {_half_meant(origin, HALF_TYPES[word])}?"
-    return "; did you mean cuda?" if (key, word) == ("DEVICE", "gpu") else did_you_mean(text, known)
 
 
 def _split_list(text: Text) -> list:
@@ -315,9 +224,10 @@ def _split_list(text: Text) -> list:
 
 
 def _convert_one(setting: Setting, text: Text) -> Any:
-    if setting.is_open and is_none(text):
+    is_open = setting.kind is Arguments
+    if is_open and is_none(text):
         return Arguments()
-    if not isinstance(text, str) or setting.is_open:
+    if not isinstance(text, str) or is_open:
         raise ValueError("this setting accepts no list, or only a section")
     if is_none(text):
         if "none" in (*setting.choices, *setting.special):
@@ -344,7 +254,8 @@ def _convert_word(setting: Setting, text: str) -> Any:
     if not (INT if setting.kind is int else FLOAT).fullmatch(word):
         raise ValueError("not a number")
     value = setting.kind(word)
-    if not setting.bounds.low <= value <= setting.bounds.high:
+    low, high = setting.bounds
+    if not low <= value <= high:
         raise ValueError("out of bounds")
     return value
 

@@ -1,22 +1,26 @@
 """Reads YAML settings files, and the files that they include with BASE, as {full key: text}."""
 
-import difflib
+import math
 import os
+import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from configs.values import Text, is_none
-from utils.errors import ConfigError
+from configs.schema import Arguments
+from configs.values import FLOAT, INT, Text, is_none, quoted
+from utils.errors import ConfigError, did_you_mean
 from utils.files import content_of
-from utils.text import align, format_bytes
+from utils.text import align
 
 SHIPPED = Path(__file__).resolve().parent
 # Maximum number of bytes in a file, of files that are read because of BASE lines, and of nesting levels.
 MOST_BYTES, MOST_FILES, MOST_LEVELS = 2**20, 100, 16
+BRACKETS = re.compile(r"""("[^"]*"|'[^']*')|[()]""")  # a quoted string, or a parenthesis outside quotes
 
 
 class Quoted(str):
@@ -39,24 +43,23 @@ def shipped_files() -> list[Path]:
 def find_settings_file(cfg: str | None) -> str:
     """Return the path given with -cfg, or raise an error that lists the alternatives."""
     if not cfg:
+        first = {path: path.read_text(encoding="utf-8").splitlines()[0].strip("# ") for path in shipped_files()}
+        rows = [
+            (f"  {_relative_to_cwd(path)}", textwrap.shorten(first[path], 90, placeholder=" ...")) for path in first
+        ]
+        listed = "\n".join(align(rows))
         raise ConfigError(
             "-cfg is missing; give a settings file, or the name of one of these, such as -cfg "
             "vit_digits; to fine-tune weights, give -pretrained NAME -data_path FOLDER instead\n"
-            f"{_list_shipped_files()}"
+            f"{listed}"
         )
     shipped = {name: path for path in shipped_files() for name in (path.stem, path.name)}
     if cfg in shipped and not os.path.isfile(cfg):
         return _relative_to_cwd(shipped[cfg])
     if os.path.exists(cfg):
         return cfg
-    raise ConfigError(f"-cfg: there is no file {cfg} in the working directory {os.getcwd()}{_nearest_files(cfg)}")
-
-
-def _list_shipped_files() -> str:
-    """Return a list of the shipped files, each with the beginning of its first comment."""
-    first = {path: path.read_text(encoding="utf-8").splitlines()[0].strip("# ") for path in shipped_files()}
-    rows = [(f"  {_relative_to_cwd(path)}", textwrap.shorten(first[path], 90, placeholder=" ...")) for path in first]
-    return "\n".join(align(rows))
+    near = did_you_mean(Path(cfg).stem, [path.stem for path in shipped.values()])
+    raise ConfigError(f"-cfg: there is no file {cfg} in the working directory {os.getcwd()}{near}")
 
 
 class Loader(yaml.BaseLoader):
@@ -100,10 +103,9 @@ def read_layers(path: str, chain: tuple[str, ...] = (), read: list[str] | None =
     for base in _bases(texts.pop("BASE", ""), origin):
         base_path = os.path.join(os.path.dirname(path), base)
         if not os.path.exists(base_path):
-            near = _nearest_files(base_path)
             raise ConfigError(
                 f"{origin}: BASE names {base}, but there is no file {os.path.normpath(base_path)} (BASE is relative "
-                f"to the folder of the file that names it){near}"
+                "to the folder of the file that names it)"
             )
         layers += read_layers(base_path, (*chain, path), read)
     return [*layers, Layer(origin, texts)]
@@ -133,23 +135,17 @@ def read_file(path: str) -> dict[str, Text]:
 
 def compose(source: str, name: str) -> yaml.Node | None:
     """Return the root node of a YAML text, or None if it is empty. `name`: the file's name, for messages."""
-    if len(source) > MOST_BYTES:
-        raise ConfigError(f"{name} is larger than {format_bytes(MOST_BYTES)}, the limit for a settings file")
     try:
         loader = Loader(source)
         loader.name = name
         return loader.get_single_node()
     except yaml.MarkedYAMLError as error:
-        line = (error.problem_mark or error.context_mark).line + 1
-        tab = "; indent with spaces, not tabs" if "\\t" in str(error.problem) else ""
-        raise ConfigError(f"{name}: line {line} is not valid YAML: {error.problem}{tab}") from None
+        line, problem = (error.problem_mark or error.context_mark).line, error.problem
     except yaml.reader.ReaderError as error:
-        line = source.count("\n", 0, error.position) + 1
-        raise ConfigError(f"{name}: line {line} is not valid YAML: {error.reason}") from None
+        line, problem = source.count("\n", 0, error.position), error.reason
     except (OverflowError, ValueError):
-        raise ConfigError(
-            f"{name}: line {loader.line + 1} is not valid YAML: an escape sequence is not a valid character"
-        ) from None
+        line, problem = loader.line, "an escape sequence is not a valid character"
+    raise ConfigError(f"{name}: line {line + 1} is not valid YAML: {problem}")
 
 
 def read_node(node: yaml.Node) -> Text:
@@ -195,15 +191,56 @@ def _bases(text: Text, origin: str) -> list[str]:
     return [name for name in names if not is_none(name)]
 
 
-def _nearest_files(path: str) -> str:
-    """Return '; did you mean ...?' with similarly named settings files in the same folder or among the shipped ones."""
-    files = [*sorted(Path(path).parent.glob("*.y*ml")), *shipped_files()]
-    near = difflib.get_close_matches(Path(path).stem, [file.stem for file in files], n=1, cutoff=0.75)
-    names = dict.fromkeys(_relative_to_cwd(file) for file in files if file.stem in near)
-    return f"; did you mean {' or '.join(names)}?" if names else ""
-
-
 def _relative_to_cwd(path: Path) -> str:
     """Return a path inside the working directory as a relative path, and any other path as an absolute path."""
-    path = path.absolute()
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+# --- open sections such as MODEL.KWARGS: arguments of other libraries' constructors, without a schema ---
+
+
+def add_argument(arguments: Arguments, section: str, key: str, text: Text, origin: str) -> Arguments:
+    """Return an open section's arguments with one argument added or replaced. `key`: the full name of this argument."""
+    name = key.removeprefix(f"{section}.")
+    if not name.isidentifier():
+        raise ConfigError(
+            f"{origin}: {key} is not allowed; an argument's name must be an identifier without dots, and its value "
+            "must be one value or a list of values"
+        )
+    try:
+        return Arguments({**arguments, name: _argument(text)})
+    except (ValueError, ConfigError):
+        raise ConfigError(
+            f"{origin}: {key} is {quoted(text)}; it must be a number, true, false, null, text, or a list of these"
+        ) from None
+
+
+def _argument(text: Text, level: int = 0) -> Any:
+    """Parse a value by the rules of YAML 1.2, without a schema; also accept Python's None, True and tuples."""
+    if isinstance(text, list):
+        return tuple(_argument(each, level + 1) for each in text)
+    if isinstance(text, Quoted):
+        return str(text)
+    stripped = text.strip()
+    if stripped.startswith("[") or stripped[:1] + stripped[-1:] == "()":
+        stripped = BRACKETS.sub(lambda found: found[1] or "[]"[found[0] == ")"], stripped)
+    elif level and stripped.count("(") != stripped.count(")"):  # YAML has split a tuple at its commas
+        raise ValueError("write nested lists with brackets, such as [[1, 2], [3, 4]]")
+    if stripped[:1] in ("[", "{", "'", '"'):  # only from -opts: in a file, YAML has already parsed lists and quotes
+        return _argument(read_node(compose(stripped, "a value")), level + 1)
+    return _plain(stripped)
+
+
+def _plain(text: str) -> Any:
+    """Parse a value that has no quotes or brackets."""
+    if text in ("", "~", "null", "Null", "NULL", "None"):
+        return None
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if INT.fullmatch(text):
+        return int(text)
+    if not FLOAT.fullmatch(text):
+        return text
+    if math.isinf(float(text)):
+        raise ValueError("out of bounds")
+    return float(text)

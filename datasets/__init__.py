@@ -11,6 +11,12 @@ from datasets.order import Piece
 from datasets.split import holds_out_no_more, identity, write_split
 from datasets.transforms import check_policy
 from datasets.transforms.crop import Normalize
-from datasets.transforms.mixed import Mixed, dominant_class
-from datasets.transforms.preparation import Preparation, SizedPreparation, build_normalize, build_preparation
+from datasets.transforms.preparation import (
+    Mixed,
+    Preparation,
+    SizedPreparation,
+    build_normalize,
+    build_preparation,
+    dominant_class,
+)
 from datasets.types import Batch, ImageSet, SavedData

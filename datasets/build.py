@@ -1,22 +1,20 @@
 """Build image sets from the settings, and the batches of one process from the image sets."""
 
-import os
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 from unicodedata import normalize
 
 import numpy as np
 
-from configs.schema import Config, Data
+from configs.schema import Config
 from datasets.classes import number_classes, read_classes, without_new_classes
-from datasets.loading.readers import EvalData, EvalReader, Reader, SizedReader, TrainData, TrainReader
+from datasets.loading.readers import EvalData, EvalReader, TrainData, TrainReader
 from datasets.loading.workers import choose_workers, make_loader
 from datasets.order import EpochOrder, Order
 from datasets.sources import find_source
-from datasets.split import describe_split, split, warn_of_other_parts
+from datasets.split import describe_split, split
 from datasets.types import ImageSet, SavedData
 from utils.distributed import Process
-from utils.errors import ConfigError, DataError, ensure
+from utils.errors import ConfigError, DataError, did_you_mean
 from utils.text import counted, is_url
 
 NUM_SMALLEST = 3  # the number of smallest classes that the log names
@@ -34,17 +32,22 @@ def load_image_sets(
     `output`: the folder that the run writes to.
     """
     data = config.DATA
-    train, val = _read(config, say, output)
+    try:
+        train, val = find_source(data.DATASET)(config, say)
+    except OSError as error:
+        raise DataError(f"DATA.DATA_PATH: {data.DATA_PATH} cannot be read ({error})") from error
     whole = train if val is None else val
     if whole.doubt and not _are_listed(config, saved, whole.classes):
         raise DataError(whole.doubt)
-    _refuse_output_inside(filter(None, (train, val)), output)
+    if output and whole.is_listing:
+        from datasets.sources.folder import refuse_output_inside
+
+        refuse_output_inside(filter(None, (train, val)), output)
     if val is None:
         train, val = split(config, train, saved)
     elif not config.START.EVAL:
-        _check_own_parts(config, val)
+        _check_own_parts(config, train, val)
     if config.START.EVAL:
-        val.notes = (*val.notes, *warn_of_other_parts(val, saved))
         train, val = None, val if data.CLASSES else without_new_classes(val, saved)
     parts = {part: each for part, each in (("training", train), ("validation", val)) if each is not None}
     for part, image_set in parts.items():
@@ -54,57 +57,27 @@ def load_image_sets(
     _refuse_one_class(config, train, val)
     for image_set in parts.values():
         _check_num_classes(config, image_set)
-    val.notes = (describe_split(config, val), *_describe_smallest(train, val), *notes, *val.notes)
+    val.notes = (*describe_split(config, val), *_describe_smallest(train, val), *notes, *val.notes)
     return train, val
 
 
-def _read(config: Config, say: Callable[[str], None], output: str | None) -> tuple[ImageSet | None, ImageSet | None]:
-    """Return both sets as the source returns them. The validation set is None if it will be held out later."""
-    data, name = config.DATA, config.DATA.DATASET
-    read = find_source(name)
-    try:
-        train, val = read(config, say)
-    except OSError as error:
-        raise DataError(f"DATA.DATA_PATH: {data.DATA_PATH} cannot be read ({error})") from error
-    except DataError as error:
-        raise (output and _output_in_data(data.DATA_PATH, output, error)) or error from None
-    whole = train if val is None else val
-    has_origin = bool(whole.split.get("training")) or config.START.EVAL
-    ensure(has_origin, f"{name}: the `split` of its image sets must name where the images come from")
-    return train, val
-
-
-def _refuse_output_inside(parts: Iterable[ImageSet], output: str | None) -> None:
-    """Raise ConfigError if the output folder is inside a folder from which all images are read."""
-    for part in parts:
-        if output and (place := part.place_of(output)):
-            raise ConfigError(
-                f"SAVE: {output} is in {place}, so the run's own pictures would be read as data; choose a folder "
-                "outside with -output"
-            )
-
-
-def _check_own_parts(config: Config, val: ImageSet) -> None:
-    """Refuse DATA.FOLD for data with its own validation images, and warn if DATA.VAL_FRACTION has no effect."""
-    data, name = config.DATA, config.DATA.DATASET
-    if data.FOLD:
-        if "folds" not in val.split:
-            raise ConfigError(
-                f"DATA.FOLD is {data.FOLD}, but {name} has its own validation images ({val.split['validation']}); "
-                "leave DATA.FOLD out, or set -data_path to the folder or file of one part to divide only that part"
-            )
-    elif data.VAL_FRACTION not in (Data.VAL_FRACTION, val.split.get("fraction")):
-        text = f"DATA.VAL_FRACTION {data.VAL_FRACTION:g} has no effect, because {name} has its own validation images"
-        val.notes = (f"warning: {text}", *val.notes)
-
-
-def _output_in_data(path: str, output: str, error: DataError) -> ConfigError | None:
-    """Return a clearer error if `error` is about the run's own output folder inside the data, else None."""
-    root = Path(path).expanduser()
-    below = Path(os.path.relpath(os.path.realpath(output), os.path.realpath(root)))
-    if not any(str(error).startswith(f"{root / each}: ") for each in (below, *below.parents) if each.name):
-        return None
-    return ConfigError(f"SAVE: {output} is inside the data ({error}); choose a folder outside with -output")
+def _check_own_parts(config: Config, train: ImageSet, val: ImageSet) -> None:
+    """Refuse DATA.FOLD for data with its own validation images, and classes that only validation images have."""
+    if config.DATA.FOLD:
+        raise ConfigError(
+            f"DATA.FOLD is {config.DATA.FOLD}, but {config.DATA.DATASET} has its own validation images "
+            f"({val.split['validation']}); leave DATA.FOLD out, or set -data_path to the folder or file of one part to "
+            "divide only that part"
+        )
+    trained = train.count_classes() > 0
+    unknown = np.flatnonzero((val.count_classes() > 0) & ~trained)
+    if len(unknown) and val.split["rule"] == "folders":
+        name, known = val.classes[unknown[0]], [train.classes[number] for number in np.flatnonzero(trained)]
+        first = int(val.with_any(unknown[:1]).argmax())
+        raise DataError(
+            f"{val.name(first)}: class {name} does not occur in the training images, so it would never be trained; "
+            f"correct the label, or add training images{did_you_mean(name, known)}"
+        )
 
 
 def _are_listed(config: Config, saved: SavedData | None, classes: list[str]) -> bool:
@@ -119,17 +92,14 @@ def _are_listed(config: Config, saved: SavedData | None, classes: list[str]) -> 
 def _empty_part_error(config: Config, part: str, whole: ImageSet) -> DataError:
     """Return an error that explains why a part is empty. `whole`: the validation images, or all images."""
     data, name = config.DATA, config.DATA.DATASET
-    is_by_fraction = part == "validation" and data.VAL_FRACTION and not (data.FOLD or data.GROUP_BY)
-    if not is_by_fraction or whole.count_classes().max(initial=0) != 1:
-        held_out = f"DATA.FOLD ({data.FOLD})" if data.FOLD else f"DATA.VAL_FRACTION ({data.VAL_FRACTION:g})"
-        group = f"; each value of DATA.GROUP_BY ({data.GROUP_BY}) stays whole" if data.GROUP_BY else ""
-        return DataError(
-            f"{name}: there are no {part} images in {data.DATA_PATH}; check the lists or folders there, and "
-            f"{held_out} if the data has no validation part of its own{group}"
-        )
+    held_out = f"DATA.FOLD ({data.FOLD})" if data.FOLD else f"DATA.VAL_FRACTION ({data.VAL_FRACTION:g})"
+    group = f"; each value of DATA.GROUP_BY ({data.GROUP_BY}) stays whole" if data.GROUP_BY else ""
+    alone = (
+        "; a class needs two images, so that one can be held out" if whole.count_classes().max(initial=0) == 1 else ""
+    )
     return DataError(
-        f"DATA.DATA_PATH: each class in {data.DATA_PATH} has only one image, so none can be held out for validation; "
-        "add images (a class needs two) or a validation part (layouts: docs/data.md)"
+        f"DATA.DATA_PATH: {data.DATA_PATH} has no {part} images for -dataset {name}; check the lists or folders there, and {held_out} if the "
+        f"data has no validation part of its own{group}{alone} (layouts: docs/data.md)"
     )
 
 
@@ -212,31 +182,30 @@ def class_weights(config: Config, image_set: ImageSet) -> list[float] | None:
     return read_class_weights(config, image_set)
 
 
-def _choose_reader(config: Config, is_training: bool) -> type[Reader]:
+def _loader_of(config: Config, image_set: ImageSet, process: Process, batch_size: int, is_training: bool) -> Callable:
+    """Return the function that makes batches from pieces of the order."""
+    if image_set.makes_batches:
+        return image_set.makes_batches(config, batch_size, process.rank, process.device)
     if config.DATA.TOKENS:
         from extras.native_aspect.readers import EvalSequenceReader, TrainSequenceReader
 
-        return TrainSequenceReader if is_training else EvalSequenceReader
-    return EvalReader if not is_training else SizedReader if config.TRAIN.SIZE_SCHEDULE else TrainReader
+        reader = TrainSequenceReader if is_training else EvalSequenceReader
+    else:
+        reader = TrainReader if is_training else EvalReader
+    return make_loader(reader(image_set, config), choose_workers(config, image_set, process), process.device)
 
 
 def build_train_data(config: Config, image_set: ImageSet, process: Process, order: Order | None = None) -> TrainData:
     """Return the training data of one process in this order, or in the order of a new run if `order` is None."""
     order = order or build_order(config, image_set, process.world_size)
-    load = image_set.makes_batches and image_set.makes_batches(config, order.batch_size, process.rank, process.device)
-    if not load:
-        reader = _choose_reader(config, is_training=True)(image_set, config)
-        load = make_loader(reader, choose_workers(config, image_set, process), process.device)
+    load = _loader_of(config, image_set, process, order.batch_size, is_training=True)
     return TrainData(image_set, order, process.rank, load)
 
 
 def build_eval_data(config: Config, image_set: ImageSet, process: Process) -> EvalData:
     """Return the evaluation data of one process."""
     batch_size = config.DATA.BATCH_SIZE_EVAL or config.DATA.BATCH_SIZE
-    load = image_set.makes_batches and image_set.makes_batches(config, batch_size, process.rank, process.device)
-    if not load:
-        reader = _choose_reader(config, is_training=False)(image_set, config)
-        load = make_loader(reader, choose_workers(config, image_set, process), process.device)
+    load = _loader_of(config, image_set, process, batch_size, is_training=False)
     return EvalData(image_set, batch_size, process.rank, process.world_size, load, is_padded=config.COMPILE)
 
 

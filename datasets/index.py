@@ -2,8 +2,7 @@
 
 The file has the format of safetensors, which other programs can read: the columns, and plain facts in JSON. Byte
 strings are two columns: all strings together, and the place where each of them starts. An index is read again only if its
-checksums are right; they are compared in files of up to COMPARED bytes, which takes 0.1 s for a million images. The
-columns of a larger file are trusted, because a file gets its name only when it is complete on the disk.
+checksums are right. Comparing them takes 0.1 s for a million images.
 """
 
 import hashlib
@@ -13,7 +12,7 @@ import mmap
 import os
 import zlib
 from array import array
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +27,6 @@ FORMAT = "halfstep index 4"  # the number is the version of the format
 TYPES = {"U8": "u1", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8"}  # safetensors' names for numpy's types
 TEXT = "text"  # the type of a column of byte strings; other types are numpy's, such as <i4
 SMALL = 4 << 20  # bytes of the largest index that is kept only in memory (about 60,000 images)
-COMPARED = 2**30  # maximum size in bytes of a file whose columns are compared with their checksums
 COPIED_AT_ONCE = 16 << 20  # bytes
 CHUNK = 1 << 16  # rows of a column that are loaded into memory at once
 
@@ -67,27 +65,6 @@ class Texts(Sequence):
         """Return the strings of some rows. This is fastest for rows that are close together."""
         return self._cut(self.starts[rows], self.starts[rows.astype(np.int64) + 1])
 
-    def find_file_names(self, names: Collection[bytes]) -> Iterator[tuple[int, bytes]]:
-        """Yield (row, file name) for each path with one of these file names.
-
-        Only paths whose last bytes have the same hash as the last bytes of a name are compared in full.
-        """
-        length = min(16, *map(len, names))
-        tails = np.frombuffer(b"".join(name[-length:] for name in names), np.uint8).reshape(-1, length)
-        wanted = np.zeros(1 << 16, bool)
-        wanted[_hash_strings(tails.T)] = True
-        for first in range(0, len(self), CHUNK):
-            starts = self.starts[first : first + CHUNK + 1].astype(np.int64)
-            rows = first + np.flatnonzero(np.diff(starts) >= length)
-            ends = self.starts[rows + 1].astype(np.int64)
-            is_candidate = wanted[_hash_strings(self.blob[ends - place] for place in range(length, 0, -1))]
-            rows = rows[is_candidate]
-            # Two strings can have the same hash, so the file names themselves decide.
-            for row, path in zip(rows.tolist(), self.select(rows), strict=True):
-                name = path[path.rfind(b"/") + 1 :]
-                if name in names:
-                    yield row, name
-
     def _cut(self, starts: np.ndarray, ends: np.ndarray) -> list[bytes]:
         if not len(starts):
             return []
@@ -99,14 +76,6 @@ class Texts(Sequence):
     def chunks(self, size: int = CHUNK) -> Iterator[list[bytes]]:
         """Return an iterator over the strings, `size` at a time."""
         return (self.chunk(start, min(start + size, len(self))) for start in range(0, len(self), size))
-
-
-def _hash_strings(places: Iterable[np.ndarray]) -> np.ndarray:
-    """Return a hash below 2**16 for each string. `places`: for each position, the bytes of all strings there."""
-    total = np.uint32(0)
-    for values in places:
-        total = total * np.uint32(2654435761) + values
-    return total >> np.uint32(16)
 
 
 class Index:
@@ -212,7 +181,7 @@ def open_index(path: Path) -> Index | None:
         checksums = json.loads(metadata["checksums"])
         index = Index({part: columns[part] for part in checksums}, checksums, json.loads(metadata["facts"]))
         is_whole = end == size and (metadata["format"], metadata["id"]) == (FORMAT, index.id)
-        if is_whole and (size > COMPARED or all(zlib.crc32(columns[part]) == checksums[part] for part in columns)):
+        if is_whole and all(zlib.crc32(columns[part]) == checksums[part] for part in columns):
             index.path = path
             return index
     except (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError):  # the file may be damaged
@@ -345,22 +314,11 @@ def equal_rows(hashes: np.ndarray, text: Callable[[int], Hashable]) -> Iterator[
     del in_order
     if not len(repeated):
         return
-    found = [
-        start + np.flatnonzero(_is_among(hashes[start : start + 2**20], repeated))
-        for start in range(0, len(hashes), 2**20)
-    ]
-    rows = np.concatenate(found)
+    places = np.minimum(np.searchsorted(repeated, hashes), len(repeated) - 1)
+    rows = np.flatnonzero(repeated[places] == hashes)
     rows = rows[np.argsort(hashes[rows], kind="stable")]
-    ends = np.append(np.flatnonzero(np.diff(hashes[rows])) + 1, len(rows))
-    start = 0
-    for end in ends:
+    for group in np.split(rows, np.flatnonzero(np.diff(hashes[rows])) + 1):
         by_text: dict[Hashable, list[int]] = {}
-        for row in rows[start:end].tolist():
+        for row in group.tolist():
             by_text.setdefault(text(row), []).append(row)
         yield from (each for each in by_text.values() if len(each) > 1)
-        start = end
-
-
-def _is_among(values: np.ndarray, sorted_values: np.ndarray) -> np.ndarray:
-    places = np.searchsorted(sorted_values, values)
-    return sorted_values[np.minimum(places, len(sorted_values) - 1)] == values

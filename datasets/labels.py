@@ -10,7 +10,7 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.types import ImageSet, count_classes
-from utils.errors import DataError, did_you_mean
+from utils.errors import DataError
 from utils.text import counted, first_of
 
 MAX_CLASSES = 1_000_000  # a label this high is a mistake, and a list of so many class names would fill the memory
@@ -62,8 +62,6 @@ def class_numbers(config: Config, lists: list[Labels], are_numbers: bool) -> tup
         classes = sorted(set(names.values()))
         number = {name: index for index, name in enumerate(classes)}
         targets = [np.array([number[names[label]] for label in labels.written], np.int32) for labels in lists]
-    if len(lists) == 2:
-        _check_same_classes(*lists, *targets)
     return targets, classes
 
 
@@ -110,17 +108,8 @@ def several_labels(
     classes = list(columns) or sorted(numbers)
     sorted_number = {numbers[name]: number for number, name in enumerate(classes)}
     sets = [[tuple(sorted_number[each] for each in found) for found in of_list] for of_list in parsed]
-    used = [set(itertools.chain.from_iterable(of_list)) for of_list in sets]
-    if not any(used):
+    if not any(itertools.chain.from_iterable(sets)):
         raise DataError(f"{lists[0].file}: no image has a label; {LABELS_EXPECTED}")
-    if unknown := used[-1] - used[0]:
-        number = min(unknown)
-        place = next(place for place, found in enumerate(sets[-1]) if number in found)
-        raise DataError(
-            f"{lists[-1].where(place)}: class {shortened(classes[number])} does not occur in {lists[0].file}, so it "
-            f"would never be trained; correct the label, or remove it"
-            f"{did_you_mean(classes[number], [classes[each] for each in sorted(used[0])])}"
-        )
     return sets, classes
 
 
@@ -165,26 +154,3 @@ def numbered_classes(
             f"-num_classes {len(used)}"
         )
     return [str(number) for number in range(len(used))]
-
-
-def check_trained(train: ImageSet, val: ImageSet, kind: str) -> None:
-    """Raise DataError if a class has only validation images. `kind`: the word for the files in the message."""
-    counts = count_classes(val.targets)
-    trained = count_classes(train.targets, len(counts))[: len(counts)]
-    unknown = np.flatnonzero((counts > 0) & (trained == 0))
-    if len(unknown):
-        first = int(np.isin(val.targets, unknown).argmax())
-        raise DataError(
-            f"{val.name(first)}: class {val.classes[val.targets[first]]} does not occur in the training {kind}, so it "
-            "would never be trained; correct the label, or add training images"
-        )
-
-
-def _check_same_classes(train: Labels, val: Labels, train_targets: np.ndarray, val_targets: np.ndarray) -> None:
-    unknown = np.flatnonzero(~np.isin(val_targets, train_targets))
-    if len(unknown):
-        label = val.written[unknown[0]]
-        raise DataError(
-            f"{val.where(unknown[0])}: class {label} does not occur in {train.file}, so it would never be "
-            f"trained; correct the label, or remove the line{did_you_mean(label, set(train.written))}"
-        )

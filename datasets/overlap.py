@@ -1,26 +1,20 @@
-"""Find validation images that are also training images: by name and size before a run, by content in epoch 1."""
+"""Find validation images that are also training images, by the content of all images that a run reads in epoch 1."""
 
 import mmap
-import os
 from collections import defaultdict
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
-from pathlib import Path
 
 import numpy as np
 
 from datasets.types import ImageReadError, ImageSet
 from utils.distributed import Process
 
-MOST_NAMES = 2_000  # validation images whose names are looked up in the training set
-FEW_FILES = 16  # pairs of files with equal names and sizes that are compared byte by byte
 # The most validation images that are read again to confirm a match: usually, and if images are read in groups.
 MOST_READ, MOST_IN_GROUPS = 200, 50
 MOST_ALIKE = 4  # the most training images with which a validation image is compared
 # The approximate number of pixel bytes that a fingerprint hashes. Hashing takes 5 us; reading a photo takes 3,000 us.
 NUM_BYTES = 256
-LOOK = "remove them from one of the two sets, because they distort the accuracy; -check names them"
 
 
 def fingerprint(pixels: np.ndarray) -> int:
@@ -81,7 +75,7 @@ class Overlap:
     def _describe(self, alike: dict[int, list[int]]) -> list[str]:
         """Return a warning if images with equal fingerprints are identical. `alike`: {validation: training indices}."""
         most = MOST_IN_GROUPS if self.train.is_read_in_groups else MOST_READ
-        sample = _spread(sorted(alike), most)
+        sample = sorted(alike)[:: -(-len(alike) // most)]
         with ThreadPoolExecutor() as pool:
             same = list(pool.map(lambda index: self._find(index, alike[index]), sample))
         pairs = [(index, other) for index, other in zip(sample, same, strict=True) if other is not None]
@@ -94,7 +88,8 @@ class Overlap:
         of_others = f", {others:,} of these {len(pairs):,} with another class in training" if others else ""
         return [
             f"warning: {count:,} of {len(self.val):,} validation images are also training images, such as "
-            f"{self.val.name(first)} = {self.train.name(other)}{of_others}; {LOOK}"
+            f"{self.val.name(first)} = {self.train.name(other)}{of_others}; "
+            "remove them from one of the two sets, because they distort the accuracy; -check names them"
         ]
 
     def _find(self, index: int, others: list[int]) -> int | None:
@@ -104,47 +99,3 @@ class Overlap:
             return next((i for i in others[:MOST_ALIKE] if np.array_equal(self.train.read(i), pixels)), None)
         except ImageReadError:
             return None
-
-
-def shared_names(train: ImageSet, val: ImageSet) -> list[str]:
-    """Return a warning if validation images have the class, name and size of training images, and some are equal."""
-    sample = _spread(range(len(val)), MOST_NAMES)
-    if train.root is None or not sample or not os.path.isfile(val.name(sample[0])):
-        return []
-    by_name = defaultdict(list)
-    for index in sample:
-        by_name[os.path.basename(os.fsencode(val.key(index)))].append(index)
-    pairs = [(i, number) for number, name in train.find_file_names(by_name.keys()) for i in by_name[name]]
-    pairs = [pair for pair in pairs if val.label_sets or val.targets[pair[0]] == train.targets[pair[1]]]
-    files = [(Path(val.name(i)), Path(train.name(j))) for i, j in pairs[: MOST_ALIKE * len(sample)]]
-    with ThreadPoolExecutor() as pool:
-        sizes = list(pool.map(lambda pair: tuple(map(_size, pair)), files))
-    same = [pair for pair, (one, other) in zip(files, sizes, strict=True) if one == other != 0 and pair[0] != pair[1]]
-    if not any(_are_equal(*pair) for pair in _spread(same, FEW_FILES)):
-        return []
-    of = f"{len(sample):,} validation images" + " that were compared" * (len(sample) < len(val))
-    count = len({one for one, _ in same})
-    return [
-        f"warning: {count:,} of {of} have the class, name and size of a training image, such as {same[0][0]} and "
-        f"{same[0][1]}; {LOOK}"
-    ]
-
-
-def _spread(items: Sequence, most: int) -> list:
-    """Return at most `most` of the items, evenly spread."""
-    count = min(len(items), most)
-    return [items[number * len(items) // count] for number in range(count)]
-
-
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except OSError:
-        return 0
-
-
-def _are_equal(one: Path, other: Path) -> bool:
-    try:
-        return one.read_bytes() == other.read_bytes()
-    except OSError:
-        return False

@@ -2,7 +2,7 @@
 
 import copy
 import io
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,10 +30,11 @@ class ImageSet:
     names_are_numbers = False  # the name of an image contains only its number
     makes_batches: Callable | None = None  # the set's own loader, used instead of reading images one by one
     is_read_in_groups = False  # a process reads and caches groups of images; each loader process would read them again
-    per_image: tuple[str, ...] = ("targets",)  # the attributes that `take` selects from
-    rows: np.ndarray | None = None  # each image's row in the columns that `take` does not cut; None: all rows
+    rows: np.ndarray | None = None  # the row of each image in the whole set, from which `take` selected; None: all rows
     index: "Index | None" = None  # the index with the columns of the set, if there is one
-    root: Path | None = None  # the folder of the set's files, if it is known
+    # The folder of the set's files, if it is known. Then there is also a method `stamp(index)`, which returns the path below
+    # `root`, size and date of an image's file, to detect changes.
+    root: Path | None = None
     is_listing = False  # whether the set consists of the class folders below `root`, so that folders are labels
     notes: tuple[str, ...] = ()  # lines for the log; the notes of the validation set are about both sets
     label_sets: list[tuple[int, ...]] | None = None  # the distinct sets of class numbers, see `targets`
@@ -68,13 +69,6 @@ class ImageSet:
         pixels, png = self.read(index), io.BytesIO()
         Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[:, :, 0]).save(png, "PNG")
         return ".png", png.getvalue()
-
-    def stamp(self, index: int) -> str:
-        """Return the path below `root`, size and date of the image's file, to detect changes."""
-        raise NotImplementedError
-
-    def place_of(self, folder: str) -> Path | None:
-        """Return the folder of this set that contains `folder`, or None if new images there would not join the set."""
 
     def epoch_order(self, seed: int, epoch: int) -> np.ndarray:
         """Return the order of an epoch, with each image once. It depends only on seed and epoch."""
@@ -112,10 +106,6 @@ class ImageSet:
             numbers = range(start, min(start + CHUNK, len(self)))
             yield [self.key(index).encode(errors="surrogateescape") for index in numbers]
 
-    def find_file_names(self, names: Collection[bytes]) -> Iterator[tuple[int, bytes]]:
-        """Yield (index, file name) for the images with one of these file names. Sets with a `root` implement this."""
-        raise NotImplementedError
-
     def split_keys(self) -> Iterable[list[bytes]]:
         """Return the bytes whose hash decides whether each image is held out: by default the image's key."""
         return self.all_keys()
@@ -137,8 +127,7 @@ class ImageSet:
     def take(self, indices: np.ndarray) -> "ImageSet":
         """Return a set of only these images, with the same class numbers."""
         part = copy.copy(self)
-        for name in self.per_image:
-            setattr(part, name, getattr(self, name)[indices])
+        part.targets = self.targets[indices]
         part.rows = indices.astype(np.uint32, copy=False) if self.rows is None else self.rows[indices]
         return part
 

@@ -8,9 +8,10 @@ from configs.schema import to_seconds
 from datasets import BadImages, watches
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.resume import bad_images_of
+from engine.parallel import is_sharded
 from engine.plan import TrainPlan
 from engine.record.console import Console
-from engine.record.metrics import Recorder, RowReader
+from engine.record.metrics import Recorder
 from engine.record.timing import Timing
 from engine.session import Session
 from engine.train.callback import Callback
@@ -20,6 +21,7 @@ from engine.train.trainer import Trainer
 
 if TYPE_CHECKING:
     from extras.report import RunReport
+    from extras.trackers import Trackers
 
 T = TypeVar("T", bound=Callback)
 
@@ -40,7 +42,7 @@ class Watchers(NamedTuple):
 
 
 def choose_callbacks(
-    session: Session, plan: TrainPlan, trainer: Trainer, saver: AsyncSaver, trackers: RowReader | None
+    session: Session, plan: TrainPlan, trainer: Trainer, saver: AsyncSaver, trackers: "Trackers | None"
 ) -> Watchers:
     """Return the callbacks of this process. Some exist only in process 0. To add a callback, add a line here.
 
@@ -57,7 +59,7 @@ def choose_callbacks(
     times = RunTimes.of(config, plan.order, len(plan.eval_set), lambda: saver.longest)
     forecast = add(Forecast(config, times, started, session.beat, log.say))
     if config.CALIBRATE and config.TRAIN.OBJECTIVE == "classes":
-        from extras.calibration.callback import Calibration
+        from extras.calibration import Calibration
 
         add(Calibration(session.path, log, trainer, plan.inputs.saved.get("calibration", {})))
     from extras.report import RunReport
@@ -78,10 +80,11 @@ def choose_callbacks(
             add(DataWaitAdvice(config, plan.train_set, process, log.say))
         if config.START.MAX_TIME:
             add(TimeLimit(to_seconds(config.START.MAX_TIME), started, lambda: saver.longest))
-    from extras.doctor.in_runs import doctor_callbacks
+    from extras.doctor.in_runs import Doctor
 
-    found, get_advice = doctor_callbacks(session, plan)
-    callbacks += found
+    about = {"class_names": list(plan.classes), "class_weights": plan.class_weights}
+    # The doctor examines in process 0 and copies the whole model, so it does not examine a sharded run.
+    doctor = add(Doctor(config, session.path, log, about, process.is_first and not is_sharded(config, process)))
     known = bad_images_of(plan.inputs.saved, len(plan.train_set), plan.facts)
     bad_images = BadImages(plan.train_set, config.DATA.MAX_BAD_FRACTION, log.warn, known)
     bad_images.forget_repaired(process)
@@ -91,7 +94,7 @@ def choose_callbacks(
         from engine.record.advice import TrainedOnAdvice
 
         add(TrainedOnAdvice(Overlap(plan.train_set, plan.eval_set), process, log.say))
-    add(SkipLimit(config.PRECISION.MAX_CONSECUTIVE_SKIPS, get_advice))
+    add(SkipLimit(config.PRECISION.MAX_CONSECUTIVE_SKIPS, doctor.get_advice))
     return Watchers(callbacks, forecast, report, bad_images)
 
 

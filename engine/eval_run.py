@@ -14,7 +14,6 @@ from datasets import BadImages, EvalData, build_eval_data, build_normalize
 from engine.build import load_data_sets, make_model
 from engine.checkpoint.resume import is_run
 from engine.evaluation.evaluate import evaluate
-from engine.evaluation.scores import TITLES, Scores, confidence
 from engine.evaluation.tally import are_finite
 from engine.plan import EvalPlan, plan_evaluation, read_inputs
 from engine.plan_lines import describe_evaluation, measured_classes
@@ -47,12 +46,16 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     keep_freed_memory(process.device)
     normalize = build_normalize(config.DATA, torch.float32).to(process.device)
     bad_images = BadImages(eval_set, config.DATA.MAX_BAD_FRACTION, log.warn)
-    if config.TRAIN.OBJECTIVE == "features":
-        from extras.unlabelled.evaluation import evaluate_run
+    learns_features, change_model = config.TRAIN.OBJECTIVE == "features", None
+    score = partial(
+        evaluate, data=data, normalize=normalize, precision=precision, process=process, bad_images=bad_images
+    )
+    if learns_features:
+        from extras.unlabelled.evaluation import load_evaluation
 
-        return evaluate_run(session, plan, data)
+        change_model, score = load_evaluation(plan, normalize, log, data, bad_images)
     found, transforms = {}, choose_transforms(config, process.device, precision.half)
-    for name, model in weights_to_score(plan, partial(make_model, plan, log)):
+    for name, model in weights_to_score(plan, partial(make_model, plan, log), change_model):
         if not found:
             log.say(f"model: {config.MODEL.NAME}, {describe(model)}")
         log.say(*transforms.apply(model.to(process.device)))
@@ -60,38 +63,24 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
             session.begin(plan.inputs.loaded)
             session.status("evaluating")
         start = time.perf_counter()
-        (found[name],) = evaluate([model], data, normalize, precision, process, bad_images)
-        if not math.isfinite(found[name].scores.loss):
+        (found[name],) = score([model])
+        if not (learns_features or math.isfinite(found[name].scores.loss)):
             refuse_outputs(plan, model, transforms, data, normalize)
         seconds = time.perf_counter() - start
         scores = found[name].scores
         log.detail(f"----- {scores.describe(f'{name}Validation')}, time: {seconds:.2f}")
-        log.say(describe_scores(scores, name, measured_classes(plan)))
+        log.say(scores.describe_all(name, measured_classes(plan)))
         transforms.revert(model)  # the next weights are loaded into the same model
-    from extras.report.image_results import leave_results
+    if not learns_features:
+        from extras.report.image_results import leave_results
 
-    leave_results(session, plan, found)
+        leave_results(session, plan, found)
     figures = {name.strip().lower() or "raw": each.scores.figures() for name, each in found.items()}
     session.status("done", exit_code=0, **figures)
-    weights = find_file(plan.inputs.source[1]) if plan.inputs.kept else None
-    session.advise(after_evaluation(weights, session.path, eval_set))
+    if not learns_features:
+        weights = find_file(plan.inputs.source[1]) if plan.inputs.kept else None
+        session.advise(after_evaluation(weights, session.path, eval_set))
     return 0
-
-
-def describe_scores(scores: Scores, name: str, classes: str) -> str:
-    """Return the line that -eval prints about one evaluation.
-
-    `name`: the name of the weights, printed before their scores. `classes`: the number of classes with images, as text.
-    """
-    excluded = f"; {counted(scores.num_excluded, 'unreadable one')} left out" if scores.num_excluded else ""
-    interval = confidence(scores.top1, scores.num_images)
-    more = ", ".join(f"{TITLES[name]} {value:.3f}%" for name, value in scores.more().items())
-    # With five classes or fewer, top-5 is always 100%.
-    top5 = "" if scores.top5 == 100 else f", top-5 {scores.top5:.3f}%"
-    return (
-        f"{name}top-1 {scores.top1:.3f}%{interval and f' ({interval})'}{top5}, loss {scores.loss:.4f} of "
-        f"{counted(scores.num_images, 'image')} of {classes}{excluded}; {more}"
-    )
 
 
 def refuse_outputs(
@@ -114,20 +103,28 @@ def refuse_outputs(
     refuse_not_finite(str(plan.inputs.source[1]), model, transforms, forward)
 
 
-def weights_to_score(plan: EvalPlan, make_model: Callable[[], nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+def weights_to_score(
+    plan: EvalPlan,
+    make_model: Callable[[], nn.Module],
+    change_model: Callable[[nn.Module], None] | None = None,
+) -> Iterator[tuple[str, nn.Module]]:
     """Yield (prefix of the scores, model) for each set of weights to evaluate.
 
-    `make_model` builds the model with the weights of a file that is not a run's checkpoint.
+    `make_model` builds the model with the weights of a file that is not a run's checkpoint. `change_model` adds the
+    layers that only training needs; None: these are left out.
     """
     state = plan.inputs.saved
     if not is_run(state):
         yield "EMA " if plan.inputs.record.get("weights", "").endswith("_ema") else "", make_model()
         return
     model = build_model(plan.config, plan.num_classes)
-    if plan.config.TRAIN.OBJECTIVE == "features":  # -check
+    if change_model:
+        change_model(model)
+    elif plan.config.TRAIN.OBJECTIVE == "features":  # -check
         model.reset_classifier(0)
     for key, name in (("state_dict", ""), ("state_dict_ema", "EMA ")):
         if state.get(key):
             with naming_damage(plan.inputs.checkpoint):
-                load_exactly(model, merged(state[key], state["config"]), plan.inputs.checkpoint)
+                weights = state[key] if change_model else merged(state[key], state["config"])
+                load_exactly(model, weights, plan.inputs.checkpoint)
             yield name, model

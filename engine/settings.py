@@ -25,7 +25,7 @@ def load_settings(arguments: list[str]) -> LoadedConfig:
     if not {"MODEL.RESUME", "MODEL.PRETRAINED"} & given.keys():
         return load(arguments)
     # Imported here: reading weights needs torch, whose import takes seconds.
-    from engine.settings_of_weights import checkpoint_of, is_on, layer_for_evaluation, layer_of_weights, layers_of_run
+    from engine.settings_of_weights import checkpoint_of, is_on, layer_of_weights, layers_of_run
 
     checkpoint = checkpoint_of(given)
     if command_line.cfg:
@@ -36,7 +36,7 @@ def load_settings(arguments: list[str]) -> LoadedConfig:
         note = f"settings: from the run of {path}, with the overrides of the command line; use -cfg for other settings"
         return replace(loaded, notes=[note, *loaded.notes])
     if is_on(given, "EVAL"):
-        return load(arguments, needs_file=False, weights=layer_for_evaluation(given, checkpoint))
+        return load(arguments, needs_file=False, weights=layer_of_weights(given, checkpoint))
     file = find_settings_file("finetune")
     loaded = load_settings(["-cfg", file, *arguments])
     note = f"settings: {file} (fine-tuning, DATA.DATASET {loaded.config.DATA.DATASET}); use -cfg for other settings"

@@ -29,12 +29,11 @@ def checkpoint_of(given: dict[str, Text]) -> Path | None:
     if "MODEL.RESUME" not in given:
         return None
     from engine.checkpoint.find import checkpoint_at
-    from models.weights.torch_files import read_index
 
     where = (given.get(key, ALL_SETTINGS[key].default) for key in ("SAVE", "NAME"))
     is_evaluated = is_on(given, "EVAL")
     # Warnings are dropped here: the run logs them later.
-    return checkpoint_at(given["MODEL.RESUME"], *where, is_evaluated, lambda line: None, read_index)
+    return checkpoint_at(given["MODEL.RESUME"], *where, is_evaluated, lambda line: None, verify=False)
 
 
 def layers_of_run(given: dict[str, Text], checkpoint: Path | None) -> tuple[Path | None, list[Layer]]:
@@ -128,14 +127,6 @@ def layer_of_weights(given: dict[str, Text], checkpoint: Path | None) -> Layer |
             "set the side length of square images"
         )
     return layer_from(origin, _for_channels(images, given) | model)
-
-
-def layer_for_evaluation(given: dict[str, Text], checkpoint: Path | None) -> Layer | None:
-    """Return the result of `layer_of_weights` for -eval without -cfg. Error messages also suggest -cfg."""
-    try:
-        return layer_of_weights(given, checkpoint)
-    except ConfigError as error:
-        raise ConfigError(f"{error}; or name a settings file with -cfg") from None
 
 
 def _by_weights(metadata: Any, given: dict[str, Text], names_model: bool) -> tuple[str, dict[str, Any], dict[str, Any]]:

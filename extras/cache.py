@@ -3,197 +3,76 @@
 Tar shards are no replacement: they hold encoded images, and the cache is fast because it has nothing to decode.
 """
 
-import contextlib
+import copy
 import hashlib
 import json
 import math
 import mmap
 import os
 import sys
-import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from configs.schema import Config, Data
 from datasets.index import ENDING, IndexBuilder, caches_folder, open_index
+from datasets.loading.ahead import read_ahead
 from datasets.transforms.crop import resize
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import StoppedBySignal
 from utils.files import check_writable, free_bytes, locked, sync, without_waiting
 from utils.host import count_cores
 from utils.log import shown
-from utils.read_ahead import read_ahead
 from utils.text import counted, format_bytes, format_bytes_apart
 
-# --- the files of a cache ---
-
-
-VERSION = 6  # version of the format of both files and of the key
-ENTRY = np.dtype([("start", "<u8"), ("length", "<u8"), ("height", "<u4"), ("width", "<u4"), ("checksum", "<u4")])
-COLUMNS = {name: ENTRY[name].str for name in ENTRY.names}
+VERSION = 7  # version of the format of both files and of the key
+# The place and the size of each image. An unreadable image has height 0, and its width is the length of an error message.
+COLUMNS = {"start": "<u8", "height": "<u4", "width": "<u4"}
 # Older versions of Python do not define MAP_NORESERVE.
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
-
-
-class DamagedCacheError(Exception):
-    """Raised if a cache is damaged. The message names the file."""
-
-
-@dataclass(frozen=True)
-class CacheLocation:
-    """The paths of a cache, and the key that identifies its content."""
-
-    folder: Path
-    data_set: str  # name of the data set, part and folder; only the newest cache of this name is kept
-    key: dict  # everything that the stored images depend on
-    num_images: int
-
-    @cached_property
-    def _stem(self) -> str:
-        content = json.dumps([VERSION, self.data_set, self.num_images, self.key], sort_keys=True)
-        return f"{self.data_set}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
-
-    @property
-    def data(self) -> Path:
-        return self.folder / f"{self._stem}.data"
-
-    @property
-    def index(self) -> Path:
-        return self.folder / f"{self._stem}{ENDING}"
-
-    @property
-    def lock(self) -> Path:
-        return self.folder / f"{self.data_set}.lock"
-
-    def remove(self) -> None:
-        for path in (self.index, self.data):
-            path.unlink(missing_ok=True)
-
-    def remove_older(self) -> list[str]:
-        """Remove other caches of this data set and return their names. A run that has opened one can still read it."""
-        older = set(self.folder.glob(f"{self.data_set}-{'[0-9a-f]' * 16}.data")) - {self.data}
-        for data in older:
-            for ending in (ENDING, ".data"):
-                data.with_suffix(ending).unlink(missing_ok=True)
-        return sorted(each.name for each in older)
-
-
-class CacheFile:
-    """A complete cache, mapped into memory: all processes of a machine share its pages."""
-
-    def __init__(self, location: CacheLocation):
-        """Open the cache. Raise FileNotFoundError if there is none, DamagedCacheError if it is damaged."""
-        self.location, index = location, open_index(location.index)
-        if index is None or len(index.column("start")) != location.num_images:
-            if not location.index.exists():
-                raise FileNotFoundError(location.index)
-            raise DamagedCacheError(f"{location.index} is damaged")
-        self.columns = [index.column(name) for name in ENTRY.names]
-        with open(location.data, "rb", opener=without_waiting) as file:
-            size, expected = os.fstat(file.fileno()).st_size, index.facts["size"]
-            if size != expected:
-                raise DamagedCacheError(f"{location.data} has {size:,} bytes, not {expected:,}")
-            # The map is private and writable, because torch warns about read-only arrays; nothing writes to it. Without
-            # MAP_NORESERVE, Linux refuses a private map that is larger than the memory.
-            flags, access = mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
-            self.data = np.frombuffer(mmap.mmap(file.fileno(), size, flags=flags, prot=access), np.uint8)
-        self._is_checked = np.zeros(location.num_images, bool)
-
-    def read(self, number: int) -> tuple[int, int, np.ndarray]:
-        """Return height, width and bytes of an image. Raise DamagedCacheError if the bytes are damaged.
-
-        Each process verifies the checksum of an image on the first read. Rejected: verifying all checksums at the
-        start, because that reads the whole file, perhaps hundreds of GB.
-        """
-        start, length, height, width, checksum = (int(column[number]) for column in self.columns)
-        content = self.data[start : start + length]
-        if not self._is_checked[number]:
-            if zlib.crc32(content) != checksum:
-                raise DamagedCacheError(
-                    f"the image's bytes in {self.location.data} are damaged; remove that file, and the next start "
-                    "rebuilds it"
-                )
-            self._is_checked[number] = True
-        return height, width, content
-
-    def __reduce__(self):
-        return CacheFile, (self.location,)
-
-
-class CacheWriter:
-    """Writes the images of a cache one after the other. The caller must hold `location.lock`."""
-
-    def __init__(self, location: CacheLocation):
-        location.remove()  # not overwritten, because another run may have mapped the damaged cache
-        self.location, self._data = location, open(location.data, "wb")  # noqa: SIM115
-        self._entries = np.empty(location.num_images, ENTRY)
-        self.num_done, self._end = 0, 0  # images and bytes written so far
-
-    def add(self, height: int, width: int, content: bytes | np.ndarray) -> None:
-        """Append the next image."""
-        length = self._data.write(content)
-        self._entries[self.num_done] = self._end, length, height, width, zlib.crc32(content)
-        self._end += length
-        self.num_done += 1
-
-    def finish(self) -> None:
-        """Sync the images to the disk, then write the index, which marks the cache as complete."""
-        sync(self._data)
-        builder = IndexBuilder(COLUMNS)
-        for name in ENTRY.names:
-            builder.add(name, self._entries[name])
-        builder.finish({"size": self._end}).save(self.location.index)
-
-    def close(self) -> None:
-        """Remove the files of an unfinished cache."""
-        with contextlib.suppress(OSError):  # on a full disk, closing fails too; that error was reported before
-            self._data.close()
-        if not self.location.index.exists():
-            self.location.remove()
-
-
-IS_REASON = 0  # height stored for an unreadable image; the error message is stored as its content
 NUM_SAMPLED = 64  # number of images from which the total size is estimated
 IMAGES_AHEAD_PER_THREAD = 2  # number of images that each thread decodes ahead of the writer
 FILES_PER_TASK = 4096
 REMEDY = "Set DATA.CACHE_PATH to a writable folder with enough space; DATA.CACHE=256 needs less space"
 
 
-class CacheError(Exception):
-    """Raised if the cache cannot be built. The message gives the reason."""
+# --- the files of a cache ---
 
 
-@dataclass(frozen=True)
-class CacheProgress:
-    """Callbacks for progress and cancellation, and whether to build a missing cache."""
+class CacheLocation(NamedTuple):
+    """The files of a cache."""
 
-    say: Callable[[str], None]
-    warn: Callable[[str], None]
-    signal: Callable[[], int] = lambda: 0  # returns the number of the signal that has arrived, or 0
-    may_build: bool = True
-    is_check: bool = False  # describe a missing cache instead of building it
+    folder: Path
+    data_set: str  # name of the data set, part and folder; only the newest cache of this name is kept
+    key: str  # hash of everything that the stored images depend on
 
-    def check(self) -> None:
-        """Raise StoppedBySignal if a signal has arrived."""
-        if self.signal():
-            raise StoppedBySignal(self.signal(), "while building the image cache")
+    @property
+    def data(self) -> Path:
+        return self.folder / f"{self.data_set}-{self.key}.data"
+
+    @property
+    def index(self) -> Path:
+        return self.data.with_suffix(ENDING)
+
+    def remove(self) -> None:
+        for path in (self.index, self.data):
+            path.unlink(missing_ok=True)
 
 
 def locate_cache(config: Config, part: str, image_set: ImageSet) -> CacheLocation:
     """Return the location of this set's cache, which need not exist."""
     root = hashlib.sha256(os.fsencode(os.path.realpath(image_set.root))).hexdigest()[:16]
     files = hash_files(image_set, count_threads(config))
-    key = {"files": files, "pixels": asdict(image_set.rules)}
+    key = {"version": VERSION, "files": files, "pixels": asdict(image_set.rules)}
     if side := config.DATA.cache_side:  # the interpolation matters only if images are resized
         key |= {"side": side, "interpolation": config.DATA.INTERPOLATION}
     name = f"{config.DATA.DATASET.replace('/', '-')}-{part}-{root}"
-    return CacheLocation(caches_folder(config), name, key, len(image_set))
+    return CacheLocation(caches_folder(config), name, hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16])
 
 
 def hash_files(image_set: ImageSet, num_threads: int) -> str:
@@ -211,62 +90,76 @@ def count_threads(config: Config) -> int:
     return config.DATA.NUM_WORKERS or count_cores()
 
 
-# --- cached images ---
+class CacheFile:
+    """A complete cache, mapped into memory: all processes of a machine share its pages."""
 
-
-class CachedImages(ImageSet):
-    """The images of another set, read from a cache."""
-
-    def __init__(self, image_set: ImageSet, cache: CacheFile):
-        super().__init__(image_set.targets, image_set.classes)
-        self.label_sets = image_set.label_sets
-        self._image_set, self.cache = image_set, cache
-        self.root, self.notes, self.split = image_set.root, image_set.notes, image_set.split
-
-    def name(self, index: int) -> str:
-        return self._image_set.name(index)
-
-    def key(self, index: int) -> str:
-        return self._image_set.key(index)
-
-    def table_name(self, index: int) -> str:
-        return self._image_set.table_name(index)
-
-    def naming(self) -> Iterable[bytes | np.ndarray]:
-        return self._image_set.naming()
-
-    def find_file_names(self, names: Collection[bytes]) -> Iterator[tuple[int, bytes]]:
-        return self._image_set.find_file_names(names)
-
-    def file_sizes(self, indices: Sequence[int]) -> list[int]:
-        return self._image_set.file_sizes(indices)
-
-    def epoch_order(self, seed: int, epoch: int) -> np.ndarray:
-        return self._image_set.epoch_order(seed, epoch)
+    def __init__(self, location: CacheLocation):
+        """Open the cache. Raise FileNotFoundError if it is missing or damaged."""
+        self.location, index = location, open_index(location.index)
+        if index is None or location.data.stat().st_size != index.facts["size"]:
+            raise FileNotFoundError(location.index)
+        self.columns = [index.column(name) for name in COLUMNS]
+        self.num_channels, size = index.facts["channels"], index.facts["size"]
+        with open(location.data, "rb", opener=without_waiting) as file:
+            # The map is private and writable, because torch warns about read-only arrays; nothing writes to it. Without
+            # MAP_NORESERVE, Linux refuses a private map that is larger than the memory.
+            flags, access = mmap.MAP_PRIVATE | MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+            self.data = np.frombuffer(mmap.mmap(file.fileno(), size, flags=flags, prot=access), np.uint8)
 
     def read(self, index: int) -> np.ndarray:
-        try:
-            height, width, content = self.cache.read(index)
-        except DamagedCacheError as error:
-            raise ImageReadError(str(error)) from error
-        if height == IS_REASON:
-            raise ImageReadError(os.fsdecode(content.tobytes()))
-        if len(content) != height * width * (
-            num_channels := self._image_set.rules.num_channels
-        ):  # in a hand-made cache
-            raise ImageReadError(f"{self.cache.location.index} is damaged; remove it, and the next start rebuilds it")
-        return content.reshape(height, width, num_channels)
+        """Return an image like ImageSet.read."""
+        start, height, width = (int(column[index]) for column in self.columns)
+        if height == 0:
+            raise ImageReadError(os.fsdecode(self.data[start : start + width].tobytes()))
+        shape = height, width, self.num_channels
+        return self.data[start : start + math.prod(shape)].reshape(shape)
+
+    def __reduce__(self):
+        return CacheFile, (self.location,)
 
 
-def open_cache(location: CacheLocation, warn: Callable[[str], None] = lambda line: None) -> CacheFile | None:
-    """Return the cache if it is complete, or None if it is missing or damaged."""
+def open_cache(location: CacheLocation) -> CacheFile | None:
+    """Return the cache, or None if it is missing or damaged."""
     try:
         return CacheFile(location)
     except FileNotFoundError:
         return None
-    except DamagedCacheError as error:
-        warn(f"DATA.CACHE: {error}; rebuilding it")
-        return None
+
+
+def write_cache(
+    location: CacheLocation, num_channels: int, images: Iterable[tuple[int, int, bytes | np.ndarray]]
+) -> None:
+    """Write images (height, width, content), and then the index, which marks the cache as complete.
+
+    An unfinished cache is removed. The caller must hold the lock.
+    """
+    location.remove()  # not overwritten, because another run may have mapped the damaged cache
+    builder, end = IndexBuilder(COLUMNS), 0
+    try:
+        with open(location.data, "wb") as file:
+            for height, width, content in images:
+                for name, value in zip(COLUMNS, (end, height, width), strict=True):
+                    builder.add(name, [value])
+                end += file.write(content)
+            sync(file)
+        builder.finish({"size": end, "channels": num_channels}).save(location.index)
+    except BaseException:
+        location.remove()
+        raise
+
+
+# --- the sets of a run ---
+
+
+@dataclass(frozen=True)
+class CacheProgress:
+    """Callbacks for progress and cancellation, and whether to build a missing cache."""
+
+    say: Callable[[str], None]
+    warn: Callable[[str], None]
+    signal: Callable[[], int] = lambda: 0  # returns the number of the signal that has arrived, or 0
+    may_build: bool = True
+    is_check: bool = False  # describe a missing cache instead of building it
 
 
 def cache_image_sets(
@@ -284,38 +177,67 @@ def cache_image_sets(
 
 
 def _cache_image_set(config: Config, part: str, image_set: ImageSet, progress: CacheProgress) -> ImageSet:
-    reason = why_not_cacheable(image_set)
-    if reason:
+    if image_set.in_memory or image_set.root is None:
+        reason = "which are in memory already" if image_set.in_memory else "whose files are not known"
         progress.say(f"cache: not used for the {part} images of {config.DATA.DATASET}, {reason}")
         return image_set
     location = locate_cache(config, part, image_set)
+    file = open_cache(location)
     try:
-        cache = open_cache(location)
-        if cache is None and progress.is_check:
+        if file is None and progress.is_check:
             check_writable(location.folder)
-            with ThreadPoolExecutor(count_threads(config), "cache") as pool:
-                progress.say(f"cache: a run writes {check_space(config, location, image_set, pool)}")
-        elif cache is None and progress.may_build:
-            cache = _build_or_wait(config, location, image_set, progress)
-    except (CacheError, OSError) as error:
+            progress.say(f"cache: a run writes {check_space(config, location, image_set)}")
+        elif file is None and progress.may_build:
+            file = build_cache(config, location, image_set, progress)
+    except OSError as error:
         progress.warn(f"DATA.CACHE: {error}; continuing without a cache of the {part} images. {REMEDY}")
-        return image_set
-    if cache is None:
+    if file is None:
         return image_set
     progress.say(
-        f"cache: {counted(len(image_set), f'{part} image')}, {format_bytes(len(cache.data))}, in {location.data}"
+        f"cache: {counted(len(image_set), f'{part} image')}, {format_bytes(len(file.data))}, in {location.data}"
     )
-    return CachedImages(image_set, cache)
+    cached = copy.copy(image_set)
+    cached.read, cached.will_read, cached.is_read_in_groups = file.read, will_not_read, False
+    return cached
 
 
-def why_not_cacheable(image_set: ImageSet) -> str | None:
-    """Return the reason why a cache of this set is impossible or useless, or None if there is none."""
-    if image_set.in_memory:
-        return "which are in memory already"
-    return "whose files are not known" if image_set.root is None else None
+def will_not_read(seed: int, epoch: int, position: int) -> None:
+    """Prepare nothing, because a cached set reads none of its own files."""
 
 
-# --- building ---
+def build_cache(
+    config: Config, location: CacheLocation, image_set: ImageSet, progress: CacheProgress
+) -> CacheFile | None:
+    """Build the cache and return it, or None if another run is building it. Raise OSError if it cannot be written."""
+    num_threads = count_threads(config)
+
+    def decoded(pool: ThreadPoolExecutor) -> Iterator[tuple[int, int, bytes | np.ndarray]]:
+        started = (pool.submit(encode, config.DATA, image_set, index) for index in range(len(image_set)))
+        futures = read_ahead(started, num_threads * IMAGES_AHEAD_PER_THREAD)
+        for future in shown(futures, "cache", len(image_set)):
+            if progress.signal():
+                raise StoppedBySignal(progress.signal(), "while building the image cache")
+            yield future.result()
+
+    location.folder.mkdir(parents=True, exist_ok=True)
+    with locked(location.folder / f"{location.data_set}.lock") as lock:
+        if lock is None:
+            progress.say(f"cache: another run is building {location.data_set}; this run reads the image files")
+            return None
+        try:
+            for data in {*location.folder.glob(f"{location.data_set}-{'[0-9a-f]' * 16}.data")} - {location.data}:
+                # A run that has opened an older cache can still read it.
+                location._replace(key=data.stem[-16:]).remove()
+                progress.say(f"cache: removed {data.name}, which was built from other files or with other settings")
+            progress.say(f"cache: writing {check_space(config, location, image_set)}")
+            with ThreadPoolExecutor(num_threads, "cache") as pool:
+                try:
+                    write_cache(location, image_set.rules.num_channels, decoded(pool))
+                finally:
+                    pool.shutdown(cancel_futures=True)
+        finally:
+            Path(lock.name).unlink(missing_ok=True)
+    return open_cache(location)
 
 
 def encode(data: Data, image_set: ImageSet, index: int) -> tuple[int, int, bytes | np.ndarray]:
@@ -323,7 +245,8 @@ def encode(data: Data, image_set: ImageSet, index: int) -> tuple[int, int, bytes
     try:
         pixels = image_set.read(index)
     except ImageReadError as error:
-        return IS_REASON, 0, os.fsencode(str(error))
+        reason = os.fsencode(str(error))
+        return 0, len(reason), reason
     height, width, num_channels = pixels.shape
     side, short = data.cache_side, min(height, width)
     if side is not None and short > side:
@@ -333,63 +256,19 @@ def encode(data: Data, image_set: ImageSet, index: int) -> tuple[int, int, bytes
     return *pixels.shape[:2], np.ascontiguousarray(pixels)
 
 
-def _build_or_wait(
-    config: Config, location: CacheLocation, image_set: ImageSet, progress: CacheProgress
-) -> CacheFile | None:
-    """Return the cache. Build it, or wait for another run that is building it."""
-    waits = []
-
-    def wait() -> None:
-        if not waits:
-            progress.say(f"cache: another run is building {location.data_set}; waiting for it")
-        waits.append(True)
-        progress.check()
-
-    location.folder.mkdir(parents=True, exist_ok=True)
-    with locked(location.lock, wait):
-        try:
-            cache = open_cache(location, progress.warn)
-            if cache is None:
-                for name in location.remove_older():
-                    progress.say(f"cache: removed {name}, which was built from other files or with other settings")
-                build_cache(config, location, image_set, progress)
-                cache = open_cache(location, progress.warn)
-        finally:
-            location.lock.unlink(missing_ok=True)
-    return cache
-
-
-def build_cache(config: Config, location: CacheLocation, image_set: ImageSet, progress: CacheProgress) -> None:
-    """Build the cache, or raise CacheError. An unfinished cache is removed."""
-    num_threads = count_threads(config)
-    with contextlib.closing(CacheWriter(location)) as writer, ThreadPoolExecutor(num_threads, "cache") as pool:
-        numbers = range(location.num_images)
-        try:
-            progress.say(f"cache: writing {check_space(config, location, image_set, pool)}")
-            started = (pool.submit(encode, config.DATA, image_set, number) for number in numbers)
-            futures = read_ahead(started, num_threads * IMAGES_AHEAD_PER_THREAD)
-            for future in shown(futures, "cache", len(numbers)):
-                progress.check()
-                writer.add(*future.result())
-            writer.finish()
-        except (CacheError, OSError) as error:
-            raise CacheError(f"{location.data} cannot be written ({error})") from error
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def check_space(config: Config, location: CacheLocation, image_set: ImageSet, pool: ThreadPoolExecutor) -> str:
-    """Return the size of the cache and the free space as text. Raise CacheError if the cache does not fit."""
-    needed, free = estimate_bytes(config.DATA, image_set, pool), free_bytes(location.folder)
+def check_space(config: Config, location: CacheLocation, image_set: ImageSet) -> str:
+    """Return the size of the cache and the free space as text. Raise OSError if the cache does not fit."""
+    needed, free = estimate_bytes(config, image_set), free_bytes(location.folder)
     needs, has = format_bytes_apart(needed, free)
     sizes = f"{counted(len(image_set), 'image')}, about {needs} in {location.folder}, where {has} are free"
     if needed > free:
-        raise CacheError(f"there is not enough space for {sizes}")
+        raise OSError(f"there is not enough space for {sizes}")
     return sizes
 
 
-def estimate_bytes(data: Data, image_set: ImageSet, pool: ThreadPoolExecutor) -> int:
+def estimate_bytes(config: Config, image_set: ImageSet) -> int:
     """Return the estimated size of the set in the cache, from a sample of its images."""
     sample = np.linspace(0, len(image_set) - 1, min(len(image_set), NUM_SAMPLED)).astype(int).tolist()
-    lengths = pool.map(lambda index: memoryview(encode(data, image_set, index)[2]).nbytes, sample)
-    return int(np.mean(list(lengths)) * len(image_set))
+    with ThreadPoolExecutor(count_threads(config), "cache") as pool:
+        lengths = pool.map(lambda index: memoryview(encode(config.DATA, image_set, index)[2]).nbytes, sample)
+        return int(np.mean(list(lengths)) * len(image_set))

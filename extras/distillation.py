@@ -70,25 +70,15 @@ class Teacher(nn.Module):
             if self.renormalizes:
                 scale, shift = self.scale.flatten(), self.shift.flatten()
                 patches = (patches.unflatten(2, (-1, len(scale))) * scale + shift).flatten(2)
-            return self._chosen(self.model({**images, "patches": patches.to(dtype)}))
-        if self.side and images.shape[-1] != self.side:
-            # Resize in float32, because not every device can resize half types.
-            images = functional.interpolate(images.float(), (self.side, self.side), mode="bicubic", antialias=True)
-        if self.renormalizes:
-            images = images * self.scale + self.shift
-        return self._chosen(self.model(images.to(dtype)))
-
-    def _chosen(self, logits: Tensor) -> Tensor:
+            logits = self.model({**images, "patches": patches.to(dtype)})
+        else:
+            if self.side and images.shape[-1] != self.side:
+                # Resize in float32, because not every device can resize half types.
+                images = functional.interpolate(images.float(), (self.side, self.side), mode="bicubic", antialias=True)
+            if self.renormalizes:
+                images = images * self.scale + self.shift
+            logits = self.model(images.to(dtype))
         return logits[:, self.outputs] if len(self.outputs) else logits
-
-
-def use_both_heads(model: nn.Module) -> None:
-    """Make a model with two heads (such as a distilled DeiT) return the logits of both heads in training.
-
-    In evaluation, the model always returns the mean of both. Without distillation, it returns the mean in training too.
-    """
-    if hasattr(model, "set_distilled_training"):
-        model.set_distilled_training(True)
 
 
 # --- finding the teacher that the settings name ---
@@ -106,41 +96,30 @@ class TeacherSource(NamedTuple):
     classes: list[str] | None  # names of its outputs, if known
     num_classes: int | None
     side: int | None  # the only image size that the model takes; None: any size
+    key: str = KEY  # the setting that names the weights
 
 
-def load_teacher(config: Config, classes: Sequence[str], num_classes: int) -> tuple[Teacher, list[str]]:
-    """Load the teacher on the CPU. Return it with lines for the log. `classes`: names of the data's classes."""
+def load_teacher(config: Config, classes: Sequence[str] | None, num_classes: int) -> tuple[Teacher, list[str]]:
+    """Load the teacher on the CPU. Return it with lines for the log.
+
+    `classes`: names of the data's classes; None: use random weights, for a trial.
+    """
     found = find_teacher(config)
-    outputs = _outputs(found, list(classes), num_classes)
-    number = len(found.classes) if outputs else num_classes
+    outputs = _outputs(found, list(classes), num_classes) if classes is not None else []
+    lines: list[str] = []
     with torch.random.fork_rng(devices=[]):
-        model = _build(found, number)
-        if found.num_classes is None:
-            _check_number(model, found.weights, num_classes)
-        key = WEIGHTS_KEY if config.TRAIN.TEACHER_PRETRAINED else KEY
-        lines = load_pretrained(model, found.weights, key, needs_head=True)
-    return Teacher(model, config.DATA, found.config.DATA, outputs, _side_of(found, model)), lines
-
-
-def random_teacher(config: Config, num_classes: int) -> Teacher:
-    """Return the teacher with random weights, for memory trials."""
-    found = find_teacher(config)
-    model = _build(found, num_classes)
-    return Teacher(model, config.DATA, found.config.DATA, side=_side_of(found, model))
-
-
-def _build(found: TeacherSource, num_classes: int) -> torch.nn.Module:
-    try:
-        return build_model(found.config, num_classes)
-    except ConfigError as error:
-        raise ConfigError(f"{KEY}: {str(error).removeprefix('MODEL.NAME: ')}") from None
-
-
-def _side_of(found: TeacherSource, model: torch.nn.Module) -> int | None:
-    """Return the side of the square images that the teacher gets; None: images as the student gets them."""
-    if found.side and found.config.DATA.TOKENS:  # the largest square within the teacher's number of patches
-        return math.isqrt(found.config.DATA.TOKENS) * model.get_patch_size()[0]
-    return found.side
+        try:
+            model = build_model(found.config, len(found.classes) if outputs else num_classes)
+        except ConfigError as error:
+            raise ConfigError(f"{KEY}: {str(error).removeprefix('MODEL.NAME: ')}") from None
+        if classes is not None:
+            if found.num_classes is None:
+                _check_number(model, found.weights, num_classes)
+            lines = load_pretrained(model, found.weights, found.key, needs_head=True)
+    side = found.side
+    if side and found.config.DATA.TOKENS:  # the largest square within the teacher's number of patches
+        side = math.isqrt(found.config.DATA.TOKENS) * model.get_patch_size()[0]
+    return Teacher(model, config.DATA, found.config.DATA, outputs, side), lines
 
 
 def find_teacher(config: Config) -> TeacherSource:
@@ -168,7 +147,8 @@ def find_teacher(config: Config) -> TeacherSource:
     built = replace(config, DATA=data, MODEL=Model(TYPE="timm", NAME=name), TRAIN=train)
     names = read_record(file).get("class_names") if file else None
     number = len(names) if names else None if file or cfg is None else cfg.num_classes
-    return TeacherSource(built, weights or name, names, number, None if config.DATA.TOKENS else side)
+    side, key = None if config.DATA.TOKENS else side, WEIGHTS_KEY if weights else KEY
+    return TeacherSource(built, weights or name, names, number, side, key)
 
 
 def _of_run(config: Config, path: str, record: dict) -> TeacherSource:
@@ -230,7 +210,7 @@ def make_distillation(
     `classes`: names of the data's classes; None: use a teacher with random weights.
     """
     if classes is None:
-        return Distillation(random_teacher(config, num_classes), config)
+        return Distillation(load_teacher(config, None, num_classes)[0], config)
     teacher, lines = process.after_first(lambda: load_teacher(config, classes, num_classes))
     log.say(*lines, f"teacher: {config.TRAIN.TEACHER_MODEL}, {teacher.describe()}")
     return Distillation(teacher, config)
@@ -250,7 +230,10 @@ class Distillation:
                     f"TRAIN.TEACHER_MODEL: {self._config.TRAIN.TEACHER_MODEL} has patches of {sides[1]} x {sides[1]} pixels, "
                     f"but the model has {sides[0]} x {sides[0]} (DATA.TOKENS); name a teacher with the same patches"
                 )
-        use_both_heads(model)
+        # A model with two heads, such as a distilled DeiT, returns the logits of both in training, and always their mean
+        # in evaluation. Without distillation, it returns the mean in training too.
+        if hasattr(model, "set_distilled_training"):
+            model.set_distilled_training(True)
 
     def wrap(self, prepare: Preparation, loss: Loss, precision: Precision) -> tuple[Preparation, Loss]:
         with_logits = TeacherPreparation(prepare, self._teacher, precision, self._config)

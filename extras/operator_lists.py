@@ -66,12 +66,10 @@ class OpOverrides(ModelTransform):
                 f"{WHITE}: {LOSS} is always computed in float32, since the sum over classes overflows and rounds in "
                 "half precision; remove it"
             )
-        lines = [f"{BLACK}: {LOSS} is computed in float32 anyway, so the entry changes nothing"]
-        lines = lines if LOSS in self.black else []
         nodes = list(_nodes(model))
         settings = self._choose(nodes)
         if self.half is None or not any(settings.values()):
-            return lines
+            return []
         dtypes = {BLACK: torch.float32, WHITE: self.half, None: None}
         attention = {node.parent: dtypes[setting] for node, setting in settings.items() if node.module is None}
         for node, setting in settings.items():
@@ -81,7 +79,7 @@ class OpOverrides(ModelTransform):
         counts = {each: sum(each == setting for setting in settings.values()) for each in (BLACK, WHITE)}
         names = {BLACK: "float32", WHITE: str(self.half).removeprefix("torch.")}
         changes = [f"modules and attention cores in {names[each]} ({each}): {n}" for each, n in counts.items() if n]
-        return [*lines, f"lists: {', '.join(changes)}"]
+        return [f"lists: {', '.join(changes)}"]
 
     def _choose(self, nodes: list[Node]) -> dict[Node, str | None]:
         """Return {node: BLACK, WHITE or None} from the most specific entry for the node, or from its parent."""
@@ -104,11 +102,6 @@ class OpOverrides(ModelTransform):
                     f"{setting}: {text} names no module (such as blocks.0.attn or blocks.0.*) and no class (such as "
                     f"LayerNorm) of this model, and no operator that it computes ({', '.join(others)})"
                     f"{did_you_mean(text.strip('*.'), known)}"
-                )
-            if setting not in {settings[node] for node in its_nodes}:
-                raise ConfigError(
-                    f"{setting}: {text} has no effect, since the other list has more specific entries for everything "
-                    "that it names; remove it from one of the lists"
                 )
         return settings
 

@@ -2,18 +2,19 @@
 
 import ast
 import math
+import re
 import shlex
-from itertools import takewhile
-from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from configs.load import load, to_yaml
+from configs.schema import Arguments as Kwargs
 from configs.timm_arguments import ACCEPTED, CONVERTED, NOT_NEEDED, TIMM_ARGUMENTS
-from configs.values import BOOLS, SETTINGS, Text, flatten, is_none
-from configs.yaml_files import Layer, Quoted, read_file
+from configs.values import BOOLS, SETTINGS, flatten, is_none
+from configs.yaml_files import Quoted, add_argument, read_file
+from engine.settings_of_weights import layer_from
 from models.kwargs import OF_A_MODEL
-from scripts.command_line import Parser, at_least
+from scripts.command_line import Parser
 from utils.errors import ConfigError, did_you_mean
 
 KWARGS = ("model-kwargs", "opt-kwargs", "pretrained-cfg-overlay")  # their values have the form NAME=VALUE
@@ -58,18 +59,24 @@ def translate(words: list[str], description: str = "") -> Translation:
     _refuse_unsupported(args)
     found: Found = {each.setting.partition("=")[0]: (each.name, each.convert(args[each.name])) for each in CONVERTED}
     found |= _data(args) | _model(args) | _optimizer(args) | _schedule(args, processes) | _regularization(args)
-    layers = [
-        Layer(f"--{name}" if is_given(name, args) else f"--{name}, train.py's default", {key: _text(key, name, value)})
-        for key, (name, value) in found.items()
-        if value is not None and value != []
-    ]
+    layers = []
+    for key, (name, value) in found.items():
+        # A file has these words for other meanings.
+        if isinstance(value, str) and name != "device" and (is_none(value) or value.lower() in ("auto", "latest")):
+            raise ConfigError(
+                f"--{name} is {value!r}, which has another meaning in a settings file; choose another value"
+            )
+        if value is not None and value != []:
+            layers.append(
+                layer_from(f"--{name}" if is_given(name, args) else f"--{name}, train.py's default", {key: value})
+            )
     loaded = load([], beneath=layers)
     parse_policy(loaded.config.TRAIN)
     check_optimizer(loaded.config)
     values = flatten(loaded.config)
     kept = [key for key, each in SETTINGS.items() if loaded.origins[key] != "default" and each.has_effect(values)]
     name = [f"-name={args['experiment']}"] if args["experiment"] else []
-    command = " ".join([*launcher, "-cfg my.yaml", *map(shlex.quote, name)])
+    command = f"{launcher} -cfg my.yaml {shlex.join(name)}".strip()
     return Translation(to_yaml(loaded.config, loaded.origins, kept), _remarks(args, processes), command, args)
 
 
@@ -77,35 +84,27 @@ def is_given(name: str, args: Arguments) -> bool:
     return args[name] not in (TIMM_ARGUMENTS[name].default, {})
 
 
-def read_launcher(words: list[str]) -> tuple[list[str], int, list[str]]:
+def read_launcher(words: list[str]) -> tuple[str, int, list[str]]:
     """Return the start of the command that trains in the same processes, their number, and train.py's arguments."""
     place = next((at for at, word in enumerate(words) if word.endswith(("train.py", "distributed_train.sh"))), None)
     if place is None:
-        return ["python", "main_single_gpu.py"], 1, words
-    variables = list(takewhile(lambda word: "=" in word, words[:place]))
-    program, rest = words[len(variables) : place], words[place + 1 :]
-    if (program and not Path(program[0]).name.startswith(("python", "torchrun"))) or "WORLD_SIZE=" in str(variables):
+        return "python main_single_gpu.py", 1, words
+    rest, is_script = words[place + 1 :], words[place].endswith(".sh")
+    variable = re.compile(r"(\w+)=(.*)", re.DOTALL)
+    pairs = ((word, variable.fullmatch(word)) for word in words[:place])
+    launcher = " ".join(f"{found[1]}={shlex.quote(found[2])}" if found else shlex.quote(word) for word, found in pairs)
+    if is_script and rest and rest[0].isdecimal():
+        return f"{launcher} python main_multi_gpu.py -ngpus {rest[0]}".strip(), int(rest[0]), rest[1:]
+    counts = re.findall(r"--(?:nnodes|nproc\S*?)[ =](\S+)", launcher)
+    program = next((word for word in words[:place] if not variable.fullmatch(word)), "python")
+    is_known = program.rpartition("/")[2].startswith(("python", "torchrun")) and "WORLD_SIZE=" not in launcher
+    if is_script or not is_known or not all(each.isdecimal() and int(each) for each in counts):
         raise ConfigError(
-            f"{shlex.join(words[:place])}: the number of processes is unknown; start train.py with python, or with "
-            "torchrun --nnodes NODES --nproc_per_node PROCESSES"
+            f"{launcher or words[place]}: the number of processes is unknown; start train.py with python, with torchrun "
+            "--nnodes NODES --nproc_per_node PROCESSES, or with distributed_train.sh PROCESSES"
         )
-    if words[place].endswith(".sh"):
-        if not rest or not rest[0].isdecimal():
-            raise ConfigError(f"{words[place]}: its first argument must be the number of processes")
-        return [*_quoted(variables), "python main_multi_gpu.py -ngpus", rest[0]], int(rest[0]), rest[1:]
-    parser = Parser(add_help=False)
-    parser.allow_abbrev = True
-    parser.add_argument("--nnodes", type=at_least(1), default=1)
-    parser.add_argument("--nproc-per-node", type=at_least(1), default=1)
-    counts = parser.parse_known_args([word.replace("_", "-") for word in program[1:]])[0]
-    processes = counts.nnodes * counts.nproc_per_node
-    if processes == 1:
-        return [*_quoted(variables), "python main_single_gpu.py"], 1, rest
-    return [*_quoted(variables), shlex.join(program), "main_multi_gpu.py"], processes, rest
-
-
-def _quoted(variables: list[str]) -> list[str]:
-    return [f"{name}={shlex.quote(value)}" for name, _, value in (each.partition("=") for each in variables)]
+    processes = math.prod(map(int, counts))
+    return f"{launcher} main_multi_gpu.py" if processes > 1 else "python main_single_gpu.py", processes, rest
 
 
 def read_arguments(words: list[str], description: str = "") -> Arguments:
@@ -124,14 +123,12 @@ def read_arguments(words: list[str], description: str = "") -> Arguments:
             kind |= {"nargs": "?", "const": "inductor"}
         parser.add_argument(*(["data"] if name == "data" else options), default=argument.default, help="", **kind)
     typed = parser.parse_args(words)
-    path = typed.config or (typed.data if str(typed.data).endswith((".yaml", ".yml")) else None)
-    if path:
-        of_file = _read_args_yaml(path)
-        parser.set_defaults(**of_file)
-        typed = parser.parse_args(words)
-        typed.data = of_file.get("data") if typed.data == path else typed.data
+    of_file: dict[str, Kwargs] = {}
+    if path := typed.config or (typed.data if str(typed.data).endswith((".yaml", ".yml")) else None):
+        given, of_file = _read_args_yaml(path)
+        typed = parser.parse_args([*given, *(word for word in words if word != path or typed.config)])
     args = {name: getattr(typed, name.replace("-", "_")) for name in TIMM_ARGUMENTS}
-    args |= {name: _pairs(name, args[name]) for name in KWARGS}
+    args |= {name: dict(of_file.get(name, {})) or _pairs(name, args[name]) for name in KWARGS}
     for name, argument in TIMM_ARGUMENTS.items():
         if args[name] == "" and argument.default is None and name != "gp":  # in train.py, these are then not set
             args[name] = None
@@ -139,70 +136,41 @@ def read_arguments(words: list[str], description: str = "") -> Arguments:
     return args
 
 
-def _read_args_yaml(path: str) -> dict[str, Any]:
-    """Return {name with _ instead of -: value} of an args.yaml."""
-    found: dict[str, Any] = {}
+def _read_args_yaml(path: str) -> tuple[list[str], dict[str, Kwargs]]:
+    """Return the arguments in an args.yaml as words, and the members of its sections such as model_kwargs."""
+    words, sections = [], dict.fromkeys(KWARGS, Kwargs())
     for key, text in read_file(path).items():
-        section, _, member = key.partition(".")  # model_kwargs, for example, is a section
+        section, _, member = key.partition(".")
         name = section if section in TIMM_ARGUMENTS else section.replace("_", "-")
         if name not in TIMM_ARGUMENTS:
             raise ConfigError(f"{path}: train.py has no argument {key}{did_you_mean(name, TIMM_ARGUMENTS)}")
-        is_null = not isinstance(text, Quoted) and text in ("", "~", "null")
-        if member and name in KWARGS:
-            found.setdefault(section, {})[member] = text
-        elif not (is_null or (name in KWARGS and text == "{}")):
-            found[name.replace("-", "_")] = _value(path, name, text)
-    return found
+        argument, option = TIMM_ARGUMENTS[name], [f"--{name}={text}"]
+        if name in KWARGS:
+            sections[name] = add_argument(sections[name], section, key, text, path) if member else sections[name]
+        elif text == [] or (text in ("", "~", "null") and not isinstance(text, Quoted)):
+            continue
+        elif name == "data":
+            words.insert(0, text)
+        elif argument.kind is bool:
+            words += {True: [f"--{name}"], False: []}.get(BOOLS.get(str(text).lower()), option)
+        else:
+            words += [f"--{name}", *text] if isinstance(argument.default, list) and isinstance(text, list) else option
+    return words, sections
 
 
-def _value(path: str, name: str, text: Text) -> Any:
-    """Return a value of an args.yaml with the type of its argument."""
-    argument = TIMM_ARGUMENTS[name]
-    try:
-        if isinstance(argument.default, list):
-            return [argument.kind(each) for each in (text if isinstance(text, list) else [text])]
-        return BOOLS[text.lower()] if argument.kind is bool else argument.kind(text)
-    except (ValueError, KeyError, AttributeError, TypeError):
-        raise ConfigError(f"{path}: {name} is {text!r}; it must be of type {argument.kind.__name__}") from None
-
-
-def _pairs(name: str, given: list[str] | dict[str, Text]) -> dict[str, Text]:
-    """Return {name: text} for words NAME=VALUE. A value is a Python literal as in train.py, or otherwise text."""
-    if isinstance(given, dict):  # from an args.yaml
-        return given
-    pairs: dict[str, Text] = {}
+def _pairs(name: str, given: list[str]) -> dict[str, Any]:
+    """Return {name: value} for words NAME=VALUE. A value is a Python literal as in train.py, or otherwise text."""
+    pairs: dict[str, Any] = {}
     for key, equals, text in (word.partition("=") for word in given):
         if not equals:
             raise ConfigError(f"--{name}: {key!r} has no =; write NAME=VALUE")
         try:
-            value = ast.literal_eval(text)
+            pairs[key] = ast.literal_eval(text)
         except (ValueError, SyntaxError):
-            value = text
-        if isinstance(value, dict | set | bytes):
+            pairs[key] = text
+        if isinstance(pairs[key], dict | set | bytes):
             raise ConfigError(f"--{name}: {key} is {text}; it must be a number, True, False, None, text, or a list")
-        pairs[key] = _literal(value)
     return pairs
-
-
-def _literal(value: Any) -> Text:
-    """Return the text that a settings file contains for a Python value."""
-    if isinstance(value, list | tuple):
-        return [_literal(each) for each in value]
-    return Quoted(value) if isinstance(value, str) else str(value)
-
-
-def _text(setting: str, name: str, value: Any) -> Text:
-    """Return the text that means exactly this value in a settings file."""
-    if name in KWARGS:
-        return value
-    if isinstance(value, list | tuple) or setting.startswith("MODEL.KWARGS."):
-        return _literal(value)
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    has_other_meaning = isinstance(value, str) and (is_none(value) or value.lower() in ("auto", "latest"))
-    if has_other_meaning and name != "device":
-        raise ConfigError(f"--{name} is {value!r}, which has another meaning in a settings file; choose another value")
-    return str(value)
 
 
 def _shown(name: str, args: Arguments) -> str:
@@ -316,7 +284,7 @@ def _optimizer(args: Arguments) -> Found:
     takes = get_optimizer_info(name)  # train.py passes these arguments only to optimizers that take them
     origin = "opt-kwargs" if kwargs else "opt"
     if is_sgd:
-        kwargs = {"nesterov": str(name != "momentum")} | kwargs
+        kwargs = {"nesterov": name != "momentum"} | kwargs
     return {
         "TRAIN.OPTIMIZER.NAME": ("opt", "sgd" if is_sgd else name),
         "TRAIN.OPTIMIZER.EPS": ("opt-eps", args["opt-eps"] if takes.has_eps else None),

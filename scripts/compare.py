@@ -8,8 +8,7 @@
 Runs that differ only in their seed or fold form a group. The table shows each group's mean, standard deviation and
 number of runs, and the difference of its mean from the first group's, with the standard error (paired by seed if the
 seeds are the same). Repeat runs with -seed 1, -seed 2 ... to measure how much of a difference is noise: single runs
-can only show which weights are better, not which settings. In a folder of runs, the oldest run comes first, and
-copies of a run are left out.
+can only show which weights are better, not which settings. In a folder of runs, the oldest run comes first.
 
 The comparison is printed as Markdown. Runs on different data are compared by top-1 on the validation images that all of
 them scored, and refused if there are no such images. -any_data compares the figures of all runs as they are, with a
@@ -68,7 +67,7 @@ def print_verdict(arguments: argparse.Namespace) -> int:
     for runs, source in zip(sides, arguments.runs, strict=True):
         if len(group_runs(runs, arguments.metric, common)) > 1:
             raise ConfigError(
-                f"-json: the runs of {source} differ in {first_of(differing(runs))}; give repetitions of one run"
+                f"-json: the runs of {source} differ in {first_of([*differing(runs)])}; give repetitions of one run"
             )
     metric = group_runs([*sides[0], *sides[1]], arguments.metric, common)[0].metric
     one, two = (Group(number, {}, runs, metric, common) for number, runs in enumerate(sides, start=1))

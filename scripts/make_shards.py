@@ -32,6 +32,7 @@ from configs.load import load
 from datasets import ImageSet, load_image_sets
 from datasets.classes import LINE_END
 from datasets.index import ENDING
+from datasets.loading.ahead import read_ahead
 from datasets.sources.shards import CLASSES_FILE, ShardTar, save_shards, scan
 from datasets.sources.tar import Tar
 from datasets.transforms.decode import KNOWN_ENDINGS
@@ -39,7 +40,6 @@ from datasets.types import ImageReadError
 from scripts.command_line import Parser, at_least
 from utils.errors import ConfigError, DataError
 from utils.files import content_of, replacing, write_text
-from utils.read_ahead import read_ahead
 
 NUM_READERS = 8
 FILES_AHEAD = 64

@@ -54,26 +54,5 @@ def signal_handlers():
         signal.signal(each, handler)
 
 
-_left_out: list[int] = []  # the number of tests that this process, or each worker, has deselected
-
-
-def pytest_deselected(items) -> None:
-    _left_out.append(len(items))
-
-
 def pytest_sessionfinish(session) -> None:
     end_server()
-    if hasattr(session.config, "workeroutput"):  # in a worker of pytest-xdist
-        session.config.workeroutput["left_out"] = sum(_left_out)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node) -> None:
-    """Copy the number of deselected tests from a worker. It is the same in all workers."""
-    _left_out[:] = [getattr(node, "workeroutput", {}).get("left_out", 0)]
-
-
-def pytest_terminal_summary(terminalreporter) -> None:
-    if terminalreporter.config.option.markexpr and _left_out:
-        left_out = f"left out by -m '{terminalreporter.config.option.markexpr}': {sum(_left_out)} tests"
-        terminalreporter.write_line(left_out)

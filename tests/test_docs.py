@@ -67,6 +67,3 @@ def test_contributing_callback_runs_as_printed(tmp_path):
     assert len(strict.warn.call_args_list) == len(reports.seen) > 0
     assert f"step {reports.seen[0].step}: loss {reports.seen[0].loss:.3f}" in strict.warn.call_args_list[0].args[0]
     lenient.warn.assert_not_called()
-
-
-README = (ROOT / "README.md").read_text(encoding="utf-8")

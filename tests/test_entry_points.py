@@ -177,23 +177,6 @@ def test_evaluation_is_exact_for_one_to_three_processes(finished, small_yaml, tm
             assert scores[kind]["loss"] == pytest.approx(found[1][kind]["loss"], rel=1e-12)
 
 
-def test_batch_norm_is_evaluated_with_its_saved_statistics(tmp_path):
-    """Each of the two processes collects running statistics of its own images."""
-    output = tmp_path / "output"
-    (tmp_path / "conv.yaml").write_text(
-        "DATA: {DATASET: digits, IMAGE_SIZE: 32, BATCH_SIZE: 64, NUM_WORKERS: 0}\nTRACK: []\n"
-        "REPORT: false\nMODEL: {TYPE: timm, NAME: test_resnet}\nTRAIN: {NUM_EPOCHS: 1, WARMUP_EPOCHS: 0, MODEL_EMA: true}\n"
-    )
-    flags = ["-cfg", str(tmp_path / "conv.yaml"), "-output", str(output)]
-    assert run("main_multi_gpu.py", *flags, processes=2).codes == [0, 0]
-    (row,) = epochs_of(run_folder(output))
-    flags += ["-eval", "-resume", str(run_folder(output) / "last.pth"), "-output", str(tmp_path / "scored")]
-    assert run("main_single_gpu.py", *flags).returncode == 0
-    found = accuracy(run_folder(tmp_path / "scored"))
-    assert found["raw"]["loss"] == pytest.approx(row["eval_loss"], abs=2e-6)
-    assert found["ema"]["loss"] == pytest.approx(row["eval_loss_ema"], abs=2e-6)
-
-
 def test_mistake_in_several_processes_is_reported_once(small_yaml):
     flags = ["-cfg", str(small_yaml), "-ngpus", "2", "-dataset", "imagefolder", "-data_path", "nowhere"]
     result = run("main_multi_gpu.py", *flags).refused()

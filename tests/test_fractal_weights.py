@@ -7,10 +7,9 @@ import pytest
 from PIL import Image
 
 import main_single_gpu
-from configs.schema import Config
 from datasets.order import shuffled
-from datasets.sources.digits import read_digits
 from engine.settings import load_settings
+from tests.support.image_sets import load
 from tests.support.refusals import refused
 from tests.support.runs import ROOT, epochs_of, run_folder, status_of
 from utils.errors import ConfigError
@@ -53,7 +52,7 @@ def test_fractal_weights_beat_scratch_with_few_labels(here):
 
 def write_digits(folder: Path, labels: int, seed: int) -> None:
     """Write class folders with `labels` training digits per class and all held-out digits."""
-    train, val = read_digits(Config())
+    train, val = load("digits")
     members = [np.flatnonzero(train.targets == each) for each in range(10)]
     drawn = [each[shuffled(len(each), seed, number)[:labels]] for number, each in enumerate(members)]
     for part, image_set, indices in (("train", train, np.concatenate(drawn)), ("val", val, range(len(val)))):

@@ -18,7 +18,7 @@ from engine.checkpoint.find import find_before, find_newest
 from models.weights.files import find_file
 from tests.support.configs import small_config
 from tests.support.forks import DEADLINE
-from tests.support.image_sets import draw, error_of, samples, settings, write_tar
+from tests.support.image_sets import draw, error_of, settings
 from tests.support.refusals import assert_names, refused
 from utils.errors import ConfigError, UserError
 from utils.program import exit_code
@@ -130,13 +130,3 @@ def test_high_label_below_known_or_plausible_class_count_is_accepted(tmp_path):
     for lines in (["a.png 999\n"], [f"a.png {number}\n" for number in range(1, 2000, 2)]):  # few classes; half of them
         (tmp_path / "train_list.txt").write_text("".join(["a.png 0\n", *lines]))
         assert len(load_image_sets(settings("imagenet2012", tmp_path))[0].classes) == int(lines[-1][6:]) + 1
-
-
-@pytest.mark.slow
-def test_very_high_shard_label_is_reported_with_its_tar_and_file(tmp_path):
-    write_tar(tmp_path / "train-0.tar", samples(0, 6) | {"x.cls": b"999999", "x.png": b"x"})
-    write_tar(tmp_path / "val-0.tar", samples(0, 3))
-    message = error_of("shards", tmp_path)
-    assert_names(message, tmp_path / "train-0.tar", "x.png", 999999, "1,000,000", "10 images", 4)
-    (tmp_path / "classes.txt").write_text("\n".join(map(str, range(1_000_000))))
-    assert len(load_image_sets(settings("shards", tmp_path))[1].classes) == 1_000_000

@@ -16,7 +16,6 @@ import torch
 
 import engine
 import extras
-from configs.schema import Only
 from configs.tables import LOSSES, SOURCES, TORCH_OPTIMIZERS, import_named
 from configs.values import SETTINGS
 from datasets.sources import find_source
@@ -26,8 +25,6 @@ from scripts.maintenance.make_settings_page import PAGES
 from tests.support.configs import SMALL
 from tests.support.forks import ROOT
 from tests.support.runs import rows_of, run, run_folder
-
-CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 def text_of(path: str | Path) -> str:
@@ -132,11 +129,10 @@ def test_every_dataset_reader_is_registered_in_sources():
 def test_settings_depend_only_on_existing_values_of_other_settings():
     known = {"TRAIN.LOSS": LOSSES, "DATA.DATASET": SOURCES}
     for key, setting in SETTINGS.items():
-        for mark in [each for each in setting.marks if isinstance(each, Only) and each.values]:
-            others = mark.keys(SETTINGS, key.rpartition(".")[0])
-            names = [known.get(other, SETTINGS[other].choices) if other in SETTINGS else () for other in others]
-            wrong = [value for value in mark.values if all(names) and not any(value in each for each in names)]
-            assert not wrong, f"configs/tables.py: add {wrong} to the values of {others}; Only(...) of {key} names it"
+        if setting.only:
+            names = [known.get(other, SETTINGS[other].choices) for other in setting.only.keys]
+            wrong = [each for each in setting.only.values if all(names) and not any(each in some for some in names)]
+            assert not wrong, f"configs/tables.py: Only(...) of {key} names {wrong}, which is no value of its setting"
 
 
 # Callbacks
@@ -198,6 +194,3 @@ def test_metrics_column_has_a_value_and_a_test(folder, column):
     )
     tested = any(f'"{name}"' in text_of("tests/engine/record/test_epoch_table.py") for name in names)
     assert tested, f"tests/engine/record/test_epoch_table.py: add the value of the metric {column.name} to USUAL"
-
-
-# Names in CONTRIBUTING.md

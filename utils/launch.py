@@ -38,16 +38,6 @@ SEVERAL = {SLURM: "srun --ntasks N", OPEN_MPI: "mpirun -np N", MPI: "mpirun -np 
 
 
 @dataclass(frozen=True)
-class LaunchOptions:
-    """Settings that tell a process its rank and its peers. None means the launcher's value."""
-
-    url: str | None = None
-    world_size: int | None = None
-    rank: int | None = None
-    num_local: int | None = None  # number of processes to start on this machine if no launcher started any
-
-
-@dataclass(frozen=True)
 class LaunchedRank:
     """The rank that a launcher gave this process, and the address where the processes meet."""
 
@@ -67,24 +57,31 @@ class LaunchedRank:
         return self.launcher in (TORCHRUN, OPEN_MPI)
 
 
-def find_launched_rank(environment: Mapping[str, str], options: LaunchOptions = LaunchOptions()) -> LaunchedRank | None:
+def find_launched_rank(
+    environment: Mapping[str, str],
+    url: str | None = None,
+    world_size: int | None = None,
+    rank: int | None = None,
+    num_local: int | None = None,
+) -> LaunchedRank | None:
     """Return this process's rank, with the address of process 0. Raise ConfigError if launchers and flags disagree.
 
-    Return None if nothing gives it a rank, or if a launcher started one process that -ngpus tells to start the others.
+    `url`, `world_size` and `rank`: the flags; `num_local`: -ngpus. Return None if nothing gives the process a rank, or if
+    a launcher started one process that -ngpus tells to start the others.
     """
     ranks = [_read_rank(environment, launcher) for launcher in _launchers_in(environment)]
-    if (options.url, options.world_size, options.rank) != (None, None, None):
-        ranks.append(_rank_by_flags(options, ranks[0] if ranks else None))
+    if (url, world_size, rank) != (None, None, None):
+        ranks.append(_rank_by_flags(url, world_size, rank, ranks[0] if ranks else None))
     if not ranks:
         return None
     launched = ranks[0]
     _check_ranks(ranks)
-    if launched.launcher == TORCHRUN and options.url is None:
+    if launched.launcher == TORCHRUN and url is None:
         return launched  # torchrun provides the store
     if launched.world_size > 1:
-        host, port = _find_address(environment, launched, options.url)
+        host, port = _find_address(environment, launched, url)
         return replace(launched, host=host, port=port, restart_count=0)  # every start has a new store
-    if options.num_local is not None and options.world_size != 1:
+    if num_local is not None and world_size != 1:
         return None
     how = SEVERAL.get(launched.launcher, "-world_size N and a different -rank for each")
     raise ConfigError(
@@ -95,7 +92,7 @@ def find_launched_rank(environment: Mapping[str, str], options: LaunchOptions = 
 
 def rank_in_environment(environment: Mapping[str, str]) -> int:
     """Return this process's rank, or 0 if the environment has none. Only rank 0 reports mistakes in the settings."""
-    with contextlib.suppress(ConfigError):
+    with contextlib.suppress(KeyError, ValueError):
         for launcher in _launchers_in(environment):
             return _read_rank(environment, launcher).rank
     return 0
@@ -104,13 +101,6 @@ def rank_in_environment(environment: Mapping[str, str]) -> int:
 def check_single_node(environment: Mapping[str, str]) -> None:
     """Raise ConfigError if the job has several nodes. Without a launcher, each node would train its own model."""
     counts = [(name, environment[name]) for name in NODE_COUNTS if environment.get(name, "1") != "1"]
-    if path := environment.get("PBS_NODEFILE"):
-        try:
-            num_nodes = len(set(Path(path).read_text().split()))
-        except OSError:  # only the first node has this file
-            num_nodes = 0
-        if num_nodes != 1:
-            counts.append(("PBS_NODEFILE", path))
     for name, value in counts:
         raise ConfigError(
             f"{name} in the environment is {value}, so the job has several nodes, and each would train its own model: "
@@ -147,9 +137,9 @@ def _read_rank(environment: Mapping[str, str], launcher: str) -> LaunchedRank:
     num_here = re.match("[0-9]*", environment.get(local_size, ""))[0]  # for example 8 from Slurm's 8(x2),4
     launched = LaunchedRank(
         launcher,
-        _number_of(environment, rank),
-        _number_of(environment, world_size),
-        local_rank=_number_of(environment, local_rank) if local_rank in environment else None,
+        int(environment[rank]),
+        int(environment[world_size]),
+        local_rank=int(environment[local_rank]) if local_rank in environment else None,
         local_size=int(num_here) if num_here else None,
     )
     if launcher != TORCHRUN:
@@ -160,15 +150,6 @@ def _read_rank(environment: Mapping[str, str], launcher: str) -> LaunchedRank:
     num_nodes = int(environment.get("GROUP_WORLD_SIZE", 1))
     max_world_size = launched.world_size * _most_nodes(environment) // num_nodes
     return replace(launched, restart_count=restart_count, max_world_size=max_world_size)
-
-
-def _number_of(environment: Mapping[str, str], name: str) -> int:
-    """Return the value of a variable, and raise ConfigError if it is not a whole number."""
-    text = environment.get(name)
-    if text is None or not re.fullmatch(r"-?[0-9]+", text):
-        value = "is not set" if text is None else f"is {text!r}"
-        raise ConfigError(f"{name} in the environment {value}, but it must be a whole number; let the launcher set it")
-    return int(text)
 
 
 def _most_nodes(environment: Mapping[str, str]) -> int:
@@ -185,9 +166,10 @@ def _most_nodes(environment: Mapping[str, str]) -> int:
     return int(most) if most.isdecimal() else 0
 
 
-def _rank_by_flags(options: LaunchOptions, launched: LaunchedRank | None) -> LaunchedRank:
+def _rank_by_flags(
+    url: str | None, world_size: int | None, rank: int | None, launched: LaunchedRank | None
+) -> LaunchedRank:
     """Return the rank that the flags give. Values without a flag come from the launcher."""
-    rank, world_size, url = options.rank, options.world_size, options.url
     if launched:
         rank = launched.rank if rank is None else rank
         world_size = launched.world_size if world_size is None else world_size
@@ -225,26 +207,19 @@ def _check_ranks(ranks: list[LaunchedRank]) -> None:
 def _find_address(environment: Mapping[str, str], launched: LaunchedRank, url: str | None) -> tuple[str, int]:
     """Return host and port of process 0: from -dist_url, from MASTER_ADDR and MASTER_PORT, or from the job."""
     if url not in (None, "env://"):
-        return _parse_url(url)
-    host = environment.get("MASTER_ADDR") or _default_host(environment, launched)
-    port = environment.get("MASTER_PORT") or str(_default_port(environment, launched))
-    if not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError(f"MASTER_PORT in the environment is {port!r}; it must be a port from 1 to 65535, or unset")
-    return host, int(port)
-
-
-def _parse_url(url: str) -> tuple[str, int]:
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:  # the port is not a number from 0 to 65535
-        host = port = None
-    if not host or not port or parts.scheme != "tcp":
+        with contextlib.suppress(ValueError):  # the port is not a number from 0 to 65535
+            parts = urlsplit(url)
+            if parts.scheme == "tcp" and parts.hostname and parts.port:
+                return parts.hostname, parts.port
         raise ConfigError(
             f"DIST.URL is {url!r}; it must be tcp://HOST:PORT, the machine of process 0 and a free port there, or "
             "env://"
         )
-    return host, port
+    host = environment.get("MASTER_ADDR") or _default_host(environment, launched)
+    # The default port is the same for all processes of a job, and below the ephemeral ports.
+    job = environment.get("PMIX_NAMESPACE") if launched.launcher == OPEN_MPI else None
+    job = job or f"{environment.get('SLURM_JOB_ID', '')}.{environment.get('SLURM_STEP_ID', '')}"
+    return host, int(environment.get("MASTER_PORT") or 10000 + zlib.crc32(job.encode()) % 20000)
 
 
 def _default_host(environment: Mapping[str, str], launched: LaunchedRank) -> str:
@@ -252,7 +227,8 @@ def _default_host(environment: Mapping[str, str], launched: LaunchedRank) -> str
     if launched.launcher != VARIABLES:
         names = ["SLURM_STEP_NODELIST"] * (launched.launcher == SLURM) + ["SLURM_JOB_NODELIST", "SLURM_NODELIST"]
         if nodes := next(filter(None, map(environment.get, names)), ""):
-            return _first_of(nodes)
+            first = re.match(r"([^,\[]|\[[^]]*\])*", nodes)[0]  # for example node[01-03,7] of node[01-03,7],gpu5
+            return re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first)
         if launched.local_size == launched.world_size:
             return "127.0.0.1"
     raise ConfigError(
@@ -260,24 +236,6 @@ def _default_host(environment: Mapping[str, str], launched: LaunchedRank) -> str
         "set MASTER_ADDR and MASTER_PORT for all processes (mpirun -x MASTER_ADDR=HOST ...), "
         "or give -dist_url tcp://HOST:PORT"
     )
-
-
-def _first_of(nodes: str) -> str:
-    """Return the first host of a Slurm node list, for example node01 for node[01-03,7],gpu5."""
-    match = re.fullmatch(r"((?:[^,\[\]]|\[[^\[\]]+\])+)(,.*)?", nodes)
-    host = re.sub(r"\[([^],-]+)[^]]*\]", r"\1", match[1]) if match else ""
-    if not re.fullmatch(r"[\w.-]+", host):
-        raise ConfigError(
-            f"SLURM_JOB_NODELIST is {nodes!r}, which is not a list of hosts; set MASTER_ADDR and MASTER_PORT"
-        )
-    return host
-
-
-def _default_port(environment: Mapping[str, str], launched: LaunchedRank) -> int:
-    """Return a port derived from the job: the same for all processes of the job, and below the ephemeral ports."""
-    job = environment.get("PMIX_NAMESPACE") if launched.launcher == OPEN_MPI else None
-    job = job or f"{environment.get('SLURM_JOB_ID', '')}.{environment.get('SLURM_STEP_ID', '')}"
-    return 10000 + zlib.crc32(job.encode()) % 20000
 
 
 # --- starting the processes of this machine ---

@@ -6,7 +6,6 @@ Trainer.update normalises them on the device.
 """
 
 import contextlib
-import functools
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -18,7 +17,6 @@ from torch import Tensor
 
 from configs.schema import Config
 from datasets.order import Order, Piece, sample_rng
-from datasets.transforms import build_augmentation, build_boxes
 from datasets.transforms.crop import BySize, EvalTransform, TrainTransform
 from datasets.types import Batch, ImageReadError, ImageSet
 from utils.errors import DataError
@@ -51,8 +49,13 @@ class Reader:
 
     def allocate_images(self, piece: Piece, pinned: bool) -> Tensor:
         """Allocate images with the memory layout of decoded pixels, channels last."""
-        shape = (len(piece.indices), self.data.IMAGE_SIZE, self.data.IMAGE_SIZE, self.data.IMAGE_CHANNELS)
+        side = self.side(piece)
+        shape = (len(piece.indices), side, side, self.data.IMAGE_CHANNELS)
         return torch.empty(shape, dtype=torch.uint8, pin_memory=pinned).permute(0, 3, 1, 2)
+
+    def side(self, piece: Piece) -> int:
+        """Return the height and width of the images in a batch."""
+        return self.data.IMAGE_SIZE
 
     def put_target(self, index: int, target: Tensor) -> None:
         """Write the target of an image: its class number, or a 0 or 1 for each class if images have several labels."""
@@ -85,10 +88,17 @@ class TrainReader(Reader):
 
     def __init__(self, image_set: ImageSet, config: Config):
         super().__init__(image_set, config)
-        self.transform = TrainTransform(config.DATA, build_augmentation(config))
-        self.boxes = build_boxes(config)
+        self.transforms, self.boxes = BySize(config, TrainTransform), None
+        if config.TRAIN.RANDOM_ERASE_PROB:
+            from datasets.transforms.erase_and_mix import Boxes
+
+            self.boxes = BySize(config, Boxes)
+
+    def side(self, piece: Piece) -> int:
+        return self.transforms.at(piece.epoch).data.IMAGE_SIZE
 
     def fill(self, piece: Piece, positions: range, buffers: Buffers) -> list[int]:
+        transform, boxes = self.transforms.at(piece.epoch), self.boxes and self.boxes.at(piece.epoch)
         bad: list[int] = []
         for position in positions:
             index, repeat = int(piece.indices[position]), int(piece.repeats[position])
@@ -96,10 +106,10 @@ class TrainReader(Reader):
             if piece.epoch == 0 and (noted := self.image_set.fingerprints):
                 noted.add(used, image)
             rng = sample_rng(self.seed, piece.epoch, index, repeat=repeat)
-            self.transform(image, rng, buffers.images[position])
+            transform(image, rng, buffers.images[position])
             self.put_target(used, buffers.targets[position])
-            if self.boxes:
-                buffers.boxes[position] = self.boxes.row(piece, position)
+            if boxes:
+                buffers.boxes[position] = boxes.row(piece, position)
         return bad
 
     def batch(self, piece: Piece, buffers: Buffers, bad: list[int]) -> Batch:
@@ -126,23 +136,6 @@ class TrainReader(Reader):
         for pool in (np.flatnonzero(targets == targets[index]), range(len(targets))):
             for _ in range(NUM_REPLACEMENTS):
                 yield int(pool[int(rng.random() * len(pool))])
-
-
-class SizedReader(Reader):
-    """A reader for training images whose size changes during training. The epoch of a piece selects the size."""
-
-    def __init__(self, image_set: ImageSet, config: Config):
-        super().__init__(image_set, config)
-        self.readers = BySize(config, functools.partial(TrainReader, image_set))
-
-    def allocate(self, piece: Piece, pinned: bool = False) -> Buffers:
-        return self.readers.at(piece.epoch).allocate(piece, pinned)
-
-    def fill(self, piece: Piece, positions: range, buffers: Buffers) -> list[int]:
-        return self.readers.at(piece.epoch).fill(piece, positions, buffers)
-
-    def batch(self, piece: Piece, buffers: Buffers, bad: list[int]) -> Batch:
-        return self.readers.at(piece.epoch).batch(piece, buffers, bad)
 
 
 class EvalReader(Reader):

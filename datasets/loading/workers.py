@@ -12,13 +12,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import connection
-from multiprocessing.process import BaseProcess
 from typing import NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from configs.schema import Config, Data
+from configs.schema import Config
 from datasets.loading.readers import Reader
 from datasets.order import Piece
 from datasets.types import Batch, ImageSet
@@ -51,8 +50,12 @@ def choose_workers(config: Config, image_set: ImageSet, process: Process) -> Wor
     """Return the workers that the settings specify, or choose them by device, cores and images."""
     data, on_cpu = config.DATA, process.device.type == "cpu"
     count, kind = data.NUM_WORKERS, data.WORKERS
-    if count is None:
-        count = _count_on_cpu(data, image_set, process) if on_cpu else cores_to_read(process)
+    if count is None and on_cpu:
+        # Beside loader processes the other cores compute: even ViT-Tiny computes for ten times as long as loading takes.
+        cores = max(1, process.num_cores // 4) if kind == "processes" else process.num_cores
+        count = 0 if image_set.in_memory else min(MAX_ON_CPU, cores)
+    elif count is None:
+        count = cores_to_read(process)
     if kind == "auto":
         kind = "threads" if on_cpu else _kind_on_gpu(config, image_set, process, count)
     # On a CPU threads read no batch ahead, because all cores share each operation and would wait for a core that loads.
@@ -65,12 +68,6 @@ def cores_to_read(process: Process) -> int:
     """Return the number of cores for reading. A CPU run uses all cores, because it reads and computes in turn."""
     leaves_one = process.device.type != "cpu" and process.num_cores >= ENOUGH_CORES
     return process.num_cores - leaves_one
-
-
-def saturate_gil(num_threads: int, config: Config, image_set: ImageSet) -> bool:
-    """Return whether this number of loader threads leaves the training thread too little GIL time."""
-    decoding = GIL_AUGMENTING if config.TRAIN.augments else GIL_READING
-    return num_threads * (GIL_IN_MEMORY if image_set.in_memory else decoding) > MAX_GIL
 
 
 def shared_bytes(config: Config, num_processes: int) -> int:
@@ -90,18 +87,11 @@ def _image_bytes(config: Config) -> int:
     return config.DATA.IMAGE_CHANNELS * config.DATA.IMAGE_SIZE**2
 
 
-def _count_on_cpu(data: Data, image_set: ImageSet, process: Process) -> int:
-    if image_set.in_memory:
-        return 0
-    if data.WORKERS == "processes":
-        # The other cores compute, because even ViT-Tiny computes for ten times as long as loading takes.
-        return min(MAX_ON_CPU, max(1, process.num_cores // 4))
-    return min(MAX_ON_CPU, process.num_cores)
-
-
 def _kind_on_gpu(config: Config, image_set: ImageSet, process: Process, count: int) -> str:
     """Return "threads", which cost less, unless they saturate the GIL and shared memory is enough for processes."""
-    if sys.platform != "linux" or image_set.is_read_in_groups or not saturate_gil(count, config, image_set):
+    decoding = GIL_AUGMENTING if config.TRAIN.augments else GIL_READING
+    is_saturated = count * (GIL_IN_MEMORY if image_set.in_memory else decoding) > MAX_GIL
+    if sys.platform != "linux" or image_set.is_read_in_groups or not is_saturated:
         return "threads"
     needed = shared_bytes(config, count * process.local_size)
     has_room = SHARED_MEMORY.is_dir() and needed <= MAX_FRACTION_SHARED * shutil.disk_usage(SHARED_MEMORY).free
@@ -142,67 +132,38 @@ def read_in_processes(
         pin_memory=has_streams(device),
         multiprocessing_context=context,
         generator=torch.Generator(),  # for the loader's seed, so that the run's generator does not change
-        worker_init_fn=_end_with_run,
+        worker_init_fn=_prepare_worker,
     )
-    # The workers' garbage collection must not touch objects from before the fork, because that would copy their pages.
-    # Without workers, objects frozen by utils/program.py stay frozen.
-    if num_processes:
-        gc.freeze()
     others = multiprocessing.active_children()
     try:
         with _blocked_signals(), _preserved_sigchld_handler():
             batches = iter(loader)  # starts the workers
     except OSError as error:  # the workers' locks need shared memory too
         raise DataError(f"DATA.WORKERS: loader processes cannot be started ({error}); {REMEDY}") from error
-    finally:
-        if num_processes:
-            gc.unfreeze()
     workers = [each for each in multiprocessing.active_children() if each not in others]
     try:
-        while (batch := _next(batches, workers)) is not None:
+        for batch in batches:
             if isinstance(batch, DataError):
                 raise batch
             yield batch
+    except (RuntimeError, OSError, EOFError) as error:  # a dead worker causes various errors
+        if not workers or not connection.wait([each.sentinel for each in workers], SECONDS_TO_DIE):
+            raise
+        dead = next(each for each in workers if not each.is_alive())
+        raise LostProcess(
+            f"loader process {dead.pid} ended with exit code {dead.exitcode}; if memory ran out, {REMEDY}. "
+            "-resume auto continues from the last checkpoint"
+        ) from error
     finally:
         del batches  # ends the workers
 
 
-def _end_with_run(number: int) -> None:
-    """End a worker together with the run.
-
-    Otherwise, after kill -9 of the run, torch's workers would live for up to 5 s and keep the run folder locked.
-    """
+def _prepare_worker(number: int) -> None:
+    """End a worker together with the run. Otherwise torch's workers would live for up to 5 s and lock the run folder."""
     die_with_parent()
+    gc.freeze()  # a garbage collection would touch the objects from before the fork, and so copy their pages
     if sys.platform == "linux":  # an abstract socket leaves no folder behind if the process is killed
         connection.arbitrary_address = lambda family: f"\0halfstep-{secrets.token_hex(16)}"
-
-
-def _next(batches: Iterator[Batch | DataError], workers: list[BaseProcess]) -> Batch | DataError | None:
-    """Return the next batch, or None after the last. Raise LostProcess if a worker has died."""
-    try:
-        batch = next(batches, None)
-    except (RuntimeError, OSError, EOFError):  # a dead worker causes various errors
-        _raise_if_dead(workers, SECONDS_TO_DIE)
-        raise
-    if batch is not None:
-        _raise_if_dead(workers, 0.0)
-    return batch
-
-
-def _raise_if_dead(workers: list[BaseProcess], seconds: float) -> None:
-    if not (workers and connection.wait([each.sentinel for each in workers], seconds)):
-        return
-    dead = next(each for each in workers if connection.wait([each.sentinel], 0.0))
-    dead.join()
-    for each in workers:  # a worker that waits for a lock of the dead worker would never end
-        each.kill()
-    how = (
-        f"with exit code {dead.exitcode}" if dead.exitcode >= 0 else f"by signal {signal.Signals(-dead.exitcode).name}"
-    )
-    raise LostProcess(
-        f"loader process {dead.pid} ended {how}; if memory ran out, {REMEDY}. "
-        "-resume auto continues from the last checkpoint"
-    )
 
 
 def _into_shared_memory(batch: Batch | DataError) -> Batch | DataError:
@@ -264,13 +225,13 @@ def make_loader(reader: Reader, workers: Workers, device: torch.device) -> Calla
     """Return a function that turns pieces into batches, for images that are read one by one."""
     common = {"reader": reader, "device": device, "ahead": workers.ahead}
     if workers.count and workers.kind == "threads":
-        from datasets.loading.threads import read_in_threads
+        from datasets.loading.ahead import read_in_threads
 
         load = functools.partial(read_in_threads, num_threads=workers.count, **common)
     else:
         load = functools.partial(read_in_processes, num_processes=workers.count, **common)
     if not has_streams(device):
         return load
-    from datasets.loading.to_device import prefetch_to_device
+    from datasets.loading.ahead import prefetch_to_device
 
     return lambda pieces: prefetch_to_device(load(pieces), device)

@@ -5,7 +5,6 @@ import csv
 import functools
 import itertools
 from array import array
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -14,13 +13,13 @@ import numpy as np
 
 from configs.schema import Config, Data
 from datasets.labels import shortened
-from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, encoding_of, to_image_sets
+from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, open_list, to_image_sets
 from datasets.sources.root import choose_parts, data_root, expected_layout
 from datasets.types import ImageSet
 from utils.errors import DataError
 
 SEPARATORS = ",;\t"
-UNUSUAL = {";": "semicolons", "\t": "tabs", "utf-16": "UTF-16"}  # the log's names for unusual separators and encodings
+USUAL = {";": "semicolons", "\t": "tabs", "utf-16": "UTF-16"}  # the log's names for unusual separators and encodings
 USUAL = ("image_path", "target")
 BITS = {"0": "0", "0.0": "0", "false": "0", "1": "1", "1.0": "1", "true": "1"}
 EXPECTS = "a .csv file, or a folder with train.csv and val.csv, with the columns image_path,target (DATA.COLUMNS)"
@@ -70,14 +69,9 @@ class Columns(NamedTuple):
         path, *of_labels = data.COLUMNS or USUAL
         group = data.GROUP_BY
         if of_labels == ["*"]:
-            found = [[name for name in _header(file, path) if name not in (path, group)] for file in files]
-            of_labels, first = found[0], set(found[0])
-            counts = [each for names in found for each in Counter(names).items()]
-            if unlike := [name for name, count in counts if count > 1 or name not in first]:
-                raise DataError(
-                    f"{files[-1]}, line 1: DATA.COLUMNS * means all columns but {path}, but {unlike[0]!r} occurs "
-                    f"twice or is not in {files[0]}; name the columns of the labels, or give all files the same columns"
-                )
+            with _opened(files[0], [path]) as rows:
+                names = dict.fromkeys(map(str.strip, next(rows)))
+            of_labels = [name for name in names if name and name not in (path, group)]
         return cls(path, tuple(of_labels), data.has_label_columns, data.LABEL_SEPARATOR is not None, group)
 
     @property
@@ -85,47 +79,36 @@ class Columns(NamedTuple):
         return [self.path, *self.of_labels, *([self.group] if self.group else [])]
 
 
-def _header(file: Path, path: str) -> list[str]:
-    """Return the names of a file's columns, which must include the column of paths."""
-    with _opened(file, [path]) as (rows, _):
-        return [name for each in next(rows) if (name := each.strip())]
-
-
-def read_csv_file(file: Path, add: Callable[[Rows], None], columns: Columns) -> list[str]:
-    """Pass these columns of all rows of a file to `add`. Return lines for the log."""
-    with _opened(file, columns.names) as (rows, notes):
+def read_csv_file(file: Path, add: Callable[[Rows], None], columns: Columns) -> None:
+    """Pass these columns of all rows of a file to `add`."""
+    with _opened(file, columns.names) as rows:
         names = [name.strip() for name in next(rows)]
         places = {name: place for place, name in enumerate(names)}  # if a name is repeated, its last column is used
         values = _Values(file, columns, [(column, places[column]) for column in columns.names], len(names))
         while found := values.take(rows):
             add(found)
-    return notes
 
 
 def read_cells(file: Path, columns: Columns) -> Iterator[list[str]]:
     """Yield the cells of the header, and of each row that is not empty."""
-    with _opened(file, columns.names) as (rows, _):
+    with _opened(file, columns.names) as rows:
         yield from filter(None, rows)
 
 
 @contextlib.contextmanager
-def _opened(file: Path, columns: list[str]) -> Iterator[tuple[Any, list[str]]]:
-    """Yield a csv.reader of a file, and lines for the log. Raise DataError if it is not CSV or lacks these columns."""
-    encoding, rows = encoding_of(file), None
-    with open(file, encoding=encoding, errors="surrogateescape", newline="") as lines:
+def _opened(file: Path, columns: list[str]) -> Iterator[Any]:
+    """Yield a csv.reader of a file. Raise DataError if it is not CSV or lacks these columns."""
+    rows = None
+    with open_list(file) as lines:
         try:
             separator = _find_separator(file, lines, columns)
             lines.seek(0)
-            rows = csv.reader(lines, skipinitialspace=True, delimiter=separator)
-            found = [UNUSUAL[each] for each in (separator, encoding) if each in UNUSUAL]
-            yield rows, [f"{file}: read with {' and '.join(found)}"] * bool(found)
+            yield (rows := csv.reader(lines, skipinitialspace=True, delimiter=separator))
         except csv.Error as error:
             raise DataError(
                 f"{file}, line {rows.line_num if rows else 1}: {error}; look for an unclosed quote there, or "
                 "correct the line"
             ) from error
-        except UnicodeError as error:
-            raise DataError(f"{file}: this is not text ({error}); save it as UTF-8") from error
 
 
 def _find_separator(file: Path, lines: TextIO, columns: list[str]) -> str:

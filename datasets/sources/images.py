@@ -3,7 +3,7 @@
 import errno
 import os
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -129,14 +129,6 @@ class FileImages(EncodedImages):
             return f"{self._path(index)}\0missing"
         return f"{self._path(index)}\0{status.st_size}\0{status.st_mtime_ns}"
 
-    def place_of(self, folder: str) -> Path | None:
-        if not self.is_listing:
-            return None
-        links = [Path(entry.path) for entry in os.scandir(self.root) if entry.is_symlink() and entry.is_dir()]
-        # Without train/ and val/, runs directly in `root` are not read: run folders next to classes are left out.
-        is_beside = self.split.keys() == {"training"} and os.path.realpath(folder) == os.path.realpath(self.root)
-        return None if is_beside else next((each for each in (self.root, *links) if is_within(each, folder)), None)
-
     def key(self, index: int) -> str:
         return os.path.normpath(self._path(index))
 
@@ -145,15 +137,6 @@ class FileImages(EncodedImages):
 
     def all_keys(self) -> Iterator[list[bytes]]:
         return map(normal_paths, self._in_chunks(self.paths))
-
-    def find_file_names(self, names: Collection[bytes]) -> Iterator[tuple[int, bytes]]:
-        """Yield (index, file name) of the images with one of these file names."""
-        found = self.paths.find_file_names(names)
-        if self.rows is None:
-            return found
-        name_of = dict(found)
-        numbers = np.flatnonzero(np.isin(self.rows, list(name_of)))
-        return ((index, name_of[row]) for index, row in zip(numbers.tolist(), self.rows[numbers].tolist(), strict=True))
 
     def split_keys(self) -> Iterator[list[bytes]]:
         return self.all_keys() if self.groups is None else self._in_chunks(self.groups)
@@ -202,28 +185,9 @@ def normal_paths(paths: list[bytes]) -> list[bytes]:
     return paths
 
 
-class Inside:
-    """The folders below `root` that stay inside it after resolving links. The test is fast if there are no links."""
-
-    def __init__(self, root: Path):
-        self.root, self._plain = root, {""}  # folders that are not links and have no links above them
-
-    def __contains__(self, folder: str) -> bool:
-        if len(folder) > LONGEST:
-            return True  # no file can have a path this long, so no file is outside
-        is_below = not os.path.isabs(folder) and ".." not in folder.split("/")
-        return is_below and self._is_plain(folder.rstrip("/")) or is_within(self.root, self.root / folder)
-
-    def _is_plain(self, folder: str) -> bool:
-        unknown = []
-        while folder not in self._plain:
-            unknown.append(folder)
-            folder = os.path.dirname(folder)
-        for each in reversed(unknown):
-            if os.path.islink(os.path.join(self.root, each)):
-                return False
-            self._plain.add(each)
-        return True
+def stays_inside(root: Path, folder: str) -> bool:
+    """Return whether a folder that a list names is inside `root`, after resolving links."""
+    return len(folder) > LONGEST or is_within(root, root / folder)  # no file can have a longer path
 
 
 def is_within(root: str | Path, path: str | Path) -> bool:

@@ -1,13 +1,14 @@
 """Read the images that list files or CSV files name: build their index, and check the lists."""
 
 import codecs
+import contextlib
 import itertools
 import os
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from datasets.index import (
     stamps_of,
 )
 from datasets.labels import Labels, are_mostly_numbers, class_numbers, describe_labels, several_labels
-from datasets.sources.images import FileImages, Inside, normal_paths
+from datasets.sources.images import FileImages, normal_paths, stays_inside
 from datasets.sources.root import image_root, own_split, path_below_data
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import count_classes
@@ -37,10 +38,8 @@ from utils.text import counted, first_of
 NUM_CHECKED = 10  # files of each list that are looked up at the start; looking up all of ImageNet would take minutes
 NUM_NAMED = 10  # repeated or shared paths that the log names
 ROWS_AT_ONCE = 1 << 16
-OF_ROWS = {"path": TEXT, "target": "<i4", "group": TEXT}
 OF_LABELS = {"label": TEXT, "label_line": "<u8", "label_count": "<u8"}  # columns of the distinct labels
-OF_FOLDERS = {"folder": TEXT, "folder_row": "<u8", "folder_line": "<u8"}
-COLUMNS = OF_ROWS | OF_LABELS | OF_FOLDERS  # columns of each list
+COLUMNS = {"path": TEXT, "target": "<i4", "group": TEXT, "folder": TEXT} | OF_LABELS  # columns of each list
 
 
 class Rows(NamedTuple):
@@ -57,11 +56,25 @@ class Lists:
     """List files of one kind, and the function that reads them. If there are two, the first is for training."""
 
     files: list[Path]
-    read: Callable[[Path, Callable[[Rows], None]], list[str]]  # passes all rows to a function, and returns log lines
+    read: Callable[[Path, Callable[[Rows], None]], None]  # passes all rows to a function
     allow_names: bool  # labels may be names of classes
     has_several_labels: bool = False
     label_columns: tuple[str, ...] = ()  # the columns of 0 and 1, if each label has a column
     settings: dict = field(default_factory=dict)  # everything else that the rows depend on, in plain values
+
+
+@contextlib.contextmanager
+def open_list(file: Path) -> Iterator[TextIO]:
+    """Open a list in UTF-8 or UTF-16. Refuse anything but a regular file, without reading it."""
+    if kind := not_a_file(file):
+        raise DataError(f"{file} is {kind}, not a list of images; remove or rename it")
+    with open(file, "rb") as content:
+        is_utf16 = content.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    try:
+        with open(file, encoding="utf-16" if is_utf16 else "utf-8-sig", errors="surrogateescape", newline="") as lines:
+            yield lines
+    except UnicodeError as error:
+        raise DataError(f"{file}: this is not text ({error}); save it as UTF-8") from error
 
 
 def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
@@ -70,7 +83,7 @@ def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
     Paths are relative to DATA.IMAGE_ROOT, or to the folder of the list if it is not set, and must not lead out of it.
     """
     beside = lists.files[0].with_name(f"{lists.files[0].name}{ENDING}")
-    made_of = {"files": stamps_of(lists.files), "settings": lists.settings, "version": 2}
+    made_of = {"files": stamps_of(lists.files), "settings": lists.settings, "version": 3}
     columns = {f"{number}.{name}": kind for number in range(len(lists.files)) for name, kind in COLUMNS.items()}
     index = open_or_build(
         index_paths(config, beside), columns, made_of, lambda builder: _Builder(config, lists, builder).build()
@@ -113,9 +126,7 @@ def _labels(index: Index | IndexBuilder, lists: Lists, number: int) -> Labels:
 
 
 def _are_numbers(lists: Lists, labels: list[Labels]) -> bool:
-    if lists.has_several_labels:
-        return False
-    return not lists.allow_names or are_mostly_numbers(labels)
+    return not lists.has_several_labels and (not lists.allow_names or are_mostly_numbers(labels))
 
 
 class _Builder:
@@ -124,16 +135,11 @@ class _Builder:
     def __init__(self, config: Config, lists: Lists, builder: IndexBuilder):
         self.config, self.lists, self.builder = config, lists, builder
         self.hashes = RowHashes()
-        self.first_lines: list[list[int]] = []  # for each list: the line numbers of the files that are looked up
         self.folder_names: list[list[str]] = []  # for each list: the result of _folder_names
 
     def build(self) -> dict:
-        notes, labels, numbers = [], [], []
-        for number, file in enumerate(self.lists.files):
-            of_file, of_rows = self._read(number, file)
-            notes += of_file
-            numbers.append(of_rows)
-            labels.append(_labels(self.builder, self.lists, number))
+        numbers = [self._read(number, file) for number, file in enumerate(self.lists.files)]
+        labels = [_labels(self.builder, self.lists, number) for number in range(len(numbers))]
         if self.lists.has_several_labels:  # the target of an image is the number of its label as written
             targets = [np.arange(len(each.written), dtype=np.int32) for each in labels]
         else:
@@ -141,19 +147,16 @@ class _Builder:
         for number, (of_labels, of_rows) in enumerate(zip(targets, numbers, strict=True)):
             for start in range(0, len(of_rows), ROWS_AT_ONCE):
                 self.builder.add(f"{number}.target", of_labels[of_rows[start : start + ROWS_AT_ONCE]])
-        facts = {"notes": notes, "first_lines": self.first_lines, "folder_names": self.folder_names[0]}
-        return facts | self._compare(numbers)
+        return {"folder_names": self.folder_names[0]} | self._compare(len(numbers[0]))
 
-    def _read(self, number: int, file: Path) -> tuple[list[str], np.ndarray]:
-        """Read a list. Return lines for the log, and the label number of each row."""
+    def _read(self, number: int, file: Path) -> np.ndarray:
+        """Read a list. Return the label number of each row."""
         labels, folders, of_rows, pairs = Distinct(), Distinct(), array("I"), set()
-        self.first_lines.append([])
 
         def add(rows: Rows) -> None:
             if "\0" in "".join(rows.paths):
                 line = next(line for path, line in zip(rows.paths, rows.lines, strict=True) if "\0" in path)
                 raise DataError(f"{file}, line {line}: the path contains a zero byte; save the list again as UTF-8")
-            self.first_lines[-1] += rows.lines[: NUM_CHECKED - len(self.first_lines[-1])].tolist()
             self.builder.add(f"{number}.path", paths := encoded(rows.paths))
             of_rows.frombytes((numbers := labels.add(rows.labels, rows.lines)).tobytes())
             places = folders.add([path[: path.rfind("/") + 1] for path in rows.paths], rows.lines)
@@ -162,23 +165,22 @@ class _Builder:
             if rows.groups:
                 self.builder.add(f"{number}.group", encoded(rows.groups))
 
-        notes = self.lists.read(file, add)
+        self.lists.read(file, add)
         numbers = np.frombuffer(of_rows, np.uint32)
         self.folder_names.append(_folder_names(list(folders.numbers), sorted(pairs), len(labels.numbers)))
         self.builder.add(f"{number}.label", encoded(list(labels.numbers)))
         self.builder.add(f"{number}.label_line", np.array(labels.lines))
         self.builder.add(f"{number}.label_count", count_classes(numbers))
         self.builder.add(f"{number}.folder", encoded(list(folders.numbers)))
-        self.builder.add(f"{number}.folder_row", np.array(folders.rows))
-        self.builder.add(f"{number}.folder_line", np.array(folders.lines))
-        return notes, numbers
+        return numbers
 
-    def _compare(self, labels: list[np.ndarray]) -> dict:
-        """Return count and examples of repeated paths in each list, and of paths and groups that are in both lists."""
-        num_first = len(labels[0])  # rows of the first list
-        texts = [self.builder.text(f"{number}.path") for number in range(len(labels))]
-        repeated: list[list[int]] = [[] for _ in labels]
-        contrary, shared = [0] * len(labels), []
+    def _compare(self, num_first: int) -> dict:
+        """Return count and examples of repeated paths in each list, and of paths and groups that are in both lists.
+
+        `num_first`: the number of rows of the first list.
+        """
+        texts = [self.builder.text(f"{number}.path") for number in range(len(self.lists.files))]
+        repeated, shared = [[] for _ in texts], []
 
         def path_of(row: int) -> bytes:
             part, index = (1, row - num_first) if row >= num_first else (0, row)
@@ -186,28 +188,21 @@ class _Builder:
 
         for rows in equal_rows(self.hashes.take(), path_of):
             parts = [[row for row in rows if row < num_first], [row - num_first for row in rows if row >= num_first]]
-            for part, (first, *others) in ((part, each) for part, each in enumerate(parts) if each):
-                repeated[part] += others
-                contrary[part] += sum(bool(labels[part][row] != labels[part][first]) for row in others)
+            for found, of_part in zip(repeated, parts, strict=False):
+                found += of_part[1:]
             if parts[0]:
                 shared += parts[1]
-        groups = self._shared_groups()
+        groups = []
+        if len(texts) == 2 and self.lists.settings.get("group_by"):
+            first, second = (
+                set(itertools.chain.from_iterable(self.builder.text(f"{number}.group").chunks())) for number in range(2)
+            )
+            groups = sorted(map(os.fsdecode, first & second))
         return {
-            "repeated": [
-                {"count": len(rows), "contrary": contrary[part], "first": _first_names(texts[part], rows)}
-                for part, rows in enumerate(repeated)
-            ],
-            "shared": {"count": len(shared), "first": _first_names(texts[-1], shared)},
+            "repeated": [_count_and_names(text, rows) for text, rows in zip(texts, repeated, strict=True)],
+            "shared": _count_and_names(texts[-1], shared),
             "shared_groups": {"count": len(groups), "first": groups[:NUM_NAMED]},
         }
-
-    def _shared_groups(self) -> list[str]:
-        """Return the values of DATA.GROUP_BY that are in both lists."""
-        if len(self.lists.files) < 2 or not self.lists.settings.get("group_by"):
-            return []
-        texts = (self.builder.text(f"{number}.group") for number in range(2))
-        first, second = (set(itertools.chain.from_iterable(each.chunks())) for each in texts)
-        return sorted(map(os.fsdecode, first & second))
 
 
 def _folder_names(folders: list[str], pairs: list[int], num_labels: int) -> list[str]:
@@ -221,73 +216,50 @@ def _folder_names(folders: list[str], pairs: list[int], num_labels: int) -> list
     return names if len({*names}) == num_labels and not any(not name or name.isdecimal() for name in names) else []
 
 
-def encoding_of(file: Path) -> str:
-    """Detect the encoding of a list from its first bytes. Refuse anything but a regular file, without reading it."""
-    if kind := not_a_file(file):
-        raise DataError(f"{file} is {kind}, not a list of images; remove or rename it")
-    with open(file, "rb") as content:
-        start = content.read(1000)
-    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "utf-16"
-    if b"\0" in start:
-        raise DataError(f"{file} has a zero byte, so it is not text, or it is UTF-16 without a BOM; save it as UTF-8")
-    return "utf-8-sig"
-
-
-def _first_names(paths: Texts, rows: list[int]) -> list[str]:
-    return [os.fsdecode(path) for path in normal_paths([paths[row] for row in sorted(rows)[:NUM_NAMED]])]
+def _count_and_names(paths: Texts, rows: list[int]) -> dict:
+    first = [os.fsdecode(path) for path in normal_paths([paths[row] for row in sorted(rows)[:NUM_NAMED]])]
+    return {"count": len(rows), "first": first}
 
 
 def _notes(config: Config, index: Index, lists: Lists) -> Iterator[str]:
     """Yield lines for the log. Raise DataError if all validation images are also training images."""
     facts, train, val = index.facts, lists.files[0], lists.files[-1]
-    yield from facts["notes"]
     for file, repeated in zip(lists.files, facts["repeated"], strict=True):
         if repeated["count"]:
-            other_class = f", {repeated['contrary']:,} of them with another class" if repeated["contrary"] else ""
             names = first_of(repeated["first"], total=repeated["count"])
             yield (
-                f"warning: {file} repeats earlier paths on {counted(repeated['count'], 'line')}{other_class} ({names}); "
-                "a split keeps repeated images in the same part"
+                f"warning: {file} repeats earlier paths on {counted(repeated['count'], 'line')} ({names}); a split keeps "
+                "repeated images in the same part"
             )
     if config.START.EVAL or len(lists.files) < 2:
         return
-    shared, groups = facts["shared"], facts["shared_groups"]
-    if shared["count"] and shared["count"] == len(index.text("1.path")):
+    if facts["shared"]["count"] and facts["shared"]["count"] == len(index.text("1.path")):
         raise DataError(
             f"{val}: all its images are also in {train}, so validation would score images that were trained "
             "on; list other images"
         )
-    if shared["count"]:
-        names = first_of(shared["first"], total=shared["count"])
-        yield (
-            f"warning: {val} and {train} have {counted(shared['count'], 'image')} in common ({names}); remove "
-            "them from one of the two lists, because they distort the accuracy"
-        )
-    if groups["count"]:
-        names = first_of(groups["first"], total=groups["count"])
-        yield (
-            f"warning: {val} and {train} have {counted(groups['count'], 'value')} of DATA.GROUP_BY "
-            f"{config.DATA.GROUP_BY} in common ({names}); list each group in only one of the two"
-        )
+    for key, what in (("shared", "image"), ("shared_groups", f"value of DATA.GROUP_BY {config.DATA.GROUP_BY}")):
+        if count := facts[key]["count"]:
+            yield (
+                f"warning: {val} and {train} have {counted(count, what)} in common "
+                f"({first_of(facts[key]['first'], total=count)}); remove them from one of the two lists, because they "
+                "distort the accuracy"
+            )
 
 
 def _check_paths(index: Index, file: Path, number: int, root: Path) -> None:
     """Raise DataError if a path leads out of the folder `root`, or if one of the first files does not exist."""
-    inside, paths = Inside(root), index.text(f"{number}.path")
-    relative_to = "the folder of the list" if root == file.parent else "DATA.IMAGE_ROOT"
+    paths = index.text(f"{number}.path")
     folders = (os.fsdecode(each) for chunk in index.text(f"{number}.folder").chunks() for each in chunk)
-    outside = next((place for place, folder in enumerate(folders) if folder not in inside), None)
-    row = len(paths) if outside is None else min(int(index.column(f"{number}.folder_row")[outside]), len(paths) - 1)
-    for first, line in enumerate(index.facts["first_lines"][number][: max(row, 0)]):
-        path = os.fsdecode(paths[first])
+    if outside := next((folder for folder in folders if not stays_inside(root, folder)), None):
+        raise DataError(
+            f"{file}: paths in {outside!r} lead out of {root}; paths are relative to that folder and must not lead out "
+            "of it, even through a link"
+        )
+    relative_to = "the folder of the list" if root == file.parent else "DATA.IMAGE_ROOT"
+    for path in map(os.fsdecode, paths.chunk(0, min(NUM_CHECKED, len(paths)))):
         if not os.path.isfile(root / path):
             raise DataError(
-                f"{file}, line {line}: there is no file {root / path}; paths are relative to {relative_to}"
+                f"{file}: there is no file {root / path}; paths are relative to {relative_to}"
                 + (" and have / between folders, even on Windows" if "\\" in path else "")
             )
-    if outside is not None:
-        raise DataError(
-            f"{file}, line {index.column(f'{number}.folder_line')[outside]}: {os.fsdecode(paths[row])!r} leads out "
-            f"of {root}; paths are relative to that folder and must not lead out of it, even through a link"
-        )

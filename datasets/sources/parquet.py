@@ -1,5 +1,6 @@
 """`parquet`: images with labels in row groups, as stored by Hugging Face. pyarrow reads one row group at a time."""
 
+import contextlib
 import functools
 import itertools
 import json
@@ -11,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from datasets.index import (
     open_or_build,
     stamps_of,
 )
-from datasets.labels import MAX_CLASSES, check_trained, numbered_classes
+from datasets.labels import MAX_CLASSES, numbered_classes
 from datasets.sources.folder import subfolders
 from datasets.sources.images import GroupedImages
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, Parts, choose_parts, data_root, expected_layout, own_split
@@ -36,13 +37,12 @@ from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError, needing, not_a_file
 from utils.log import shown
-from utils.text import counted, first_of
+from utils.text import counted
 
 ENDING = ".parquet"
 EXPECTS = "train-00000-of-00002.parquet ... and validation-*.parquet, also in data/, or train/*.parquet"
 # Names of files of a part: train-00000-of-00294.parquet, train.parquet, imagenet-train-0.parquet.
 OF_PART = re.compile(rf"(?:.+[-_.])?({'|'.join((*TRAIN_NAMES, *VAL_NAMES))})(?:[-_.\d].*)?", re.IGNORECASE)
-OF_COUNT = re.compile(r"(.*?)(\d+)-of-(\d+)(?:-\w+)?")  # some names end with a checksum
 SAFE_VERSION = 15  # up to pyarrow 14.0.0, types in a file could be pickles (CVE-2023-47248)
 DEPTH = 3  # levels of folders that are searched: data/, or default/train/
 USUAL_COLUMNS = ("image", "label")  # columns of image and label on Hugging Face
@@ -55,6 +55,7 @@ WRITING_BYTES = 2 << 30  # the same limit while one process writes all images in
 # prefetched batches read from two groups.
 MIN_GROUPS = 4
 MAX_FOOTERS = 128  # the most footers that a process caches
+T = TypeVar("T")
 NAME_COLUMNS = "name both columns with -opts DATA.COLUMNS=[IMAGES,CLASSES]"
 
 
@@ -81,7 +82,12 @@ def read_parquet(config: Config, say: Callable = print) -> tuple[ImageSet | None
     train_files, val_files = (files[name] if name else [] for name in (parts.train, parts.val))
     if not train_files and not (config.START.EVAL and val_files):
         raise DataError(f"DATA.DATA_PATH: {root} has no training files; {expected_layout(config.DATA, EXPECTS)}")
-    index = _open_index(config, root, [*train_files, *val_files])
+    made_of = {"files": stamps_of([*train_files, *val_files]), "columns": list(config.DATA.COLUMNS)}
+    paths = index_paths(config, root / "parquet.index" if root.is_dir() else root.with_suffix(".index"))
+    choose = functools.partial(choose_columns, data=config.DATA)
+    index = open_or_build(
+        paths, INDEX_COLUMNS, made_of, lambda builder: add_rows(builder, [*train_files, *val_files], choose)
+    )
     num_train = int(index.column("file_rows")[: len(train_files)].sum())
     parts_of_rows = (range(num_train), range(num_train, len(index.column("label"))))
     for part_files, rows in zip((train_files, val_files), parts_of_rows, strict=True):
@@ -92,14 +98,12 @@ def read_parquet(config: Config, say: Callable = print) -> tuple[ImageSet | None
     classes = index.facts["classes"] or numbered_classes(
         config, [each.targets for each in image_sets], [each.name for each in image_sets]
     )
-    notes = [*parts.notes(config, root, f"*{ENDING}"), *_missing_files([*train_files, *val_files])]
+    notes = parts.notes(config, root, f"*{ENDING}")
     titles = [str(root) if root.is_file() else f"{root / str(part)}*{ENDING}" for part in (parts.train, parts.val)]
     for image_set in image_sets:
         image_set.classes, image_set.notes, image_set.split = list(classes), tuple(notes), own_split(*titles)
         image_set.labels_are_numbers = index.facts["classes"] is None
         image_set.classes_are_names = index.facts["are_names"]
-    if train is not None and val is not None:
-        check_trained(train, val, "files")
     if train is not None and not config.START.EVAL:
         image_sets[-1].notes += tuple(_warn_of_sorted_rows(train))
     return (None if config.START.EVAL and val is not None else train), val
@@ -122,20 +126,6 @@ def _files_below(folder: Path, depth: int) -> Iterable[Path]:
     yield from (path for path in folder.glob(f"*{ENDING}") if not path.name.startswith(".") and not path.is_dir())
     for name in subfolders(folder) if depth else ():
         yield from _files_below(folder / name, depth - 1)
-
-
-def _missing_files(paths: list[Path]) -> list[str]:
-    """Warn of files that are missing according to the names of the other files ("-00003-of-00294")."""
-    found = defaultdict(set)
-    for path in paths:
-        if match := OF_COUNT.fullmatch(path.stem):
-            found[path.parent, match[1], match[3]].add(int(match[2]))
-    notes = []
-    for (folder, start, count), numbers in found.items():
-        if lacking := sorted(set(range(int(count))) - numbers):
-            names = [f"{start}{number:0{len(count)}d}-of-{count}{ENDING}" for number in lacking]
-            notes.append(f"warning: {folder}: {len(lacking)} of {int(count)} files are missing: {first_of(names)}")
-    return notes
 
 
 def _warn_of_sorted_rows(train: "ParquetImages") -> list[str]:
@@ -172,16 +162,13 @@ def choose_columns(file: Path, schema: Any, data: Data) -> Columns:
         columns = ", ".join(f"{field.name} {field.type}" for field in schema)
         raise DataError(f"{file}: column {missing[0]} is missing or repeated among {columns}; {NAME_COLUMNS}")
     image, label = (schema.field(name) for name in names)
-    places = bytes_and_path(image)
-    is_whole = types.is_integer(_value_type(label.type))
-    is_text = _is_text(_value_type(label.type))
-    if not (is_whole or is_text) or places is None:
+    kind, places = _value_type(label.type), bytes_and_path(image)
+    if not (types.is_integer(kind) or _is_text(kind)) or places is None:
         raise DataError(
             f"{file}: {image.name} has the type {image.type} and {label.name} {label.type}; images are stored as "
             f"binary or as a struct with bytes, labels are whole numbers or names, so {NAME_COLUMNS}"
         )
-    classes = None if is_text else _class_names(schema).get(label.name)
-    return Columns(*places, label.name, is_text, classes)
+    return Columns(*places, label.name, _is_text(kind), None if _is_text(kind) else _class_names(schema, label.name))
 
 
 def bytes_and_path(field: Any) -> tuple[str, str | None] | None:
@@ -207,47 +194,35 @@ def _is_text(kind: Any) -> bool:
     return str(kind) in ("string", "large_string", "string_view")
 
 
-def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
-    """Return the class names of each column that Hugging Face's metadata calls a ClassLabel."""
+def _class_names(schema: Any, column: str) -> tuple[str, ...] | None:
+    """Return the class names of a column if Hugging Face's metadata calls it a ClassLabel."""
     try:
-        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        return {
-            name: tuple(distinct(list(map(str, feature["names"]))))
-            for name, feature in features.items()
-            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and feature.get("names")
-        }
+        feature = json.loads(schema.metadata[b"huggingface"])["info"]["features"][column]
+        return tuple(distinct(list(map(str, feature["names"])))) if feature["_type"] == "ClassLabel" else None
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError):  # missing or invalid metadata
-        return {}
+        return None
 
 
 # --- the index: row groups, and the label and name of each row, read without the images ---
-
-
-def _open_index(config: Config, root: Path, files: Sequence[Path]) -> Index:
-    """Return the index of these files. Build it if there is none, or if the files have changed."""
-    made_of = {"files": stamps_of(files), "columns": list(config.DATA.COLUMNS)}
-    beside = root / "parquet.index" if root.is_dir() else root.with_suffix(".index")
-    choose = functools.partial(choose_columns, data=config.DATA)
-    return open_or_build(
-        index_paths(config, beside), INDEX_COLUMNS, made_of, lambda builder: add_rows(builder, files, choose)
-    )
 
 
 def add_rows(builder: IndexBuilder, files: Sequence[Path], choose: Callable[[Path, Any], Columns]) -> dict:
     """Add the rows of these files to the index. `choose` returns the columns of a file with this schema."""
     with ThreadPoolExecutor(NUM_THREADS, "parquet") as pool:
 
-        def each(task: Callable, *arguments: Any) -> Iterator:
-            return pool.map(
-                lambda file: _in_pyarrow(f"{file}: the file cannot be read", lambda: task(file, *arguments)), files
-            )
+        def each(task: Callable[[Path], T]) -> Iterator[T]:
+            def explaining(file: Path) -> T:
+                with explained(file, "the file cannot be read"):
+                    return task(file)
 
-        columns = _common_columns(files, list(each(_columns_of, choose)))
+            return pool.map(explaining, files)
+
+        columns = _common_columns(files, list(each(lambda file: _columns_of(file, choose))))
         if columns.are_names:
             found = each(lambda file: _labels(file, columns).unique().to_pylist())
             columns = columns._replace(classes=tuple(sorted({*itertools.chain(*found)} - {None})))
         hashes = RowHashes()
-        rows = shown(each(_read_rows, columns), "index", len(files), unit="files")
+        rows = shown(each(lambda file: _read_rows(file, columns)), "index", len(files), unit="files")
         for number, (groups, labels, names) in enumerate(rows):
             groups = np.array(groups, np.int64).reshape(-1, 3)
             builder.add("label", labels)
@@ -281,33 +256,34 @@ def _columns_of(file: Path, choose: Callable[[Path, Any], Columns]) -> Columns:
         return choose(file, content.schema_arrow)
 
 
-def opened(file: Path, **options: Any) -> Any:
-    """Open a pyarrow ParquetFile. Raise DataError if the file is not parquet, or OSError if the file system fails."""
-    if kind := not_a_file(file):
-        raise DataError(f"{file} is {kind}, not a parquet file; remove or rename it")
-    module = pyarrow_parquet()
-    return _in_pyarrow(f"{file}: this is not a parquet file", lambda: module.ParquetFile(file, **options))
-
-
-def read_columns(file: Path, columns: Sequence[str], group: int | None = None, **options: Any) -> Any:
-    """Return a pyarrow table of these columns, from one or all row groups. Raise DataError if the file is damaged."""
-    with opened(file, **options) as content:
-        # Do not use pyarrow's threads, because they would not survive the fork of a loader process.
-        read = content.read if group is None else functools.partial(content.read_row_group, group)
-        problem = f"{file}: {', '.join(columns)} cannot be read"
-        return _in_pyarrow(problem, lambda: read(columns=list(columns), use_threads=False))
-
-
-def _in_pyarrow(problem: str, task: Callable[[], Any]) -> Any:
+@contextlib.contextmanager
+def explained(file: Path | str, problem: str) -> Iterator[None]:
+    """Turn pyarrow's errors about the file into a DataError. An error of the file system stays an OSError."""
     import pyarrow
 
     try:
-        return task()
+        yield
     # The last two errors come from names that are not text, and from columns without data.
     except (pyarrow.ArrowException, OSError, UnicodeError, StopIteration) as error:
         if getattr(error, "errno", None):
             raise
-        raise DataError(f"{problem} ({error}); the file is damaged or incomplete; get it again") from error
+        raise DataError(f"{file}: {problem} ({error}); the file is damaged or incomplete; get it again") from error
+
+
+def opened(file: Path | str, **options: Any) -> Any:
+    """Open a pyarrow ParquetFile. Raise DataError if the file is not parquet, or OSError if the file system fails."""
+    if kind := not_a_file(file):
+        raise DataError(f"{file} is {kind}, not a parquet file; remove or rename it")
+    with explained(file, "this is not a parquet file"):
+        return pyarrow_parquet().ParquetFile(file, **options)
+
+
+def read_columns(file: Path | str, columns: Sequence[str], group: int | None = None, **options: Any) -> Any:
+    """Return a pyarrow table of these columns, from one or all row groups. Raise DataError if the file is damaged."""
+    with opened(file, **options) as content, explained(file, f"{', '.join(columns)} cannot be read"):
+        # Do not use pyarrow's threads, because they would not survive the fork of a loader process.
+        read = content.read if group is None else functools.partial(content.read_row_group, group)
+        return read(columns=list(columns), use_threads=False)
 
 
 def _labels(file: Path, columns: Columns) -> Any:

@@ -25,7 +25,7 @@ from datasets.index import (
     open_index,
     open_or_build,
 )
-from datasets.labels import MAX_CLASSES, MAX_DIGITS, check_trained, numbered_classes
+from datasets.labels import MAX_CLASSES, MAX_DIGITS, numbered_classes
 from datasets.sources.folder import subfolders
 from datasets.sources.images import GroupedImages
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split
@@ -75,6 +75,8 @@ class ShardFolder:
 
     notes: Sequence[str] = ()  # lines for the log
     drops_tars = False  # whether the folder deletes copies of tars to make space for other tars
+    num_scans = NUM_THREADS  # tars that are scanned at the same time
+    has_labels = True
 
     def __init__(self, root: Path):
         self.root, self.title = root, str(root)
@@ -105,20 +107,14 @@ class ShardFolder:
         file = self.root / CLASSES_FILE
         return read_names(file, "surrogateescape") if os.path.lexists(file) else None
 
-    def load(self, tar: ShardTar, known: Sequence["ShardTable"]) -> Shard:
-        """Return the samples of a tar, from an older index if only the tar's date has changed, else from the tar."""
-        for table in known:
-            number = table.find(tar)
-            if number is not None and (
-                table.tar(number).version == tar.version or table.checksum(number) == checksum_of(self.open(tar))
-            ):
-                return table.shard(number)
-        return scan(self.open(tar))
+    def older_indexes(self, paths: Sequence[Path], part: str) -> list[Index]:
+        """Return indexes of earlier starts, which may be about other tars."""
+        return [index for index in map(open_index, paths) if index and index.facts.get("made_of") == MADE_OF]
 
-    def known_tables(self, paths: Sequence[Path], part: str) -> list["ShardTable"]:
-        """Return the existing indexes that may contain tars of this part."""
-        found = filter(None, map(open_index, paths))
-        return [ShardTable(index) for index in found if index.facts.get("made_of") == MADE_OF]
+    def are_unchanged(self, table: "ShardTable", tars: Sequence[ShardTar]) -> bool:
+        """Return whether the tars have the content that a table of tars with their names and sizes describes."""
+        with ThreadPoolExecutor(NUM_THREADS, "shards") as pool:
+            return list(pool.map(lambda tar: checksum_of(self.open(tar)), tars)) == table.checksums()
 
     def will_read(self, images: ImageSet, seed: int, epoch: int, position: int) -> None:
         """Prepare for the next reads; see ImageSet.will_read."""
@@ -223,32 +219,23 @@ class ShardTable:
         name = os.fsdecode(self.tar_names[number])
         return ShardTar(name, int(self.tar_sizes[number]), int(self.tar_versions[number]))
 
-    def checksum(self, number: int) -> bytes:
-        return self.index.text("tar.checksum")[number]
+    def checksums(self) -> list[bytes]:
+        return self.index.text("tar.checksum").chunk(0, len(self.tar_names))
 
-    def is_of(self, tars: Sequence[ShardTar]) -> bool:
-        """Return whether this is the index of exactly these tars, unchanged."""
+    def is_of(self, tars: Sequence[ShardTar], has_versions: bool = True) -> bool:
+        """Return whether this is the index of tars with these names and sizes and, if it `has_versions`, these versions."""
         names, sizes, versions = zip(*tars, strict=True)
         return (
             self.tar_names.chunk(0, len(self.tar_names)) == list(map(os.fsencode, names))
             and np.array_equal(self.tar_sizes, sizes)
-            and np.array_equal(self.tar_versions, versions)
+            and (not has_versions or np.array_equal(self.tar_versions, versions))
         )
-
-    @functools.cached_property
-    def _numbers(self) -> dict[bytes, int]:
-        return {name: number for number, name in enumerate(self.tar_names.chunk(0, len(self.tar_names)))}
-
-    def find(self, tar: ShardTar) -> int | None:
-        """Return the number of this tar, or None if it is unknown or its size differs."""
-        number = self._numbers.get(os.fsencode(tar.name))
-        return None if number is None or self.tar_sizes[number] != tar.size else number
 
     def shard(self, number: int) -> Shard:
         """Return the rows of one tar."""
         start, stop = self.starts[number : number + 2].tolist()
         numbers = (column[start:stop] for column in (self.labels, self.offsets, self.sizes))
-        return Shard(*numbers, self.names.chunk(start, stop), self.checksum(number))
+        return Shard(*numbers, self.names.chunk(start, stop), self.index.text("tar.checksum")[number])
 
 
 def add_shards(builder: IndexBuilder, shards: Iterable[tuple[ShardTar, Shard]]) -> None:
@@ -274,23 +261,27 @@ def save_shards(path: Path, shards: Iterable[tuple[ShardTar, Shard]]) -> None:
 def open_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[ShardTar]) -> ShardTable:
     """Return the samples of these tars of a part, from the index of an earlier start if the tars have not changed.
 
-    Otherwise, read only the tars that no index contains.
+    The index of tars that were copied with other dates is used too. Otherwise, all tars are read.
     """
     paths = index_paths(config, folder.root / f"{part}{ENDING}")
 
     def build(builder: IndexBuilder) -> dict:
-        known = folder.known_tables(paths, part)
-        with ThreadPoolExecutor(NUM_THREADS, "shards") as pool:
-            read = pool.map(lambda tar: folder.load(tar, known), tars)
+        for known in map(ShardTable, folder.older_indexes(paths, part)):
+            if known.is_of(tars, has_versions=False) and folder.are_unchanged(known, tars):
+                add_shards(builder, zip(tars, map(known.shard, range(len(tars))), strict=True))
+                return {}
+        with ThreadPoolExecutor(folder.num_scans, "shards") as pool:
+            read = pool.map(lambda tar: scan(folder.open(tar), folder.has_labels), tars)
             shards = shown(read, f"index of {folder.title}", len(tars), unit="tars")
             add_shards(builder, zip(tars, shards, strict=True))
         return {}
 
-    def is_of_tars(index: Index) -> bool:
-        return ShardTable(index).is_of(tars)
-
     # Even a small index gets a file, because building it again would read all tars.
-    return ShardTable(open_or_build(paths, SAMPLES | TARS, MADE_OF, build, is_of_tars, keep_small=True))
+    return ShardTable(
+        open_or_build(
+            paths, SAMPLES | TARS, MADE_OF, build, lambda index: ShardTable(index).is_of(tars), keep_small=True
+        )
+    )
 
 
 # --- the image sets ---
@@ -350,7 +341,7 @@ def _opened(folder: ShardFolder, table: ShardTable, number: int) -> Tar:
     """Return an open tar. A tar that leaves the cache is closed when the last thread has finished reading from it."""
     if folder.drops_tars:
         _opened.cache_clear()  # an open tar would stay on the disk even after it is deleted to make room for this one
-    return folder.open(table.tar(number), table.checksum(number))
+    return folder.open(table.tar(number), table.index.text("tar.checksum")[number])
 
 
 def read_shards(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | None, ImageSet | None]:
@@ -374,14 +365,20 @@ def read_from(folder: ShardFolder, config: Config) -> tuple[ImageSet | None, Ima
     names = [parts.train] * bool(reads_train) + [parts.val] * bool(parts.val)
     tables = [open_table(config, folder, name, tars[name]) for name in names]
     notes = [*folder.notes, *parts.notes(config, folder.title, "*.tar")]
-    sets = [_image_set(config, folder, table) for table in tables]
+    for table in tables:
+        if not len(table):
+            more = f" and {len(table.tar_names) - 1} more" if len(table.tar_names) > 1 else ""
+            raise DataError(
+                f"{folder.title_of(table.tar(0))}{more}: there are no samples (images with labels); restore or "
+                "remove the file"
+            )
+    rules, buffer = PixelRules.of(config.DATA), config.DATA.SHUFFLE_BUFFER
+    sets = [ShardImages(folder, table, [], rules, buffer) for table in tables]
     are_named, classes = _classes(config, folder, sets)
     train, val = sets[0] if reads_train else None, sets[-1] if parts.val else None
     for image_set in sets:
         image_set.classes, image_set.notes, image_set.labels_are_numbers = classes, tuple(notes), not are_named
         image_set.split = own_split(*(f"{folder.title}/{part}*.tar" for part in (parts.train, parts.val)))
-    if train is not None and val is not None:
-        check_trained(train, val, "shards")
     return train, val
 
 
@@ -399,14 +396,3 @@ def _classes(config: Config, folder: ShardFolder, sets: Sequence[ShardImages]) -
             f"{counted(len(classes), 'class')}, counted from 0; add the missing lines"
         )
     return True, classes
-
-
-def _image_set(config: Config, folder: ShardFolder, table: ShardTable) -> ShardImages:
-    """Return the samples of a table. Raise DataError if there are none."""
-    if not len(table):
-        more = f" and {len(table.tar_names) - 1} more" if len(table.tar_names) > 1 else ""
-        raise DataError(
-            f"{folder.title_of(table.tar(0))}{more}: there are no samples (images with labels); restore or "
-            "remove the file"
-        )
-    return ShardImages(folder, table, [], PixelRules.of(config.DATA), config.DATA.SHUFFLE_BUFFER)

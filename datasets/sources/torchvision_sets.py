@@ -14,7 +14,6 @@ from datasets.sources import TORCHVISION, find_source
 from datasets.sources.arrays import ArrayImages
 from datasets.sources.images import FileImages
 from datasets.sources.root import own_split
-from datasets.split import hold_out
 from datasets.transforms.pixel_rules import PixelRules, to_array
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import ConfigError, DataError, did_you_mean
@@ -48,9 +47,7 @@ def read_torchvision(config: Config, say: Callable[[str], None]) -> tuple[ImageS
     dataset = config.DATA.DATASET
     name = SHORT_NAMES.get(dataset, dataset.removeprefix(TORCHVISION))
     if name in OWN_READERS:
-        train, val = find_source(OWN_READERS[name])(config, say)
-        val.notes = (f"{dataset} is read as -dataset {OWN_READERS[name]}",)
-        return train, val
+        return find_source(OWN_READERS[name])(config, say)
     if name not in SPLITS:
         known = sorted([*SPLITS, *OWN_READERS])
         raise ConfigError(
@@ -63,8 +60,9 @@ def read_torchvision(config: Config, say: Callable[[str], None]) -> tuple[ImageS
 
     train_arguments, val_arguments = SPLITS[name]
     if val_arguments is None:
-        data, whole = config.DATA, read_part("", train_arguments)
-        return hold_out(whole, data.VAL_FRACTION, dataset, data.fold)
+        whole = read_part("", train_arguments)
+        whole.split = {"rule": "position", "training": dataset}
+        return whole, None
     train = None if config.START.EVAL else read_part("training", train_arguments)
     val = read_part("validation", val_arguments)
     val.split = own_split(f"{dataset} training", f"{dataset} validation")
@@ -121,7 +119,7 @@ def _to_image_set(config: Config, dataset: Any, title: str) -> ImageSet:
         paths = [os.path.relpath(path, root) for path, _ in rows]
         return FileImages(root, paths, targets, _classes(dataset, targets), rules)
     targets = _targets(dataset)
-    return TorchvisionImages(dataset, np.arange(len(dataset)), targets, _classes(dataset, targets), rules, title)
+    return TorchvisionImages(dataset, targets, _classes(dataset, targets), rules, title)
 
 
 def _targets(dataset: Any) -> np.ndarray:
@@ -140,31 +138,21 @@ def _classes(dataset: Any, targets: np.ndarray) -> list[str]:
 class TorchvisionImages(ImageSet):
     """Pillow images of a torchvision data set that exposes neither file names nor pixels."""
 
-    per_image = ("targets", "places")
     names_are_numbers = True
 
-    def __init__(
-        self,
-        dataset: Any,
-        places: np.ndarray,
-        targets: np.ndarray,
-        classes: list[str],
-        rules: PixelRules,
-        title: str,
-    ):
-        """Wrap some images of `dataset`. `places` [N] are their indices in `dataset`."""
+    def __init__(self, dataset: Any, targets: np.ndarray, classes: list[str], rules: PixelRules, title: str):
         super().__init__(targets, classes)
-        self.dataset, self.places, self.rules, self.title = dataset, places, rules, title
+        self.dataset, self.rules, self.title = dataset, rules, title
 
     def name(self, index: int) -> str:
-        return f"{type(self.dataset).__name__} image {self.places[index]}"
+        return f"{type(self.dataset).__name__} image {self.row(index)}"
 
     def table_name(self, index: int) -> str:
-        return f"{self.title} image #{self.places[index]}"
+        return f"{self.title} image #{self.row(index)}"
 
     def read(self, index: int) -> np.ndarray:
         try:
-            image, _ = self.dataset[int(self.places[index])]
+            image, _ = self.dataset[self.row(index)]
         except Exception as error:  # Pillow raises many kinds of errors for a broken file
             raise ImageReadError(f"{type(error).__name__}: {error}") from error
         return to_array(ImageOps.exif_transpose(image) if self.rules.applies_exif else image, self.rules)

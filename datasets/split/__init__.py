@@ -2,12 +2,12 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Set
+from collections.abc import Set
 from pathlib import Path
 
 import numpy as np
 
-from configs.schema import Config, Fold
+from configs.schema import Config, Data, Fold
 from datasets.fingerprint import is_other_data
 from datasets.order import shuffled
 from datasets.types import ImageSet, SavedData, count_classes
@@ -17,16 +17,9 @@ from utils.text import counted, csv_text, first_of
 
 SEED = 0  # decides which images are held out
 DRAWN = ("hash", "position")  # rules that draw a split; the other rules are "folders" and "none"
+PARTS = ("train", "val")
 # Key in the record of a split by hash: the folders that are left out of image keys, if they differ from the classes.
 CLASS_FOLDERS = "class_folders"
-PARTS = ("train", "val")
-# {column of a part: its type}, in memory and in the index in which a split is stored
-COLUMNS = {"row": "<u4", "target": "<i4"}
-
-
-def hold_out(image_set: ImageSet, fraction: float, title: str, fold: Fold | None = None) -> tuple[ImageSet, ImageSet]:
-    """Return training and validation images, split by position. Use it only for sets that never get new images."""
-    return divide(image_set, new_record("position", title, fraction, fold))
 
 
 def new_record(rule: str, title: str, fraction: float, fold: Fold | None) -> dict:
@@ -37,73 +30,60 @@ def new_record(rule: str, title: str, fraction: float, fold: Fold | None) -> dic
     return record
 
 
-def _by_position(image_set: ImageSet, seed: int, part: Callable[[int], tuple[int, int]]) -> np.ndarray:
+def _by_position(image_set: ImageSet, record: dict) -> np.ndarray:
     """Return bool [N]: the images that are held out, drawn from each class by position and seed.
 
-    `part(count)` returns the start and end of the held-out part of a class with `count` images in random order.
+    Fold 0 holds out the same images as a fraction of 1 / folds, except in classes with few images: with a fraction, each
+    class keeps a training image, and a class with two or more images also holds one out, unless the fraction is 0.
     """
     held_out, start = np.zeros(len(image_set), dtype=bool), 0
     by_class = np.argsort(image_set.targets, kind="stable")
     for target, count in enumerate(count_classes(image_set.targets).tolist()):
-        first, end = part(count)
-        held_out[by_class[start + shuffled(count, seed, target)[first:end]]] = True
+        if "folds" in record:
+            bounds = record["fold"] / record["folds"], (record["fold"] + 1) / record["folds"]
+            first, end = (round(count * bound) for bound in bounds)
+        else:
+            fraction = record["fraction"]
+            first, end = 0, max(min(max(round(count * fraction), 1), count - 1), 0) if fraction else 0
+        held_out[by_class[start + shuffled(count, record["seed"], target)[first:end]]] = True
         start += count
     return held_out
 
 
-def _by_fraction(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tuple[np.ndarray, list[str]]:
-    """Return bool [N], the images that are held out (a fraction of each class, by position), and an empty list.
-
-    Each class keeps a training image. A class with two or more images also holds one out, unless the fraction is 0.
-    """
-
-    def share(count: int) -> tuple[int, int]:
-        return 0, max(min(max(round(count * record["fraction"]), 1), count - 1), 0) if record["fraction"] else 0
-
-    return _by_position(image_set, record["seed"], share), []
-
-
-def _by_fold(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tuple[np.ndarray, list[str]]:
-    """Return bool [N], the images that this fold holds out, and lines for the log. A class may lack images in one part.
-
-    Fold 0 holds out the same images as a fraction of 1 / folds, except in classes with few images.
-    """
-    number, total, seed = record["fold"], record["folds"], record["seed"]
-    if record["rule"] == "hash":
-        from datasets.split.by_hash import hashes_of, is_drawn
-
-        held_out = is_drawn(hashes_of(image_set.split_keys(), seed, class_folders), record)
-    else:
-        bounds = number / total, (number + 1) / total
-        held_out = _by_position(image_set, seed, lambda count: tuple(round(count * share) for share in bounds))
+def warn_of_lacking_classes(image_set: ImageSet, held_out: np.ndarray) -> list[str]:
+    """Warn of classes whose images are all in the same part."""
     notes, counts = [], image_set.count_classes()
-    for chosen, lack in ((held_out, "validation"), (~held_out, "training")):
+    for part, chosen in (("training", ~held_out), ("validation", held_out)):
         without = np.flatnonzero((counts > 0) & (image_set.count_classes(chosen) == 0))
-        if len(without):
-            names = first_of([image_set.classes[each] for each in without])
-            notes.append(f"warning: classes without {lack} images in fold {number} of {total}: {names}")
-    return held_out, notes
+        names = first_of([image_set.classes[number] for number in without])
+        notes += [f"warning: classes without {part} images: {names}"] * bool(len(without))
+    return notes
 
 
 def split(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple[ImageSet | None, ImageSet]:
     """Return training and validation images of a set without a validation part, or None and all images in evaluation.
 
+    `image_set.split` has the key `training`, the title of the data. With the rule `position` for published data, a part
+    is held out by position, also in evaluation; `fraction` replaces DATA.VAL_FRACTION.
+
     `saved`: the data record of the checkpoint that is resumed or evaluated. If a run is evaluated on its own data, only
     the images that it held out are scored.
     """
-    title = image_set.split["training"]
+    title, is_published = image_set.split["training"], image_set.split.get("rule") == "position"
     if config.START.EVAL:
-        record = saved.split if saved else {}
-        if record.get("rule") in DRAWN and (parts := _held_out_then(config, image_set, saved)):
+        former = saved.split if saved else {}
+        if former.get("rule") in DRAWN and (parts := _held_out_then(config, image_set, saved)):
             return parts
-        image_set.split = {"rule": "none", "validation": title}
-        if record:
-            image_set.notes += ("leave out images that the run was trained on, because they distort the accuracy",)
-        return None, image_set
-    drawn = new_record("hash", title, config.DATA.VAL_FRACTION, config.DATA.fold)
+        if not is_published:
+            image_set.split = {"rule": "none", "validation": title}
+            if former:
+                image_set.notes += ("leave out images that the run was trained on, because they distort the accuracy",)
+            return None, image_set
+    fraction = image_set.split.get("fraction", config.DATA.VAL_FRACTION)
+    record = new_record("position" if is_published else "hash", title, fraction, config.DATA.fold)
     if config.DATA.GROUP_BY:
-        drawn["group_by"] = config.DATA.GROUP_BY
-    return divide(image_set, _with_class_folders(image_set, drawn, saved) if saved else drawn)
+        record["group_by"] = config.DATA.GROUP_BY
+    return divide(image_set, _with_class_folders(image_set, record, saved) if saved else record)
 
 
 def _held_out_then(config: Config, image_set: ImageSet, saved: SavedData) -> tuple[ImageSet, ImageSet] | None:
@@ -115,8 +95,8 @@ def _held_out_then(config: Config, image_set: ImageSet, saved: SavedData) -> tup
             f"DATA.GROUP_BY is {group}, but the images of {title} were held out with {record.get('group_by')}; "
             "set DATA.GROUP_BY to the same value"
         )
-    record = _with_class_folders(image_set, record, saved)
-    parts = divide(image_set, record | {"training": title, "validation": title})
+    record = _with_class_folders(image_set, record, saved) | {"training": title, "validation": title}
+    parts = divide(image_set, record)
     is_copy = identity(parts[1]) == saved.validation and not is_other_data(saved.facts, parts[1])
     return parts if is_same or is_copy else None
 
@@ -142,21 +122,8 @@ def holds_out_no_more(here: dict, there: dict) -> bool:
     return same and (here["fraction"] <= there["fraction"] if here["rule"] == "hash" else here == there)
 
 
-def warn_of_other_parts(val: ImageSet, saved: SavedData | None) -> list[str]:
-    """Warn if a set is divided by position, and the scored part is not the part that the run held out."""
-    here, there = val.split, saved.split if saved else {}
-    keys = ("fraction", "seed", "folds", "fold")
-    if here["rule"] != "position" or not there or all(here.get(key) == there.get(key) for key in keys):
-        return []
-    then, now = (", ".join(f"{key} {each[key]}" for key in keys if key in each) for each in (there, here))
-    return [
-        f"warning: the scored part ({now}) is not the part that the run held out ({then}), so the model was "
-        "trained on some of these images; leave -cfg out, or set DATA.FOLD and DATA.VAL_FRACTION as in the run"
-    ]
-
-
-def describe_split(config: Config, val: ImageSet) -> str:
-    """Return the log line about the images of both parts, or in evaluation about the scored images."""
+def describe_split(config: Config, val: ImageSet) -> list[str]:
+    """Return log lines about the images of both parts, or in evaluation about the scored images."""
     record = val.split
     rule, validation = record["rule"], record["validation"]
     if rule in DRAWN:
@@ -170,8 +137,14 @@ def describe_split(config: Config, val: ImageSet) -> str:
         validation = f"all of {validation}"
     end = f"{validation}, {counted(len(val.classes), 'class')}"
     if config.START.EVAL:
-        return f"validation images: {end}"
-    return f"training images: {record['training']}, validation: {end}"
+        return [f"validation images: {end}"]
+    lines, data = [f"training images: {record['training']}, validation: {end}"], config.DATA
+    if not data.FOLD and data.VAL_FRACTION not in (Data.VAL_FRACTION, record.get("fraction")):
+        lines.append(
+            f"warning: DATA.VAL_FRACTION {data.VAL_FRACTION:g} has no effect, because {data.DATASET} has its own "
+            "validation images"
+        )
+    return lines
 
 
 def write_split(file: Path, train: ImageSet, val: ImageSet) -> None:
@@ -194,25 +167,16 @@ def _csv_rows(keys: list[bytes], part: str) -> bytes:
 
 
 def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
-    """Split a set into training and validation images as the record says, in the set's order. Store it next to an index."""
-    class_folders = class_folders_of(image_set, record)
+    """Split a set into training and validation images as the record says, in the set's order."""
+    class_folders: Set[bytes] = frozenset()
+    if record["rule"] == "hash":
+        from datasets.split.by_hash import class_folders_of, find_rows
 
-    def draw() -> tuple[dict[str, np.ndarray], list[str]]:
-        held_out, notes = _choose_rule(record)(image_set, record, class_folders)
-        columns = {}
-        for part, chosen in zip(PARTS, (~held_out, held_out), strict=True):
-            rows = np.flatnonzero(chosen)
-            columns[f"{part}.row"] = rows.astype(COLUMNS["row"])
-            columns[f"{part}.target"] = image_set.targets[rows].astype(COLUMNS["target"])
-        return columns, notes
-
-    if image_set.index and image_set.index.path and image_set.rows is None:
-        from datasets.split.stored import look_up_or_store
-
-        types = {f"{part}.{name}": kind for part in PARTS for name, kind in COLUMNS.items()}
-        columns, notes = look_up_or_store(image_set, record, class_folders, types, draw)
+        class_folders = class_folders_of(image_set, record)
+        columns, notes = find_rows(image_set, record, class_folders)
     else:
-        columns, notes = draw()
+        held_out = _by_position(image_set, record)
+        columns, notes = rows_of_parts(image_set, held_out), warn_of_lacking_classes(image_set, held_out)
     parts = []
     for name in PARTS:
         part = image_set.take(columns[f"{name}.row"])
@@ -223,15 +187,14 @@ def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
     return tuple(parts)
 
 
-def _choose_rule(record: dict) -> Callable[[ImageSet, dict, Set[bytes]], tuple[np.ndarray, list[str]]]:
-    """Return the function that finds the images held out by a record, with lines for the log."""
-    if "folds" in record:
-        return _by_fold
-    if record["rule"] != "hash":
-        return _by_fraction
-    from datasets.split.by_hash import by_hash
-
-    return by_hash
+def rows_of_parts(image_set: ImageSet, held_out: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the rows and targets of both parts. `held_out`: bool [N]."""
+    columns = {}
+    for part, chosen in zip(PARTS, (~held_out, held_out), strict=True):
+        rows = np.flatnonzero(chosen)
+        columns[f"{part}.row"] = rows.astype("<u4")
+        columns[f"{part}.target"] = image_set.targets[rows].astype("<i4")
+    return columns
 
 
 def hashes_names(record: dict) -> bool:
@@ -240,20 +203,6 @@ def hashes_names(record: dict) -> bool:
     A name is hashed without its class folder, so that an image that is moved to another class stays in its part.
     """
     return record["rule"] == "hash" and "group_by" not in record
-
-
-def class_folders_of(image_set: ImageSet, record: dict) -> Set[bytes]:
-    """Return the names of folders that are left out of image keys when the split of this record hashes them.
-
-    In every source, these are folders with the name of a class. If labels are numbers, no folder is left out, because
-    other folders may have numbers as names too.
-    """
-    if not hashes_names(record) or image_set.labels_are_numbers:
-        return set()
-    from datasets.split.by_hash import composed
-
-    names = record.get(CLASS_FOLDERS, image_set.classes)
-    return {composed(name.encode(errors="surrogateescape")) for name in names}
 
 
 def _with_class_folders(image_set: ImageSet, record: dict, saved: SavedData) -> dict:

@@ -3,12 +3,12 @@
 import hashlib
 import re
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence, Set
 
 import numpy as np
 
-from datasets.split import CLASS_FOLDERS, class_folders_of, hashes_names
+from datasets.split import CLASS_FOLDERS, PARTS, hashes_names, rows_of_parts, warn_of_lacking_classes
 from datasets.types import ImageSet
 from utils.text import first_of
 
@@ -17,7 +17,38 @@ NUM_NAMED = 10  # maximum number of images that a log line names because their c
 MARK = re.compile(rb"\.moved-[0-9]+(?=\.[^./]+$)")  # in the name of a file that scripts/labels.py moved to a taken name
 
 
-def by_hash(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tuple[np.ndarray, list[str]]:
+Columns = dict[str, np.ndarray]  # rows and targets of both parts, see rows_of_parts
+
+
+def find_rows(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tuple[Columns, list[str]]:
+    """Return the rows and targets of both parts, and lines for the log. Store them next to the index of a large set."""
+
+    def draw() -> tuple[Columns, list[str]]:
+        held_out, notes = hold_out(image_set, record, class_folders)
+        return rows_of_parts(image_set, held_out), notes + warn_of_lacking_classes(image_set, held_out)
+
+    index = image_set.index
+    if not index or not index.path or image_set.rows is not None:
+        return draw()
+    from datasets.index import IndexBuilder, open_or_build
+
+    def build(builder: IndexBuilder) -> dict:
+        columns, notes = draw()
+        for name, values in columns.items():
+            builder.add(name, values)
+        return {"notes": notes}
+
+    drawn_by = {key: value for key, value in record.items() if key not in ("training", "validation", CLASS_FOLDERS)}
+    folders = hashlib.sha256(b"\0".join(sorted(class_folders))).hexdigest()
+    # Each fold has its own file, because several folds may run at the same time.
+    fold = f"-{record['fold']}-of-{record['folds']}" if "folds" in record else ""
+    types = {f"{part}.{column}": kind for part in PARTS for column, kind in (("row", "<u4"), ("target", "<i4"))}
+    path = index.path.with_suffix(f".split{fold}{index.path.suffix}")
+    stored = open_or_build([path], types, {"split of": [index.id, drawn_by, folders]}, build)
+    return {name: stored.column(name) for name in types}, stored.facts["notes"]
+
+
+def hold_out(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tuple[np.ndarray, list[str]]:
     """Return bool [N], the images that are held out, and lines that name the images whose class decided their part.
 
     An image is held out if the hash of its key is below the fraction, or is the lowest of its class. So a training
@@ -26,18 +57,20 @@ def by_hash(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tup
 
     Images with the same name, or in the same group of DATA.GROUP_BY, are always in the same part.
     """
-    notes, fraction, seed = [], record["fraction"], record["seed"]
-    hashes = hashes_of(image_set.split_keys(), seed, class_folders)
+    hashes = hashes_of(image_set.split_keys(), record["seed"], class_folders)
     drawn = is_drawn(hashes, record)
+    if "folds" in record:
+        return drawn, []
     counts, num_drawn = image_set.count_classes(), image_set.count_classes(drawn)
     kept_whole, lacking = np.flatnonzero((counts > 0) & (num_drawn == counts)), (counts > 1) & (num_drawn == 0)
     held_out, together = drawn, hashes
     if hashes_names(record) and (len(kept_whole) or lacking.any()):  # images of two classes may have the same key
-        together = hashes_of(image_set.split_keys(), seed)
+        together = hashes_of(image_set.split_keys(), record["seed"])
     if len(kept_whole):
         held_out = drawn & ~np.isin(together, together[image_set.with_any(kept_whole)])
-    if fraction > 0:
-        held_out = held_out | _lowest_of_each_class(image_set, hashes, together, held_out, kept_whole)
+    if record["fraction"] > 0:
+        held_out = held_out | _lowest_of_each_class(image_set, hashes, together, held_out, set(kept_whole.tolist()))
+    notes = []
     for moved, part, why in (
         (drawn & ~held_out, "in training", "otherwise all images of their class would be held out"),
         (held_out & ~drawn, "held out", "otherwise their class would have no validation image"),
@@ -45,10 +78,6 @@ def by_hash(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tup
         rows = np.flatnonzero(moved)
         names = first_of([image_set.key(row) for row in rows[:NUM_NAMED].tolist()], total=len(rows))
         notes += [f"{part}, because {why}: {names}"] * bool(len(rows))
-    without = np.flatnonzero((counts > 0) & (image_set.count_classes(held_out) == 0))
-    if len(without):
-        names = first_of([image_set.classes[number] for number in without])
-        notes.append(f"warning: classes without validation images, so their accuracy is not measured: {names}")
     return held_out, notes
 
 
@@ -76,15 +105,10 @@ def hashes_of(keys: Iterable[list[bytes]], seed: int, class_folders: Set[bytes] 
     for chunk in keys:
         together = b"".join(chunk)
         names = chunk if together.isascii() else [composed(name) for name in chunk]
-        names = [without_mark(name) for name in names] if b".moved-" in together else names
+        names = [MARK.sub(b"", name) for name in names] if b".moved-" in together else names
         names = [_without_first(class_folders, name) for name in names] if class_folders else names
         found.append(np.frombuffer(b"".join(map(digest, names)), dtype=">u8").astype(np.uint64))
     return np.concatenate([*found, np.empty(0, np.uint64)])
-
-
-def without_mark(name: bytes) -> bytes:
-    """Return a name as it was before scripts/labels.py moved the file to a taken name: without .moved-2 in a.moved-2.jpg."""
-    return MARK.sub(b"", name)
 
 
 def _without_first(class_folders: Set[bytes], name: bytes) -> bytes:
@@ -103,67 +127,73 @@ def composed(name: bytes) -> bytes:
 
 
 def _lowest_of_each_class(
-    image_set: ImageSet,
-    hashes: np.ndarray,
-    together: np.ndarray,
-    held_out: np.ndarray,
-    kept_whole: Sequence[int] = (),
+    image_set: ImageSet, hashes: np.ndarray, together: np.ndarray, held_out: np.ndarray, kept_whole: Set[int]
 ) -> np.ndarray:
     """Return bool [N]: for each class without held-out images, the image with the lowest hash that can be held out.
 
     No image is held out if a class would then lose all its training images. A class in `kept_whole` holds out as many
     images as possible. `together` is equal for images that must be in the same part; it also orders images with
     equal hashes."""
-    counts, num_held_out = image_set.count_classes(), image_set.count_classes(held_out)
+    chosen, counts, num_held_out = np.zeros_like(held_out), image_set.count_classes(), image_set.count_classes(held_out)
     lacking = np.flatnonzero((counts > 1) & (num_held_out == 0))
     if not len(lacking):
-        return np.zeros_like(held_out)
-    labels, images = image_set.targets, np.arange(len(image_set))
-    if sets := image_set.label_sets:
-        images = np.repeat(images, np.array([len(each) for each in sets])[labels])
-        labels = np.array([number for target in labels.tolist() for number in sets[target]], np.int32)
-    # Each group is tried only once: a class that cannot spare it now cannot spare it later.
-    in_order = np.lexsort((together, hashes))
-    of_image = np.empty(len(hashes), np.int64)
-    of_image[in_order] = np.cumsum(np.diff(together[in_order], prepend=together[in_order[:1]]) != 0)
-    num_groups = int(of_image[in_order[-1]]) + 1
-    groups = of_image[images]
-    starts = [0, *np.cumsum(np.bincount(groups, minlength=num_groups)).tolist()]
-    by_group = labels[np.argsort(groups, kind="stable")]
-    chosen, left = np.zeros(num_groups, dtype=bool), (counts - num_held_out).tolist()
-    seen, have_one, take_more = set(), set(), {*map(int, kept_whole)}
-    order = np.lexsort((groups, labels))
-    order = order[np.isin(labels[order], lacking)]
-    for label, group in zip(labels[order].tolist(), groups[order].tolist(), strict=True):
-        if group in seen or (label in have_one and label not in take_more):
-            continue
-        seen.add(group)
-        taken = Counter(by_group[starts[group] : starts[group + 1]].tolist())
-        if all(count < left[number] for number, count in taken.items()):
-            chosen[group] = True
-            have_one.update(taken)
-            for number, count in taken.items():
-                left[number] -= count
-    return chosen[of_image]
+        return chosen
+    rows = np.flatnonzero(np.isin(together, together[image_set.with_any(lacking)]))
+    rows = rows[np.lexsort((together[rows], hashes[rows]))]
+    groups: dict[int, list[int]] = {}  # the rows of each group with an image of a lacking class, lowest hash first
+    for row, group in zip(rows.tolist(), together[rows].tolist(), strict=True):
+        groups.setdefault(group, []).append(row)
+    sizes = {group: Counter(_labels(image_set, members)) for group, members in groups.items()}
+    groups_of = defaultdict(list)
+    for group, size in sizes.items():
+        for number in size:
+            groups_of[number].append(group)
+    left, seen, have_one = (counts - num_held_out).tolist(), set(), set()
+    for number in lacking.tolist():
+        for group in groups_of[number]:
+            # Each group is tried only once: a class that cannot spare it now cannot spare it later.
+            if group in seen or (number in have_one and number not in kept_whole):
+                continue
+            seen.add(group)
+            if all(count < left[each] for each, count in sizes[group].items()):
+                chosen[groups[group]] = True
+                have_one.update(sizes[group])
+                for each, count in sizes[group].items():
+                    left[each] -= count
+    return chosen
 
 
-# --- images that moved to the other part with their class ---
+def _labels(image_set: ImageSet, rows: list[int]) -> list[int]:
+    """Return the class numbers of these images, in any order."""
+    targets = image_set.targets[rows].tolist()
+    return (
+        [number for target in targets for number in image_set.label_sets[target]] if image_set.label_sets else targets
+    )
 
 
-def trained_by_other_folders(val: ImageSet, former: Sequence[str], record: dict) -> np.ndarray:
-    """Return the indices of validation images that were training images in a run with this record and the classes
-    `former`. An image's part can change with the classes, because the hash of its name leaves out class folders."""
-    if val.is_listing or not val.class_folders:
-        return np.zeros(0, np.int64)
-    seed = record["seed"]
-    then = hashes_of(val.split_keys(), seed, class_folders_of(val, {CLASS_FOLDERS: former} | record))
-    now = hashes_of(val.split_keys(), seed, val.class_folders)
-    return np.flatnonzero((then != now) & ~is_drawn(then, record))
+def class_folders_of(image_set: ImageSet, record: dict) -> Set[bytes]:
+    """Return the names of folders that are left out of image keys when the split of this record hashes them.
+
+    In every source, these are folders with the name of a class. If labels are numbers, no folder is left out, because
+    other folders may have numbers as names too.
+    """
+    if not hashes_names(record) or image_set.labels_are_numbers:
+        return set()
+    names = record.get(CLASS_FOLDERS, image_set.classes)
+    return {composed(name.encode(errors="surrogateescape")) for name in names}
 
 
 def warn_of_other_folders(val: ImageSet, former: Sequence[str], record: dict, weights: str) -> list[str]:
-    """Warn of validation images that the weights were trained on. `weights`: setting and value, for the message."""
-    found = trained_by_other_folders(val, former, record).tolist()
+    """Warn of validation images that the weights were trained on. `weights`: setting and value, for the message.
+
+    `former`, `record`: the classes and the split of their run. An image's part can change with the classes, because the
+    hash of its name leaves out class folders.
+    """
+    if val.is_listing or not val.class_folders:
+        return []
+    then = hashes_of(val.split_keys(), record["seed"], class_folders_of(val, {CLASS_FOLDERS: former} | record))
+    now = hashes_of(val.split_keys(), record["seed"], val.class_folders)
+    found = np.flatnonzero((then != now) & ~is_drawn(then, record)).tolist()
     if not found:
         return []
     changed = first_of(sorted({*former} ^ {*val.classes}))

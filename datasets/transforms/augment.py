@@ -1,10 +1,12 @@
-"""Random operations of augmentation policies, distributed as in timm's policies and torchvision's TrivialAugment.
+"""Augmentation policies and colour jitter, distributed as in timm's policies and torchvision's TrivialAugment.
 
 All random numbers come from the caller's generator, and only from methods with equal results in every Python version.
 """
 
+import functools
 import math
 import re
+from collections.abc import Callable
 from random import Random
 from typing import NamedTuple
 
@@ -13,33 +15,18 @@ from PIL import Image
 from torch import Tensor
 
 from configs.schema import Config, Train
-from datasets.transforms.pixels import DrawnOperations, Operation, apply_operations
-from datasets.transforms.random_operations import MOST, Options, RandomOperation, choose, trivial_augment
+from datasets.transforms.operations import (
+    MOST,
+    DrawnOperations,
+    Operation,
+    Options,
+    RandomOperation,
+    apply_operations,
+    choose,
+    trivial_augment,
+)
 from utils.errors import ConfigError, did_you_mean
 
-# {name of a policy: its parameters with their defaults}
-POLICIES: dict[str, dict[str, float]] = {
-    **dict.fromkeys(("original", "originalr", "v0", "v0r", "3a"), {"mstd": 0.0}),
-    "rand": {"m": 10, "n": 2, "p": 0.5, "mstd": 0, "mmax": 10, "inc": 0},
-    "augmix": {"m": 3, "w": 3, "d": 0, "a": 1.0, "mstd": math.inf},
-    "ta_wide": {},
-}
-# {name of a policy in papers, without underscores: our name}
-PAPERS = {
-    "autoaugment": "original",
-    "randaugment": "rand",
-    "trivialaugment": "ta_wide",
-    "trivialaugmentwide": "ta_wide",
-}
-# {set of operations (3a in rand-m9-t3a): its largest n}. Weighted operations are drawn without replacement, so n cannot
-# exceed their number.
-CHOICES = {"weights": 15, "3a": 100, "3aw": 14}
-# Minimum and maximum of each parameter. Far larger values would take too long per image.
-LIMITS = {
-    "rand": {"m": (0, 1000), "n": (1, 100), "p": (0, 1), "mmax": (0, 1000), "inc": (0, 1)},
-    "augmix": {"m": (0, 1000), "w": (1, 100), "d": (0, 100), "a": (0.01, 1000)},
-}
-WHOLE = ("n", "w", "d", "inc")  # parameters that are whole numbers
 SHIFT, SHIFT_AUGMIX = 0.45, 0.3  # largest shifts at magnitude 10, as fractions of the side
 RESAMPLE = {  # Pillow's interpolation numbers for rotations and shifts, which do not support lanczos
     "nearest": (int(Image.Resampling.NEAREST),),
@@ -48,6 +35,23 @@ RESAMPLE = {  # Pillow's interpolation numbers for rotations and shifts, which d
     "lanczos": (int(Image.Resampling.BICUBIC),),
     "random": (int(Image.Resampling.BILINEAR), int(Image.Resampling.BICUBIC)),
 }
+# {name of a policy: {parameter: (default, minimum, maximum)}}. Far larger values would take too long per image.
+POLICIES: dict[str, dict[str, tuple[float, float, float]]] = {
+    **dict.fromkeys(("original", "originalr", "v0", "v0r", "3a"), {"mstd": (0, 0, math.inf)}),
+    "rand": {
+        **{"m": (10, 0, 1000), "n": (2, 1, 100), "p": (0.5, 0, 1)},
+        **{"mstd": (0, 0, math.inf), "mmax": (10, 0, 1000), "inc": (0, 0, 1)},
+    },
+    "augmix": {
+        **{"m": (3, 0, 1000), "w": (3, 1, 100), "d": (0, 0, 100), "a": (1, 0.01, 1000)},
+        **{"mstd": (math.inf, 0, math.inf)},
+    },
+    "ta_wide": {},
+}
+WHOLE = ("n", "w", "d", "inc")  # parameters that are whole numbers
+# {set of operations (3a in rand-m9-t3a): its largest n}. Weighted operations are drawn without replacement, so n cannot
+# exceed their number.
+CHOICES = {"weights": 15, "3a": 100, "3aw": 14}
 
 
 class Policy(NamedTuple):
@@ -64,89 +68,41 @@ def parse_policy(train: Train) -> Policy | None:
         return None
     name, *parts = train.AUTO_AUGMENT.lower().split("-")
     if name not in POLICIES:
-        plain = name.replace("_", "")
         raise ConfigError(
             f"TRAIN.AUTO_AUGMENT: unknown policy {train.AUTO_AUGMENT!r} (known: {', '.join(POLICIES)})"
-            f"{f'; did you mean {PAPERS[plain]}?' if plain in PAPERS else did_you_mean(name, POLICIES)}"
+            f"{did_you_mean(name, POLICIES)}"
         )
-    sets = {f"t{choice}": choice for choice in CHOICES} if name == "rand" else {}
-    choices = [sets[part] for part in parts if part in sets]
-    numbers = [_number(name, part, train.AUTO_AUGMENT) for part in parts if part not in sets]
-    policy = Policy(name, POLICIES[name] | dict(numbers), "".join(choices[:1]))
-    _check_limits(policy, train.AUTO_AUGMENT)
-    return policy
+    known, choice = POLICIES[name], ""
+    numbers = {key: float(default) for key, (default, _, _) in known.items()}
+    for part in parts:
+        match = re.fullmatch(r"([a-z]+)(\d+\.?\d*)", part)
+        if name == "rand" and part[:1] == "t" and part[1:] in CHOICES:
+            choice = choice or part[1:]
+        elif match and match[1] in known:
+            numbers[match[1]] = float(match[2])
+        else:
+            takes = f"takes {', '.join(known)}, each with a number" if known else "takes no parameters"
+            also = f", or t with {', '.join(CHOICES)}" if name == "rand" else ""
+            raise ConfigError(
+                f"TRAIN.AUTO_AUGMENT: {part!r} in {train.AUTO_AUGMENT!r} is invalid; {name} {takes}{also}"
+            )
+    for key, (_, low, high) in known.items():
+        high = CHOICES[choice] if choice and key == "n" else high
+        if not low <= numbers[key] <= high or (key in WHOLE and numbers[key] % 1):
+            kind = "a whole number" if key in WHOLE else "a number"
+            raise ConfigError(
+                f"TRAIN.AUTO_AUGMENT: {key} in {train.AUTO_AUGMENT!r} must be {kind} from {low:g} to {high:g}"
+            )
+    return Policy(name, numbers, choice)
 
 
-def _number(name: str, part: str, text: str) -> tuple[str, float]:
-    """Return the name and value of a parameter: m9 gives ("m", 9.0)."""
-    known = POLICIES[name]
-    match = re.fullmatch(r"([a-z]+)(\d+\.?\d*)", part)
-    if not match or match[1] not in known or (match[1] in WHOLE and float(match[2]) % 1):
-        takes = f"takes {', '.join(known)}, each with a number" if known else "takes no parameters"
-        also = f", or t with {', '.join(CHOICES)}" if name == "rand" else ""
-        whole = ", ".join(key for key in WHOLE if key in known)
-        also += f"; {whole} are whole numbers" if whole else ""
-        raise ConfigError(f"TRAIN.AUTO_AUGMENT: {part!r} in {text!r} is invalid; {name} {takes}{also}")
-    return match[1], float(match[2])
+DrawPolicy = Callable[[Random], DrawnOperations]
 
 
-def _check_limits(policy: Policy, text: str) -> None:
-    limits = LIMITS.get(policy.name, {})
-    if policy.choice:
-        limits = limits | {"n": (1, CHOICES[policy.choice])}
-    if any(not low <= policy.numbers[key] <= high for key, (low, high) in limits.items()):
-        allowed = ", ".join(f"{key} from {low:g} to {high:g}" for key, (low, high) in limits.items())
-        raise ConfigError(f"TRAIN.AUTO_AUGMENT: {text!r} must have {allowed}")
-
-
-class SubPolicies(NamedTuple):
-    """A policy that draws one of several sequences of operations, as AutoAugment does."""
-
-    sequences: list[list]
-
-    def draw(self, rng: Random) -> DrawnOperations:
-        return _draw_each(choose(self.sequences, rng), rng)
-
-
-class RandAugment(NamedTuple):
-    """A policy that draws a number of random operations. With weights, no operation is drawn twice."""
-
-    operations: list
-    weights: list[float] | None
-    count: int
-
-    def draw(self, rng: Random) -> DrawnOperations:
-        if self.weights is None:
-            return _draw_each([choose(self.operations, rng) for _ in range(self.count)], rng)
-        weights, chosen = list(self.weights), []
-        for _ in range(self.count):
-            index = _choose_weighted(weights, rng)
-            weights[index] = 0.0
-            chosen.append(self.operations[index])
-        return _draw_each(chosen, rng)
-
-
-class AugMix(NamedTuple):
-    """A policy that mixes several chains of operations with each other and with the image."""
-
-    operations: list
-    width: int
-    depth: int  # the length of each chain; 0: drawn from 1 to 3
-    alpha: float
-
-    def draw(self, rng: Random) -> DrawnOperations:
-        weights, blend = _dirichlet(self.alpha, self.width, rng), rng.betavariate(self.alpha, self.alpha)
-        chains = []
-        for _ in range(self.width):
-            chain = [choose(self.operations, rng) for _ in range(self.depth or 1 + int(rng.random() * 3))]
-            chains.append(_draw_each(chain, rng).operations)
-        return DrawnOperations(chains=tuple(chains), weights=tuple(weights), blend=blend)
-
-
-def build_policy(policy: Policy, side: int, resamples: tuple[int, ...]) -> SubPolicies | RandAugment | AugMix:
-    """Return the policy for square images of this side, with these interpolations."""
+def build_policy(policy: Policy, side: int, resamples: tuple[int, ...]) -> DrawPolicy:
+    """Return the function that draws from the policy, for square images of this side, with these interpolations."""
     if policy.name == "ta_wide":
-        return SubPolicies([[operation] for operation in trivial_augment(resamples)])
+        return functools.partial(draw_sequence, trivial_augment(resamples))
     from timm.data import auto_augment as timm  # imported here: the import takes a second, and most runs do not need it
 
     numbers = policy.numbers
@@ -154,25 +110,37 @@ def build_policy(policy: Policy, side: int, resamples: tuple[int, ...]) -> SubPo
     if policy.name == "augmix":
         options = Options(resamples, SHIFT_AUGMIX * side, deviation)
         operations = [RandomOperation(each.name, 1.0, numbers["m"], options) for each in timm.augmix_ops()]
-        return AugMix(operations, int(numbers["w"]), int(numbers["d"]), numbers["a"])
+        return functools.partial(draw_augmix, operations, int(numbers["w"]), int(numbers["d"]), numbers["a"])
     if policy.name == "rand":
         deviation = math.inf if deviation > 100 else deviation  # in timm, more than 100 means a uniform magnitude
         options = Options(resamples, SHIFT * side, deviation, numbers["mmax"] or MOST)
         names = timm.rand_augment_choices(policy.choice, increasing=bool(numbers["inc"]))
         operations = [RandomOperation(name, numbers["p"], numbers["m"], options) for name in names]
-        return RandAugment(operations, [*names.values()] if isinstance(names, dict) else None, int(numbers["n"]))
+        weights = [*names.values()] if isinstance(names, dict) else None
+        return functools.partial(draw_rand_augment, operations, weights, int(numbers["n"]))
     options = Options(resamples, SHIFT * side, deviation)
-    sequences = timm.auto_augment_policy(policy.name)
-    return SubPolicies(
-        [
-            [RandomOperation(each.name, each.prob, each.magnitude, options) for each in sequence]
-            for sequence in sequences
-        ]
-    )
+    sequences = [
+        [RandomOperation(each.name, each.prob, each.magnitude, options) for each in sequence]
+        for sequence in timm.auto_augment_policy(policy.name)
+    ]
+    return functools.partial(draw_sequence, sequences)
 
 
-def _draw_each(operations: list, rng: Random) -> DrawnOperations:
-    return DrawnOperations(tuple(drawn for operation in operations for drawn in operation.draw(rng)))
+def draw_sequence(sequences: list[list], rng: Random) -> DrawnOperations:
+    """Draw one of several sequences of operations, as AutoAugment does."""
+    return DrawnOperations(_draw_each(choose(sequences, rng), rng))
+
+
+def draw_rand_augment(operations: list, weights: list[float] | None, count: int, rng: Random) -> DrawnOperations:
+    """Draw `count` random operations. With weights, no operation is drawn twice."""
+    if weights is None:
+        return DrawnOperations(_draw_each([choose(operations, rng) for _ in range(count)], rng))
+    weights, chosen = list(weights), []
+    for _ in range(count):
+        index = _choose_weighted(weights, rng)
+        weights[index] = 0.0
+        chosen.append(operations[index])
+    return DrawnOperations(_draw_each(chosen, rng))
 
 
 def _choose_weighted(weights: list[float], rng: Random) -> int:
@@ -184,12 +152,21 @@ def _choose_weighted(weights: list[float], rng: Random) -> int:
     return max(range(len(weights)), key=weights.__getitem__)  # reached only through rounding
 
 
-def _dirichlet(alpha: float, count: int, rng: Random) -> list[float]:
-    shares = [rng.gammavariate(alpha, 1.0) for _ in range(count)]
+def draw_augmix(operations: list, width: int, depth: int, alpha: float, rng: Random) -> DrawnOperations:
+    """Draw chains of operations to mix with each other and with the image. A `depth` of 0 means from 1 to 3."""
+    shares = [rng.gammavariate(alpha, 1.0) for _ in range(width)]  # divided by their sum, a Dirichlet distribution
+    if sum(shares) == 0:  # with a small alpha all shares can underflow; one of them would be almost the sum
+        shares = [1.0] + [0.0] * (width - 1)
     total = sum(shares)
-    if total == 0:  # with a small alpha all shares can underflow; one of them would be almost 1
-        return [1.0] + [0.0] * (count - 1)
-    return [share / total for share in shares]
+    blend, chains = rng.betavariate(alpha, alpha), []
+    for _ in range(width):
+        chain = [choose(operations, rng) for _ in range(depth or 1 + int(rng.random() * 3))]
+        chains.append(_draw_each(chain, rng))
+    return DrawnOperations(chains=tuple(chains), weights=tuple(share / total for share in shares), blend=blend)
+
+
+def _draw_each(operations: list, rng: Random) -> tuple[Operation, ...]:
+    return tuple(drawn for operation in operations for drawn in operation.draw(rng))
 
 
 class Augmentation:
@@ -198,14 +175,19 @@ class Augmentation:
     def __init__(self, config: Config):
         train, data = config.TRAIN, config.DATA
         policy = parse_policy(train)
-        self.policy = build_policy(policy, data.IMAGE_SIZE, RESAMPLE[data.train_interpolation]) if policy else None
-        self.jitter = _jitter(train.COLOR_JITTER, policy)
+        resamples = RESAMPLE[data.train_interpolation]
+        self.draw_policy = build_policy(policy, data.IMAGE_SIZE, resamples) if policy else None
+        strength = train.COLOR_JITTER
+        if policy and "3a" not in (policy.name, policy.choice[:2]):
+            strength = 0.0  # as in timm, jitter is only used without a policy or with 3-Augment's operations
+        factors = max(0.0, 1 - strength), 1 + strength  # smallest and largest
+        self.jitter = dict.fromkeys(("brightness", "contrast", "color"), factors) if strength else {}
         colour = tuple(min(max(round(255 * mean), 0), 255) for mean in data.IMAGENET_MEAN[: data.IMAGE_CHANNELS])
         self.fill = colour if len(colour) > 1 else colour[0]  # for pixels that a rotation or shift uncovers, as in timm
 
     def draw(self, rng: Random) -> DrawnOperations:
         """Draw the operations for one image. All random numbers come from `rng`."""
-        drawn = self.policy.draw(rng) if self.policy else DrawnOperations()
+        drawn = self.draw_policy(rng) if self.draw_policy else DrawnOperations()
         return drawn._replace(operations=(*drawn.operations, *self._draw_jitter(rng)))
 
     def apply(self, drawn: DrawnOperations, pixels: np.ndarray) -> np.ndarray:
@@ -227,13 +209,3 @@ class Augmentation:
             name = names.pop(int(rng.random() * len(names)))
             operations.append(Operation(name, rng.uniform(*self.jitter[name])))
         return operations
-
-
-def _jitter(strength: float, policy: Policy | None) -> dict[str, tuple[float, float]]:
-    """Return {operation: smallest and largest factor}.
-
-    As in timm, jitter is only used without a policy or with 3-Augment's operations.
-    """
-    if not strength or (policy and "3a" not in (policy.name, policy.choice[:2])):
-        return {}
-    return dict.fromkeys(("brightness", "contrast", "color"), (max(0.0, 1 - strength), 1 + strength))

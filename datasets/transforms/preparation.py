@@ -5,6 +5,7 @@ The results depend on seed, epoch, step, image and position in the window, but n
 
 import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,9 +13,24 @@ from torch import Tensor
 
 from configs.schema import Config, Data
 from datasets.transforms.crop import BySize, Normalize
-from datasets.transforms.mixed import Mixed
 from datasets.types import Batch
 from utils.host import has_streams
+
+
+class Mixed(NamedTuple):
+    """The targets of images that are each mixed from two images."""
+
+    first: Tensor  # int64 [B], the class of the image itself
+    second: Tensor  # int64 [B], the class of its partner
+    share: Tensor  # float32 [B], the weight of `first` in [0, 1]
+
+
+def dominant_class(targets: Tensor | Mixed) -> Tensor:
+    """Return for each image the target with the larger weight, to measure the training accuracy."""
+    if not isinstance(targets, Mixed):
+        return targets
+    is_first = targets.share >= 0.5
+    return torch.where(is_first if targets.first.ndim == 1 else is_first[:, None], targets.first, targets.second)
 
 
 class Preparation:
@@ -27,11 +43,11 @@ class Preparation:
         self.copy = functools.partial(copied, device=self.device)
         self.erase = self.mix = None
         if config.TRAIN.RANDOM_ERASE_PROB:
-            from datasets.transforms.erasing import build_erasing
+            from datasets.transforms.erase_and_mix import BatchedErasing, Erasing
 
-            self.erase = build_erasing(config, self.device)
+            self.erase = (Erasing if self.device.type == "cpu" else BatchedErasing)(config, self.device)
         if config.TRAIN.mixes:
-            from datasets.transforms.mix import Mixing
+            from datasets.transforms.erase_and_mix import Mixing
 
             self.mix = Mixing(config)
         if is_compiled:

@@ -47,12 +47,9 @@ class ScanResult:
         """Convert an image's number in the sample to its index in the image set."""
         return number * len(self.image_set) // self.count
 
-    def class_name(self, number: int) -> str:
-        """Return the name of the image's class, or the names of all its classes."""
-        return self._target_names[self.image_set.targets[self.index(number)]]
-
     @functools.cached_property
-    def _target_names(self) -> list[str]:
+    def class_names(self) -> list[str]:
+        """Return the name of each target: a class, or the names of several."""
         return self.image_set.target_names()
 
     def name(self, number: int) -> str:
@@ -194,7 +191,7 @@ def check_duplicates(train: ScanResult | None, val: ScanResult) -> Finding | Non
         twins += [(number, in_training[0]) for scan, number in group if scan is val and in_training]
         by_class = {}
         for scan, number in group:
-            name = scan.class_name(number)
+            name = scan.class_names[scan.image_set.targets[scan.index(number)]]
             by_class.setdefault(name, f"{scan.name(number)} ({name})")
         clashes += [f"{one} = {other}" for one, other in itertools.pairwise(by_class.values())]
     texts, remedies = [], []

@@ -128,17 +128,14 @@ def check_fine_tuning(config: Config, global_batch: int) -> list[Finding]:
 
 def check_warm_up(settings: Train) -> Finding:
     """Check that warm-up ends before the end of training or the start of its cool-down."""
-    text = f"{settings.WARMUP_EPOCHS:g} of {counted(settings.NUM_EPOCHS, 'epoch')}"
-    chosen, key = settings.LR_SCHEDULER, "COOLDOWN_EPOCHS"
+    chosen = settings.LR_SCHEDULER
     cooldown = chosen.COOLDOWN_EPOCHS if chosen.NAME not in ("constant", "step") else 0
-    if cooldown and settings.WARMUP_EPOCHS + cooldown >= settings.NUM_EPOCHS:
-        remedy = f"lower TRAIN.LR_SCHEDULER.{key}: the rate never reaches TRAIN.BASE_LR"
-        return Finding("warm-up", f"{text}, and {cooldown} at TRAIN.END_LR", WARN, remedy)
-    if settings.WARMUP_EPOCHS < settings.NUM_EPOCHS:
+    text = f"{settings.WARMUP_EPOCHS:g} of {counted(settings.NUM_EPOCHS, 'epoch')}"
+    text += f", and {cooldown} at TRAIN.END_LR" if cooldown else ""
+    if settings.WARMUP_EPOCHS + cooldown < settings.NUM_EPOCHS:
         return Finding("warm-up", text)
-    text = f"{settings.WARMUP_EPOCHS:g} in a run of {counted(settings.NUM_EPOCHS, 'epoch')}"
     # This text is short, because every short test run prints it.
-    return Finding("warm-up", text, WARN, "lower TRAIN.WARMUP_EPOCHS")
+    return Finding("warm-up", text, WARN, f"lower TRAIN.{'LR_SCHEDULER.COOLDOWN' if cooldown else 'WARMUP'}_EPOCHS")
 
 
 def check_ema(settings: Train, num_updates: int) -> Finding:

@@ -9,7 +9,7 @@ from torch import nn
 
 from datasets import BadImages, EvalData
 from engine.evaluation.scores import Scores
-from engine.evaluation.tally import PerImage, Tally, sum_dtype, widen
+from engine.evaluation.tally import OF_CLASSES, PerImage, Scoring, sum_dtype
 from engine.precision.policy import Precision
 from models.parts import statistics_of
 from utils.distributed import Process
@@ -31,18 +31,16 @@ def evaluate(
     precision: Precision,
     process: Process,
     bad_images: BadImages,
+    scoring: Scoring = OF_CLASSES,
 ) -> list[Evaluation]:
-    """Evaluate models in their training precision, all in one pass over the images. Collective.
-
-    With 5 classes or fewer, every image is correct in top-5.
-    """
+    """Evaluate models in their training precision, all in one pass over the images. Collective."""
     models = [precision.computing(each, in_training=True) for each in models]
     were_training = [each.training for each in models]
     for model in models:
         model.eval()
         # In training, each rank collects its own BatchNorm statistics. Checkpoints contain the statistics of rank 0.
         process.broadcast(statistics_of(model))
-    tallies = [Tally(process.device, sum_dtype(process.device), data.num_samples) for _ in models]
+    tallies = [scoring.tally(process.device, sum_dtype(process.device), data.num_samples) for _ in models]
     input_dtype, bad = precision.input_dtype(models[0]), []
     # Batches are padded to this size, which is at least 1, because FSDP's all-gather needs every rank's forward pass.
     min_size = 1
@@ -56,17 +54,19 @@ def evaluate(
             pixels = torch.cat((pixels, pixels.new_zeros(missing, *pixels.shape[1:])))
         min_size = len(pixels) if data.is_padded else 1  # a compiled model gets batches of one size only
         images = normalize(pixels, input_dtype)
-        targets = batch.targets.to(process.device, non_blocking=True)[: batch.num_samples]
+        labels = batch.targets.to(process.device, non_blocking=True)[: batch.num_samples]
+        targets = scoring.targets_of(images, labels)
         for model, tally in zip(models, tallies, strict=True):
             with precision.autocast():
-                logits = model(images)[: batch.num_samples]
-            tally.add(widen(logits), targets, len(batch.bad))
+                outputs = model(images)
+            tally.add(outputs, targets, len(batch.bad))
     bad_images.check(process)
-    for model, was_training in zip(models, were_training, strict=True):
+    found = []
+    for model, was_training, tally in zip(models, were_training, tallies, strict=True):
         model.train(was_training)
-    found = [Evaluation(tally.result(process), tally.per_image) for tally in tallies]
-    for scores, images in found:
+        tally.per_image.indices = data.share[~np.isin(data.share, bad)]
+        scores = tally.result(process)
         num_seen = scores.num_images + scores.num_excluded
         ensure(num_seen == data.num_samples, f"the evaluation saw {num_seen:,} of {data.num_samples:,} images")
-        images.indices = data.share[~np.isin(data.share, bad)]
+        found.append(Evaluation(scores, tally.per_image))
     return found

@@ -47,6 +47,23 @@ class Scores:
         loss = "" if self.metric == "loss" else f", loss {self.loss:.4f}"
         return f"{TITLES[self.metric]} {format_value(self.metric, self.value)}{loss}"
 
+    def describe_all(self, name: str, classes: str) -> str:
+        """Return the line that -eval prints about one evaluation.
+
+        `name`: the name of the weights, printed before their scores. `classes`: the number of classes with images, as text.
+        """
+        interval = confidence(self.top1, self.num_images)
+        more = ", ".join(f"{TITLES[name]} {value:.3f}%" for name, value in self.more().items())
+        # With five classes or fewer, top-5 is always 100%.
+        top5 = "" if self.top5 == 100 else f", top-5 {self.top5:.3f}%"
+        return (
+            f"{name}top-1 {self.top1:.3f}%{interval and f' ({interval})'}{top5}, loss {self.loss:.4f} of "
+            f"{counted(self.num_images, 'image')} of {classes}{self._excluded()}; {more}"
+        )
+
+    def _excluded(self) -> str:
+        return f"; {counted(self.num_excluded, 'unreadable one')} left out" if self.num_excluded else ""
+
     def more(self) -> dict[str, float]:
         """Return the measured metrics other than loss, top-1 and top-5."""
         found = {name: getattr(self, name) for name in ("macro_recall", "macro_f1", "micro_f1", "map")}

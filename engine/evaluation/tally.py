@@ -1,6 +1,8 @@
 """Sums losses and counts over the images of an evaluation, keeps the results of each image, and computes the scores."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,10 +34,11 @@ class Tally:
         self.per_image = PerImage()
 
     def add(self, logits: Tensor, targets: Tensor, num_excluded: int) -> None:
-        """Add a batch: logits [B, classes] in float32 or wider, targets as in Batch.
+        """Add a batch: logits [at least B, classes], targets of B images as in Batch.
 
         B is 0 in a process that has no images left.
         """
+        logits = widen(logits[: len(targets)])
         if not len(self.counts):
             self.counts, self.has_several_labels = self.sums.new_zeros(3, logits.shape[1]), targets.ndim == 2
             if self.has_several_labels or self.num_images * logits.shape[1] <= MOST_SCORES:
@@ -78,6 +81,16 @@ class Tally:
             also |= {"micro_f1": micro_f1(*counts), "map": self.per_image.scores.mean_average_precision(process)}
         self.per_image.counts, self.per_image.has_several_labels = counts.astype(np.int64), self.has_several_labels
         return Scores(loss / total, 100 * top1 / total, 100 * top5 / total, int(count), int(excluded), **also)
+
+
+class Scoring(NamedTuple):
+    """What the outputs of a model are compared with, and who adds up the results."""
+
+    tally: Callable[[torch.device, torch.dtype, int], Any]  # makes an object with the methods of Tally
+    targets_of: Callable[[Tensor, Tensor], Any]  # returns targets for images and their labels
+
+
+OF_CLASSES = Scoring(Tally, lambda images, labels: labels)
 
 
 def are_finite(logits: Tensor) -> Tensor:

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from configs.schema import AUTO, Config
+from configs.schema import Config
 from models.weights.sharded import Parts, changed
 from utils.distributed import Process
-from utils.errors import ConfigError
 
 LARGE = ("state_dict", "state_dict_ema", "optimizer")  # the parts of a state that contain large tensors
 # DDP's bucket size in MiB with torch.compile, which cuts the graph at every bucket (ViT-Base into 13 pieces with the
@@ -99,23 +98,6 @@ class Parallel:
 def within_large(state: dict, change: Callable[[str, Any], Any]) -> dict:
     """Return the state with `change(path, value)` applied to each leaf of its large parts."""
     return {name: changed(value, change, name) if name in LARGE else value for name, value in state.items()}
-
-
-def check_strategy(config: Config) -> None:
-    """Refuse settings that fsdp2 does not support."""
-    if config.DIST.STRATEGY != "fsdp2":
-        return
-    precision = config.PRECISION
-    is_auto, is_other = config.DATA.BATCH_SIZE == AUTO, config.AMP and precision.MODE != "autocast"
-    unfit = (
-        (is_auto, f"DATA.BATCH_SIZE is {AUTO}", "a number"),
-        (is_other, f"PRECISION.MODE is {precision.MODE}", "PRECISION.MODE autocast"),
-        # Weights are gathered block by block, but a CUDA graph would read them at the recorded addresses.
-        (config.COMPILE not in (False, "blocks"), f"COMPILE is {str(config.COMPILE).lower()}", "COMPILE blocks"),
-    )
-    for is_set, what, remedy in unfit:
-        if is_set:
-            raise ConfigError(f"DIST.STRATEGY is fsdp2 and {what}, which do not go together; use {remedy}")
 
 
 def is_sharded(config: Config, process: Process) -> bool:

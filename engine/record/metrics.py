@@ -2,9 +2,9 @@
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from engine.evaluation.scores import Scores
 from engine.record.columns import STEP_COLUMNS, Epoch, Row, epoch_row, start_row
@@ -17,6 +17,10 @@ from utils.errors import cause_of, naming_damage
 from utils.files import LineFile, write_text
 from utils.log import Log
 from utils.text import csv_text
+
+if TYPE_CHECKING:
+    from extras.report.plot import Plotter
+    from extras.trackers import Trackers
 
 
 class EpochRows:
@@ -70,20 +74,6 @@ class StepRows:
         self._file.close()
 
 
-class RowReader(Protocol):
-    """Receives each row of steps.csv (axis "step") and metrics.csv (axis "epoch"), for example for a tracker."""
-
-    def begin(self, step: int, epoch: int, steps: Sequence[Mapping], epochs: Sequence[Mapping]) -> None: ...
-
-    def add(self, axis: str, row: Mapping[str, float | None]) -> None: ...
-
-
-class Curves(Protocol):
-    """Draws curves of the metrics in the rows so far. extras/report implements this protocol."""
-
-    def draw(self, epochs: Sequence[Mapping], steps: Sequence[Mapping], now: bool) -> None: ...
-
-
 class Recorder(Callback):
     """Writes the metrics of a run in process 0. If the disk is full, the rows are kept for the next write."""
 
@@ -93,8 +83,8 @@ class Recorder(Callback):
         log: Log,
         timing: Timing,
         trainer: Trainer,
-        trackers: RowReader | None = None,
-        curves: Curves | None = None,
+        trackers: "Trackers | None" = None,
+        curves: "Plotter | None" = None,
     ):
         self._folder, self._log, self._timing = folder, log, timing
         self._trackers, self._curves = trackers, curves
@@ -137,15 +127,11 @@ class Recorder(Callback):
         if not self._epochs.is_written:
             with self._warn_on_os_error():
                 self._epochs.write()
-        self.draw()
-        with self._warn_on_os_error():
-            self._steps.close()
-
-    def draw(self) -> None:
-        """Draw and write the curves of the metrics in the rows so far."""
         if self._curves:
             with self._warn_on_os_error():
                 self._curves.draw(self._epochs.rows, self._steps.rows, now=True)
+        with self._warn_on_os_error():
+            self._steps.close()
 
     @contextlib.contextmanager
     def _warn_on_os_error(self) -> Iterator[None]:

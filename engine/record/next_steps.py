@@ -20,20 +20,16 @@ def after_training(config: Config, process: Process, folder: Path, eval_set: Ima
 
     `state` is the state in status.json, or "early stop".
     """
-    longer = {
-        "done": [] if config.TRAIN.BUDGET else ["-epochs", 2 * config.TRAIN.NUM_EPOCHS],
-        "early stop": ["-opts", "TRAIN.EARLY_STOP=none"],
-        "stopped": [],
-        "save_failed": [],
-    }
+    longer = {"early stop": ["-opts", "TRAIN.EARLY_STOP=none"], "stopped": [], "save_failed": []}
+    if not config.TRAIN.BUDGET:  # a finished run has used up its budget
+        longer["done"] = ["-epochs", 2 * config.TRAIN.NUM_EPOCHS]
     rows = _files(folder, "report.html")
     if state in ("done", "early stop") and (weights := weights_in(folder)):
         photos = config.DATA.LABELLED_PATH or "YOUR_LABELLED_PHOTOS"
         tune = ("-cfg", "configs/finetune.yaml", "-pretrained", weights, "-data_path", photos, *["-amp"] * config.AMP)
         has_classes = config.TRAIN.OBJECTIVE == "classes"
         rows += _use_of(weights, eval_set) if has_classes else [("fine-tune", _command("main_single_gpu.py", *tune))]
-    is_over = state == "done" and config.TRAIN.BUDGET  # the budget is used up and the schedule is complete
-    if state in longer and not is_over and (folder / "last.pth").exists():
+    if state in longer and (folder / "last.pth").exists():
         rows += [("train longer" if longer[state] else "continue", resume_command(process, folder, longer[state]))]
     return _lines(rows)
 
@@ -77,13 +73,8 @@ def _lines(rows: list[tuple[str, str]]) -> list[str]:
 
 def _command(script: str, *words: str | int | Path) -> str:
     texts = [_path(each) if isinstance(each, Path) else str(each) for each in words]
-    return shlex.join([_python(), _short(str(ROOT / script)), *texts])
-
-
-def _python() -> str:
-    """Return the name under which the shell finds this interpreter, or its path if there is no such name."""
-    names = (name for name in ("python", "python3") if shutil.which(name) == sys.executable)
-    return next(names, _short(sys.executable))
+    python = "python" if shutil.which("python") == sys.executable else _short(sys.executable)
+    return shlex.join([python, _short(str(ROOT / script)), *texts])
 
 
 def _short(path: str) -> str:

@@ -1,20 +1,22 @@
-"""Reads the files in a run's folder, even if a kill cut off their last line, and finds the best epoch in their rows."""
+"""Reads the files in a run's folder, and finds the best epoch in their rows."""
 
 import csv
 import io
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.evaluation.scores import Best, rank_of
 from utils.errors import ConfigError, cause_of
-from utils.files import content_of
+from utils.files import content_of, replacing
+from utils.text import csv_cell, csv_text
 
 LARGEST = 1e39  # numbers this large are ignored as invalid; the largest float32 is 3.4e38
 SUFFIXES = ("", "_ema")  # suffixes of the score columns: for the raw weights, and for the EMA weights
+PICTURES = ("confusion.png", "mistakes.png", "train_batch.png")  # the files that extras/report draws
 
 
 def read_text(path: Path) -> str:
@@ -23,8 +25,8 @@ def read_text(path: Path) -> str:
         return ""
     try:
         return content_of(path).decode("utf-8", errors="replace")
-    except (MemoryError, OSError) as error:
-        raise ConfigError(f"{path}: cannot be read ({cause_of(error)}); check its permissions and the disk") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({cause_of(error)})") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -47,21 +49,18 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a JSON Lines file sorted by epoch, or [] if there is none. A cut-off last line is ignored."""
-    lines = [line for line in read_text(path).split("\n") if line.strip()]
-    rows: dict[int, dict[str, Any]] = {}
-    for number, line in enumerate(lines, start=1):
+    """Return the rows of a JSON Lines file, one for each epoch, or [] if there is no file."""
+    rows = []
+    for number, line in enumerate(filter(None, read_text(path).split("\n")), start=1):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
             row = None
         epoch = row.get("epoch") if isinstance(row, dict) else None
         if not isinstance(epoch, int) or not -1 <= epoch < 2**31:
-            if number == len(lines):
-                break
             raise ConfigError(f"{path}: line {number} is damaged (not a JSON object with an epoch); delete that line")
-        rows[epoch] = {key: value for key, value in row.items() if value is None or is_figure(value)}
-    return [rows[epoch] for epoch in sorted(rows)]
+        rows.append({key: value for key, value in row.items() if value is None or is_figure(value)})
+    return rows
 
 
 def is_figure(value: Any) -> bool:
@@ -81,6 +80,13 @@ def read_table(path: Path) -> list[dict[str, str]]:
         raise ConfigError(f"{path}: damaged ({error}); delete it to continue without its contents") from None
     finally:
         csv.field_size_limit(limit)
+
+
+def write_table(path: Path, columns: Iterable[str], rows: Iterable[Iterable], encoding: str = "utf-8") -> None:
+    """Write a CSV file for spreadsheets, in which no cell is a formula. Names of files may be invalid UTF-8."""
+    text = csv_text(map(csv_cell, row) for row in (columns, *rows))
+    with replacing(path) as file:
+        file.write(text.encode(encoding, errors="surrogateescape"))
 
 
 def to_number(text: str) -> float | None:

@@ -1,22 +1,19 @@
 """Reads a run's folder: settings with their origins, state and metrics. A last row that a kill cut off is ignored."""
 
+import contextlib
 import os
-import socket
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from configs.arguments import add_argument
 from configs.schema import Arguments
 from configs.values import IMPLIED, OPEN_SECTIONS, SETTINGS, convert, plain, to_text, today
-from configs.yaml_files import compose, read_node
+from configs.yaml_files import add_argument, compose, read_node
 from engine.evaluation.scores import TITLES, Best
 from engine.record.saved_files import (
     SUFFIXES,
@@ -30,13 +27,13 @@ from engine.record.saved_files import (
     to_number,
 )
 from utils.errors import ConfigError
-from utils.program import start_ticks
+from utils.files import locked
 from utils.runs import folder_of
 from utils.text import printable, redacted
 
 # The keys of status.json that halfstep reads, grouped by type. Values of other types are ignored.
-TEXTS = "state reason kind host started time heartbeat best_metric halfstep torch timm python device_name precision"
-NUMBERS = "pid pid_ticks signal exit_code epoch total_epochs processes parameters training_images validation_images classes images_per_update"
+TEXTS = "state reason kind host started time best_metric halfstep torch timm python device_name precision"
+NUMBERS = "signal exit_code epoch total_epochs processes parameters training_images validation_images classes images_per_update"
 KINDS = {
     **dict.fromkeys([*TEXTS.split(), "validation_digest", "data_path"], str),
     **dict.fromkeys(NUMBERS.split(), int),
@@ -44,8 +41,6 @@ KINDS = {
     **{"about": dict, "best": dict, "data": dict, "run": dict, "command": list, "left_out": list},
 }
 ENDS = ("done", "stopped", "save_failed", "failed")
-SILENT_SECONDS = 15 * 60  # a run on another host is considered dead if its status.json is older than this
-PICTURES = ("confusion.png", "mistakes.png", "train_batch.png")  # the files that extras/report draws
 
 
 def written(value: object) -> str:
@@ -150,18 +145,7 @@ class SavedRun:
             return "unknown"
         if state in ENDS:
             return str(state)
-        return "running" if self._is_alive() else "killed"
-
-    def _is_alive(self) -> bool:
-        pid, beat = self.status.get("pid"), to_time(self.status.get("heartbeat"))
-        if self.status.get("host") == socket.gethostname() and isinstance(pid, int) and pid > 0:
-            try:
-                os.kill(pid, 0)  # checks the process without sending a signal
-            except (OSError, OverflowError) as error:
-                return isinstance(error, PermissionError)  # true if the process exists but belongs to another user
-            # After a restart of a container or machine, another process may have the same pid.
-            return self.status.get("pid_ticks") in (None, start_ticks(pid))
-        return beat is not None and time.time() - beat < SILENT_SECONDS
+        return "running" if is_locked(self.folder) else "killed"
 
     @property
     def metric(self) -> str:
@@ -259,9 +243,10 @@ def _of_their_kinds(facts: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in kept.items() if not isinstance(value, int | float) or is_figure(value)}
 
 
-def to_time(text: object) -> float | None:
-    """Return a date in the format of status.json as seconds since 1970, or None if the text is not a date."""
-    try:
-        return datetime.strptime(str(text), "%Y-%m-%dT%H:%M:%S%z").timestamp()
-    except ValueError:
-        return None
+def is_locked(folder: Path) -> bool:
+    """Return whether a run is using the folder. A missing lock file means that no run has used it."""
+    if not (folder / ".lock").exists():
+        return False
+    with contextlib.suppress(OSError), locked(folder / ".lock") as file:
+        return file is None
+    return False

@@ -9,7 +9,7 @@ from engine.train.trainer import Trainer
 from utils.errors import ConfigError
 
 # The phases of an update. All but "communication" and "optimizer" repeat for each micro-batch. "copy" includes the copy
-# to the device (unless loading/to_device.py has prefetched the batch), normalising and mixing. "communication" is the
+# to the device (unless loading/ahead.py has prefetched the batch), normalising and mixing. "communication" is the
 # part of the backward pass that only waits for the all-reduce.
 PHASES = ("data", "copy", "forward", "backward", "communication", "optimizer", "other")
 

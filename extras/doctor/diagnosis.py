@@ -3,7 +3,7 @@
 import contextlib
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -148,9 +148,9 @@ def diagnose(case: Case) -> Diagnosis:
     found = Diagnosis(half, case.scale)
     exact = replay(case, in_half=False, scale=1.0)
     trace = as_run = replay(case, in_half=True, scale=case.scale, reference=exact)
-    found.first = trace.first_forward or trace.first_backward
+    found.first = trace.first
     found.is_forward = trace.first_forward is not None
-    found.breaks_in_float32 = bool(found.first and (exact.first_forward or exact.first_backward))
+    found.breaks_in_float32 = bool(found.first and exact.first)
     found.best_scale = best_scale(exact, trace, half) if not found.breaks_in_float32 else case.scale
     if found.first and not found.breaks_in_float32:
         trace = _find_fix(case, found, exact, trace)
@@ -167,7 +167,7 @@ def _find_fix(case: Case, found: Diagnosis, exact: Trace, trace: Trace) -> Trace
     """Extend the black list or lower the scale until a replay is finite. Return the last replay's trace."""
     scale, names = case.scale, []
     for _ in range(MAX_REPLAYS):
-        first = trace.first_forward or trace.first_backward
+        first = trace.first
         if first is None:
             break
         found.best_scale = best_scale(exact, trace, found.half)
@@ -189,36 +189,31 @@ def _find_fix(case: Case, found: Diagnosis, exact: Trace, trace: Trace) -> Trace
     # Replay once more with exactly the recommended settings.
     found.best_scale = best_scale(exact, trace, found.half)
     last = replay(case, in_half=True, scale=found.best_scale, floats=found.black_list, reference=exact)
-    found.is_fixed = not (last.first_forward or last.first_backward)
+    found.is_fixed = last.first is None
     return last
 
 
 def replay(case: Case, in_half: bool, scale: float, reference: Trace | None = None, floats: list[str] = ()) -> Trace:
-    """Run and trace the update's forward and backward, with the run's dropout. The weights do not change."""
+    """Run and trace the update's forward and backward, with the run's dropout. The weights do not change.
+
+    `floats`: paths of modules that compute in float32.
+    """
     model = case.model
     case.transforms.bypassing_modules().revert(model)
     trace = Trace(model, reference)
     model.train()
     seed_update(*case.seed)
-    with unchanged_buffers(model), black_listed(case, floats):
+    overrides = OpOverrides(tuple(floats), (), case.precision.device.type, case.precision.half)
+    overrides.apply(model)
+    with unchanged_buffers(model):
         for images, targets, share in case.batches:
             with case.precision.autocast() if in_half else contextlib.nullcontext(), trace.watching():
                 logits = model(images)
             if trace.first_forward is None:  # after an overflow in the forward, gradients are useless
                 (case.loss(logits, targets) * (share * scale)).backward()
+    overrides.revert(model)
     model.zero_grad(set_to_none=True)
     return trace
-
-
-@contextlib.contextmanager
-def black_listed(case: Case, paths: list[str]) -> Iterator[None]:
-    """Make these modules compute in float32 inside the `with` block."""
-    overrides = OpOverrides(tuple(paths), (), case.precision.device.type, case.precision.half)
-    overrides.apply(case.model)
-    try:
-        yield
-    finally:
-        overrides.revert(case.model)
 
 
 def best_scale(exact: Trace, trace: Trace, half: torch.dtype) -> float:

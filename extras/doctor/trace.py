@@ -34,30 +34,6 @@ class Location(NamedTuple):
         return f"{self.path or '(model)'} {self.part}".strip()
 
 
-class ModuleStack:
-    """The stack of modules whose forward is running."""
-
-    def __init__(self, model: nn.Module):
-        self.model = model
-        self.stack: list[tuple[str, nn.Module]] = []
-
-    @contextlib.contextmanager
-    def following(self) -> Iterator[None]:
-        """Track the running modules by hooks."""
-        self.stack = [("", self.model)]
-        paths = {module: path for path, module in self.model.named_modules() if path}
-
-        def leave(module, inputs, output) -> None:
-            self.stack.pop()
-
-        with contextlib.ExitStack() as stack:
-            for module in paths:
-                enter = module.register_forward_pre_hook(lambda module, _: self.stack.append((paths[module], module)))
-                stack.enter_context(enter)
-                stack.enter_context(module.register_forward_hook(leave, always_call=True))
-            yield
-
-
 class Trace(TorchFunctionMode):
     """A record of one forward and backward: the output of every operation, and the gradient of each of its inputs.
 
@@ -67,7 +43,8 @@ class Trace(TorchFunctionMode):
 
     def __init__(self, model: nn.Module, reference: "Trace | None" = None):
         super().__init__()
-        self.modules = ModuleStack(model)
+        self.model = model
+        self._running: list[tuple[str, nn.Module]] = []  # the modules whose forward is running, outermost first
         self.reference = reference  # the trace of a float32 pass over the same operations
         self.first_forward: Location | None = None  # the first place with a non-finite output
         self.first_backward: Location | None = None  # the first place with a non-finite gradient
@@ -86,8 +63,21 @@ class Trace(TorchFunctionMode):
     def watching(self) -> Iterator[None]:
         """Record one forward inside the `with` block. Its backward may follow later."""
         self._softmaxed.clear()
-        with self.modules.following(), self:
-            yield
+        self._running = [("", self.model)]
+        paths = {module: path for path, module in self.model.named_modules() if path}
+
+        def enter(module, inputs) -> None:
+            self._running.append((paths[module], module))
+
+        def leave(module, inputs, output) -> None:
+            self._running.pop()
+
+        with contextlib.ExitStack() as hooks:
+            for module in paths:
+                hooks.enter_context(module.register_forward_pre_hook(enter))
+                hooks.enter_context(module.register_forward_hook(leave, always_call=True))
+            with self:
+                yield
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -120,7 +110,7 @@ class Trace(TorchFunctionMode):
         return output
 
     def _place(self, name: str) -> Location:
-        path, module = self.modules.stack[-1]
+        path, module = self._running[-1]
         if not any(True for _ in module.children()):
             return Location(path)
         if hasattr(module, "attn_drop"):  # an attention module of timm
@@ -136,7 +126,7 @@ class Trace(TorchFunctionMode):
         """Record the largest q·k, which a fused kernel does not return and computes in a type of its own choice."""
         q, k = args[0].float(), args[1].float()
         largest = (q @ k.transpose(-2, -1)).abs().amax().item() * q.shape[-1] ** -0.5
-        place = Location(self.modules.stack[-1][0], "logits (q·k)")
+        place = Location(self._running[-1][0], "logits (q·k)")
         self.activations[place] = larger(self.activations[place], largest)
 
     def _see_output(self, place: Location, output: Tensor) -> None:
@@ -156,7 +146,7 @@ class Trace(TorchFunctionMode):
         if self.first_backward is None and not math.isfinite(largest):
             self.first_backward = place
         # Underflow is counted only in the gradients of weights, if the module has weights.
-        if not is_weight and any(True for _ in self.modules.model.get_submodule(place.path).parameters(recurse=False)):
+        if not is_weight and any(True for _ in self.model.get_submodule(place.path).parameters(recurse=False)):
             return
         if self.reference is None:
             self.nonzero[key] = gradient != 0
@@ -166,24 +156,16 @@ class Trace(TorchFunctionMode):
             self.lost[place] += int((expected & (gradient == 0)).sum())
             self.kept[place] += int(expected.sum())
 
+    @property
+    def first(self) -> Location | None:
+        """Return the first place that breaks, in the forward or else in the backward."""
+        return self.first_forward or self.first_backward
+
     def largest_gradients(self) -> dict[Location, float]:
         found: dict[Location, float] = defaultdict(float)
         for place, largest in self.gradients.values():
             found[place] = larger(found[place], largest)
         return found
-
-
-def first_not_finite(model: nn.Module, transforms: ModelTransforms, forward: Callable[[], Any]) -> Location | None:
-    """Return the first place in the model whose output is not finite, or None if all outputs are finite.
-
-    `transforms`: the model's transforms; transforms that bypass modules are reverted first. `forward`: computes the
-    outputs once more.
-    """
-    transforms.bypassing_modules().revert(model)
-    trace = Trace(model)
-    with torch.no_grad(), trace.watching():
-        forward()
-    return trace.first_forward
 
 
 def refuse_not_finite(
@@ -193,8 +175,11 @@ def refuse_not_finite(
 
     `source` names the weights, `transforms` are the model's transforms, and `forward` computes the outputs again.
     """
-    place = first_not_finite(model, transforms, forward)
-    where = f", first in {place}" if place else ""
+    transforms.bypassing_modules().revert(model)  # so that each module runs
+    trace = Trace(model)
+    with torch.no_grad(), trace.watching():
+        forward()
+    where = f", first in {trace.first_forward}" if trace.first_forward else ""
     raise ConfigError(
         f"{source}: the model's outputs are not finite{where}; the weights are damaged, from a run that diverged, or "
         "too large for half precision: leave out -amp, or add -amp_dtype bfloat16"

@@ -14,11 +14,11 @@ from PIL import Image
 from tqdm import tqdm
 
 from datasets import BadImages, ImageSet
+from datasets.loading.ahead import read_ahead
 from datasets.sources.images import EncodedImages
 from datasets.transforms.decode import decode
 from datasets.types import ImageReadError
 from extras.labels.data import DataSet
-from utils.read_ahead import read_ahead
 
 NUM_THREADS, NUM_AHEAD = 8, 64  # threads that read images, and images read ahead
 SIDE = 16  # pixels; images are compared as square pictures of this size

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from configs.schema import Config, Data, Model
+from datasets.order import Piece
 from models.kwargs import check_kwargs, refuse_unknown
 from models.timm_models import build_timm
 from models.vit import check_patches, sincos2d
@@ -159,6 +160,11 @@ def length_of(config: Config, step: int) -> int:
     """Return the number of patches per image in an update. It is the same in every process and micro-batch."""
     lengths = lengths_of(config.DATA)
     return lengths[int(keyed_rng("tokens", config.SEED, step).random() * len(lengths))]
+
+
+def length_of_piece(config: Config, piece: Piece) -> int:
+    """Return the number of patches per image in a piece of training or evaluation."""
+    return config.DATA.TOKENS if piece.repeats is None else length_of(config, piece.step)
 
 
 @functools.lru_cache(1 << 16)

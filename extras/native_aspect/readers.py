@@ -6,19 +6,18 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from configs.schema import Config
 from datasets.loading.readers import Buffers, EvalReader, Reader, TrainReader
 from datasets.order import Piece
 from datasets.transforms.augment import Augmentation, parse_policy
-from datasets.transforms.crop import TrainTransform, crop_box, resize
-from datasets.transforms.pixels import DrawnOperations, Operation
+from datasets.transforms.crop import BySize, TrainTransform, crop_box, resize, resize_with_pillow
+from datasets.transforms.operations import DrawnOperations, Operation
 from datasets.types import Batch, ImageSet
 from extras.native_aspect.models import (
     grids_of,
-    length_of,
+    length_of_piece,
     lengths_of,
     new_batch,
     pack,
@@ -33,9 +32,10 @@ class SequenceTransform(TrainTransform):
     """A random crop, resized so that its patches fit the output, with flips and augmentation."""
 
     def __init__(self, config: Config, patch: int):
-        augment = SequenceAugmentation(config) if config.TRAIN.augments else None
-        super().__init__(config.DATA, augment)
+        super().__init__(config)
         self.patch, self.cut = patch, self._resized
+        if self.augment:
+            self.augment = SequenceAugmentation(config)
 
     def __call__(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
         """Transform an image, uint8 [H, W, C], and write its patches to `out`, uint8 [N + 1, P * P * C]."""
@@ -67,16 +67,6 @@ class EvalSequenceTransform:
         pack(pixels, self.patch, out)
 
 
-def resize_with_pillow(image: np.ndarray, interpolation: str, out: Tensor) -> None:
-    """Resize uint8 [H, W, C] into `out` [C, H', W'] with Pillow, as timm does.
-
-    `resize` takes a fifth of the time, but single values differ by 1 or 2, because torch's kernels have 16-bit weights.
-    """
-    picture = Image.fromarray(image if image.shape[2] > 1 else image[:, :, 0])
-    resized = np.array(picture.resize((out.shape[2], out.shape[1]), Image.Resampling[interpolation.upper()]))
-    out.copy_(torch.from_numpy(resized.reshape(*out.shape[1:], -1)).permute(2, 0, 1))
-
-
 def new_image(image: np.ndarray, size: tuple[int, int]) -> Tensor:
     """Return uninitialized memory for the resized image, uint8 [C, H, W] with channels last in memory."""
     return torch.empty((*size, image.shape[2]), dtype=torch.uint8).permute(2, 0, 1)
@@ -89,12 +79,9 @@ class SequenceReader(Reader):
         super().__init__(image_set, config)
         self.config, self.patch = config, patch_size_of(config)
 
-    def length(self, piece: Piece) -> int:
-        """Return the number of patches per image in this piece."""
-        raise NotImplementedError
-
     def allocate_images(self, piece: Piece, pinned: bool) -> Tensor:
-        return new_batch(len(piece.indices), self.length(piece), self.patch, self.data.IMAGE_CHANNELS, pinned)
+        length = length_of_piece(self.config, piece)
+        return new_batch(len(piece.indices), length, self.patch, self.data.IMAGE_CHANNELS, pinned)
 
 
 class TrainSequenceReader(SequenceReader, TrainReader):
@@ -102,11 +89,9 @@ class TrainSequenceReader(SequenceReader, TrainReader):
 
     def __init__(self, image_set: ImageSet, config: Config):
         super().__init__(image_set, config)
-        self.transform, self.boxes = SequenceTransform(config, self.patch), None
+        self.transforms = BySize(config, lambda sized: SequenceTransform(sized, self.patch))
+        self.boxes = None  # drawn in `batch`
         self.erasing, self.mixing = PatchBoxes(config), PatchMixing(config, self.patch)
-
-    def length(self, piece: Piece) -> int:
-        return length_of(self.config, piece.step)
 
     def batch(self, piece: Piece, buffers: Buffers, bad: list[int]) -> Batch:
         """Mix the images, and draw the boxes to erase."""
@@ -126,9 +111,6 @@ class EvalSequenceReader(SequenceReader, EvalReader):
         super().__init__(image_set, config)
         self.transform = EvalSequenceTransform(config, self.patch)
 
-    def length(self, piece: Piece) -> int:
-        return self.config.DATA.TOKENS
-
 
 # --- augmentation ---
 
@@ -147,14 +129,12 @@ class SequenceAugmentation(Augmentation):
         if self.has_fractions:
             height, width, _ = pixels.shape
             factors = {"translate_x": width / self.side, "translate_y": height / self.side}
-            chains = tuple(_scaled(each, factors) for each in drawn.chains)
-            drawn = drawn._replace(operations=_scaled(drawn.operations, factors), chains=chains)
+
+            def scaled(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
+                return tuple(each._replace(value=each.value * factors.get(each.name, 1.0)) for each in operations)
+
+            drawn = drawn._replace(operations=scaled(drawn.operations), chains=tuple(map(scaled, drawn.chains)))
         return super().apply(drawn, pixels)
-
-
-def _scaled(operations: tuple[Operation, ...], factors: dict[str, float]) -> tuple[Operation, ...]:
-    """Return the operations. Values of operations that are named in `factors` are multiplied by their factor."""
-    return tuple(each._replace(value=each.value * factors.get(each.name, 1.0)) for each in operations)
 
 
 # --- synthetic images ---
@@ -179,15 +159,10 @@ class SyntheticSequences:
 
     def __call__(self, pieces: Iterable[Piece]) -> Iterator[Batch]:
         for piece in pieces:
-            count, is_training = len(piece.indices), piece.repeats is not None
-            length = length_of(self.config, piece.step) if is_training else self.config.DATA.TOKENS
-            yield Batch(self._of_length(length)[:count], self.targets[:count], piece.num_samples, [], piece)
-
-    def _of_length(self, length: int) -> Tensor:
-        """Return the batch of this length. It is generated when it is first needed."""
-        if length not in self.images:
-            rng = np.random.default_rng([self.config.SEED, self.rank, length])
-            images = blank_batch(self.config, self.count, length)
-            images[:, :-1] = torch.from_numpy(rng.integers(256, size=images[:, :-1].shape, dtype=np.uint8))
-            self.images[length] = images.to(self.device)
-        return self.images[length]
+            count, length = len(piece.indices), length_of_piece(self.config, piece)
+            if length not in self.images:
+                rng = np.random.default_rng([self.config.SEED, self.rank, length])
+                images = blank_batch(self.config, self.count, length)
+                images[:, :-1] = torch.from_numpy(rng.integers(256, size=images[:, :-1].shape, dtype=np.uint8))
+                self.images[length] = images.to(self.device)
+            yield Batch(self.images[length][:count], self.targets[:count], piece.num_samples, [], piece)

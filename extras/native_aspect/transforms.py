@@ -12,9 +12,8 @@ from torch import Tensor
 from configs.schema import Config, Data
 from datasets.order import Piece, sample_rng
 from datasets.transforms.crop import Normalize
-from datasets.transforms.erasing import ERASED_AREA, ERASED_RATIO
-from datasets.transforms.mixed import Mixed
-from datasets.transforms.preparation import copied
+from datasets.transforms.erase_and_mix import ERASED_AREA, ERASED_RATIO
+from datasets.transforms.preparation import Mixed, copied
 from datasets.types import Batch
 from extras.native_aspect.models import GRID_BYTES, grids_of, patch_of, patch_size_of, pictures_of, unpack
 from utils.seed import keyed_rng
@@ -80,8 +79,10 @@ class SequencePreparation:
         is_mixed = batch.piece is not None and self.mixing.is_on(batch.piece)
         if batch.piece is None or not (self.erase or is_mixed):  # a batch that was made by hand has no piece
             return images, targets
-        if batch.boxes is None:
-            batch = self._drawn(batch)
+        if batch.boxes is None:  # a saved or generated batch; the host waits for the device
+            grids = grids_of(batch.images[:, -1:].cpu())
+            shares = self.mixing.shares(self.mixing.draw(batch.piece, grids), grids)
+            batch = batch._replace(boxes=self.boxes.draw(batch.piece, grids), shares=shares)
         if self.erase:
             rows = self.erase.rows(batch.boxes, images["patches"].shape[1])
             self.erase(images["patches"], copied(rows, self.device))
@@ -89,12 +90,6 @@ class SequencePreparation:
             return images, targets
         partners = (torch.arange(len(targets), device=self.device) ^ 1).clamp_max(len(targets) - 1)
         return images, Mixed(targets, targets[partners], copied(batch.shares, self.device))
-
-    def _drawn(self, batch: Batch) -> Batch:
-        """Return a saved or generated batch with its boxes and shares. The host waits for the device."""
-        grids = grids_of(batch.images[:, -1:].cpu())
-        shares = self.mixing.shares(self.mixing.draw(batch.piece, grids), grids)
-        return batch._replace(boxes=self.boxes.draw(batch.piece, grids), shares=shares)
 
 
 # --- erasing ---
@@ -128,14 +123,10 @@ class PatchBoxes:
             index, repeat = int(piece.indices[position]), int(piece.repeats[position])
             rng = sample_rng(self.seed, piece.epoch, index, "erasing", repeat)
             if rng.random() < self.settings.RANDOM_ERASE_PROB:
-                boxes = self._boxes(rng, *grid)
-                drawn[position, : len(boxes)] = boxes
+                # As in timm, the erased area is not divided among the boxes of an image.
+                count = 1 + int(rng.random() * self.settings.RANDOM_ERASE_COUNT)
+                drawn[position, :count] = [self._box(rng, *grid) for _ in range(count)]
         return drawn
-
-    def _boxes(self, rng: random.Random, rows: int, columns: int) -> list[tuple[int, ...]]:
-        """Draw up to RANDOM_ERASE_COUNT boxes for one image. As in timm, the erased area is not divided among them."""
-        count = 1 + int(rng.random() * self.settings.RANDOM_ERASE_COUNT)
-        return [self._box(rng, rows, columns) for _ in range(count)]
 
     def _box(self, rng: random.Random, rows: int, columns: int) -> tuple[int, ...]:
         for _ in range(NUM_TRIES):

@@ -2,11 +2,9 @@
 
 import math
 from dataclasses import replace
-from typing import Any
 
-from configs.other_words import Words, replace_words
-from configs.paddlevit import SECTION, Translated
-from configs.removed import Removed, Texts, plain_word, translate_removed
+from configs.paddlevit import SECTION, Translated, Words, replace_words
+from configs.removed import plain_word
 from configs.typed_names import suggest_key
 from configs.values import ALL_SETTINGS, SETTINGS, Text, convert, is_none, quoted
 from configs.yaml_files import Layer
@@ -47,22 +45,40 @@ IGNORED = {
 }
 
 
-def _head_size(context: Texts) -> dict[str, Any] | None:
-    """Return {} if the head size is the width divided by the number of heads, the only supported size; else None."""
-    names = ("EMBED_DIM", "NUM_HEADS", "ATTN_HEAD_SIZE")
-    width, heads, size = (plain_word(context.get(f"MODEL.{name}")) for name in names)
-    are_whole = all(each.isdigit() for each in (width, heads, size))
-    return {} if are_whole and int(heads) * int(size) == int(width) else None
+# Other keys are translated by _replaced: from these settings to one of ours.
+RAND_AUGMENT = ("TRAIN.RAND_AUGMENT", "TRAIN.RAND_AUGMENT_MAGNITUDE", "TRAIN.RAND_AUGMENT_LAYERS")
+REPLACED = ("MODEL.ATTN_HEAD_SIZE", "TAG", *RAND_AUGMENT)
 
 
-def _rand_augment(context: Texts) -> dict[str, Any]:
+def _replaced(texts: dict[str, Text], context: dict[str, Text], origin: str) -> dict[str, str]:
+    """Return our settings for the keys of REPLACED in `texts`. Raise ConfigError for values without an equivalent.
+
+    `context`: `texts` and the texts of earlier layers, because keys that belong together may be in different layers.
+    """
+    if plain_word(texts.get("TAG")) not in ("none", "default"):
+        raise ConfigError(
+            f"{origin}: TAG is {texts['TAG']!r}; set the whole name of the run's folder with -name (NAME)"
+        )
+    names = ("ATTN_HEAD_SIZE", "EMBED_DIM", "NUM_HEADS")
+    size, width, heads = (plain_word(context.get(f"MODEL.{name}")) for name in names)
+    are_whole = all(each.isdigit() for each in (size, width, heads))
+    is_usual = size == "none" or (are_whole and int(heads) * int(size) == int(width))
+    if "MODEL.ATTN_HEAD_SIZE" in texts and not is_usual:
+        raise ConfigError(
+            f"{origin}: MODEL.ATTN_HEAD_SIZE is {size}, but the size of a head is always MODEL.EMBED_DIM / MODEL.NUM_HEADS "
+            "in timm's VisionTransformer; change one of these two settings, and remove this line"
+        )
+    return _rand_augment(context) if not texts.keys().isdisjoint(RAND_AUGMENT) else {}
+
+
+def _rand_augment(context: dict[str, Text]) -> dict[str, str]:
     """Return TRAIN.AUTO_AUGMENT with the magnitude and number of operations of PaddleViT's RandAugment."""
-    switch, policy = "TRAIN.RAND_AUGMENT", "TRAIN.AUTO_AUGMENT"
+    switch, policy = RAND_AUGMENT[0], "TRAIN.AUTO_AUGMENT"
     if switch not in context:
         return {}
     if plain_word(context[switch]) != "true":
         return {policy: context.get(policy, "none")}
-    magnitude, number = context.get(f"{switch}_MAGNITUDE", 9), context.get(f"{switch}_LAYERS", 2)
+    magnitude, number = (context.get(key, default) for key, default in zip(RAND_AUGMENT[1:], (9, 2), strict=True))
     try:
         return {policy: f"rand-m{float(magnitude):g}-n{int(number)}-mstd0.5-inc1"}
     except (ValueError, TypeError):
@@ -70,22 +86,6 @@ def _rand_augment(context: Texts) -> dict[str, Any]:
             f"{switch}_MAGNITUDE is {magnitude!r}, and {switch}_LAYERS is {number!r}; set them to a number and an "
             "integer"
         ) from None
-
-
-# PaddleViT's keys that other settings replace. Values without a replacement are refused.
-_RAND_AUGMENT = Removed((), "set TRAIN.AUTO_AUGMENT=rand-m9-n2-mstd0.5-inc1", replace=_rand_augment)
-REPLACED = {
-    "MODEL.ATTN_HEAD_SIZE": Removed(
-        ("none",),
-        "the size of a head is always MODEL.EMBED_DIM / MODEL.NUM_HEADS in timm's VisionTransformer; change one of "
-        "these two settings",
-        replace=_head_size,
-    ),
-    "TRAIN.RAND_AUGMENT": _RAND_AUGMENT,
-    "TRAIN.RAND_AUGMENT_LAYERS": _RAND_AUGMENT,
-    "TRAIN.RAND_AUGMENT_MAGNITUDE": _RAND_AUGMENT,
-    "TAG": Removed(("", "default"), "set the whole name of the run's folder with -name (NAME)"),
-}
 
 
 def translate_layers(files: list[Layer], command_line: list[Layer]) -> Translated:
@@ -97,7 +97,7 @@ def translate_layers(files: list[Layer], command_line: list[Layer]) -> Translate
         _check_type(layer.texts, layer.origin)
         texts, lines = replace_words(rename(layer.texts, layer.origin), layer.origin, WORDS)
         context |= texts  # settings that are replaced together may be in different layers
-        replacements = translate_removed(texts, context, layer.origin, removed=REPLACED)
+        replacements = _replaced(texts, context, layer.origin)
         lines += [f"{layer.origin}: {key} is ignored: {IGNORED[key]}" for key in texts if key in IGNORED]
         texts = {key: text for key, text in texts.items() if key not in (*REPLACED, *IGNORED)} | replacements
         layers.append(replace(layer, texts=texts))

@@ -99,11 +99,8 @@ class Server:
         """Return the contents of a small file."""
         return self._request(self.url_of(name), lambda files: files.cat_file(self.url_of(name)))
 
-    def copy(self, name: str, size: int, file: BinaryIO, since: float | None = None) -> None:
-        """Download a file of this size in requests of BLOCK bytes. Each request is retried separately.
-
-        `since`: the time.monotonic() when the wait for this file began, if the caller waited for another process first.
-        """
+    def copy(self, name: str, size: int, file: BinaryIO) -> None:
+        """Download a file of this size in requests of BLOCK bytes. Each request is retried separately."""
         url = self.url_of(name)
 
         def read(files: Any) -> bytes:
@@ -115,14 +112,13 @@ class Server:
 
         while (start := file.tell()) < size:
             end = min(start + BLOCK, size)
-            file.write(self._request(url, read, since))
-            since = None
+            file.write(self._request(url, read))
 
-    def _request(self, url: str, task: Callable[[Any], T], since: float | None = None) -> T:
+    def _request(self, url: str, task: Callable[[Any], T]) -> T:
         """Return the task's result. Retry while that may help; then raise DataError with the URL and the remedy."""
         import fsspec
 
-        start, wait = time.monotonic() if since is None else since, FIRST_WAIT
+        start, wait = time.monotonic(), FIRST_WAIT
         while True:
             try:
                 return task(fsspec.filesystem(self.scheme, **self._options))  # one per process, even after a fork

@@ -10,19 +10,19 @@ import functools
 import hashlib
 import os
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from configs.schema import Config
-from datasets.index import ENDING, caches_folder
+from datasets.index import ENDING, Index, caches_folder
 from datasets.sources import shards
 from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts
-from datasets.sources.shards import CLASSES_FILE, Shard, ShardFolder, ShardImages, ShardTable, ShardTar
+from datasets.sources.shards import CLASSES_FILE, ShardFolder, ShardImages, ShardTable, ShardTar
 from datasets.sources.tar import Tar
 from datasets.types import ImageSet
 from extras.remote.server import NotThereError, Server, parse_address
@@ -72,7 +72,7 @@ class TarCache:
 
         If another process is downloading the tar, wait for that process, or return if `waits` is False.
         """
-        path, since = self.path(tar), time.monotonic()
+        path = self.path(tar)
         part = path.with_name(f".{path.name}{PART}")
         try:
             while not self.holds(tar):
@@ -81,19 +81,19 @@ class TarCache:
                     if file is None:
                         return
                     if not self.holds(tar):
-                        self._download(tar, file, since, check)
+                        self._download(tar, file, check)
         except OSError as error:
             raise DataError(
                 f"{self.server.url_of(tar.name)} cannot be cached in {self.folder} ({cause_of(error)}); set "
                 "DATA.CACHE_PATH to a folder with free space, or lower DATA.REMOTE_CACHE_GB"
             ) from error
 
-    def _download(self, tar: ShardTar, file, since: float, check: Callable[[Path], None]) -> None:
+    def _download(self, tar: ShardTar, file: BinaryIO, check: Callable[[Path], None]) -> None:
         part = Path(file.name)
         file.truncate(tar.size)  # so that its full size counts when another process frees space
         self.make_room()
         try:
-            self.server.copy(tar.name, tar.size, file, since)
+            self.server.copy(tar.name, tar.size, file)
             sync(file)
             check(part)
         except BaseException:
@@ -146,6 +146,7 @@ class ServerFolder(ShardFolder):
     """
 
     drops_tars = True
+    num_scans = NUM_SCANS
 
     def __init__(self, config: Config, say: Callable[[str], None]):
         url, self._names = parse_address(config.DATA.DATA_PATH)
@@ -153,13 +154,12 @@ class ServerFolder(ShardFolder):
         self.title, self.server, self._limit_gb = url, Server(url, say), config.DATA.REMOTE_CACHE_GB
         self.cache = TarCache(self.root / "tars", self.server)
         self._listed: dict[str, dict] = {}
-        self._scans, self._lock = threading.Semaphore(NUM_SCANS), threading.Lock()
-        self._num_threads, self._aim = 0, (0, 0, -1)
+        self._lock, self._num_threads, self._aim = threading.Lock(), 0, (0, 0, -1)
         self._next: list[tuple[ShardTar, bytes]] = []  # (tar, checksum) to prefetch, in reverse order
 
     def __getstate__(self) -> dict:
-        """Return the state for a data loader process, without the locks of this process."""
-        return self.__dict__ | {"_scans": None, "_lock": None}
+        """Return the state for a data loader process, without the lock of this process."""
+        return self.__dict__ | {"_lock": None}
 
     # --- listing the server ---
 
@@ -219,29 +219,21 @@ class ServerFolder(ShardFolder):
 
     # --- the index ---
 
-    def known_tables(self, paths: Sequence[Path], part: str) -> list[ShardTable]:
-        """Return the local indexes and the server's index.
+    def older_indexes(self, paths: Sequence[Path], part: str) -> list[Index]:
+        """Return the server's index."""
+        if not self._has(name := f"{part}{ENDING}"):
+            return []
+        copy = self.root / f"server-{name}"
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(copy, shared=True) as file:
+            self.server.copy(name, self.server.describe(name)["size"], file)
+        found = super().older_indexes([copy], part)
+        copy.unlink()  # the index stays mapped into memory
+        return found
 
-        The server's index identifies tars only by name and size, so `_pull` compares checksums.
-        """
-        known, name = super().known_tables(paths, part), f"{part}{ENDING}"
-        if self._has(name):
-            copy = self.root / f"server-{name}"
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(copy, shared=True) as file:
-                self.server.copy(name, self.server.describe(name)["size"], file)
-            known += super().known_tables([copy], part)
-            copy.unlink()  # the index stays mapped into memory
-        return known
-
-    def load(self, tar: ShardTar, known: Sequence[ShardTable]) -> Shard:
-        for table in known:
-            number = table.find(tar)
-            from_server = table.index.path.name.startswith("server-")
-            if number is not None and (from_server or table.tar(number).version == tar.version):
-                return table.shard(number)
-        with self._scans:
-            return shards.scan(self.open(tar))
+    def are_unchanged(self, table: ShardTable, tars: Sequence[ShardTar]) -> bool:
+        """Return True, because `_pull` compares checksums when it downloads a tar."""
+        return True
 
     # --- reading ---
 
@@ -275,7 +267,8 @@ class ServerFolder(ShardFolder):
             return
         self._aim = aim
         numbers = [*needed.tolist(), *tars_in_turn(images, seed, epoch + 1)[0].tolist()][:MOST_AHEAD]
-        tars = [(images.table.tar(number), images.table.checksum(number)) for number in numbers]
+        checksums = images.table.checksums()
+        tars = [(images.table.tar(number), checksums[number]) for number in numbers]
         fitting = np.cumsum([tar.size for tar, _ in tars]) <= SHARE_AHEAD * self.cache.limit
         ahead = [each for each, fits in zip(tars, fitting, strict=True) if fits][::-1]
         for tar, _ in ahead:

@@ -1,39 +1,37 @@
 """Evaluates a student on held-out images: similarity to its teacher, loss, and the k-NN accuracy on labelled images."""
 
 import math
-from collections.abc import Iterator, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from datasets import BadImages, EvalData, Normalize, build_preparation
+from datasets import BadImages, EvalData, build_preparation
 from engine.checkpoint.resume import is_run
-from engine.evaluation.evaluate import Evaluation
+from engine.evaluation.evaluate import Evaluation, evaluate
 from engine.evaluation.scores import TITLES, Scores, format_value
-from engine.evaluation.tally import sum_dtype, widen
+from engine.evaluation.tally import OF_CLASSES, Scoring, widen
 from engine.plan import EvalPlan
-from engine.session import Session
 from engine.train.loss import build_loss
 from extras.unlabelled.training import (
     FeatureLoss,
     FeaturePreparation,
     FeatureTargets,
-    Labelled,
-    knn_accuracy,
     make_feature_training,
     mean_cosine,
-    pairs,
 )
-from models import build_model, describe
-from models.parts import statistics_of
-from models.transforms import choose_transforms
-from models.weights.load import load_exactly
 from utils.distributed import Process
-from utils.errors import ConfigError, ensure, naming_damage
+from utils.errors import ConfigError
+from utils.log import Log
 from utils.text import counted
+
+NEIGHBOURS = 5  # the nearest images that vote for the class of an image
+TEMPERATURE = 0.07  # of the votes' weights, exp(cosine / TEMPERATURE), as in DINO (arXiv:2104.14294)
+ROWS_AT_ONCE = 1024  # images whose similarities to all others are in memory at once
+NO_ACCURACY = {"top1": math.nan, "top5": math.nan}
 
 
 @dataclass(frozen=True)
@@ -52,150 +50,122 @@ class FeatureScores(Scores):
     def describe(self, name: str) -> str:
         return ", ".join([f"{name} Loss: {self.loss:.4f}", *(f"{name} {text}" for text in self._texts())])
 
-    def describe_all(self, name: str) -> str:
-        """Return the line that -eval prints. `name`: the name of the weights."""
-        excluded = f"; {counted(self.num_excluded, 'unreadable one')} left out" if self.num_excluded else ""
+    def describe_all(self, name: str, classes: str) -> str:
         scores = ", ".join([*self._texts(), f"loss {self.loss:.4f}"])
-        return f"{name}{scores} of {counted(self.num_images, 'image')}{excluded}"
+        return f"{name}{scores} of {counted(self.num_images, 'image')}{self._excluded()}"
 
     def _texts(self) -> Iterator[str]:
         for name, value in self.more().items():
             yield f"{TITLES[name]} {format_value(name, value)}"
 
 
-class NoImageResults:
-    """A placeholder for per-image results, which need classes."""
+def evaluate_features(
+    models: Sequence[nn.Module],
+    data: EvalData,
+    prepare: FeaturePreparation,
+    loss: FeatureLoss,
+    process: Process,
+    bad_images: BadImages,
+) -> list[Evaluation]:
+    """Evaluate models: similarity and loss on `data`, k-NN accuracy on the labelled images, if any. Collective.
+
+    The teacher computes each batch once for all models.
+    """
+    how = prepare.normalize, prepare.precision, process
+    scoring = Scoring(partial(SimilarityTally, loss), lambda images, labels: prepare.targets_of(images, len(labels)))
+    found = evaluate(models, data, *how, bad_images, scoring)
+    if prepare.labelled is None:
+        return found
+    scoring = OF_CLASSES._replace(tally=NeighbourTally)
+    others = evaluate(models, prepare.labelled.data, *how, prepare.labelled.bad_images, scoring)
+    pairs = zip(found, others, strict=True)
+    return [each._replace(scores=replace(each.scores, knn=other.scores.knn)) for each, other in pairs]
+
+
+class SimilarityTally:
+    """Sums the loss and the cosine between the features of student and teacher. It keeps no results of images."""
+
+    def __init__(self, loss: FeatureLoss, device: torch.device, dtype: torch.dtype, num_images: int):
+        self._loss, self.per_image = loss, self
+        self._sums = torch.zeros(4, dtype=dtype, device=device)  # loss, cosine, images, unreadable images
+
+    def add(self, outputs: tuple[Tensor, ...], targets: FeatureTargets, num_excluded: int) -> None:
+        count = len(targets.features[0])
+        *mapped, _ = (widen(each[:count]) for each in outputs)
+        pairs = zip(mapped, targets.features, strict=True)
+        cosines = [mean_cosine(ours, widen(theirs)) for ours, theirs in pairs]
+        self._sums[0] += self._loss.of_images(mapped, targets).to(self._sums).sum()
+        self._sums[1] += torch.stack(cosines).mean(0).to(self._sums).sum()
+        self._sums[2] += count
+        self._sums[3] += num_excluded
+
+    def result(self, process: Process) -> FeatureScores:
+        loss, cosine, count, excluded = process.sum(self._sums).tolist()
+        total = max(count, 1)
+        means = {"loss": loss / total, "similarity": 100 * cosine / total}
+        return FeatureScores(**means, **NO_ACCURACY, num_images=int(count), num_excluded=int(excluded))
 
     def gather(self, process: Process) -> None:
         return None
 
 
-@torch.no_grad()
-def evaluate_features(
-    models: Sequence[nn.Module],
-    prepare: FeaturePreparation,
-    loss: FeatureLoss,
-    data: EvalData,
-    bad_images: BadImages,
-    process: Process,
-) -> list[Evaluation]:
-    """Evaluate models in their training precision, all in one pass over the images. Collective.
+class NeighbourTally:
+    """Keeps the student's own pooled features of labelled images for their k-NN accuracy."""
 
-    Each image counts exactly once, with any number of processes. The teacher computes each batch once.
+    def __init__(self, device: torch.device, dtype: torch.dtype, num_images: int):
+        self._rows: list[tuple[np.ndarray, np.ndarray]] = []  # features [B, D] and labels [B]
+        self._num_excluded, self.per_image = 0, self
+        self.indices = np.zeros(0, np.int64)  # of this process's images, set at the end of the evaluation
+
+    def add(self, outputs: tuple[Tensor, ...], labels: Tensor, num_excluded: int) -> None:
+        self._rows.append((widen(outputs[-1][: len(labels)]).cpu().numpy(), labels.cpu().numpy()))
+        self._num_excluded += num_excluded
+
+    def result(self, process: Process) -> FeatureScores:
+        features, labels = (np.concatenate(column) for column in zip(*self._rows, strict=True))
+        parts = process.join([(self.indices, features, labels, [self._num_excluded])])
+        indices, features, labels, excluded = (np.concatenate(column) for column in zip(*parts, strict=True))
+        order = np.argsort(indices, kind="stable")
+        knn = process.first(lambda: knn_accuracy(features[order], labels[order]))
+        counts = {"num_images": len(indices), "num_excluded": int(excluded.sum())}
+        return FeatureScores(math.nan, **NO_ACCURACY, **counts, knn=knn)
+
+
+def knn_accuracy(features: np.ndarray, targets: np.ndarray) -> float:
+    """Return the percentage of images whose class wins the vote of their nearest other images.
+
+    `features` [N, D], `targets` [N]. The NEIGHBOURS images with the largest cosine vote, and nearer images have more
+    weight. The result does not depend on the order of the images, unless cosines are equal.
     """
-    precision = prepare.precision
-    models = [precision.computing(each, in_training=True) for each in models]
-    were_training = [each.training for each in models]
-    for model in models:
-        model.eval()
-        process.broadcast(statistics_of(model))  # as in engine/evaluation/evaluate.py
-    # For each model, the sums of: loss, cosine, images, unreadable images.
-    sums = torch.zeros(len(models), 4, dtype=sum_dtype(process.device), device=process.device)
-    for images, count, bad in batches(data, prepare, models[0], bad_images, process):
-        targets = FeatureTargets(None, tuple(each[:count] for each in prepare.targets_of(images).features))
-        for model, row in zip(models, sums, strict=True):
-            *mapped, _ = (widen(each[:count]) for each in outputs_of(model, images, prepare))
-            cosines = [mean_cosine(ours, widen(theirs)) for ours, theirs in pairs(tuple(mapped), targets)]
-            row[0] += loss.of_images(tuple(mapped), targets).to(row).sum()
-            row[1] += torch.stack(cosines).mean(0).to(row).sum()
-            row[2] += count
-            row[3] += len(bad)
-    bad_images.check(process)
-    knns = knn_scores(models, prepare, prepare.labelled, process) if prepare.labelled else None
-    for model, was_training in zip(models, were_training, strict=True):
-        model.train(was_training)
-    values = process.sum(sums).tolist()
-    found = []
-    for number, (total, cosine, count, excluded) in enumerate(values):
-        ensure(count + excluded == data.num_samples, f"the evaluation saw {count:.0f} of {data.num_samples:,} images")
-        counts = {"num_images": int(count), "num_excluded": int(excluded), "top1": math.nan, "top5": math.nan}
-        means = {"loss": total / max(count, 1), "similarity": 100 * cosine / max(count, 1)}
-        found.append(Evaluation(FeatureScores(**counts, **means, knn=knns and knns[number]), NoImageResults()))
-    return found
+    features = features.astype(np.float64)
+    features /= np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+    num_images, num_right = len(features), 0
+    k = min(NEIGHBOURS, num_images - 1)
+    for start in range(0, num_images, ROWS_AT_ONCE):
+        rows = np.arange(start, min(start + ROWS_AT_ONCE, num_images))
+        cosines = features[rows] @ features.T
+        cosines[rows - start, rows] = -np.inf
+        nearest = np.argsort(-cosines, axis=1, kind="stable")[:, :k]
+        weights = np.exp(np.take_along_axis(cosines, nearest, 1) / TEMPERATURE)
+        votes = np.zeros((len(rows), int(targets.max()) + 1))
+        np.add.at(votes, (np.repeat(rows - start, k), targets[nearest].ravel()), weights.ravel())
+        num_right += int((votes.argmax(1) == targets[rows]).sum())
+    return 100 * num_right / max(num_images, 1)
 
 
-def outputs_of(model: nn.Module, images: Tensor, prepare: FeaturePreparation) -> tuple[Tensor, ...]:
-    with prepare.precision.autocast():
-        return model(images)
-
-
-def batches(
-    data: EvalData, prepare: FeaturePreparation, model: nn.Module, bad_images: BadImages, process: Process
-) -> Iterator[tuple[Tensor, int, list[int]]]:
-    """Yield normalized images, the number of images without padding, and the indices of unreadable images.
-
-    Batches are padded as in engine/evaluation/evaluate.py: FSDP needs every rank's forward pass.
-    """
-    dtype, min_size = prepare.precision.input_dtype(model), 1
-    for batch in data:
-        bad_images.note(batch.bad)
-        pixels = batch.images.to(process.device, non_blocking=True)
-        missing = min_size - len(pixels)
-        if missing > 0:
-            pixels = torch.cat((pixels, pixels.new_zeros(missing, *pixels.shape[1:])))
-        min_size = len(pixels) if data.is_padded else 1
-        yield prepare.normalize(pixels, dtype), batch.num_samples, batch.bad
-
-
-def knn_scores(
-    models: Sequence[nn.Module],
-    prepare: FeaturePreparation,
-    labelled: Labelled,
-    process: Process,
-) -> list[float]:
-    """Return each model's k-NN accuracy on the labelled images, from its own pooled features. Collective."""
-    rows: list[list[np.ndarray]] = [[] for _ in models]
-    unreadable: list[int] = []
-    for images, count, bad in batches(labelled.data, prepare, models[0], labelled.bad_images, process):
-        unreadable += bad
-        for model, found in zip(models, rows, strict=True):
-            found.append(widen(outputs_of(model, images, prepare)[-1][:count]).cpu().numpy())
-    labelled.bad_images.check(process)
-    indices = labelled.data.share[~np.isin(labelled.data.share, unreadable)]
-    accuracies = []
-    for found in rows:
-        parts = process.join([(indices, np.concatenate(found))])
-        numbers, features = (np.concatenate(column) for column in zip(*parts, strict=True))
-        order = np.argsort(numbers, kind="stable")
-        targets = np.asarray(labelled.images.targets)[numbers[order]]
-        accuracies.append(process.first(lambda: knn_accuracy(features[order], targets)))  # noqa: B023
-    return accuracies
-
-
-# --- evaluating a run that learned features (-eval) ---
-
-
-def evaluate_run(session: Session, plan: EvalPlan, data: EvalData) -> int:
-    """Evaluate the raw and the EMA weights of a checkpoint, and return the exit code. Collective."""
-    config, process, log, state = plan.config, session.process, session.log, plan.inputs.saved
-    if not is_run(state):
+def load_evaluation(
+    plan: EvalPlan, normalize: nn.Module, log: Log, data: EvalData, bad_images: BadImages
+) -> tuple[Callable[[nn.Module], None], Callable[[Sequence[nn.Module]], list[Evaluation]]]:
+    """Load the teacher for -eval. Return a function that makes a model a student, and one that evaluates students."""
+    if not is_run(plan.inputs.saved):
         raise ConfigError(
             "-eval: these weights have no feature maps, without which the similarity to the teacher cannot be measured; "
             "name a run's checkpoint with -resume, or fine-tune the weights (TRAIN.OBJECTIVE=classes)"
         )
-    wrapper = make_feature_training(config, process, log)
-    model = build_model(config, plan.num_classes).to(process.device)
-    wrapper.change_model(model)
-    log.say(f"model: {config.MODEL.NAME}, {describe(model)}")
-    prepare = build_preparation(config, Normalize(config.DATA, torch.float32).to(process.device), is_compiled=False)
-    prepare, loss = wrapper.wrap(prepare, build_loss(config), plan.precision)
-    transforms = choose_transforms(config, process.device, plan.precision.half)
-    bad_images = BadImages(plan.eval_set, config.DATA.MAX_BAD_FRACTION, log.warn)
-    figures = {}
-    for key, name in (("state_dict", ""), ("state_dict_ema", "EMA ")):
-        if not state.get(key):
-            continue
-        with naming_damage(plan.inputs.checkpoint):
-            load_exactly(model, state[key], plan.inputs.checkpoint)
-        scored = deepcopy(model)
-        log.say(*transforms.apply(scored))
-        if not figures:  # all checks have passed
-            session.begin(plan.inputs.loaded)
-            session.status("evaluating")
-        (found,) = evaluate_features([scored], prepare, loss, data, bad_images, process)
-        scores = replace(found.scores, metric=config.TRAIN.BEST_METRIC)
-        log.detail(f"----- {scores.describe(f'{name}Validation')}")
-        log.say(scores.describe_all(name))
-        figures[name.strip().lower() or "raw"] = scores.figures()
-    session.status("done", exit_code=0, **figures)
-    return 0
+    training = make_feature_training(plan.config, plan.process, log)
+    prepare = build_preparation(plan.config, normalize, is_compiled=False)
+    prepare, loss = training.wrap(prepare, build_loss(plan.config), plan.precision)
+    score = partial(
+        evaluate_features, data=data, prepare=prepare, loss=loss, process=plan.process, bad_images=bad_images
+    )
+    return training.change_model, score

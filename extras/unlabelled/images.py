@@ -1,7 +1,7 @@
 """`-dataset images`: any images without labels, from a folder, a list, tars or parquet files."""
 
+import itertools
 import os
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,13 @@ from configs.schema import Config
 from datasets.index import index_paths, open_or_build, stamps_of
 from datasets.sources import folder as folders
 from datasets.sources import parquet
-from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, encoding_of, to_image_sets
+from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, open_list, to_image_sets
 from datasets.sources.root import data_root
-from datasets.sources.shards import Shard, ShardFolder, ShardImages, ShardTable, ShardTar, open_table, scan
+from datasets.sources.shards import ShardFolder, ShardImages, ShardTar, open_table
 from datasets.transforms.decode import IMAGE_ENDINGS
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError
-from utils.text import counted
 
 CLASS = "image"  # the class of every image
 EXPECTS = "a folder of images (also in subfolders), a .txt file with a path per line, .tar files or .parquet files"
@@ -72,13 +71,7 @@ def _files(root: Path, ending: str) -> list[Path]:
 
 
 def _read_folder(config: Config, root: Path) -> ImageSet:
-    """Read all images in a folder and its subfolders, except in folders of runs."""
-    image_set = folders.read_class_folders(config, root, [""], [""])  # the folder itself is the only class
-    left_out = Counter(image_set.index.facts["left_out"])
-    num_runs = left_out.pop(folders.RUNS, 0)
-    image_set.notes = tuple(folders.describe_left_out(root, left_out))
-    image_set.notes += (f"not read: {counted(num_runs, 'folder')} of runs in {root}",) * bool(num_runs)
-    return image_set
+    return folders.read_class_folders(config, root, [""])  # the folder itself is the only class
 
 
 def _read_list(config: Config, file: Path) -> ImageSet:
@@ -86,32 +79,19 @@ def _read_list(config: Config, file: Path) -> ImageSet:
     return image_set
 
 
-def _read_lines(file: Path, add: Callable[[Rows], None]) -> list[str]:
+def _read_lines(file: Path, add: Callable[[Rows], None]) -> None:
     """Read a list with a path on each line. Paths are relative to the folder of the list."""
-    with open(file, encoding=encoding_of(file), errors="surrogateescape", newline=None) as lines:
-        paths, numbers = [], []
-
-        def flush() -> None:
-            add(Rows(paths, [CLASS] * len(paths), np.array(numbers), []))
-
-        total = 0
-        for number, line in enumerate(lines, 1):
-            if path := line.rstrip("\r\n"):
-                paths.append(path)
-                numbers.append(number)
-                total += 1
-            if len(paths) == ROWS_AT_ONCE:
-                flush()
-                paths, numbers = [], []
-        if paths:
-            flush()
-    if not total:
-        raise DataError(f"DATA.DATA_PATH: {file} lists no images; write the path of an image on each line")
-    return []
+    with open_list(file) as lines:
+        pairs = ((number, path) for number, line in enumerate(lines, 1) if (path := line.rstrip("\r\n")))
+        while some := list(itertools.islice(pairs, ROWS_AT_ONCE)):
+            numbers, paths = zip(*some, strict=True)
+            add(Rows(list(paths), [CLASS] * len(paths), np.array(numbers), []))
 
 
 class UnlabelledShards(ShardFolder):
     """The tars of a folder, or a single tar. Labels in them are not read."""
+
+    has_labels = False
 
     def __init__(self, root: Path):
         super().__init__(root.parent if root.is_file() else root)
@@ -119,9 +99,6 @@ class UnlabelledShards(ShardFolder):
 
     def tars(self) -> list[ShardTar]:
         return [self._describe(path) for path in self._paths]
-
-    def load(self, tar: ShardTar, known: list[ShardTable]) -> Shard:
-        return scan(self.open(tar), has_labels=False)
 
 
 def _read_tars(config: Config, root: Path) -> ImageSet:

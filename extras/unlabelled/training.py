@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -15,7 +15,7 @@ from datasets.sources.folder import read_image_folder
 from engine.evaluation.tally import widen
 from engine.precision.policy import Precision
 from engine.train.loss import ExtendedTargets, Loss
-from extras.distillation import KEY, WEIGHTS_KEY, Teacher, TeacherPreparation, TeacherSource, find_teacher
+from extras.distillation import KEY, Teacher, TeacherPreparation, find_teacher
 from models import build_model
 from models.features import Widths, features_of, widths_of
 from models.transforms.base import ModelTransform, wrap
@@ -35,24 +35,16 @@ def make_feature_training(config: Config, process: Process, log: Log, is_trial: 
     """
     parts = PARTS[config.TRAIN.FEATURES]
     teacher, lines = process.after_first(lambda: load_feature_teacher(config, parts, is_trial))
-    if is_trial:
-        return FeatureTraining(config, log, teacher, None)
-    log.say(*lines, f"teacher: {config.TRAIN.TEACHER_MODEL}, {teacher.describe()}")
-    if not config.DATA.LABELLED_PATH:
-        return FeatureTraining(config, log, teacher, None)
-    labelled = process.after_first(lambda: read_labelled(config, log.say))
-    num_images, num_classes = counted(len(labelled), "image"), counted(len(labelled.classes), "class")
-    log.say(f"labelled images for the k-NN accuracy: {num_images} of {num_classes}")
-    bad_images = BadImages(labelled, config.DATA.MAX_BAD_FRACTION, log.warn)
-    data = build_eval_data(config, labelled, process)
-    return FeatureTraining(config, log, teacher, Labelled(labelled, data, bad_images))
+    labelled = None
+    if not is_trial:
+        log.say(*lines, f"teacher: {config.TRAIN.TEACHER_MODEL}, {teacher.describe()}")
+        labelled = load_labelled(config, process, log) if config.DATA.LABELLED_PATH else None
+    return FeatureTraining(config, log, teacher, labelled)
 
 
-@dataclass(frozen=True)
-class Labelled:
-    """The images of DATA.LABELLED_PATH, their loader, and the unreadable images so far."""
+class Labelled(NamedTuple):
+    """The loader of the images of DATA.LABELLED_PATH, and the unreadable images so far."""
 
-    images: ImageSet
     data: EvalData
     bad_images: BadImages
 
@@ -91,9 +83,10 @@ class FeaturePreparation(TeacherPreparation):
         return images, self.targets_of(images)
 
     @torch.no_grad()
-    def targets_of(self, images: Tensor) -> FeatureTargets:
+    def targets_of(self, images: Tensor, count: int | None = None) -> FeatureTargets:
+        """Return the features of the images, or of the first `count` if the others are padding."""
         with self.precision.autocast():
-            return FeatureTargets(None, self.teacher(images))
+            return FeatureTargets(None, tuple(each[:count] for each in self.teacher(images)))
 
 
 class FeatureLoss:
@@ -106,18 +99,11 @@ class FeatureLoss:
         return self.of_images(outputs, targets).mean()
 
     def of_images(self, outputs: tuple[Tensor, ...], targets: FeatureTargets) -> Tensor:
-        """Return the loss of each image: [B]."""
-        return sum(self._of_one(widen(ours), widen(theirs)) for ours, theirs in pairs(outputs, targets))
-
-    def _of_one(self, ours: Tensor, theirs: Tensor) -> Tensor:
-        """Return [B] for features [B, D] or [B, N, D]."""
+        """Return the loss of each image: [B]. The features are [B, D] or [B, N, D]."""
+        pairs = [(widen(ours), widen(theirs)) for ours, theirs in zip(outputs, targets.features, strict=True)]
         if self._kind == "cosine":
-            return 1 - mean_cosine(ours, theirs)
-        return functional.smooth_l1_loss(ours, theirs, reduction="none").flatten(1).mean(1)
-
-
-def pairs(outputs: tuple[Tensor, ...], targets: FeatureTargets) -> list[tuple[Tensor, Tensor]]:
-    return list(zip(outputs, targets.features, strict=True))
+            return sum(1 - mean_cosine(*pair) for pair in pairs)
+        return sum(functional.smooth_l1_loss(*pair, reduction="none").flatten(1).mean(1) for pair in pairs)
 
 
 def mean_cosine(ours: Tensor, theirs: Tensor) -> Tensor:
@@ -196,9 +182,6 @@ def _freeze_unused(model: nn.Module, images: Tensor) -> list[str]:
 # --- the teacher ---
 
 
-PATCHES = "TRAIN.FEATURES"
-
-
 def load_feature_teacher(config: Config, parts: Sequence[str], is_trial: bool = False) -> tuple[Teacher, list[str]]:
     """Load the teacher on the CPU. Return it with lines for the log. In a trial its weights are random."""
     found, lines = find_teacher(config), []
@@ -207,25 +190,21 @@ def load_feature_teacher(config: Config, parts: Sequence[str], is_trial: bool = 
     with torch.random.fork_rng(devices=[]):
         model = build_model(found.config, num_classes)
         if not is_trial:
-            key = WEIGHTS_KEY if config.TRAIN.TEACHER_PRETRAINED else KEY
-            loaded = load_pretrained(model, found.weights, key)
+            loaded = load_pretrained(model, found.weights, found.key)
             lines = [line for line in loaded if "starts from random weights" not in line]  # about the classifier
-            lines.append(f"licence of the teacher's weights: {licence_of(config, found)}")
+            lines.append(f"licence of the teacher's weights: {licence_of(found.weights)}")
     model.reset_classifier(0)
     FeatureOutput(tuple(parts)).apply(model)
     return Teacher(model, config.DATA, found.config.DATA, side=found.side), lines
 
 
-def licence_of(config: Config, found: TeacherSource) -> str:
+def licence_of(weights: str) -> str:
     """Return the licence of the teacher's weights as timm states it, or how to find it."""
-    timm, name = import_timm(), config.TRAIN.TEACHER_MODEL
-    weights = found.weights if timm.is_model(found.weights) else name if timm.is_model(name) else None
-    if weights is None:
-        return f"not stated in {found.weights}; it depends on the images and weights that were used in training"
+    timm = import_timm()
+    if not timm.is_model(weights):
+        return f"not stated in {weights}; it depends on the images and weights that were used in training"
     stated = getattr(timm.get_pretrained_cfg(weights), "license", None)
-    stated = stated or f"not stated by timm; see the model card of {weights}"
-    is_file = weights != found.weights
-    return f"not stated in {found.weights}; timm's own weights of {weights}: {stated}" if is_file else stated
+    return stated or f"not stated by timm; see the model card of {weights}"
 
 
 def compare_features(
@@ -241,7 +220,11 @@ def compare_features(
         own = _widths("MODEL.NAME", config.MODEL.NAME, student, config, side, parts)
         theirs = _widths(KEY, config.TRAIN.TEACHER_MODEL, teacher.model, config, teacher.side or side, parts)
         if "patches" in parts and own.grid != theirs.grid:
-            raise ConfigError(_describe_grids(config, setting, side, teacher.side, own.grid, theirs.grid))
+            raise ConfigError(
+                f"{setting}: with images of {side} x {side}, {config.MODEL.NAME} has {own.grid} x {own.grid} patches, but "
+                f"the teacher has {theirs.grid} x {theirs.grid}; choose models with the same patch size and image size, or "
+                "set TRAIN.FEATURES=pooled"
+            )
     return own, theirs
 
 
@@ -251,32 +234,23 @@ def _widths(key: str, name: str, model: nn.Module, config: Config, side: int, pa
     except ConfigError as error:
         raise ConfigError(f"{key}: {name}: {error}") from None
     if "patches" in parts and found.grid is None:
-        raise ConfigError(f"{key}: {name} has no square grid of patches; set {PATCHES}=pooled, or choose another model")
+        raise ConfigError(f"{key}: {name} has no square grid of patches; set TRAIN.FEATURES=pooled or change the model")
     return found
-
-
-def _describe_grids(config: Config, setting: str, side: int, fixed: int | None, own: int, theirs: int) -> str:
-    """Return the error for grids of patches that differ, with the image size at which they would agree, if any."""
-    resized = f", whose images are resized to {fixed} x {fixed}," if fixed and fixed != side else ""
-    fitting = side * theirs / own
-    remedy = (
-        f"set DATA.IMAGE_SIZE={fitting:.0f}, "
-        if fixed and fitting == int(fitting) and "SCHEDULE" not in setting
-        else ""
-    )
-    return (
-        f"{setting}: with images of {side} x {side}, {config.MODEL.NAME} has {own} x {own} patches, but the teacher"
-        f"{resized} has {theirs} x {theirs}; {remedy}choose models with the same patch size, or set {PATCHES}=pooled"
-    )
 
 
 # --- labelled images, to measure the features ---
 
 
 LABELLED = "DATA.LABELLED_PATH"
-NEIGHBOURS = 5  # the nearest images that vote for the class of an image
-TEMPERATURE = 0.07  # of the votes' weights, exp(cosine / TEMPERATURE), as in DINO (arXiv:2104.14294)
-ROWS_AT_ONCE = 1024  # images whose similarities to all others are in memory at once
+
+
+def load_labelled(config: Config, process: Process, log: Log) -> Labelled:
+    """Return the labelled images, ready for evaluations. Collective."""
+    images = process.after_first(lambda: read_labelled(config, log.say))
+    num_images, num_classes = counted(len(images), "image"), counted(len(images.classes), "class")
+    log.say(f"labelled images for the k-NN accuracy: {num_images} of {num_classes}")
+    bad_images = BadImages(images, config.DATA.MAX_BAD_FRACTION, log.warn)
+    return Labelled(build_eval_data(config, images, process), bad_images)
 
 
 def read_labelled(config: Config, say: Callable[[str], None]) -> ImageSet:
@@ -290,8 +264,6 @@ def read_labelled(config: Config, say: Callable[[str], None]) -> ImageSet:
         train, _ = read_image_folder(replace(config, DATA=data, START=start), say)
     except DataError as error:
         raise DataError(f"{LABELLED}: {str(error).removeprefix('DATA.DATA_PATH: ')}") from None
-    except OSError as error:
-        raise DataError(f"{LABELLED}: {path} cannot be read ({error})") from error
     counts = train.count_classes()
     if (counts > 0).sum() < 2 or counts.max() < 2:
         raise DataError(
@@ -299,25 +271,3 @@ def read_labelled(config: Config, say: Callable[[str], None]) -> ImageSet:
             "image is compared with the others; add images"
         )
     return train
-
-
-def knn_accuracy(features: np.ndarray, targets: np.ndarray) -> float:
-    """Return the percentage of images whose class wins the vote of their nearest other images.
-
-    `features` [N, D], `targets` [N]. The NEIGHBOURS images with the largest cosine vote, and nearer images have more
-    weight. The result does not depend on the order of the images, unless cosines are equal.
-    """
-    features = features.astype(np.float64)
-    features /= np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
-    num_images, num_right = len(features), 0
-    k = min(NEIGHBOURS, num_images - 1)
-    for start in range(0, num_images, ROWS_AT_ONCE):
-        rows = np.arange(start, min(start + ROWS_AT_ONCE, num_images))
-        cosines = features[rows] @ features.T
-        cosines[rows - start, rows] = -np.inf
-        nearest = np.argsort(-cosines, axis=1, kind="stable")[:, :k]
-        weights = np.exp(np.take_along_axis(cosines, nearest, 1) / TEMPERATURE)
-        votes = np.zeros((len(rows), int(targets.max()) + 1))
-        np.add.at(votes, (np.repeat(rows - start, k), targets[nearest].ravel()), weights.ravel())
-        num_right += int((votes.argmax(1) == targets[rows]).sum())
-    return 100 * num_right / max(num_images, 1)

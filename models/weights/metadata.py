@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configs.removed import translate_removed
+from configs.removed import check_removed
 from configs.schema import MODEL
 from configs.values import of_role
 from models.kwargs import SETTING_BY_TYPE, SETTING_OF
@@ -42,16 +42,11 @@ def metadata_of(source: str) -> WeightsMetadata:
     record = read_record(path)
     config = record.get("config", {})
     if "MODEL.TYPE" in config:  # a run of halfstep
-        translate_removed(config, config, str(path), ("model",))  # raises ConfigError for a removed model
+        check_removed(config, str(path), ("model",))  # raises ConfigError for a removed model
         parts = ({key: config[key] for key in keys if key in config} for keys in (PREPROCESSING, ARCHITECTURE))
         return WeightsMetadata(str(path), *parts)
-    try:
+    with naming_damage(f"{path}, its config.json or `args`", AssertionError):
         return WeightsMetadata(str(path), *(_from_folder(path) or _from_training(record) or _from_shapes(path) or ()))
-    except (ArithmeticError, AssertionError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(
-            f"{path}: its config.json or `args` are not in the format of timm or transformers ({type(error).__name__}: "
-            f"{error}); save only the weights"
-        ) from None
 
 
 def classes_of_weights(source: str) -> list[str]:

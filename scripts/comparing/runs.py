@@ -22,46 +22,30 @@ from utils.facts import FACTS_OF_IMAGES, NUMBERS, SIZES, changed_facts
 from utils.runs import Identity, folder_of
 from utils.text import first_of, one_line
 
+REPETITION = ("SEED", "DATA.FOLD")  # runs that differ in nothing else are one group
 # Settings that do not influence the result of a run, such as the location of the data. They do not separate groups.
-WITHOUT_EFFECT = {*of_role(MACHINE, RECORD), *(key for key in of_role(DATA) if SETTINGS[key].may_change)}
-# {fact that identifies the data, if a run recorded it: its description in messages}
-NOTED = {
-    "classes": "classes",
-    "training_images": "training images",
-    "validation_images": "validation images",
-    "validation_digest": "names or labels of the validation images",
-}
-SAME_BY_FACTS = "validation_digest"  # redundant if the runs recorded FACTS_OF_IMAGES
-PATH, MISSING = "DATA.DATA_PATH", "-"
+WITHOUT_EFFECT = {*of_role(MACHINE, RECORD), *(key for key in of_role(DATA) if SETTINGS[key].may_change), "SEED"}
 NAMED_BY_PATH = {"imagefolder", "csv"}  # the name of an image is its path below the folder of the images
-OF_A_START = PATH, "images_per_update"  # facts that depend on where and how a run is started
+MISSING = "-"
+LONGEST_NAME = 48  # maximum characters of settings in a group's name
 Common = Mapping[Path, Mapping[tuple[str, str], bool]]  # {run's folder: {(image, label): whether the run was right}}
-# Settings that identify the data of runs without status.json.
-DATA_SETTINGS = [key for key in of_role(DATA) if key not in (*WITHOUT_EFFECT, "DATA.FOLD")]
 
 
 def find_runs(sources: Sequence[str], fewest: int = 2) -> tuple[list[SavedRun], list[str]]:
     """Return the runs of the sources, and the reasons why others are left out.
 
     A source is a run's folder, a folder of runs, or a pattern. If a source is a run's folder, it must be readable. In a
-    folder of runs, copies, evaluations, and runs without a finished epoch are left out.
+    folder of runs, evaluations and runs without a finished epoch are left out.
     """
-    runs, left_out, originals = {}, [], {}
+    runs, left_out = {}, []
     for source in sources:
         for folder, is_named in _folders(source):
             try:
-                run = SavedRun.open(folder)
+                runs.setdefault(folder.resolve(), SavedRun.open(folder))
             except ConfigError as error:
                 if is_named:
                     raise
                 left_out.append(f"left out: {error}")
-                continue
-            known = Identity.of(run.status)
-            original = originals.setdefault((known.id if known else folder.resolve(), repr(run.settings)), folder)
-            if original.resolve() == folder.resolve() or is_named:
-                runs.setdefault(folder.resolve(), run)
-            else:
-                left_out.append(f"left out: {folder} is a copy of {original}; name both to compare them")
     if len(runs) < fewest:
         problem = "; ".join(["found only one run" if runs else "found no run with a finished epoch", *left_out])
         raise ConfigError(f"{' '.join(sources)}: {problem}; give two or more runs, or a folder that contains them")
@@ -81,58 +65,42 @@ def _folders(source: str) -> Iterator[tuple[Path, bool]]:
         yield from ((folder, folder == path) for folder in sorted(folders, key=_start_of))
 
 
-def _start_of(folder: Path) -> tuple[str, bool, str]:
-    """Return a sort key: the oldest run comes first, as the baseline. A run precedes its copies, which began with it."""
+def _start_of(folder: Path) -> tuple[str, str]:
+    """Return a sort key: the oldest run comes first, as the baseline."""
     known = Identity.of(read_object(folder / "status.json"))
-    return known.began if known else "", known is not None and known.name != folder.name, folder.name
+    return known.began if known else "", folder.name
+
+
+# --- are these the same data? ---
+
+
+def data_of(run: SavedRun) -> dict[str, str]:
+    """Return the facts that identify the data of a run. Only those of the settings are known without status.json."""
+    found = {"DATA.DATASET": str(run.settings["DATA.DATASET"]), "classes": str(run.about.get("classes"))}
+    return found | images_of(run)
+
+
+def images_of(run: SavedRun) -> dict[str, str]:
+    """Return the recorded numbers and digests of the images, their labels and files."""
+    recorded = run.about.get("data", {})
+    return {fact: str(recorded[fact]) for fact in (*NUMBERS, *FACTS_OF_IMAGES) if fact in recorded}
 
 
 def other_data(runs: Sequence[SavedRun]) -> list[str]:
-    """Return the differences in the data of the runs. Each fact is reported for the first two runs that differ in it.
-
-    Folds of a data set have different images, so facts about images are compared only between runs of the same fold.
-    """
-    noted = _noted(runs)
-    found: dict[str, str] = {}  # {fact: text with the two values}
-    pairs: dict[tuple[Path, Path], list[str]] = {}
-    facts: dict[str, dict[Any, tuple[Any, SavedRun]]] = {}
+    """Return how the data of each run differ from the data of an earlier run."""
+    found = [f"{run.folder} has no record of its data" for run in runs if not images_of(run)]
     for run in runs:
-        for what, value in _data_of(run, noted):
-            place = run.settings["DATA.FOLD"] if "images" in what or "files" in what else None
-            known, first = facts.setdefault(what, {}).setdefault(place, (value, run))
-            implied_by = (what, *(number for number, follow in NUMBERS.items() if what in follow))
-            if changed_facts({what: known}, {what: value}) and not found.keys() & {*implied_by}:
-                found[what] = f" ({known} and {value})" if len(f"{known}{value}") < 80 else ""
-                pairs.setdefault((first.folder, run.folder), []).append(what)
-    return [
-        f"{first_of([what + found[what] for what in names], limit=4)} of {first} and {second}"
-        for (first, second), names in pairs.items()
-    ]
+        first, facts = next(each for each in runs if _fold_of(each) == _fold_of(run)), data_of(run)
+        if first is run:  # other folds have other images
+            first, facts = runs[0], {fact: value for fact, value in facts.items() if fact not in images_of(run)}
+        if changed := changed_facts(data_of(first), facts):
+            words = [f"{fact} ({values})" for fact, values in changed.items()]
+            found.append(f"{first_of(words, limit=4)} of {first.folder} and {run.folder}")
+    return found
 
 
-def _noted(runs: Sequence[SavedRun]) -> dict[str, str]:
-    """Return NOTED, without the digest of the validation images if all runs recorded more exact facts of the data."""
-    return {key: what for key, what in NOTED.items() if key != SAME_BY_FACTS or not all(map(_facts_of, runs))}
-
-
-def _facts_of(run: SavedRun) -> dict[str, Any]:
-    """Return the recorded digests of the images, their labels and files, or {} if there is no status.json."""
-    facts = run.about.get("data", {})
-    return {fact: facts[fact] for fact in FACTS_OF_IMAGES if isinstance(facts.get(fact), str)}
-
-
-def _data_of(run: SavedRun, noted: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
-    settings = run.settings
-    yield "DATA.DATASET", settings["DATA.DATASET"]
-    for key, what in noted.items():
-        if (value := run.about.get(key)) is not None:
-            yield what, value
-    yield from _facts_of(run).items()
-    if run.about.get("validation_digest") is None:
-        for key in DATA_SETTINGS:
-            yield key, settings[key]
-        # A data set may have been moved, so only the name of its folder is compared.
-        yield "the name of DATA.DATA_PATH", Path(str(settings["DATA.DATA_PATH"])).name
+def _fold_of(run: SavedRun) -> str | None:
+    return run.settings["DATA.FOLD"]
 
 
 @functools.cache
@@ -152,9 +120,9 @@ def common_images(runs: Sequence[SavedRun]) -> Common:
     # they get the names of the first of them.
     tables, first = {}, {}
     for run in runs:
-        table, facts = scored(run.folder), _facts_of(run)
+        table, facts = scored(run.folder), images_of(run)
+        is_complete = facts.get("validation images") == str(len(table))
         names, labels, _ = (facts.get(fact) for fact in NUMBERS["validation images"])
-        is_complete = names and labels and len(table) == run.about["data"].get("validation images")
         known = first.setdefault((names, labels), table) if is_complete else table
         tables[run.folder] = dict(zip(known, table.values(), strict=True))
     common = set.intersection(*map(set, tables.values()))
@@ -164,22 +132,20 @@ def common_images(runs: Sequence[SavedRun]) -> Common:
 def have_same_files(run: SavedRun, other: SavedRun) -> bool:
     """Return whether an image name means the same file in both runs: the data folder is the same, or a copy.
 
-    A folder counts as a copy if its validation images are the same. A run without status.json counts as having the same
-    folder.
+    A folder counts as a copy if its validation images are the same.
     """
-    here, there = _facts_of(run), _facts_of(other)
-    paths = {each.about.get("data_path") for each in (run, other)}
-    return (
-        len(paths) == 1 or not (here and there) or not any("validation" in fact for fact in changed_facts(here, there))
-    )
+    is_same_folder = run.about.get("data_path") == other.about.get("data_path")
+    changed = changed_facts(images_of(run), images_of(other))
+    return is_same_folder or not any("validation" in fact for fact in changed)
 
 
 def image_test(run: SavedRun, other: SavedRun) -> ImageTest | None:
     """Return the test of two runs on the images that both scored, or None if they have no scored images in common."""
     common = common_images([run, other])
     one, two = common[run.folder], common[other.folder]
-    pairs = (one, two), (two, one)
-    only_first, only_second = (sum(mine[each] > theirs[each] for each in one) for mine, theirs in pairs)
+    only_first, only_second = (
+        sum(mine[each] > theirs[each] for each in one) for mine, theirs in ((one, two), (two, one))
+    )
     return ImageTest(len(one), only_first, only_second) if one else None
 
 
@@ -200,40 +166,38 @@ def check_data(runs: Sequence[SavedRun], is_allowed: bool) -> tuple[str, Common 
     return f"the runs have different data, so they are compared on the {share} that all have scored: {found}", common
 
 
-def differing(runs: Sequence[SavedRun]) -> list[str]:
-    """Return the names of settings that influence the result, and of facts about the data, if their values differ."""
-    settings = dict.fromkeys(key for run in runs for key in run.settings if key not in WITHOUT_EFFECT and key != "SEED")
-    facts = [] if any(run.settings["DATA.FOLD"] for run in runs) else [*_noted(runs), *FACTS_OF_IMAGES]
-    keys, known, found = [*settings, *OF_A_START, *facts], {}, {}
-    for run in runs:
-        values = {key: value_of(run, key) for key in keys} | _facts_of(run)
-        values = {key: value for key, value in values.items() if value != MISSING or key in settings}
-        found |= changed_facts(known, values)
-        known = values | known
-    return [key for key in keys if key in found]
-
-
-def value_of(run: SavedRun, key: str) -> str:
-    """Return a setting or fact as text without credentials, or '-' if it is missing.
-
-    For DATA.FOLD, return the number of folds.
-    """
-    value = run.settings.get(key, run.about.get(key, _facts_of(run).get(key, MISSING)))
-    if key == PATH:
-        value = run.about.get("data_path", value)
-    if key in FACTS_OF_IMAGES:
-        is_long = key.startswith(SIZES) and value != MISSING  # file sizes are 64 numbers, too many to show
-        return hashlib.sha256(value.encode()).hexdigest()[:12] if is_long else value
-    if key == "DATA.FOLD" and value:
-        value = value.rpartition("/")[2]
-    return written(value)
-
-
 # --- groups of repeated runs ---
 
 
-REPETITION = ("SEED", "DATA.FOLD")  # runs that differ in nothing else are one group
-LONGEST_NAME = 48  # maximum characters of settings in a group's name
+def identity_of(run: SavedRun) -> dict[str, str]:
+    """Return {setting or fact: value as text, without credentials} of everything that influences the result of a run.
+
+    Seed and fold are left out, since they tell repetitions apart. With folds, the facts about images differ too.
+    """
+    found = {key: written(value) for key, value in run.settings.items() if key not in WITHOUT_EFFECT}
+    found["DATA.DATA_PATH"] = written(run.about.get("data_path", run.settings["DATA.DATA_PATH"]))
+    if fold := _fold_of(run):
+        found["DATA.FOLD"] = fold.rpartition("/")[2]
+    if "images_per_update" in run.about:
+        found["images_per_update"] = str(run.about["images_per_update"])
+    return found | ({} if fold else images_of(run))
+
+
+def differing(runs: Sequence[SavedRun]) -> dict[str, list[str]]:
+    """Return {setting or fact that differs between the runs: its value in each run}."""
+    identities = [identity_of(run) for run in runs]
+    settings = dict.fromkeys((key for run in runs for key in run.settings if key not in WITHOUT_EFFECT), MISSING)
+    known, found = {}, {}
+    for each in identities:
+        values = settings | each
+        found |= changed_facts(known, values)
+        known = values | known
+    return {key: [_shortened(key, each.get(key, MISSING)) for each in identities] for key in known if key in found}
+
+
+def _shortened(fact: str, value: str) -> str:
+    """Return a digest in place of 64 file sizes, which are too many to show."""
+    return hashlib.sha256(value.encode()).hexdigest()[:12] if fact.startswith(SIZES) and value != MISSING else value
 
 
 @dataclass(frozen=True)
@@ -278,10 +242,6 @@ class Group:
         values = [row[name] for row in run.epochs for name in names if row.get(name) is not None]
         return max(values, key=lambda value: rank_of(self.metric, value, 0.0), default=None)
 
-    def values(self, figure: str) -> list[float]:
-        """Return a figure (speed, seconds or memory) of each run that has it."""
-        return [value for run in self.runs if (value := getattr(run, figure)) is not None]
-
 
 def group_runs(runs: Sequence[SavedRun], metric: str | None, common: Common | None = None) -> list[Group]:
     """Return the groups in the order of their first runs.
@@ -300,11 +260,11 @@ def group_runs(runs: Sequence[SavedRun], metric: str | None, common: Common | No
     if without and metric:
         name = f"{without[0].folder} has no {TITLES.get(metric, metric)}"
         raise ConfigError(f"-metric {metric}: {name}; choose another metric, or leave the run out")
-    keys = differing(runs)
+    found = differing(runs)
     members: dict[tuple[str, ...], list[SavedRun]] = {}
-    for run in runs:
-        members.setdefault(tuple(value_of(run, key) for key in keys), []).append(run)
+    for run, *values in zip(runs, *found.values(), strict=True):
+        members.setdefault(tuple(values), []).append(run)
     return [
-        Group(number, dict(zip(keys, values, strict=True)), each, compared, common)
+        Group(number, dict(zip(found, values, strict=True)), each, compared, common)
         for number, (values, each) in enumerate(members.items(), start=1)
     ]

@@ -1,121 +1,144 @@
 """Writes a comparison as sentences and tables in Markdown."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from engine.evaluation.scores import TITLES
 from scripts.comparing.runs import Group, image_test
-from scripts.comparing.statistics import ONE_RUN, Difference, difference, spread, verdict
+from scripts.comparing.statistics import ONE_RUN, Difference, ImageTest, difference, spread, verdict
 from utils.text import counted, first_of, format_bytes, format_duration, markdown_table, one_line, printable
 
 ENDS = {"killed": "was killed", "running": "is still going", "stopped": "was stopped", "failed": "ended with an error"}
+HOW_TO_READ = {
+    "±": "± after a mean is the standard deviation over the runs of the group (its seeds and folds)",
+    "against": "against group 1: the difference of the means ± its standard error; within noise: its 95% interval "
+    "contains 0 (Student's t, paired by seed if both groups have the same seeds, otherwise Welch's)",
+    "images": "x : y images, p: of the images that both scored, only the first run of the group classifies x correctly, "
+    "and only the first run of group 1 classifies y correctly; p is from McNemar's exact test. A small p says that the "
+    "weights of these two runs differ on images like these; it says nothing about the settings",
+}
 
 
 def to_markdown(groups: Sequence[Group], warning: str, left_out: Sequence[str]) -> str:
     """Return the comparison as a Markdown page. `warning`: about different data. `left_out`: why runs are left out."""
-    runs = [run for group in groups for run in group.runs]
-    notes = [*_notes(groups), *_how_to_read(groups), *left_out]
-    parts = [f"# {counted(len(runs), 'run')} in {counted(len(groups), 'group')}"]
+    first, others = groups[0], groups[1:]
+    differences = {each.number: difference(each.best, first.best) for each in others if first.best and each.best}
+    tests = {each.number: test for each in others if (test := _image_test(first, each))}
+    notes = _notes(groups)
+    notes += [HOW_TO_READ["±"]] if any(len(group.runs) > 1 for group in groups) else []
+    notes += [HOW_TO_READ["against"]] if any(each.error is not None for each in differences.values()) else []
+    notes += [HOW_TO_READ["images"]] if tests else []
+    parts = [f"# {counted(sum(len(group.runs) for group in groups), 'run')} in {counted(len(groups), 'group')}"]
     parts += [f"**Warning: {_text(warning)}**"] if warning else []
-    parts += [_text(_answer(groups)), "## Results", _results(groups)]
-    parts += ["\n".join(f"- {_text(note)}" for note in notes)] if notes else []
-    if keys := list(groups[0].settings):
-        rows = [[str(group.number), *map(_shortened, group.settings.values())] for group in groups]
-        parts += ["## Settings that differ", _table(["group", *keys], rows)]
+    parts += [_text(_answer(groups, differences)), "## Results", _results(groups, differences, tests)]
+    parts += ["\n".join(f"- {_text(note)}" for note in [*notes, *left_out])] if notes or left_out else []
+    if first.settings:
+        rows = [[str(group.number), *group.settings.values()] for group in groups]
+        parts += ["## Settings that differ", _table(["group", *first.settings], rows)]
     parts += ["## Runs", _runs(groups)]
     return "\n\n".join(parts) + "\n"
 
 
-def _against_first(groups: Sequence[Group]) -> dict[int, Difference]:
-    """Return {group number: difference of the group's best metric from the first group's}."""
-    first = groups[0].best
-    return {each.number: difference(each.best, first) for each in groups[1:] if first and each.best}
+def _image_test(first: Group, group: Group) -> ImageTest | None:
+    """Return the test on common images if either group has only one run, so that its noise is unknown."""
+    if first.metric != "top1" or min(len(first.best), len(group.best)) > 1:
+        return None
+    return image_test(first.runs[0], group.runs[0])
 
 
-def _best_row(groups: Sequence[Group]) -> int | None:
-    """Return the row of the best mean, or None if nothing was measured or all means are equal."""
-    means = {row: np.mean(list(group.best.values())) for row, group in enumerate(groups) if group.best}
+def _best_group(groups: Sequence[Group]) -> Group | None:
+    """Return the group with the best mean, or None if nothing was measured or all means are equal."""
+    means = {group.number: np.mean(list(group.best.values())) for group in groups if group.best}
     if len(means) > 1 == len(set(means.values())):
         return None
-    return (min if groups[0].metric == "loss" else max)(means, key=means.get, default=None)
+    number = (min if groups[0].metric == "loss" else max)(means, key=means.get, default=None)
+    return groups[number - 1] if number else None
 
 
-def _answer(groups: Sequence[Group]) -> str:
+def _answer(groups: Sequence[Group], differences: Mapping[int, Difference]) -> str:
     """Return a sentence that names the best group, and says whether its lead is more than noise."""
-    row, metric = _best_row(groups), groups[0].metric
-    if row is None:
+    best, metric = _best_group(groups), groups[0].metric
+    if best is None:
         is_measured = any(group.best for group in groups)
         return f"All groups have the same {TITLES[metric]}." if is_measured else "Nothing was evaluated yet."
     if len(groups) == 1:
         return "All runs have the same settings except for seed and fold."
-    best, found = groups[row], _against_first(groups)
     start = f"Group {best.name} has the {'lowest' if metric == 'loss' else 'highest'} {TITLES[metric]}"
-    rivals = found if row == 0 else {number: each for number, each in found.items() if number == best.number}
+    is_first = best is groups[0]
+    rivals = differences if is_first else {best.number: differences[best.number]} if differences else {}
     if near := [number for number, each in rivals.items() if each.is_noise]:
-        names = [f"group {number}" for number in near] if row == 0 else ["group 1"]
+        names = [f"group {number}" for number in near] if is_first else ["group 1"]
         return f"{start}; its lead over {first_of(names, limit=6)} may be noise between repetitions."
     if any(each.is_noise is None for each in rivals.values()):
         return f"{start}. {ONE_RUN}"
-    if row == 0:
+    if is_first:
         return f"{start}; every other group is worse by more than the noise between repetitions."
     return f"{start}, by more than the noise between repetitions." if rivals else f"{start}."
 
 
-def _results(groups: Sequence[Group]) -> str:
-    is_loss = groups[0].metric == "loss"
-    digits, best, differences = 4 if is_loss else 2, _best_row(groups), _against_first(groups)
+def _results(groups: Sequence[Group], differences: Mapping[int, Difference], tests: Mapping[int, ImageTest]) -> str:
+    metric, best = groups[0].metric, _best_group(groups)
     shared = "" if groups[0].common is None else " of common images"
-    title = f"best {TITLES[groups[0].metric]}{shared}{'' if is_loss else ', %'}"
+    title = f"best {TITLES[metric]}{shared}{'' if metric == 'loss' else ', %'}"
     header = ["group", "runs", title, "against group 1", "epochs", "images/s", "time", "memory"]
     rows = []
-    for row, group in enumerate(groups):
+    for group in groups:
+        cells = [group.name, str(len(group.runs)), spread(list(group.best.values()), _digits(metric))]
+        of_images = (
+            f"; {test.only_second} : {test.only_first} images, p {test.p:.2g}"
+            if (test := tests.get(group.number))
+            else ""
+        )
+        against = _describe(differences.get(group.number), metric) + of_images
         epochs = sorted({run.num_epochs for run in group.runs})
-        cells = [group.name, str(len(group.runs)), spread(list(group.best.values()), digits)]
-        found = differences.get(group.number)
-        cells.append(_describe(found, digits, is_loss) + _of_images(groups, group) if row else "")
-        cells.append(" to ".join(map(str, dict.fromkeys((epochs[0], epochs[-1])))))
-        cells += [spread(group.values("speed"), 0), _mean(group, "seconds", format_duration)]
+        cells += [
+            against if group is not groups[0] else "",
+            " to ".join(map(str, dict.fromkeys((epochs[0], epochs[-1])))),
+        ]
+        cells += [spread(_figures(group, "speed"), 0), _mean(group, "seconds", format_duration)]
         cells.append(_mean(group, "memory", format_bytes))
-        is_best = row == best and len(groups) > 1
+        is_best = group is best and len(groups) > 1
         rows.append([f"**{_text(cell)}**" if is_best and cell else _text(cell) for cell in cells])
     shown = [column for column in range(len(header)) if column < 3 or any(row[column] not in ("", "-") for row in rows)]
     return markdown_table([header[column] for column in shown], [[row[column] for column in shown] for row in rows])
 
 
-def _mean(group: Group, figure: str, to_text: Callable[[float], str]) -> str:
-    values = group.values(figure)
+def _digits(metric: str) -> int:
+    return 4 if metric == "loss" else 2
+
+
+def _figures(group: Group, name: str) -> list[float]:
+    """Return a figure (speed, seconds or memory) of each run that has it."""
+    return [value for run in group.runs if (value := getattr(run, name)) is not None]
+
+
+def _mean(group: Group, name: str, to_text: Callable[[float], str]) -> str:
+    values = _figures(group, name)
     return to_text(float(np.mean(values))) if values else "-"
 
 
-def _of_images(groups: Sequence[Group], group: Group) -> str:
-    """Return the result of the image test if either group has only one run, so that its noise is unknown; else ''."""
-    if groups[0].metric != "top1" or min(len(groups[0].best), len(group.best)) > 1:
-        return ""
-    test = image_test(groups[0].runs[0], group.runs[0])
-    return f"; {test.only_second} : {test.only_first} images, p {test.p:.2g}" if test else ""
-
-
-def _describe(found: Difference | None, digits: int, is_loss: bool) -> str:
+def _describe(found: Difference | None, metric: str) -> str:
     if found is None:
         return "-"
+    value = f"{found.value:+.{_digits(metric)}f}"
     if found.error is None:
-        return f"{found.value:+.{digits}f} (noise unknown)"
-    word = "within noise" if found.is_noise else verdict(found.value, False, is_loss)
-    return f"{found.value:+.{digits}f} ± {found.error:.{digits}f} ({word}{', paired' if found.is_paired else ''})"
+        return f"{value} (noise unknown)"
+    word = "within noise" if found.is_noise else verdict(found.value, False, metric == "loss")
+    return f"{value} ± {found.error:.{_digits(metric)}f} ({word}{', paired' if found.is_paired else ''})"
 
 
 def _runs(groups: Sequence[Group]) -> str:
-    rows = []
+    metric, rows = groups[0].metric, []
     for group in groups:
         for run in group.runs:
             seed, fold, value = run.settings["SEED"], run.settings["DATA.FOLD"], group.best_of(run)
-            figure = "-" if value is None else f"{value:.{4 if group.metric == 'loss' else 2}f}"
-            epoch = run.best.epoch if run.metric == group.metric and run.best.epoch else "-"
+            figure = "-" if value is None else f"{value:.{_digits(metric)}f}"
+            epoch = run.best.epoch if run.metric == metric and run.best.epoch else "-"
             repetition = f"{seed}, fold {fold}" if fold else seed
             rows.append([group.number, repetition, figure, epoch, run.state, one_line(str(run.folder))])
-    return _table(["group", "seed", f"best {TITLES[groups[0].metric]}", "in epoch", "state", "folder"], rows)
+    return _table(["group", "seed", f"best {TITLES[metric]}", "in epoch", "state", "folder"], rows)
 
 
 def _notes(groups: Sequence[Group]) -> list[str]:
@@ -130,8 +153,7 @@ def _notes(groups: Sequence[Group]) -> list[str]:
     for run in runs:
         planned, done = run.planned_epochs, run.num_epochs
         if done < planned and run.status.get("reason") != "early stop":
-            how = ENDS.get(run.state, "ended")
-            name = one_line(str(run.folder))
+            how, name = ENDS.get(run.state, "ended"), one_line(str(run.folder))
             notes.append(f"{name} {how} after epoch {done} of {planned}: only these epochs are compared")
     for group in groups:
         if again := sum(len(key) > 2 for key in group.repetitions):
@@ -142,29 +164,6 @@ def _notes(groups: Sequence[Group]) -> list[str]:
     if len(devices := {run.about.get("device_name") or "an unknown device" for run in runs}) > 1:
         notes.append(f"speed, time and memory come from different devices: {', '.join(sorted(devices))}")
     return notes
-
-
-def _how_to_read(groups: Sequence[Group]) -> list[str]:
-    notes = []
-    if any(len(group.runs) > 1 for group in groups):
-        notes.append("± after a mean is the standard deviation over the runs of the group (its seeds and folds)")
-    if any(each.error is not None for each in _against_first(groups).values()):
-        notes.append(
-            "against group 1: the difference of the means ± its standard error; within noise: its 95% interval contains "
-            "0 (Student's t, paired by seed if both groups have the same seeds, otherwise Welch's)"
-        )
-    if any(_of_images(groups, group) for group in groups[1:]):
-        notes.append(
-            "x : y images, p: of the images that both scored, only the first run of the group classifies x correctly, "
-            "and only the first run of group 1 classifies y correctly; p is from McNemar's exact test. A small p says "
-            "that the weights of these two runs differ on images like these; it says nothing about the settings"
-        )
-    return notes
-
-
-def _shortened(value: str) -> str:
-    """Shorten a SHA-256 to its first digits, which are enough to distinguish it. Return other values unchanged."""
-    return value.strip('"')[:8] if re.fullmatch('"?[0-9a-f]{64}"?', value) else value
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 from configs.flags import FLAGS  # noqa: E402
-from configs.schema import START, Arguments, Only  # noqa: E402
+from configs.schema import START, Arguments  # noqa: E402
 from configs.tables import SOURCES, TORCH_OPTIMIZERS  # noqa: E402
 from configs.values import SETTINGS, START_SETTINGS, Setting, describe_bounds, to_text  # noqa: E402
 from engine.record.columns import COLUMNS, STEP_COLUMNS  # noqa: E402
@@ -21,37 +21,19 @@ INTRODUCTION = """\
 Generated from `configs/schema.py` by `python scripts/maintenance/make_settings_page.py`; edit the descriptions there.
 
 The last of these places wins: the default below, the files that a file names under `BASE`, the file given with `-cfg`, a flag,
-`-opts KEY=VALUE ...`. A run saves its settings as `config.yaml`, each with its origin; with `-cfg`, that file repeats the run.
-
-```yaml
-BASE: common.yaml        # one file or a list, relative to this file's folder; the settings below override it
-TRAIN:
-    BASE_LR: 3e-3
-    OPTIMIZER:
-        BETAS: [0.9, 0.95]   # or (0.9, 0.95)
-```
+`-opts KEY=VALUE ...`. A run saves its settings as `config.yaml`; with `-cfg`, that file repeats the run.
 
 ```
 python main_single_gpu.py -cfg ./configs/vit_digits.yaml -epochs 5 -opts TRAIN.BASE_LR=1e-3 TRAIN.OPTIMIZER.BETAS=0.9,0.95
 ```
 
 The type decides how a value is read: `3e-3` is a number, and `010` is 10. `None`, `null`, `~` or an empty value means "not set".
-A key that is unknown or written twice is an error, and so is a value of the wrong type or out of bounds.
-
 A setting of type "arguments" is a section of keyword arguments for a constructor of another library, set one by one:
-`-opts MODEL.KWARGS.init_values=1e-5 MODEL.KWARGS.global_pool=avg`. `MODEL.KWARGS=null` removes the arguments from earlier files.
+`-opts MODEL.KWARGS.init_values=1e-5`; `MODEL.KWARGS=null` removes the arguments from earlier files.
 
 The role of a setting: **data**, the images and labels; **model**, the architecture and the preparation of its images; **recipe**, the
-training; **machine**, place and speed; **record**, files and messages. A resumed run may change settings that are marked with `*`,
-and others if `RESUME.ALLOW_CHANGED` names them.
-"""
-
-START_INTRODUCTION = """
-## One start of the program
-
-These settings control one start of the program. Write them like other settings, with the section in front. They
-are not saved with the run.
-
+training; **machine**, place and speed; **record**, files and messages; **start**, a command for one start of the program, which is
+not saved. A resumed run may change settings that are marked with `*`, and others if `RESUME.ALLOW_CHANGED` names them.
 """
 
 _TYPES = {int: "whole number", float: "number", bool: "true or false", str: "text", Arguments: "arguments"}
@@ -64,7 +46,7 @@ def page() -> str:
     for key, setting in SETTINGS.items():
         sections.setdefault(key.rpartition(".")[0], []).append(setting)
     tables = [f"\n## {section or 'The run'}\n\n{_table(settings)}" for section, settings in sections.items()]
-    start = START_INTRODUCTION + _table(START_SETTINGS.values())
+    start = f"\n## One start of the program\n\n{_table(START_SETTINGS.values())}"
     return "".join([INTRODUCTION, *tables, start])
 
 
@@ -94,7 +76,8 @@ def source_rows() -> Iterator[str]:
     for name, row in SOURCES.items():
         section = row.section or name
         title = f"[`{name}`](#{section})" if section in sections else f"`{name}`"
-        own = ", ".join(f"`{setting.key}`" for setting in settings_of("DATA.DATASET", name))
+        only = {setting.key: setting.only for setting in SETTINGS.values() if setting.only}
+        own = ", ".join(f"`{key}`" for key, each in only.items() if "DATA.DATASET" in each.keys and name in each.values)
         yield f"| {title} | {row.sentence} | {row.split} | {own} |"
 
 
@@ -103,15 +86,6 @@ def optimizer_rows() -> Iterator[str]:
         settings = ", ".join(f"`{each}`" for each in row.settings)
         low, high = row.usual_rates
         yield f"| `{name}` | {row.sentence} | {settings} | {low:g} to {high:g} |"
-
-
-def settings_of(key: str, name: str) -> Iterator[Setting]:
-    """Yield the settings that have an effect only with this value of another setting."""
-    for setting in SETTINGS.values():
-        section = setting.key.rpartition(".")[0]
-        for mark in setting.marks:
-            if isinstance(mark, Only) and mark.keys(SETTINGS, section) == [key] and name in mark.values:
-                yield setting
 
 
 def _table(settings: Iterable[Setting]) -> str:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from engine.evaluation.scores import TITLES, format_value
 from engine.record.saved_files import read_table
-from engine.record.saved_run import read_status
+from engine.record.saved_run import is_locked, read_status
 from scripts.comparing.statistics import spread
 from scripts.sweeping.plan import Sweep, Trial, describe
 from utils.errors import ConfigError, ExitCode, cause_of
-from utils.files import FolderLock, creating, locked, write_text
+from utils.files import FolderLock, creating, write_text
 from utils.program import StopSignal, die_with_parent
 from utils.text import counted, csv_text, format_time, markdown_table
 
@@ -66,15 +66,6 @@ def read_result(folder: Path) -> Result:
         rows = read_table(folder / "metrics.csv")
         seconds = sum(float(row["train_seconds"]) + float(row["eval_seconds"] or 0) for row in rows)
     return Result(state, str(status.get("reason") or ""), code, metric, best.get(metric), best.get("epoch"), seconds)
-
-
-def is_locked(folder: Path) -> bool:
-    """Return whether a run is using the folder. A missing lock file means that no run has used it."""
-    if not (folder / ".lock").exists():
-        return False
-    with contextlib.suppress(OSError), locked(folder / ".lock") as file:
-        return file is None
-    return False
 
 
 def write_trials(sweep: Sweep, folder: Path, results: Sequence[Result]) -> None:

@@ -1,12 +1,10 @@
 """The precedence of values, settings that must be set together, and the resulting config."""
 
 import dataclasses
-from types import MappingProxyType
 
 import pytest
 
-from configs.derive import STEPS, Merged, derive
-from configs.load import load, merge, to_yaml
+from configs.load import load, to_yaml
 from configs.values import SETTINGS, flatten
 from configs.yaml_files import Layer
 from models import build_model
@@ -34,26 +32,6 @@ def test_setting_takes_value_and_origin_of_its_last_source():
     assert {key: (values[key], loaded.origins[key]) for key in expected} == expected
 
 
-def test_deriving_settings_leaves_merged_settings_unchanged():
-    files = Layer("x.yaml", {"MODEL.TYPE": "vit", "MODEL.EMBED_DIM": "64"})
-    texts = {
-        "MODEL.TYPE": "timm",
-        "DATA.IMAGE_CHANNELS": "1",
-        "DATA.LABEL_SEPARATOR": "|",
-        "TRAIN.OPTIMIZER.NAME": "adamw",
-        "TRAIN.LR_SCHEDULER.NAME": "step",
-    }
-    merged, _ = merge([files, Layer("-opts", texts)])
-    read_only = Merged(MappingProxyType(merged.values), MappingProxyType(merged.origins), merged.order)
-    for step in STEPS:
-        step(read_only)
-    derived, notes = derive(merged)
-    changed = {key for key, value in derived.values.items() if value != merged.values[key]}
-    means = {"DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"}
-    chosen = {"TRAIN.OPTIMIZER.NAME", "TRAIN.LR_SCHEDULER.AFTER_WARMUP", "TRAIN.LOSS", "TRAIN.BEST_METRIC"}
-    assert changed == means | chosen | {"MODEL.EMBED_DIM"} and len(notes) == 1
-
-
 def test_grey_images_use_one_mean_and_deviation():
     config = load_text("DATA: {IMAGE_CHANNELS: 1, IMAGENET_STD: 0.3}").config
     assert (config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD) == ((0.5,), (0.3,))
@@ -71,7 +49,8 @@ TOGETHER = """
 -eval -opts DATA.BATCH_SIZE=7 TRAIN.CUTMIX_ALPHA=1
 -eval -dataset csv -opts DATA.LABEL_SEPARATOR=; TRAIN.DISTILLATION_TYPE=soft TRAIN.TEACHER_MODEL=none
 -amp -opts PRECISION.MIN_LOSS_SCALING=8 PRECISION.INIT_LOSS_SCALING=8 PRECISION.MAX_LOSS_SCALING=8
--compile max-autotune-no-cudagraphs -accum_iter 2 -opts TRAIN.CLIP_MODE=agc DIST.STRATEGY=fsdp2
+-compile max-autotune-no-cudagraphs -accum_iter 2
+-opts TRAIN.CLIP_MODE=agc DIST.STRATEGY=fsdp2
 -compile reduce-overhead -image_size 16 -opts MODEL.PATCH_SIZE=16 MODEL.FREEZE=[*,!head]
 -dataset csv -data_path photos -opts DATA.COLUMNS=[a,b] DATA.SAMPLER=balanced RESUME.ALLOW_CHANGED=[TRAIN.BASE_LR,SPLIT]
 -dataset shards -data_path s3://bucket/photos -opts MODEL.TYPE=timm MODEL.NAME=resnet18 RESUME.ALLOW_CHANGED=[IMAGES]
@@ -97,14 +76,6 @@ def test_config_is_immutable():
         config.SEED = 1
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.TRAIN.OPTIMIZER.EPS = 1.0
-
-
-def test_step_schedule_with_milestones_needs_no_decay_epochs():
-    text = (
-        "TRAIN: {LR_SCHEDULER: {NAME: step, DECAY_RATE: 0.5, MILESTONES: [3]}, OPTIMIZER: {NAME: SGD, MOMENTUM: 0.9}}"
-    )
-    schedule = load_text(text).config.TRAIN.LR_SCHEDULER
-    assert (schedule.MILESTONES, schedule.DECAY_RATE, schedule.AFTER_WARMUP) == ((3,), 0.5, False)
 
 
 @pytest.mark.parametrize("text", cases_of("mistakes-without_effect"))

@@ -1,9 +1,9 @@
-"""A removed setting, value or flag is refused with its replacement. Most table rows here are made up."""
+"""A removed setting or flag is refused with its remedy. Most table rows here are made up."""
 
 import pytest
 
 from configs.load import to_yaml
-from configs.removed import REMOVED, REMOVED_FLAGS, REMOVED_VALUES, Removed
+from configs.removed import REMOVED, REMOVED_FLAGS, Removed
 from configs.values import IMPLIED, flatten, unflatten
 from engine.checkpoint.compare import changes
 from scripts.command_line import Parser
@@ -18,32 +18,20 @@ GONE = "TRAIN.GONE"
 
 @pytest.fixture
 def gone(monkeypatch):
-    """Add a removed setting TRAIN.GONE, whose value 0 had no effect, and whose value 5 is now TRAIN.SMOOTHING=0.5."""
-
-    def replace(texts):
-        return {"TRAIN.SMOOTHING": "0.5"} if str(texts[GONE]) == "5" else None
-
-    monkeypatch.setitem(REMOVED, GONE, Removed(("0", "none"), "set TRAIN.SMOOTHING", replace=replace))
+    """Add a removed setting TRAIN.GONE, whose default was 0."""
+    monkeypatch.setitem(REMOVED, GONE, Removed("0", "set TRAIN.SMOOTHING"))
 
 
 @pytest.mark.usefixtures("gone")
-def test_removed_setting_without_effect_loads_but_is_dropped():
-    for text in ("0", "0.0", "null", "None"):
+def test_removed_setting_at_its_default_loads_but_is_dropped():
+    for text in ("0", "0.0"):
         loaded = load_text(yaml_of({GONE: text}))
         assert loaded.config == load_text("").config
         assert GONE not in to_yaml(loaded.config, loaded.origins)
 
 
 @pytest.mark.usefixtures("gone")
-def test_removed_setting_is_replaced_in_every_source():
-    expected = load_text("TRAIN: {SMOOTHING: 0.5}").config
-    assert load_text(yaml_of({GONE: "5"})).config == expected
-    assert load_text("", "-opts", f"{GONE}=5").config == expected
-    assert unflatten(flatten(load_text("").config) | {GONE: 5}) == expected
-
-
-@pytest.mark.usefixtures("gone")
-def test_error_for_removed_setting_names_its_replacement():
+def test_error_for_removed_setting_names_its_remedy():
     with refused(ConfigError, "x.yaml", GONE, "TRAIN.SMOOTHING"):
         load_text(yaml_of({GONE: "3"}))
     with refused(ConfigError, "-opts", GONE, "TRAIN.SMOOTHING"):
@@ -52,7 +40,7 @@ def test_error_for_removed_setting_names_its_replacement():
 
 @pytest.mark.parametrize(("role", "is_refused"), [("recipe", True), ("machine", False)])
 def test_resume_refuses_removed_setting_that_affected_results(monkeypatch, role, is_refused):
-    monkeypatch.setitem(REMOVED, GONE, Removed(("0",), "set another", role))
+    monkeypatch.setitem(REMOVED, GONE, Removed("0", "set another", role))
     now = flatten(load_text("").config)
     assert list(changes(now | {GONE: 3}, now)) == ([GONE] if is_refused else [])
     assert changes(now | {GONE: 0.0}, now) == {}
@@ -60,17 +48,11 @@ def test_resume_refuses_removed_setting_that_affected_results(monkeypatch, role,
 
 def test_evaluation_refuses_only_removed_model_settings(monkeypatch):
     now = flatten(load_text("").config)
-    monkeypatch.setitem(REMOVED, GONE, Removed(("0",), "set another", "recipe"))
+    monkeypatch.setitem(REMOVED, GONE, Removed("0", "set another", "recipe"))
     assert unflatten(now | {GONE: 3}) == load_text("").config
-    monkeypatch.setitem(REMOVED, GONE, Removed(("0",), "set another", "model"))
+    monkeypatch.setitem(REMOVED, GONE, Removed("0", "set another", "model"))
     with refused(ConfigError, "the checkpoint", GONE):
         unflatten(now | {GONE: 3})
-
-
-def test_error_for_removed_value_names_its_replacement(monkeypatch):
-    monkeypatch.setitem(REMOVED_VALUES, ("TRAIN.LOSS", "gone"), "set ce")
-    with refused(ConfigError, "x.yaml", "TRAIN.LOSS", "'gone'", "set ce"):
-        load_text("TRAIN: {LOSS: gone}")
 
 
 def test_error_for_removed_script_flag_names_its_replacement(monkeypatch):

@@ -80,13 +80,8 @@ def test_shipped_file_is_found_by_name_unless_local_file_exists(name):
     assert load(["-cfg", name]).config.SEED == 7
 
 
-def test_error_for_missing_cfg_or_base_suggests_nearest_names(monkeypatch):
-    write("", "mine/flowers.yaml")
-    for name in ("mine/flower.yaml", "qqqqqqqq", "./configs/vit_digits.yaml"):  # the last exists in another folder
-        with refused(ConfigError):
-            load(["-cfg", name])
-    with refused(ConfigError):
-        load_text("BASE: mine/flower.yaml")
-    monkeypatch.chdir(ROOT)
-    with refused(ConfigError, "configs/recipes/deit_tiny_patch16_224.yaml"):
+def test_error_for_missing_cfg_or_base_names_it():
+    with refused(ConfigError, "flowers.yaml"):
+        load_text("BASE: mine/flowers.yaml")
+    with refused(ConfigError, "deit_tiny_patch16_224"):  # the name of a shipped file
         load(["-cfg", "configs/deit_tiny_patch16_224.yaml"])

@@ -68,13 +68,6 @@ def linked_validation(root: Path) -> Path:
     return root
 
 
-def linked_validation_class(root: Path) -> Path:
-    parts("train", "val", names=["ant", "bee"])(root)
-    (root / "train" / "cat").symlink_to(root / "val" / "bee")
-    (root / "val" / "cat").symlink_to(root / "val" / "bee")
-    return root
-
-
 def decomposed_in_val(root: Path) -> Path:
     parts("train", names=UNICODE)(root)
     return parts("val", names=[unicodedata.normalize("NFD", name) for name in UNICODE])(root)

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from configs.schema import Config
 from datasets import Piece
 from datasets.order import sample_rng
-from datasets.transforms import build_augmentation
-from datasets.transforms.augment import parse_policy
-from datasets.transforms.erasing import ERASED_AREA, BatchedErasing, Erasing
+from datasets.transforms.augment import Augmentation, parse_policy
+from datasets.transforms.erase_and_mix import ERASED_AREA, BatchedErasing, Erasing
 from tests.support.cases import cases_of, names_of
 from tests.support.configs import CPU, replaced
 from tests.support.loading import order as make_order
@@ -37,7 +36,7 @@ def piece(count: int, first: int = 0, epoch: int = 0, repeat: int = 0) -> Piece:
 
 @pytest.mark.parametrize("train", [*({"AUTO_AUGMENT": each} for each in POLICIES), {"COLOR_JITTER": 0.4}], ids=str)
 def test_augmented_image_depends_only_on_its_random_generator(train):
-    augment, side = build_augmentation(settings(32, **train)), 32
+    augment, side = Augmentation(settings(32, **train)), 32
     waves = torch.linspace(0, 6, side).sin()[:, None] * torch.linspace(0, 4, side).cos()
     image = ((torch.stack([waves, waves / 2, -0.8 * waves]) + 1) * 100).to(torch.uint8)  # neither flat nor noise
 
@@ -60,10 +59,9 @@ def test_augmented_image_depends_only_on_its_random_generator(train):
 
 def test_color_jitter_applies_only_with_3_augment_or_without_policy():
     for policy, jitters in ((None, True), ("3a", True), ("rand-m9-t3a", True), ("rand-m9", False), ("v0", False)):
-        augment = build_augmentation(settings(AUTO_AUGMENT=policy, COLOR_JITTER=0.3))
+        augment = Augmentation(settings(AUTO_AUGMENT=policy, COLOR_JITTER=0.3))
         drawn = [[each.name for each in augment.draw(random.Random(seed)).operations] for seed in range(30)]
         assert all({"brightness", "contrast", "color"} <= set(each[-3:]) for each in drawn) == jitters
-    assert build_augmentation(settings()) is None
 
 
 @pytest.mark.parametrize("text", cases_of("mistakes-of_a_policy"))

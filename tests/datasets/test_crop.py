@@ -13,7 +13,7 @@ from PIL import Image
 from timm.data import create_transform
 from torchvision.transforms import InterpolationMode, RandomResizedCrop, functional
 
-from configs.schema import Data
+from configs.schema import Config, Data
 from datasets.transforms.crop import EvalTransform, Normalize, TrainTransform, crop_box
 from datasets.transforms.pixel_rules import PixelRules, to_array
 from datasets.types import ImageReadError
@@ -28,7 +28,7 @@ SIZES = [(500, 375), (375, 500), (40, 30), (224, 224), (333, 257), (9, 61), (300
 def augmented(data: Data, image: Image.Image, seed: int) -> torch.Tensor:
     channels = len(image.getbands())
     out = torch.empty(data.IMAGE_SIZE, data.IMAGE_SIZE, channels, dtype=torch.uint8).permute(2, 0, 1)
-    TrainTransform(data)(to_array(image, PixelRules(channels)), random.Random(seed), out)
+    TrainTransform(Config(DATA=data))(to_array(image, PixelRules(channels)), random.Random(seed), out)
     return out
 
 

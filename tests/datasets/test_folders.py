@@ -109,13 +109,13 @@ def test_run_folders_among_data_are_neither_classes_nor_images(tmp_path, names):
     train, val = load("imagefolder", tmp_path)
     assert train.classes == ["cat", "dog"] and len(train) + len(val) == 10
     assert {255} & {*shades(train), *shades(val)} == set()
-    assert_names("\n".join(val.notes[2:]), *names_of("mistakes-of_folders_above_the_data", "runs"))
+    assert f"{tmp_path}: left out: folders of runs 3" in val.notes
     make_folders(tmp_path / "parts", {"train/cat": 2, "train/dog": 2, "val/cat": 2})
     for name in ("train/mine", "val/mine", "val/cat/mine", "mine"):
         make_run(tmp_path / "parts" / name, *names)
     train, val = load("imagefolder", tmp_path / "parts")
     assert train.classes == ["cat", "dog"] and (len(train), len(val)) == (4, 2)
-    assert_names("\n".join(val.notes[2:]), *names_of("mistakes-of_folders_above_the_data", "runs in parts"))
+    assert_names("\n".join(val.notes[2:]), tmp_path / "parts/mine", "folders of runs 2", "folders of runs 1")
     make_folders(tmp_path / "one", {"photos/cat": 2, "photos/dog": 2})
     make_run(tmp_path / "one/mine", *names)
     assert load("imagefolder", tmp_path / "one")[0].classes == ["cat", "dog"], "only one folder next to a run has data"
@@ -151,13 +151,6 @@ def test_caltech256_excludes_clutter_and_stray_files(tmp_path):
 KAGGLE = "ILSVRC/Data/CLS-LOC"
 
 
-@pytest.mark.parametrize("folder", ["", "ILSVRC"])
-def test_kaggle_archive_error_suggests_the_command_that_reads_it(tmp_path, folder):
-    (tmp_path / KAGGLE / "val").mkdir(parents=True)
-    found = error_of("imagenet2012", tmp_path / folder)
-    assert_names(found, "DATA.DATA_PATH", "docs/data.md", f"-dataset imagefolder -data_path {tmp_path / KAGGLE}")
-
-
 def test_documented_command_sorts_kaggle_validation_images(tmp_path):
     synsets = ["n01443537", "n01440764", "n02108551", "n01440764"]  # one for each validation image
     make_folders(tmp_path / KAGGLE / "train", dict.fromkeys(sorted(set(synsets)), 4))
@@ -172,19 +165,6 @@ def test_documented_command_sorts_kaggle_validation_images(tmp_path):
     train, val = load("imagefolder", tmp_path / KAGGLE)
     assert train.classes == val.classes == sorted(set(synsets)) and len(train) == 12
     assert sorted(zip(shades(val), val.targets.tolist(), strict=True)) == [(100, 1), (101, 0), (102, 2), (103, 0)]
-
-
-@pytest.mark.parametrize("is_path", [True, False])
-def test_imagenet_tars_are_refused_with_unpack_command(tmp_path, is_path):
-    (tar := tmp_path / "ILSVRC2012_img_train.tar").touch()
-    found = error_of("imagenet2012", tar if is_path else tmp_path)
-    assert_names(found, "DATA.DATA_PATH", "torchvision", "ILSVRC2012_devkit_t12.tar.gz", "scipy")
-
-
-def test_imagenet2012_error_for_class_folders_suggests_imagefolder(tmp_path):
-    for name in ("cat", "dog"):
-        (tmp_path / name).mkdir()
-    assert_names(error_of("imagenet2012", tmp_path), "DATA.DATA_PATH", "cat", "dog", "-dataset imagefolder")
 
 
 @pytest.mark.parametrize("name", [b"caf\xe9.png", b"\xff\xfe.png", "caf\u00e9.png".encode(), "cafe\u0301.png".encode()])

@@ -14,7 +14,6 @@ from datasets import index
 from datasets.index import IndexBuilder, Texts, index_paths, open_index, open_or_build
 from datasets.sources import csv_list, folder, imagenet, parquet, shards
 from datasets.sources.images import FileImages
-from datasets.transforms.pixel_rules import PixelRules
 from tests.support.image_sets import draw, error_of, load, make_folders, make_set, samples, settings, shades, write_tar
 from tests.support.parquet_files import ANIMALS, make_parquet, rows, write_parquet
 from tests.support.refusals import assert_names
@@ -239,9 +238,10 @@ def test_index_does_not_skip_checks_that_depend_on_settings(tmp_path, tmp_path_f
     assert_names(error_of("imagenet2012", root, num_classes=2), "train_list.txt, line 3", "MODEL.NUM_CLASSES")
     shutil.rmtree(root / "more")
     (root / "more").symlink_to(elsewhere)
-    assert_names(error_of("imagenet2012", root), "train_list.txt, line 3", "more/x.jpg")
+    assert_names(error_of("imagenet2012", root), "train_list.txt", "more/")
+    (root / "more").unlink()
     (root / "0.jpg").unlink()
-    assert_names(error_of("imagenet2012", root), "train_list.txt, line 1", "0.jpg")
+    assert_names(error_of("imagenet2012", root), "train_list.txt", "0.jpg")
 
 
 def test_repeated_paths_are_reported_with_and_without_an_index(tmp_path):
@@ -249,7 +249,7 @@ def test_repeated_paths_are_reported_with_and_without_an_index(tmp_path):
     make_list(tmp_path, ["0.jpg 0", "./0.jpg 1", "1.jpg 2", "7.jpg 0", "0.jpg 0"])
     for _ in range(2):
         notes = "".join(load("imagenet2012", tmp_path)[1].notes)
-        assert "on 2 lines, 1 of them with another class (0.jpg" in notes and "1 image in common (7.jpg)" in notes
+        assert "on 2 lines (0.jpg" in notes and "1 image in common (7.jpg)" in notes
         train, val = load("imagenet2012", tmp_path, evaluate=True)
         assert train is None and "7.jpg" not in "".join(val.notes)
     make_list(tmp_path, [f"{number}.jpg {number % 3}" for number in range(10)])
@@ -271,19 +271,3 @@ def test_split_is_drawn_once_per_fraction_and_fold(tmp_path, monkeypatch):
         path.unlink()
     assert everything_of("imagefolder", tmp_path) == wanted[0], "the split must be the same without an index file"
     assert not list(tmp_path.glob("*.index"))
-
-
-def test_file_names_are_found_in_all_index_chunks_and_subsets(tmp_path, monkeypatch):
-    monkeypatch.setattr(index, "CHUNK", 3)
-    paths = ["cat/1.jpg", "cat/21.jpg", "dog/1.jpg", "1.jpg", "a/b/1.jpg", "x", "dog/1.jpg.jpg", "dog/2.jpg"]
-    images = FileImages(tmp_path, paths, [0] * len(paths), ["one"], PixelRules(3))
-    names = {b"1.jpg", b"x", b"a-name-that-is-longer-than-all-others.jpg"}
-    assert list(images.find_file_names(names)) == [
-        (0, b"1.jpg"),
-        (2, b"1.jpg"),
-        (3, b"1.jpg"),
-        (4, b"1.jpg"),
-        (5, b"x"),
-    ]
-    part = images.take(np.array([7, 2, 5]))
-    assert list(part.find_file_names(names)) == [(1, b"1.jpg"), (2, b"x")]

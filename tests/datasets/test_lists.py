@@ -60,12 +60,12 @@ def test_evaluation_reads_only_the_validation_list(tmp_path):
     assert_names(error_of("imagenet2012", tmp_path), tmp_path, "validation")
 
 
-def test_error_gives_line_of_validation_class_without_training_images(tmp_path):
+def test_validation_class_without_training_images_is_refused(tmp_path):
     make_lists(tmp_path, "a.jpg 0\na.jpg 2\n", "a.jpg 2\nn02/c.jpg 1\n")
-    assert_names(error_of("imagenet2012", tmp_path), "val_list.txt, line 2", "class 1", "train_list.txt")
+    assert_names(error_of("imagenet2012", tmp_path), "n02/c.jpg", "class 1")
     make_csv(tmp_path / "train.csv", "images/1.jpg,dog\n")
-    make_csv(tmp_path / "val.csv", "images/1.jpg,Dogs\n")
-    assert_names(error_of("csv", tmp_path), "val.csv, line 2", "Dogs", "train.csv", "dog")
+    make_csv(tmp_path / "val.csv", "images/2.jpg,Dogs\n")
+    assert_names(error_of("csv", tmp_path), "images/2.jpg", "Dogs", "dog")
 
 
 def make_csv(file: Path, rows: str, header: str = "image_path,target", encoding: str = "utf-8") -> None:
@@ -98,7 +98,7 @@ def test_image_root_is_the_folder_of_listed_paths_and_their_limit(tmp_path):
     assert_names(error_of("csv", lists, IMAGE_ROOT=str(root / "none")), "DATA.IMAGE_ROOT", root / "none")
     draw(lists / "7.jpg")
     (lists / "train.csv").write_text("image_path,target\nimages/3.jpg,dog\n../lists/7.jpg,cat\n")
-    assert_names(error_of("csv", lists, IMAGE_ROOT=str(root)), "../lists/7.jpg", root)
+    assert_names(error_of("csv", lists, IMAGE_ROOT=str(root)), "../lists/", root)
 
 
 def test_csv_classes_must_be_utf8_unlike_file_names(tmp_path):
@@ -163,7 +163,7 @@ def test_image_list_read_in_chunks_equals_list_read_at_once(tmp_path, monkeypatc
         found.append([outcome(), *map(outcome, more)])
     assert found[0] == found[1] and "0/0.jpg" in str(found[0][1])
     assert sorted(shade for part in found[0][0] for shade in part[0]) == [0] * (not header) + [*range(9)]
-    assert all(f"{name}, line {12 if header else 11}" in each for each in found[0][2:])
+    assert f"{name}, line {12 if header else 11}" in found[0][2] and all(name in each for each in found[0][3:])
 
 
 def test_high_label_is_accepted_only_with_many_images_or_classes():

@@ -11,7 +11,7 @@ from timm.data import mixup
 
 from configs.schema import Config
 from datasets import Piece
-from datasets.transforms.mix import Mixing
+from datasets.transforms.erase_and_mix import Mixing
 from tests.support.configs import replaced
 from tests.support.properties import examples
 from utils.seed import keyed_rng

@@ -1,4 +1,4 @@
-"""A run reports how many validation images are training images: by name and size, then by content (TrainedOnAdvice)."""
+"""A run reports how many validation images are training images, by their content (TrainedOnAdvice)."""
 
 import shutil
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datasets.overlap import Overlap, shared_names
+from datasets.overlap import Overlap
 from scripts import make_shards
 from tests.support.configs import CPU, SMALL
 from tests.support.image_sets import load, make_folders
@@ -18,7 +18,7 @@ from utils.distributed import Process
 
 pytestmark = pytest.mark.slow
 
-BY_NAME, BY_CONTENT = "have the class, name and size of", "are also training images"
+BY_CONTENT = "are also training images"
 
 
 def draw_noise(folder: Path, *classes: str, count: int = 4, seed: int = 0, ending: str = "png") -> None:
@@ -73,23 +73,10 @@ def test_overlapping_validation_images_are_counted_once_by_any_loader(photos, pr
     ended = train(photos, *options, processes=processes)
     (line,) = told(ended, BY_CONTENT)
     assert_names(line, "2 of 4", "1 of these 2", "-check")
-    assert not told(ended, BY_NAME)
     (log,) = (photos.parent / "o").glob("train-*/log.txt")
     assert log.read_text().count(BY_CONTENT) == 1
     resumed = train(photos, "-resume", "auto", "-epochs", "3", *options, processes=processes)
     assert "Epoch[003/003]" in resumed.stdout and not told(resumed, BY_CONTENT), "already reported in the first epoch"
-
-
-def test_identical_train_and_validation_photos_warn_at_start(photos):
-    shutil.rmtree(photos / "val")
-    shutil.copytree(photos / "train", photos / "val")
-    ended = train(photos)
-    for kind in (BY_NAME, BY_CONTENT):
-        (line,) = told(ended, kind)
-        assert_names(line, "8 of 8" if kind == BY_CONTENT else "8 of 8 validation images", photos / "val/cat/0.png")
-    lines = ended.stdout.splitlines()
-    first = next(number for number, line in enumerate(lines) if line.startswith("Epoch["))
-    assert any(BY_NAME in line for line in lines[:first])
 
 
 @pytest.mark.parametrize("data_set", ["csv", "shards"])
@@ -104,16 +91,6 @@ def test_listed_and_sharded_images_are_compared_by_content(photos, data_set):
         assert make_shards.main(["-dataset", "imagefolder", "-data_path", str(photos), "-output", str(data)]) == 0
     (line,) = told(train(data, "-opts", "DATA.DROP_LAST=false", data_set=data_set), BY_CONTENT)
     assert_names(line, "2 of 4", "1 of these 2")
-
-
-def test_equal_names_and_sizes_alone_do_not_count_as_overlap(photos):
-    shutil.rmtree(photos)
-    for seed, part in enumerate(("train", "val")):
-        draw_noise(photos / part, "cat", "dog", seed=seed, ending="bmp")
-    sets = load("imagefolder", photos)
-    assert shared_names(*sets) == []
-    shutil.copy(photos / "train/cat/0.bmp", photos / "val/cat/0.bmp")
-    assert len(shared_names(*sets)) == 1
 
 
 def test_images_with_equal_fingerprints_are_compared_by_pixel(tmp_path):

@@ -174,13 +174,6 @@ def test_error_names_truncated_damaged_or_foreign_parquet_file(tmp_path):
             shades(part)
 
 
-def test_missing_numbered_parquet_files_cause_a_warning(tmp_path):
-    make_parquet(tmp_path, num_files=3)
-    (tmp_path / "data" / "train-00001-of-00003.parquet").unlink()
-    _, val = load("parquet", tmp_path)
-    assert_names("\n".join(val.notes), "warning", "train-00001-of-00003.parquet")
-
-
 def test_error_for_missing_or_unsafe_pyarrow_names_install_command(tmp_path, monkeypatch):
     make_parquet(tmp_path)
     with monkeypatch.context() as patched:

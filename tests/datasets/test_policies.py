@@ -13,9 +13,8 @@ from torchvision.transforms import InterpolationMode, TrivialAugmentWide
 from torchvision.transforms import functional as tv
 
 from configs.schema import Config
-from datasets.transforms import build_augmentation
 from datasets.transforms.augment import Augmentation
-from datasets.transforms.pixels import OPERATIONS, DrawnOperations, Operation
+from datasets.transforms.operations import DrawnOperations, Operation
 from tests.support.configs import replaced
 
 SIDE = 32
@@ -30,7 +29,7 @@ augmix augmix-m3-w3 augmix-m9-w2-d3 augmix-m5-w4-d2-mstd0 augmix-m3-w1-a0.3 augm
 def augmentation(channels: int = 3, interpolation: str = "bicubic", side: int = SIDE, **train) -> Augmentation:
     data = {"IMAGE_SIZE": side, "IMAGE_CHANNELS": channels, "IMAGENET_MEAN": MEAN[:channels]}
     data["TRAIN_INTERPOLATION"] = interpolation
-    return build_augmentation(replaced(Config(), DATA=data, TRAIN=train))
+    return Augmentation(replaced(Config(), DATA=data, TRAIN=train))
 
 
 def picture(mode: str = "RGB", size: tuple[int, int] = (SIDE, SIDE)) -> Image.Image:
@@ -169,7 +168,7 @@ VALUES |= {"rotate": (-135, -30, 0.5, 90, 400)}
 FEW = (0.0, 0.1, 0.3, 0.7, 0.9, 1.0, 1.1, 1.37, 1.9, 4.6)
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", REFERENCES)
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_augment_operations_match_reference_pixels_for_any_image_shape(name, mode):
     image = picture(mode, (40, 27))

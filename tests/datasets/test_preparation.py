@@ -7,8 +7,7 @@ import torch
 from configs.schema import Config
 from datasets import Mixed, Normalize, Piece, Preparation
 from datasets.order import sample_rng
-from datasets.transforms.erasing import BatchedErasing, Erasing, build_erasing
-from datasets.transforms.mix import Mixing
+from datasets.transforms.erase_and_mix import BatchedErasing, Erasing, Mixing
 from tests.support.batches import ERASES, MIXES, SIDE, batch, settings
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.loading import settings as digits
@@ -115,8 +114,8 @@ def test_image_preparation_compiles_one_graph_per_image_size(monkeypatch):
     for count in (8, 6, 4, 7):
         assert torch.equal(compiled(batch(count))[0], plain(batch(count))[0])
     assert len(graphs) == 4
-    assert type(build_erasing(config, CPU)) is Erasing  # one image at a time
-    assert type(build_erasing(config, torch.device("meta"))) is BatchedErasing
+    kinds = {device: Preparation(config, Normalize(config.DATA).to(device)).erase for device in ("cpu", "meta")}
+    assert type(kinds["cpu"]) is Erasing and type(kinds["meta"]) is BatchedErasing
 
 
 @on_pretend_device

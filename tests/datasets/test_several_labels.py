@@ -150,10 +150,10 @@ def test_label_columns_are_numbered_as_in_training_file(tmp_path):
 def test_label_only_in_validation_images_is_refused(tmp_path):
     write(tmp_path / "train.csv", separated())
     write(tmp_path / "val.csv", separated(["cat", "cat|dgo"], of="v"))
-    assert_names(error_of("csv", tmp_path, **SEPARATED), "val.csv, line 3", "dgo", "dog")
+    assert_names(error_of("csv", tmp_path, **SEPARATED), "v1.png", "dgo", "dog")
     write(tmp_path / "train.csv", in_columns(), "image_path,bird,cat,dog")
     write(tmp_path / "val.csv", in_columns(), "image_path,bird,cat,dgo")
-    assert_names(error_of("csv", tmp_path, **IN_COLUMNS), "val.csv, line 1", "'dgo'", "train.csv")
+    assert_names(error_of("csv", tmp_path, **IN_COLUMNS), "val.csv, line 1", "dgo", "dog")
     assert_names(error_of("csv", tmp_path, COLUMNS=("image_path", "cat", "lion")), "train.csv, line 1", "lion")
 
 

@@ -8,7 +8,6 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from configs.load import load
 from engine.batch_size import (
     Trial,
     bisect,
@@ -213,27 +212,10 @@ def test_check_estimates_auto_batch_size_or_refuses_it(program):
     assert_names(ended.stderr, "DATA.BATCH_SIZE is auto", "DATA.IMAGE_SIZE is 8")
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        "MODEL.FREEZE=[nothing]",
-        "PRECISION.CUSTOM_BLACK_LIST=[nothing]",
-    ],
-)
-def test_invalid_setting_prevents_the_batch_size_estimate(program, wrong):
-    assert "batch size" not in rows(program("-check", "-amp", "-opts", wrong).stdout)
-
-
 def test_stop_signal_during_batch_size_search_prevents_training(program, tmp_path):
     ended = program(tell=[0, "batch size", 15])
     assert ended.returncode == 128 + 15 and ended.stderr.startswith("error: ")
     assert not (tmp_path / "output").exists()
-
-
-def test_auto_batch_size_is_parsed_case_insensitively(tmp_path):
-    (tmp_path / "x.yaml").write_text("DATA: {BATCH_SIZE: ' Auto '}")
-    for words in ([], ["-batch_size", "AUTO"], ["-opts", "DATA.BATCH_SIZE=auto"]):
-        assert load(["-cfg", str(tmp_path / "x.yaml"), *words]).config.DATA.BATCH_SIZE == "auto"
 
 
 @pytest.mark.parametrize("fits", [0, 7, 8, 100, 1000, 5000])

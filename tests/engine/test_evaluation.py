@@ -11,6 +11,7 @@ from datasets import BadImages, Normalize, build_eval_data, load_image_sets
 from datasets.sources.arrays import ArrayImages
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
+from engine.evaluate_weights import evaluate_both
 from engine.evaluation import all_scores as module
 from engine.evaluation.all_scores import rank_class
 from engine.evaluation.evaluate import evaluate
@@ -18,7 +19,6 @@ from engine.evaluation.tally import Tally
 from engine.precision.policy import Precision
 from engine.predict.classifier import load_classifier
 from engine.predict.predictor import Predictor
-from engine.trained import evaluate_both
 from tests.support.configs import CPU, small_config
 from tests.support.refusals import assert_names
 from tests.support.runs import ROOT, epochs_of, run, run_folder, run_fresh, status_of

@@ -22,13 +22,13 @@ from engine.checkpoint.format import keep_as
 from engine.checkpoint.sharded_saver import ShardedSaver
 from engine.predict.output import ClassFolders
 from engine.record.metrics import EpochRows, StepRows
-from engine.record.saved_files import read_json, read_rows, read_table
-from engine.session import Status
+from engine.record.saved_files import read_rows, read_table
 from models.export.formats import staged
 from models.weights.sharded import PIECES
 from models.weights.torch_files import read_torch
 from scripts.make_shards import claim, write_part
 from scripts.sweeping.plan import Sweep, make_folder, read_sweep
+from tests.support.batches import batch
 from tests.support.configs import CPU
 from tests.support.dying import deaths, dying
 from tests.support.modules import ROOT
@@ -129,33 +129,24 @@ def read_saved_sweep(folder: Path) -> dict[str, Any]:
 
 
 def write_cache(folder: Path, version: int) -> None:
-    from extras.cache import CacheWriter
+    from extras import cache
 
-    location = cache_at(folder, version)
     if f"images {version}" not in read_cache(folder):
-        writer = CacheWriter(location)
-        for number in range(2):
-            writer.add(1, 2, b"%d%d" % (version, number))
-        writer.finish()
-        writer.close()
-    location.remove_older()
+        cache.write_cache(cache_at(folder, version), 1, ((1, 2, b"%d%d" % (version, number)) for number in range(2)))
+    cache_at(folder, 3 - version).remove()
 
 
 def cache_at(folder: Path, version: int):
     from extras.cache import CacheLocation
 
-    return CacheLocation(folder, "digits-train", {"version": version}, 2)
+    return CacheLocation(folder, "digits-train", str(version))
 
 
 def read_cache(folder: Path) -> dict[str, Any]:
-    from extras.cache import CacheFile
+    from extras.cache import open_cache
 
-    caches = {f"images {version}": cache_at(folder, version) for version in (1, 2)}
-    return {
-        name: [bytes(CacheFile(each).read(number)[2]) for number in range(2)]
-        for name, each in caches.items()
-        if each.index.exists()
-    }
+    caches = {f"images {version}": open_cache(cache_at(folder, version)) for version in (1, 2)}
+    return {name: [each.read(number).tobytes() for number in range(2)] for name, each in caches.items() if each}
 
 
 def pull_tar(folder: Path, version: int) -> None:
@@ -165,9 +156,7 @@ def pull_tar(folder: Path, version: int) -> None:
 def tar_cache(folder: Path):
     from extras.remote.shards import TarCache
 
-    return TarCache(
-        folder, SimpleNamespace(copy=lambda name, size, file, since: file.write(b"x" * size), url_of=str), 999
-    )
+    return TarCache(folder, SimpleNamespace(copy=lambda name, size, file: file.write(b"x" * size), url_of=str), 999)
 
 
 def read_tars(folder: Path) -> dict[str, Any]:
@@ -191,9 +180,9 @@ def write_labels(folder: Path, version: int) -> None:
 
 
 def write_overflow(folder: Path, version: int) -> None:
-    from extras.doctor.overflow import save_overflow
+    from extras.doctor.overflow import Batches, save_overflow
 
-    save_overflow(folder, 0, {"images": torch.full((9,), version)}, {})
+    save_overflow(folder, Batches(version, 0, [(batch(2), 1.0)]))
 
 
 def contents(*names: str, read: Callable[[Path], Any] = Path.read_bytes) -> Callable[[Path], dict[str, Any]]:
@@ -209,10 +198,6 @@ class Writer(NamedTuple):
 WRITERS = {
     "text": Writer(
         lambda folder, version: write_text(folder / "config.yaml", f"SEED: {version}"), contents("config.yaml")
-    ),
-    "status": Writer(
-        lambda folder, version: Status(folder, pytest.fail).set("training", step=version),
-        contents("status.json", read=lambda path: read_json(path).get("step")),
     ),
     "metrics": Writer(
         write_metrics,
@@ -245,7 +230,7 @@ WRITERS = {
     "features": Writer(write_embeddings, contents("x.npz", read=lambda path: np.load(path)["features"].tolist())),
     "table of labels": Writer(write_labels, contents("labels.csv", "labels.json")),
     "batch of an overflow": Writer(
-        write_overflow, contents("overflow-batch.pth", read=lambda path: read_torch(path)["images"].tolist())
+        write_overflow, contents("overflow-batch.pth", read=lambda path: read_torch(path)["step"])
     ),
 }
 

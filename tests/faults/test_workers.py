@@ -27,7 +27,7 @@ def test_killed_loader_process_is_named_and_ends_run(tmp_path, start):
     assert ended.returncode == 1
     assert_names(ended.printed, "error: loader process", "DATA.NUM_WORKERS")
     assert "Traceback" not in ended.printed
-    assert_names(failure(tmp_path / "o"), "SIGKILL")
+    assert_names(failure(tmp_path / "o"), "exit code -9")
 
 
 def test_killed_loader_process_on_one_rank_ends_both_ranks(tmp_path, start):

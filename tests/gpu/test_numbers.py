@@ -7,7 +7,7 @@ import torch
 from timm.layers import PatchEmbed
 
 from datasets import Normalize, Preparation
-from datasets.transforms.erasing import BatchedErasing
+from datasets.transforms.erase_and_mix import BatchedErasing
 from engine.precision.loss_scale import FusedLossScaler, LossScaler
 from engine.train.ema import foreach_lerp, fused_lerp
 from models.transforms.gpu_kernels import GpuKernels

@@ -15,15 +15,12 @@ import argparse
 import json
 import os
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # the project's packages, from any folder
@@ -73,7 +70,6 @@ class Outcome:
     """The result of one run."""
 
     kills: int = 0
-    seconds: list[float] = field(default_factory=list)  # from each kill until it trained again
     orphans: int = 0
     lost: str = ""  # the reason, if the run was lost
     folder: Path | None = None  # the folder of the finished run
@@ -93,7 +89,6 @@ class KilledRun:
         self._printed = output / "printed.txt"
         self._ranks: dict[int, int] = {}  # {rank: pid} since the last start
         self._saved_step = 0  # the saved step before the last kill
-        self._killed_at: float | None = None  # None if it has trained since the last kill
         self._started_at = 0.0  # time at which all processes of the last start existed
         self.seconds = 0.0  # from then to the end of the last start
         self.outcome = Outcome()
@@ -130,7 +125,6 @@ class KilledRun:
         if not variables_of(pid, self._output):  # it has just ended
             return False
         kill([pid])
-        self._killed_at = time.monotonic()
         while variables_of(pid, self._output):  # it is still running
             time.sleep(0.001)
         self.outcome.kills += 1
@@ -164,11 +158,8 @@ class KilledRun:
         while self._process.poll() is None:
             status = self._status()
             trains = status.get("pid") in self._ranks.values() and status["state"] != "starting"
-            if self._killed_at is not None and trains:
-                self.outcome.seconds.append(time.monotonic() - self._killed_at)
-                self._killed_at = None
-                if status.get("step", self._saved_step) < self._saved_step:
-                    raise RunLost(f"it resumed from step {status['step']}, but step {self._saved_step} was saved")
+            if trains and status.get("step", self._saved_step) < self._saved_step:
+                raise RunLost(f"it resumed from step {status['step']}, but step {self._saved_step} was saved")
             left = deadline - time.monotonic()
             if left <= 0:
                 return True
@@ -203,18 +194,14 @@ def main(argv: list[str]) -> int:
     all_kills, epochs = (QUICK_KILLS, QUICK_EPOCHS) if arguments.quick else (KILLS, EPOCHS)
     numbers = [arguments.processes] if arguments.processes else list(all_kills)
     rows, failed = [], False
-    with tempfile.TemporaryDirectory(prefix="kill-runs-") as name, ThreadPoolExecutor() as pool:
+    with tempfile.TemporaryDirectory(prefix="kill-runs-") as name:
         folder = Path(name)
         (folder / "settings.yaml").write_text(SETTINGS)
         flags = ["-cfg", str(folder / "settings.yaml"), "-epochs", str(epochs)]
-        jobs = [
-            partial(kill_runs, number, arguments.kills or all_kills[number], arguments.seed, flags, folder)
-            for number in numbers
-        ]
         try:
-            # -quick runs both concurrently. Otherwise they run in sequence, so that the times in the table are correct.
-            for found in pool.map(lambda job: job(), jobs) if arguments.quick else (job() for job in jobs):
-                for method, expected, outcomes in found:
+            for number in numbers:
+                kills = arguments.kills or all_kills[number]
+                for method, expected, outcomes in kill_runs(number, kills, arguments.seed, flags, folder):
                     row, is_wrong = judge(method, expected, outcomes)
                     rows.append(row)
                     failed |= is_wrong
@@ -270,20 +257,11 @@ def hash_of(outcome: Outcome) -> str:
     return f"lost: {outcome.lost}" if outcome.lost else run_hash(outcome.folder)
 
 
-COLUMNS = [
-    "",
-    "kills",
-    "runs",
-    "lost",
-    "other hash",
-    "processes left",
-    "seconds until it trained again, median (spread)",
-]
+COLUMNS = ["", "kills", "runs", "lost", "other hash", "processes left"]
 
 
 def judge(method: StartMethod, expected: str, outcomes: list[Outcome]) -> tuple[list[str], bool]:
     """Return the row of the table, and whether something is wrong."""
-    seconds = sum((each.seconds for each in outcomes), [])
     lost = [each for each in outcomes if each.lost]
     differ = [each.folder for each in outcomes if not each.lost and hash_of(each) != expected]
     orphans = sum(each.orphans for each in outcomes)
@@ -291,9 +269,8 @@ def judge(method: StartMethod, expected: str, outcomes: list[Outcome]) -> tuple[
         print(f"{method.name}: LOST: {each.lost}", file=sys.stderr)
     for folder in differ:
         print(f"{method.name}: ANOTHER HASH: {folder}", file=sys.stderr)
-    numbers = [sum(each.kills for each in outcomes), len(outcomes), len(lost), len(differ)]
-    spread = f"{statistics.median(seconds):.1f} ({min(seconds):.1f} to {max(seconds):.1f})" if seconds else "-"
-    return [method.name, *map(str, [*numbers, orphans]), spread], bool(lost or differ or orphans)
+    numbers = [sum(each.kills for each in outcomes), len(outcomes), len(lost), len(differ), orphans]
+    return [method.name, *map(str, numbers)], bool(lost or differ or orphans)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from engine.record.saved_run import SavedRun
 from scripts.comparing import statistics
 from scripts.comparing.runs import Group, find_runs, group_runs, image_test, other_data
 from scripts.comparing.tables import to_markdown
-from tests.support.cases import assert_cases, cases_of, content_of, names_of, value_of
+from tests.support.cases import assert_cases, cases_of, names_of
 from tests.support.configs import yaml_of
 from tests.support.properties import examples
 from tests.support.refusals import assert_names
@@ -26,7 +26,8 @@ from utils.facts import FACTS_OF_IMAGES
 
 pytestmark = pytest.mark.slow
 
-ABOUT = {"classes": 10, "training_images": 80, "validation_images": 20, "validation_digest": "aa"}
+DATA = {fact: "1 2 3" for fact in FACTS_OF_IMAGES} | {"training images": 80, "validation images": 20}
+ABOUT = {"classes": 10, "data_path": "/here", "data": DATA}
 
 
 def make_run(
@@ -114,7 +115,7 @@ def test_unpaired_differences_use_welchs_test():
 def test_folds_of_cross_validation_count_as_repetitions(tmp_path):
     for fold in range(2):
         for rate in ("1e-3", "3e-3"):
-            about = ABOUT | {"training_images": 80 + fold, "validation_digest": f"{fold}"}
+            about = ABOUT | {"data": DATA | {"training images": 80 + fold, "names of the training images": f"{fold}"}}
             settings = f"DATA.FOLD: {fold}/2\nTRAIN.BASE_LR: {rate}"
             make_run(tmp_path / f"{rate}-{fold}", [90.0 + fold], settings, {"about": about})
     runs, _ = find_runs([str(tmp_path)])
@@ -145,15 +146,8 @@ def write_predictions(run: SavedRun, right: dict[str, bool]) -> SavedRun:
 
 def about_data(path: str, **changed: str) -> dict:
     """Return status entries about a run's data in this folder."""
-    names = {
-        f"{what} of the {part} {'files' if what == 'sizes' else 'images'}": "1 2 3"
-        for part in ("training", "validation")
-        for what in ("names", "labels", "sizes")
-    }
-    return {
-        "about": ABOUT
-        | {"data_path": path, "data": names | {key.replace("_", " "): value for key, value in changed.items()}}
-    }
+    facts = {key.replace("_", " "): value for key, value in changed.items()}
+    return {"about": ABOUT | {"data_path": path, "data": DATA | facts}}
 
 
 def test_images_with_equal_names_in_different_data_stay_unpaired(tmp_path):
@@ -200,21 +194,18 @@ def test_images_are_paired_if_the_validation_images_or_the_folder_are_equal(two_
 
 
 @pytest.mark.parametrize(
-    "settings, status, column",
+    ("change", "column"),
     [
-        ("DATA.DATA_PATH: other", {}, "DATA.DATA_PATH"),
-        ("", about_data("/there"), "DATA.DATA_PATH"),
-        ("", {"about": ABOUT | {"images_per_update": 32}}, "images_per_update"),
-        ("", about_data("/here", labels_of_the_training_images="b"), "labels of the training images"),
+        ({"data_path": "/there"}, "DATA.DATA_PATH"),
+        ({"images_per_update": 32}, "images_per_update"),
+        ({"data": DATA | {"labels of the training images": "b"}}, "labels of the training images"),
     ],
 )
-def test_runs_with_different_data_labels_or_update_sizes_are_grouped_separately(tmp_path, settings, status, column):
-    same = about_data("/here") if "data" in status.get("about", {}) else {"about": ABOUT | {"images_per_update": 64}}
-    for seed in range(2):
-        make_run(tmp_path / f"a{seed}", [90.0 + seed], f"SEED: {seed}", same)
-    make_run(tmp_path / "b", [91.0], f"SEED: 2\n{settings}", status if status else same)
-    runs, _ = find_runs([str(tmp_path)])
-    groups = group_runs(runs, None)
+def test_runs_with_different_data_labels_or_update_sizes_are_grouped_separately(tmp_path, change, column):
+    same = ABOUT | {"images_per_update": 64}
+    for seed, about in enumerate((same, same, same | change)):
+        make_run(tmp_path / f"{seed}", [90.0 + seed], f"SEED: {seed}", {"about": about})
+    groups = groups_in(tmp_path)
     assert [len(group.runs) for group in groups] == [2, 1] and list(groups[0].settings) == [column]
 
 
@@ -230,7 +221,7 @@ def test_runs_are_compared_only_on_images_that_both_runs_scored(here, tmp_path):
     both = {f"{number}.jpg": number >= 12 for number in range(40)}
     write_predictions(make_run(tmp_path / "a", [70.0]), both | {f"old {number}": True for number in range(90)})
     better = {name: is_right or int(name[:-4]) > 1 for name, is_right in both.items()} | {"12.jpg": False}
-    about = {"classes": 11, "training_images": 99, "validation_images": 41, "validation_digest": "bb"}
+    about = ABOUT | {"classes": 11, "data": DATA | {"training images": 99, "validation images": 41}}
     write_predictions(make_run(tmp_path / "b", [60.0], "", {"about": about}), better | {"new": False})
     assert_cases("compare_common_images", type_in("a", "b")[0])
     found = json.loads(type_in(tmp_path / "a", tmp_path / "b", "-json")[0])
@@ -313,16 +304,6 @@ def test_mcnemar_probability_matches_the_binomial_distribution():
         assert statistics.ImageTest(10_000, *counts).p == pytest.approx(p, rel=2e-3)
 
 
-@pytest.mark.parametrize("settings", cases_of("data_told_apart"))
-def test_data_of_old_runs_is_distinguished_by_settings(tmp_path, settings):
-    def without_facts(name: str, lines: str) -> SavedRun:
-        return make_run(tmp_path / name, [90.0], lines, {"about": {}})
-
-    others = [without_facts(name, content_of(settings)) for name in "bc"]
-    told = other_data([without_facts("a", "DATA.DATA_PATH: /disk/set"), *others])
-    assert "; ".join(told) or "(nothing)" == value_of("data_told_apart", settings)
-
-
 def test_runs_without_an_epoch_are_skipped_unless_named(folder):
     (folder / "empty").mkdir()
     (folder / "empty" / "config.yaml").write_text("SEED: 1\n")
@@ -374,15 +355,8 @@ def test_credentials_in_a_differing_setting_are_hidden(tmp_path):
     assert "@server/b.pth" in out and "secret" not in out + err
 
 
-def test_copy_of_a_run_is_not_counted_as_a_repetition(tmp_path):
-    began = {"a": "2026-01-02T00:00:00+00:00", "b": "2026-01-01T00:00:00+00:00"}
-    of = {name: {"run": {"id": name, "name": name, "began": time, "saved": time}} for name, time in began.items()}
-    for name, run in {"a": "a", "b": "b", "b-backup": "b"}.items():
-        make_run(tmp_path / "runs" / name, [90.0], f"SEED: {'ab'.index(run)}", of[run])
-    make_run(tmp_path / "runs/b-longer", [90.0, 91.0], "SEED: 1", of["b"])
-    runs, left_out = find_runs([str(tmp_path / "runs")])
-    assert [run.folder.name for run in runs] == ["b", "b-longer", "a"], "runs must be ordered by their start"
-    assert len(left_out) == 1
-    assert_names(left_out[0], tmp_path / "runs/b-backup", tmp_path / "runs/b")
-    named, _ = find_runs([str(tmp_path / "runs/b-backup"), str(tmp_path / "runs/b")])
-    assert [run.folder.name for run in named] == ["b-backup", "b"]
+def test_oldest_run_of_a_folder_comes_first(tmp_path):
+    for name, day in (("a", "02"), ("b", "01")):
+        run = {"id": name, "name": name, "began": f"2026-01-{day}T00:00:00+00:00", "saved": ""}
+        make_run(tmp_path / "runs" / name, [90.0], f"SEED: {day}", {"run": run})
+    assert [run.folder.name for run in find_runs([str(tmp_path / "runs")])[0]] == ["b", "a"]

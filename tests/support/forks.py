@@ -7,9 +7,10 @@ import multiprocessing
 import os
 import runpy
 import signal
+import subprocess
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -130,3 +131,35 @@ def run_program(program: str, arguments: Sequence[str], faults: dict[str, list])
         runpy.run_path(program, run_name="__main__")
     else:
         runpy.run_module(program, run_name="__main__", alter_sys=True)
+
+
+# --- the programs of a program ---
+
+
+class ForkingPopen(subprocess.Popen):
+    """A Popen that runs `python FILE.py ...` and `python -m MODULE ...` in a fork, which need not import torch again."""
+
+    def __init__(self, args: Sequence[str], *rest, env: Mapping[str, str] | None = None, **options):
+        if args[0] == sys.executable and (args[1] == "-m" or args[1].endswith(".py")):
+            words = args[2:] if args[1] == "-m" else args[1:]
+            environment = dict(os.environ if env is None else env)
+            before = options.get("preexec_fn", lambda: None)
+            options["preexec_fn"] = lambda: (before(), become_child(words[0], words[1:], environment))
+            sys.stdout.flush()  # otherwise the fork would write buffered text again
+            sys.stderr.flush()
+        super().__init__(args, *rest, env=env, **options)
+
+
+def become_child(program: str, arguments: Sequence[str], environment: dict[str, str]) -> NoReturn:
+    """Run the program in the fork, as a new interpreter would. Popen has already set its pipes, group and folder."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    # Redirect the parent's files. If they were closed, the parent's objects could later close new files of that number.
+    for number in map(int, os.listdir("/dev/fd")):
+        if number > 2 and number != nothing:
+            os.dup2(nothing, number, inheritable=False)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python does at its start
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    run_to_the_end(program, arguments, environment, {})

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -21,13 +22,13 @@ from tqdm import tqdm
 import engine.build
 import engine.callback_list
 import engine.eval_run
+import engine.evaluate_weights
 import engine.first_passes
 import engine.memory
 import engine.run
 import engine.saves
 import engine.session
 import engine.settings
-import engine.trained
 from datasets.loading.readers import Reader, TrainReader
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.sharded_saver import ShardedSaver
@@ -36,12 +37,11 @@ from engine.evaluation.scores import Scores
 from engine.evaluation.tally import PerImage
 from engine.loop import Loop, Outcome
 from engine.record.metrics import Recorder
-from engine.session import Status
+from engine.session import Session
 from engine.train.callback import Callback
 from engine.train.forecast import Forecast
 from engine.train.trainer import Trainer
-from tests.support.forked_children import ForkingPopen
-from tests.support.forks import DEADLINE
+from tests.support.forks import DEADLINE, ForkingPopen
 from tests.support.planted_in_saves import (  # noqa: F401
     fill_disk,
     find_no_room,
@@ -52,6 +52,23 @@ from tests.support.planted_in_saves import (  # noqa: F401
 )
 from tests.support.run_hash import state_hash
 from utils.program import StopSignal
+
+
+def before_each(owner, name: str, do: Callable) -> None:
+    """Call `do` with the same arguments before each call of this function."""
+    function = getattr(owner, name)
+
+    def changed(*arguments, **options):
+        do(*arguments, **options)
+        return function(*arguments, **options)
+
+    setattr(owner, name, changed)
+
+
+def before_nth(owner, name: str, nth: int, do: Callable[[], None]) -> None:
+    """Call `do` before the nth call of this function."""
+    calls = itertools.count(1)
+    before_each(owner, name, lambda *arguments, **options: next(calls) == nth and do())
 
 
 def jump(days: float) -> None:
@@ -95,15 +112,13 @@ def limit_files(size: int) -> None:
 
 def limit_open_files(step: int) -> None:
     """Make it impossible to open more files from this update on."""
-    update = Trainer.update
 
-    def limited(trainer, window):
+    def limit(trainer, window):
         if trainer.step == step:
             number = max(map(int, os.listdir("/proc/self/fd")))
             resource.setrlimit(resource.RLIMIT_NOFILE, (number, number))
-        return update(trainer, window)
 
-    Trainer.update = limited
+    before_each(Trainer, "update", limit)
 
 
 def impatient(seconds: float) -> None:
@@ -117,11 +132,11 @@ def score(*figures: list[float]) -> None:
     """Replace the results of evaluations by these pairs of top-1 and loss. With EMA: raw weights and EMA in turn."""
     remaining = iter(figures)
 
-    def evaluate(models, *arguments) -> list[Evaluation]:
+    def evaluate(models, *arguments, **options) -> list[Evaluation]:
         found = [next(remaining) for _ in models]
         return [Evaluation(Scores(loss, top1, 100.0, 359, 0), PerImage()) for top1, loss in found]
 
-    engine.eval_run.evaluate = engine.trained.evaluate = evaluate
+    engine.eval_run.evaluate = engine.evaluate_weights.evaluate = evaluate
 
 
 def name_hosts(processes_per_host: int) -> None:
@@ -143,7 +158,7 @@ MOMENTS = {
     "start-up": (engine.build, "build_train_data", 1),
     "training": (Trainer, "update", 3),
     "accumulation": (Trainer, "to_device", 6),
-    "evaluation": (engine.trained, "evaluate", 1),
+    "evaluation": (engine.evaluate_weights, "evaluate", 1),
 }
 
 
@@ -151,17 +166,8 @@ def tell(rank: int, moment: str, *numbers: int) -> None:
     """Send these signals to the process of this rank at this moment, one after the other."""
     owner, name, nth = MOMENTS[moment]
     owner = importlib.import_module(owner) if isinstance(owner, str) else owner
-    do, calls = getattr(owner, name), [0]
-
-    def told(*arguments, **options):
-        calls[0] += 1
-        if calls[0] == nth:
-            for number in numbers:
-                os.kill(os.getpid(), number)
-        return do(*arguments, **options)
-
     if os.environ.get("RANK", "0") == str(rank):
-        setattr(owner, name, told)
+        before_nth(owner, name, nth, lambda: [os.kill(os.getpid(), number) for number in numbers])
 
 
 # {moment: (owner, function, n)}. The run's folder is moved before the nth call of the function.
@@ -170,7 +176,7 @@ MOVES = {
     "a save": (engine.saves.Saves, "save", 1),
     "a write": (torch, "save", 3),
     "a sharded save": (ShardedSaver, "_put", 1),
-    "a sign of life": (Status, "_write", 3),
+    "a sign of life": (Session, "_write_status", 3),
     "the figures": (Recorder, "close", 1),
 }
 OF_ANOTHER_RUN = (".lock", "last.pth", "best.pth", "checkpoint-1.pth", "status.json")
@@ -178,51 +184,44 @@ OF_ANOTHER_RUN = (".lock", "last.pth", "best.pth", "checkpoint-1.pth", "status.j
 
 def move_folder(output: str, before: str, rank: int = 0, is_replaced: bool = True) -> None:
     """Rename the run's folder to `moved` at this moment. `is_replaced`: put files of another run in its place."""
-    owner, name, nth = MOVES[before]
-    do, calls = getattr(owner, name), [0]
 
-    def moving(*arguments, **options):
-        calls[0] += 1
-        if calls[0] == nth:
-            (folder,) = Path(output).iterdir()
-            folder.rename(folder.with_name("moved"))
-            for each in OF_ANOTHER_RUN if is_replaced else ():
-                (folder / each).parent.mkdir(parents=True, exist_ok=True)
-                (folder / each).write_text("of another run")
-        return do(*arguments, **options)
+    def move() -> None:
+        (folder,) = Path(output).iterdir()
+        folder.rename(folder.with_name("moved"))
+        for each in OF_ANOTHER_RUN if is_replaced else ():
+            (folder / each).parent.mkdir(parents=True, exist_ok=True)
+            (folder / each).write_text("of another run")
 
     if os.environ.get("RANK", "0") == str(rank):
-        setattr(owner, name, moving)
+        before_nth(*MOVES[before], move)
 
 
 def signal_at(step: int, number: int, ranks: list[int], nth: int = 1) -> None:
     """Send this signal to the processes of these ranks when this update starts for the nth time."""
-    update, visits = Trainer.update, []
+    visits = []
 
-    def signalled(trainer, window):
+    def send(trainer, window):
         visits.append(trainer.step)
         if trainer.process.rank in ranks and trainer.step == step and visits.count(step) == nth:
             os.kill(os.getpid(), number)
-        update(trainer, window)
 
-    Trainer.update = signalled
+    before_each(Trainer, "update", send)
 
 
 def hold(folder: str, steps: list[int]) -> None:
     """Let the first start of a Slurm job wait at update steps[0], the second at steps[1] ... until a signal arrives
     or the folder contains a file `go`. Each waiting process creates a file there."""
-    update, start = Trainer.update, int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    start = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
 
-    def held(trainer, window):
+    def wait(trainer, window):
         if trainer.step in steps[start : start + 1]:
             told, handler = threading.Event(), signal.getsignal(signal.SIGUSR1)
             signal.signal(signal.SIGUSR1, lambda *arguments: (told.set(), handler(*arguments)))
             Path(folder, f"waits.{start}.{trainer.process.rank}").touch()
             while not told.is_set() and not Path(folder, "go").exists():
                 time.sleep(0.05)
-        update(trainer, window)
 
-    Trainer.update = held
+    before_each(Trainer, "update", wait)
 
 
 def limit_free_memory(size: int) -> None:
@@ -249,15 +248,13 @@ def run_out(trainer: Trainer, fits: int, step: int) -> None:
 
 def run_out_of_memory(fits: int, step: int, rank: int) -> None:
     """Make the process of this rank run out of memory, as `run_out` does, on a device that raises an error then."""
-    fit = engine.run.fit_micro_batches
 
-    def limit_and_fit(trainer, log):
+    def limit(trainer, log):
         if trainer.process.rank == rank:
             run_out(trainer, fits, step)
-        fit(trainer, log)
 
     engine.first_passes.raises_when_full = lambda device: True
-    engine.run.fit_micro_batches = limit_and_fit
+    before_each(engine.run, "fit_micro_batches", limit)
 
 
 def compute_in_float64() -> None:
@@ -280,7 +277,7 @@ def pass_time(seconds: float, later_seconds: float, step: int) -> None:
     """
     import extras.budget
 
-    now, update, allowance = [0.0], Trainer.update, extras.budget.Allowance
+    now, allowance = [0.0], extras.budget.Allowance
 
     def clock() -> float:
         return now[0]
@@ -292,26 +289,23 @@ def pass_time(seconds: float, later_seconds: float, step: int) -> None:
         def on_start_scored(self, trainer, scores, seconds):
             super().on_start_scored(trainer, scores, 0.1)
 
-    def timed(trainer, window):
+    def pass_on(trainer, window):
         now[0] += (seconds if trainer.step < step else later_seconds) * (1 + trainer.process.rank)
-        update(trainer, window)
 
-    Trainer.update = timed
+    before_each(Trainer, "update", pass_on)
     engine.callback_list.Forecast = PassingForecast
     extras.budget.Allowance = lambda text, started, saved: allowance(text, 0.0, saved, clock)
 
 
 def kill_after_choice(later: int) -> None:
     """Kill every process with SIGKILL, `later` updates after the first update that uses the budget's choice."""
-    update = Trainer.update
 
-    def killed(trainer, window):
+    def kill(trainer, window):
         choices = trainer.schedule.choices
         if choices and trainer.step == choices[0][0] + later:
             os.kill(os.getpid(), signal.SIGKILL)
-        update(trainer, window)
 
-    Trainer.update = killed
+    before_each(Trainer, "update", kill)
 
 
 def save_at_once() -> None:
@@ -382,26 +376,22 @@ def note_weights(path: str) -> None:
 
 def kill_worker(step: int, rank: int = 0) -> None:
     """Kill the loader process that reads for this update in the process of this rank, with SIGKILL."""
-    read = Reader.__getitem__
 
-    def killed(reader, piece):
+    def kill(reader, piece):
         if piece.step == step and os.environ.get("RANK", "0") == str(rank):
             os.kill(os.getpid(), signal.SIGKILL)
-        return read(reader, piece)
 
-    Reader.__getitem__ = killed
+    before_each(Reader, "__getitem__", kill)
 
 
 def end_thread(step: int) -> None:
     """End the loader thread that reads for this update with an error."""
-    fill = TrainReader.fill
 
-    def ended(reader, piece, *room):
+    def end(reader, piece, *room):
         if piece.step == step:
             raise RuntimeError(f"{threading.current_thread().name} is told to end")
-        return fill(reader, piece, *room)
 
-    TrainReader.fill = ended
+    before_each(TrainReader, "fill", end)
 
 
 def limit_shared_memory(size: str) -> None:
@@ -468,13 +458,11 @@ def set_variables(variables: dict[str, str]) -> None:
 
 def break_update(step: int) -> None:
     """Raise an AssertionError in this update, as after a mistake in the program."""
-    update = Trainer.update
 
-    def broken(trainer, window):
+    def fail(trainer, window):
         assert window.step != step, "a planted mistake"
-        update(trainer, window)
 
-    Trainer.update = broken
+    before_each(Trainer, "update", fail)
 
 
 def keep_statuses(path: str) -> None:
@@ -487,7 +475,7 @@ def keep_statuses(path: str) -> None:
             with open(path, "a") as kept:
                 print(json.dumps(json.loads(text)), file=kept)
 
-    engine.session.write_text, Status.SECONDS_BETWEEN_BEATS = keep, -1.0
+    engine.session.write_text, Session.SECONDS_BETWEEN_BEATS = keep, -1.0
 
 
 def draw_each_update() -> None:
@@ -503,16 +491,14 @@ def draw_each_update() -> None:
 
 def die_when_shown(step: int, *patterns: str) -> None:
     """Wait at the start of this update until files that match these patterns are in SAVE; then kill with SIGKILL."""
-    update = Trainer.update
 
-    def watched(trainer, window):
+    def die(trainer, window):
         if trainer.step == step:
             while not all(list(Path(trainer.config.SAVE).glob(each)) for each in patterns):
                 time.sleep(0.1)
             os.kill(os.getpid(), signal.SIGKILL)
-        update(trainer, window)
 
-    Trainer.update = watched
+    before_each(Trainer, "update", die)
 
 
 def wait_long_for_trackers() -> None:

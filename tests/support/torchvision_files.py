@@ -48,7 +48,8 @@ CIFAR = {
 
 
 def write_cifar(root: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write all files with checksums that torchvision accepts. In file i, the images have red and class i and i + 1."""
+    """Write all files with checksums that torchvision accepts. In training file i, the images have red and class i and
+    i + 1, and in the file for validation 0 and 1."""
     cls, labels = CIFAR[name]
     folder = root / cls.base_folder
     folder.mkdir(parents=True)
@@ -59,10 +60,10 @@ def write_cifar(root: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     sums = []
     for index, (file, _) in enumerate(cls.train_list + cls.test_list):
-        data = np.zeros((2, 3072), np.uint8)
-        data[:, 0] = [index, index + 1]  # red of the first pixel
+        data, numbers = np.zeros((2, 3072), np.uint8), [0, 1] if index == len(cls.train_list) else [index, index + 1]
+        data[:, 0] = numbers  # red of the first pixel
         data[:, 1024 + 1] = 7  # green of the second pixel
-        sums.append([file, written(file, {"data": data, labels: [index, index + 1]})])
+        sums.append([file, written(file, {"data": data, labels: numbers})])
     names = {cls.meta["key"]: [f"class_{number}" for number in range(10)]}
     monkeypatch.setattr(cls, "meta", {**cls.meta, "md5": written(cls.meta["filename"], names)})
     monkeypatch.setattr(cls, "train_list", sums[:-1])

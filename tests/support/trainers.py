@@ -45,15 +45,22 @@ class Lines(Log):
 
 
 def make_trainer(
-    config: Config, double: bool = False, callbacks: list[Callback] = (), device: torch.device = CPU
+    config: Config,
+    double: bool = False,
+    callbacks: list[Callback] = (),
+    device: torch.device = CPU,
+    classes: list[str] | None = None,
 ) -> Trainer:
-    """Return a trainer as a run builds it. Its initial weights are the same in each call."""
+    """Return a trainer as a run builds it. Its initial weights are the same in each call.
+
+    `classes`: the classes that a teacher must know; None: a teacher has random weights.
+    """
     train_set, _ = load_image_sets(config)
     torch.manual_seed(0)
     model = add_adapters(build_model(config, 10), config)
     data = build_train_data(config, train_set, Process(device))
     model = (model.double() if double else model).to(device)
-    wrappers = make_wrappers(config, Process(device), Log(0), 10)
+    wrappers = make_wrappers(config, Process(device), Log(0), 10, classes)
     trainer = build_trainer(config, Process(device), model, data, Log(0), wrappers)
     trainer.callbacks = list(callbacks)
     return trainer

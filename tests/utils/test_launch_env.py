@@ -1,6 +1,5 @@
 """The rank of a process, from every launcher's environment variables and from the flags."""
 
-import contextlib
 import shlex
 import subprocess
 import sys
@@ -10,17 +9,39 @@ import pytest
 from configs.load import load
 from tests.support.cases import cases_of, names_of, value_of
 from tests.support.forks import ROOT
-from tests.support.launch_variables import environment_of, launched_rank_of
 from tests.support.modules import imported_at_the_top
 from tests.support.refusals import refused
 from utils.errors import ConfigError
 from utils.launch import (
     LaunchedRank,
-    LaunchOptions,
     check_single_node,
     find_launched_rank,
     rank_in_environment,
 )
+
+
+def environment_of(words: str) -> dict[str, str]:
+    """Return the variables of a shell command such as "RANK=0 WORLD_SIZE=2 -ngpus 1"."""
+    return dict(word.split("=", 1) for word in shlex.split(words, comments=True) if "=" in word)
+
+
+def launched_rank_of(words: str) -> str:
+    """Return the rank in the variables of a launcher as text, after assertions that hold for every launcher."""
+    environment = environment_of(words)
+    launched = find_launched_rank(environment)
+    if launched:
+        assert launched.parent_is_launcher == (launched.launcher in ("torchrun", "Open MPI"))
+        assert rank_in_environment(environment) == launched.rank, "only one process may report a mistake"
+    return described(launched)
+
+
+def described(launched: LaunchedRank | None) -> str:
+    if launched is None:
+        return "None"
+    ranks = f"{launched.rank} of {launched.world_size}, local {launched.local_rank} of {launched.local_size}"
+    ends = f"restart {launched.restart_count}, at most {launched.max_world_size}"
+    return f"{launched.launcher}: {ranks}, at {launched.host}:{launched.port}, {ends}"
+
 
 TORCHELASTIC = {"TORCHELASTIC_RUN_ID": "x", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
 SLURM = {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "gpu[07-08,11],login"}
@@ -57,9 +78,9 @@ def test_elastic_maximum_of_processes_comes_from_torchrun(words, range_, most):
 
 
 def test_launch_flags_work_alone_or_with_launcher_variables():
-    launched = find_launched_rank({}, LaunchOptions("tcp://[::1]:99", 4, 2))
+    launched = find_launched_rank({}, "tcp://[::1]:99", 4, 2)
     assert launched == LaunchedRank("the command line", 2, 4, None, "::1", 99)
-    assert find_launched_rank({"MASTER_ADDR": "h", "MASTER_PORT": "8"}, LaunchOptions("env://", 4, 2)).port == 8
+    assert find_launched_rank({"MASTER_ADDR": "h", "MASTER_PORT": "8"}, "env://", 4, 2).port == 8
 
 
 @pytest.mark.parametrize("words", cases_of("mistakes-of_launchers"))
@@ -67,7 +88,7 @@ def test_contradictory_or_missing_launch_variables_are_refused(words):
     environment = environment_of(words)
     start = load([word for word in shlex.split(words) if "=" not in word], needs_file=False).config.START
     with refused(ConfigError, *names_of("mistakes-of_launchers", words)):
-        find_launched_rank(environment, LaunchOptions(start.URL, start.WORLD_SIZE, start.RANK, start.NGPUS))
+        find_launched_rank(environment, start.URL, start.WORLD_SIZE, start.RANK, start.NGPUS)
 
 
 def test_process_without_launcher_variables_is_not_taken_for_a_rank():
@@ -82,15 +103,6 @@ def test_start_without_a_launcher_on_several_nodes_is_refused(words):
         check_single_node(environment_of(words))
 
 
-@pytest.mark.parametrize(("nodes", "is_refused"), [("a\na\n", False), ("a\nb\n", True), (None, True)])
-def test_start_without_a_launcher_in_a_pbs_job_is_refused_unless_alone(tmp_path, nodes, is_refused):
-    path = tmp_path / "nodes"
-    if nodes:
-        path.write_text(nodes)
-    with refused(ConfigError, "PBS_NODEFILE", path) if is_refused else contextlib.nullcontext():
-        check_single_node({"PBS_NODEFILE": str(path)})
-
-
 def test_start_without_a_launcher_on_one_node_is_allowed():
     check_single_node({"SLURM_NNODES": "1", "PET_NNODES": "1"})
 
@@ -102,7 +114,7 @@ def test_slurm_job_script_is_not_taken_for_a_rank():
     assert find_launched_rank(SLURM | {"ENVIRONMENT": "BATCH", "SLURM_PROCID": "0"}) is None
     assert rank_in_environment(SLURM_TASK | {"SLURM_PROCID": "x"}) == 0, "otherwise no process reports the mistake"
     one = SLURM_TASK | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
-    assert find_launched_rank(one, LaunchOptions(num_local=2)) is None, "as in a shell opened by srun"
+    assert find_launched_rank(one, num_local=2) is None, "as in a shell opened by srun"
 
 
 def test_all_processes_of_a_slurm_job_share_its_port():
@@ -115,4 +127,4 @@ def test_all_processes_of_a_slurm_job_share_its_port():
 
 
 def test_address_in_the_flags_overrides_address_of_the_job():
-    assert find_launched_rank(SLURM_TASK, LaunchOptions("tcp://head:99")).host == "head"
+    assert find_launched_rank(SLURM_TASK, "tcp://head:99").host == "head"

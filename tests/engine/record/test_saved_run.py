@@ -1,23 +1,19 @@
 """A run's folder can be read in any state: finished, killed or running. Other folders are refused."""
 
+import contextlib
 import json
-import os
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
-from unittest import mock
 
 import pytest
-import yaml
 
 from engine.record.saved_run import SavedRun
-from tests.support.cases import cases_of, content_of, names_of, value_of
+from tests.support.cases import cases_of, content_of, names_of
 from tests.support.refusals import refused
 from tests.support.runs import ROOT
 from utils.errors import ConfigError
-from utils.program import start_ticks
+from utils.files import locked
 
 pytestmark = pytest.mark.slow
 
@@ -77,44 +73,24 @@ def test_best_epoch_comes_from_checkpoint_or_else_metrics(folder):
     assert SavedRun.open(folder).best.epoch == 0, "no epoch was evaluated"
 
 
-def test_truncated_rows_of_a_killed_run_are_ignored(folder):
-    with open(folder / "metrics.jsonl", "a") as file:
-        file.write('{"epoch": 3, "eval_to')
+def test_truncated_step_of_a_killed_run_is_ignored(folder):
     (folder / "steps.csv").write_text("step,loss\n0,2.5\n20,nan\n40")
-    run = SavedRun.open(folder)
-    assert [row["epoch"] for row in run.epochs] == [0, 1, 2]
-    assert run.steps == [{"step": 0, "loss": 2.5}, {"step": 20, "loss": None}]
+    assert SavedRun.open(folder).steps == [{"step": 0, "loss": 2.5}, {"step": 20, "loss": None}]
 
 
-HERE, ELSEWHERE = {"host": socket.gethostname(), "state": "training"}, {"host": "another", "state": "training"}
-
-
-@pytest.mark.parametrize("case", cases_of("states_of_runs"))
-def test_run_state_is_running_killed_or_done(folder, case):
-    """`is_alive`: whether its process lives, if it ran on this machine. `age`: seconds since its last heartbeat."""
-    status = yaml.safe_load(case.replace("here", socket.gethostname()))
-    if age := status.pop("age", None):
-        gone = subprocess.Popen(["true"])
-        gone.wait()
-        beat = time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(time.time() - age))
-        status |= {"pid": os.getpid() if status.pop("is_alive") else gone.pid, "heartbeat": beat}
+@pytest.mark.parametrize(
+    ("status", "is_locked", "state"),
+    [
+        ({"state": "training"}, True, "running"),
+        ({"state": "training"}, False, "killed"),
+        ({"state": "done"}, False, "done"),
+        ({}, False, "unknown"),
+    ],
+)
+def test_run_state_depends_on_its_lock_until_it_has_ended(folder, status, is_locked, state):
     write_status(folder, **status)
-    assert SavedRun.open(folder).state == value_of("states_of_runs", case)
-
-
-def test_reused_process_id_does_not_count_as_the_run(folder):
-    write_status(folder, **HERE, pid=os.getpid(), pid_ticks=start_ticks(os.getpid()))
-    assert SavedRun.open(folder).state == "running"
-    write_status(folder, **HERE, pid=os.getpid(), pid_ticks=start_ticks(os.getpid()) - 1)
-    assert SavedRun.open(folder).state == "killed"
-
-
-def test_running_process_of_another_user_counts_as_alive(folder, monkeypatch):
-    write_status(folder, **HERE, pid=1)
-    monkeypatch.setattr(os, "kill", mock.Mock(side_effect=PermissionError))
-    assert SavedRun.open(folder).state == "running"
-    monkeypatch.setattr(os, "kill", mock.Mock(side_effect=ProcessLookupError))
-    assert SavedRun.open(folder).state == "killed"
+    with locked(folder / ".lock") if is_locked else contextlib.nullcontext():
+        assert SavedRun.open(folder).state == state
 
 
 def test_total_seconds_of_a_run_include_all_its_epochs(folder):

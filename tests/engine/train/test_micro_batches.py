@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from datasets import Batch
-from datasets.loading.to_device import prefetch_to_device
+from datasets.loading.ahead import prefetch_to_device
 from tests.support.configs import small_config
 from tests.support.pretend_device import DEVICE, on_pretend_device, waits
 from tests.support.refusals import refused

@@ -15,7 +15,7 @@ from datasets import build_eval_data, load_image_sets
 from datasets.transforms.preparation import build_normalize
 from engine import loop
 from engine.predict.classifier import Classifier, load_classifier
-from extras.calibration.fit import fit_temperature
+from extras.calibration import fit_temperature
 from models import build_model
 from models.weights.load import load_pretrained
 from models.weights.torch_files import read_torch

@@ -9,9 +9,8 @@ import torch
 
 from engine.evaluation.tally import Tally
 from engine.train.counters import EpochResult
-from extras.calibration import callback
-from extras.calibration.callback import Calibration, calibrate, gather_scores
-from extras.calibration.fit import fit_temperature
+from extras import calibration
+from extras.calibration import Calibration, calibrate, fit_temperature, gather_scores
 from models.weights.files import read_weights
 from models.weights.torch_files import read_torch
 from tests.support.configs import CPU, small_config
@@ -50,7 +49,7 @@ def evaluated(process: Process, has_several_labels: bool = False):
 @pytest.mark.parametrize("has_several_labels", [False, True])
 @pytest.mark.parametrize("most_images", [1000, 25])
 def test_calibration_is_the_same_for_any_number_of_processes(monkeypatch, has_several_labels, most_images):
-    monkeypatch.setattr(callback, "MOST_IMAGES", most_images)
+    monkeypatch.setattr(calibration, "MOST_IMAGES", most_images)
 
     def calibrated(process: Process) -> dict:
         return calibrate(gather_scores(evaluated(process, has_several_labels), process))
@@ -77,11 +76,11 @@ def test_calibration_is_the_same_for_any_number_of_processes(monkeypatch, has_se
     ids=["no scores", "few images", "one class"],
 )
 def test_impossible_calibration_stores_its_reason(tmp_path, monkeypatch, scores, reason):
-    monkeypatch.setattr(callback, "gather_scores", lambda images, process: scores)
+    monkeypatch.setattr(calibration, "gather_scores", lambda images, process: scores)
     trainer = make_trainer(small_config(tmp_path))
-    calibration = Calibration(tmp_path, log := Lines(), trainer, {})
+    callback = Calibration(tmp_path, log := Lines(), trainer, {})
     trainer.best = trainer.best._replace(epoch=1)
-    calibration.on_epoch_end(trainer, EpochResult(None, {}, 0, 0.0, 0.0, images="results of each image"))
+    callback.on_epoch_end(trainer, EpochResult(None, {}, 0, 0.0, 0.0, images="results of each image"))
     state = trainer.parts["calibration"].state()
     assert reason in state["reason"] and "temperature" not in state and len(log.noted) == 1
 

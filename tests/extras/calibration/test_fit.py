@@ -7,8 +7,8 @@ import pytest
 from scipy.optimize import minimize_scalar
 from scipy.special import expit, log_softmax, softmax
 
-from extras.calibration import fit
-from extras.calibration.fit import confidence_curve, expected_error, fit_temperature, measure, reliability
+from extras import calibration
+from extras.calibration import confidence_curve, expected_error, fit_temperature, measure, reliability
 
 PRIOR_VARIANCE = 0.25
 
@@ -46,8 +46,7 @@ def test_fitted_temperature_equals_scipys_minimum(size, temperature):
 def test_fit_in_parts_equals_fit_on_all_images(monkeypatch):
     logits, labels = draw(2000, 10, 1.7)
     whole = fit_temperature(logits, labels)
-    monkeypatch.setattr(fit, "FIRST_SCORES", (200, 2000))
-    monkeypatch.setattr(fit, "SCORES_AT_ONCE", 70)
+    monkeypatch.setattr(calibration, "SCORES_AT_ONCE", 70)
     assert fit_temperature(logits, labels) == pytest.approx(whole, abs=1e-7)
 
 
@@ -70,7 +69,7 @@ def test_temperature_stays_moderate_if_all_images_are_right(num_images):
     assert found == pytest.approx(best_by_scipy(logits, labels), abs=1e-6) and 0.4 < found < 1
 
 
-@pytest.mark.parametrize(("scale", "bound"), [(1e-4, fit.LOWEST), (1e4, fit.HIGHEST)])
+@pytest.mark.parametrize(("scale", "bound"), [(1e-4, calibration.LOWEST), (1e4, calibration.HIGHEST)])
 def test_fit_never_leaves_its_bounds(scale, bound):
     logits, labels = draw(50_000, 3, 1.0)
     assert fit_temperature(scale * logits, labels) == pytest.approx([bound], rel=1e-4)

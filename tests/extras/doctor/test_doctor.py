@@ -12,17 +12,15 @@ from configs.load import load
 from datasets import Normalize, Preparation, build_train_data, load_image_sets
 from engine.precision.policy import Precision
 from engine.train.loss import CrossEntropy
-from extras.doctor.command import precision_of
 from extras.doctor.diagnosis import Case, diagnose
-from extras.doctor.in_runs import LastUpdate
-from extras.doctor.overflow import read_overflow, save_overflow
+from extras.doctor.overflow import Batches, precision_of, read_overflow, save_overflow
 from models import build_model
 from models.transforms import choose_transforms
 from tests.support.cases import cases_of, names_of
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import assert_names
 from tests.support.runs import run, run_folder, typed
-from tests.support.trainers import big_logits, make_trainer
+from tests.support.trainers import big_logits
 from utils.distributed import Process
 
 pytestmark = pytest.mark.slow
@@ -194,13 +192,9 @@ def test_every_process_saves_its_micro_batches_with_their_shares(tmp_path):
     with contextlib.closing(build_train_data(config, train_set, Process(CPU)).windows(2, 3)) as windows:
         batches = list(next(windows).batches)  # the last window of an epoch of 1,438 images
     sizes = [batch.num_samples for batch in batches]
-    last, trainer = LastUpdate(), make_trainer(config)
-    last.on_window(trainer)
     shares = [2 * size / sum(sizes) for size in sizes]  # as in a process that has twice as many images as the others
-    for batch, share in zip(batches, shares, strict=True):
-        last.on_micro_batch(trainer, batch, share)
     for rank in range(3):
-        save_overflow(tmp_path, rank, last.state_dict(), {})
+        save_overflow(tmp_path, Batches(2, rank, list(zip(batches, shares, strict=True))))
     assert {read_overflow(path).rank for path in tmp_path.glob("overflow-*.pth")} == {0, 1, 2}
     saved = read_overflow(tmp_path / "overflow-batch.pth").batches
     assert len(sizes) == 3 and len({*sizes}) == 2
@@ -241,9 +235,5 @@ def test_doctor_without_saved_batch_replays_the_next_batch(trained, tmp_path, mo
 
 @pytest.mark.parametrize("words", cases_of("doctor-mistakes_of_the_doctor"))
 def test_doctor_exits_with_2_for_bad_arguments(trained, tmp_path, words):
-    batches = {"large": ((1, 3, 16, 16), torch.uint8, 0), "float": ((1, 1, 8, 8), torch.float32, 0)}
-    for name, (shape, dtype, target) in (batches | {"class": ((1, 1, 8, 8), torch.uint8, 10)}).items():
-        batch = {"images": torch.zeros(shape, dtype=dtype), "targets": torch.tensor([target])}
-        torch.save(batch, tmp_path / f"{name}.pth")
     given = words.format(run=trained, empty=tmp_path).replace("(nothing)", "").split()
     typed("scripts/doctor.py", *given).refused(*names_of("doctor-mistakes_of_the_doctor", words))

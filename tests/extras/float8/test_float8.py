@@ -136,8 +136,7 @@ def test_float8_training_stays_near_float32_and_resumes_exactly(tmp_path):
 
 
 def test_doctor_and_predict_use_bfloat16_for_float8_runs(config):
-    from extras.doctor.command import precision_of
-    from extras.doctor.overflow import Batches, make_case
+    from extras.doctor.overflow import Batches, make_case, precision_of
 
     state = {"config": flatten(config), "amp_scaler": {"dtype": "torch.bfloat16", "scale": 1.0}}
     images = {"mean": [0.5], "std": [0.5], "input_size": [1, 8, 8], "crop_pct": 0.875, "crop_mode": "center"}

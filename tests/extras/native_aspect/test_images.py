@@ -12,8 +12,8 @@ from timm.data.naflex_transforms import RandomResizedCropToSequence, ResizeToSeq
 from configs.load import load
 from configs.schema import Config
 from datasets import build_eval_data, build_normalize, build_preparation, build_train_data, load_image_sets
-from datasets.transforms import build_augmentation
-from datasets.transforms.pixels import DrawnOperations, Operation
+from datasets.transforms.augment import Augmentation
+from datasets.transforms.operations import DrawnOperations, Operation
 from datasets.types import Batch, ImageSet
 from extras.native_aspect import readers
 from extras.native_aspect.models import grids_of, length_of, new_batch, pictures_of
@@ -145,7 +145,7 @@ def test_policy_shifts_an_image_by_fractions_of_its_own_sides(folder, policy, si
 def test_square_image_is_augmented_like_an_image_of_a_plain_run(folder, policy):
     config = settings(folder, f"TRAIN.AUTO_AUGMENT={policy}", "TRAIN.COLOR_JITTER=0.4", "DATA.IMAGE_SIZE=224")
     ours = readers.SequenceTransform(config, 16).augment
-    plain = build_augmentation(replaced(config, DATA={"TOKENS": None}))
+    plain = Augmentation(replaced(config, DATA={"TOKENS": None}))
     pixels = np.array(noise(224, 224))
     for seed in range(20):
         found, expected = (each.apply(each.draw(random.Random(seed)), pixels) for each in (ours, plain))

@@ -39,10 +39,6 @@ def test_doctor_replays_saved_batch_of_a_stopped_run(start, tmp_path):
     saved = run_folder(tmp_path / "o")
     said = typed("scripts/doctor.py", saved).done().stdout
     assert_names(said, "process 0: 8 images", "first: embeds.proj")
-    state = torch.load(saved / "overflow-batch.pth", weights_only=True)
-    torch.save(state | {"images": torch.zeros((8, 3, 8, 8), dtype=torch.uint8)}, saved / "overflow-batch.pth")
-    ended = typed("scripts/doctor.py", saved)
-    ended.refused("-batch", "DATA.TOKENS")
 
 
 # Deterministic kernels

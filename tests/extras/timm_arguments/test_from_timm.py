@@ -1,27 +1,25 @@
 """from_timm.py: its output for published recipes trains like timm's own objects, and it names every difference."""
 
-import contextlib
 import shlex
-from collections.abc import Callable
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
 
+from configs.flags import FLAGS
 from configs.load import load
-from configs.schema import Config
 from configs.timm_arguments import TIMM_ARGUMENTS
+from configs.typed_names import suggest_flag
 from configs.values import flatten
 from datasets.order import Order
 from datasets.transforms.augment import Augmentation
-from engine.train.loss import build_loss
 from engine.train.optimizers import build_optimizer, parameter_groups
 from engine.train.schedule import Schedule
 from extras.timm_arguments import translate
 from models import build_model
-from tests.support.configs import meta_device, replaced, write
+from tests.support.configs import meta_device, write
+from tests.support.forks import ROOT
 from tests.support.refusals import assert_names
 from tests.support.runs import typed
 from utils.errors import ConfigError
@@ -84,12 +82,12 @@ def timms_augmentation(args: SimpleNamespace, model: torch.nn.Module) -> dict:
 
 def our_augmentation(config) -> dict:
     data, train, drawn = config.DATA, config.TRAIN, Augmentation(config)
-    policy = drawn.policy
+    operations, _, count = drawn.draw_policy.args if drawn.draw_policy else ([], None, 0)
     erasing = (train.RANDOM_ERASE_PROB, train.RANDOM_ERASE_MODE == "pixel", train.RANDOM_ERASE_COUNT)
-    each = [(op.name, op.probability, op.magnitude, op.options.deviation) for op in policy.operations] if policy else []
+    each = [(op.name, op.probability, op.magnitude, op.options.deviation) for op in operations]
     return {
         "crop": (data.CROP_SCALE, data.CROP_RATIO, (data.IMAGE_SIZE,) * 2, data.HFLIP),
-        "policy": each * policy.count if policy else None,
+        "policy": each * count or None,
         "jitter": drawn.jitter or None,
         "erasing": erasing if train.RANDOM_ERASE_PROB else None,
         "normalized": (data.IMAGENET_MEAN, data.IMAGENET_STD),
@@ -299,7 +297,8 @@ REFUSED = {
     "--loss ce --bce-loss": "--loss",
     "torchrun --nproc_per_node 2 train.py --sync-bn": "--sync-bn",
     "torchrun --nproc_per_node gpu train.py": "gpu",
-    "torchrun --nproc_per_node 0 train.py": "nproc",
+    "torchrun --nnodes 1:2 train.py": "nnodes",
+    "torchrun --nproc_per_node 0 train.py": "nproc_per_node",
     "srun --ntasks 8 python train.py": "srun",
     "WORLD_SIZE=16 RANK=3 python train.py photos": "WORLD_SIZE",
     "./distributed_train.sh --data-dir d": "distributed_train.sh",
@@ -322,36 +321,15 @@ def test_timm_argument_without_equivalent_is_refused_by_name(here, words):
     assert_names(ended.stderr, *REFUSED[words].split())
 
 
-def trained(loss: Callable, dtype: torch.dtype, loss_is_inside: bool) -> tuple[list[float], torch.Tensor]:
-    """Return the losses of 12 updates in this type, and the final weights."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 32), torch.nn.GELU(), torch.nn.Linear(32, 10))
-    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
-    autocast = partial(torch.autocast, "cpu", dtype, enabled=dtype != torch.float32)
-    for _ in range(12):
-        images, targets = torch.randn(16, 3, 4, 4), torch.randint(10, (16,))
-        with autocast():
-            logits = model(images)
-        with autocast() if loss_is_inside else contextlib.nullcontext():
-            losses.append(value := loss(logits, targets))
-        optimizer.zero_grad()
-        value.backward()
-        optimizer.step()
-    return [each.item() for each in losses], torch.nn.utils.parameters_to_vector(model.parameters()).detach()
-
-
-def test_losses_match_timm_in_float32_but_not_bfloat16():
-    """As in docs/from-timm.md: train.py computes the loss inside autocast, and halfstep in float32."""
-    from timm.loss import LabelSmoothingCrossEntropy
-
-    ours, theirs = build_loss(replaced(Config(), TRAIN={"SMOOTHING": 0.1})), LabelSmoothingCrossEntropy(0.1)
-
-    def apart(dtype: torch.dtype, loss_is_inside: bool) -> tuple[float, float]:
-        """Return the largest relative difference of a loss, and the relative difference of the final weights."""
-        wide = theirs if loss_is_inside else lambda logits, targets: theirs(logits.float(), targets)
-        (losses, weights), (others, other) = trained(ours, dtype, False), trained(wide, dtype, loss_is_inside)
-        loss = max(abs(one / another - 1) for one, another in zip(losses, others, strict=True))
-        return loss, ((weights - other).norm() / weights.norm()).item()
-
-    assert max(apart(torch.float32, True)) < 1e-6 and max(apart(torch.bfloat16, False)) < 1e-6
-    assert 1e-5 < min(apart(torch.bfloat16, True)) and max(apart(torch.bfloat16, True)) < 0.02
+def test_every_timm_argument_is_documented_and_gets_a_flag_suggestion():
+    page = (ROOT / "docs" / "from-timm.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    assert len(TIMM_ARGUMENTS) == 203, "202, and train-steps-per-epoch, another name of an argument"
+    known = {flag: key for group in FLAGS.values() for flag, (key, _) in group.items()}
+    for name, argument in TIMM_ARGUMENTS.items():
+        flag = name if name == "data" else f"--{name}"
+        ours = [row[1] for row in rows if f"`{flag}`" in row[0]] or [row[2] for row in rows if f"`{flag}`" in row[2]]
+        setting = argument.setting.partition("=bce")[0].split(".")
+        leaf = setting[1] if "KWARGS" in setting else setting[-1]
+        assert len(ours) == 1 and leaf.split("_")[-1].split("=")[-1] in ours[0], flag
+        assert suggest_flag(f"--{name}", known), flag

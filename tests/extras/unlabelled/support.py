@@ -8,13 +8,8 @@ from PIL import Image
 
 from configs.schema import Config
 from configs.values import flatten
-from datasets import build_train_data, load_image_sets
-from engine.build import build_trainer, make_wrappers
-from engine.train.trainer import Trainer
 from models import build_model
-from tests.support.configs import CPU, replaced, small_config
-from utils.distributed import Process
-from utils.log import Log
+from tests.support.configs import replaced, small_config
 
 # Updates of 16 images of 16 x 16 pixels, and a student with the teacher's grid of 4 x 4 patches.
 SMALL = """
@@ -70,15 +65,3 @@ def digits_config(folder: Path, *options: str) -> Config:
     teacher = save_teacher(folder / "teacher.pth", small_config(folder))
     words = ("TRAIN.OBJECTIVE=features", f"TRAIN.TEACHER_MODEL={teacher}", "TRAIN.WARMUP_EPOCHS=0", *options)
     return small_config(folder, *words)
-
-
-def make_feature_trainer(config: Config, double: bool = False) -> Trainer:
-    """Return a trainer built as in a run, with the teacher's weights. Its initial weights are the same in each call."""
-    train_set, _ = load_image_sets(config)
-    torch.manual_seed(0)
-    model = build_model(config, 10)
-    model = model.double() if double else model
-    process = Process(CPU)
-    wrappers = make_wrappers(config, process, Log(1), 10, train_set.classes)
-    data = build_train_data(config, train_set, process)
-    return build_trainer(config, process, model, data, Log(1), wrappers)

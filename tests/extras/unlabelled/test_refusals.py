@@ -4,14 +4,14 @@ import shutil
 
 import pytest
 import torch
-from torch import nn
 
 from extras.unlabelled.training import make_feature_training
 from models import build_model
-from tests.extras.unlabelled.support import SMALL, digits_config, draw_photos, make_feature_trainer, teacher_of
+from tests.extras.unlabelled.support import SMALL, digits_config, draw_photos, teacher_of
 from tests.support.configs import CPU, replaced
 from tests.support.refusals import refused
 from tests.support.runs import rows, typed
+from tests.support.trainers import make_trainer
 from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.log import Log
@@ -48,20 +48,15 @@ SETTINGS = {  # {name: (options, names in the message)}
     ),
     "knn": (["TRAIN.BEST_METRIC=knn"], ["TRAIN.BEST_METRIC", "DATA.LABELLED_PATH"]),
     "mixup": (["TRAIN.MIXUP_ALPHA=0.8"], ["TRAIN.MIXUP_ALPHA", "TRAIN.OBJECTIVE"]),
-    "cutmix": (["TRAIN.CUTMIX_MINMAX=[0.2,0.8]"], ["TRAIN.CUTMIX_MINMAX", "TRAIN.OBJECTIVE"]),
     "smoothing": (["TRAIN.SMOOTHING=0.1"], ["TRAIN.SMOOTHING", "TRAIN.OBJECTIVE"]),
     "loss": (["TRAIN.LOSS=bce"], ["TRAIN.LOSS", "TRAIN.OBJECTIVE"]),
-    "weights": (["TRAIN.CLASS_WEIGHTS=auto"], ["TRAIN.CLASS_WEIGHTS", "TRAIN.OBJECTIVE"]),
     "sampler": (["DATA.SAMPLER=balanced"], ["DATA.SAMPLER", "TRAIN.OBJECTIVE"]),
     "labels": (["DATA.LABEL_SEPARATOR='|'", "DATA.DATASET=csv"], ["DATA.LABEL_SEPARATOR", "TRAIN.OBJECTIVE"]),
-    "distillation": (["TRAIN.DISTILLATION_TYPE=soft"], ["TRAIN.DISTILLATION_TYPE", "TRAIN.OBJECTIVE"]),
     "small image": (["MODEL.PATCH_SIZE=32"], ["MODEL.PATCH_SIZE", "DATA.IMAGE_SIZE"]),
     "schedule": (
         ["TRAIN.SIZE_SCHEDULE=[0:8,1:16]"],
         ["TRAIN.SIZE_SCHEDULE", "2 x 2", "4 x 4", "TRAIN.FEATURES=pooled"],
     ),
-    "channels": (["DATA.IMAGE_CHANNELS=1"], ["TRAIN.TEACHER_MODEL", "DATA.IMAGE_CHANNELS"]),
-    "unknown": (["TRAIN.TEACHER_MODEL=no_model"], ["TRAIN.TEACHER_MODEL", "no_model"]),
     "no folder": (["DATA.LABELLED_PATH=FOLDER/none"], ["DATA.LABELLED_PATH", "none"]),
     "one class": (["DATA.LABELLED_PATH=FOLDER/labelled"], ["DATA.LABELLED_PATH", 2]),
 }
@@ -73,11 +68,8 @@ def test_setting_that_contradicts_learning_features_is_refused(words, name):
     typed("main_single_gpu.py", *words(*options)).refused(*names)
 
 
-def test_different_patch_grids_are_refused_with_a_size_that_fits(words):
-    refusal = typed("main_single_gpu.py", *words("MODEL.PATCH_SIZE=2")).refused(
-        "8 x 8", "4 x 4", "TRAIN.FEATURES=pooled"
-    )
-    assert "DATA.IMAGE_SIZE=8" in refusal.stderr
+def test_different_patch_grids_are_refused_unless_only_pooled_features_are_learned(words):
+    typed("main_single_gpu.py", *words("MODEL.PATCH_SIZE=2")).refused("8 x 8", "4 x 4", "TRAIN.FEATURES=pooled")
     typed("main_single_gpu.py", *words("MODEL.PATCH_SIZE=2", "DATA.IMAGE_SIZE=8", "TRAIN.NUM_EPOCHS=1")).done()
     typed("main_single_gpu.py", *words("MODEL.PATCH_SIZE=2", "TRAIN.FEATURES=pooled", "TRAIN.NUM_EPOCHS=1")).done()
 
@@ -96,26 +88,6 @@ def test_check_of_a_sound_run_finds_nothing_wrong(words):
     assert "WRONG" not in verdicts
 
 
-class WithoutTokens(nn.Module):
-    """A model with a classifier but without features."""
-
-    num_classes, pretrained_cfg = 3, {}
-
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(4, 3)
-
-    def get_classifier(self):
-        return self.head
-
-
-def test_student_without_features_is_refused_by_name(tmp_path):
-    config = digits_config(tmp_path)
-    wrapper = make_feature_training(config, Process(CPU), Log(1))
-    with refused(ConfigError, "MODEL.NAME", config.MODEL.NAME, "WithoutTokens"):
-        wrapper.change_model(WithoutTokens())
-
-
 def test_model_without_square_grid_needs_pooled_features(tmp_path):
     config = digits_config(tmp_path)
     model = build_model(config, 10)
@@ -129,7 +101,7 @@ def test_model_without_square_grid_needs_pooled_features(tmp_path):
 def test_convolutional_student_learns_pooled_features_of_a_vit(tmp_path):
     model = "MODEL.TYPE=timm MODEL.NAME=test_resnet MODEL.PATCH_SIZE=16 MODEL.EMBED_DIM=768 MODEL.DEPTH=12 MODEL.NUM_HEADS=12"
     config = digits_config(tmp_path, "TRAIN.FEATURES=pooled", "DATA.IMAGE_SIZE=32", *model.split())
-    assert make_feature_trainer(config).model.feature_maps["pooled"].out_features == 24
+    assert make_trainer(config, classes=[]).model.feature_maps["pooled"].out_features == 24
 
 
 def test_output_folder_inside_the_photos_is_refused(words):

@@ -6,15 +6,22 @@ import re
 
 import numpy as np
 import pytest
+import timm
 import torch
 
-from extras.unlabelled.training import knn_accuracy
+from configs.values import unflatten
+from datasets import Normalize, build_eval_data, load_image_sets
+from extras.distillation import Teacher
+from extras.unlabelled.evaluation import knn_accuracy
+from extras.unlabelled.training import licence_of, read_labelled
+from models import build_model
 from models.features import features_of
 from models.weights.torch_files import read_torch
 from tests.extras.unlabelled.support import NUM_PHOTOS, SMALL, draw_photos, teacher_of
-from tests.support.configs import replaced
+from tests.support.configs import CPU
 from tests.support.refusals import assert_names
 from tests.support.runs import epochs_of, rows_of, run, run_folder, status_of, typed
+from utils.distributed import Process
 
 pytestmark = pytest.mark.slow
 
@@ -57,13 +64,6 @@ def unbroken(tmp_path_factory, start):
 
 def scored_by_hand(start, folder) -> tuple[float, float, int]:
     """Return the similarity of best.pth on held-out photos, its k-NN accuracy, and the number of held-out photos."""
-    from configs.values import unflatten
-    from datasets import Normalize, build_eval_data, load_image_sets
-    from extras.distillation import Teacher
-    from models import build_model
-    from tests.support.configs import CPU
-    from utils.distributed import Process
-
     state = read_torch(folder / "best.pth")
     config = unflatten(state["config"] | {"DATA.DATA_PATH": str(start.folder / "photos")})
     teacher_state = torch.load(start.folder / "teacher.pth", weights_only=True)
@@ -92,8 +92,6 @@ def scored_by_hand(start, folder) -> tuple[float, float, int]:
     with torch.no_grad():
         _, held_out = load_image_sets(config)
         found = torch.cat([cosines(each.images)[0] for each in build_eval_data(config, held_out, Process(CPU))])
-        from extras.unlabelled.training import read_labelled
-
         labelled = read_labelled(config, print)
         data = build_eval_data(config, labelled, Process(CPU))
         pooled = torch.cat([cosines(each.images)[1] for each in data]).numpy()
@@ -185,20 +183,10 @@ def test_commands_that_need_classes_refuse_a_run_of_features(tmp_path, start, un
         typed("scripts/export.py", best, *to).refused("TRAIN.OBJECTIVE", "-pretrained")
 
 
-def test_licence_of_the_teacher_is_printed(tmp_path, start, monkeypatch):
-    import timm
-
-    from configs.schema import Config
-    from extras.distillation import TeacherSource
-    from extras.unlabelled.training import licence_of
-
-    said = start(tmp_path).done().stdout
-    assert_names(said, "licence of the teacher's weights")
+def test_licence_of_the_teacher_is_printed(tmp_path, start):
+    assert_names(start(tmp_path).done().stdout, "licence of the teacher's weights")
     name = "vit_base_patch14_dinov2.lvd142m"
-    found = TeacherSource(Config(), name, None, None, None)
-    licence = timm.get_pretrained_cfg(name).license
-    assert licence and licence_of(Config(), found) == licence
-    assert licence in licence_of(replaced(Config(), TRAIN={"TEACHER_MODEL": name}), found._replace(weights="file.pth"))
+    assert licence_of(name) == timm.get_pretrained_cfg(name).license
 
 
 def test_features_of_labelled_data_ignore_the_labels(tmp_path, start):
@@ -209,10 +197,3 @@ def test_features_of_labelled_data_ignore_the_labels(tmp_path, start):
     assert rows[-1]["eval_similarity"] > rows[0]["eval_similarity"] and rows[0]["eval_top1"] is None
     assert "classes" not in (run_folder(tmp_path) / "log.txt").read_text().split("writing to")[1]
     assert math.isfinite(rows[-1]["train_loss"])
-
-
-def test_knn_accuracy_uses_features_before_the_maps(tmp_path, start, monkeypatch):
-    shapes = []
-    monkeypatch.setattr("extras.unlabelled.evaluation.knn_accuracy", lambda each, _: shapes.append(each.shape) or 50.0)
-    typed("main_single_gpu.py", *start.words(tmp_path, "TRAIN.NUM_EPOCHS=1")).done()
-    assert set(shapes) == {(24, 16)}  # the width of the student; the teacher has 24

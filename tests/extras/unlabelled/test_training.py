@@ -11,9 +11,9 @@ from torch.nn import functional
 from extras.unlabelled.training import make_student, mean_cosine
 from models import build_model
 from models.features import Widths, widths_of
-from tests.extras.unlabelled.support import digits_config, make_feature_trainer
+from tests.extras.unlabelled.support import digits_config
 from tests.support.configs import small_config
-from tests.support.trainers import update
+from tests.support.trainers import make_trainer, update
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +69,7 @@ def plain_losses(state: dict, teacher_file: str, pixels: list[torch.Tensor], fea
 def test_losses_equal_a_plain_pytorch_loop_update_by_update(tmp_path, features, kind):
     options = f"TRAIN.FEATURES={features} TRAIN.FEATURE_LOSS={kind} TRAIN.LR_SCHEDULER.NAME=constant TRAIN.BASE_LR={LR}"
     config = digits_config(tmp_path, *options.split(), f"TRAIN.WEIGHT_DECAY={DECAY}", f"TRAIN.GRAD_CLIP={CLIP}")
-    trainer, losses = make_feature_trainer(config, double=True), []
+    trainer, losses = make_trainer(config, double=True, classes=[]), []
     state = copy.deepcopy(trainer.model.state_dict())
     pixels = [next(iter(window.batches)).images.clone() for window in trainer.data.windows(0, 6)]
     for _ in pixels:
@@ -80,8 +80,8 @@ def test_losses_equal_a_plain_pytorch_loop_update_by_update(tmp_path, features, 
 
 def test_half_precision_applies_to_the_teacher_and_reduces_the_loss(tmp_path):
     half = "AMP=true PRECISION.DTYPE=float16 PRECISION.INIT_LOSS_SCALING=128 TRAIN.BASE_LR=1e-2"
-    trainer = make_feature_trainer(digits_config(tmp_path, *half.split()))
-    exact = make_feature_trainer(digits_config(tmp_path, "TRAIN.BASE_LR=1e-2"))
+    trainer = make_trainer(digits_config(tmp_path, *half.split()), classes=[])
+    exact = make_trainer(digits_config(tmp_path, "TRAIN.BASE_LR=1e-2"), classes=[])
     assert {each.dtype for each in trainer.prepare.teacher.model.parameters()} == {torch.float16}
     first = [update(each, 1).report().loss for each in (trainer, exact)]
     last = [update(each, 30).report().loss for each in (trainer, exact)]
@@ -90,7 +90,7 @@ def test_half_precision_applies_to_the_teacher_and_reduces_the_loss(tmp_path):
 
 
 def test_ema_model_computes_with_its_own_weights(tmp_path):
-    trainer = update(make_feature_trainer(digits_config(tmp_path, "TRAIN.MODEL_EMA=true")), 3)
+    trainer = update(make_trainer(digits_config(tmp_path, "TRAIN.MODEL_EMA=true"), classes=[]), 3)
     images, average = torch.randn(2, 1, 8, 8), trainer.ema.model
     before = [each.clone() for each in average(images)]
     with torch.no_grad():

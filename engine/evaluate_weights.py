@@ -17,7 +17,7 @@ def evaluate_both(trainer: Trainer, data: EvalData, bad_images: BadImages) -> di
         from extras.unlabelled.evaluation import evaluate_features
 
         found = evaluate_features(
-            list(models.values()), trainer.prepare, trainer.loss, data, bad_images, trainer.process
+            list(models.values()), data, trainer.prepare, trainer.loss, trainer.process, bad_images
         )
     else:
         found = evaluate(list(models.values()), data, normalize, trainer.precision, trainer.process, bad_images)

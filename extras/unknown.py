@@ -45,11 +45,6 @@ def is_certain(answered: Answered, share: float) -> bool:
     return math.fsum(math.exp(log_probability(right)) for right in numbers) <= 1 - CERTAINTY + EPSILON
 
 
-def fewest_images(share: float) -> int:
-    """Return how many images must all be right to show, with 95% certainty, that at least this share is right."""
-    return math.ceil(math.log(1 - CERTAINTY) / math.log(share))
-
-
 def find_threshold(classifier: Classifier, share: float, report: Callable[[str], None]) -> float:
     """Return the confidence threshold of -unknown. Report it and the share of the validation images that reach it."""
     calibration = classifier.calibration
@@ -74,7 +69,6 @@ def find_threshold(classifier: Classifier, share: float, report: Callable[[str],
     if not certain:
         report(
             f"-unknown {share}: {counted(found.num_images, 'validation image')} with at least this confidence are too few "
-            f"to claim this share on other images with {CERTAINTY:.0%} certainty; the claim needs at least "
-            f"{fewest_images(share)}, and more unless all are right"
+            f"to claim this share on other images with {CERTAINTY:.0%} certainty"
         )
     return found.confidence - ROUNDING

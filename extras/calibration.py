@@ -1,12 +1,103 @@
-"""Fits a temperature to the logits of images with known labels, and measures how well the probabilities are calibrated.
+"""Calibrates the best weights of a run before they are saved, and stores the result in its checkpoints.
 
-When a calibrated model gives its predicted class a probability of 80%, the model is right 80% of the time.
+A temperature is fitted to the logits of the validation images, so that the model is right 80% of the time when it gives
+its predicted class a probability of 80%.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from engine.checkpoint.async_saver import BEST
+from engine.checkpoint.format import CALIBRATION, progress_in
+from engine.evaluation.tally import ImageResults, LabelResults
+from engine.train.callback import Callback
+from engine.train.counters import EpochResult
+from engine.train.trainer import Trainer
+from utils.distributed import Process
+from utils.log import Log
+
+MOST_SCORES, MOST_IMAGES = 2**22, 2**17  # more images do not make the temperature noticeably more precise
+FEWEST_IMAGES = 10
+HASH = 2654435761  # the factor of Knuth's multiplicative hash
+
+
+class Calibration(Callback):
+    """Fits a temperature to each new best evaluation. Every process has this callback, and the same result."""
+
+    def __init__(self, folder: Path, log: Log, trainer: Trainer, saved: dict[str, Any]):
+        """`folder`: the folder of the run; `saved`: the state in the checkpoint that the run continues from."""
+        self._best_file, self._log, self._state = folder / BEST, log, saved
+        trainer.parts[CALIBRATION] = self
+
+    def state(self) -> dict[str, Any]:
+        """Return the calibration of the best epoch, or {} if there is none yet."""
+        return self._state
+
+    def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
+        best, process = trainer.best, trainer.process
+        if result.images is not None:
+            scores = gather_scores(result.images, process)
+            weights = {"epoch": best.epoch, "step": trainer.step, "weights": f"state_dict{best.suffix}"}
+            self._state = process.first(lambda: weights | calibrate(scores))
+            if "reason" in self._state:
+                self._log.note(f"the best weights are not calibrated, because {self._state['reason']}")
+        elif best.epoch and best.epoch != self._state.get("epoch"):
+            # The run was killed after it wrote best.pth, or the last best.pth could not be written.
+            found = process.first(lambda: progress_in(self._best_file).get(CALIBRATION))
+            self._state = found or {"epoch": best.epoch}
+
+
+def gather_scores(images: ImageResults | LabelResults, process: Process) -> tuple[np.ndarray, np.ndarray] | tuple[()]:
+    """Return the logits and targets of all processes in the order of the image set. Collective.
+
+    If there are too many images, only a subset is used, chosen by a hash of the index. Images whose logits are not
+    all finite are left out. If the evaluation kept no logits, return an empty tuple.
+    """
+    local = images.local
+    if local.scores is None:
+        return ()
+    logits, targets = local.scores.on_host()
+    num_images = len(images.indices)
+    every = max(1, -(-num_images * logits.shape[1] // MOST_SCORES), -(-num_images // MOST_IMAGES))
+    chosen = local.indices * HASH % 2**32 < 2**32 // every
+    parts = process.join([(local.indices[chosen], logits[chosen], targets[chosen])])
+    indices, logits, targets = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.argsort(indices, kind="stable")
+    order = order[np.isfinite(logits[order]).all(1)]
+    return logits[order], targets[order]
+
+
+def calibrate(scores: tuple[np.ndarray, np.ndarray] | tuple[()]) -> dict[str, Any]:
+    """Return the calibration as plain numbers and lists, or the reason why there is none."""
+    if not scores:
+        return {"reason": "there are too many images and classes to keep all logits"}
+    logits, targets = scores
+    num_images, has_several_labels = len(logits), targets.ndim == 2
+    if num_images < FEWEST_IMAGES:
+        return {"reason": f"there are {num_images} validation images with finite logits, fewer than {FEWEST_IMAGES}"}
+    if logits.shape[1] < 2 and not has_several_labels:
+        return {"reason": "there is only one class"}
+    temperature = fit_temperature(logits, targets)
+    before, after = measure(logits, targets, np.ones(1)), measure(logits, targets, temperature)
+    bins = {"bins_before": reliability(before), "bins_after": reliability(after)}
+    figures = {
+        "num_images": num_images,
+        "ece_before": expected_error(bins["bins_before"]),
+        "ece_after": expected_error(bins["bins_after"]),
+        "nll_before": float(before.losses.mean()),
+        "nll_after": float(after.losses.mean()),
+    }
+    return {
+        "temperature": temperature.tolist() if has_several_labels else float(temperature[0]),
+        "figures": figures | bins,
+        "curve": [] if has_several_labels else confidence_curve(after),
+    }
+
+
+# --- the temperature ---
 
 LOWEST, HIGHEST = 0.05, 20.0  # bounds of a temperature
 # The fit adds a normal prior on log temperature with mean 0 and this standard deviation. With many images, the
@@ -14,7 +105,6 @@ LOWEST, HIGHEST = 0.05, 20.0  # bounds of a temperature
 # temperature near 0. Rejected: smoothed labels as in Platt scaling. With 30 images, they made a good model's loss on
 # other images five times larger.
 PRIOR_DEVIATION = 0.5
-FIRST_SCORES = (2**16, 2**19)  # the fit starts with subsets of the images that have about this many scores
 SCORES_AT_ONCE = 2**15  # small enough for the processor's cache
 MOST_STEPS, PRECISE_STEP = 60, 1e-5  # Newton's method squares the error, so the next step would be about 1e-10
 NUM_BINS = 15
@@ -28,17 +118,13 @@ def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """
     slopes = slopes_of_labels if targets.ndim == 2 else slopes_of_classes
     weight = 1 / (PRIOR_DEVIATION**2 * len(logits))
-    found = np.zeros(logits.shape[1] if targets.ndim == 2 else 1)  # the logarithm of the inverse temperature
-    for most_scores in (*FIRST_SCORES, logits.size):
-        every = -(-logits.size // most_scores)
 
-        def derivatives(at: np.ndarray, every: int = every) -> tuple[np.ndarray, np.ndarray]:
-            inverse = np.exp(at)
-            first, second = slopes(logits[::every], targets[::every], inverse)
-            return inverse * first + weight * at, inverse * first + inverse**2 * second + weight
+    def derivatives(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        inverse = np.exp(at)  # `at`: the logarithm of the inverse temperature
+        first, second = slopes(logits, targets, inverse)
+        return inverse * first + weight * at, inverse * first + inverse**2 * second + weight
 
-        found = find_root(derivatives, found)
-    return np.exp(-found)
+    return np.exp(-find_root(derivatives, np.zeros(logits.shape[1] if targets.ndim == 2 else 1)))
 
 
 def find_root(derivatives: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], start: np.ndarray) -> np.ndarray:

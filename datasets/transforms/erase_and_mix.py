@@ -1,0 +1,201 @@
+"""Random erasing, mixup and cutmix: random draws on the host, and the changes of a batch on its device."""
+
+import math
+import random
+import sys
+
+import torch
+from torch import Tensor
+
+from configs.schema import Config
+from datasets.order import Piece, sample_rng
+from datasets.transforms.crop import crop_box
+from datasets.transforms.preparation import Mixed
+from utils.seed import keyed_rng
+
+ERASED_AREA = (0.02, 1 / 3)  # smallest and largest fraction of the image that a box covers
+ERASED_RATIO = (0.3, 1 / 0.3)  # smallest and largest width / height of a box
+NO_BOX = (0,) * 6
+UNMIXED = (1.0, 0.0, 0.0, 0.0, 0.0)  # weight and box of an image that is not mixed
+
+
+# --- erasing ---
+
+
+class Boxes:
+    """Random boxes to erase. Several threads may draw at once."""
+
+    def __init__(self, config: Config):
+        self.settings, self.seed, self.side = config.TRAIN, config.SEED, config.DATA.IMAGE_SIZE
+
+    def rows(self, piece: Piece) -> list[list[tuple[int, ...]]]:
+        """Return the boxes of each image of a piece; see `row`."""
+        return [self.row(piece, position) for position in range(len(piece.indices))]
+
+    def row(self, piece: Piece, position: int) -> list[tuple[int, ...]]:
+        """Return RANDOM_ERASE_COUNT boxes for one image, padded with NO_BOX.
+
+        A box is (left, top, width, height, left and top of its noise in the noise tensor).
+        """
+        index, repeat = int(piece.indices[position]), int(piece.repeats[position])
+        rng = sample_rng(self.seed, piece.epoch, index, "erasing", repeat)
+        settings, row = self.settings, []
+        if rng.random() < settings.RANDOM_ERASE_PROB:
+            for box in self.boxes(rng):
+                is_noise = settings.RANDOM_ERASE_MODE != "const"
+                row.append((*box, *(int(rng.random() * self.side) if is_noise else 0 for _ in range(2))))
+        return row + [NO_BOX] * (settings.RANDOM_ERASE_COUNT - len(row))
+
+    def boxes(self, rng: random.Random) -> list[tuple[int, int, int, int]]:
+        """Draw the boxes of one image as (left, top, width, height)."""
+        count = 1 + int(rng.random() * self.settings.RANDOM_ERASE_COUNT)
+        area = (ERASED_AREA[0] / count, ERASED_AREA[1] / count)
+        return [crop_box(self.side, self.side, area, ERASED_RATIO, rng) for _ in range(count)]
+
+
+class Erasing(Boxes):
+    """Random erasing box by box and in place, which is fast on a CPU because the boxes are small."""
+
+    def __init__(self, config: Config, device: torch.device):
+        super().__init__(config)
+        # Noise is cut from one large tensor at random positions, because noise drawn on the device would depend on how
+        # the window is split.
+        shape = (config.DATA.IMAGE_CHANNELS, 2 * self.side, 2 * self.side)
+        self.noise = torch.randn(shape, generator=torch.Generator().manual_seed(config.SEED)).to(device)
+
+    def __call__(self, images: Tensor, table: Tensor) -> Tensor:
+        """Erase the boxes of a table [B, RANDOM_ERASE_COUNT, 6] in place. Later boxes cover earlier ones."""
+        for image, boxes in zip(images, table.numpy().tolist(), strict=True):
+            for left, top, width, height, *noise_at in boxes:
+                if width:
+                    image[:, top : top + height, left : left + width] = self._filling(width, height, *noise_at)
+        return images
+
+    def _filling(self, width: int, height: int, left: int, top: int) -> Tensor | float:
+        mode = self.settings.RANDOM_ERASE_MODE
+        if mode == "const":
+            return 0.0
+        if mode == "rand":
+            width = height = 1
+        return self.noise[:, top : top + height, left : left + width]
+
+
+class BatchedErasing(Erasing):
+    """Random erasing of a whole batch at once, with the same result. On GPUs, one operation per box is slower."""
+
+    def __call__(self, images: Tensor, table: Tensor) -> Tensor:
+        noise = self.noise.to(images.dtype)
+        for boxes in table.unbind(1):
+            left, top, width, height, *noise_at = boxes.unbind(1)
+            filling = self._fillings(noise, left, top, *noise_at)
+            images = torch.where(inside_box(left, top, width, height, self.side), filling, images)
+        return images
+
+    def _fillings(
+        self, noise: Tensor, left: Tensor, top: Tensor, noise_left: Tensor, noise_top: Tensor
+    ) -> Tensor | float:
+        """Return the values that fill each image's box: [B, C, H, W], or [B, C, 1, 1] if each box has one colour.
+
+        The values outside of the box are arbitrary.
+        """
+        mode = self.settings.RANDOM_ERASE_MODE
+        if mode == "const":
+            return 0.0
+        if mode == "rand":
+            return noise[:, noise_top, noise_left].T[:, :, None, None]
+        pixels = torch.arange(self.side, device=noise.device)
+        starts = noise_top - top, noise_left - left
+        rows, columns = ((start[:, None] + pixels).clamp(0, 2 * self.side - 1) for start in starts)
+        channels = torch.arange(len(noise), device=noise.device)
+        return noise[channels[:, None, None], rows[:, None, :, None], columns[:, None, None, :]]
+
+
+# --- mixing ---
+
+
+class Mixing:
+    """Mixup and cutmix of the neighbours 2k and 2k + 1 in the window. `Order` keeps neighbours in one piece.
+
+    A last image without a neighbour is not mixed.
+    """
+
+    def __init__(self, config: Config):
+        self.settings, self.seed, self.side = config.TRAIN, config.SEED, config.DATA.IMAGE_SIZE
+
+    def is_on(self, piece: Piece) -> bool:
+        return not self.settings.MIXUP_OFF_EPOCH or piece.epoch < self.settings.MIXUP_OFF_EPOCH
+
+    def rows(self, piece: Piece) -> list[tuple[float, ...]]:
+        """Return for each image: its partner's position, its own weight outside of the partner's box, and that box."""
+        count = len(piece.indices)
+        positions = range(piece.first, piece.first + count)
+        group = self.settings.MIXUP_GROUP or sys.maxsize
+        units = {
+            "batch": [each // group for each in positions],
+            "pair": [each // 2 for each in positions],
+            "elem": positions,
+        }
+        units = units[self.settings.MIXUP_MODE]
+        draws = {unit: self._draw(piece.step, unit) for unit in set(units)}
+        rows = [(float(position ^ 1), *draws[unit]) for position, unit in enumerate(units)]
+        if count % 2:
+            rows[-1] = (count - 1.0, *UNMIXED)
+        return rows
+
+    def __call__(self, images: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
+        """Mix images [B, C, H, W] according to the table [B, 6] from `rows`, and round the result to `dtype`."""
+        _, factor, *box = table.unbind(1)
+        weight = torch.where(inside_box(*box, self.side), 0.0, factor[:, None, None, None]).to(images.dtype)
+        mixed, paired = torch.empty_like(images, dtype=dtype), len(images) // 2 * 2
+        first, second = slice(0, paired, 2), slice(1, paired, 2)
+        for own, partner in ((first, second), (second, first)):  # slices, because images[partners] would copy the batch
+            lerp_into(mixed[own], images[partner], images[own], weight[own])
+        mixed[paired:] = images[paired:]
+        return mixed
+
+    def targets(self, targets: Tensor, table: Tensor) -> Mixed:
+        """Return each image's target, its partner's target, and the weight of the image's target."""
+        partners, factor, _, _, width, height = table.unbind(1)
+        return Mixed(targets, targets[partners.long()], factor * (1 - width * height / self.side**2))
+
+    def _draw(self, step: int, unit: int) -> tuple[float, ...]:
+        """Draw an image's own weight outside of its partner's box, and that box: left, top, width, height."""
+        settings, rng = self.settings, keyed_rng("mixing", self.seed, step, unit)
+        cutmix_alpha = 1.0 if settings.CUTMIX_MINMAX else settings.CUTMIX_ALPHA
+        if rng.random() >= settings.MIXUP_PROB:
+            return UNMIXED
+        if not settings.MIXUP_ALPHA or (cutmix_alpha and rng.random() < settings.MIXUP_SWITCH_PROB):
+            return 1.0, *self._box(rng.betavariate(cutmix_alpha, cutmix_alpha), rng)
+        return rng.betavariate(settings.MIXUP_ALPHA, settings.MIXUP_ALPHA), 0.0, 0.0, 0.0, 0.0
+
+    def _box(self, share: float, rng: random.Random) -> tuple[float, ...]:
+        """Draw a box with a random centre and 1 - `share` of the image's area, and clip it to the image.
+
+        With CUTMIX_MINMAX, draw a box of random size inside the image instead.
+        """
+        side = self.side
+        if self.settings.CUTMIX_MINMAX:
+            low, high = self.settings.CUTMIX_MINMAX
+            width, height = (round(side * (low + (high - low) * rng.random())) for _ in range(2))
+            return int(rng.random() * (side - width + 1)), int(rng.random() * (side - height + 1)), width, height
+        cut = int(side * math.sqrt(1 - share))
+        starts = [int(rng.random() * side) - cut // 2 for _ in range(2)]
+        left, top = (max(start, 0) for start in starts)
+        right, bottom = (min(start + cut, side) for start in starts)
+        return left, top, right - left, bottom - top
+
+
+def lerp_into(out: Tensor, start: Tensor, end: Tensor, weight: Tensor) -> None:
+    if out.dtype == start.dtype and not torch.compiler.is_compiling():
+        # `out=` avoids a copy, but cannot change the type or write to a slice in a compiled graph.
+        torch.lerp(start, end, weight, out=out)
+    else:
+        out.copy_(torch.lerp(start, end, weight))
+
+
+def inside_box(left: Tensor, top: Tensor, width: Tensor, height: Tensor, side: int) -> Tensor:
+    """Return a mask of the pixels inside a box of each image, bool [B, 1, side, side], from four tensors [B]."""
+    pixels = torch.arange(side, device=left.device)
+    across = (pixels >= left[:, None]) & (pixels < (left + width)[:, None])  # [B, W]
+    down = (pixels >= top[:, None]) & (pixels < (top + height)[:, None])  # [B, H]
+    return down[:, None, :, None] & across[:, None, None, :]

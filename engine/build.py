@@ -23,7 +23,7 @@ from engine.parallel import choose_parallel, is_sharded
 from engine.plan import ImageSets, Plan, TrainPlan
 from engine.plan_lines import describe_other_validation
 from engine.precision.loss_scale import Clipping
-from engine.precision.policy import Precision, set_matmul
+from engine.precision.policy import ComputingModel, Precision, set_matmul
 from engine.session import Session
 from engine.train.counters import Counters
 from engine.train.loss import StepWrapper, build_loss
@@ -141,7 +141,7 @@ def build_trainer(
     parallel.place(model, *([ema.model] if ema else []))
     if ema:
         ema.follow(model, parallel)
-    computing = precision.computing_model(model)
+    computing = ComputingModel(model, precision.half if precision.is_naive else None)
     compute_model = computing.model.train()
     if config.COMPILE:
         from models.compilation import compile_model

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datasets import BadImages, EvalData, Window
 from engine.callback_list import Watchers
 from engine.checkpoint.async_saver import BEST
+from engine.evaluate_weights import evaluate_both, evaluate_saved
 from engine.evaluation.scores import rank_of
 from engine.memory import naming_remedy
 from engine.plan import TrainPlan
@@ -25,7 +26,6 @@ from engine.train.stop_conditions import (
     why_finished,
 )
 from engine.train.trainer import Trainer
-from engine.trained import evaluate_both, evaluate_saved
 from utils.errors import AFTER_SIGNAL, ExitCode, cause_of
 from utils.log import Log
 from utils.program import StopSignal
@@ -86,7 +86,7 @@ class Loop:
             self.session.process.first(self.watchers.refuse)
             return self.save_and_stop(stopped, made_progress=self.trainer.step != first_step)
         except NonFinite as error:
-            self.wait_for_disk()
+            self.saves.wait_and_sync_best()
             advice = [each.on_non_finite(self.trainer) for each in self.trainer.callbacks]
             reason = "; ".join(filter(None, [str(error), *advice]))
             return Outcome("stopped", ExitCode.NON_FINITE, f"stopped: {reason}", reason)
@@ -123,7 +123,7 @@ class Loop:
             except NonFinite as error:  # raised by SkipLimit
                 if not self.saves.roll_back(error):
                     raise
-        self.wait_for_disk()
+        self.saves.wait_and_sync_best()
 
     def score_start(self) -> None:
         """Evaluate the initial weights as the baseline (epoch 0)."""
@@ -169,49 +169,26 @@ class Loop:
             reason = f"{limit} is too short for one update; raise it"
             return Outcome("stopped", ExitCode.NO_PROGRESS, f"stopped: {reason}", reason)
         self.saves.save()
-        self.wait_for_disk()
+        self.saves.wait_and_sync_best()
         done = f"after step {self.trainer.step}" + ("" if self.saves.failure else ", saved")
         if stopped.signal:
             code, why = AFTER_SIGNAL + stopped.signal, f"stopped by signal {stopped.signal}"
             return Outcome("stopped", code, f"{why} {done}", signal=stopped.signal)
         return Outcome("stopped", ExitCode.DONE, f"{limit} is nearly up {done}", "time limit")
 
-    def wait_for_disk(self) -> None:
-        """Wait for the last save. Restore the previous best if best.pth was not written. Log how long saves blocked."""
-        saves, session = self.saves, self.session
-        saves.wait_and_sync_best()
-        if session.process.is_first:
-            share = saves.saver.seconds / (time.perf_counter() - self.start)
-            session.log.note(f"checkpointing blocked training for {saves.saver.seconds:.3f} s, {share:.3%} of the run")
-
     def end(self, outcome: Outcome) -> Outcome:
         """Close the callbacks, and record the outcome of the run in status.json and the log."""
         for callback in self.trainer.callbacks:
             callback.close()
-        if self.saves.failure:
-            outcome = self.not_saved(outcome)
-        facts = {
-            "exit_code": int(outcome.code),
-            "reason": outcome.reason,
-            "signal": outcome.signal,
-            "eta_seconds": None,
-        }
-        self.saves.show(outcome.state, **facts)
+        if failure := self.saves.failure:
+            sentence = f"{outcome.sentence}, not saved ({failure})"
+            reason = "; ".join(filter(None, (outcome.reason, f"not saved: {failure}")))
+            code = outcome.code or ExitCode.FAILED
+            outcome = Outcome("save_failed", code, sentence, reason, outcome.signal)
+        facts = {"exit_code": int(outcome.code), "reason": outcome.reason, "signal": outcome.signal}
+        self.saves.show(outcome.state, **facts, eta_seconds=None)
         self.say_end(outcome.sentence)
         return outcome
-
-    def not_saved(self, outcome: Outcome) -> Outcome:
-        """Return this outcome with state save_failed and the error of the last save."""
-        failure = self.saves.failure
-        has_one = (self.session.path / "last.pth").exists()
-        then = "-resume auto continues from the previous save" if has_one else "there is no save to continue from"
-        return Outcome(
-            state="save_failed",
-            code=outcome.code or ExitCode.FAILED,
-            sentence=f"{outcome.sentence}, not saved ({failure}; {then})",
-            reason="; ".join(filter(None, (outcome.reason, f"not saved: {failure}"))),
-            signal=outcome.signal,
-        )
 
     def say_end(self, sentence: str) -> None:
         """Log how the training ended, its best epoch, its duration and its files."""

@@ -50,14 +50,10 @@ def release(device: torch.device) -> None:
 
 def too_large(config: Config, device: torch.device, found: str) -> ConfigError:
     """Return the error for images or a model that are too large even for the smallest batch. `found`: why."""
-    data = config.DATA
-    setting, value, what = "DATA.IMAGE_SIZE", data.IMAGE_SIZE, "image size"
-    if data.TOKENS:
-        setting, value, what = "DATA.TOKENS", data.TOKENS, "number of patches"
-    if data.TRAIN_TOKENS:
-        setting, value, what = "DATA.TRAIN_TOKENS", list(data.TRAIN_TOKENS), "largest number of patches"
+    sizes = {name: getattr(config.DATA, name) for name in ("TRAIN_TOKENS", "TOKENS", "IMAGE_SIZE")}
+    name = next(name for name, value in sizes.items() if value)
     return ConfigError(
-        f"{setting} is {value}: {found}; lower the {what}, choose a smaller model (MODEL.NAME is {config.MODEL.NAME})"
+        f"DATA.{name} is {sizes[name]}: {found}; lower it, choose a smaller model (MODEL.NAME is {config.MODEL.NAME})"
         f"{amp_hint(config.AMP, device)}, or stop other programs that use the memory"
     )
 

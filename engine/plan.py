@@ -18,15 +18,7 @@ from configs.values import flatten
 from datasets import ImageSet, SavedData, build_order, check_policy, class_weights, identity, renumber
 from datasets.fingerprint import data_facts
 from datasets.order import Order
-from engine.checkpoint.resume import (
-    TRAINED_ON,
-    batch_size_of,
-    find_checkpoint,
-    global_batch_to_keep,
-    is_run,
-    read_saved,
-    run_folder_of,
-)
+from engine.checkpoint.resume import TRAINED_ON, find_checkpoint, global_batch_to_keep, is_run, read_saved
 from engine.precision.policy import Precision
 from engine.provenance import refuse_other_ranks
 from engine.train.optimizers import check_optimizer
@@ -34,7 +26,6 @@ from models.weights.state import record_of
 from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.log import Log
-from utils.runs import Identity
 
 ImageSets = tuple[ImageSet | None, ImageSet]  # training (None in evaluation) and validation images
 LoadData = Callable[[Config, SavedData | None], ImageSets]
@@ -60,8 +51,9 @@ class Inputs:
 
     @property
     def folder(self) -> Path | None:
-        """Return the folder of the run to continue, or None for a new run."""
-        return run_folder_of(self.checkpoint)
+        """Return the folder of the run to continue, or None if the checkpoint is not in the folder of a run."""
+        is_in_one = self.checkpoint and (self.checkpoint.parent / "config.yaml").exists()
+        return self.checkpoint.parent if is_in_one else None
 
     @property
     def source(self) -> tuple[str, str | None]:
@@ -160,7 +152,7 @@ def read_inputs(loaded: LoadedConfig, process: Process, log: Log) -> Inputs:
     """Choose the precision and read the checkpoint. Collective."""
     config = loaded.config
     precision = Precision(config, process.device)
-    checkpoint = process.first(lambda: _find(config, log))
+    checkpoint = process.first(lambda: find_checkpoint(config, log))
     # One process per machine verifies the checksums.
     read = partial(read_saved, checkpoint, lazily=not config.START.EVAL, verify=process.local_rank == 0)
     saved = process.after_first(read)
@@ -179,8 +171,11 @@ def plan_training(inputs: Inputs, load_data: LoadData, find_batch_size: FindBatc
     facts = data_facts(train, val)
     _refuse_other_data(inputs, facts)
     if inputs.config.DATA.BATCH_SIZE == AUTO:
-        num_classes = inputs.config.MODEL.NUM_CLASSES or len(val.classes)
-        inputs = replace(inputs, loaded=_with_batch_size(inputs, len(train), num_classes, find_batch_size))
+        number, how = inputs.saved.get("config", {}).get("DATA.BATCH_SIZE"), "as at the start of this run"
+        if number is None or not is_run(inputs.saved):
+            num_classes = inputs.config.MODEL.NUM_CLASSES or len(val.classes)
+            number, how = find_batch_size(inputs, len(train), num_classes)
+        inputs = replace(inputs, loaded=inputs.loaded.with_batch_size(number, how))
     config = inputs.config
     # The global batch is the number of images per update. TRAIN.LINEAR_SCALED_LR scales the learning rate with it. An
     # elastic run always uses the global batch of its largest size. A resumed run keeps its global batch if BATCH_SIZE
@@ -212,13 +207,6 @@ def source_of(config: Config, checkpoint: Path | None) -> tuple[str, str | None]
     return ("-resume", str(checkpoint)) if checkpoint else ("MODEL.PRETRAINED", config.MODEL.PRETRAINED)
 
 
-def _find(config: Config, log: Log) -> Path | None:
-    found = find_checkpoint(config, log)
-    if config.START.EVAL and not (found or config.MODEL.PRETRAINED):
-        raise ConfigError("-eval: no weights to evaluate; name a file with -pretrained or -resume")
-    return found
-
-
 def _record(source: str | None, saved: dict) -> dict:
     """Return the metadata that halfstep stored in the weights, or {} if another program wrote them."""
     if saved or not source:
@@ -244,19 +232,6 @@ def _classes_of_weights(inputs: Inputs) -> list[str]:
 
 def _refuse_other_data(inputs: Inputs, facts: dict) -> None:
     """Raise ConfigError if the processes have read different data or different checkpoints. Collective."""
-    where = {"RESUME": _describe_save(inputs.saved)} if inputs.saved else {}
-    refuse_other_ranks(inputs.process, facts | where)
-
-
-def _describe_save(saved: dict) -> str:
-    """Return a string that identifies a checkpoint: its step, its run and the time of the save."""
-    run = Identity.of(saved)
-    of_run = f" of {run.name}, saved {saved['run'].get('saved')}" if run else ""
-    return f"step {saved.get('step')}{of_run}"
-
-
-def _with_batch_size(inputs: Inputs, num_images: int, num_classes: int, find: FindBatchSize) -> LoadedConfig:
-    number, how = batch_size_of(inputs.saved), "as at the start of this run"
-    if number is None:
-        number, how = find(inputs, num_images, num_classes)
-    return inputs.loaded.with_batch_size(number, how)
+    if inputs.saved:
+        facts = facts | {"RESUME": f"step {inputs.saved.get('step')}, saved by {inputs.saved.get('run')}"}
+    refuse_other_ranks(inputs.process, facts)

@@ -3,15 +3,15 @@
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import nn
 
 from configs.load import LoadedConfig
-from configs.schema import Config
 from configs.values import SETTINGS, convert, flatten, plain, to_text
 from configs.yaml_files import Layer
-from datasets import ImageSet, holds_out_no_more
+from datasets import holds_out_no_more
 from datasets.sources.root import image_root
 from engine.checkpoint.resume import TRAINED_ON, is_run
 from engine.evaluation.scores import TITLES, Best, format_value
@@ -37,19 +37,16 @@ def describe_training(plan: TrainPlan, model: str) -> list[str]:
 
 def notes_on(plan: TrainPlan) -> dict[str, list[str]]:
     """Return {title of a row in -check: lines} about unusual facts of a training run."""
+    balance: list[str] = []
+    if plan.class_weights or plan.config.DATA.SAMPLER != "shuffle":
+        from datasets.balance import describe_balance
+
+        balance = describe_balance(plan.config, plan.train_set, plan.class_weights)
     return {
-        "balance": _describe_balance(plan),
+        "balance": balance,
         "preprocessing": compare_with_weights(plan),
         "overlap": warn_of_overlap(plan),
     }
-
-
-def _describe_balance(plan: TrainPlan) -> list[str]:
-    if not plan.class_weights and plan.config.DATA.SAMPLER == "shuffle":
-        return []
-    from datasets.balance import describe_balance
-
-    return describe_balance(plan.config, plan.train_set, plan.class_weights)
 
 
 def _most_important(plan: TrainPlan, model: str) -> Iterator[tuple[str, str]]:
@@ -103,7 +100,8 @@ def describe_evaluation(plan: EvalPlan) -> list[str]:
 
 def facts_for_status(plan: TrainPlan, model: nn.Module) -> dict[str, str | int]:
     """Return facts for status.json: the devices, the data and the size of the run."""
-    process = plan.process
+    process, data = plan.process, plan.config.DATA
+    path = image_root(data) or Path(data.DATA_PATH).expanduser()
     return {
         "device": process.device.type,
         "device_name": name_of(process.device),
@@ -114,16 +112,10 @@ def facts_for_status(plan: TrainPlan, model: nn.Module) -> dict[str, str | int]:
         "validation_images": len(plan.eval_set),
         "validation_digest": plan.validation["digest"],
         "data": plan.facts,
-        "data_path": path_of_data(plan.config, plan.eval_set),
+        "data_path": None if plan.eval_set.names_are_numbers or not path.exists() else printable(str(path.resolve())),
         "classes": len(plan.classes),
         "images_per_update": plan.order.global_batch,
     }
-
-
-def path_of_data(config: Config, image_set: ImageSet) -> str | None:
-    """Return the real path of DATA.DATA_PATH, or DATA.IMAGE_ROOT, or None if the data is not read from there."""
-    path = image_root(config.DATA) or Path(config.DATA.DATA_PATH).expanduser()
-    return printable(str(path.resolve())) if path.exists() and not image_set.names_are_numbers else None
 
 
 def measured_classes(plan: Plan) -> str:
@@ -166,7 +158,7 @@ def warn_of_overlap(plan: TrainPlan) -> list[str]:
 def describe_other_validation(plan: TrainPlan) -> list[str]:
     """Return a line if other validation images or another metric decided the best epoch of the resumed run."""
     then, now, best = plan.inputs.saved["validation"], plan.validation, Best(*plan.inputs.saved["progress"]["best"])
-    others = [fact for fact in changed_facts(plan.inputs.saved[TRAINED_ON], plan.facts) if "validation" in fact]
+    others = [fact for fact in changed_facts(plan.inputs.saved.get(TRAINED_ON, {}), plan.facts) if "validation" in fact]
     if then == now and not others:
         if not best.epoch or best.metric == plan.config.TRAIN.BEST_METRIC:
             return []
@@ -186,45 +178,44 @@ def describe_other_validation(plan: TrainPlan) -> list[str]:
 def compare_with_weights(plan: Plan) -> list[str]:
     """Return lines about settings taken over from the weights, and a warning if settings contradict the weights."""
     loaded, weights = plan.inputs.loaded, plan.inputs.loaded.weights
+    here = flatten(loaded.config)
     if weights is None and not (plan.inputs.checkpoint or plan.config.MODEL.PRETRAINED):
-        return _compare_with_timm(plan)
+        return _compare_with_timm(plan, here)
     is_resumed = is_run(plan.inputs.saved) and not plan.config.START.EVAL
     if weights is None or is_resumed:  # a resumed run keeps its settings
         return []
-    here = flatten(loaded.config)
     texts = {key: text for key, text in weights.texts.items() if key.startswith("DATA.")}
     theirs = {key: plain(convert(SETTINGS[key], text, weights.origin)) for key, text in texts.items()}
-    lines = _describe_followed(loaded, weights)
     # A different image size is deliberate. The code that resizes the weights logs it.
     chosen = () if plan.config.START.EVAL else ("DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS")
-    other = [key for key in theirs if key not in chosen and theirs[key] != here[key]]
-    different = [key for key in other if SETTINGS[key].has_effect(here)]
-    if different:
-        found = ", ".join(f"{key} {to_text(here[key])} ({to_text(theirs[key])} there)" for key in different)
-        words = " ".join(f"{key}={to_text(theirs[key]).replace(' ', '')}" for key in different)
+    lines = _describe_followed(loaded, weights)
+    if options := _options_to_follow({key: value for key, value in theirs.items() if key not in chosen}, here):
         lines.append(
-            f"warning: images are prepared differently than for the {weights.origin}: {found}; "
-            f"to prepare them in the same way, add -opts {words}"
+            f"warning: images are prepared differently than for the {weights.origin}; to do the same, add {options}"
         )
     return lines
 
 
-def _compare_with_timm(plan: Plan) -> list[str]:
+def _compare_with_timm(plan: Plan, here: dict[str, Any]) -> list[str]:
     """Return a line if the default settings prepare images for a timm model differently than timm does."""
     if plan.config.MODEL.TYPE != "timm":
         return []
     from models.weights.metadata import usual_images
 
-    here, origins = flatten(plan.config), plan.inputs.loaded.origins
-    theirs = usual_images(plan.config.MODEL.NAME)
-    size, channels = "DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS"
-    if theirs.get(channels) != here[channels]:
+    origins, theirs = plan.inputs.loaded.origins, usual_images(plan.config.MODEL.NAME)
+    if theirs.get("DATA.IMAGE_CHANNELS") != here["DATA.IMAGE_CHANNELS"]:
         return []
-    other = [key for key in theirs if key != size and theirs[key] != here[key] and origins[key] == "default"]
-    different = [key for key in other if SETTINGS[key].has_effect(here)]
+    theirs = {key: each for key, each in theirs.items() if origins[key] == "default" and key != "DATA.IMAGE_SIZE"}
+    options = _options_to_follow(theirs, here)
+    line = f"timm prepares images differently for {plan.config.MODEL.NAME}; to do the same, add {options}"
+    return [line] if options else []
+
+
+def _options_to_follow(theirs: dict[str, Any], here: dict[str, Any]) -> str:
+    """Return the flag -opts with the settings of `theirs` that differ here and have an effect, or ''."""
+    different = [key for key in theirs if theirs[key] != here[key] and SETTINGS[key].has_effect(here)]
     words = " ".join(f"{key}={to_text(theirs[key]).replace(' ', '')}" for key in different)
-    line = f"timm prepares images differently for {plan.config.MODEL.NAME}; to do the same, add -opts {words}"
-    return [line] if words else []
+    return f"-opts {words}" if words else ""
 
 
 def _describe_followed(loaded: LoadedConfig, weights: Layer) -> list[str]:

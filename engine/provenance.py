@@ -64,7 +64,10 @@ def refuse_other_ranks(process: Process, facts: Mapping[str, Any]) -> None:
     if len(set(process.join([digest]))) == 1:
         return
     first, *others = process.join([dict(facts)])
-    found = {rank: _with_missing(first, each) for rank, each in enumerate(others, start=1)}
+    found = {}
+    for rank, each in enumerate(others, start=1):
+        lacking = dict.fromkeys({*first} ^ {*each}, "missing")  # facts that only one of the two processes has
+        found[rank] = changed_facts(lacking | first, lacking | each)
     if not any(found.values()):
         return
     if not process.is_first:
@@ -76,9 +79,3 @@ def refuse_other_ranks(process: Process, facts: Mapping[str, Any]) -> None:
         f"from process 0 ({hosts[0]}): {first_of(values, '; ')}; "
         "give all processes the same settings, images and source files (paths may differ)"
     )
-
-
-def _with_missing(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """Return the differences between the facts of two processes, including facts that only one of them has."""
-    lacking = dict.fromkeys({*then} ^ {*now}, "missing")
-    return changed_facts(lacking | then, lacking | now)

@@ -17,8 +17,8 @@ from datasets import BadImages, EvalData, build_eval_data, write_split
 from engine.build import build, load_data_sets, prepare_torch, restore
 from engine.callback_list import callbacks_that_save, choose_callbacks, make_report
 from engine.check.quick_checks import OK, quick_checks, refuse_full_disk
-from engine.checkpoint.async_saver import BEST, make_saver
 from engine.checkpoint.format import checkpoint_bytes, progress_in
+from engine.evaluate_weights import evaluate_saved
 from engine.evaluation.scores import Best
 from engine.first_passes import fit_micro_batches, rehearse_buckets
 from engine.loop import Loop
@@ -26,16 +26,16 @@ from engine.plan import Inputs, TrainPlan, plan_training, read_inputs, refusals
 from engine.plan_lines import describe_training, facts_for_status
 from engine.provenance import refuse_other_ranks, setting_facts, source_facts
 from engine.record.next_steps import after_failure, after_training
-from engine.saves import Saves, describe_progress
+from engine.saves import Saves, describe_progress, make_saver
 from engine.session import Session
 from engine.train.stop_conditions import DONE, EARLY_STOP, why_finished
 from engine.train.trainer import Trainer
-from engine.trained import evaluate_saved
 from models import describe
 from utils.distributed import Process
 from utils.errors import LostProcess
 from utils.log import Log
 from utils.program import StopSignal, exit_code_and_message
+from utils.runs import BEST
 from utils.text import counted
 
 
@@ -85,7 +85,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     eval_data = build_eval_data(config, plan.eval_set, process)
     BadImages(plan.eval_set, config.DATA.MAX_BAD_FRACTION, log.note).check_sample(process)
     trainer = build(plan, log)
-    log.say(*describe_training(plan, describe(trainer.model, config.MODEL)))
+    log.say(*describe_training(plan, describe(trainer.model)))
     for finding in quick_checks(plan, trainer.model, session.path):
         if finding.verdict != OK:
             log.say(f"check: {finding.title}: {finding.text}; {finding.remedy}")
@@ -106,7 +106,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     session.begin(plan.inputs.loaded)
     if process.is_first:
         write_split(session.path / "split.csv", plan.train_set, plan.eval_set)
-    saver = make_saver(config, session.path, process, log, session.check_folder)
+    saver = make_saver(session, config)
     with open_trackers(config, session.path, process, log) as trackers:
         watchers = choose_callbacks(session, plan, trainer, saver, trackers)
         trainer.callbacks = watchers.callbacks

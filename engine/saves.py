@@ -4,11 +4,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from configs.schema import Config
 from engine.callback_list import Watchers
 from engine.checkpoint.async_saver import BEST, AsyncSaver
 from engine.checkpoint.format import BAD_BATCHES_FILE, write_bad_batches
 from engine.checkpoint.resume import TRAINED_ON, comparable
 from engine.evaluation.scores import Best, Scores
+from engine.parallel import is_sharded
 from engine.plan import TrainPlan
 from engine.session import Session
 from engine.train.stop_conditions import NonFinite
@@ -16,7 +18,8 @@ from engine.train.trainer import Trainer
 from models.weights.sharded import PIECES
 from models.weights.state import preprocessing_of
 from utils import VERSION
-from utils.errors import cause_of, naming_damage
+from utils.errors import cause_of
+from utils.runs import utc_now
 
 
 class Saves:
@@ -52,7 +55,7 @@ class Saves:
         """Save last.pth, also under the names in `extra_names`. Return when the state is copied; a thread writes it."""
         trainer, parallel = self.trainer, self.trainer.parallel
         state = trainer.state_dict() | describe_run(self.plan, trainer, metric, list(self.watchers.bad_images.indices))
-        state["run"] = self.session.identity.saved_now()
+        state["run"] = {**self.session.identity._asdict(), "saved": utc_now()}
         if parallel.is_sharded:
             rest, pieces = parallel.split_for_save(state)
             self.saver.save({**rest, PIECES: pieces}, list(extra_names))
@@ -110,8 +113,7 @@ class Saves:
         path = self.process.first(lambda: find_before(self.folder, streak.start, self.log.warn))
         if path is None:
             return False
-        with naming_damage(path):
-            trainer.roll_back(read_checkpoint(path, lazily=True), streak)
+        trainer.roll_back(read_checkpoint(path, lazily=True), streak)
         self.reload_best_from_disk()
         left_out = trainer.left_out[-1]
         self.log.say(
@@ -133,6 +135,18 @@ class Saves:
     def _wait(self) -> None:
         self.process.first(self.saver.wait)
         self.saver.wait()  # the other processes write too if checkpoints are sharded
+
+
+def make_saver(session: Session, config: Config) -> AsyncSaver:
+    """Return the saver for DIST.STRATEGY. Collective."""
+    process, log, keep = session.process, session.log, config.KEEP_CHECKPOINTS
+    if is_sharded(config, process):
+        from engine.checkpoint.sharded_saver import ShardedSaver
+
+        return ShardedSaver(
+            session.path, keep, process, log.warn if process.is_first else log.note, session.check_folder
+        )
+    return AsyncSaver(session.path, keep, process.device, log.warn, session.check_folder)
 
 
 def describe_run(plan: TrainPlan, trainer: Trainer, metric: float | None, bad_images: list[int]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import shlex
@@ -10,11 +11,11 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -32,17 +33,22 @@ from utils.text import cut, printable
 class Session:
     """Process, log and folder of a run, from start to end. Only process 0 writes status.json and config.yaml."""
 
+    SECONDS_BETWEEN_BEATS = 10.0
+
     def __init__(self, loaded: LoadedConfig, process: Process):
         self.process, self.log = process, Log(process.rank, process.world_size)
         self.path = Path()
         self.identity = Identity("", "", "")  # the identity of the run, the same in every process
         self._loaded = loaded
-        self._folder: RunFolder | None = None
         self._lock: FolderLock | None = None  # in every process
-        self._status: Status | None = None
-        self._is_new = True
+        self._owned: Path | None = None  # in process 0: the run's folder, locked by `_lock_file` until the process ends
+        self._lock_file: IO[bytes] | None = None
+        self._is_new, self._has_begun = False, False
         self._made: list[Path] = []  # the folders in the path of SAVE that this start creates, innermost first
-        self._has_begun = False
+        self._facts: dict[str, Any] = {}  # the content of status.json
+        self._writes_status = threading.Lock()  # the thread that writes checkpoints also writes status.json
+        self._beat = threading.Thread()
+        self._last_write = time.monotonic()
         self._revision = ""
         self.log.say(*loaded.notes)
 
@@ -58,30 +64,38 @@ class Session:
         self.log.note(f"torch {torch.__version__}, Python {sys.version.split()[0]}, {os.cpu_count()} cores")
 
     def _open(self, kind: str, existing: Path | None, saved: Mapping[str, Any]) -> tuple[Path, Identity]:
-        config = self._loaded.config
-        save = Path(config.SAVE)
-        self._made = [folder for folder in (save, *save.parents) if not folder.exists()]
-        self._folder = RunFolder.of(config, kind, existing)
-        self._is_new = self._folder.is_new
-        if not self._folder.has_lock:
+        save = Path(self._loaded.config.SAVE)
+        self._made = [each for each in (save, *save.parents) if not each.exists()]
+        folder, self._is_new = make_folder(self._loaded.config, kind, existing)
+        self._lock_file, has_lock = lock_folder(folder)
+        self._owned = folder
+        if not has_lock:
             self.log.warn(
-                f"SAVE: {save} is on a file system without locks, so a second start of this run would not be refused; "
+                f"SAVE: {folder} is on a file system without locks, so a second start of this run would not be refused; "
                 "start the run only once"
             )
-        self._status = Status(self._folder.path, self.log.warn, check_folder=self.check_folder)
         known = Identity.of(saved) if existing else None
-        identity = known or Identity.new(self._folder.path)
-        self._status.add(kind=kind, run=saved["run"] if known else identity._asdict())
+        identity = known or Identity.new(folder)
+        self._facts = {
+            "version": 1,  # version of this format; it changes only if a key changes its meaning or is removed
+            "state": "",
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "pid_ticks": start_ticks(os.getpid()),
+            "started": now(),
+            "kind": kind,
+            "run": saved["run"] if known else identity._asdict(),
+        }
         if self._is_new:  # the status of a resumed run stays unchanged until all checks have passed
-            self._status.set("starting")
-        return self._folder.path, identity
+            self.status("starting")
+        return folder, identity
 
     def begin(self, loaded: LoadedConfig) -> None:
         """Take over the folder after all checks have passed, and write the settings to config.yaml."""
         self._has_begun = True
         restore_gc()
         self.check_folder()
-        if self._folder:
+        if self._owned:
             with self._writing("config.yaml"):
                 write_text(self.path / "config.yaml", to_yaml(loaded.config, loaded.origins))
 
@@ -95,20 +109,43 @@ class Session:
 
     def describe(self, **facts) -> None:
         """Add the command, the versions and these facts to the next state that is written to status.json."""
-        if self._status:
-            about = {"command": [*map(printable, self._loaded.arguments)], "halfstep": self._revision}
-            about |= {name: version(name) for name in ("torch", "timm")} | {"python": sys.version.split()[0]}
-            self._status.add(about=about | facts)
+        about = {"command": [*map(printable, self._loaded.arguments)], "halfstep": self._revision}
+        about |= {name: version(name) for name in ("torch", "timm")} | {"python": sys.version.split()[0]}
+        self._facts["about"] = about | facts
 
     def status(self, state: str, **facts) -> None:
         """Write status.json. Each fact keeps its value until a new one is given. A value of None removes the key."""
-        if self._status:
-            self._status.set(state, **facts)
+        if self._beat.ident:
+            self._beat.join()
+        self._write_status(state=state, time=now(), **facts)
 
     def beat(self, **facts) -> None:
-        """Write a heartbeat to status.json, which shows that the run is alive."""
-        if self._status:
-            self._status.beat(**facts)
+        """Write a heartbeat to status.json, which shows that the run is alive, at most every 10 s.
+
+        A thread writes it, so that a slow disk does not delay training.
+        """
+        is_due = time.monotonic() - self._last_write >= self.SECONDS_BETWEEN_BEATS
+        if self._owned and is_due and not self._beat.is_alive():
+            self._beat = threading.Thread(target=self._write_in_background, kwargs=facts, daemon=True)
+            self._beat.start()
+
+    def _write_in_background(self, **facts) -> None:
+        with contextlib.suppress(FolderMoved):  # the next save raises it
+            self._write_status(**facts)
+
+    def _write_status(self, **facts) -> None:
+        """Write status.json in process 0. If it cannot be written, only warn."""
+        if not self._owned:
+            return
+        with self._writes_status:
+            self._last_write = time.monotonic()
+            self._facts |= {**facts, "heartbeat": now()}
+            content = {key: value for key, value in self._facts.items() if value is not None}
+            path = self._owned / "status.json"
+            try:
+                write_text(path, json.dumps(content, indent=2) + "\n", self.check_folder)
+            except OSError as error:
+                self.log.warn(f"cannot write {path} ({cause_of(error)}); the run's state is: {content['state']}")
 
     def advise(self, lines: Iterable[str]) -> None:
         """Print the next steps, in process 0."""
@@ -126,67 +163,61 @@ class Session:
         if message != "":  # empty: another process prints the error
             self.log.note(f"error: {cut(message or reason)}")
         with contextlib.suppress(FolderMoved):
-            if self._folder and self._is_new and not self._has_begun:
-                self._remove_folder()
-            elif error and self._has_begun and self._folder:
+            if self._owned and self._is_new and not self._has_begun:
+                self.check_folder()
+                shutil.rmtree(self._owned)
+                with contextlib.suppress(OSError):  # a folder that is not empty stays: another run writes there
+                    for folder in self._made:
+                        folder.rmdir()
+            elif error and self._has_begun:
                 self.status("failed", reason=reason, exit_code=code, eta_seconds=None)
         self.log.close()
         if error is None:
             self.process.close()
 
-    def _remove_folder(self) -> None:
-        self.check_folder()
-        shutil.rmtree(self._folder.path)  # not self.path: it is still "." if open_folder failed
-        with contextlib.suppress(OSError):  # a folder that is not empty stays: another run writes there
-            for folder in self._made:
-                folder.rmdir()
 
+def make_folder(config: Config, kind: str, existing: Path | None) -> tuple[Path, bool]:
+    """Return the folder of the resumed run, or create a folder (see `new_folder`). Also return whether it is new.
 
-class RunFolder:
-    """A run folder that this process keeps locked until the process ends."""
-
-    def __init__(self, path: Path, is_new: bool = False):
-        """Create the folder if it does not exist, and lock it. `is_new`: whether it was created for this run."""
-        self.path, self.is_new, self.has_lock = path, is_new, True
+    If runs start in the same second, the later ones get a number after the date. If two runs start with the same NAME,
+    only one gets the folder.
+    """
+    check_name(config, existing)
+    if existing:
+        return existing, False
+    wanted = new_folder(config, kind)
+    for number in itertools.count(1):
+        path = wanted if number == 1 else wanted.with_name(f"{wanted.name}.{number}")
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(path / LOCK, "r+b", opener=creating)  # noqa: SIM115
+            path.mkdir(parents=True)
+            return path, True
+        except FileExistsError:
+            if path.name == config.START.NAME:
+                check_name(config, None)
+                return path, False
         except OSError as error:
-            raise cannot_write(str(path), error) from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released by the system, even after kill -9
-        except (BlockingIOError, PermissionError) as error:
-            raise ConfigError(
-                f"SAVE: another run is writing to {path}; wait for it, stop it, or choose another folder with -output or "
-                "-name"
-            ) from error
-        except OSError:
-            self.has_lock = False
+            raise cannot_write(config.SAVE, error) from error
 
-    @classmethod
-    def of(cls, config: Config, kind: str, existing: Path | None) -> "RunFolder":
-        """Return the folder of the resumed run, or a new folder: SAVE/NAME, or without a NAME a folder with the date.
 
-        If runs start in the same second, the later ones get a number after the date. If two runs start with the same
-        NAME, only one gets the folder.
-        """
-        check_name(config, existing)
-        if existing:
-            return cls(existing)
-        wanted = new_folder(config, kind)
-        for path in [wanted] + [wanted.with_name(f"{wanted.name}.{number}") for number in range(2, 100)]:
-            try:
-                path.mkdir(parents=True)
-                return cls(path, is_new=True)
-            except FileExistsError:
-                if path.name == config.START.NAME:
-                    check_name(config, None)
-                    return cls(path)
-                if not path.is_dir():
-                    break
-            except OSError as error:
-                raise cannot_write(config.SAVE, error) from error
-        raise ConfigError(f"SAVE: cannot create a folder in {config.SAVE}; choose another with -output")
+def lock_folder(folder: Path) -> tuple[IO[bytes], bool]:
+    """Lock a run's folder. Return its lock file, and whether the file system has locks.
+
+    The system releases the lock when the process ends, even after kill -9.
+    """
+    try:
+        file = open(folder / LOCK, "r+b", opener=creating)  # noqa: SIM115
+    except OSError as error:
+        raise cannot_write(str(folder), error) from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        raise ConfigError(
+            f"SAVE: another run is writing to {folder}; wait for it, stop it, or choose another folder with -output or "
+            "-name"
+        ) from error
+    except OSError:
+        return file, False
+    return file, True
 
 
 def new_folder(config: Config, kind: str) -> Path:
@@ -238,66 +269,6 @@ def check_folder(config: Config, existing: Path | None) -> Path:
 
 def _names_a_run_to_evaluate(config: Config) -> bool:
     return config.START.EVAL and config.START.RESUME == "auto"
-
-
-class Status:
-    """Writes status.json. A key keeps its value until a new one is given. A failed write only causes a warning."""
-
-    SECONDS_BETWEEN_BEATS = 10.0
-
-    def __init__(
-        self,
-        folder: Path,
-        warn: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
-        check_folder: Callable[[], None] = lambda: None,
-    ):
-        """`check_folder` raises FolderMoved if the folder now belongs to another run."""
-        self._path, self._warn, self._clock, self._check_folder = folder / "status.json", warn, clock, check_folder
-        self._facts: dict[str, Any] = {
-            "version": 1,  # version of this format; it changes only if a key changes its meaning or is removed
-            "state": "",
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "pid_ticks": start_ticks(os.getpid()),
-            "started": now(),
-        }
-        self._lock = threading.Lock()  # the thread that writes checkpoints also writes here
-        self._beat = threading.Thread()
-        self._last_write = clock()
-
-    def add(self, **facts) -> None:
-        """Add facts, which are written with the next state."""
-        with self._lock:
-            self._facts |= facts
-
-    def set(self, state: str, **facts) -> None:
-        """Write a state. A value of None removes the key."""
-        if self._beat.ident:
-            self._beat.join()
-        self._write(state=state, time=now(), **facts)
-
-    def beat(self, **facts) -> None:
-        """Write a heartbeat, at most every 10 s. A thread writes it, so that a slow disk does not delay training."""
-        if self._clock() - self._last_write >= self.SECONDS_BETWEEN_BEATS and not self._beat.is_alive():
-            self._beat = threading.Thread(target=self._write_in_background, kwargs=facts, daemon=True)
-            self._beat.start()
-
-    def _write_in_background(self, **facts) -> None:
-        with contextlib.suppress(FolderMoved):  # the next save raises it
-            self._write(**facts)
-
-    def _write(self, **facts) -> None:
-        with self._lock:
-            self._last_write = self._clock()
-            self._facts |= {**facts, "heartbeat": now()}
-            content = {key: value for key, value in self._facts.items() if value is not None}
-            text = json.dumps(content, indent=2) + "\n"
-            self._check_folder()
-            try:
-                write_text(self._path, text, self._check_folder)  # again, because a busy disk takes time
-            except OSError as error:
-                self._warn(f"cannot write {self._path} ({cause_of(error)}); the run's state is: {content['state']}")
 
 
 def now() -> str:

@@ -29,12 +29,11 @@ def checkpoint_of(given: dict[str, Text]) -> Path | None:
     if "MODEL.RESUME" not in given:
         return None
     from engine.checkpoint.find import checkpoint_at
-    from models.weights.torch_files import read_index
 
     where = (given.get(key, ALL_SETTINGS[key].default) for key in ("SAVE", "NAME"))
     is_evaluated = is_on(given, "EVAL")
     # Warnings are dropped here: the run logs them later.
-    return checkpoint_at(given["MODEL.RESUME"], *where, is_evaluated, lambda line: None, read_index)
+    return checkpoint_at(given["MODEL.RESUME"], *where, is_evaluated, lambda line: None, verify=False)
 
 
 def layers_of_run(given: dict[str, Text], checkpoint: Path | None) -> tuple[Path | None, list[Layer]]:

@@ -3,9 +3,8 @@
 import contextlib
 import json
 import os
-import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -13,7 +12,6 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from datasets import BadImages, Normalize
 from datasets.loading.readers import Buffers, EvalReader
@@ -26,7 +24,7 @@ from datasets.types import ImageReadError
 from engine.precision.policy import Precision, set_matmul
 from engine.predict.classifier import Classifier
 from engine.predict.output import NUM_COLUMNS, THUMBNAIL, UNSURE, Mark, Output, write_picture
-from engine.predict.pictures import Tile, contact_sheet, describe_missing, fitted
+from engine.predict.pictures import Tile, contact_sheet, fitted
 from engine.predict.predictor import FEW, Guess, Prediction
 from extras.doctor.trace import refuse_not_finite
 from models.features import features_of, widths_of
@@ -35,6 +33,7 @@ from utils import VERSION
 from utils.distributed import Process
 from utils.errors import ConfigError, DataError, cause_of
 from utils.files import Kind, refuse_other_kind, replacing
+from utils.log import shown
 from utils.text import counted, natural, one_line
 
 # --- photos ---
@@ -77,13 +76,12 @@ def find_photos(flag: str, folder: Path, report: Callable[[str], None]) -> Photo
 # --- features of photos ---
 
 
-class Embedded(NamedTuple):
-    """The features of the readable images of one batch."""
+class Table(NamedTuple):
+    """The features of the readable images of a set, in the order of the images."""
 
     indices: np.ndarray  # int64 [n], indices of the images in their set
     sizes: np.ndarray  # int32 [n, 2], width and height of the images as they are displayed
     features: np.ndarray  # float32 [n, D]
-    num_images: int  # number of images in the batch, including unreadable ones
 
 
 class SizedReader(EvalReader):
@@ -143,8 +141,8 @@ class Embedder:
             "batch_size": self.batch_size,
         }
 
-    def __call__(self, images: FileImages) -> Iterator[Embedded]:
-        """Yield the features of the images in batches."""
+    def __call__(self, images: FileImages) -> Table:
+        """Return the features of the readable images."""
         config = self.config
         if len(images) <= FEW:
             config = replace(config, DATA=replace(config.DATA, NUM_WORKERS=0))
@@ -153,14 +151,16 @@ class Embedder:
         load = make_loader(SizedReader(images, config), workers, self.process.device)
         starts = range(self.batch_size, len(images), self.batch_size)
         pieces = [Piece(0, indices, len(indices)) for indices in np.split(np.arange(len(images)), starts)]
+        found = []
         with contextlib.closing(load(iter(pieces))) as batches:
-            for piece, batch in zip(pieces, batches, strict=True):
+            pairs = zip(pieces, batches, strict=True)
+            for _, batch in shown(pairs, "features", len(images), size=lambda pair: len(pair[0].indices)):
                 bad_images.note(batch.bad)
-                targets = batch.targets.cpu().numpy()
-                sizes, features = targets[:, 1:].astype(np.int32), np.empty((0, self.width), np.float32)
+                targets, features = batch.targets.cpu().numpy(), np.empty((0, self.width), np.float32)
                 if batch.num_samples:
                     features = self._features(batch.images.to(self.process.device))
-                yield Embedded(targets[:, 0], sizes, features, len(piece.indices))
+                found.append((targets[:, 0], targets[:, 1:].astype(np.int32), features))
+        return Table(*map(np.concatenate, zip(*found, strict=True)))
 
     @torch.no_grad()
     def _features(self, pixels: Tensor) -> np.ndarray:
@@ -188,23 +188,12 @@ KINDS = {
 }
 
 
-class Table(NamedTuple):
-    """The features of the readable photos, in the order of the photos."""
-
-    indices: np.ndarray  # int64 [n], indices in the list of photos
-    sizes: np.ndarray  # int32 [n, 2], width and height
-    features: np.ndarray  # float32 [n, D]
-
-
 def check_output(path: Path) -> None:
-    """Raise ConfigError if the file cannot be written. Call this before hours of computing."""
+    """Raise ConfigError if this is not the name of a file of features. Call this before hours of computing."""
     kind = KINDS.get(path.suffix.lower())
     if kind is None:
         raise ConfigError(f"-output: {path} must be a file whose name ends in {NPZ} or {PARQUET}")
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        problem = f"{path} is a folder" if path.is_dir() else f"cannot write to the folder {path.parent}"
-        raise ConfigError(f"-output: {problem}; choose another place")
-    if path.suffix.lower() == PARQUET:
+    if kind is KINDS[PARQUET]:
         try:
             import pyarrow.parquet  # noqa: F401
         except ImportError as error:
@@ -315,38 +304,23 @@ def example_classes(folder: Path) -> list[str]:
 def read_examples(folder: Path, embedder: Embedder) -> Examples:
     """Compute the features of the images in a folder with a folder for each class."""
     classes = example_classes(folder)
-    features, owners = [], []
-    for number, name in enumerate(classes):
-        photos = find_photos("-examples", folder / name, embedder.say)
-        found = [each.features for each in embedder(photos.images(embedder.rules))]
-        features += found
-        owners += [np.full(len(each), number) for each in found]
-        if not sum(map(len, found)):
+    features = []
+    for name in classes:
+        found = embedder(find_photos("-examples", folder / name, embedder.say).images(embedder.rules))
+        if not len(found.features):
             raise DataError(f"-examples: no image in {folder / name} can be read; add another, or remove the folder")
-    return Examples(classes, normalized(np.concatenate(features)), np.concatenate(owners))
+        features.append(found.features)
+    return Examples(
+        classes, normalized(np.concatenate(features)), np.repeat(range(len(classes)), [*map(len, features)])
+    )
 
 
 def embed_one(path: Path, embedder: Embedder) -> np.ndarray:
     """Return the features [D] of one image, scaled to length 1."""
-    images = FileImages(Path(), [str(path)], [0], [], embedder.rules)
-    (found,) = embedder(images)
+    found = embedder(FileImages(Path(), [str(path)], [0], [], embedder.rules))
     if not len(found.features):
         raise DataError(f"-near: {path} cannot be read; name another image")
     return normalized(found.features)[0]
-
-
-class Similar(NamedTuple):
-    """A photo and its similarity to the query."""
-
-    index: int
-    similarity: float
-
-
-def most_similar(query: np.ndarray, table: Table, count: int) -> list[Similar]:
-    """Return the photos most similar to the query, the most similar first. Equally similar photos keep their order."""
-    similarities = normalized(table.features) @ query
-    order = np.argsort(-similarities, kind="stable")[:count]
-    return [Similar(int(table.indices[row]), float(similarities[row])) for row in order]
 
 
 # --- the command ---
@@ -357,47 +331,27 @@ NUM_SIMILAR = 20  # photos that -near prints without -top
 
 def embed(given: Namespace, photos: Photos, embedder: Embedder, report: Callable[[str], None]) -> int:
     """Run the command with checked arguments. Return the exit code, which is 2 if some photos cannot be read."""
-    report(describe(embedder))
+    trained, width = embedder.trained, embedder.width
+    kind = f" ({trained.weights})" if trained.weights else ""
+    epoch = f" after epoch {trained.epoch}" if trained.epoch else ""
+    place = embedder.process.device.type
+    report(f"{trained.source}{kind}: {trained.config.MODEL.NAME}{epoch}, {width} features, on {place}")
     examples = read_examples(given.examples, embedder) if given.examples else None  # before hours of computing
     if examples:
         of_classes = f"{counted(len(examples.owners), 'example')} of {counted(len(examples.classes), 'class')}"
         report(f"{given.examples}: {of_classes}")
     query = embed_one(given.near, embedder) if given.near else None
-    table = features_of_all(photos, embedder)
+    table = embedder(photos.images(embedder.rules))
     if given.output:
         write_features(given.output, photos, embedder.facts(), table)
-        report(f"{given.output}: {counted(len(table.indices), 'row')} of {embedder.width} features")
+        report(f"{given.output}: {counted(len(table.indices), 'row')} of {width} features")
     if examples:
         classify(given, photos, embedder, examples, table)
-    names = examples.classes if examples and given.sheet else []  # texts on the sheet
     if query is not None:
-        names = find_similar(given, photos, embedder, query, table)
-    if missing := describe_missing(names):
-        report(missing)
+        find_similar(given, photos, embedder, query, table)
     if num_unreadable := len(photos) - len(table.indices):
         report(f"{num_unreadable} of {counted(len(photos), 'image')} could not be read")
     return 2 if num_unreadable else 0
-
-
-def describe(embedder: Embedder) -> str:
-    """Return the line about the model that the script prints at its start."""
-    trained = embedder.trained
-    kind = f" ({trained.weights})" if trained.weights else ""
-    epoch = f" after epoch {trained.epoch}" if trained.epoch else ""
-    name, device = trained.config.MODEL.NAME, embedder.process.device.type
-    return f"{trained.source}{kind}: {name}{epoch}, {embedder.width} features, on {device}"
-
-
-def features_of_all(photos: Photos, embedder: Embedder) -> Table:
-    """Return the features of all readable photos."""
-    found = []
-    with contextlib.ExitStack() as stack:
-        batches = stack.enter_context(contextlib.closing(embedder(photos.images(embedder.rules))))
-        bar = stack.enter_context(tqdm(total=len(photos), unit="image", file=sys.stderr, disable=None))
-        for each in batches:
-            found.append(Table(each.indices, each.sizes, each.features))
-            bar.update(each.num_images)
-    return Table(*map(np.concatenate, zip(*found, strict=True)))
 
 
 def classify(given: Namespace, photos: Photos, embedder: Embedder, examples: Examples, table: Table) -> None:
@@ -410,27 +364,22 @@ def classify(given: Namespace, photos: Photos, embedder: Embedder, examples: Exa
         output.add(Prediction(index, photos[index], of_photo, picture))
     facts, per_class = embedder.trained.facts(), np.bincount(examples.owners).tolist()
     facts["model"] |= {"classes": examples.classes, "temperature": None}
-    of_examples = {
-        "folder": str(given.examples),
-        "per_class": per_class,
-        "nearest": NEAREST,
-        "temperature": TEMPERATURE,
-    }
-    output.close(facts | {"examples": of_examples})
+    of_examples = {"folder": str(given.examples), "per_class": per_class}
+    output.close(facts | {"examples": of_examples | {"nearest": NEAREST, "temperature": TEMPERATURE}})
 
 
-def find_similar(given: Namespace, photos: Photos, embedder: Embedder, query: np.ndarray, table: Table) -> list[str]:
-    """Print and draw the photos that are most similar to the query, without the query itself. Return their names."""
-    images, count = photos.images(embedder.rules), given.top or NUM_SIMILAR
-    found = most_similar(query, table, count + 1)
-    found = [each for each in found if not os.path.samefile(photos[each.index], given.near)][:count]
+def find_similar(given: Namespace, photos: Photos, embedder: Embedder, query: np.ndarray, table: Table) -> None:
+    """Print and draw the photos that are most similar to the query, without the query itself."""
+    images, similarities = photos.images(embedder.rules), normalized(table.features) @ query
+    rows = np.argsort(-similarities, kind="stable")[: (given.top or NUM_SIMILAR) + 1].tolist()
+    found = [(int(table.indices[row]), float(similarities[row])) for row in rows]
+    found = [each for each in found if not os.path.samefile(photos[each[0]], given.near)][: given.top or NUM_SIMILAR]
     of_query = FileImages(Path(), [str(given.near)], [0], [], embedder.rules)
     tiles = [Tile(thumbnail(of_query, 0), ["query", str(given.near)])._replace(frame="black")]
     for index, similarity in found:
         print(f"{one_line(photos[index])}\t{similarity:.4f}")
         tiles.append(Tile(thumbnail(images, index), [f"{similarity:.4f}", photos[index]]))
     write_picture(contact_sheet(tiles, NUM_COLUMNS, THUMBNAIL), given.sheet)
-    return [each for tile in tiles for each in tile.caption]
 
 
 def thumbnail(images: FileImages, index: int) -> np.ndarray | None:

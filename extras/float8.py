@@ -42,7 +42,13 @@ class Float8(ModelTransform):
 
         linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
         # Only this exact class: a layer on an operator list has another class, and computes as the list says.
-        chosen = {module for module in linears if type(module) is nn.Linear and _gains(module)} - _with_few_rows(model)
+        chosen = {
+            module
+            for module in linears
+            if type(module) is nn.Linear
+            and module.in_features % MULTIPLE == module.out_features % MULTIPLE == 0
+            and (module.out_features > OUTPUTS or module.in_features > INPUTS)
+        } - _with_few_rows(model)
         if not chosen:
             raise ConfigError(
                 f"PRECISION.MODE is float8, but the model is too small: none of its {len(linears)} Linear layers has "
@@ -61,11 +67,6 @@ class Float8(ModelTransform):
         for module in model.modules():
             if type(module) is Float8Linear:
                 module.__class__ = nn.Linear  # a Float8Linear differs from a Linear only in its forward
-
-
-def _gains(linear: nn.Linear) -> bool:
-    fits = linear.in_features % MULTIPLE == linear.out_features % MULTIPLE == 0
-    return fits and (linear.out_features > OUTPUTS or linear.in_features > INPUTS)
 
 
 def _with_few_rows(model: nn.Module) -> set[nn.Module]:

@@ -1,8 +1,5 @@
 """MODEL.LORA: low-rank adapters (peft). Each adapter adds a trained product of two small matrices to a frozen layer."""
 
-from collections.abc import Iterable
-from typing import NoReturn
-
 from torch import Tensor, nn
 
 from configs.schema import Lora
@@ -48,22 +45,19 @@ def _layers(model: nn.Module, settings: Lora) -> dict[str, nn.Linear]:
         for name, module in model.named_modules()
         if type(module) is nn.Linear and not any(covers(head, name) for head in heads)
     }
-    layers: dict[str, nn.Linear] = {}
-    for pattern in settings.TARGETS:
-        matched = {name: linear[name] for name in linear if pattern == ALL_LINEAR or covers(pattern, name)}
-        if not matched and settings.TARGETS != Lora.TARGETS:
-            _refuse(pattern, linear)
-        layers |= matched
-    if not layers:
-        _refuse(", ".join(settings.TARGETS), linear)
-    return layers
-
-
-def _refuse(patterns: str, linear: Iterable[str]) -> NoReturn:
-    remedy = f"choose from {first_of(list(linear), limit=3)}, or use {ALL_LINEAR}" if linear else "it has no others"
-    raise ConfigError(
-        f"MODEL.LORA.TARGETS: {patterns} matches no linear layer of this model except its classifier; {remedy}"
-    )
+    names = {
+        pattern: [name for name in linear if pattern == ALL_LINEAR or covers(pattern, name)]
+        for pattern in settings.TARGETS
+    }
+    unmatched = [pattern for pattern, found in names.items() if not found]
+    # The default patterns name the layers of several architectures.
+    if len(unmatched) == len(names) or (unmatched and settings.TARGETS != Lora.TARGETS):
+        remedy = f"choose from {first_of(list(linear), limit=3)}, or use {ALL_LINEAR}" if linear else "it has no others"
+        raise ConfigError(
+            f"MODEL.LORA.TARGETS: {', '.join(unmatched)} matches no linear layer of this model except its classifier; "
+            f"{remedy}"
+        )
+    return {name: linear[name] for found in names.values() for name in found}
 
 
 def merge_adapters(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor]:

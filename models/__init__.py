@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from configs.schema import Config, Model
+from configs.schema import Config
 from models.parts import freeze
 from utils.torch_internals import import_timm
 
@@ -38,16 +38,8 @@ def add_adapters(model: nn.Module, config: Config) -> nn.Module:
     return add_lora(model, config.MODEL.LORA)
 
 
-def describe(model: nn.Module, trained: Model | None = None) -> str:
-    """Return the model's size as text, such as '86,567,656 parameters, all trainable'.
-
-    `trained` are the settings of a model that will be trained. With them, the text includes the dropout rates.
-    """
+def describe(model: nn.Module) -> str:
+    """Return the model's size as text, such as '86,567,656 parameters, all trainable'."""
     total = sum(parameter.numel() for parameter in model.parameters())
     trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    rates = ""
-    if trained and trained.TYPE == "timm":
-        from models.timm_models import describe_own_rates
-
-        rates = describe_own_rates(model, trained)
-    return f"{total:,} parameters, {'all' if trainable == total else f'{trainable:,}'} trainable{rates}"
+    return f"{total:,} parameters, {'all' if trainable == total else f'{trainable:,}'} trainable"

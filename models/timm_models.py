@@ -110,21 +110,6 @@ def _arguments(config: Config, takes_size: bool) -> dict[str, Any]:
     return arguments | ({"dynamic_img_size": True} if takes_size and dynamic_size(config) else {})
 
 
-def describe_own_rates(model: nn.Module, settings: Model) -> str:
-    """Return a timm model's own drop path and dropout rates if MODEL.DROPPATH or MODEL.DROPOUT is not set.
-
-    The text is like ', drop path 0.1 (the model's own)', or empty.
-    """
-    from timm.layers import DropPath
-
-    modules = list(model.modules())
-    dropouts = [each.p for each in modules if isinstance(each, nn.Dropout)] + [getattr(model, "drop_rate", 0.0)]
-    paths = [each.drop_prob or 0.0 for each in modules if isinstance(each, DropPath)]
-    rates = {"drop path": (settings.DROPPATH, paths), "dropout": (settings.DROPOUT, dropouts)}
-    own = [f"{name} {max(found):g}" for name, (given, found) in rates.items() if given is None and any(found)]
-    return f", {' and '.join(own)} (the model's own)" if own else ""
-
-
 def _refuse_vit_fields(model: Model) -> None:
     for field in fields(model):
         value = getattr(model, field.name)

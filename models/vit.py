@@ -64,10 +64,8 @@ def check_patches(config: Config, patch_size: int) -> None:
     sizes = [("DATA.IMAGE_SIZE", config.DATA.IMAGE_SIZE)]
     for setting, image_size in [*sizes, *(("TRAIN.SIZE_SCHEDULE", side) for side in config.train_sizes.values())]:
         if image_size % patch_size:
-            below = image_size // patch_size * patch_size
-            fitting = " or ".join(str(size) for size in (below, below + patch_size) if size)
             raise ConfigError(
-                f"{setting}: {image_size} is not a multiple of the patch size {patch_size}; use {fitting}"
+                f"{setting}: {image_size} is not a multiple of the patch size {patch_size}; use a multiple"
             )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
 from utils.program import exit_code, exit_now  # isort: skip
-from scripts.command_line import Parser, at_least
+from scripts.command_line import Parser, at_least, check_writable
 from scripts.predict import (
     MODEL_HELP,
     add_model_flags,
@@ -31,7 +31,11 @@ from scripts.predict import (
 from utils.errors import ConfigError
 
 MOST_SIMILAR = 99  # maximum number of photos on the sheet of -near
-OF_EXAMPLES = ("csv", "json", "into", "unsure")  # flags that need -examples
+# {flag: the flags of which it needs one}
+NEEDS = {
+    **dict.fromkeys(("csv", "json", "into", "unsure"), ["examples"]),
+    **dict.fromkeys(("top", "sheet"), ["examples", "near"]),
+}
 
 
 def main(argv: list[str]) -> int:
@@ -46,6 +50,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"-near: there is no image {arguments.near}; name an image file")
     photos = find_photos("photos", arguments.photos, report)
     if arguments.output:
+        check_writable("-output", arguments.output)
         check_output(arguments.output)
     check_pictures(arguments, len(photos))
     trained = load_classifier(arguments.model, settings_flags(arguments), arguments.raw, needs_classes=False)
@@ -88,12 +93,9 @@ def check_flags(arguments: argparse.Namespace) -> None:
         raise ConfigError("-ngpus: embed.py uses one process; start one for each part of the photos")
     if arguments.examples and arguments.near:
         raise ConfigError("-examples, -near: they cannot be used together; leave one of them out")
-    for flag in OF_EXAMPLES:
-        if getattr(arguments, flag) is not None and not arguments.examples:
-            raise ConfigError(f"-{flag} has no effect without -examples; leave it out, or give -examples FOLDER")
-    for flag in ("top", "sheet"):
-        if getattr(arguments, flag) is not None and not (arguments.examples or arguments.near):
-            raise ConfigError(f"-{flag} has no effect without -examples or -near; leave it out, or give one of them")
+    for flag, needed in NEEDS.items():
+        if getattr(arguments, flag) is not None and not any(getattr(arguments, each) for each in needed):
+            raise ConfigError(f"-{flag} has no effect without -{' or -'.join(needed)}; leave it out")
     if arguments.unsure is not None and not 0 <= arguments.unsure <= 1:
         raise ConfigError(f"-unsure: {arguments.unsure} is not a probability; give a number from 0 to 1")
     if arguments.near and (arguments.top or 1) > MOST_SIMILAR:

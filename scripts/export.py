@@ -25,7 +25,6 @@ that is named twice counts twice. Weights of other programs, such as PaddleViT's
 import json
 import os
 import sys
-from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -79,9 +78,14 @@ def main(argv: list[str]) -> int:
     divide_help = "divide the logits in the graph by the temperature (only for onnx and torch)"
     parser.add_argument("-calibrated", action="store_true", help=divide_help)
     arguments = parser.parse_args(argv)
-    if arguments.calibrated:
-        refuse_calibrated(arguments)
     sources = arguments.checkpoints
+    if arguments.calibrated and format_of(arguments.output, arguments.to) not in GRAPHS:
+        raise ConfigError(
+            f"-calibrated: {arguments.output} holds weights, not a graph, and its metadata has the temperature; "
+            "leave -calibrated out, or use -to onnx or -to torch"
+        )
+    if arguments.calibrated and len(sources) > 1:
+        raise ConfigError("-calibrated: the mean of several checkpoints has no temperature; leave -calibrated out")
     if len(sources) == 1:
         print(export(sources[0], arguments.output, arguments.key, arguments.to, arguments.calibrated))
         return 0
@@ -112,17 +116,6 @@ def check_target(target: Path, to: str, sources: list[Path]) -> None:
         refuse_other_kind("-output", target, KINDS[to])
     if target.exists() and is_checkpoint_of_run(target):
         raise ConfigError(f"-output: {target} is a checkpoint of the run in {target.parent}; name another file")
-
-
-def refuse_calibrated(arguments: Namespace) -> None:
-    """Raise ConfigError if the output has no graph, or if the weights are a mean, which has no temperature."""
-    if format_of(arguments.output, arguments.to) not in GRAPHS:
-        raise ConfigError(
-            f"-calibrated: {arguments.output} holds weights, not a graph, and its metadata has the temperature; "
-            "leave -calibrated out, or use -to onnx or -to torch"
-        )
-    if len(arguments.checkpoints) > 1:
-        raise ConfigError("-calibrated: the mean of several checkpoints has no temperature; leave -calibrated out")
 
 
 def export(

@@ -137,26 +137,22 @@ class Outputs(NamedTuple):
     attention: Path | None = None
     sheet: Path | None = None
 
-    def without(self, images: list[str], root: str, is_deep: bool = True) -> list[str]:
-        """Return the images that were found in `root`, without copies and pictures of an earlier call.
-
-        `is_deep`: whether the subfolders of `root` were searched too.
-        """
+    def without(self, images: list[str], root: str) -> list[str]:
+        """Return the images that were found in `root`, without copies and pictures of an earlier call."""
         if not any(self):
             return images
-        is_source = is_deep and self.into and os.path.realpath(root) == os.path.realpath(self.into)
-        if is_source and any(os.path.samefile(os.path.dirname(each) or os.curdir, root) for each in images):
-            raise ConfigError(
-                f"-into: {root} has the images, so the next call would also classify the copies that this call makes; "
-                f"name another folder, such as {self.into / 'sorted'}"
-            )
+        from engine.predict.output import PICTURE
+
         copies, maps = _start_below(root, self.into), _start_below(root, self.attention)
         sheets = _start_below(root, self.sheet and self.sheet.parent) + (self.sheet.stem if self.sheet else "")
         names = {each: os.path.abspath(each) for each in images}
         kept = [each for each in images if not names[each].startswith(copies)]
-        kept = [each for each in kept if not (names[each].startswith((maps, sheets)) and _is_ours(each))]
+        others = {each for each in kept if names[each].startswith((maps, sheets)) and os.path.isfile(each)}
+        kept = [each for each in kept if each not in others or not is_of_kind(Path(each), PICTURE)]
         if len(kept) < len(images):
-            report(f"{root}: left out {counted(len(images) - len(kept), 'image')} that an earlier call wrote")
+            report(
+                f"{root}: left out {counted(len(images) - len(kept), 'image')} in the folders that this call writes to"
+            )
         return kept
 
 
@@ -164,12 +160,6 @@ def _start_below(root: str, folder: Path | None) -> str:
     """Return how paths in `folder` start if they are listed from `root`, or NUL if `folder` is outside `root`."""
     place = os.path.relpath(os.path.realpath(folder), os.path.realpath(root)) if folder else os.pardir
     return "\0" if place.startswith(os.pardir) else os.path.join(os.path.abspath(os.path.join(root, place)), "")
-
-
-def _is_ours(path: str) -> bool:
-    from engine.predict.output import PICTURE
-
-    return os.path.isfile(path) and is_of_kind(Path(path), PICTURE)
 
 
 def find_images(given: Iterable[str], lists: Iterable[str], outputs: Outputs) -> list[str]:
@@ -205,7 +195,7 @@ def expand(given: str, outputs: Outputs) -> list[str]:
     if "**" in given:  # this pattern matches folders as well as the files in them
         matches = [each for each in matches if not os.path.isdir(each)]
     start = os.path.dirname(given[: re.search(r"[*?[]", given).start()])
-    matches = outputs.without(matches, start or os.curdir, "**" in given)
+    matches = outputs.without(matches, start or os.curdir)
     return [path for each in matches for path in expand(each, outputs)]
 
 
@@ -250,7 +240,6 @@ def refuse_other_outputs(outputs: dict[Path, str]) -> None:
 
 def files_to_write(arguments: argparse.Namespace, num_images: int) -> dict[Path, str]:
     """Return {file: its flag} for the tables and sheets, and check their names."""
-    from datasets.transforms.decode import KNOWN_ENDINGS
     from engine.predict.output import SHEET_ENDINGS, sheet_paths
     from models.weights.files import find_file
 
@@ -261,10 +250,7 @@ def files_to_write(arguments: argparse.Namespace, num_images: int) -> dict[Path,
             continue
         check_writable(flag, path)
         check_no_input(flag, path, filter(None, sources))
-        ending = path.suffix.lower()
-        if flag != "-sheet" and ending in KNOWN_ENDINGS:
-            raise ConfigError(f"{flag}: {path} ends like an image file; name a file for the table")
-        if flag == "-sheet" and ending not in SHEET_ENDINGS:
+        if flag == "-sheet" and path.suffix.lower() not in SHEET_ENDINGS:
             raise ConfigError(f"-sheet: {path} must end in one of {', '.join(SHEET_ENDINGS)}")
         if path in outputs:
             raise ConfigError(f"{flag}: {path} is written by {outputs[path]} too; name another file")
@@ -324,19 +310,15 @@ def predict(arguments: argparse.Namespace, paths: list[str], process: "Process")
         output.add(prediction)
     output.close(classifier.facts())
     if process.is_first:
-        report_end(arguments, output, classifier.classes)
+        report_end(arguments, output)
     return 2 if output.num_unreadable else 0
 
 
-def report_end(arguments: argparse.Namespace, output: "Output", classes: list[str]) -> None:
-    """Report the share of images that -unknown answers, missing fonts, and the number of unreadable images."""
-    from engine.predict.pictures import describe_missing
-
+def report_end(arguments: argparse.Namespace, output: "Output") -> None:
+    """Report the share of images that -unknown answers, and the number of unreadable images."""
     if arguments.unknown is not None and output.num_read:
         share = 1 - output.num_marked / output.num_read
         report(f"-unknown {arguments.unknown}: answers {share:.1%} of {counted(output.num_read, 'image')}")
-    if (arguments.sheet or arguments.attention) and (missing := describe_missing(classes)):
-        report(missing)
     if output.num_unreadable:
         report(f"{output.num_unreadable} of {counted(len(output.paths), 'image')} could not be read")
 

@@ -76,7 +76,7 @@ PACKAGES = {
     "engine": (
         "parallel precision evaluation train checkpoint record settings_of_weights settings predict session"
         " provenance memory first_passes plan plan_lines"
-        " build batch_size eval_run trained check callback_list saves loop run __init__"
+        " build batch_size eval_run evaluate_weights check callback_list saves loop run __init__"
     ).split(),
 }
 

@@ -23,10 +23,11 @@ SECONDS_BETWEEN_ATTEMPTS = 0.2  # pause before the next attempt to lock a file t
 def replacing(path: Path, *, shared: bool = False, check: Callable[[], None] = lambda: None) -> Iterator[IO[bytes]]:
     """Yield a temporary file that replaces `path` when it is completely on disk. After an error, `path` is unchanged.
 
-    `check` is called when the file is on the disk, before it gets its name.
+    `check` is called at the start, and again when the file is on the disk, because a busy disk takes time.
     With `shared`, several processes may replace `path` at once, so each temporary file has its own name. Otherwise the
     name is fixed, so that the next attempt replaces the temporary file of a killed process.
     """
+    check()
     if not shared:  # shared files are indexes; no user chose their path, so they may replace anything there
         refuse_special(path)
     temporary = path.with_name(f".{path.name}{'.' + secrets.token_hex(4) if shared else ''}.tmp")

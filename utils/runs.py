@@ -41,10 +41,6 @@ class Identity(NamedTuple):
         found = [known.get(name) for name in cls._fields] if isinstance(known, dict) else [None]
         return cls(*found) if all(isinstance(each, str) for each in found) else None
 
-    def saved_now(self) -> dict[str, str]:
-        """Return the identity with the current time, for a checkpoint that is written now."""
-        return {**self._asdict(), "saved": utc_now()}
-
 
 def utc_now() -> str:
     return datetime.now(UTC).isoformat()

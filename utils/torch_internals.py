@@ -86,15 +86,10 @@ def scale_and_growth(scaler: GradScaler) -> tuple[Tensor, Tensor]:
     return scaler._check_scale_growth_tracker("update")
 
 
-def found_infs(scaler: GradScaler) -> list[Tensor]:
-    """Return found_inf of every unscale_ since the last update. step() uses these values, but does not return them."""
-    states = scaler._per_optimizer_states.values()
-    return [each for state in states for each in state["found_inf_per_device"].values()]
-
-
-def found_inf(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> Tensor:
-    """Return 1.0 if unscale_ found a non-finite gradient of this optimizer since the last update(), else 0.0."""
-    (found,) = scaler._found_inf_per_device(optimizer).values()
+def found_inf(scaler: GradScaler) -> Tensor:
+    """Return 1.0 if a gradient of the scaler's only optimizer is not finite, else 0.0. Valid until update()."""
+    (state,) = scaler._per_optimizer_states.values()
+    (found,) = state["found_inf_per_device"].values()
     return found
 
 

@@ -36,6 +36,7 @@ from engine.check.quick_checks import (
     quick_checks,
 )
 from engine.eval_run import weights_to_score
+from engine.evaluate_weights import evaluate_both
 from engine.first_passes import fit_micro_batches, try_largest
 from engine.memory import free_memory, naming_remedy, out_of_memory, reports_memory
 from engine.parallel import is_sharded
@@ -46,7 +47,6 @@ from engine.session import check_folder
 from engine.train.forecast import END_BY_START, Forecast, RunTimes
 from engine.train.stop_conditions import why_finished
 from engine.train.trainer import Trainer
-from engine.trained import evaluate_both
 from models import describe
 from utils.distributed import Process, choose_device
 from utils.errors import UserError
@@ -223,7 +223,7 @@ def check_training(table: Table, plan: TrainPlan, folder: Path | None, startup: 
     free = free_memory(plan.process.device)
     with suppress(UserError), table.section("model"):
         trainer = build(single, table)
-        table.say(f"{config.MODEL.NAME}, {describe(trainer.model, config.MODEL)}")
+        table.say(f"{config.MODEL.NAME}, {describe(trainer.model)}")
     for title, lines in {"batch size": describe_batch_size(plan), **notes_on(plan)}.items():
         with table.section(title):
             table.say(*lines)

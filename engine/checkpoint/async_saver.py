@@ -4,21 +4,16 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from copy import copy
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from configs.schema import Config
 from engine.checkpoint.format import progress_in, remove_old, remove_unused_parts, save_checkpoint, start_of_streak
 from engine.evaluation.scores import Best
-from engine.parallel import is_sharded
-from utils.distributed import Process
+from models.weights.sharded import changed
 from utils.errors import cause_of
 from utils.host import has_streams
-from utils.log import Log
 from utils.runs import BEST
 
 CHUNK = 2**26  # bytes; page-locked memory is allocated in powers of two, so larger chunks would waste memory
@@ -44,7 +39,6 @@ class AsyncSaver:
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future | None = None
         self.failure = ""  # why the last save failed, or empty if it succeeded
-        self.seconds = 0.0  # total time for which saving blocked training
         self.longest = 0.0  # seconds that the slowest save took to reach the disk
         self.newest: dict[str, int] = {}  # numbers of finished epochs and steps in the last.pth on disk
         self.run: dict[str, str] | None = None  # the identity of the run in the last.pth on disk
@@ -54,7 +48,7 @@ class AsyncSaver:
     def save(self, state: dict, extra_names: list[str]) -> None:
         """Copy the state and write it in the background. `extra_names` lists further names for the file."""
         self.wait()
-        with self._blocking(), self._warn_on_os_error():
+        with self._warn_on_os_error():
             start = time.perf_counter()
             self._submit(self._host_copy.take(state), extra_names, start)
 
@@ -64,9 +58,8 @@ class AsyncSaver:
     def wait(self) -> None:
         """Wait for the save in progress."""
         if self._writing:
-            with self._blocking():
-                writing, self._writing = self._writing, None
-                writing.result()  # raises all errors except I/O errors, which have become warnings
+            writing, self._writing = self._writing, None
+            writing.result()  # raises all errors except I/O errors, which have become warnings
 
     def _write(self, state: dict, extra_names: list[str], start: float) -> None:
         # Checkpoints within a streak of skipped updates never replace the last checkpoint before the streak.
@@ -118,12 +111,6 @@ class AsyncSaver:
             )
             self._warn(f"cannot save {self._path} ({self.failure}); {left}; training continues")
 
-    @contextlib.contextmanager
-    def _blocking(self) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds += time.perf_counter() - start
-
 
 class HostCopy:
     """Host memory for one copy of the state. Each copy reuses the memory of the previous copy."""
@@ -136,7 +123,7 @@ class HostCopy:
     def take(self, state: dict) -> dict:
         """Return a copy of the state. Devices with streams copy asynchronously and synchronise once at the end."""
         tensors: list[Tensor] = []
-        map_tensors(state, tensors.append)
+        changed(state, lambda place, value: tensors.append(value) if isinstance(value, Tensor) else None)
         layout = [(each.dtype, each.shape, each.stride()) for each in tensors]
         if layout != self._layout:
             self._copies = []  # freed first, so that there are never two copies in memory
@@ -146,21 +133,7 @@ class HostCopy:
         if self._has_streams:
             torch.accelerator.current_stream(self._device).synchronize()
         copies = iter(self._copies)
-        return map_tensors(state, lambda tensor: next(copies))
-
-
-def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """Apply `change` to all tensors in nested dicts, lists and tuples, in a fixed order."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        # value.copy() would lose a state_dict's attribute _metadata, which records each module's version.
-        new = copy(value)
-        new.update((key, map_tensors(each, change)) for key, each in value.items())
-        return new
-    if isinstance(value, list | tuple):
-        return type(value)(map_tensors(each, change) for each in value)
-    return value
+        return changed(state, lambda place, value: next(copies) if isinstance(value, Tensor) else value)
 
 
 def allocate(tensors: Iterable[Tensor], pinned: bool) -> list[Tensor]:
@@ -174,15 +147,3 @@ def allocate(tensors: Iterable[Tensor], pinned: bool) -> list[Tensor]:
         copies.append(torch.empty(0, dtype=tensor.dtype).set_(storage, 0, like.shape, like.stride()))
         start += (like.nbytes // 64 + 1) * 64  # aligned to cache lines; no two tensors share an address
     return copies
-
-
-def make_saver(
-    config: Config, folder: Path, process: Process, log: Log, check_folder: Callable[[], None]
-) -> AsyncSaver:
-    """Return the saver for DIST.STRATEGY. This is a collective."""
-    if is_sharded(config, process):
-        from engine.checkpoint.sharded_saver import ShardedSaver
-
-        warn = log.warn if process.is_first else log.note
-        return ShardedSaver(folder, config.KEEP_CHECKPOINTS, process, warn, check_folder)
-    return AsyncSaver(folder, config.KEEP_CHECKPOINTS, process.device, log.warn, check_folder)

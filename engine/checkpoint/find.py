@@ -21,39 +21,32 @@ def read_checkpoint(path: Path, lazily: bool = False, verify: bool = True) -> di
     return state if isinstance(state, dict) else {}
 
 
-def read_lazily(path: Path) -> dict:
-    """Return a checkpoint. Its checksums are verified now, and its tensors are read when they are used."""
-    return read_checkpoint(path, lazily=True)
-
-
-def find_newest(save: str, warn: Callable[[str], None], read: Callable[[Path], dict] = read_lazily) -> Path | None:
-    """Return the newest valid checkpoint of the newest run that has no -name (-resume auto). `read`: see newest_in."""
+def find_newest(save: str, warn: Callable[[str], None], verify: bool = True) -> Path | None:
+    """Return the newest valid checkpoint of the newest run that has no -name (-resume auto)."""
     runs = newest_first(path for path in Path(save).glob("train-*") if DATED.fullmatch(path.name))
-    return next((found for run in runs if (found := newest_in(run, warn, read))), None)
+    return next((found for run in runs if (found := newest_in(run, warn, verify))), None)
 
 
-def newest_in(run: Path, warn: Callable[[str], None], read: Callable[[Path], dict] = read_lazily) -> Path | None:
-    """Return the newest valid checkpoint of a run. `read` reads a file, or raises ConfigError if it is invalid."""
-
-    def is_whole(path: Path) -> bool:
-        read(path)
-        return True
-
+def newest_in(run: Path, warn: Callable[[str], None], verify: bool = True) -> Path | None:
+    """Return the newest valid checkpoint of a run."""
     numbers = numbered(run) if run.is_dir() else []
-    return _first([run / "last.pth", run / "previous.pth", *numbers, run / "best.pth"], is_whole, warn)
+    paths = [run / "last.pth", run / "previous.pth", *numbers, run / "best.pth"]
+    return _first(paths, lambda state: True, warn, verify)
 
 
 def find_before(folder: Path, step: int, warn: Callable[[str], None]) -> Path | None:
     """Return the newest valid checkpoint of a run at or before this step."""
-    return _first([folder / "last.pth", folder / "previous.pth"], lambda path: read_lazily(path)["step"] <= step, warn)
+    return _first([folder / "last.pth", folder / "previous.pth"], lambda state: state["step"] <= step, warn)
 
 
-def _first(paths: list[Path], is_wanted: Callable[[Path], bool], warn: Callable[[str], None]) -> Path | None:
-    """Return the first file for which `is_wanted` is true, or None. Warn about each file that cannot be read."""
+def _first(
+    paths: list[Path], is_wanted: Callable[[dict], bool], warn: Callable[[str], None], verify: bool = True
+) -> Path | None:
+    """Return the first file with a state for which `is_wanted` is true. Warn about each file that cannot be read."""
     for path in filter(Path.is_file, paths):
         try:
             with naming_damage(path):
-                if is_wanted(path):
+                if is_wanted(read_checkpoint(path, lazily=True, verify=verify)):
                     return path
         except ConfigError as error:
             warn(f"{error}; trying the previous checkpoint")
@@ -71,9 +64,9 @@ def checkpoint_at(
     name: str,
     is_evaluated: bool,
     warn: Callable[[str], None],
-    read: Callable[[Path], dict] = read_lazily,
+    verify: bool = True,
 ) -> Path | None:
-    """Return the checkpoint for -resume, which is `auto`, a run's folder or a file. `read` is as in newest_in.
+    """Return the checkpoint for -resume, which is `auto`, a run's folder or a file.
 
     A run continues from its newest checkpoint. An evaluation uses the run's best weights.
     """
@@ -82,5 +75,5 @@ def checkpoint_at(
 
         return find_file(resume)
     run = Path(resume) if resume != "auto" else Path(save, name) if name else None
-    found = newest_in(run, warn, read) if run else find_newest(save, warn, read)
+    found = newest_in(run, warn, verify) if run else find_newest(save, warn, verify)
     return weights_in(found.parent) if found and is_evaluated else found

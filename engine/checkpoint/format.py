@@ -39,8 +39,7 @@ def save_checkpoint(
     the old `path` and creates them again. In the opposite order, a missing name would never be created.
     `check_folder` raises FolderMoved if the folder now belongs to another run.
     """
-    check_folder()
-    with replacing(path) as file:
+    with replacing(path, check=check_folder) as file:
         torch.save(state, file)
         sync(file)
         check_folder()  # again, because writing a large file takes time

@@ -11,6 +11,7 @@ from configs.schema import Config
 from configs.values import flatten
 from datasets.order import Order
 from datasets.transforms import REVISION
+from utils.errors import ConfigError
 from utils.facts import changed_facts
 from utils.log import Log
 
@@ -19,23 +20,19 @@ WITHOUT_STATE = (".pdparams", ".safetensors", ".npz")  # files that contain only
 
 
 def find_checkpoint(config: Config, log: Log) -> Path | None:
-    """Return the file to continue from, or None for a new run."""
-    if config.START.RESUME is None:
-        return None
-    from engine.checkpoint.find import checkpoint_at, no_checkpoint_at
+    """Return the file to continue from or to evaluate, or None for a new run."""
+    found, resume = None, config.START.RESUME
+    if resume is not None:
+        from engine.checkpoint.find import checkpoint_at, no_checkpoint_at
 
-    found = checkpoint_at(config.START.RESUME, config.SAVE, config.START.NAME, config.START.EVAL, log.warn)
-    if found is None and config.START.RESUME != "auto":
-        raise no_checkpoint_at(config.START.RESUME)
-    if found is None:
-        where = Path(config.SAVE, config.START.NAME) if config.START.NAME else config.SAVE
-        log.say(f"-resume auto: no run to continue in {where}, so this is a new run")
+        found = checkpoint_at(resume, config.SAVE, config.START.NAME, config.START.EVAL, log.warn)
+        if found is None and resume != "auto":
+            raise no_checkpoint_at(resume)
+        if found is None:
+            log.say(f"-resume auto: no run to continue in {Path(config.SAVE, config.START.NAME)}, so this is a new run")
+    if config.START.EVAL and not (found or config.MODEL.PRETRAINED):
+        raise ConfigError("-eval: no weights to evaluate; name a file with -pretrained or -resume")
     return found
-
-
-def run_folder_of(checkpoint: Path | None) -> Path | None:
-    """Return the folder of the checkpoint's run, or None for a new run (the file is not in a run's folder)."""
-    return checkpoint.parent if checkpoint and (checkpoint.parent / "config.yaml").exists() else None
 
 
 def read_saved(path: Path | None, lazily: bool, verify: bool) -> dict:
@@ -60,11 +57,6 @@ def drop_tensors(saved: dict) -> None:
 def is_run(saved: dict) -> bool:
     """Return whether this is the complete state of a run. Other programs store weights and at most an epoch number."""
     return "progress" in saved
-
-
-def batch_size_of(saved: dict) -> int | None:
-    """Return DATA.BATCH_SIZE of the checkpoint's run, if known."""
-    return saved.get("config", {}).get("DATA.BATCH_SIZE") if is_run(saved) else None
 
 
 def bad_images_of(saved: dict, num_images: int, facts: Mapping[str, Any] = MappingProxyType({})) -> list[int]:

@@ -71,7 +71,7 @@ class ShardedSaver(AsyncSaver):
     def save(self, state: dict, extra_names: list[str]) -> None:
         self.wait()
         start, copy = time.perf_counter(), None
-        with self._blocking(), self._warn_on_os_error():
+        with self._warn_on_os_error():
             copy = self._host_copy.take(state)
         # Submit in all processes or in none, because the writing threads wait for each other.
         if self._process.all_true(copy is not None):

@@ -1,4 +1,4 @@
-"""The ways to distribute a model: a single process, a whole copy in each process (ddp), or shards (fsdp2)."""
+"""The ways to distribute a model: a whole copy in each process (ddp), or shards (fsdp2)."""
 
 import contextlib
 from collections.abc import Callable
@@ -18,12 +18,18 @@ BUCKET_MB = 100
 
 
 class Parallel:
-    """The strategy for a single process, which has the whole model, and the base class of the other strategies."""
+    """A whole copy of the model in each process. With several processes, DDP averages the gradients.
+
+    Sharded (sharding.py) overrides most methods.
+    """
 
     is_sharded = False
 
-    def __init__(self, process: Process | None = None):
-        self.process = process
+    def __init__(self, process: Process, reduce: torch.dtype | None = None, bucket_mb: int | None = None):
+        """Store how gradients are averaged: in the type `reduce` (None: in their own type), and in buckets of
+        `bucket_mb` MiB (None: torch's default of 25).
+        """
+        self.process, self._reduce, self._bucket_mb = process, reduce, bucket_mb
 
     def share_memory(self, model: nn.Module) -> dict[int, Tensor]:
         """Return a memo for deepcopy, {id: tensor}, of tensors that the copy shares until `place` copies them."""
@@ -33,12 +39,28 @@ class Parallel:
         """Move the weights of a model and of its EMA copy to their device. Unsharded models are already there."""
 
     def wrap(self, model: nn.Module, accumulates: bool) -> nn.Module:
-        """Return the model, wrapped to average gradients over the processes."""
-        return model
+        """Return the model, wrapped to average gradients if there are several processes."""
+        device = self.process.device
+        if self.process.world_size == 1:
+            return model
+        replica = nn.parallel.DistributedDataParallel(
+            model,
+            device_ids=[device] if device.type == "cuda" else None,
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=self._bucket_mb,
+            # A static graph must be the same in every pass, but with accumulation only the last pass synchronises.
+            static_graph=not accumulates,
+        )
+        if self._reduce is not None:
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as hooks
+
+            compress = {torch.float16: hooks.fp16_compress_hook, torch.bfloat16: hooks.bf16_compress_hook}
+            replica.register_comm_hook(None, compress[self._reduce])
+        return replica
 
     def sync_gradients(self, replica: nn.Module, now: bool) -> contextlib.AbstractContextManager:
         """Return a context for forward and backward that averages the gradients if `now`, else accumulates them."""
-        return contextlib.nullcontext()
+        return contextlib.nullcontext() if now or self.process.world_size == 1 else replica.no_sync()
 
     def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
         """Return the parameters that this process's optimizer updates."""
@@ -73,37 +95,6 @@ class Parallel:
         return within_large(state, lambda place, value: value.whole() if isinstance(value, Parts) else value)
 
 
-class Replicated(Parallel):
-    """DDP: every process has all weights, and torch averages the gradients."""
-
-    def __init__(self, process: Process, reduce: torch.dtype | None = None, bucket_mb: int | None = None):
-        """Store how gradients are averaged: in the type `reduce` (None: in their own type), and in buckets of
-        `bucket_mb` MiB (None: torch's default of 25).
-        """
-        super().__init__(process)
-        self._reduce, self._bucket_mb = reduce, bucket_mb
-
-    def wrap(self, model: nn.Module, accumulates: bool) -> nn.Module:
-        device = self.process.device
-        replica = nn.parallel.DistributedDataParallel(
-            model,
-            device_ids=[device] if device.type == "cuda" else None,
-            gradient_as_bucket_view=True,
-            bucket_cap_mb=self._bucket_mb,
-            # A static graph must be the same in every pass, but with accumulation only the last pass synchronises.
-            static_graph=not accumulates,
-        )
-        if self._reduce is not None:
-            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks as hooks
-
-            compress = {torch.float16: hooks.fp16_compress_hook, torch.bfloat16: hooks.bf16_compress_hook}
-            replica.register_comm_hook(None, compress[self._reduce])
-        return replica
-
-    def sync_gradients(self, replica: nn.Module, now: bool) -> contextlib.AbstractContextManager:
-        return contextlib.nullcontext() if now else replica.no_sync()
-
-
 def within_large(state: dict, change: Callable[[str, Any], Any]) -> dict:
     """Return the state with `change(path, value)` applied to each leaf of its large parts."""
     return {name: changed(value, change, name) if name in LARGE else value for name, value in state.items()}
@@ -121,6 +112,4 @@ def choose_parallel(config: Config, process: Process, half: torch.dtype | None) 
         from engine.parallel.sharding import Sharded
 
         return Sharded(process, half, reduce)
-    if process.world_size == 1:
-        return Parallel(process)
-    return Replicated(process, reduce, BUCKET_MB if config.COMPILE and process.device.type == "cuda" else None)
+    return Parallel(process, reduce, BUCKET_MB if config.COMPILE and process.device.type == "cuda" else None)

@@ -82,6 +82,9 @@ class Sharded(Parallel):
             param_dtype_override_fn=lambda parameter: None if id(parameter) in matrices else parameter.dtype,
         )
 
+    def wrap(self, model: nn.Module, accumulates: bool) -> nn.Module:
+        return model  # `place` has sharded it
+
     def sync_gradients(self, replica: nn.Module, now: bool) -> contextlib.AbstractContextManager:
         replica.set_requires_gradient_sync(now)
         return contextlib.nullcontext()

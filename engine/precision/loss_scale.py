@@ -9,7 +9,7 @@ from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_no
 
 from configs.schema import Precision, Train
 from engine.parallel import Parallel
-from utils.torch_internals import found_inf, found_infs, scale_and_growth, set_found_inf
+from utils.torch_internals import found_inf, scale_and_growth, set_found_inf
 
 SMALLEST_UNIT = 1e-3  # AGC's lower limit for the norm of a unit's weights, so that a unit can learn even if all are 0
 
@@ -77,7 +77,7 @@ class LossScaler(GradScaler):
     def update(self) -> None:
         """Adjust the scale after an update was done or skipped, without synchronisation."""
         scale, good = scale_and_growth(self)
-        super().update(self._next(scale, good, sum(found_infs(self))) if self.moves else scale.clone())
+        super().update(self._next(scale, good, self.found_inf()) if self.moves else scale.clone())
 
     @torch.no_grad()
     def _next(self, scale: Tensor, good: Tensor, found_inf: Tensor) -> Tensor:
@@ -102,14 +102,14 @@ class LossScaler(GradScaler):
     ) -> Tensor:
         """Unscale, check and clip the gradients before step(). Return their norm before clipping, on the device."""
         self.unscale_(optimizer)
-        parallel.sync_found_inf(self.found_inf(optimizer))
+        parallel.sync_found_inf(self.found_inf())
         norm = parallel.norm(_local_norm(parameters))
         clipping(parameters, norm)
         return norm
 
-    def found_inf(self, optimizer: torch.optim.Optimizer) -> Tensor:
+    def found_inf(self) -> Tensor:
         """Return 1.0 if a gradient is not finite, else 0.0, on the device. The value is valid until update()."""
-        return found_inf(self, optimizer)
+        return found_inf(self)
 
     def state_dict(self) -> dict:
         return super().state_dict() | {"_bad_tracker": int(self._bad)}

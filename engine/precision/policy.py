@@ -4,14 +4,17 @@ All precisions share one code path. A GradScaler checks every gradient. In float
 float32 the scale is 1, and the GradScaler only skips non-finite updates.
 """
 
+import copy
+
 import torch
+from torch import nn
 
 from configs.schema import Config
-from engine.precision.computing_model import ComputingModel, HalfCopy, half_copy
 from engine.precision.loss_scale import FusedLossScaler, LossScaler
-from models.parts import starts_with_convolution
+from models.parts import has_running_statistics, starts_with_convolution
 from utils.errors import ConfigError
 from utils.host import half_speedup
+from utils.torch_internals import foreach_copy_
 
 
 def choose_half(
@@ -50,26 +53,10 @@ class Precision:
 
             check_float8(device)
             self.half, self.reason = torch.bfloat16, "PRECISION.MODE is float8"
-        self._check_device()
         # On CPUs, torch's own functions unscale and clip, so that results stay equal to earlier runs.
         scaler = LossScaler if device.type == "cpu" else FusedLossScaler
         self.scaler = scaler(device.type, settings, needed=self.half is torch.float16)
         check_matmul(settings.MATMUL, device)
-
-    def _check_device(self) -> None:
-        """Raise ConfigError if the device cannot compute a small matrix product in the half type."""
-        if self.half is not None:
-            try:
-                with torch.autocast(self.device.type, dtype=self.half):
-                    tensor = torch.ones(8, 8, device=self.device)
-                    torch.nn.functional.linear(tensor, tensor)
-            except RuntimeError as error:
-                name = str(self.half).removeprefix("torch.")
-                other = "bfloat16" if name == "float16" else "float16"
-                raise ConfigError(
-                    f"PRECISION.DTYPE: this {self.device.type} device cannot compute in {name} ({error}); use "
-                    f"-amp_dtype {other}, or leave -amp out"
-                ) from error
 
     @property
     def name(self) -> str:
@@ -98,11 +85,7 @@ class Precision:
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=self.half, enabled=self.half is not None and not self.is_naive)
 
-    def computing_model(self, model: torch.nn.Module) -> ComputingModel:
-        """Return the model for forward passes in training: `model` itself, or a half-precision copy in naive mode."""
-        return HalfCopy(model, self.half) if self.is_naive else ComputingModel(model)
-
-    def computing(self, model: torch.nn.Module, in_training: bool = False) -> torch.nn.Module:
+    def computing(self, model: nn.Module, in_training: bool = False) -> nn.Module:
         """Return the model to evaluate: the model itself under autocast, or a half-precision copy in naive mode.
 
         `in_training` is true between epochs. Then the copy of a compiled model is compiled too, and reuses the graphs
@@ -117,7 +100,7 @@ class Precision:
             compile_model(copied, self._config)
         return copied
 
-    def input_dtype(self, model: torch.nn.Module) -> torch.dtype:
+    def input_dtype(self, model: nn.Module) -> torch.dtype:
         """Return the data type of a model's input images: its weights' type, or half if autocast would cast the images.
 
         CPUs never use half here, so that their results stay equal to earlier runs. Half is not used with
@@ -135,6 +118,44 @@ class Precision:
         """Load the loss scale, unless the half type has changed. A new type starts with its own scale."""
         if state.get("dtype", str(self.half)) == str(self.half):
             self.scaler.load_state_dict({name: value for name, value in state.items() if name != "dtype"})
+
+
+class ComputingModel:
+    """The trained model itself, or in naive mode a half-precision copy, which computes the forward and backward passes.
+
+    The optimizer updates the trained model's float32 weights with the gradients of the copy.
+    """
+
+    def __init__(self, model: nn.Module, half: torch.dtype | None = None):
+        """Copy the model in the type `half`. None: `model` itself computes, so there is nothing to copy."""
+        self.model = model if half is None else half_copy(model, half)
+        pairs = [] if half is None else zip(model.parameters(), self.model.parameters(), strict=True)
+        self._pairs = [(master, copied) for master, copied in pairs if master.requires_grad]
+
+    def gradients_to_master(self) -> None:
+        """Move the gradients, still scaled, from the copy to the trained model."""
+        used = [(master, copied) for master, copied in self._pairs if copied.grad is not None]
+        for master, _ in used:
+            master.grad = torch.empty_like(master)
+        if used:
+            foreach_copy_([master.grad for master, _ in used], [copied.grad for _, copied in used])
+        for _, copied in used:
+            copied.grad = None
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Copy the weights from the trained model to the copy."""
+        if self._pairs:
+            foreach_copy_([copied for _, copied in self._pairs], [master for master, _ in self._pairs])
+
+
+def half_copy(model: nn.Module, half: torch.dtype) -> nn.Module:
+    if any(has_running_statistics(module) for module in model.modules()):
+        raise ConfigError(
+            "PRECISION.MODE is naive, but the model has BatchNorm, whose running statistics would be inaccurate in "
+            "half precision; use PRECISION.MODE autocast"
+        )
+    return copy.deepcopy(model).to(half)
 
 
 def speed_advice(device: torch.device, half: torch.dtype | None, speedup: float) -> str:

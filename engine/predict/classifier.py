@@ -86,7 +86,12 @@ def load_classifier(
     found = _load_ours(path, *given) if is_ours else _load_other(source, path, *given)
     num_classes = found.model.eval().num_classes
     if names:
-        found.classes = _read_names(names, num_classes)
+        found.classes = read_classes(str(names), "-classes")
+        if len(found.classes) != num_classes:
+            raise ConfigError(
+                f"-classes: {names} has {counted(len(found.classes), 'line')}, but the model has "
+                f"{counted(num_classes, 'class')}; name one class per line"
+            )
     found.classes += [f"class {number}" for number in range(len(found.classes), num_classes)]
     return found
 
@@ -122,23 +127,18 @@ def _load_ours(path: Path, flags: Sequence[str], raw: bool, needs_classes: bool)
     return Classifier(config, model, classes, str(path), kind, epoch, calibration_of(state, kind, path))
 
 
-def _settings_of_other(source: str, flags: Sequence[str]) -> Config:
-    """Return the settings with which -eval would evaluate these weights."""
-    try:
-        config = load_settings(["-eval", "-pretrained", source, *flags]).with_default_batch_size().config
-    except ConfigError as error:
-        raise ConfigError(str(error).removeprefix("MODEL.PRETRAINED: ")) from None
-    # Users' own photos need their EXIF orientation applied, as in data sets that consist of photos.
-    return without_float8(replace(config, DATA=replace(config.DATA, EXIF=config.DATA.EXIF or "apply")))
-
-
 def _load_other(source: str, path: Path | None, flags: Sequence[str], raw: bool, needs_classes: bool) -> Classifier:
     """Load a classifier from weights of timm, PaddleViT, torchvision or another program."""
     if raw:
         raise ConfigError(
             f"-raw: {source} is not a checkpoint of a run, and only checkpoints have raw and EMA weights; leave -raw out"
         )
-    config = _settings_of_other(source, flags)
+    try:  # the settings with which -eval would evaluate these weights
+        config = load_settings(["-eval", "-pretrained", source, *flags]).with_default_batch_size().config
+    except ConfigError as error:
+        raise ConfigError(str(error).removeprefix("MODEL.PRETRAINED: ")) from None
+    # Users' own photos need their EXIF orientation applied, as in data sets that consist of photos.
+    config = without_float8(replace(config, DATA=replace(config.DATA, EXIF=config.DATA.EXIF or "apply")))
     if path:
         model, state = build_model(config, config.MODEL.NUM_CLASSES or USUAL_CLASSES), read_state_dict(path)
         heads = [len(state[f"{name}.weight"]) for name in classifier_names(model) if f"{name}.weight" in state]
@@ -165,13 +165,3 @@ def _class_names(source: str, number: int) -> list[str]:
     if info and names in ([], info.label_names()):
         return info.label_descriptions()
     return names if len(names) == number else []
-
-
-def _read_names(path: Path, number: int) -> list[str]:
-    names = read_classes(str(path), "-classes")
-    if len(names) != number:
-        raise ConfigError(
-            f"-classes: {path} has {counted(len(names), 'line')}, but the model has {counted(number, 'class')}; name one "
-            "class per line"
-        )
-    return names

@@ -1,10 +1,8 @@
 """The output of predictions: lines on stdout, tables, sheets of thumbnails, and a folder of images for each class."""
 
 import filecmp
-import io
 import itertools
 import json
-import os
 import re
 import shutil
 import sys
@@ -16,11 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 from tqdm import tqdm
 
-from engine.predict.pictures import Tile, contact_sheet, fitted
+from engine.predict.pictures import Tile, contact_sheet, encoded, fitted
 from engine.predict.predictor import Guess, PredictedBatch, Prediction
 from utils.errors import DataError, cause_of
 from utils.files import Kind, replacing
@@ -29,7 +26,7 @@ from utils.text import csv_cell, csv_text, one_line
 
 UNSURE, UNKNOWN = "unsure", "unknown"
 PER_CLASS = ("class", "probability")  # the columns of the CSV table for each predicted class
-SHEET_ENDINGS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
+SHEET_ENDINGS = (".png", ".jpg", ".jpeg")
 MARK = "halfstep, scripts/predict.py"  # metadata that marks our pictures, so that no other picture is overwritten
 TABLE = Kind("a table of scripts/predict.py", (b"\xef\xbb\xbfimage_path,",))
 DOCUMENT = Kind("a JSON file of scripts/predict.py", (b'{\n "model": {',))
@@ -140,8 +137,7 @@ class ClassFolders:
 
     def add(self, path: str, name: str) -> None:
         """Copy an image to the folder of class `name`, unless the folder already has a copy of it."""
-        # Encode as UTF-8 even if Python's encoding of file names is ASCII.
-        folder, source = self._folder / os.fsdecode(self._names[name].encode()), Path(path)
+        folder, source = self._folder / self._names[name], Path(path)
         self._numbers[folder / source.name] += 1
         try:
             if folder.is_symlink():
@@ -222,12 +218,7 @@ def thumbnails(batch: PredictedBatch) -> list[np.ndarray]:
 
 
 def write_picture(image: Image.Image, path: Path) -> None:
-    encoded, form = io.BytesIO(), SHEET_ENDINGS[path.suffix.lower()]
-    note = PngInfo()
-    note.add_text("Software", MARK)
-    options = {"pnginfo": note, "compress_level": 4} if form == "PNG" else {"comment": MARK}
-    image.save(encoded, form, **options)
-    write(path, encoded.getvalue())
+    write(path, encoded(image, path.suffix.lower(), MARK))
 
 
 def write(path: Path, content: bytes) -> None:

@@ -5,7 +5,7 @@ import contextlib
 import functools
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,6 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
 
 from utils.files import replacing
-from utils.text import first_of
 
 
 class Lettering(NamedTuple):
@@ -95,15 +94,6 @@ def has_letter(font: ImageFont.FreeTypeFont, letter: str) -> bool:
     return letter.isascii() or bytes(font.getmask(letter)) != bytes(font.getmask("\U0010ffff"))
 
 
-def describe_missing(texts: Iterable[str]) -> str:
-    """Return a line about the letters that no font has, which pictures show as boxes, or "" if there are none."""
-    font = lettering(FONT_SIZE).font
-    lacking = sorted({letter for text in texts for letter in text if letter.isalpha() and not has_letter(font, letter)})
-    boxes = [each for each in lacking if not any(has_letter(other, each) for other in other_fonts(FONT_SIZE))]
-    remedy = "install a font that has them, such as fonts-noto-cjk for Chinese, Japanese and Korean"
-    return f"no font on this machine has {first_of(boxes)}, so pictures show boxes; {remedy}" if boxes else ""
-
-
 FONT_SIZE, GAP, FRAME = 11, 8, 4  # pixels
 MOST_TILES = 100  # maximum number of tiles read from a sheet's file
 NO_IMAGE = (225, 225, 225)  # the colour shown for an unreadable image
@@ -179,11 +169,20 @@ def fitted(pixels: np.ndarray, side: int) -> Image.Image:
     return image.resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0)
 
 
-def write_picture(image: Image.Image, path: Path) -> None:
-    """Write a PNG. An older file is replaced once the new one is complete. Raise OSError if the disk is full."""
-    png, texts = io.BytesIO(), PngImagePlugin.PngInfo()
+def encoded(image: Image.Image, ending: str = ".png", mark: str = "") -> bytes:
+    """Return the content of a PNG or JPEG file, with the places of a sheet's tiles. `mark`: the program that drew it."""
+    content, texts = io.BytesIO(), PngImagePlugin.PngInfo()
+    if mark:  # at the start, where readers look for it
+        texts.add_text("Software", mark)
     if PLACES in image.info:
         texts.add_text(PLACES, image.info[PLACES], zip=True)
-    image.save(png, "PNG", compress_level=4, pnginfo=texts)
+    is_png = ending == ".png"
+    options = {"pnginfo": texts, "compress_level": 4} if is_png else {"comment": mark}
+    image.save(content, "PNG" if is_png else "JPEG", **options)
+    return content.getvalue()
+
+
+def write_picture(image: Image.Image, path: Path) -> None:
+    """Write a PNG. An older file is replaced once the new one is complete. Raise OSError if the disk is full."""
     with replacing(path) as file:
-        file.write(png.getbuffer())
+        file.write(encoded(image))

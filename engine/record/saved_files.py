@@ -5,13 +5,14 @@ import io
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.evaluation.scores import Best, rank_of
 from utils.errors import ConfigError, cause_of
-from utils.files import content_of
+from utils.files import content_of, replacing
+from utils.text import csv_cell, csv_text
 
 LARGEST = 1e39  # numbers this large are ignored as invalid; the largest float32 is 3.4e38
 SUFFIXES = ("", "_ema")  # suffixes of the score columns: for the raw weights, and for the EMA weights
@@ -79,6 +80,13 @@ def read_table(path: Path) -> list[dict[str, str]]:
         raise ConfigError(f"{path}: damaged ({error}); delete it to continue without its contents") from None
     finally:
         csv.field_size_limit(limit)
+
+
+def write_table(path: Path, columns: Iterable[str], rows: Iterable[Iterable], encoding: str = "utf-8") -> None:
+    """Write a CSV file for spreadsheets, in which no cell is a formula. Names of files may be invalid UTF-8."""
+    text = csv_text(map(csv_cell, row) for row in (columns, *rows))
+    with replacing(path) as file:
+        file.write(text.encode(encoding, errors="surrogateescape"))
 
 
 def to_number(text: str) -> float | None:

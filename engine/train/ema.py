@@ -1,7 +1,7 @@
 """The exponential moving average of the weights."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from utils.torch_internals import foreach_add_, foreach_mul_, foreach_sub, witho
 
 # With warm-up, the average covers about the last ninth of the updates so far, until MODEL_EMA_DECAY limits the decay.
 WARM_UP = 9
+# Moves averages by a fraction of the difference to their weights, unless `skipped` (1 or 0, on the device) is 1.
+Lerp = Callable[[float, Tensor], None]
 
 
 def decay_at(step: int, settings: Train) -> float:
@@ -27,39 +29,38 @@ def decay_at(step: int, settings: Train) -> float:
     return min(warmed[settings.MODEL_EMA_WARMUP], limit) if step else 0.0
 
 
-class ForeachLerp:
-    """Moves `means` towards `values` by a fraction of the difference, unless `skipped` is 1.
+def foreach_lerp(means: Sequence[Tensor], values: Sequence[Tensor]) -> Lerp:
+    """Return a function that moves `means` towards `values`.
 
     The results of CPU runs depend on the rounding here, so this arithmetic must not change.
     """
 
-    def __init__(self, means: Sequence[Tensor], values: Sequence[Tensor]):
-        self._means, self._values = means, values
-
-    def __call__(self, fraction: float, skipped: Tensor) -> None:
-        differences = foreach_sub(self._values, self._means)
+    def move(fraction: float, skipped: Tensor) -> None:
+        differences = foreach_sub(values, means)
         foreach_mul_(differences, fraction * (1 - skipped))
-        foreach_add_(self._means, differences)
+        foreach_add_(means, differences)
+
+    return move
 
 
-class FusedLerp:
-    """Moves the average in one pass over memory, with the kernel of fused SGD, which found_inf on the device can skip.
+def fused_lerp(means: Sequence[Tensor], values: Sequence[Tensor]) -> Lerp:
+    """Return such a function that makes one pass over memory, with the kernel of fused SGD, which can skip a step.
 
     With weight decay 1, and the values as gradients to maximize, SGD subtracts a fraction of mean - value. Rejected:
     _foreach_lerp_, which takes a scalar weight only from the host.
     """
+    for mean, value in zip(means, values, strict=True):
+        # The kernel reads memory in order and ignores strides.
+        ensure(mean.stride() == value.stride(), "a weight and its moving average differ in their memory layout")
+        mean.grad = value
+    sgd = without_compiler(torch.optim.SGD)(means, weight_decay=1.0, maximize=True, fused=True)
 
-    def __init__(self, means: Sequence[Tensor], values: Sequence[Tensor]):
-        for mean, value in zip(means, values, strict=True):
-            # The kernel reads memory in order and ignores strides.
-            ensure(mean.stride() == value.stride(), "a weight and its moving average differ in their memory layout")
-            mean.grad = value
-        self._sgd = without_compiler(torch.optim.SGD)(means, weight_decay=1.0, maximize=True, fused=True)
+    def move(fraction: float, skipped: Tensor) -> None:
+        sgd.param_groups[0]["lr"] = fraction
+        sgd.found_inf = skipped
+        sgd.step()
 
-    def __call__(self, fraction: float, skipped: Tensor) -> None:
-        self._sgd.param_groups[0]["lr"] = fraction
-        self._sgd.found_inf = skipped
-        self._sgd.step()
+    return move
 
 
 class Ema:
@@ -77,7 +78,7 @@ class Ema:
         pairs = [(mine[name], theirs) for name, theirs in parallel.local_state(model).items() if name not in frozen]
         means, values = zip(*[pair for pair in pairs if pair[0].is_floating_point()], strict=True)
         # On MPS the fused kernels of older torch versions ignore found_inf, see optimizers.py.
-        lerp = ForeachLerp if means[0].device.type in ("cpu", "mps") else FusedLerp
+        lerp = foreach_lerp if means[0].device.type in ("cpu", "mps") else fused_lerp
         self._lerp = lerp(means, values)
         self._counts = [pair for pair in pairs if not pair[0].is_floating_point()]  # BatchNorm's batch counters
 

@@ -59,13 +59,9 @@ class RunTimes:
         before_last = math.ceil(num_updates / per_epoch) - 1  # number of epochs before the last one
         num_evaluations = before_last // every - num_done // every if num_done <= before_last else -1
         training = self.before_first_update + (num_updates - step) * self.update
-        return training + num_evaluations * self.one_evaluation() + self.after_last_update()
-
-    def one_evaluation(self) -> float:
-        return self.evaluation or self.evaluation_in_updates * self.update
-
-    def after_last_update(self) -> float:
-        return self.one_evaluation() + self.longest_save() + self.end_work
+        evaluation = self.evaluation or self.evaluation_in_updates * self.update
+        # The last evaluation is followed by a save and the pictures, tables and report.
+        return training + num_evaluations * evaluation + (evaluation + self.longest_save() + self.end_work)
 
 
 class UpdateTimer:

@@ -12,13 +12,13 @@ from torch import nn
 from configs.schema import Config, Optimizer, Train
 from configs.tables import TORCH_OPTIMIZERS
 from models.weights.sharded import is_plain
-from utils.errors import ConfigError, did_you_mean
+from utils.errors import ConfigError
 from utils.torch_internals import tree_leaves, without_compiler
 
 KEY = "TRAIN.OPTIMIZER"
 OURS = TORCH_OPTIMIZERS  # torch's fused optimizers; all other names are timm's
 # Arguments that TRAIN.OPTIMIZER.KWARGS may not set: they have a setting, or they decide how a step is computed.
-TAKEN = {"params": None, "lr": "TRAIN.BASE_LR", "weight_decay": "TRAIN.WEIGHT_DECAY"}
+TAKEN = {"lr": "TRAIN.BASE_LR", "weight_decay": "TRAIN.WEIGHT_DECAY"}
 NOT_TAKEN = ("fused", "capturable", "differentiable", "foreach", "maximize", "deterministic")
 
 
@@ -95,28 +95,19 @@ def numbers_per_weight(settings: Train) -> float:
 
 def optimizer_bytes(settings: Train, model: nn.Module) -> int:
     """Return the bytes of the optimizer's state: for Adam two numbers per trained weight."""
-    return int(numbers_per_weight(settings) * trained_bytes(model))
-
-
-def trained_bytes(model: nn.Module) -> int:
-    return sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
-
-
-def check_state(optimizer: torch.optim.Optimizer, state: dict) -> None:
-    """Refuse a saved optimizer whose parameter groups differ from this optimizer's in number or size."""
-    both = state["param_groups"], optimizer.param_groups
-    then, now = ([len(group["params"]) for group in groups] for groups in both)
-    if then != now:
-        raise ConfigError(
-            f"-resume: the checkpoint's optimizer has {len(then)} groups of {then} parameters, but this run has "
-            f"{len(now)} of {now}; restore the settings that decide the groups (TRAIN.LAYER_DECAY, MODEL.FREEZE), or "
-            "start a new run from its weights with -pretrained"
-        )
+    trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+    return int(numbers_per_weight(settings) * trained)
 
 
 def load_state(optimizer: torch.optim.Optimizer, state: dict, name: str) -> None:
     """Load the saved state of an optimizer of this name. Raise ValueError if a tensor has the wrong shape."""
-    check_state(optimizer, state)
+    both = state["param_groups"], optimizer.param_groups
+    then, now = ([len(group["params"]) for group in groups] for groups in both)
+    if then != now:
+        raise ConfigError(
+            f"-resume: the checkpoint's optimizer has groups of {then} parameters, but this run has {now}; restore the "
+            "settings that decide the groups (TRAIN.LAYER_DECAY, MODEL.FREEZE), or start a new run with -pretrained"
+        )
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=True) if changes_by_element(name) else ():
@@ -167,20 +158,17 @@ def find_class(chosen: Optimizer) -> Callable:
 
 def check_arguments(chosen: Optimizer, cls: Callable) -> None:
     """Refuse arguments that the optimizer's class does not accept, and arguments that have a setting."""
-    taken = inspect.signature(cls).parameters
-    for name, value in chosen.KWARGS.items():
-        key = f"{KEY}.KWARGS.{name}: {value!r}"
+    offered = inspect.signature(cls).parameters.keys() - {"params"} - TAKEN.keys() - set(NOT_TAKEN)
+    given = {f"{KEY}.KWARGS.{name}": name for name in chosen.KWARGS}
+    if chosen.NAME not in OURS:
+        given |= {f"{KEY}.{name.upper()}": name for name in set_arguments(chosen)}
+    for key, name in given.items():
         if setting := TAKEN.get(name):
-            raise ConfigError(f"{key}; use the setting {setting} instead")
+            raise ConfigError(f"{key}: use the setting {setting} instead")
         if name in NOT_TAKEN:
-            raise ConfigError(f"{key}, which halfstep sets itself; remove it")
-        if name not in taken or name == "params":
-            offered = [each for each in taken if each not in (*TAKEN, *NOT_TAKEN)]
-            near = did_you_mean(name, offered) or f"; it has {', '.join(offered)}"
-            raise ConfigError(f"{KEY}.KWARGS.{name}: {chosen.NAME} has no such argument{near}")
-    for name in set_arguments(chosen) if chosen.NAME not in OURS else ():
-        if name not in taken:
-            raise ConfigError(f"{KEY}.{name.upper()}: {chosen.NAME} has no such argument; remove the setting")
+            raise ConfigError(f"{key}: halfstep sets this argument itself; remove it")
+        if name not in offered:
+            raise ConfigError(f"{key}: {chosen.NAME} has no such argument; it has {', '.join(sorted(offered))}")
 
 
 def set_arguments(chosen: Optimizer, *names: str) -> dict:
@@ -198,10 +186,6 @@ def refusing_arguments(settings: Train) -> Iterator[None]:
         raise
     except Exception as error:
         chosen = settings.OPTIMIZER
-        if "graph_capture_health_check" in str(error):  # a name that timm 1.0.20 uses and torch 2.11 removed
-            raise ConfigError(
-                f"{KEY}.NAME: {chosen.NAME} of this timm version needs an older torch; run pip install -U timm"
-            ) from None
         arguments = {} if chosen.NAME in OURS else set_arguments(chosen)
         arguments |= dict(chosen.KWARGS)
         values = ", ".join(f"{name} {value!r}" for name, value in arguments.items())

@@ -10,9 +10,8 @@ from configs.schema import Config
 from datasets import Batch, Mixed, Preparation, TrainData, Window
 from engine.evaluation.scores import Best
 from engine.parallel import Parallel
-from engine.precision.computing_model import ComputingModel
 from engine.precision.loss_scale import Clipping
-from engine.precision.policy import Precision
+from engine.precision.policy import ComputingModel, Precision
 from engine.train.callback import Callback
 from engine.train.counters import Counters, Report
 from engine.train.loss import Loss, hits
@@ -87,7 +86,7 @@ class Trainer:
         self.parallel.gradients_to_optimizer()
         scaler = self.precision.scaler
         grad_norm = scaler.unscale_and_clip(self.optimizer, self.parameters, self.parallel, self.clipping)
-        skipped = scaler.found_inf(self.optimizer)  # 1.0 or 0.0, on the device
+        skipped = scaler.found_inf()  # 1.0 or 0.0, on the device
         scaler.step(self.optimizer)  # does nothing if the update is skipped
         scaler.update()
         self.optimizer.zero_grad(set_to_none=True)

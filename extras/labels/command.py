@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from configs.schema import Config
-from engine.predict.pictures import describe_missing
 from engine.record.saved_run import SavedRun
 from extras.labels.alike import Copy, Pictures, find_copies, find_pairs
 from extras.labels.data import DataSet, config_of, read_predictions, refuse_other_data
@@ -70,8 +69,6 @@ def find(source: Source, data_path: Path | None, output: Path | None, finds_copi
     if not rows:
         print(f"nothing to correct; {folder / TABLE} is empty")
         return
-    if missing := describe_missing(data.classes):
-        print(missing)
     if len(rows) > PER_SHEET * MOST_SHEETS:
         print(f"the sheets show the first {PER_SHEET * MOST_SHEETS:,} of {len(rows):,} images")
     print(f"look at {first_of([str(each) for each in sheets], limit=3)}")

@@ -1,7 +1,5 @@
 """Writes train.csv and val.csv with the confirmed labels to a folder of their own. No file of the data changes."""
 
-import csv
-import io
 import os
 import shlex
 from collections.abc import Iterator, Sequence
@@ -19,7 +17,7 @@ from extras.labels.data import PARTS, DataSet
 from extras.labels.review import Confirmed
 from utils.errors import ConfigError, DataError, cause_of
 from utils.files import replacing, write_text
-from utils.text import first_of
+from utils.text import csv_text, first_of
 
 LISTS, CLASSES = ("train.csv", "val.csv"), "classes.txt"
 BY_FLAG = ("DATA.DATASET", "DATA.DATA_PATH")
@@ -64,7 +62,8 @@ def write_lists(folder: Path, data: DataSet, labels: np.ndarray) -> Config:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / CLASSES, "".join(f"{name}\n" for name in data.classes))
         for is_val in (True, False):  # train.csv is last: without it, the folder is not a data set
-            _write_csv(folder / LISTS[is_val], _rows(data, labels, is_val))
+            with replacing(folder / LISTS[is_val]) as file:
+                file.write(csv_text(_rows(data, labels, is_val)).encode(errors="surrogateescape"))
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"-output: cannot write to {folder} ({cause_of(error)}); choose another folder") from None
     config = _config_of_lists(folder, data)
@@ -75,13 +74,6 @@ def write_lists(folder: Path, data: DataSet, labels: np.ndarray) -> Config:
             (folder / name).unlink()
         raise DataError(f"-apply: a CSV file cannot list these images: {error}") from error
     return config
-
-
-def _write_csv(file: Path, rows: Iterator[list[str]]) -> None:
-    with replacing(file) as content:
-        text = io.TextIOWrapper(content, encoding="utf-8", errors="surrogateescape", newline="")
-        csv.writer(text, lineterminator="\n").writerows(rows)
-        text.detach()
 
 
 def _rows(data: DataSet, labels: np.ndarray, is_val: bool) -> Iterator[list[str]]:

@@ -4,7 +4,6 @@ import csv
 import hashlib
 import io
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,16 +12,15 @@ import numpy as np
 
 from datasets.types import ImageReadError
 from engine.predict.pictures import Tile, contact_sheet, fitted, write_picture
-from engine.record.saved_files import read_json
+from engine.record.saved_files import read_json, write_table
 from extras.labels.data import DataSet, cell_of
 from utils.errors import ConfigError, DataError, cause_of, did_you_mean
-from utils.files import Kind, content_of, refuse_other_kind, replacing, write_text
-from utils.text import csv_cell, csv_text, first_of
+from utils.files import content_of, write_text
+from utils.text import first_of
 
 TABLE, SHEET, RECORD = "labels.csv", "labels.png", "labels.json"
 COLUMNS = ("image", "label", "suggestion", "confidence", "reason", "confirmed")
 NEEDED = ("image", "suggestion", "confirmed")
-KIND = Kind("a table of scripts/labels.py", (b"\xef\xbb\xbfimage,label,suggestion,",))
 VERSION = 1  # of labels.json
 YES, NO = ("yes", "y", "1", "x", "true"), ("", "no", "n", "0", "false")
 SEPARATORS = ",;\t"  # Excel writes the separator of the user's language
@@ -51,31 +49,24 @@ def write_review(folder: Path, rows: Sequence[Row], data: DataSet) -> list[Path]
     """Write the table, its record and the sheets, and return the paths of the sheets."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        table = folder / TABLE
-        refuse_confirmed(table)
         write_text(folder / RECORD, json.dumps(_record(rows, data), indent=1) + "\n")
         sheets = list(_draw(folder, rows, data))
         cells = [
             [data.name(row.image), data.label(row.image), row.suggestion, _share(row), row.reason, ""] for row in rows
         ]
-        text = csv_text(map(csv_cell, row) for row in (COLUMNS, *cells))
-        with replacing(table) as file:
-            file.write(text.encode("utf-8-sig", errors="surrogateescape"))  # the BOM makes Excel read the file as UTF-8
+        write_table(folder / TABLE, COLUMNS, cells, encoding="utf-8-sig")  # the BOM makes Excel read the file as UTF-8
     except OSError as error:
         raise ConfigError(f"-output: cannot write to {folder} ({cause_of(error)}); choose another folder") from None
     return sheets
 
 
 def refuse_confirmed(table: Path) -> None:
-    """Raise ConfigError if a new table would replace confirmed rows, or a file of another program."""
-    if not table.exists():
-        return
-    if any(row["confirmed"].strip() for row in _rows(table)):
+    """Raise ConfigError if a new table would replace confirmed rows, or a table of another program."""
+    if table.exists() and any(row["confirmed"].strip() for row in _rows(table)):
         raise ConfigError(
             f"-output: {table} has confirmed rows, which would be lost; apply them first with -apply {table}, or choose "
             "another folder"
         )
-    refuse_other_kind("-output", table, KIND, "choose another folder")
 
 
 def _share(row: Row) -> str:
@@ -83,20 +74,20 @@ def _share(row: Row) -> str:
 
 
 def _record(rows: Sequence[Row], data: DataSet) -> dict[str, Any]:
-    images = {}
-    for row in rows:
-        size, digest = digest_of(data.root / data.name(row.image))
-        images[data.name(row.image)] = {"label": data.label(row.image), "size": size, "sha256": digest}
+    names = {row.image: data.name(row.image) for row in rows}
+    images = {
+        name: {"label": data.label(image), "sha256": digest_of(data.root / name)} for image, name in names.items()
+    }
     return {"version": VERSION, "images": images}
 
 
-def digest_of(path: Path) -> tuple[int | None, str | None]:
-    """Return the size and SHA-256 of a file, or (None, None) if it cannot be read."""
+def digest_of(path: Path) -> str | None:
+    """Return the SHA-256 of a file, or None if it cannot be read."""
     try:
         with open(path, "rb") as file:
-            return os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest()
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
-        return None, None
+        return None
 
 
 def sheet_path(folder: Path, number: int) -> Path:
@@ -131,17 +122,14 @@ def read_confirmed(table: Path, classes: Sequence[str]) -> tuple[list[Confirmed]
     """Return the confirmed rows of a table, and the content of its labels.json."""
     if not table.is_file():
         raise ConfigError(f"-apply: {table} does not exist; give the {TABLE} that this script wrote")
-    rows = _rows(table)
     path = table.with_name(RECORD)
     record = read_json(path)
     if record.get("version") != VERSION or not isinstance(record.get("images"), dict):
-        raise ConfigError(
-            f"-apply: {path} is missing, or was written by another version; put it next to {table}, or find wrong labels again"
-        )
+        raise ConfigError(f"-apply: {path} is missing or damaged; put it next to {table}, or find wrong labels again")
     names = {cell_of(name): name for name in record["images"]}
     class_of = {cell_of(name): name for name in classes}
     confirmed: dict[str, Confirmed] = {}
-    for line, row in enumerate(rows, start=2):
+    for line, row in enumerate(_rows(table), start=2):
         where, answer = f"-apply: {table}, row {line}", row["confirmed"].strip().lower()
         if answer not in (*YES, *NO):
             raise ConfigError(f"{where}: confirmed is {row['confirmed']!r}; write yes, or leave it empty")
@@ -150,31 +138,17 @@ def read_confirmed(table: Path, classes: Sequence[str]) -> tuple[list[Confirmed]
         name = names.get(row["image"])
         if name is None:
             raise ConfigError(f"{where}: {row['image']} is not in {path}; leave the column image as it was")
-        suggestion = _class_named(row["suggestion"], class_of)
+        suggestion = class_of.get(row["suggestion"], class_of.get(row["suggestion"].strip()))
         if suggestion is None:
-            problem = f"{row['suggestion']!r} is not a class of the data" if row["suggestion"].strip() else "is empty"
             near = did_you_mean(row["suggestion"], classes)
             raise ConfigError(
-                f"{where}: suggestion {problem}; write the right class of {name}, or do not confirm it{near}"
+                f"{where}: suggestion {row['suggestion']!r} is not a class of the data; write the right class of {name}, "
+                f"or do not confirm it{near}"
             )
-        if (
-            confirmed.setdefault(name, Confirmed(name, record["images"][name]["label"], suggestion)).suggestion
-            != suggestion
-        ):
-            raise ConfigError(
-                f"{where}: {name} is confirmed in two rows with different suggestions; confirm only one of them"
-            )
+        found = Confirmed(name, record["images"][name]["label"], suggestion)
+        if confirmed.setdefault(name, found) != found:
+            raise ConfigError(f"{where}: {name} is confirmed with two suggestions; confirm only one of them")
     return list(confirmed.values()), record
-
-
-def _class_named(cell: str, class_of: Mapping[str, str]) -> str | None:
-    """Return the class in a cell. A spreadsheet may have removed leading zeros."""
-    if cell in class_of or cell.strip() in class_of:
-        return class_of.get(cell, class_of.get(cell.strip()))
-    alike = [
-        name for name in class_of.values() if cell.strip().isdecimal() and name.isdecimal() and int(name) == int(cell)
-    ]
-    return alike[0] if len(alike) == 1 else None
 
 
 def _rows(table: Path) -> list[dict[str, str]]:
@@ -182,31 +156,21 @@ def _rows(table: Path) -> list[dict[str, str]]:
     try:
         content = content_of(table, MOST_BYTES)
         is_utf16 = content.startswith((b"\xff\xfe", b"\xfe\xff"))
-        text = content.decode("utf-16" if is_utf16 else "utf-8-sig", errors="strict" if is_utf16 else "surrogateescape")
-    except (OSError, UnicodeError) as error:
+        text = content.decode("utf-16" if is_utf16 else "utf-8-sig", errors="replace")
+        separator = max(SEPARATORS, key=text.partition("\n")[0].count)
+        header, *rows = [*csv.reader(io.StringIO(text, newline=""), delimiter=separator)] or [[]]
+    except (OSError, csv.Error) as error:
         raise ConfigError(f"{table}: this table cannot be read ({error}); save it as CSV in UTF-8") from None
-    text = text.encode("utf-8", errors="surrogateescape").decode("utf-8", errors="replace")
-    for separator in SEPARATORS:
-        rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
-        try:
-            header = [name.strip().lower() for name in next(rows, [])]
-            if {*NEEDED} <= {*header}:
-                return [dict(zip(header, [*row, *[""] * len(header)], strict=False)) for row in rows if any(row)]
-        except csv.Error as error:
-            raise ConfigError(f"{table}: this table is damaged ({error}); save it again as CSV in UTF-8") from None
-    first = first_of(text.splitlines()[:1] or ["nothing"])[:100]
-    raise ConfigError(
-        f"{table}: this is not a table of scripts/labels.py, which has the columns {', '.join(COLUMNS)}; it starts with {first!r}"
-    )
+    names = [name.strip().lower() for name in header]
+    if not {*NEEDED} <= {*names}:
+        raise ConfigError(f"{table}: not a table of scripts/labels.py, which has the columns {', '.join(COLUMNS)}")
+    return [dict(zip(names, [*row, *[""] * len(names)], strict=False)) for row in rows if any(row)]
 
 
 def check_unchanged(confirmed: Sequence[Confirmed], root: Path, record: Mapping[str, Any]) -> None:
     """Raise DataError if a confirmed file was removed or changed after labels.csv was written."""
-    changed = []
-    for row in confirmed:
-        known = record["images"][row.name]
-        if digest_of(root / row.name) != (known.get("size"), known.get("sha256")):
-            changed.append(row.name)
+    names = [row.name for row in confirmed]
+    changed = [name for name in names if digest_of(root / name) != record["images"][name].get("sha256")]
     if changed:
         raise DataError(
             f"-apply: {len(changed)} of {len(confirmed)} confirmed files were removed or changed after {TABLE} was written "

@@ -20,16 +20,15 @@ from engine.evaluation.evaluate import Evaluation
 from engine.evaluation.scores import Best
 from engine.evaluation.tally import MOST_SCORES, ImageResults, LabelResults
 from engine.plan import EvalPlan
-from engine.record.saved_files import read_object
+from engine.record.saved_files import read_object, write_table
 from engine.session import Session
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult
 from engine.train.trainer import Trainer
 from utils.distributed import Process
 from utils.errors import ConfigError, cause_of
-from utils.files import replacing, write_text
+from utils.files import write_text
 from utils.log import Log
-from utils.text import csv_cell, csv_text
 
 # --- the tables ---
 
@@ -85,12 +84,6 @@ def write_tables(folder: Path, results: Results, image_set: ImageSet) -> None:
     write_table(folder / PER_CLASS, CLASS_COLUMNS, class_rows(results, names))
     if isinstance(results, ImageResults):
         write_table(folder / CONFUSION, *confusion_rows(results, names))
-
-
-def write_table(path: Path, columns: Iterable[str], rows: Iterable[Sequence]) -> None:
-    text = csv_text(map(csv_cell, row) for row in (columns, *rows))
-    with replacing(path) as file:
-        file.write(text.encode(errors="surrogateescape"))  # file names may be invalid UTF-8
 
 
 def prediction_rows(results: Results, image_set: ImageSet, names: Names) -> Iterator[tuple[str, ...]]:
@@ -211,11 +204,7 @@ class ResultFiles:
                 facts[PER_CLASS_KEY] = class_records(results, Names(self._image_set.classes))
             write_text(record, to_json(facts))
             if with_pictures:
-                from engine.predict.pictures import describe_missing
-
                 self._draw(results)
-                if missing := describe_missing(self._image_set.classes):
-                    self._log.say(missing)
                 write_text(record, to_json(facts | {"pictures": True}))
         except (OSError, DecompressionBombError) as error:  # PIL also applies DATA.MAX_PIXELS to captions
             if not self._has_failed:

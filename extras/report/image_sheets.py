@@ -30,8 +30,7 @@ NUM_SHOWN, NUM_THREADS, SIDE = 36, 6, 150
 def draw_mistakes(results: Results, image_set: ImageSet) -> Image.Image:
     """Return a sheet of the most confident mistakes, the most confident first. Only images on the sheet are read."""
     names = Names(image_set.classes)
-    find = most_certain_errors if isinstance(results, ImageResults) else most_certain_label_errors
-    number, errors = find(results, names)
+    number, errors = most_certain_errors(results, names)
     with ThreadPoolExecutor(NUM_THREADS) as pool:  # reading from a large file or a server is slow
         pixels = pool.map(functools.partial(pixels_of, image_set), [index for index, _ in errors])
         pairs = zip(pixels, errors, strict=True)
@@ -41,33 +40,31 @@ def draw_mistakes(results: Results, image_set: ImageSet) -> Image.Image:
     return contact_sheet(tiles, side=SIDE, title=title)
 
 
-def most_certain_errors(results: ImageResults, names: Names) -> tuple[int, list[tuple[int, list[str]]]]:
-    """Return the number of mistakes, and (image index, caption) for each of the most confident mistakes."""
-    wrong = np.flatnonzero(results.labels != results.predictions)
-    chosen = wrong[np.argsort(-results.probabilities[wrong], kind="stable")][:NUM_SHOWN].tolist()
+def most_certain_errors(results: Results, names: Names) -> tuple[int, list[tuple[int, list[str]]]]:
+    """Return the number of mistakes, and (image index, caption) for each of the most confident mistakes.
 
-    def caption_of(row: int) -> list[str]:
-        label, prediction = names[results.labels[row]], names[results.predictions[row]]
-        certain, of_label = results.probabilities[row], results.label_probabilities[row]
-        return [f"label: {label} ({of_label:.1%})", f"model: {prediction} ({certain:.1%})"]
-
-    return len(wrong), [(int(results.indices[row]), caption_of(row)) for row in chosen]
-
-
-def most_certain_label_errors(results: LabelResults, names: Names) -> tuple[int, list[tuple[int, list[str]]]]:
-    """Return the number of mistakes in images with several labels, and (image index, caption) for the most confident.
-
-    Each missed label and each wrong prediction is a mistake.
+    For images with several labels, each missed label and each wrong prediction is a mistake.
     """
-    wrong = np.flatnonzero(results.are_labels != results.are_predicted)
-    certainty = np.where(results.are_predicted, results.probabilities, 1 - results.probabilities)
+    if isinstance(results, ImageResults):
+        wrong, images = np.flatnonzero(results.labels != results.predictions), results.indices
+        certainty, caption_of = results.probabilities, _caption
+    else:
+        wrong, images = np.flatnonzero(results.are_labels != results.are_predicted), results.images
+        certainty = np.where(results.are_predicted, results.probabilities, 1 - results.probabilities)
+        caption_of = _label_caption
     chosen = wrong[np.argsort(-certainty[wrong], kind="stable")][:NUM_SHOWN].tolist()
+    return len(wrong), [(int(images[row]), caption_of(results, row, names)) for row in chosen]
 
-    def caption_of(row: int) -> list[str]:
-        how = "not a label" if results.are_predicted[row] else "a label"
-        return [f"{how}: {names[results.classes[row]]}", f"model: {results.probabilities[row]:.1%}"]
 
-    return len(wrong), [(int(results.images[row]), caption_of(row)) for row in chosen]
+def _caption(results: ImageResults, row: int, names: Names) -> list[str]:
+    label, prediction = names[results.labels[row]], names[results.predictions[row]]
+    certain, of_label = results.probabilities[row], results.label_probabilities[row]
+    return [f"label: {label} ({of_label:.1%})", f"model: {prediction} ({certain:.1%})"]
+
+
+def _label_caption(results: LabelResults, row: int, names: Names) -> list[str]:
+    how = "not a label" if results.are_predicted[row] else "a label"
+    return [f"{how}: {names[results.classes[row]]}", f"model: {results.probabilities[row]:.1%}"]
 
 
 def pixels_of(image_set: ImageSet, index: int) -> np.ndarray | None:

@@ -19,7 +19,7 @@ VOID = ("meta", "img", "source", "br")
 STYLE = Path(__file__).parent / "style.css"
 MOST_BYTES = 160_000  # a picture up to this size is embedded unchanged
 LARGEST = 2**26  # bytes; a larger file is not read as a run's picture
-WIDTH, QUALITY = 1000, 60  # width in pixels and JPEG quality of a larger picture, which is recompressed
+WIDTH, QUALITY = 1000, 60  # width in pixels of a larger picture, and JPEG quality of photos
 MOST_COLORS = 256  # an image with more colors is a photo
 
 
@@ -119,20 +119,15 @@ def smallest(image: Image.Image) -> tuple[bytes, str]:
 
 
 def embedded(path: Path, alt: str, class_: str) -> Markup | None:
-    """Return a picture of the run, recompressed if it is large. Return None if the file is not a picture."""
+    """Return a picture of the run, smaller if it is large. Return None if the file is not a picture."""
     try:
         content, kind = content_of(path, LARGEST), "png"
-        small = None
         if len(content) > MOST_BYTES or not content.startswith(b"\x89PNG"):
             with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
-                small = image.convert("RGB")
+                image.thumbnail((WIDTH, 4 * WIDTH))
+                content, kind = smallest(image)
     except (OSError, ValueError, Image.DecompressionBombError):
         return None
-    if small:
-        small.thumbnail((WIDTH, 4 * WIDTH))
-        target = io.BytesIO()
-        small.save(target, "JPEG", quality=QUALITY)
-        content, kind = target.getvalue(), "jpeg"
     return picture(content, kind, alt, class_)
 
 

@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +9,12 @@ from pathlib import Path
 from configs.schema import RECORD
 from configs.values import of_role
 from engine.evaluation.scores import TITLES, format_value, interval_of
-from engine.record.saved_files import PICTURES, read_json, read_table, read_text, title_of, to_number
+from engine.record.saved_files import PICTURES, read_json, read_table, title_of, to_number
 from engine.record.saved_run import SavedRun, written
 from extras.report.page import Markup, contact_sheet, element, embedded, picture, scrolling, section, table, write_page
 from extras.report.plot import Plot, plots_of, to_png
 from utils import VERSION
-from utils.errors import ConfigError, cause_of, naming_damage
+from utils.errors import ConfigError, naming_damage
 from utils.log import Log
 from utils.text import counted, format_bytes, format_duration, redacted
 
@@ -52,23 +51,15 @@ def write_report(run: SavedRun, path: Path) -> None:
     write_page(path, title_of(run.settings), body)
 
 
-def write_at_end(folder: str | os.PathLike, log: Log) -> Path | None:
-    """Write the report of a run that has just ended. Return its path, or None if it could not be written.
-
-    An error is logged and does not change the exit code, because the weights are saved already.
-    """
+def write_at_end(folder: str | os.PathLike, log: Log) -> None:
+    """Write the report of a run that has just ended. An error does not change its exit code: the weights are saved."""
     path = Path(folder) / REPORT
     try:
         write_report(SavedRun.open(folder), path)
     except ConfigError as error:  # no epoch was finished
         log.note(f"{REPORT} was not written: {error}")
-    except OSError as error:
-        log.warn(f"cannot write {path} ({cause_of(error)}); run scripts/report.py to write it later")
-    except Exception as error:  # a bug here must not turn a finished run into a failed one
-        log.warn(f"cannot write {path} ({type(error).__name__}: {error})")
-    else:
-        return path
-    return None
+    except Exception as error:  # a full disk, or a bug here
+        log.warn(f"cannot write {path} ({type(error).__name__}: {error}); run scripts/report.py to write it later")
 
 
 def head(run: SavedRun) -> Markup:
@@ -126,13 +117,15 @@ def facts(run: SavedRun) -> Markup:
     numbers = ["training_images", "validation_images", "classes", "images_per_update"]
     if given.get("TRAIN.OBJECTIVE") == "features":
         numbers.remove("classes")
+    scored, available = run.best.num_images, about.get("validation_images", 0)
+    unreadable = f"{scored:,} of {available:,}; the rest cannot be read" if 0 < scored < available else ""
     rate = max(row.get("lr") or 0 for row in [*run.steps, *run.epochs])  # unlike BASE_LR, scaled with the batch size
     parameters, processes = about.get("parameters"), about.get("processes", 1)
     found = {
         "Model": f"{given['MODEL.NAME']}, {counted(parameters, 'parameter')}" if parameters else "",
         "Pretrained weights": given["MODEL.PRETRAINED"],
         **{key.replace("_", " ").capitalize(): f"{about[key]:,}" for key in numbers if about.get(key)},
-        **unreadable(run),
+        **({"Validation images": unreadable} if unreadable else {}),
         "Image size": f"at most {tokens:,} patches"
         if (tokens := given.get("DATA.TOKENS"))
         else f"{given['DATA.IMAGE_SIZE']} x {given['DATA.IMAGE_SIZE']}",
@@ -140,22 +133,11 @@ def facts(run: SavedRun) -> Markup:
         "Precision": about.get("precision") or ("-amp" if given["AMP"] else "float32"),
         "Device": f"{f'{processes} x ' if processes > 1 else ''}{about.get('device_name', '')}",
         "Time": format_duration(run.seconds) if run.seconds else "",
-        "Speed": f"{three_digits(run.speed)} images/s" if run.speed else "",
+        "Speed": f"{run.speed:,.{max(0, 2 - math.floor(math.log10(run.speed)))}f} images/s" if run.speed else "",
         "Memory, at most": format_bytes(run.memory) if run.memory else "",
     }
     rows = [element("div", element("dt", name), element("dd", value)) for name, value in found.items() if value]
     return element("dl", *rows, class_="facts")
-
-
-def unreadable(run: SavedRun) -> dict[str, str]:
-    """Return {title: fact} about validation images that cannot be read, and so are not scored; {} if there are none."""
-    scored, found = run.best.num_images, run.about.get("validation_images", 0)
-    return {"Validation images": f"{scored:,} of {found:,}; the rest cannot be read"} if 0 < scored < found else {}
-
-
-def three_digits(value: float) -> str:
-    digits = max(0, 2 - math.floor(math.log10(value)))
-    return f"{value:,.{digits}f}"
 
 
 def curves(run: SavedRun) -> Markup | None:
@@ -173,22 +155,23 @@ def figure(plot: Plot) -> Markup:
 
 
 def pictures(run: SavedRun) -> dict[str, Markup]:
-    """Return {file: section} for the pictures in the run's folder, without pictures of an incomplete evaluation."""
+    """Return {file: section} for the pictures in the run's folder, without pictures of an incomplete evaluation.
+
+    Sheets are shown image by image. Other pictures keep their size, so that their text can be read, and scroll.
+    """
     found, has_results = {}, bool(read_json(run.folder / "results.json"))
     for name in PICTURES:
         title, text = CAPTIONS[name]
         path = run.folder / name
-        is_shown = path.is_file() and (has_results or name == "train_batch.png")
-        if is_shown and (content := contact_sheet(path, title) or scrolling_picture(path, f"{title}: {text}")):
+        if not (path.is_file() and (has_results or name == "train_batch.png")):
+            continue
+        content = contact_sheet(path, title)
+        if not content:
+            whole = embedded(path, f"{title}: {text}", class_="drawing" if name == "confusion.png" else "sheet")
+            content = whole and scrolling(whole, title)
+        if content:
             found[name] = section(title, element("p", text, class_="soft"), content)
     return found
-
-
-def scrolling_picture(path: Path, alt: str) -> Markup | None:
-    """Return a picture at its own size, so that its text can be read. On a narrower page it scrolls in its frame."""
-    is_drawing = path.name == "confusion.png"
-    content = embedded(path, alt, class_="drawing" if is_drawing else "sheet")
-    return content and scrolling(content, alt.partition(":")[0])
 
 
 def class_table(run: SavedRun) -> Markup | None:
@@ -249,30 +232,16 @@ def calibration(run: SavedRun) -> Markup | None:
 
 def precision(run: SavedRun) -> Markup | None:
     """Return the section on half precision, or None if the loss scale never changed and no update was skipped."""
-    parts = [*scale(run), *doctor(run)]
-    return section("Precision", *parts) if parts else None
-
-
-def scale(run: SavedRun) -> Iterator[Markup]:
+    parts = []
     if skipped := run.num_skipped:
         updates = run.steps[-1]["step"] + 1 if run.steps else run.epochs[-1].get("step")
         of = f" of {updates:,.0f}" if updates else ""
-        yield element("p", f"Skipped updates: {skipped:,}{of}, because gradients were not finite.")
+        parts.append(element("p", f"Skipped updates: {skipped:,}{of}, because gradients were not finite."))
     for first, last in run.left_out:
-        yield element("p", f"Updates {first:,} to {last:,} were left out after a rollback; see bad_batches.jsonl.")
-    yield from (figure(plot) for plot in plots(run) if plot.file == "loss_scale.png")
-
-
-def doctor(run: SavedRun) -> Iterator[Markup]:
-    """Yield paragraphs with the doctor's lines from the log, and with the settings that it wrote."""
-    log, written = (read_text(run.folder / name) for name in ("log.txt", "doctor.yaml"))
-    lines = re.findall(r"^[\d-]{10} [\d:]{8} (?:warning: )?doctor: (.*)$", log, re.M)
-    if lines or written:
-        yield element("h3", "The doctor's finding")
-        yield from (element("p", line) for line in dict.fromkeys(lines[-4:]))
-    if written:
-        yield element("p", "doctor.yaml, for use with -cfg:")
-        yield element("pre", element("code", written))
+        text = f"Updates {first:,} to {last:,} were left out after a rollback; see bad_batches.jsonl."
+        parts.append(element("p", text))
+    parts += [figure(plot) for plot in plots(run) if plot.file == "loss_scale.png"]
+    return section("Precision", *parts) if parts else None
 
 
 def settings(run: SavedRun) -> Markup:
@@ -297,27 +266,19 @@ def settings(run: SavedRun) -> Markup:
 def repeat(run: SavedRun) -> Markup:
     """Return the section with the command lines, versions, folder and dates of the run."""
     about, status = run.about, run.status
+    processes = about.get("processes", 1)
+    program = ["main_multi_gpu.py", "-ngpus", str(processes)] if processes > 1 else ["main_single_gpu.py"]
+    commands = {"Repeat it": shlex.join(["python", *program, "-cfg", str(run.folder / "config.yaml")])}
+    if started := about.get("command"):
+        commands = {"It was started with": redacted(shlex.join(["python", program[0], *started]))} | commands
     facts = {name: about.get(name.lower()) for name in ("halfstep", "torch", "timm", "Python")}
     facts |= {"host": status.get("host"), "started": written_date(status.get("started"))}
     facts |= {"ended": written_date(status.get("time")), "folder": run.folder.resolve()}
-    lines = [
-        element("div", element("h3", title), element("pre", element("code", line))) for title, line in commands(run)
+    blocks = [
+        element("div", element("h3", title), element("pre", element("code", line))) for title, line in commands.items()
     ]
     rows = [(name, value) for name, value in facts.items() if value]
-    return section("How to repeat it", *lines, table(("version", ""), rows, "Versions, place and dates"))
-
-
-def commands(run: SavedRun) -> Iterator[tuple[str, str]]:
-    """Yield (title, command line) for this run's command, and for a command that repeats the run."""
-    processes = run.about.get("processes", 1)
-    program = ["main_multi_gpu.py", "-ngpus", processes] if processes > 1 else ["main_single_gpu.py"]
-    if started := run.about.get("command"):
-        yield "It was started with", redacted(line(program[0], *started))
-    yield "Repeat it", line(*program, "-cfg", run.folder / "config.yaml")
-
-
-def line(*words: object) -> str:
-    return shlex.join(["python", *map(str, words)])
+    return section("How to repeat it", *blocks, table(("version", ""), rows, "Versions, place and dates"))
 
 
 def written_date(text: str | None) -> str:

@@ -2,38 +2,144 @@
 
 import contextlib
 import importlib.util
+import json
+import os
 import queue
+import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from configs.schema import Config
+from configs.values import flatten
 from engine.record.saved_files import PICTURES, read_object
-from extras.trackers.tracker import Ending, Row, Tracker, without_secrets
 from utils.distributed import Process
 from utils.errors import ConfigError, ExitCode
+from utils.files import write_text
 from utils.log import Log
+from utils.text import redacted
 
 PACKAGES = {"wandb": "wandb", "mlflow": "mlflow-skinny"}  # package names for pip; not in requirements.txt
 PATIENCE = 10.0  # seconds without progress after which an ending run stops waiting for a tracker
 LONGEST_END = 60.0  # maximum seconds that an ending run waits for a tracker that is still opening or sending
-SILENT_WAIT = 2.0  # seconds of waiting after which the log mentions the wait
 ROWS_AT_ONCE = 50  # maximum number of rows that a tracker gets in one call
 # Columns of steps.csv that are sent to trackers. The columns *_pct are sent as well.
 STEP_GROUP = ("lr", "loss", "grad_norm", "loss_scale", "skipped")
+PROJECT = "halfstep"
+IS_SECRET = re.compile(r"KEY|TOKEN|PASSWORD|SECRET", re.I)  # matches names of environment variables that hold secrets
+SHORTEST_SECRET = 6  # characters; a shorter value may occur in ordinary words
+
+
+class Row(NamedTuple):
+    """Metrics of one update ("step") or one epoch, with their names on a tracker."""
+
+    axis: str
+    number: int  # number of the update or epoch
+    figures: dict[str, float]
+
+
+class Ending(NamedTuple):
+    """How a run ended. `state`: done, failed, or stopped (it can be resumed)."""
+
+    state: str
+    best: Mapping[str, Any]  # the figures of the best epoch; empty if there is none
+    pictures: Sequence[Path]
+
+
+class Tracker:
+    """Base class of the trackers. Each tracker's methods are called in its own thread; any exception ends the tracker.
+
+    `tracking/NAME.json` in the run's folder holds the run's ID on the tracker and the numbers of the last rows
+    sent. A resumed run continues after these rows.
+    """
+
+    def __init__(self, name: str, config: Config, folder: Path):
+        self.name, self.folder = name, folder
+        given = flatten(config).items()
+        self.settings = {key: without_secrets(value) if isinstance(value, str) else value for key, value in given}
+        self._file = folder / "tracking" / f"{name}.json"
+        saved = read_object(self._file)
+        self.identity: str | None = saved.get("id")
+        # Rows up to these numbers were sent already, and are not sent again.
+        self.last = {axis: saved.get(axis, -1) for axis in ("step", "epoch")}
+
+    def open(self) -> str:
+        """Import the library and connect. Return a log message that says where to see the run."""
+        raise NotImplementedError
+
+    def add(self, rows: Sequence[Row]) -> None:
+        raise NotImplementedError
+
+    def go_back(self, step: int, epoch: int) -> None:
+        """Handle a start at this update, or a rollback to it. Most trackers cannot delete figures, and do nothing."""
+
+    def end(self, ending: Ending) -> None:
+        raise NotImplementedError
+
+    def remember(self) -> None:
+        """Save the run's ID and the numbers of the last rows sent, for a resumed run."""
+        if self.identity:
+            self._file.parent.mkdir(exist_ok=True)
+            write_text(self._file, json.dumps({"id": self.identity, **self.last}) + "\n")
+
+
+def without_secrets(text: str) -> str:
+    """Return the text without credentials in URLs, and without the values of secret environment variables."""
+    for name, value in os.environ.items():
+        if IS_SECRET.search(name) and len(value) >= SHORTEST_SECRET:
+            text = text.replace(value, "***")
+    return redacted(text)
+
+
+class TensorBoard(Tracker):
+    """Writes TensorBoard's files. A resumed run discards earlier figures for its first step and later steps."""
+
+    _writer = None
+    _first_step = 0
+
+    def open(self) -> str:
+        return ""  # TensorBoard is imported at the first row, because the import takes a second of CPU time
+
+    def go_back(self, step: int, epoch: int) -> None:
+        if self._writer:
+            self._writer.close()
+        self._writer, self._first_step = None, step
+        self.last = {"step": step - 1, "epoch": epoch - 1}
+
+    def add(self, rows: Sequence[Row]) -> None:
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self._first_step)
+        for row in rows:
+            for name, value in row.figures.items():
+                self._writer.add_scalar(name, value, row.number)
+        self._writer.flush()
+
+    def end(self, ending: Ending) -> None:
+        if self._writer is None:
+            return
+        import numpy
+        from PIL import Image
+
+        for path in ending.pictures:
+            with Image.open(path, formats=("PNG",)) as picture:
+                self._writer.add_image(path.stem, numpy.asarray(picture.convert("RGB")), dataformats="HWC")
+        self._writer.close()
+
+
+# --- all trackers of a run ---
 
 
 def make_tracker(name: str, config: Config, folder: Path) -> Tracker:
     """Return the tracker of this name."""
     if name == "tensorboard":
-        from extras.trackers.tensorboard import TensorBoard as kind
-    elif name == "wandb":
-        from extras.trackers.servers import Wandb as kind
-    else:
-        from extras.trackers.servers import Mlflow as kind
-    return kind(name, config, folder)
+        return TensorBoard(name, config, folder)
+    from extras.trackers.servers import Mlflow, Wandb
+
+    return {"wandb": Wandb, "mlflow": Mlflow}[name](name, config, folder)
 
 
 def check_trackers(config: Config) -> None:
@@ -91,13 +197,8 @@ class TrackerThread:
 
     def join(self, deadline: float) -> None:
         """Wait until everything is sent, but give up if the tracker hangs."""
-        asked, has_said = time.monotonic(), False
+        asked = time.monotonic()
         while self._thread.is_alive():
-            if not has_said and time.monotonic() > asked + SILENT_WAIT:
-                start = "it to start; it may be creating the tables of a database"
-                what = "it to send the remaining data" if self._is_open else start
-                self._log.say(f"{self._tracker.name}: the run waits at most {LONGEST_END:g} s for {what}")
-                has_said = True
             # A tracker that is opening may be migrating a database, which must not be interrupted.
             patience = PATIENCE if self._is_open else LONGEST_END
             if time.monotonic() > min(deadline, max(asked, self._moved) + patience):

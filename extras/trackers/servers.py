@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from extras.trackers.tracker import PROJECT, Ending, Row, Tracker
+from extras.trackers import PROJECT, Ending, Row, Tracker
 
 
 class Wandb(Tracker):

@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,16 +24,12 @@ class Format(NamedTuple):
     loaded_by: str  # the function or package that loads the file, for messages
     write: Callable[[Subject, Path], None]
     load: Callable[[Subject, Path], Callable[[Tensor], Tensor]]  # loads the exported file as users would
-    refuse: Callable[[Subject], Any] = lambda subject: None  # raises ConfigError before anything is written
-
-
-def need_onnx(subject: Subject) -> None:
-    with needing("onnx onnxscript onnxruntime", "-to onnx"):
-        import onnxruntime  # noqa: F401
-        import onnxscript  # noqa: F401
 
 
 def write_onnx(subject: Subject, path: Path) -> None:
+    with needing("onnx onnxscript onnxruntime", "-to onnx"):
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
     program = torch.onnx.export(
         subject.graph,
         (subject.images(2, seed=0),),
@@ -68,8 +64,8 @@ def load_program(subject: Subject, path: Path) -> Callable[[Tensor], Tensor]:
 
 
 FORMATS = {
-    "hf": Format("", "timm.create_model", hugging_face.write, hugging_face.load, hugging_face.refuse_old_timm),
-    "onnx": Format(".onnx", "onnxruntime", write_onnx, load_onnx, need_onnx),
+    "hf": Format("", "timm.create_model", hugging_face.write, hugging_face.load),
+    "onnx": Format(".onnx", "onnxruntime", write_onnx, load_onnx),
     "torch": Format(".pt2", "torch.export.load", write_program, load_program),
 }
 
@@ -83,7 +79,6 @@ def export(subject: Subject, name: str, target: Path) -> str:
             "each size from the data, which an exported graph cannot; use -to hf or .safetensors"
         )
     check_target(name, target)
-    chosen.refuse(subject)
     with staged(target) as path:
         chosen.write(subject, path)
         with naming_wrong_export(name, chosen.loaded_by, target):
@@ -93,13 +88,14 @@ def export(subject: Subject, name: str, target: Path) -> str:
 
 @contextlib.contextmanager
 def naming_wrong_export(name: str, loaded_by: str, target: Path) -> Iterator[None]:
-    """Add the format, the file and the remedy to the message of a WrongExport."""
+    """Turn any error while an export is loaded and compared into a WrongExport with the format and the file."""
     try:
         yield
-    except WrongExport as error:
+    except Exception as error:  # the type depends on the program that loads the export
+        reason = str(error) if isinstance(error, WrongExport) else f"it fails ({type(error).__name__}: {error})"
         raise WrongExport(
-            f"-to {name}: when {loaded_by} loads the export, {error}; {target} was not written. Choose another format"
-        ) from None
+            f"-to {name}: when {loaded_by} loads the export, {reason}; {target} was not written. Choose another format"
+        ) from error
 
 
 def check_target(name: str, target: Path) -> None:

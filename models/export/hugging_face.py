@@ -12,17 +12,6 @@ from models.export.model_card import model_card
 from models.export.subject import Subject
 from models.weights.metadata import USUAL
 from models.weights.torch_files import to_safetensors
-from utils.errors import ConfigError
-
-
-def refuse_old_timm(subject: Subject) -> None:
-    """Raise ConfigError if timm is too old to read a .safetensors file from `local-dir:`."""
-    import timm
-
-    if tuple(map(int, timm.__version__.split(".")[:3])) < (1, 0, 26):
-        raise ConfigError(
-            f"-to hf needs timm 1.0.26 or newer, but {timm.__version__} is installed; pip install -U timm"
-        )
 
 
 def write(subject: Subject, path: Path) -> None:

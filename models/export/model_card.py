@@ -48,9 +48,11 @@ logits = model(pixel_values=transform(image)[None]).logits
 
 def model_card(subject: Subject) -> str:
     """Return the model card, the text of README.md."""
-    header = {"library_name": "timm", "pipeline_tag": "image-classification"} | base_model(subject)
-    if index := model_index(subject):
-        header["model-index"] = [index]
+    known = pretrained(subject)
+    base = base_model(known)
+    header = {"library_name": "timm", "pipeline_tag": "image-classification"}
+    header |= {"base_model": base} if base else {}
+    header |= {"model-index": [model_index(subject)]} if subject.figures else {}
     code, more = CODE_FOR_TIMM, USE_IN_TRANSFORMERS
     if subject.config.DATA.TOKENS:
         from extras.native_aspect.models import code_for_timm
@@ -62,20 +64,34 @@ def model_card(subject: Subject) -> str:
         f"# {shown(subject.name)}",
         "Trained with halfstep.",
         "\n".join(["## Figures", "", *figures(subject)]),
-        "\n".join(["## Training", "", *training(subject)]),
+        "\n".join(["## Training", "", *training(subject, base, known.license if known else "")]),
         use + more,
     ]
     return "\n\n".join(parts)
 
 
-def settings(subject: Subject) -> dict[str, Any]:
-    """Return the settings of the run, as its checkpoint stores them."""
-    return subject.record.get("config", {})
+def pretrained(subject: Subject) -> Any:
+    """Return timm's metadata for the weights that the run started from, or None if they are not timm's."""
+    import timm
+
+    source = subject.settings.get("MODEL.PRETRAINED")
+    if not source or find_file(source) or ("/" in source and "timm/" not in source):
+        return None
+    name = timm_name(source)
+    return timm.get_pretrained_cfg(name) if timm.models.is_model_pretrained(name) else None
+
+
+def base_model(known: Any) -> str:
+    """Return the name on the Hugging Face hub of these weights of timm, or '' if it is unknown."""
+    if not (known and known.hf_hub_id):
+        return ""
+    full_name = ".".join(filter(None, (known.architecture, known.tag)))
+    return f"{known.hf_hub_id}{full_name}" if known.hf_hub_id.endswith("/") else known.hf_hub_id
 
 
 def figures(subject: Subject) -> Iterator[str]:
     """Yield lines about the validation score, and a table of rates per class if the run recorded them."""
-    found, num_images = subject.figures, validation_images(subject)
+    found, num_images = subject.figures, subject.num_validation_images
     if found is None:
         yield "The weights file does not say how accurate the weights are."
         return
@@ -97,62 +113,23 @@ def shown(name: str) -> str:
     return html.escape(one_line(name), quote=False).replace("|", "\\|")
 
 
-def validation_images(subject: Subject) -> int | None:
-    return subject.record.get("validation", {}).get("num_images")
-
-
-def training(subject: Subject) -> Iterator[str]:
-    """Yield lines about the base model, the data and the licence."""
-    given = settings(subject)
+def training(subject: Subject, base: str, licence: str | None) -> Iterator[str]:
+    """Yield lines about the base model, the data and the licence. `base` and `licence`: '' if unknown."""
+    given = subject.settings
     source = given.get("MODEL.PRETRAINED")
-    names = base_model(subject)
-    base = names.get("base_model") or (f"`{shown(Path(source).name)}`" if source else "random weights")
-    yield f"- Base model: {base}"
-    numbers = given.get("NUM_IMAGES"), validation_images(subject)
-    counts = [
-        f"{counted(number, 'image')} for {part}"
-        for number, part in zip(numbers, ("training", "validation"), strict=True)
-        if number
-    ]
+    yield f"- Base model: {base or (f'`{shown(Path(source).name)}`' if source else 'random weights')}"
+    numbers = {"training": given.get("NUM_IMAGES"), "validation": subject.num_validation_images}
+    counts = [f"{counted(number, 'image')} for {part}" for part, number in numbers.items() if number]
     yield f"- Data: {', '.join([given.get('DATA.DATASET', 'unknown'), *counts])}, {counted(len(subject.classes), 'class')}"
-    known = base_licence(subject)
-    of_base = f"the base model has the licence `{known}`; " if known else ""
-    if source and not known:
-        of_base = "the licence of the base model is unknown; "
+    of_base = "the licence of the base model is unknown; " if source else ""
+    if licence:
+        of_base = f"the base model has the licence `{licence}`; "
     yield f"- Licence: {of_base}choose the licence of these weights, and add it to the header as `license:`"
 
 
-def pretrained(subject: Subject) -> Any:
-    """Return timm's metadata for the weights that the run started from, or None if they are not timm's."""
-    import timm
-
-    source = settings(subject).get("MODEL.PRETRAINED")
-    if not source or find_file(source) or ("/" in source and "timm/" not in source):
-        return None
-    name = timm_name(source)
-    return timm.get_pretrained_cfg(name) if timm.models.is_model_pretrained(name) else None
-
-
-def base_model(subject: Subject) -> dict[str, str]:
-    """Return {"base_model": its name on the Hugging Face hub} for the header, or {} if the name is unknown."""
-    known = pretrained(subject)
-    if not (known and known.hf_hub_id):
-        return {}
-    full_name = ".".join(filter(None, (known.architecture, known.tag)))
-    return {"base_model": f"{known.hf_hub_id}{full_name}" if known.hf_hub_id.endswith("/") else known.hf_hub_id}
-
-
-def base_licence(subject: Subject) -> str:
-    known = pretrained(subject)
-    return (known.license or "") if known else ""
-
-
-def model_index(subject: Subject) -> dict[str, Any] | None:
-    """Return the score in the form that the Hugging Face hub displays, or None if the score is unknown."""
-    found = subject.figures
-    if found is None:
-        return None
-    data = settings(subject).get("DATA.DATASET", "unknown")
+def model_index(subject: Subject) -> dict[str, Any]:
+    """Return the score in the form that the Hugging Face hub displays."""
+    found, data = subject.figures, subject.settings.get("DATA.DATASET", "unknown")
     kind = "accuracy" if found.metric == "top1" else found.metric
     value = found.value if found.metric == "loss" else found.value / 100
     result = {

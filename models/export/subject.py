@@ -66,6 +66,15 @@ class Subject:
         return self.config.MODEL.NAME
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of the run, as its checkpoint stores them."""
+        return self.record.get("config", {})
+
+    @property
+    def num_validation_images(self) -> int | None:
+        return self.record.get("validation", {}).get("num_images")
+
+    @property
     def labels(self) -> list[str]:
         """Return a name for each logit."""
         return [*self.classes, *(f"class {number}" for number in range(len(self.classes), self.model.num_classes))]
@@ -121,12 +130,10 @@ class WrongExport(UserError):
 
 def check_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     """Raise WrongExport unless the reloaded weights equal the model's to the last bit."""
-    if found.keys() != expected.keys() or not all(_equals(found[name], expected[name]) for name in expected):
+    pairs = [(found.get(name), tensor) for name, tensor in expected.items()]
+    is_same = all(one is not None and one.dtype == other.dtype and torch.equal(one, other) for one, other in pairs)
+    if len(found) != len(expected) or not is_same:
         raise WrongExport("its weights differ from the model's")
-
-
-def _equals(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and torch.equal(one, other)
 
 
 def batches(subject: Subject) -> Iterator[Tensor]:

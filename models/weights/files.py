@@ -44,7 +44,6 @@ READERS = {
     "safetensors": read_safetensors,
     "paddle": read_paddle,
 }
-GRAPHS = (".onnx", ".pt2")
 IN_A_FOLDER = ("model.safetensors", "pytorch_model.bin")  # the names of weights files on the Hugging Face hub
 
 
@@ -66,7 +65,7 @@ def find_file(source: str | Path) -> Path | None:
     if path.is_dir():
         names = sorted(each.name for each in path.iterdir() if each.suffix in SUFFIXES)
         raise ConfigError(f"{path} is a folder; name a file in it{': ' + ', '.join(names) if names else ''}")
-    if path.exists():
+    if path.exists():  # a pipe may block forever, and a device may be endless
         raise ConfigError(f"{path} is {not_a_file(path)}; name a file")
     return None
 
@@ -81,8 +80,6 @@ def read_weights(source: str | Path) -> Weights:
     path = find_file(source)
     if path is None:
         raise ConfigError(f"there is no file {source}, with or without a suffix ({', '.join(SUFFIXES)}); fix the path")
-    if path.suffix == ".pdopt":
-        raise ConfigError(f"{path} contains the state of an optimizer; name the .pdparams file next to it instead")
     with naming_damage(path):  # tensors with known names may have unexpected shapes
         weights = READERS[format_of(path)](path)
     check_tensors(weights.state, path)
@@ -105,10 +102,6 @@ def read_record(path: Path) -> dict:
 
 def format_of(path: Path) -> str:
     """Return the key of READERS for a file, by its first bytes."""
-    if path.suffix in GRAPHS:
-        raise ConfigError(
-            f"{path} is an exported graph; give the checkpoint or the .safetensors file that it was made from"
-        )
     if kind := not_a_file(path):
         raise ConfigError(f"{path} is {kind}; name a file")
     size = path.stat().st_size

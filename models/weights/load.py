@@ -21,20 +21,18 @@ from models.weights.metadata import (
 )
 from models.weights.state import Weights
 from utils.errors import ConfigError, naming_damage
+from utils.facts import changed_facts
 from utils.text import counted, first_of
 from utils.torch_internals import import_timm
 
 
 def differences(record: dict, settings: dict, keys: Sequence[str]) -> list[str]:
-    """Return the settings that differ from the settings stored with the weights, as text with both values."""
+    """Return the settings that differ from the settings stored with the weights, with the value there and here."""
     saved = record.get("config", {})
     # With MODEL.TYPE vit, MODEL.NAME is only a label.
     is_label = settings["MODEL.TYPE"] == saved.get("MODEL.TYPE") == "vit"
-    return [
-        f"{key}: {saved[key]} in the file, {settings[key]} here"
-        for key in keys
-        if key in saved and saved[key] != settings[key] and not (is_label and key == "MODEL.NAME")
-    ]
+    here = {key: settings[key] for key in keys if not (is_label and key == "MODEL.NAME")}
+    return [f"{key}: {values}" for key, values in changed_facts(saved, here).items()]
 
 
 def load_pretrained(
@@ -241,40 +239,19 @@ def check_exactly(model: nn.Module, state: dict[str, Tensor], path: Path) -> Non
         raise ConfigError(f"{path}: {error}") from None
 
 
-PATIENCE = 5.0  # seconds until a server is considered unreachable
-
-
 def fetch(source: str) -> Weights:
     """Return timm's pretrained weights of this name, loaded by timm from the network or its cache."""
     timm = import_timm()
-    from huggingface_hub import constants
-
     name, repository = timm_name(source), pretrained_cfg(source).get("hf_hub_id")
     # timm reads some older files without weights_only. This variable makes torch use weights_only in the whole process.
     os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
     try:
-        if repository:
-            _check_network(repository)
         # timm builds a second model. Build it on the CPU to save device memory, and keep the run's random state.
         with torch.device("cpu"), torch.random.fork_rng(devices=[]):
             return Weights(timm.create_model(name, pretrained=True).state_dict())
     except Exception as error:  # the type depends on the download library
-        address = f" (from {constants.ENDPOINT}/{repository})" if repository else ""
+        address = f" (from https://huggingface.co/{repository})" if repository else ""
         raise ConfigError(
             f"the weights of {name} could not be fetched ({type(error).__name__}: {str(error).splitlines()[0]}). "
             f"Without a network, fetch them on another machine{address} and pass the file instead of the name"
         ) from None
-
-
-def _check_network(repository: str) -> None:
-    """Raise an error at once if the server is unreachable and nothing is cached. The hub would retry for a minute."""
-    from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.utils import get_session
-
-    try:
-        get_session().head(constants.ENDPOINT, timeout=PATIENCE)
-    except Exception as error:  # the type depends on the HTTP library of huggingface_hub
-        try:
-            snapshot_download(repository, local_files_only=True)
-        except OSError:
-            raise error from None

@@ -45,13 +45,8 @@ def metadata_of(source: str) -> WeightsMetadata:
         check_removed(config, str(path), ("model",))  # raises ConfigError for a removed model
         parts = ({key: config[key] for key in keys if key in config} for keys in (PREPROCESSING, ARCHITECTURE))
         return WeightsMetadata(str(path), *parts)
-    try:
+    with naming_damage(f"{path}, its config.json or `args`", AssertionError):
         return WeightsMetadata(str(path), *(_from_folder(path) or _from_training(record) or _from_shapes(path) or ()))
-    except (ArithmeticError, AssertionError, AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(
-            f"{path}: its config.json or `args` are not in the format of timm or transformers ({type(error).__name__}: "
-            f"{error}); save only the weights"
-        ) from None
 
 
 def classes_of_weights(source: str) -> list[str]:

@@ -6,7 +6,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.weights.state import join_qkv, rename
+
+def rename(name: str, table: dict[str, str]) -> str:
+    for pattern, replacement in table.items():
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def join_qkv(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Join queries, keys and values into one tensor, as in timm. If one of the three is missing, all are left out."""
+    joined = {}
+    for name, tensor in state.items():
+        if ".attn.query." in name:
+            parts = [state.get(name.replace(".query.", f".{part}.")) for part in ("query", "key", "value")]
+            if not any(part is None for part in parts):
+                joined[name.replace(".query.", ".qkv.")] = torch.cat(parts)
+        elif not re.search(r"\.attn\.(key|value)\.", name):
+            joined[name] = tensor
+    return joined
+
 
 GOOGLE_VIT = {
     r"^(opt/target|params)/": "",
@@ -67,24 +85,23 @@ def from_torchvision(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 TRANSFORMERS_KINDS = ("vit", "deit")  # model_type in config.json
-# Names are replaced in this order.
-TRANSFORMERS = (
-    ("embeddings.cls_token", "cls_token"),
-    ("embeddings.distillation_token", "dist_token"),
-    ("embeddings.position_embeddings", "pos_embed"),
-    ("embeddings.patch_embeddings.projection.", "patch_embed.proj."),
-    ("encoder.layer.", "blocks."),
-    (".layernorm_before.", ".norm1."),
-    (".layernorm_after.", ".norm2."),
-    (".attention.attention.", ".attn."),
-    (".attention.output.dense.", ".attn.proj."),
-    (".intermediate.dense.", ".mlp.fc1."),
-    (".output.dense.", ".mlp.fc2."),
-    ("layernorm.", "norm."),
-    ("distillation_classifier.", "head_dist."),
-    ("cls_classifier.", "head."),
-    ("classifier.", "head."),
-)
+TRANSFORMERS = {
+    r"^(vit|deit)\.": "",
+    r"^embeddings\.cls_token$": "cls_token",
+    r"^embeddings\.distillation_token$": "dist_token",
+    r"^embeddings\.position_embeddings$": "pos_embed",
+    r"^embeddings\.patch_embeddings\.projection\.": "patch_embed.proj.",
+    r"^encoder\.layer\.": "blocks.",
+    r"\.layernorm_before\.": ".norm1.",
+    r"\.layernorm_after\.": ".norm2.",
+    r"\.attention\.attention\.": ".attn.",
+    r"\.attention\.output\.dense\.": ".attn.proj.",
+    r"\.intermediate\.dense\.": ".mlp.fc1.",
+    r"\.output\.dense\.": ".mlp.fc2.",
+    r"^layernorm\.": "norm.",
+    r"^distillation_classifier\.": "head_dist.",
+    r"^(cls_)?classifier\.": "head.",
+}
 
 
 def is_of_transformers(state: dict) -> bool:
@@ -93,9 +110,4 @@ def is_of_transformers(state: dict) -> bool:
 
 def from_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights under timm's names, without the pooler, which only the original pretraining uses."""
-    renamed = {}
-    for name, tensor in state.items():
-        for theirs, timm in TRANSFORMERS:
-            name = name.replace(theirs, timm)
-        renamed[re.sub(r"^(vit|deit)\.", "", name)] = tensor
-    return join_qkv({name: tensor for name, tensor in renamed.items() if "pooler." not in name})
+    return join_qkv({rename(name, TRANSFORMERS): tensor for name, tensor in state.items() if "pooler." not in name})

@@ -1,6 +1,7 @@
 """Sharded checkpoints: splitting tensors by rows between the processes, and joining the files."""
 
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -55,7 +56,10 @@ def span(length: int, rank: int, world_size: int) -> tuple[int, int]:
 def changed(value: Any, change: Callable[[str, Any], Any], place: str = "") -> Any:
     """Return nested dicts and lists with each leaf replaced by change(path, leaf). A path looks like a/0/b."""
     if isinstance(value, dict) and ROWS not in value:
-        return {key: changed(each, change, f"{place}/{key}" if place else str(key)) for key, each in value.items()}
+        # {} would lose a state_dict's attribute _metadata, which records each module's version.
+        new = copy(value)
+        new.update((key, changed(each, change, f"{place}/{key}" if place else str(key))) for key, each in value.items())
+        return new
     if isinstance(value, list | tuple):
         return type(value)(changed(each, change, f"{place}/{number}") for number, each in enumerate(value))
     return change(place, value)

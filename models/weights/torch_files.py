@@ -31,21 +31,22 @@ ALLOWED_IN_WEIGHTS.pop("builtins.bytearray", None)  # 20 bytes in a file can cal
 def read_torch(path: Path, lazily: bool = False, verify: bool = True):
     """Read tensors and plain values from a file of torch.save, without executing its contents.
 
-    With `lazily`, tensors are read when they are used. A sharded checkpoint is joined, and with `lazily` its large
-    tensors are Parts. With `verify`, the file's checksums are verified, which reads the whole file.
+    A sharded checkpoint is joined. With `lazily`, its large tensors are Parts, which are read when they are used. With
+    `verify`, the file's checksums are verified, which reads the whole file.
     """
-    content = _read_torch_file(path, lazily, verify)
+    content = _read_one_file(path, verify)
     if isinstance(content, dict) and isinstance(content.get(SHARDS), list):
-        return join(content, path, lambda part: _read_torch_file(part, from_disk=True), lazily)
+        return join(content, path, _read_one_file, lazily)
     return content
 
 
-def _read_torch_file(path: Path, from_disk: bool, verify: bool = True):
-    """Read one file. With `from_disk`, its tensors are read when they are used. With `verify`, verify checksums."""
+def _read_one_file(path: Path, verify: bool = True):
+    """Read one file. Its tensors are read when they are used, except in torch's pre-2020 format."""
     try:
-        if kind := not_a_file(path):
+        if kind := not_a_file(path):  # reading a pipe may block forever
             raise ConfigError(f"{path}: damaged ({kind} instead of a file); {RESTORE}")
-        if verify and zipfile.is_zipfile(path):
+        is_zip = zipfile.is_zipfile(path)
+        if verify and is_zip:
             with zipfile.ZipFile(path) as archive:
                 refuse_bomb(archive, path)
                 broken = archive.testzip()  # torch.load does not verify the checksums that torch.save wrote
@@ -53,11 +54,7 @@ def _read_torch_file(path: Path, from_disk: bool, verify: bool = True):
                 raise ConfigError(f"{path}: damaged (wrong checksum of {broken}); {RESTORE}")
         # timm, DeiT and torchvision save their command line with the weights as a Namespace, which is plain data.
         with torch.serialization.safe_globals([argparse.Namespace]):
-            if from_disk:
-                content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            else:
-                with open(path, "rb") as file:  # torch would choose the format of a path by its suffix
-                    content = torch.load(file, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
         if isinstance(content, dict):
             check_kinds(content, path)
         return content
@@ -98,7 +95,7 @@ def record_in_torch_file(path: Path) -> dict:
 
 def read_index(path: Path) -> dict:
     """Return the dict in a file of torch.save. Its tensors are read when they are used."""
-    content = _read_torch_file(path, from_disk=True, verify=False)
+    content = _read_one_file(path, verify=False)
     return content if isinstance(content, dict) else {}
 
 

@@ -114,39 +114,27 @@ TRAIN.WEIGHT_DECAY=0.05 TRAIN.SMOOTHING=0.1 TRAIN.GRAD_CLIP=null TRAIN.MODEL_EMA
 MODEL.ATTENTION_DROPOUT=0 DATA.CROP_PCT=0.9"""
 
 
-@dataclass(frozen=True)
-class Setup:
-    """The settings of both programs."""
+def timm_command(arguments: argparse.Namespace, photos: Path, output: Path) -> list[str]:
+    """Return the command that runs timm's train.py with the flags for this device."""
+    words = [sys.executable, arguments.timm / "train.py", "--data-dir", photos, "--output", output, *TIMM.split()]
+    words += ["--model", arguments.model, "-b", arguments.batch_size, "--device", arguments.kind]
+    words += ["--workers", arguments.num_workers, "--log-interval", arguments.report_every]
+    words += ["--pin-mem"] if arguments.kind == "cuda" else []
+    words += ["--torchcompile"] if arguments.compile else []
+    return list(map(str, words))
 
-    model: str
-    kind: str  # kind of device
-    workers: int
-    batch_size: int
-    is_compiled: bool
 
-    @property
-    def report_every(self) -> int:
-        """Return the number of updates per log line. On a GPU, a line after each update would distort the timing."""
-        return 1 if self.kind == "cpu" else 10
-
-    def timm(self, folder: Path, photos: Path, output: Path) -> list[str]:
-        """Return the command that runs timm's train.py with the flags for this device."""
-        words = [sys.executable, folder / "train.py", "--data-dir", photos, "--output", output, *TIMM.split()]
-        words += ["--model", self.model, "-b", self.batch_size, "--device", self.kind, "--workers", self.workers]
-        words += ["--log-interval", self.report_every]
-        words += ["--pin-mem"] if self.kind == "cuda" else []
-        words += ["--torchcompile"] if self.is_compiled else []
-        return list(map(str, words))
-
-    def halfstep(self, photos: Path, output: Path) -> list[str]:
-        recipe = ROOT / f"configs/{self.model}.yaml"
-        model = [] if recipe.exists() else [f"MODEL.NAME={self.model}"]
-        recipe = recipe if recipe.exists() else ROOT / "configs/timm.yaml"
-        words = [sys.executable, ROOT / "main_single_gpu.py", "-cfg", recipe, "-dataset", "imagefolder"]
-        words += ["-data_path", photos, "-output", output, "-amp", "-amp_dtype", "bfloat16", "-epochs", 1]
-        words += ["-batch_size", self.batch_size, "-num_workers", self.workers]
-        words += ["-compile"] if self.is_compiled else []
-        return list(map(str, [*words, "-opts", f"REPORT_FREQ={self.report_every}", *model, *OURS.split()]))
+def halfstep_command(arguments: argparse.Namespace, photos: Path, output: Path) -> list[str]:
+    """Return the command that runs halfstep with the same recipe."""
+    recipe = ROOT / f"configs/{arguments.model}.yaml"
+    model = [] if recipe.exists() else [f"MODEL.NAME={arguments.model}"]
+    recipe = recipe if recipe.exists() else ROOT / "configs/timm.yaml"
+    words = [sys.executable, ROOT / "main_single_gpu.py", "-cfg", recipe, "-dataset", "imagefolder"]
+    words += ["-data_path", photos, "-output", output, "-amp", "-amp_dtype", "bfloat16", "-epochs", 1]
+    words += ["-batch_size", arguments.batch_size, "-num_workers", arguments.num_workers]
+    words += ["-compile"] if arguments.compile else []
+    words += ["-opts", f"REPORT_FREQ={arguments.report_every}", *model, *OURS.split()]
+    return list(map(str, words))
 
 
 @dataclass
@@ -164,15 +152,17 @@ def compare_runs(arguments: argparse.Namespace, scratch: Path) -> None:
 
     Each run trains for one epoch and validates, in bfloat16.
     """
-    kind, _ = find_devices("auto")
-    workers = arguments.num_workers or len(available_cores())
-    batch_size = arguments.batch_size or (BATCH_SIZE if kind == "cpu" else 256)
-    setup = Setup(arguments.model, kind, workers, batch_size, arguments.compile)
+    arguments.kind, _ = find_devices("auto")
+    arguments.num_workers = arguments.num_workers or len(available_cores())
+    arguments.batch_size = batch_size = arguments.batch_size or (BATCH_SIZE if arguments.kind == "cpu" else 256)
+    arguments.report_every = (
+        1 if arguments.kind == "cpu" else 10
+    )  # on a GPU, a line per update would distort the timing
     if not (photos := arguments.photos):
         photos, count = scratch / "photos", 38 * batch_size
         make_photos(photos, count, count // 4, num_drawn=1220)
-    theirs = setup.timm(arguments.timm, photos, scratch / "timm")
-    ours = setup.halfstep(photos, scratch / "halfstep")
+    theirs = timm_command(arguments, photos, scratch / "timm")
+    ours = halfstep_command(arguments, photos, scratch / "halfstep")
     commands = {
         "timm's train.py": (theirs, "--seed", r"Train: 0 \[ *(\d+)/", r"Best metric: ([0-9.]+)"),
         "halfstep": (ours, "-seed", r"Step\[(\d+)/", r"best validation top-1 ([0-9.]+)%"),
@@ -192,8 +182,8 @@ def compare_runs(arguments: argparse.Namespace, scratch: Path) -> None:
             row += [spread(values), "1" if own is first else spread(ratios, 2)]
         rows.append([*row, spread([run.top1 for run in own])])
     columns = ["run", "images/s", "x", "whole run, s", "x faster", "first step after, s", "x faster", "top-1, %"]
-    words = [setup.model, f"batch {setup.batch_size}", counted(setup.workers, "loader worker")]
-    words += ["compiled"] if setup.is_compiled else []
+    words = [arguments.model, f"batch {batch_size}", counted(arguments.num_workers, "loader worker")]
+    words += ["compiled"] if arguments.compile else []
     print(table(", ".join([*words, counted(arguments.rounds, "round")]), columns, rows))
     print("commands:\n\n" + "\n".join(" ".join(command) for command, *_ in commands.values()))
 

@@ -22,7 +22,6 @@ from utils.program import exit_code  # isort: skip
 from engine.settings import load_settings
 from scripts.benchmarks.common import (
     CASES,
-    Measured,
     StepWorker,
     Turns,
     compare,
@@ -122,7 +121,7 @@ def measure_cases(
     columns = ["case", "memory, GiB", f"memory against {base}", "iterations/s", "images/s"]
     columns += [f"against {base}", "FLOPs utilisation, %"]
     print(table(heading(arguments, turns), columns, []).rstrip(), flush=True)
-    show_rows([refused_row(*each) for each in reasons.items()])
+    show_rows([[name, reason, *["-"] * 5] for name, reason in reasons.items()])
     peaks: dict[str, float] = {}  # {type of matrix products: FLOP/s}
     flops, others = 0, [name for name in workers if name != base]
     for begin in range(0, max(len(others), 1), AT_ONCE - 1):
@@ -130,26 +129,17 @@ def measure_cases(
         measured, reasons = take_turns({name: workers[name] for name in group}, turns, products)
         peaks |= {products[name]: each.peak for name, each in measured.items()}
         flops = max([flops, *(3 * each.forward_flops for each in measured.values())])  # per training image
-        rows = {name: refused_row(name, reason) for name, reason in reasons.items()}
+        rows = {name: [name, reason, *["-"] * 5] for name, reason in reasons.items()}
         for name, each in measured.items():
+            memory = f"{each.memory / measured[base].memory:.2f}" if base in measured else "-"
             share = flops * statistics.median(each.images_per_second) / peaks[products[name]]
-            rows[name] = speed_row(name, each, measured.get(base), share)
+            rows[name] = [name, f"{each.memory / 2**30:.2f}", memory, f"{1 / statistics.median(each.seconds):.4g}"]
+            rows[name] += [spread(each.images_per_second), spread(each.ratios, 2) if each.ratios else "-"]
+            rows[name].append(f"{100 * share:.3g}")
         show_rows([row for name, row in rows.items() if name != base or begin == 0])
     speeds = ", ".join(f"{product} {peak / 1e9:.4g}" for product, peak in peaks.items())
     text = f"a training image takes {flops / 1e9:.4g} GFLOP (3 x forward)"
     return f"\nUtilisation: {text}; matrix products reach, in GFLOP/s: {speeds}.\n" if speeds else ""
-
-
-def speed_row(name: str, case: Measured, base: Measured | None, share: float) -> list[str]:
-    """Return the row of a case. `share` is the share of the device's FLOP/s that the training uses."""
-    memory = f"{case.memory / base.memory:.2f}" if base else "-"
-    row = [name, f"{case.memory / 2**30:.2f}", memory, f"{1 / statistics.median(case.seconds):.4g}"]
-    ratios = spread(case.ratios, 2) if case.ratios else "-"
-    return [*row, spread(case.images_per_second), ratios, f"{100 * share:.3g}"]
-
-
-def refused_row(name: str, reason: str) -> list[str]:
-    return [name, reason, *["-"] * 5]
 
 
 def show_rows(rows: list[list[str]]) -> None:

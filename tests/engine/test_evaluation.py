@@ -11,6 +11,7 @@ from datasets import BadImages, Normalize, build_eval_data, load_image_sets
 from datasets.sources.arrays import ArrayImages
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
+from engine.evaluate_weights import evaluate_both
 from engine.evaluation import all_scores as module
 from engine.evaluation.all_scores import rank_class
 from engine.evaluation.evaluate import evaluate
@@ -18,7 +19,6 @@ from engine.evaluation.tally import Tally
 from engine.precision.policy import Precision
 from engine.predict.classifier import load_classifier
 from engine.predict.predictor import Predictor
-from engine.trained import evaluate_both
 from tests.support.configs import CPU, small_config
 from tests.support.refusals import assert_names
 from tests.support.runs import ROOT, epochs_of, run, run_folder, run_fresh, status_of
@@ -271,11 +271,6 @@ def test_average_precision_and_auc_of_each_class_match_scikit_learn(scored, worl
                 assert np.isnan(each.average_precision[number]) and np.isnan(each.auc[number])
 
 
-def test_class_shared_by_all_images_has_no_auc():
-    precision, auc = rank_class(np.array([0.5, 0.2]), np.array([True, True]))
-    assert precision == 1 and np.isnan(auc)
-
-
 def test_large_evaluations_keep_no_scores(monkeypatch):
     monkeypatch.setattr("engine.evaluation.tally.MOST_SCORES", 299 * 4)
     found = Tally(CPU, torch.float64, num_images=300)
@@ -286,17 +281,15 @@ def test_large_evaluations_keep_no_scores(monkeypatch):
 @pytest.mark.parametrize(
     ("scores", "positives", "expected"),
     [
-        ([np.nan, -1, -2], [0, 1, 1], 1.0),  # NaN ranks below any score
-        ([3e38, np.inf, -np.inf, -3e38], [1, 0, 0, 1], (1 / 2 + 2 / 3) / 2),
+        ([0.5, 0.2], [1, 1], (1.0, np.nan)),  # no image is outside the class
+        ([np.nan, -1, -2], [0, 1, 1], (1.0, 1.0)),  # NaN ranks below any score
+        ([3e38, np.inf, -np.inf, -3e38], [1, 0, 0, 1], ((1 / 2 + 2 / 3) / 2, 1 / 2)),
+        *[([score] * 6, [1, 1, 0, 1, 0, 0], (0.5, 0.5)) for score in (0.0, np.inf, -np.inf, np.nan)],
     ],
 )
-def test_average_precision_ranks_nan_lowest_and_infinity_by_its_sign(scores, positives, expected):
-    assert rank_class(np.array(scores), np.array(positives))[0] == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("score", [0.0, np.inf, -np.inf, np.nan])
-def test_class_with_equal_scores_has_auc_of_one_half(score):
-    assert rank_class(np.full(6, score), np.array([True, True, False, True, False, False])) == (0.5, 0.5)
+def test_ranking_of_a_class_with_unusual_scores(scores, positives, expected):
+    found = rank_class(np.array(scores), np.array(positives, dtype=bool))
+    assert found == pytest.approx(expected, nan_ok=True)
 
 
 def test_image_results_keep_only_top_100_and_true_labels():

@@ -11,7 +11,7 @@ import torch
 from configs.load import load
 from engine import first_passes
 from engine.first_passes import fit_micro_batches, try_largest
-from engine.memory import out_of_memory, release, shortage
+from engine.memory import out_of_memory, shortage
 from models.weights.torch_files import read_torch
 from tests.support.configs import SMALL, small_config
 from tests.support.planted import run_out
@@ -141,13 +141,6 @@ def test_out_of_memory_is_distinguished_from_other_errors():
     assert shortage(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling\nmore")).endswith("calling")
     assert shortage(RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"))
     assert shortage(RuntimeError("shapes do not fit")) is None
-
-
-def test_releasing_memory_empties_only_the_cuda_cache(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "empty_cache", emptied := Mock())
-    for device, count in (("cpu", 0), ("cuda", 1)):
-        release(torch.device(device))
-        assert emptied.call_count == count
 
 
 def test_remedy_for_cuda_graphs_turns_them_off(tmp_path):

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from engine.session import RunFolder, Session
+from engine.session import Session, lock_folder, make_folder
 from tests.support.configs import CPU, SMALL, load_text, small_config
 from tests.support.image_sets import make_folders
 from tests.support.refusals import refused
@@ -81,16 +81,17 @@ def config_of(folder: Path, *options: str):
 def test_only_one_of_simultaneous_runs_gets_the_requested_name(tmp_path, words):
     config, barrier = config_of(tmp_path, *words), Barrier(8)
 
-    def begin(number: int) -> RunFolder | str:
+    def begin(number: int) -> tuple | str:
         barrier.wait()
         try:
-            return RunFolder.of(config, "train", None)
+            folder, _ = make_folder(config, "train", None)
+            return folder, lock_folder(folder)
         except ConfigError as error:
             return str(error)
 
     with ThreadPoolExecutor(8) as pool:
         got = list(pool.map(begin, range(8)))
-    assert [each.path for each in got if isinstance(each, RunFolder)] == [tmp_path / "o/mine"]
+    assert [each[0] for each in got if isinstance(each, tuple)] == [tmp_path / "o/mine"]
     assert all(str(tmp_path / "o/mine") in each for each in got if isinstance(each, str))
 
 
@@ -101,27 +102,26 @@ def test_foreign_folders_and_damaged_runs_are_never_overwritten(
     (tmp_path / "o/mine/thesis.tex").touch()
     for words in ([], ["MODEL.RESUME=auto"]):
         with refused(ConfigError):
-            RunFolder.of(config_of(tmp_path, *words), "train", None)
+            make_folder(config_of(tmp_path, *words), "train", None)
     assert [path.name for path in (tmp_path / "o/mine").iterdir()] == ["thesis.tex"]
-    (RunFolder.of(config_of(tmp_path, "NAME=other"), "train", None).path / "last.pth").write_bytes(b"damaged")
+    folder, _ = make_folder(config_of(tmp_path, "NAME=other"), "train", None)
+    (folder / "last.pth").write_bytes(b"damaged")
     with refused(ConfigError):
-        RunFolder.of(config_of(tmp_path, "NAME=other", "MODEL.RESUME=auto"), "train", None)
+        make_folder(config_of(tmp_path, "NAME=other", "MODEL.RESUME=auto"), "train", None)
 
 
 def test_runs_started_within_a_second_get_separate_folders(tmp_path, monkeypatch):
     monkeypatch.setattr("engine.session.time.strftime", lambda form: "now")
     config = config_of(tmp_path, "NAME=")
-    made = [RunFolder.of(config, "train", None) for _ in range(3)]
-    assert [each.path.name for each in made] == ["train-now", "train-now.2", "train-now.3"]
-    (tmp_path / "o/eval-now").touch()
-    with refused(ConfigError, "SAVE", tmp_path / "o"):
-        RunFolder.of(config, "eval", None)
+    made = [make_folder(config, "train", None)[0] for _ in range(3)]
+    assert [each.name for each in made] == ["train-now", "train-now.2", "train-now.3"]
 
 
 def test_resumed_run_keeps_its_folder_and_name(tmp_path):
     with refused(ConfigError, "NAME", tmp_path / "other", "mine"):
-        RunFolder.of(config_of(tmp_path), "train", tmp_path / "other")
-    assert RunFolder.of(config_of(tmp_path), "train", tmp_path / "elsewhere/mine").path == tmp_path / "elsewhere/mine"
+        make_folder(config_of(tmp_path), "train", tmp_path / "other")
+    mine = tmp_path / "elsewhere/mine"
+    assert make_folder(config_of(tmp_path), "train", mine) == (mine, False)
 
 
 @pytest.mark.parametrize(("number", "has_lock"), [(errno.ENOSYS, False), (errno.ENOTSUP, False), (errno.EACCES, None)])
@@ -130,9 +130,8 @@ def test_file_system_without_locks_only_causes_a_warning(tmp_path, monkeypatch, 
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(number, "planted")))
     if has_lock is None:
         with refused(ConfigError, "SAVE", tmp_path):
-            RunFolder(tmp_path)
+            lock_folder(tmp_path)
     else:
-        assert RunFolder(tmp_path).has_lock is has_lock
         Session(load_text(SMALL, "-output", str(tmp_path)), Process(CPU)).open_folder("train")
         assert "warning: SAVE: " in capsys.readouterr().out
 

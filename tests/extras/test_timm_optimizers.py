@@ -17,7 +17,6 @@ from tests.support.optimizers import Learner, one_of_each_class
 from tests.support.pretend_device import DEVICE, on_pretend_device
 from tests.support.refusals import refused
 from tests.support.run_hash import state_hash
-from tests.support.trainers import make_trainer
 from utils.errors import ConfigError
 
 pytestmark = pytest.mark.slow
@@ -76,23 +75,6 @@ def test_shardable_optimizers_update_parts_like_whole_tensors():
         torch.testing.assert_close(*weights, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
-ARGUMENTS = {  # {words after TRAIN.OPTIMIZER: the resulting arguments of all groups}
-    "NAME=Lion KWARGS.caution=true": {"caution": True, "betas": (0.9, 0.99)},
-    "NAME=lion BETAS=[0.8,0.9]": {"betas": (0.8, 0.9)},
-    "NAME=lamb EPS=1e-8": {"eps": 1e-8},  # the default of AdamW, not of lamb
-}
-
-
-@pytest.mark.parametrize(("words", "expected"), ARGUMENTS.items())
-def test_timm_optimizer_gets_its_arguments_and_defaults(tmp_path, words, expected):
-    words = ["WEIGHT_DECAY=0.07", "BASE_LR=0.02", *(f"OPTIMIZER.{each}" for each in words.split())]
-    optimizer = build_optimizer(
-        small_config(tmp_path, *(f"TRAIN.{each}" for each in words)).TRAIN, torch.nn.Linear(2, 2)
-    )
-    for group, decay in zip(optimizer.param_groups, (0.07, 0.0), strict=True):
-        assert (expected | {"lr": 0.02, "weight_decay": decay}).items() <= group.items()
-
-
 @pytest.mark.parametrize("words", cases_of("optimizers-mistakes_of_an_optimizer"))
 def test_impossible_optimizer_is_refused_before_the_model_is_built(tmp_path, words):
     with refused(ConfigError, *names_of("optimizers-mistakes_of_an_optimizer", words)):
@@ -107,15 +89,6 @@ def test_error_for_value_rejected_by_optimizer_names_the_setting(tmp_path):
         numbers_per_weight(Train(OPTIMIZER=Optimizer(NAME="lamb", KWARGS=Arguments({"betas": (0.9,)}))))
 
 
-def test_timm_optimizer_settings_override_the_checkpoint(tmp_path):
-    name = "TRAIN.OPTIMIZER.NAME=lion"
-    saved = make_trainer(small_config(tmp_path, name)).state_dict()
-    trainer = make_trainer(small_config(tmp_path, name, "TRAIN.WEIGHT_DECAY=0.7", "TRAIN.OPTIMIZER.BETAS=[0.8,0.9]"))
-    trainer.load_state_dict(saved)
-    decayed = trainer.optimizer.param_groups[0]
-    assert decayed["weight_decay"] == 0.7 and tuple(decayed["betas"]) == (0.8, 0.9)
-
-
 @pytest.mark.parametrize("name", ["lamb", "lion"])
 def test_default_values_of_torch_are_ignored_for_timm_optimizers(tmp_path, name):
     """PaddleViT's files set all three for any optimizer."""
@@ -128,11 +101,7 @@ def test_default_values_of_torch_are_ignored_for_timm_optimizers(tmp_path, name)
     assert load(["-cfg", str(file)]).config.TRAIN.OPTIMIZER.EPS == 1e-3
 
 
-def test_optimizer_broken_by_old_timm_is_named(monkeypatch):
-    error = AttributeError("'NAdamW' object has no attribute '_cuda_graph_capture_health_check'")
-    monkeypatch.setattr("timm.optim.nadamw.NAdamW.step", Mock(side_effect=error))
-    with refused(ConfigError, "TRAIN.OPTIMIZER.NAME", "nadamw", "timm"):
-        numbers_per_weight(Train(OPTIMIZER=Optimizer(NAME="nadamw")))
+def test_error_that_no_setting_causes_is_not_blamed_on_one(monkeypatch):
     monkeypatch.setattr("timm.optim.nadamw.NAdamW.step", Mock(side_effect=ZeroDivisionError))
-    with pytest.raises(ZeroDivisionError):  # not caused by a setting
+    with pytest.raises(ZeroDivisionError):
         numbers_per_weight(Train(OPTIMIZER=Optimizer(NAME="nadamw")))

@@ -22,8 +22,7 @@ from engine.checkpoint.format import keep_as
 from engine.checkpoint.sharded_saver import ShardedSaver
 from engine.predict.output import ClassFolders
 from engine.record.metrics import EpochRows, StepRows
-from engine.record.saved_files import read_json, read_rows, read_table
-from engine.session import Status
+from engine.record.saved_files import read_rows, read_table
 from models.export.formats import staged
 from models.weights.sharded import PIECES
 from models.weights.torch_files import read_torch
@@ -199,10 +198,6 @@ class Writer(NamedTuple):
 WRITERS = {
     "text": Writer(
         lambda folder, version: write_text(folder / "config.yaml", f"SEED: {version}"), contents("config.yaml")
-    ),
-    "status": Writer(
-        lambda folder, version: Status(folder, pytest.fail).set("training", step=version),
-        contents("status.json", read=lambda path: read_json(path).get("step")),
     ),
     "metrics": Writer(
         write_metrics,

@@ -14,7 +14,7 @@ import torch
 
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.find import read_checkpoint
-from engine.session import RunFolder
+from engine.session import lock_folder
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
 from tests.support.runs import rows, run_folder, typed
@@ -172,9 +172,9 @@ def test_run_folder_in_use_by_another_run_stays_unchanged(tmp_path, start):
     assert start(tmp_path / "o", kill_at=[2, 0]).returncode == -signal.SIGKILL
     folder = run_folder(tmp_path / "o")
     before = {path: path.read_bytes() for path in folder.iterdir()}
-    first = RunFolder(folder)
+    first, _ = lock_folder(folder)
     refused = start(tmp_path / "o", "-dataset", "imagenet2012", "-data_path", str(tmp_path / "nowhere")).refused()
     assert "nowhere" not in refused.printed
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
-    del first
+    first.close()
     assert start(tmp_path / "o").returncode == 0

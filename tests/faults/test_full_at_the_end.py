@@ -60,17 +60,6 @@ def test_final_message_matches_saved_files_wherever_disk_fills_up(tmp_path, star
     assert states == {"training", "done", *([] if lasts else ["save_failed"])}
 
 
-def test_stop_message_matches_saved_files_wherever_disk_fills_up(tmp_path, start):
-    told = {"signal_at": [6, signal.SIGTERM, [0]]}
-    writes, states = last_writes(start, tmp_path / "unbroken", **told), set()
-    for number, (what, nth) in enumerate(writes[::3]):
-        ended = start(tmp_path / str(number), *OPTIONS, score=RISING, find_no_room=[what, nth, False], **told)
-        assert ended.returncode == 128 + signal.SIGTERM
-        status = assert_truth(tmp_path / str(number), ended)
-        states.add(status["state"])
-    assert states >= {"stopped", "save_failed"}
-
-
 def test_run_that_never_saved_suggests_no_resume(tmp_path, start):
     ended = start(tmp_path, *OPTIONS, score=RISING, find_no_room=["open .last.pth.tmp", 1, True])
     line = ending(ended.stdout)

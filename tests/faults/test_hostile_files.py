@@ -12,7 +12,6 @@ import zlib
 from argparse import Namespace
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NamedTuple
 from unittest.mock import Mock
 
@@ -20,14 +19,11 @@ import numpy as np
 import pytest
 import torch
 
-from configs.load import load, to_yaml
-from configs.schema import Config
+from configs.load import load
 from configs.yaml_files import read_layers
 from datasets import class_weights
-from datasets.sources.arrays import ArrayImages
 from datasets.sources.images import FileImages
 from datasets.sources.tar import Tar
-from datasets.split import divide, new_record
 from datasets.transforms.decode import FORMATS, decode
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
@@ -37,29 +33,18 @@ from engine.predict.classifier import config_of
 from engine.predict.output import Output
 from engine.predict.predictor import Guess, Prediction
 from engine.record.metrics import StepRows
-from engine.record.saved_files import read_object
-from engine.record.saved_run import KINDS, SavedRun, read_settings, read_status
-from engine.saves import Saves
-from engine.train.stop_conditions import NonFinite
-from extras.report.report import write_report
+from engine.record.saved_run import read_settings, read_status
 from models.weights.files import chosen_weights, read_record, read_weights
 from models.weights.torch_files import named_shards, to_safetensors
-from scripts.comparing.runs import group_runs
-from scripts.comparing.tables import to_markdown
 from scripts.predict import Outputs, find_images
-from scripts.sweeping import runner
-from scripts.sweeping.plan import read_sweep
-from scripts.sweeping.runner import read_result
 from tests.support.cases import cases_of, content_of, names_of
-from tests.support.configs import small_config
 from tests.support.image_sets import load as load_images
 from tests.support.image_sets import make_folders, noise, samples, write_tar
 from tests.support.modules import ROOT
 from tests.support.parquet_files import rows, write_parquet
 from tests.support.refusals import assert_names
 from tests.support.runs import run_folder, typed
-from tests.support.trainers import make_trainer, update
-from utils.errors import ConfigError, naming_damage
+from utils.errors import ConfigError
 from utils.program import exit_code, exit_code_and_message
 
 pytestmark = pytest.mark.slow
@@ -135,41 +120,6 @@ def test_error_for_nonfinite_outputs_names_the_first_bad_layer(tmp_path, tiny, s
     assert not (tmp_path / "p.csv").exists(), ended.printed
 
 
-WORDS = {text[:2]: f"MODEL.KWARGS.x={text}" for text in ("[&a [*a]]", 9_000 * "[", 9_000 * "(" + 9_000 * ")")}
-
-
-@pytest.mark.parametrize(
-    "word", [*WORDS.values(), f"TAG{50_000 * '-'}=1", f"-{50_000 * 'a.'}"], ids=[*WORDS, "key", "flag"]
-)
-def test_very_long_command_line_word_is_refused_at_once(word):
-    began = time.process_time()
-    with pytest.raises(ConfigError, match=word[:3]):
-        load(["-opts", word] if "=" in word else [word, "1"], needs_file=False)
-    assert time.process_time() - began < 1
-
-
-@pytest.mark.parametrize(
-    "value", [None, [], {}, [[None]], [[1, 2, 3]], {"epoch": "x"}, "\ud800\x1b", -1, 1e308, 10**400, float("nan")]
-)
-def test_values_of_wrong_type_in_run_files_are_ignored(tmp_path, value):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.yaml").write_text(to_yaml(Config(), {}))
-        row = dict.fromkeys(["eval_top1", "eval_loss", "images_per_s", "train_seconds", "memory_mb", "skipped"], value)
-        rows = [json.dumps({"epoch": epoch, "eval_top5": 50.0} | row) + "\n" for epoch in range(2)]
-        (tmp_path / name / "metrics.jsonl").write_text("".join(rows))
-        facts = dict.fromkeys(KINDS, value)
-        (tmp_path / name / "status.json").write_text(json.dumps(facts))
-    nested = {"about": facts, "best": facts, "state": "stopped"}
-    (tmp_path / "b/status.json").write_text(json.dumps(facts | nested))
-    runs = [SavedRun.open(tmp_path / name) for name in ("a", "b")]
-    for each in runs:
-        write_report(each, tmp_path / "r.html")
-    text = to_markdown(group_runs(runs, None), "", [])
-    assert "\x1b" not in text and text.encode()
-    read_result(tmp_path / "b")
-
-
 def test_yaml_alias_of_a_number_is_allowed(tmp_path):
     (tmp_path / "0.yaml").write_text("TRAIN: {BASE_LR: &lr 1e-3, END_LR: *lr}")
     assert read_layers(str(tmp_path / "0.yaml"))[0].texts == {"TRAIN.BASE_LR": "1e-3", "TRAIN.END_LR": "1e-3"}
@@ -197,14 +147,6 @@ def test_pixel_limit_counts_memory_needed_for_decoding():
     for content, limit, told in ((column, 100_000, "MAX_PIXELS"), (webp.getvalue(), 639, "WebP")):
         with pytest.raises(ImageReadError, match=told):
             decode(content, PixelRules(3, max_pixels=limit))
-
-
-def test_thousands_of_classes_are_divided_quickly():
-    began = time.process_time()
-    images = ArrayImages(np.zeros((50_000, 1, 1)), np.arange(50_000) // 2, ["x"] * 25_000, PixelRules(1), "x")
-    images.split_keys = lambda: [[b"%d.png" % (number // 2 % 2) for number in range(50_000)]]
-    assert len(divide(images, new_record("hash", "x", 1e-9, None))[1]) == 0
-    assert time.process_time() - began < 5
 
 
 def test_error_quoting_a_whole_file_is_shortened(capsys):
@@ -282,36 +224,11 @@ def test_checkpoint_without_restorable_state_is_reported_damaged(tmp_path, tiny,
     typed("main_single_gpu.py", *words).refused(*names_of("mistakes-in_a_checkpoint", change))
 
 
-@pytest.mark.parametrize("change", [{"exp_avg": torch.zeros(3)}, {"step": torch.zeros(2)}], ids=str)
-def test_optimizer_state_with_wrong_shapes_is_reported_damaged(tmp_path, change):
-    trainer = update(make_trainer(small_config(tmp_path)), 1)
-    state = trainer.state_dict()
-    state["optimizer"]["state"][0].update(change)
-    torch.save(state, tmp_path / "last.pth")
-    with pytest.raises(ConfigError, match="damaged"), naming_damage(tmp_path):
-        trainer.load_state_dict(state)
-    # A rollback meets this checkpoint, and then a file of another program.
-    said = SimpleNamespace(warn=pytest.fail, say=pytest.fail)
-    saves = SimpleNamespace(trainer=trainer, process=trainer.process, folder=tmp_path, log=said, _wait=lambda: None)
-    with pytest.raises(ConfigError, match=r"last\.pth: damaged"):
-        Saves.roll_back(saves, NonFinite("x", range(1, 9)))
-    torch.save({}, tmp_path / "last.pth")
-    said.warn = lambda line: assert_names(line, tmp_path / "last.pth", "damaged")
-    assert not Saves.roll_back(saves, NonFinite("x", range(1, 9)))
-
-
 def test_invalid_record_of_best_epoch_is_ignored(tmp_path):
     torch.save({"progress": 5, "epoch": 1, "step": 2}, tmp_path / "best.pth")
     assert progress_in(tmp_path / "best.pth") == {}
     (tmp_path / "w.safetensors").write_bytes(to_safetensors({"a": torch.zeros(1)}, {"split": 5000 * "9"}))
     assert read_record(tmp_path / "w.safetensors") == {}
-
-
-def test_file_with_too_many_tensors_is_refused_unread(tmp_path, monkeypatch):
-    monkeypatch.setattr("models.weights.state.MOST_MEMBERS", 3)
-    torch.save({"a": torch.zeros(1)}, tmp_path / "w.pth")
-    with pytest.raises(ConfigError, match=r"w\.pth.*tensors"):
-        read_record(tmp_path / "w.pth")
 
 
 def make_sets(folder: Path) -> None:
@@ -330,17 +247,6 @@ def check_sets(folder: Path, data_set: str) -> None:
     for images in load_images(data_set, folder / data_set):
         assert len(images) == len(images.targets) == (2 if data_set == "csv" else 4)
         assert len({images.name(number) for number in range(len(images))}) == len(images)
-
-
-def test_pipes_in_place_of_saved_files_never_block_reading(tmp_path):
-    for name in ("results.json", "sweep.json", "wandb.json", "trial-000.txt"):
-        os.mkfifo(tmp_path / name)
-    assert read_object(tmp_path / "results.json") == {}
-    assert read_object(tmp_path / "wandb.json") == {}
-    with pytest.raises(ConfigError, match="pipe"):
-        read_sweep(tmp_path)
-    with pytest.raises(OSError, match=r"trial-000\.txt"):
-        runner.start(["true"], tmp_path / "trial-000.txt", str(tmp_path))
 
 
 class Hostile(NamedTuple):
@@ -382,11 +288,6 @@ def outside(names: object) -> Callable:
 
 def head(tensor: object) -> Callable:
     return torch_file({"head.bias": torch.zeros(2), "head.weight": tensor})
-
-
-def split(record: dict) -> Callable:
-    content = to_safetensors({"a": torch.zeros(1)}, {"split": json.dumps(record)})
-    return lambda path, weights: path.write_bytes(content)
 
 
 def tar(start: bytes) -> Callable:
@@ -493,9 +394,6 @@ IN_PIECES = {
 }
 OUTSIDE = ([1, None], ["/etc/passwd"], ["shards/../../x"], ["other/x"], 5)
 ROWS = ([], *({"state_dict/a": rows} for rows in (torch.ones(3), None, torch.ones(1).expand(4))))
-SPLIT = {"rule": "hash", "fraction": 0.2, "seed": 0}
-CHANGES = {"fraction": "x"}, {"fraction": float("nan")}, {"seed": None}, {"folds": 0}, {"fold": 2}
-SPLITS = ({"rule": "position"}, *(SPLIT | each for each in (*CHANGES, {"folds": 2, "fold": 2})))
 ZERO = (b"a.png \0 0\n", 1001 * b"a.png 0\n" + b"\0.png 0\n", "a.png 0\n".encode("utf-16"))
 WEIGHTS = (read_weights, read_record)
 OF_CLASSES = (
@@ -540,7 +438,6 @@ TABLE = {
     **rows_of(
         "last.pth", (read_checkpoint,), "-resume last.pth", {f"rows {n}": shards(each) for n, each in enumerate(ROWS)}
     ),
-    **rows_of("w.safetensors", (read_record,), "damaged", numbered(split, SPLITS)),
     **cases_in(
         "w.pth", (read_checkpoint, read_record, from_safetensors), "mistakes-in_settings_of_a_checkpoint", checkpoint
     ),

@@ -1,16 +1,20 @@
 """status.json: it is correct in every state, and it does not slow down training."""
 
+import errno
 import json
 import re
 import signal
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 
 from engine import session
-from engine.session import Status
+from engine.session import Session
+from tests.support.configs import CPU, SMALL, load_text
 from tests.support.runs import run_folder, status_of
+from utils.distributed import Process
 
 pytestmark = pytest.mark.slow
 
@@ -58,8 +62,24 @@ def test_refused_resume_leaves_killed_runs_status_unchanged(tmp_path, start):
     assert path.read_bytes() == before and json.loads(before)["state"] == "training"
 
 
-def test_heartbeat_is_rate_limited_and_never_delays_training(tmp_path, monkeypatch):
-    clock, disk, write, written = [0.0], threading.Event(), session.write_text, []
+@pytest.fixture
+def opened(here) -> Session:
+    """Return a session in an open folder."""
+    opened = Session(load_text(SMALL, "-output", "o"), Process(CPU))
+    opened.open_folder("train")
+    return opened
+
+
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    """Return the time of the monotonic clock, which a test may change."""
+    clock = [1e9]
+    monkeypatch.setattr(session.time, "monotonic", lambda: clock[0])
+    return clock
+
+
+def test_heartbeat_is_rate_limited_and_never_delays_training(clock, opened, monkeypatch):
+    disk, write, written = threading.Event(), session.write_text, []
 
     def slow_write(path, text, *check):
         written.append(json.loads(text))
@@ -67,47 +87,46 @@ def test_heartbeat_is_rate_limited_and_never_delays_training(tmp_path, monkeypat
         write(path, text, *check)
 
     monkeypatch.setattr(session, "write_text", slow_write)
-    kept = Status(tmp_path, warn=print, clock=lambda: clock[0])
-    kept.beat(position=1)
+    opened.beat(position=1)
     assert written == []
-    clock[0] = 10.0
-    kept.beat(position=2)
-    clock[0] = 25.0
-    kept.beat(position=3)  # the write before is still in progress
+    clock[0] += 10.0
+    opened.beat(position=2)
+    clock[0] += 15.0
+    opened.beat(position=3)  # the write before is still in progress
     disk.set()
-    kept.set("done")
+    opened.status("done")
     assert [each.get("position") for each in written] == [2, 2] and written[-1]["state"] == "done"
-    clock[0] = 34.0
-    kept.beat(position=4)
-    kept.set("done", position=None)
-    assert "position" not in status_of(tmp_path) and len(written) == 3
+    clock[0] += 9.0
+    opened.beat(position=4)
+    opened.status("done", position=None)
+    assert "position" not in status_of(opened.path) and len(written) == 3
 
 
-def test_heartbeat_keeps_the_time_of_the_state(tmp_path, monkeypatch):
+def test_heartbeat_keeps_the_time_of_the_state(clock, opened, monkeypatch):
     monkeypatch.setattr(session, "now", map(str, range(9)).__next__)
-    status = Status(tmp_path, pytest.fail, clock=map(float, range(0, 1000, 100)).__next__)
-    status.set("training")
-    before = status_of(tmp_path)
-    status.beat(step=5)
+    opened.status("training")
+    before = status_of(opened.path)
+    clock[0] += 10.0
+    opened.beat(step=5)
     for thread in set(threading.enumerate()) - {threading.current_thread()}:
         thread.join(1)
-    after = status_of(tmp_path)
+    after = status_of(opened.path)
     assert after["step"] == 5 and after["time"] == before["time"] and after["heartbeat"] != before["heartbeat"]
 
 
-def test_warning_about_unwritable_status_file_contains_its_content(tmp_path):
-    warned = []
-    Status(tmp_path / "gone", warned.append).set("stopped")
-    assert len(warned) == 1 and "stopped" in warned[0] and str(tmp_path / "gone/status.json") in warned[0]
+def test_unwritable_status_file_is_a_warning_with_its_content(opened, monkeypatch, capsys):
+    monkeypatch.setattr(session, "write_text", Mock(side_effect=OSError(errno.ENOSPC, "planted")))
+    opened.status("stopped")
+    warning = capsys.readouterr().out
+    assert "warning" in warning and "stopped" in warning and str(opened.path / "status.json") in warning
 
 
-def test_late_heartbeat_does_not_overwrite_final_state(tmp_path, monkeypatch):
+def test_late_heartbeat_does_not_overwrite_final_state(clock, opened, monkeypatch):
     run = threading.Thread.run
     monkeypatch.setattr(threading.Thread, "run", lambda thread: time.sleep(0.2) or run(thread))
-    seconds = iter(range(0, 1000, 100))
-    status = Status(tmp_path, pytest.fail, clock=lambda: next(seconds))
-    status.beat(step=5)
-    status.set("done", step=9)
+    clock[0] += 10.0
+    opened.beat(step=5)
+    opened.status("done", step=9)
     time.sleep(0.4)
-    facts = status_of(tmp_path)
+    facts = status_of(opened.path)
     assert (facts["state"], facts["step"]) == ("done", 9)

@@ -9,7 +9,7 @@ from timm.layers import PatchEmbed
 from datasets import Normalize, Preparation
 from datasets.transforms.erase_and_mix import BatchedErasing
 from engine.precision.loss_scale import FusedLossScaler, LossScaler
-from engine.train.ema import ForeachLerp, FusedLerp
+from engine.train.ema import foreach_lerp, fused_lerp
 from models.transforms.gpu_kernels import GpuKernels
 from tests.gpu.trainers import first_batches, relative_error, small_trainer
 from tests.support.batches import ERASES, MIXES, batch, settings
@@ -54,7 +54,7 @@ def test_patch_embedding_as_matrix_product_matches_convolution(device, dtype, la
 def test_single_kernel_ema_update_matches_three_kernels(device, skipped):
     values = [torch.randn(3, 5, device=device), torch.randn(1025, device=device)]
     found = []
-    for kind in (FusedLerp, ForeachLerp):
+    for kind in (fused_lerp, foreach_lerp):
         torch.manual_seed(0)
         means = [torch.randn_like(each) for each in values]
         kind(means, values)(0.1, torch.tensor(skipped, device=device))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.parallel import Replicated
+from engine.parallel import Parallel
 from models.transforms.class_token_block import ClassTokenBlock, ClassTokenVisionTransformer
 from tests.gpu.trainers import BATCH, first_batches, relative_error, small_trainer, train
 
@@ -121,7 +121,7 @@ def gradients(device: str, options: list[str], num_batches: int, wrapped: bool) 
     if wrapped:
         # World size 2, because a single process is not wrapped. The group has one process, so the average is its gradient.
         process = dataclasses.replace(trainer.process, world_size=2)
-        trainer.parallel = Replicated(process, trainer.precision.half if "PRECISION.REDUCE=half" in options else None)
+        trainer.parallel = Parallel(process, trainer.precision.half if "PRECISION.REDUCE=half" in options else None)
         trainer.replicate(accumulates=num_batches > 1)
     batches = first_batches(trainer)
     for _ in range(2):

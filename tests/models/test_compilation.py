@@ -5,7 +5,6 @@ import errno
 import fcntl
 import os
 import stat
-import warnings
 from unittest import mock
 
 import numpy as np
@@ -19,7 +18,6 @@ from configs.schema import Config
 from datasets import BadImages, build_eval_data, load_image_sets
 from engine.batch_size import measure
 from engine.evaluation.evaluate import evaluate
-from engine.parallel import choose_parallel
 from models import build_model
 from models.compilation import FOLDER, NUM_WORKERS, compile_model, prepare_compiler
 from models.transforms import choose_transforms
@@ -30,7 +28,6 @@ from tests.support.runs import ROOT, run
 from tests.support.trainers import Reports, make_trainer, train
 from utils.distributed import Process
 from utils.errors import ConfigError
-from utils.text import counted
 
 pytestmark = pytest.mark.slow
 
@@ -85,14 +82,6 @@ def test_compiled_epoch_matches_eager_losses(tmp_path, monkeypatch, case):
         losses[compiled] = [report.loss for report in reports.seen]
     assert len(losses[True]) == trainer.data.steps_per_epoch
     assert losses[True] == pytest.approx(losses[False], rel=1e-5 if "float32" in case else 5e-3)
-
-
-def test_torch_matmul_warning_is_suppressed_when_compiling(tmp_path):
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        compile_model(nn.Linear(1, 1), small_config(tmp_path, "COMPILE=true"))
-        warnings.warn("TensorFloat32 tensor cores are not enabled. Consider setting ...", stacklevel=1)  # torch 2.11's
-    assert not seen
 
 
 def test_drop_path_with_tensor_rate_keeps_the_mean(tmp_path):
@@ -211,39 +200,8 @@ def test_unusable_compiler_cache_folder_is_reported_and_never_used(tmp_path, cas
     assert_names(line, FOLDER)
 
 
-def test_compiling_processes_share_cores_and_cache_folder(small_yaml, tmp_path, monkeypatch):
-    for name in (FOLDER, NUM_WORKERS):  # torch sets the first when it compiles, as other tests here do
-        monkeypatch.delenv(name, raising=False)
-    flags = [
-        "-cfg",
-        str(small_yaml),
-        "-compile",
-        "-dataset",
-        "imagefolder",
-        "-data_path",
-        "nowhere",
-    ]  # the run ends here
-    flags += ["-output", str(tmp_path / "output")]
-    ended = run("main_multi_gpu.py", *flags, processes=2, environment={"XDG_CACHE_HOME": str(tmp_path)})
-    assert ended.codes == [2, 2]
-    share = max(1, len(os.sched_getaffinity(0)) // 2)
-    assert_names(ended.stdout, tmp_path / "halfstep" / "compile", counted(share, "process"))
-
-
 def test_missing_cpp_compiler_is_named_with_install_hint(small_yaml, tmp_path):
     flags = ["-cfg", str(small_yaml), "-compile", "-output", str(tmp_path / "output")]
     ended = run("main_single_gpu.py", *flags, environment={"PATH": str(tmp_path), "CXX": "g++", FOLDER: str(tmp_path)})
     ended.refused("-compile", "g++", "CXX")
     assert "Traceback" not in ended.stderr
-
-
-@pytest.mark.parametrize(
-    ("device", "compiled", "bucket"), [("cuda", True, 100), ("cuda", False, None), ("cpu", True, None)]
-)
-def test_ddp_buckets_are_larger_for_compiled_gpu_graphs(tmp_path, monkeypatch, device, compiled, bucket):
-    found = []
-    monkeypatch.setattr(nn.parallel, "DistributedDataParallel", lambda model, **options: found.append(options))
-    process = Process(torch.device(device), world_size=2)
-    parallel = choose_parallel(small_config(tmp_path, f"COMPILE={compiled}"), process, None)
-    parallel.wrap(nn.Linear(1, 1), accumulates=False)
-    assert [options["bucket_cap_mb"] for options in found] == [bucket]

@@ -101,15 +101,6 @@ def test_gpu_kernels_leave_layers_other_than_patch_embeddings_unchanged(layer):
     assert type(model[0]) is nn.Conv2d and embedding.proj is layer and type(layer) in (nn.Conv2d, OwnConv2d)
 
 
-def test_patch_embedding_runs_without_convolutions(tmp_path):
-    model = build_model(small_config(tmp_path, "MODEL.DEPTH=1"), 10)
-    GpuKernels().apply(model)
-    with torch.autograd.profiler.profile() as profile:
-        model(torch.randn(2, 1, 8, 8)).sum().backward()
-    names = {event.name for event in profile.function_events}
-    assert {"aten::linear", "aten::mm"} <= names and not [name for name in names if "conv" in name.lower()]
-
-
 @pytest.mark.parametrize("name", ["test_resnet", "test_maxvit"])
 def test_rounding_images_early_does_not_change_the_first_convolution(name):
     model, images = timm.create_model(name).eval(), torch.randn(2, 3, 160, 160)

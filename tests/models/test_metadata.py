@@ -11,12 +11,10 @@ import torch
 from timm.data import ImageNetInfo
 
 import main_single_gpu
-from configs.schema import Data
 from engine.settings import load_settings
 from models.weights.files import read_state_dict, read_weights
 from models.weights.load import load_pretrained
 from models.weights.metadata import classes_of_weights, is_imagenet_by_other_names, metadata_of, usual_images
-from models.weights.state import preprocessing_of
 from tests.support.cases import cases_of, names_of
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT
@@ -223,16 +221,6 @@ def test_invalid_config_json_is_refused(tmp_path, config):
         load_settings(["-eval", "-pretrained", str(path)])
 
 
-def test_damaged_weights_are_refused_before_building(tmp_path, weights):
-    np.savez(tmp_path / "cut.npz", **google_arrays(weights, ""))
-    safetensors.torch.save_file(weights, tmp_path / "cut.safetensors")
-    for name in ("cut.npz", "cut.safetensors", "missing.npz"):
-        if (tmp_path / name).exists():
-            (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-300])
-        with refused(ConfigError, "MODEL.PRETRAINED", tmp_path / name):
-            load_settings(["-eval", "-pretrained", str(tmp_path / name)])
-
-
 def test_non_float_weights_are_refused(tmp_path, weights):
     path = saved(weights | {"norm.weight": torch.ones(WIDTH).char()}, tmp_path / "x.pth")
     with refused(ConfigError, "MODEL.PRETRAINED", "norm.weight"):
@@ -244,9 +232,3 @@ def test_invalid_metadata_in_safetensors_is_ignored(tmp_path, weights):
     metadata = {"class_names": "[1, 2]", "arch": '"x"', "config": '{"a":' * 100_000}
     safetensors.torch.save_file(weights, path, metadata=metadata)
     assert read_weights(path).record == {"arch": "x"}
-
-
-def test_normalization_constants_are_exported_unchanged():
-    data = Data(IMAGENET_MEAN=(0.1, 0.2, 0.3), IMAGENET_STD=(0.4, 0.5, 0.6))
-    said = preprocessing_of(data)
-    assert (said["mean"], said["std"]) == ([0.1, 0.2, 0.3], [0.4, 0.5, 0.6])

@@ -4,6 +4,7 @@ import math
 import os
 import re
 import shlex
+from argparse import Namespace
 
 import pytest
 
@@ -72,9 +73,10 @@ def test_alternating_benchmark_cases_keep_their_ratios_during_slowdowns():
 
 @pytest.mark.parametrize(("kind", "is_compiled"), [("cpu", False), ("cuda", True)])
 def test_run_benchmark_gives_halfstep_and_timm_same_options(tmp_path, kind, is_compiled):
-    setup = loader.Setup("vit_tiny_patch16_224", kind, 16, 256, is_compiled)
-    timm = " ".join(setup.timm(tmp_path, tmp_path, tmp_path)) + " "
-    config = load(setup.halfstep(tmp_path, tmp_path)[2:]).config
+    values = {"timm": tmp_path, "model": "vit_tiny_patch16_224", "kind": kind, "num_workers": 16, "batch_size": 256}
+    arguments = Namespace(**values, compile=is_compiled, report_every=10)
+    timm = " ".join(loader.timm_command(arguments, tmp_path, tmp_path)) + " "
+    config = load(loader.halfstep_command(arguments, tmp_path, tmp_path)[2:]).config
     assert f"--device {kind} --workers 16 --log-interval {config.REPORT_FREQ} " in timm and "-b 256 " in timm
     assert (config.DATA.NUM_WORKERS, config.DATA.BATCH_SIZE, config.TRAIN.MODEL_EMA) == (16, 256, False)
     assert "--amp-dtype bfloat16" in timm and (config.AMP, config.PRECISION.DTYPE) == (True, "bfloat16")

@@ -5,8 +5,6 @@ import importlib.util
 import json
 import os
 import sys
-from functools import partial
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -16,15 +14,13 @@ from PIL import Image
 
 from engine.predict.classifier import load_classifier
 from models.export.formats import FORMATS
-from models.export.subject import Subject
 from models.weights.files import read_checkpoint, read_record, read_state_dict
 from models.weights.metadata import metadata_of
 from tests.support.cases import cases_of, names_of
 from tests.support.checkpoints import CLASSES, PLAIN, checkpoint
-from tests.support.refusals import assert_names, refused
+from tests.support.refusals import assert_names
 from tests.support.runs import ROOT, Ended, run, run_fresh, typed
 from tests.support.weight_files import assert_same, saved, vit
-from utils.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 
@@ -145,9 +141,7 @@ def test_exported_graphs_match_logits_at_any_batch_size(tmp_path):
             torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
 
 
-def test_missing_or_old_library_is_refused_before_writing(plain, tmp_path, monkeypatch):
-    monkeypatch.setattr(timm, "__version__", "1.0.25")
-    exported(plain, "hf", tmp_path / "x").refused("-to", "hf", "timm", "1.0.26")
+def test_missing_library_is_refused_before_writing(plain, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     exported(plain, "onnx", tmp_path / "x.onnx").refused("-to", "pip install onnx onnxscript onnxruntime")
     assert not any(tmp_path.iterdir())
@@ -198,13 +192,6 @@ def test_export_wrong_for_one_kind_of_image_is_deleted(plain, tmp_path, monkeypa
     assert not any(tmp_path.iterdir())
 
 
-def test_random_images_of_the_check_differ_along_every_axis():
-    subject = SimpleNamespace(data={"input_size": [3, 6, 5], "mean": [0.5] * 3, "std": [0.5] * 3})
-    subject.normalized = partial(Subject.normalized, subject)
-    images = Subject.images(subject, 4, seed=0)
-    assert images.shape == (4, 3, 6, 5) and all((images.diff(dim=axis) != 0).any() for axis in range(4))
-
-
 # Exports weights that differ from the model's, in both formats, and prints the exit codes.
 WRONG_WEIGHTS = """
 import sys
@@ -243,13 +230,6 @@ def test_full_disk_keeps_the_previous_export_intact(plain, tmp_path, monkeypatch
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     exported(plain, to, target).refused(target, "disk", "full")
     assert {each: each.read_bytes() for each in tmp_path.iterdir()} == former
-
-
-@pytest.mark.parametrize("name", ["x.onnx", "x.pt2"])
-def test_weights_cannot_be_read_from_an_exported_graph(tmp_path, name):
-    (tmp_path / name).write_bytes(b"a graph")
-    with refused(ConfigError, tmp_path / name, ".safetensors"):
-        metadata_of(str(tmp_path / name))
 
 
 def test_graph_export_over_the_file_size_limit_is_refused(plain, tmp_path):

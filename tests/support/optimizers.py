@@ -10,7 +10,9 @@ from configs.schema import Optimizer, Precision, Train
 from engine.parallel import Parallel
 from engine.precision.loss_scale import Clipping, FusedLossScaler, LossScaler
 from engine.train.optimizers import OURS, build_optimizer
+from tests.support.configs import CPU
 from tests.support.pretend_device import waits
+from utils.distributed import Process
 
 
 @functools.cache
@@ -46,7 +48,9 @@ class Learner:
                 gradient.view(-1)[0] = float("nan")
             parameter.grad = gradient.to(self.device)
         with waits() as self.waits:
-            self.scaler.unscale_and_clip(self.optimizer, list(self.model.parameters()), Parallel(), self.clipping)
+            self.scaler.unscale_and_clip(
+                self.optimizer, list(self.model.parameters()), Parallel(Process(CPU)), self.clipping
+            )
             self.scaler.step(self.optimizer)
             self.scaler.update()
         return self

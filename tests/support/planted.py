@@ -22,13 +22,13 @@ from tqdm import tqdm
 import engine.build
 import engine.callback_list
 import engine.eval_run
+import engine.evaluate_weights
 import engine.first_passes
 import engine.memory
 import engine.run
 import engine.saves
 import engine.session
 import engine.settings
-import engine.trained
 from datasets.loading.readers import Reader, TrainReader
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.sharded_saver import ShardedSaver
@@ -37,7 +37,7 @@ from engine.evaluation.scores import Scores
 from engine.evaluation.tally import PerImage
 from engine.loop import Loop, Outcome
 from engine.record.metrics import Recorder
-from engine.session import Status
+from engine.session import Session
 from engine.train.callback import Callback
 from engine.train.forecast import Forecast
 from engine.train.trainer import Trainer
@@ -136,7 +136,7 @@ def score(*figures: list[float]) -> None:
         found = [next(remaining) for _ in models]
         return [Evaluation(Scores(loss, top1, 100.0, 359, 0), PerImage()) for top1, loss in found]
 
-    engine.eval_run.evaluate = engine.trained.evaluate = evaluate
+    engine.eval_run.evaluate = engine.evaluate_weights.evaluate = evaluate
 
 
 def name_hosts(processes_per_host: int) -> None:
@@ -158,7 +158,7 @@ MOMENTS = {
     "start-up": (engine.build, "build_train_data", 1),
     "training": (Trainer, "update", 3),
     "accumulation": (Trainer, "to_device", 6),
-    "evaluation": (engine.trained, "evaluate", 1),
+    "evaluation": (engine.evaluate_weights, "evaluate", 1),
 }
 
 
@@ -176,7 +176,7 @@ MOVES = {
     "a save": (engine.saves.Saves, "save", 1),
     "a write": (torch, "save", 3),
     "a sharded save": (ShardedSaver, "_put", 1),
-    "a sign of life": (Status, "_write", 3),
+    "a sign of life": (Session, "_write_status", 3),
     "the figures": (Recorder, "close", 1),
 }
 OF_ANOTHER_RUN = (".lock", "last.pth", "best.pth", "checkpoint-1.pth", "status.json")
@@ -475,7 +475,7 @@ def keep_statuses(path: str) -> None:
             with open(path, "a") as kept:
                 print(json.dumps(json.loads(text)), file=kept)
 
-    engine.session.write_text, Status.SECONDS_BETWEEN_BEATS = keep, -1.0
+    engine.session.write_text, Session.SECONDS_BETWEEN_BEATS = keep, -1.0
 
 
 def draw_each_update() -> None:

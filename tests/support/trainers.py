@@ -76,7 +76,7 @@ def update(trainer: Trainer, times: int = 1) -> Trainer:
 def scaled_step(scaler: LossScaler, optimizer: torch.optim.Optimizer) -> bool:
     """Do with the scaler what the trainer does after a backward. Return whether the update was skipped."""
     scaler.unscale_(optimizer)
-    skipped = bool(scaler.found_inf(optimizer))
+    skipped = bool(scaler.found_inf())
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad(set_to_none=True)

@@ -1,7 +1,6 @@
 """The version of halfstep that runs, exit codes of errors, signals that stop a run, and replaced files."""
 
 import errno
-import gc
 import os
 import shutil
 import signal
@@ -18,10 +17,9 @@ from tests.support.cases import cases_of, value_of
 from tests.support.configs import SMALL
 from tests.support.refusals import refused
 from tests.support.runs import ROOT
-from utils import VERSION, errors, program
+from utils import VERSION, errors
 from utils.errors import ConfigError, cause_of, naming_damage
 from utils.files import locked, refuse_special, replacing
-from utils.log import Log
 from utils.program import StopSignal, exit_code, exit_code_and_message, revision
 from utils.seed import make_deterministic
 
@@ -146,13 +144,6 @@ def test_deterministic_runs_disable_autotuning_and_memory_filling():
         torch.utils.deterministic.fill_uninitialized_memory = filled
 
 
-def test_garbage_collection_resumes_after_program_start():
-    program.relax_gc()
-    assert not gc.isenabled()
-    program.restore_gc()
-    assert gc.isenabled()
-
-
 def test_every_program_handles_flags_and_errors_of_all_programs():
     """exit_code opens closed streams, answers -version and prints errors."""
     for path in [*ROOT.glob("main_*.py"), *ROOT.glob("scripts/*.py")]:
@@ -167,11 +158,3 @@ def test_run_with_closed_stderr_leaves_lock_file_empty(tmp_path):
     done = subprocess.run(["sh", "-c", 'exec "$@" <&- 2>&-', "sh", *words], stdout=subprocess.PIPE, timeout=300)
     assert done.returncode == 0
     assert (tmp_path / "runs/run/.lock").read_bytes() == b""
-
-
-def test_log_file_is_not_executable(tmp_path):
-    log = Log(rank=0)
-    log.open(tmp_path)
-    log.note("first")
-    log.close()
-    assert not (tmp_path / "log.txt").stat().st_mode & 0o111

@@ -11,7 +11,7 @@ import pytest
 
 from engine.checkpoint.find import read_checkpoint
 from tests.support.runs import Ended, epochs_of, run, run_folder, status_of
-from utils.runs import Identity, newest_first
+from utils.runs import newest_first
 
 pytestmark = pytest.mark.slow
 
@@ -92,16 +92,6 @@ ORDERS = {
 def test_runs_are_sorted_newest_first(tmp_path, case, turn):
     folders = [make_copy(tmp_path / name, **status) for name, status in ORDERS[case].items()]
     assert newest_first(folders[::turn]) == folders
-
-
-@pytest.mark.parametrize("field", ["id", "name", "began"])
-@pytest.mark.parametrize("value", [None, 1])
-def test_identity_without_one_of_its_texts_counts_as_missing(field, value):
-    assert Identity.of({"run": record("a", EARLY)}) == Identity("a", "a", "2026-01-01T00:00:00+00:00")
-    damaged = {**record("a", EARLY), field: value}
-    assert Identity.of({"run": damaged}) is None
-    del damaged[field]
-    assert Identity.of({"run": damaged}) is None
 
 
 @pytest.mark.parametrize("status", [None, "", '{"version": 1, "sta'], ids=["missing", "empty", "damaged"])

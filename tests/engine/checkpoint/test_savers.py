@@ -2,7 +2,6 @@
 
 import errno
 import os
-import stat
 import threading
 import time
 from unittest.mock import Mock
@@ -96,38 +95,44 @@ def test_second_save_waits_for_the_first_before_copying(tmp_path, saver, monkeyp
     assert read_checkpoint(tmp_path / "previous.pth")["step"] == 1
 
 
-@pytest.mark.parametrize("links", [True, False], ids=["", "without hard links"])
-def test_checkpoint_is_synced_before_rename_and_its_folder_afterwards(tmp_path, monkeypatch, links):
-    """Check the order of syncs instead of a power cut: after `kill -9` the system still writes everything."""
-    saver = AsyncSaver(tmp_path, keep=1, device=CPU, warn=pytest.fail)
-    synced, names, after = {}, [], []
-    fsync, replace = os.fsync, os.replace
+@pytest.fixture
+def operations(monkeypatch) -> list[tuple[str, str, tuple]]:
+    """Return a list to which each sync and rename adds (target of the rename or "", path, inode and size of the file)."""
+    done, fsync, replace = [], os.fsync, os.replace
+
+    def identity(status: os.stat_result) -> tuple[int, int]:
+        return status.st_ino, status.st_size
 
     def noted_fsync(file):
-        status = os.fstat(file)
-        synced[status.st_ino] = status.st_size
-        if stat.S_ISDIR(status.st_mode):
-            after.clear()
+        number = file if isinstance(file, int) else file.fileno()
+        done.append(("", os.path.realpath(f"/proc/self/fd/{number}"), identity(os.fstat(number))))
         fsync(file)
 
     def noted_replace(source, target):
-        status = os.stat(source)
-        assert synced.get(status.st_ino) == status.st_size, f"{target} was renamed before its content was synced"
-        names.append(target.name)
-        after.append(target.name)
+        done.append((str(target), str(source), identity(os.stat(source))))
         replace(source, target)
 
     monkeypatch.setattr(os, "fsync", noted_fsync)
     monkeypatch.setattr(os, "replace", noted_replace)
+    return done
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["", "without hard links"])
+def test_checkpoint_is_synced_before_rename_and_its_folder_afterwards(tmp_path, monkeypatch, saver, operations, links):
+    """Check the order of syncs instead of a power cut: after `kill -9` the system still writes everything."""
     if not links:
         monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EPERM, "no hard links here")))
     for step in (1, 2):
-        saver.save(
-            small_state(step) | {"progress": {"skips_in_a_row": 0, "best": []}}, ["best.pth", f"checkpoint-{step}.pth"]
-        )
+        state = small_state(step) | {"progress": {"skips_in_a_row": 0, "best": []}}
+        saver.save(state, ["best.pth", f"checkpoint-{step}.pth"])
         saver.wait()
-    assert names[3:] == ["best.pth", "checkpoint-2.pth", "previous.pth", "last.pth"]
-    assert after == [], "the folder was not synced after these renames"
+    renames = [(place, each) for place, each in enumerate(operations) if each[0]]
+    names = ["best.pth", "checkpoint-2.pth", "previous.pth", "last.pth"]
+    assert [target for _, (target, _, _) in renames[3:]] == [str(tmp_path / name) for name in names]
+    for place, (target, _, file) in renames:
+        synced = [each for renamed, _, each in operations[:place] if not renamed]
+        assert file in synced, f"{target} was renamed before its content was synced"
+    assert any(path == str(tmp_path) for _, path, _ in operations[renames[-1][0] :]), "the folder must be synced last"
 
 
 def test_saver_records_the_longest_save_time(saver, monkeypatch):
@@ -181,25 +186,14 @@ def test_saved_host_copy_is_no_larger_than_state(tmp_path, trainer):
     assert abs((tmp_path / "copy").stat().st_size - (tmp_path / "state").stat().st_size) < 2000
 
 
-def test_sharded_save_syncs_shards_and_folders_before_renaming_the_checkpoint(tmp_path, monkeypatch):
-    done, fsync, replace = [], os.fsync, os.replace
-
-    def noted_fsync(file):
-        done.append(os.path.realpath(f"/proc/self/fd/{file if isinstance(file, int) else file.fileno()}"))
-        fsync(file)
-
-    def noted_replace(source, target):
-        done.append(f"becomes {target}")
-        replace(source, target)
-
-    monkeypatch.setattr(os, "fsync", noted_fsync)
-    monkeypatch.setattr(os, "replace", noted_replace)
+def test_sharded_save_syncs_shards_and_folders_before_renaming_the_checkpoint(tmp_path, operations):
     saver = ShardedSaver(tmp_path, 1, Process(CPU), pytest.fail)
     state = {"epoch": 0, "step": 3, "progress": {"skips_in_a_row": 0, "best": []}}
     saver.save(state | {PIECES: {"weight": torch.ones(3)}}, [])
     saver.wait()
-    before = done[: done.index(f"becomes {tmp_path / 'last.pth'}")]
-    assert {str(tmp_path), str(tmp_path / "shards")} <= set(before)
+    targets = [target for target, _, _ in operations]
+    before = {path for _, path, _ in operations[: targets.index(str(tmp_path / "last.pth"))]}
+    assert {str(tmp_path), str(tmp_path / "shards")} <= before
 
 
 def test_shard_is_not_written_if_copying_fails_in_another_process(tmp_path, monkeypatch):

@@ -5,7 +5,6 @@ import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from engine.checkpoint.format import checkpoint_bytes
-from engine.train.optimizers import trained_bytes
 from models import build_model
 from models.weights.sharded import Parts, span
 from tests.support.cases import cases_of, names_of
@@ -138,22 +137,15 @@ def test_each_of_two_fsdp2_processes_holds_half_the_bytes_of_ddp(runs):
     assert 0.5 <= runs["fsdp2 fp32"]["bytes"] / runs["ddp fp32"]["bytes"] < 0.53
 
 
-def host_bytes(settings, model, num_processes: int, sharded: bool) -> tuple[int, int]:
-    """Return the host memory that the processes of one machine use for a model on GPUs: while each process builds it (with
-    sharded EMA, plus a block of model and EMA each), and for the copy of the state that a save writes."""
-    weights = sum(tensor.nbytes for tensor in model.state_dict().values())
-    largest = max(sum(each.nbytes for each in block.parameters()) for block in model.blocks)
-    beside = 2 * largest if sharded and settings.MODEL_EMA else 0
-    return num_processes * (weights + beside), checkpoint_bytes(settings, model)
-
-
 def test_host_never_holds_full_model_and_ema_together(runs, tmp_path):
     """Count float32 numbers: the model plus a block or two of model and EMA. Both together would be twice as many."""
     config = small_config(tmp_path, "MODEL.DEPTH=32", *COMMON.split(","))
-    (building, _), whole = host_bytes(config.TRAIN, model := build_model(config, 10), 1, True), trained_bytes(model)
+    model = build_model(config, 10)
+    whole = sum(tensor.nbytes for tensor in model.state_dict().values())
+    building = whole + 2 * max(sum(each.nbytes for each in block.parameters()) for block in model.blocks)
     # At the end the process has half of both, and briefly one more shard besides its block.
     assert runs["built"]["building"] == pytest.approx(building, rel=0.05) and building < 1.1 * whole
-    _, saving = host_bytes(config.TRAIN, build_model(small_config(tmp_path, *COMMON.split(",")), 10), 1, False)
+    saving = checkpoint_bytes(config.TRAIN, build_model(small_config(tmp_path, *COMMON.split(",")), 10))
     assert runs["ddp fp32"]["bytes"] == pytest.approx(saving, rel=0.01)  # and a few counters of Adam
 
 

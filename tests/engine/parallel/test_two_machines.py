@@ -82,13 +82,6 @@ def test_synthetic_images_differ_between_all_processes(tmp_path, build, tokens):
     assert not any(torch.equal(*pair) for pair in itertools.combinations(found, 2))
 
 
-def test_evaluation_counts_each_image_once_over_two_machines(tmp_path):
-    config = small_config(tmp_path)
-    image_set = load_image_sets(config)[1]
-    shares = [build_eval_data(config, image_set, process).share.tolist() for process in processes()]
-    assert sorted(itertools.chain(*shares)) == [*range(len(image_set))]
-
-
 @given(rows=st.integers(1, 40))
 @examples(40)
 def test_processes_of_two_machines_read_each_row_of_a_sharded_checkpoint_once(rows):

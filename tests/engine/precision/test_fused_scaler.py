@@ -9,7 +9,8 @@ from configs.schema import Config
 from engine.parallel import Parallel
 from engine.precision.loss_scale import Clipping, FusedLossScaler, LossScaler
 from engine.train.optimizers import build_optimizer
-from tests.support.configs import replaced, small_config
+from tests.support.configs import CPU, replaced, small_config
+from utils.distributed import Process
 
 # Three finite updates in a row double the scale; two overflows in a row halve it.
 SCALING = {"INIT_LOSS_SCALING": 1024.0, "INCR_EVERY_N_STEPS": 3, "DECR_EVERY_N_NAN_OR_INF": 2}
@@ -34,8 +35,10 @@ class Learner:
         loss = (self.model(images) - images.sum()).square().mean()
         self.scaler.scale(loss * factor).backward()
         parameters = list(self.model.parameters())
-        norm = self.scaler.unscale_and_clip(self.optimizer, parameters, parallel or Parallel(), self.clipping)
-        skipped = self.scaler.found_inf(self.optimizer)
+        norm = self.scaler.unscale_and_clip(
+            self.optimizer, parameters, parallel or Parallel(Process(CPU)), self.clipping
+        )
+        skipped = self.scaler.found_inf()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)

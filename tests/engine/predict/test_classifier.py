@@ -1,10 +1,7 @@
 """Models with weights from any source classify like their own library's evaluation, with the names of their classes."""
 
 import json
-from types import SimpleNamespace
-from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import timm
 import torch
@@ -14,7 +11,6 @@ from timm.data import ImageNetInfo
 from engine.predict.classifier import load_classifier
 from tests.support.cases import cases_of, names_of
 from tests.support.refusals import refused
-from tests.support.weight_files import google_arrays, vit
 from utils.errors import ConfigError
 
 ARGUMENTS = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2}
@@ -74,25 +70,8 @@ def test_classifier_needs_model_name_for_bare_weights(tmp_path):
     assert torch.equal(found.model(images), model(images)) and found.config.DATA.IMAGE_SIZE == 64
 
 
-def test_google_npz_weights_are_loaded_with_their_preprocessing(tmp_path):
-    ours = vit(EMBED_DIM=192, NUM_HEADS=3)
-    np.savez(tmp_path / "vit.npz", **google_arrays(ours.state_dict(), ""))
-    found = load_classifier(tmp_path / "vit.npz")
-    images = torch.randn(2, 3, 32, 32)
-    torch.testing.assert_close(found.model(images), ours.eval()(images))
-    assert found.config.DATA.IMAGENET_MEAN == (0.5, 0.5, 0.5)
-
-
 @pytest.mark.parametrize("words", cases_of("mistakes-of_classifiers"))
 def test_weights_without_a_classifier_are_refused(here, words):
     hub_folder(here / "features", 0)
     with refused(ConfigError, *names_of("mistakes-of_classifiers", words)):
         load_classifier(words.split()[0], raw="-raw" in words)
-
-
-def test_unreachable_hub_is_reported_with_the_model_name(monkeypatch, tmp_path):
-    unreachable = Mock(side_effect=OSError("no route to host"))
-    monkeypatch.setattr("huggingface_hub.utils.get_session", lambda: SimpleNamespace(head=unreachable))
-    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
-    with refused(ConfigError, "resnet10t", "no route to host"):
-        load_classifier("resnet10t.c3_in1k")

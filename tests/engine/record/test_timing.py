@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from configs.schema import Config
-from engine.parallel import Replicated
+from engine.parallel import Parallel
 from engine.record.console import Console
 from engine.record.timing import HostClock, Timing, shares
 from engine.train.callback import PHASES, Callback
@@ -223,7 +223,7 @@ def test_gradients_are_averaged_only_in_last_micro_batch(tmp_path):
     trainer = make_trainer(small_config(tmp_path, "TRAIN.ACCUM_ITER=3"), callbacks=[losses])
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        trainer.parallel = Replicated(Process(CPU, world_size=2))
+        trainer.parallel = Parallel(Process(CPU, world_size=2))
         trainer.replicate(accumulates=True)
         trainer.replica.register_comm_hook(None, average)
         update(trainer)

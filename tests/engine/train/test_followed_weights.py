@@ -73,14 +73,6 @@ def test_resume_keeps_settings_of_weights_that_were_deleted(checkpoint, bare, tm
     assert older.IMAGENET_MEAN == (0.485, 0.456, 0.406), "a new run takes its settings from the weights"
 
 
-@pytest.mark.slow
-def test_run_prints_settings_taken_from_weights(checkpoint, bare, tmp_path):
-    flags = ["-cfg", bare, "-pretrained", checkpoint, "-output", tmp_path / "o", "-batch_size", "1000"]
-    before = typed("main_single_gpu.py", *flags, "-opts", "DATA.CROP_PCT=0.5").done().printed.partition("Epoch[")[0]
-    assert_names(before, checkpoint, "DATA.IMAGENET_MEAN [0.25]", "MODEL.EMBED_DIM 16", "-opts DATA.CROP_PCT=0.75")
-    assert "contradict" not in before and "DATA.IMAGE_SIZE 8" in before
-
-
 @pytest.mark.parametrize(
     ("photos", "said"),
     [

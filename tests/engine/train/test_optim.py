@@ -53,16 +53,23 @@ def choices(draw) -> list[list[int]]:
     return found
 
 
-@given(choices())
-@examples(50)
-def test_rate_never_jumps_when_the_number_of_updates_changes(drawn):
-    settings = with_scheduler(dataclasses.replace(Config().TRAIN, NUM_EPOCHS=20, WARMUP_EPOCHS=0), NAME="cosine")
+SMOOTH = [{"NAME": "cosine"}, {"NAME": "cosine", "COOLDOWN_EPOCHS": 2}, {"NAME": "wsd"}, {"NAME": "constant"}]
+STAIRS = [{"NAME": "paddlevit"}, {"NAME": "step", "DECAY_EPOCHS": 6.0}, {"NAME": "cosine", "PER_EPOCH": True}]
+
+
+@given(st.sampled_from(SMOOTH + STAIRS), choices())
+@examples(100)
+def test_rate_never_jumps_when_the_number_of_updates_changes(chosen, drawn):
+    settings = with_scheduler(dataclasses.replace(Config().TRAIN, NUM_EPOCHS=20, WARMUP_EPOCHS=0), **chosen)
     schedule = Schedule(settings, 10, global_batch=1)
     last = schedule(199)
     for step, total in drawn:
         before = schedule(step - 1)
         schedule.choose(step, total)
-        assert (schedule(step - 1), schedule(total - 1)) == pytest.approx((before, last))
+        assert schedule(total - 1) == last  # the schedule is complete
+        rates = [schedule(each) for each in range(step - 1, total)]
+        assert rates == sorted(rates, reverse=True)
+        assert rates[0] == pytest.approx(before) or chosen in STAIRS
 
 
 @st.composite

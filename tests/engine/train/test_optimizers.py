@@ -10,7 +10,6 @@ from engine.checkpoint.resume import comparable
 from engine.train.optimizers import (
     build_optimizer,
     parameter_groups,
-    set_rates,
 )
 from tests.support.configs import meta_device, small_config
 from tests.support.trainers import make_trainer
@@ -20,11 +19,14 @@ ARGUMENTS = {  # {words after TRAIN.OPTIMIZER: the resulting arguments of all gr
     "NAME=sgd KWARGS.nesterov=true": {"nesterov": True, "momentum": 0.9, "fused": True},
     **{f"NAME={name} BETAS=[0.7,0.8] EPS=1e-3": {"betas": (0.7, 0.8), "eps": 1e-3} for name in ("AdamW", "Adam")},
     **{f"NAME=SGD MOMENTUM={momentum}": {"momentum": momentum} for momentum in (0.3, 0.0)},
+    "NAME=Lion KWARGS.caution=true": {"caution": True, "betas": (0.9, 0.99)},
+    "NAME=lion BETAS=[0.8,0.9]": {"betas": (0.8, 0.9)},
+    "NAME=lamb EPS=1e-8": {"eps": 1e-8},  # the default of AdamW, not of lamb
 }
 
 
 @pytest.mark.parametrize(("words", "expected"), ARGUMENTS.items())
-def test_torch_optimizer_gets_its_arguments_and_defaults(tmp_path, words, expected):
+def test_optimizer_gets_its_arguments_and_defaults(tmp_path, words, expected):
     words = ["WEIGHT_DECAY=0.07", "BASE_LR=0.02", *(f"OPTIMIZER.{each}" for each in words.split())]
     optimizer = build_optimizer(
         small_config(tmp_path, *(f"TRAIN.{each}" for each in words)).TRAIN, torch.nn.Linear(2, 2)
@@ -50,9 +52,11 @@ def test_resume_refuses_another_optimizer_even_if_allowed(tmp_path):
         refuse_changes(small_config(tmp_path, "TRAIN.OPTIMIZER.NAME=SGD", allowed), order, {}, state, tmp_path)
 
 
-def test_torch_optimizer_settings_override_the_checkpoint(tmp_path):
-    saved = make_trainer(small_config(tmp_path)).state_dict()
-    trainer = make_trainer(small_config(tmp_path, "TRAIN.WEIGHT_DECAY=0.7", "TRAIN.OPTIMIZER.BETAS=[0.8,0.9]"))
+@pytest.mark.parametrize("name", ["AdamW", "lion"])
+def test_optimizer_settings_override_the_checkpoint(tmp_path, name):
+    name = f"TRAIN.OPTIMIZER.NAME={name}"
+    saved = make_trainer(small_config(tmp_path, name)).state_dict()
+    trainer = make_trainer(small_config(tmp_path, name, "TRAIN.WEIGHT_DECAY=0.7", "TRAIN.OPTIMIZER.BETAS=[0.8,0.9]"))
     trainer.load_state_dict(saved)
     decayed = trainer.optimizer.param_groups[0]
     assert decayed["weight_decay"] == 0.7 and tuple(decayed["betas"]) == (0.8, 0.9)
@@ -93,15 +97,6 @@ def test_parameter_groups_match_timm_for_each_parameter(tmp_path, name):
     assert decayed == described(model, param_groups_layer_decay(model, layer_decay=0.65, **options))
     assert decayed.keys() == plain.keys() == own.keys()
     assert len({scale for _, scale in decayed.values()}) > 5
-
-
-def test_rate_of_parameter_group_is_schedule_rate_times_factor(tmp_path):
-    model, train = on_meta("vit_base_patch16_224"), small_config(tmp_path, "TRAIN.LAYER_DECAY=0.5").TRAIN
-    groups = parameter_groups(train, model, dict(model.named_parameters()))
-    set_rates(groups, 1e-3)
-    rates = {rate: parameter for group in groups for rate, parameter in [(group["lr"], group["params"][0])]}
-    assert max(rates) == 1e-3 and rates[1e-3].shape == model.head.weight.shape[: rates[1e-3].ndim]
-    assert min(rates) == pytest.approx(1e-3 * 0.5**13)  # the patch embedding is below 12 blocks and the classifier
 
 
 def test_parameter_groups_use_the_local_shard_of_parameters(tmp_path):

@@ -44,18 +44,20 @@ def test_time_limit_reserves_time_for_saving_and_evaluation():
     assert first_stop(60, asked) == 32
 
 
-class UpdatesLeft(Callback):
-    def __init__(self):
-        self.told = []
+class Asked(Callback):
+    """Notes the updates that are left, and whether to stop is always `answer`."""
+
+    def __init__(self, answer: bool):
+        self.told, self.answer = [], answer
 
     def should_stop(self, trainer, updates_left) -> bool:
         self.told.append(updates_left)
-        return False
+        return self.answer
 
 
 @pytest.mark.usefixtures("signal_handlers")
 def test_stop_callbacks_are_given_the_number_of_updates_left(tmp_path):
-    callback = UpdatesLeft()
+    callback = Asked(False)
     trainer = make_trainer(small_config(tmp_path), callbacks=[callback])
     update(trainer, 7)
     train(trainer, trainer.data.windows(7, trainer.data.steps_per_epoch))
@@ -63,17 +65,12 @@ def test_stop_callbacks_are_given_the_number_of_updates_left(tmp_path):
     assert callback.told == list(range(trainer.data.steps_per_epoch - 7, 0, -1))
 
 
-class TimeIsUp(Callback):
-    def should_stop(self, trainer, updates_left) -> bool:
-        return True
-
-
 @pytest.mark.usefixtures("signal_handlers")
 def test_stop_signal_takes_precedence_over_the_time_limit(tmp_path):
     stop = StopSignal()
     stop.number = signal.SIGINT
     with pytest.raises(Stopped) as stopped:
-        train(make_trainer(small_config(tmp_path), callbacks=[TimeIsUp()]), stop=stop)
+        train(make_trainer(small_config(tmp_path), callbacks=[Asked(True)]), stop=stop)
     assert stopped.value.signal == signal.SIGINT
 
 

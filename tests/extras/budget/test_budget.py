@@ -281,32 +281,3 @@ def test_run_shorter_than_budget_keeps_its_usual_learning_rates(config, options)
     run, rate = Run(settings, World()).go(), Schedule(settings.TRAIN, PER_EPOCH, 64)
     assert run.trainer.rates == {step: rate(step) for step in range(20 * PER_EPOCH)}
     assert "20 epochs" in run.lines[0] and run.world.now < 100
-
-
-@pytest.mark.parametrize(
-    "options, last",
-    [
-        ("NAME=cosine", END_LR),
-        ("NAME=cosine PER_EPOCH=true", END_LR),
-        ("NAME=cosine COOLDOWN_EPOCHS=300", END_LR),
-        ("NAME=cosine AFTER_WARMUP=false", END_LR),
-        ("NAME=wsd", END_LR),
-        ("NAME=paddlevit", END_LR),
-        ("NAME=constant", 3e-3),
-        ("NAME=step DECAY_EPOCHS=1000", 3e-5),
-        ("NAME=step MILESTONES=[500,1000,2900]", 3e-6),
-    ],
-)
-def test_every_learning_rate_schedule_is_complete_under_a_budget(config, options, last):
-    settings = config("5m", *(f"TRAIN.LR_SCHEDULER.{each}" for each in options.split()))
-    run = Run(settings, World(update=0.3)).go()
-    rates = [run.trainer.rates[step] for step in range(run.trainer.step)]
-    assert rates[-1] == pytest.approx(last, rel=0.2)
-    top = rates.index(max(rates))
-    assert rates[top:] == sorted(rates[top:], reverse=True) and rates[:top] == sorted(rates[:top])
-    assert top < 0.25 * len(rates) or last == 3e-3
-
-
-@pytest.mark.parametrize("text", ["8h", "90m", "20s", "07:00", "7:05", "5400", "1-12"])
-def test_valid_budget_texts_are_accepted(config, text):
-    assert config(text).TRAIN.BUDGET == text

@@ -4,7 +4,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -154,15 +153,6 @@ def test_model_without_features_is_refused(hub, photos, monkeypatch):
     monkeypatch.setattr(VisionTransformer, "forward_head", without_features)
     typed(SCRIPT, hub, photos, "-output", "features.npz").refused("hub/model.safetensors", "features")
     assert not Path("features.npz").exists()
-
-
-def test_unreachable_weights_of_timm_are_refused(here, photos, monkeypatch):
-    unreachable = Mock(side_effect=OSError("no route to host"))
-    monkeypatch.setattr("huggingface_hub.utils.get_session", lambda: SimpleNamespace(head=unreachable))
-    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
-    typed(SCRIPT, "resnet10t.c3_in1k", photos, "-output", "features.npz").refused(
-        "resnet10t.c3_in1k", "no route to host"
-    )
 
 
 def test_model_for_grey_images_reads_colour_photos(here, hub, photos):

@@ -72,12 +72,6 @@ def test_float8_is_refused_on_old_gpu_or_without_torchao(monkeypatch, capability
             check_float8(CUDA)
 
 
-def test_float8_description_suggests_compile_flag_only_if_compile_is_off(tmp_path):
-    for words, is_told in (((), True), (("COMPILE=true",), False)):
-        told = Precision(small_config(tmp_path, *FLOAT8, *words), CPU).describe()
-        assert told.startswith("float8 in large Linear layers") and ("-compile" in told) is is_told
-
-
 @pytest.mark.parametrize(("ratio", "mlp"), [(4, ["fc1"]), (6, ["fc1", "fc2"])])
 def test_only_large_linear_layers_compute_in_float8(tmp_path, ratio, mlp):
     """In ViT-Base: qkv (2304 outputs) and fc1 (3072). Not proj and fc2 (768), not a last block for only the class token,

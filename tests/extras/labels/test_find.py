@@ -16,7 +16,7 @@ from datasets import load_image_sets
 from datasets.sources.arrays import DIGITS
 from datasets.sources.images import FileImages
 from engine.predict.pictures import tiles_of
-from engine.record.saved_files import read_table
+from engine.record.saved_files import read_table, write_table
 from extras.labels.data import cell_of
 from tests.extras.labels.made_runs import draw_image, make_photos, make_run, make_sweep, settings_of
 from tests.support.cases import assert_cases
@@ -346,8 +346,6 @@ def test_table_of_another_program_is_not_overwritten(run):
     Path("mine").mkdir()
     Path("mine/labels.csv").write_text("image,label\n1,2\n")
     typed(SCRIPT, "run", "-output", "mine").refused("mine/labels.csv")
-    Path("mine/labels.csv").write_text("image,suggestion,confirmed\n1,2,\n")
-    typed(SCRIPT, "run", "-output", "mine").refused("mine/labels.csv")
 
 
 def test_no_copies_with_apply_is_refused(here):
@@ -357,8 +355,6 @@ def test_no_copies_with_apply_is_refused(here):
 @given(st.binary(max_size=5).map(os.fsdecode), names())
 @examples(60)
 def test_cells_of_predictions_csv_are_the_cells_that_are_looked_up(tmp_path_factory, name, label):
-    from extras.report.image_results import write_table
-
     file = Path(tmp_path_factory.getbasetemp(), "predictions.csv")
     write_table(file, ("image", "label"), [(name, label)])
     assert read_table(file) == [{"image": cell_of(name), "label": cell_of(label)}]

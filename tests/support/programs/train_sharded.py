@@ -25,7 +25,7 @@ from engine.checkpoint.format import save_checkpoint
 from engine.checkpoint.sharded_saver import ShardedSaver
 from engine.evaluation.evaluate import evaluate
 from engine.precision.loss_scale import FusedLossScaler
-from engine.train.ema import FusedLerp
+from engine.train.ema import fused_lerp
 from engine.train.trainer import Trainer
 from models import build_model
 from models.transforms.gpu_kernels import GpuKernels
@@ -89,7 +89,7 @@ def as_on_gpus(model: torch.nn.Module) -> Iterator[None]:
     GpuKernels().apply(model)
     with (
         mock.patch("engine.precision.policy.LossScaler", FusedLossScaler),
-        mock.patch("engine.train.ema.ForeachLerp", FusedLerp),
+        mock.patch("engine.train.ema.foreach_lerp", fused_lerp),
     ):
         yield
 

@@ -1,6 +1,7 @@
 """Cases of tests, one in each line of tests/cases/NAME.txt: `case => what the test must find`.
 
-For a message, that is the words that it must contain: settings, flags, files, values. For a function, it is its value.
+For a message, that is the settings, flags, files and values that it must contain, or words where it has none. For a
+function, it is its value.
 """
 
 import re

@@ -51,6 +51,9 @@ SETTINGS = {  # {name: (options, names in the message)}
     "smoothing": (["TRAIN.SMOOTHING=0.1"], ["TRAIN.SMOOTHING", "TRAIN.OBJECTIVE"]),
     "loss": (["TRAIN.LOSS=bce"], ["TRAIN.LOSS", "TRAIN.OBJECTIVE"]),
     "sampler": (["DATA.SAMPLER=balanced"], ["DATA.SAMPLER", "TRAIN.OBJECTIVE"]),
+    "cutmix": (["TRAIN.CUTMIX_MINMAX=[0.2,0.8]"], ["TRAIN.CUTMIX_MINMAX", "TRAIN.OBJECTIVE"]),
+    "weights": (["TRAIN.CLASS_WEIGHTS=auto"], ["TRAIN.CLASS_WEIGHTS", "TRAIN.OBJECTIVE"]),
+    "distillation": (["TRAIN.DISTILLATION_TYPE=soft"], ["TRAIN.DISTILLATION_TYPE", "TRAIN.OBJECTIVE"]),
     "labels": (["DATA.LABEL_SEPARATOR='|'", "DATA.DATASET=csv"], ["DATA.LABEL_SEPARATOR", "TRAIN.OBJECTIVE"]),
     "small image": (["MODEL.PATCH_SIZE=32"], ["MODEL.PATCH_SIZE", "DATA.IMAGE_SIZE"]),
     "schedule": (

@@ -197,3 +197,10 @@ def test_features_of_labelled_data_ignore_the_labels(tmp_path, start):
     assert rows[-1]["eval_similarity"] > rows[0]["eval_similarity"] and rows[0]["eval_top1"] is None
     assert "classes" not in (run_folder(tmp_path) / "log.txt").read_text().split("writing to")[1]
     assert math.isfinite(rows[-1]["train_loss"])
+
+
+def test_knn_accuracy_uses_features_before_the_maps(tmp_path, start, monkeypatch):
+    shapes = []
+    monkeypatch.setattr("extras.unlabelled.evaluation.knn_accuracy", lambda each, _: shapes.append(each.shape) or 50.0)
+    typed("main_single_gpu.py", *start.words(tmp_path, "TRAIN.NUM_EPOCHS=1")).done()
+    assert set(shapes) == {(24, 16)}  # the width of the student; the teacher has 24

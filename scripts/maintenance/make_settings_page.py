@@ -89,7 +89,7 @@ def optimizer_rows() -> Iterator[str]:
 
 
 def _table(settings: Iterable[Setting]) -> str:
-    head = "| Setting | Flag | For | Type | Default | Allowed | Meaning |\n|---|---|---|---|---|---|---|\n"
+    head = "| Setting, flag | For | Value | Default | Meaning |\n|---|---|---|---|---|\n"
     return head + "".join(map(_row, settings))
 
 
@@ -97,12 +97,12 @@ def _row(setting: Setting) -> str:
     is_command = setting.role == START
     name = setting.key if is_command else setting.key.rpartition(".")[2]
     role = "start" if is_command else setting.role + "\\*" * setting.may_change
-    flag = f"`{_FLAG_OF[setting.key]}`" if setting.key in _FLAG_OF else ""
+    flag = f" `{_FLAG_OF[setting.key]}`" if setting.key in _FLAG_OF else ""
     kind = ("list of " if setting.is_list else "") + _TYPES[setting.kind] + ("s" if setting.is_list else "")
-    kind += "".join(f", or `{word}`" for word in setting.special)
+    value = ", ".join(f"`{choice}`" for choice in setting.choices) or f"{kind}{describe_bounds(setting)}"
+    value += "".join(f", or `{word}`" for word in setting.special)
     default = "not set" if setting.default in (None, "", (), Arguments()) else f"`{to_text(setting.default)}`"
-    allowed = ", ".join(f"`{choice}`" for choice in setting.choices) or describe_bounds(setting).strip()
-    return f"| `{name}` | {flag} | {role} | {kind} | {default} | {allowed} | {setting.help} |\n"
+    return f"| `{name}`{flag} | {role} | {value} | {default} | {setting.help} |\n"
 
 
 # {page: the function that returns its text}

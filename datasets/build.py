@@ -9,7 +9,7 @@ from configs.schema import Config
 from datasets.classes import number_classes, read_classes, without_new_classes
 from datasets.loading.readers import EvalData, EvalReader, TrainData, TrainReader
 from datasets.loading.workers import choose_workers, make_loader
-from datasets.order import EpochOrder, Order
+from datasets.order import Order
 from datasets.sources import find_source
 from datasets.split import describe_split, split
 from datasets.types import ImageSet, SavedData
@@ -142,7 +142,11 @@ def _check_num_classes(config: Config, image_set: ImageSet) -> None:
 
 def build_order(config: Config, image_set: ImageSet, world_size: int, resumed_global_batch: int | None = None) -> Order:
     """Return the order of the training images. `resumed_global_batch` replaces the settings' global batch."""
-    data, train = config.DATA, config.TRAIN
+    data, train, epoch_order = config.DATA, config.TRAIN, image_set.epoch_order
+    if data.SAMPLER == "balanced":
+        from datasets.balance import order_of_balanced_epochs
+
+        epoch_order = order_of_balanced_epochs(image_set)
     order = Order(
         num_images=len(image_set),
         batch_size=data.BATCH_SIZE,
@@ -150,7 +154,7 @@ def build_order(config: Config, image_set: ImageSet, world_size: int, resumed_gl
         num_accumulated=train.ACCUM_ITER,
         drop_last=data.DROP_LAST,
         seed=config.SEED,
-        epoch_order=_epoch_order(config, image_set),
+        epoch_order=epoch_order,
         is_balanced=data.SAMPLER == "balanced",
         num_repeats=train.REPEATED_AUG,
         in_pairs=train.mixes,
@@ -162,15 +166,6 @@ def build_order(config: Config, image_set: ImageSet, world_size: int, resumed_gl
             "(DATA.BATCH_SIZE x processes x TRAIN.ACCUM_ITER); lower TRAIN.REPEATED_AUG or raise one of these"
         )
     return order
-
-
-def _epoch_order(config: Config, image_set: ImageSet) -> EpochOrder:
-    """Return the function of DATA.SAMPLER that maps seed and epoch to the order of the epoch."""
-    if config.DATA.SAMPLER == "shuffle":
-        return image_set.epoch_order
-    from datasets.balance import order_of_balanced_epochs
-
-    return order_of_balanced_epochs(image_set)
 
 
 def class_weights(config: Config, image_set: ImageSet) -> list[float] | None:

@@ -1,5 +1,6 @@
 """Find validation images that are also training images, by the content of all images that a run reads in epoch 1."""
 
+import math
 import mmap
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +11,7 @@ import numpy as np
 from datasets.types import ImageReadError, ImageSet
 from utils.distributed import Process
 
-# The most validation images that are read again to confirm a match: usually, and if images are read in groups.
-MOST_READ, MOST_IN_GROUPS = 200, 50
+MOST_READ = 50  # the most validation images that are read again to confirm a match
 MOST_ALIKE = 4  # the most training images with which a validation image is compared
 # The approximate number of pixel bytes that a fingerprint hashes. Hashing takes 5 us; reading a photo takes 3,000 us.
 NUM_BYTES = 256
@@ -74,8 +74,7 @@ class Overlap:
 
     def _describe(self, alike: dict[int, list[int]]) -> list[str]:
         """Return a warning if images with equal fingerprints are identical. `alike`: {validation: training indices}."""
-        most = MOST_IN_GROUPS if self.train.is_read_in_groups else MOST_READ
-        sample = sorted(alike)[:: -(-len(alike) // most)]
+        sample = sorted(alike)[:: math.ceil(len(alike) / MOST_READ)]
         with ThreadPoolExecutor() as pool:
             same = list(pool.map(lambda index: self._find(index, alike[index]), sample))
         pairs = [(index, other) for index, other in zip(sample, same, strict=True) if other is not None]

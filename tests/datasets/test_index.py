@@ -194,15 +194,6 @@ def test_index_of_read_only_data_is_in_cache_folder(tmp_path, monkeypatch, datas
     assert in_memory == first and len(calls) > count
 
 
-@pytest.mark.parametrize("dataset", KINDS)
-def test_pickled_image_set_reads_the_same_images(tmp_path, dataset):
-    """A loader process gets the image set in this way if the system cannot fork."""
-    KINDS[dataset][0](tmp_path)
-    for image_set in load(dataset, tmp_path, VAL_FRACTION=0.3):
-        received = pickle.loads(pickle.dumps(image_set))
-        assert shades(received) == shades(image_set) and received.targets.tolist() == image_set.targets.tolist()
-
-
 # --- changes that the index of one kind must detect ---
 
 

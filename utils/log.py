@@ -51,8 +51,10 @@ class Log:
 
     def _print(self, line: str) -> None:
         with tqdm.external_write_mode() if self.on_terminal else contextlib.nullcontext():  # print above the bar
+            # Escape characters that stdout's encoding lacks, for example on a terminal without UTF-8.
+            encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
             try:
-                print_anywhere(printable(line))
+                print(printable(line).encode(encoding, "backslashreplace").decode(encoding), flush=True)
             except OSError:  # `| head` has ended or the terminal is closed; the run continues
                 sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
@@ -121,12 +123,6 @@ class Log:
             with self._warn_once(file.path):
                 file.close()
         self._files = []
-
-
-def print_anywhere(line: str) -> None:
-    """Print to stdout. Escape characters that stdout's encoding lacks, for example on a terminal without UTF-8."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
 # --- progress bars ---

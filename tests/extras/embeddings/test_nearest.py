@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -163,9 +162,3 @@ def test_weights_with_nan_outputs_are_refused(here, photos):
 
     save_file(model.state_dict(), "hub/model.safetensors")
     typed(SCRIPT, "hub", photos, "-output", "x.npz").refused("hub/model.safetensors", "not finite")
-
-
-def test_classifying_needs_no_pyarrow(here, hub, photos, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    make_examples()
-    assert len(lines_of(hub, photos, "-examples", "examples")) == 10

@@ -338,13 +338,6 @@ def test_table_without_a_confirmed_correction_is_refused(found):
         refused("run/labels/labels.csv", "confirmed")
 
 
-def test_lists_are_not_overwritten(found):
-    apply().done()
-    before = state(LISTS)
-    apply().refused("-output", "corrected/train.csv")
-    assert state(LISTS) == before
-
-
 @pytest.mark.parametrize("name", ["train.csv", "val.csv", "classes.txt"])
 def test_other_files_in_the_folder_of_the_lists_are_not_overwritten(found, name):
     LISTS.mkdir()

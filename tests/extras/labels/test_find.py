@@ -287,46 +287,51 @@ def test_run_on_other_data_is_refused_with_the_difference(run):
     typed(SCRIPT, "run").refused("cat/new.png", "-data_path")
 
 
-def test_run_without_table_or_record_is_refused(run):
+def lose_record(run: Path) -> None:
     (run / "results.json").unlink()
-    typed(SCRIPT, "run").refused("predictions.csv", "REPORT")
 
 
-def test_run_without_record_of_its_data_is_refused(run):
+def lose_facts(run: Path) -> None:
     status = json.loads((run / "status.json").read_text())
     del status["about"]["data"]
     (run / "status.json").write_text(json.dumps(status))
-    typed(SCRIPT, "run").refused("status.json")
 
 
-def test_run_with_several_labels_is_refused(run):
+def allow_several_labels(run: Path) -> None:
     text = (run / "config.yaml").read_text().replace("DATASET: imagefolder", "DATASET: csv")
     (run / "config.yaml").write_text(text.replace("LABEL_SEPARATOR: null", "LABEL_SEPARATOR: '|'"))
-    typed(SCRIPT, "run").refused("several labels")
 
 
-def test_table_without_probabilities_is_refused(run):
+def lose_probabilities(run: Path) -> None:
     text = (run / "predictions.csv").read_text().replace("label_probability", "other")
     (run / "predictions.csv").write_text(text)
-    typed(SCRIPT, "run").refused("label_probability")
 
 
-def test_sweep_without_folds_is_refused(here):
-    make_photos(here / "photos", COUNTS)
-    make_sweep(here / "sweep", here / "photos", {}, folds=None, seeds=(1, 2), left_out=(0, 1))
-    typed(SCRIPT, "sweep").refused("-folds")
-
-
-def test_sweep_without_finished_trial_is_refused(here):
-    make_photos(here / "photos", COUNTS)
-    make_sweep(here / "sweep", here / "photos", {}, left_out=(0, 1))
-    typed(SCRIPT, "sweep").refused("scripts/sweep.py")
-
-
-def test_one_class_is_refused(run):
+def lose_classes(run: Path) -> None:
     shutil.rmtree("photos/cat")
     shutil.rmtree("photos/dog")
-    typed(SCRIPT, "run").refused("bird")
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (lose_record, ["predictions.csv", "REPORT"]),
+        (lose_facts, ["status.json"]),
+        (allow_several_labels, ["several labels"]),
+        (lose_probabilities, ["label_probability"]),
+        (lose_classes, ["bird"]),
+    ],
+)
+def test_run_that_does_not_judge_its_data_is_refused(run, damage, named):
+    damage(run)
+    typed(SCRIPT, "run").refused(*named)
+
+
+@pytest.mark.parametrize(("folds", "named"), [(None, "-folds"), (2, "scripts/sweep.py")])
+def test_sweep_without_folds_or_finished_trial_is_refused(here, folds, named):
+    make_photos(here / "photos", COUNTS)
+    make_sweep(here / "sweep", here / "photos", {}, folds=folds, seeds=() if folds else (1, 2), left_out=(0, 1))
+    typed(SCRIPT, "sweep").refused(named)
 
 
 def test_folder_with_confirmed_rows_is_not_overwritten(run):

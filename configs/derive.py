@@ -1,6 +1,5 @@
-"""Derives settings from other settings, in a list of steps. Each step returns the values that it changes."""
+"""Derives settings from other settings."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from configs.schema import VIT_FIELDS
@@ -9,14 +8,6 @@ from configs.values import OPTIMIZER_VALUES, RATES, SETTINGS, build, to_text, us
 from utils.runs import LATEST, without_latest
 
 NAME_RUNS = ("MODEL.RESUME", "MODEL.PRETRAINED", "TRAIN.TEACHER_MODEL")  # settings whose value may name a run
-
-
-class Derived(NamedTuple):
-    """Values that follow from other settings, with their origins, and notes for the user."""
-
-    values: Mapping[str, Any] = {}
-    origins: Mapping[str, str] = {}
-    notes: Sequence[str] = ()
 
 
 class Merged(NamedTuple):
@@ -28,13 +19,13 @@ class Merged(NamedTuple):
 
 
 def derive(merged: Merged) -> tuple[Merged, list[str]]:
-    """Apply all steps. Return the changed settings and notes for the user."""
-    notes = []
-    for step in STEPS:
-        derived = step(merged)
-        merged = Merged(merged.values | derived.values, merged.origins | derived.origins, merged.order)
-        notes += derived.notes
-    return merged, notes
+    """Return the settings with the values that follow from others, and notes for the user."""
+    derived = Merged(dict(merged.values), dict(merged.origins), merged.order)
+    derived.values.update(name_runs(derived.values))
+    _derive_data(*derived)
+    _derive_optimizer(*derived)
+    notes = _derive_model(*derived)
+    return derived, notes
 
 
 def name_runs(values: dict[str, Any]) -> dict[str, str]:
@@ -43,86 +34,56 @@ def name_runs(values: dict[str, Any]) -> dict[str, str]:
     return {key: without_latest(values[key], save) for key in NAME_RUNS if values.get(key) == LATEST}
 
 
-def _name_newest_runs(found: Merged) -> Derived:
-    """Replace the value `latest` with the folder of the newest run."""
-    return Derived(name_runs(found.values))
+def _derive_data(values: dict[str, Any], origins: dict[str, str], order: list[str]) -> None:
+    """Fit mean and deviation to grey images; choose loss and metric by the kind of labels, unless they are set."""
+    if values["DATA.IMAGE_CHANNELS"] == 1:
+        for key in ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"):
+            values[key] = values[key][:1] if values[key] == SETTINGS[key].default else values[key]
+    implied, why = {}, "TRAIN.OBJECTIVE"
+    if values["TRAIN.OBJECTIVE"] == "features":
+        implied = {"TRAIN.BEST_METRIC": "knn" if values["DATA.LABELLED_PATH"] else "similarity"}
+    elif build(values).DATA.has_several_labels:
+        loss, *_ = names_with(LOSSES, "several_labels")
+        implied, why = {"TRAIN.LOSS": loss, "TRAIN.BEST_METRIC": "map"}, "several labels per image"
+    for key, value in implied.items():
+        if origins[key] == "default":
+            values[key], origins[key] = value, f"because of {why}"
 
 
-def _fit_channels(found: Merged) -> Derived:
-    """Reduce the default mean and standard deviation to one channel for grey images."""
-    keys = ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD")
-    is_grey = found.values["DATA.IMAGE_CHANNELS"] == 1
-    return Derived(
-        {key: found.values[key][:1] for key in keys if is_grey and found.values[key] == SETTINGS[key].default}
-    )
-
-
-def _fit_labels(found: Merged) -> Derived:
-    """Choose loss and metric for several labels per image, and the metric for features, unless they are set."""
-    several = build(found.values).DATA.has_several_labels
-    loss, *_ = names_with(LOSSES, "several_labels")
-    implied = {"TRAIN.LOSS": loss, "TRAIN.BEST_METRIC": "map"} if several else {}
-    if found.values["TRAIN.OBJECTIVE"] == "features":
-        implied = {"TRAIN.BEST_METRIC": "knn" if found.values["DATA.LABELLED_PATH"] else "similarity"}
-    values = {key: value for key, value in implied.items() if found.origins[key] == "default"}
-    return Derived(values, dict.fromkeys(values, f"because of {'several labels' if several else 'TRAIN.OBJECTIVE'}"))
-
-
-def _normalize_optimizer(found: Merged) -> Derived:
+def _derive_optimizer(values: dict[str, Any], origins: dict[str, str], order: list[str]) -> None:
     """Choose one spelling for each optimizer: torch's own for AdamW, Adam and SGD, lower case for the others.
 
     For other optimizers, torch's default values count as not set if one layer sets EPS, BETAS and MOMENTUM together,
-    because PaddleViT's files always contain all three.
+    because PaddleViT's files always contain all three. The schedule `step` starts at epoch 0, unless AFTER_WARMUP is set.
     """
     spelling = {name.lower(): name for name in TORCH_OPTIMIZERS}
-    typed = found.values["TRAIN.OPTIMIZER.NAME"].lower()
-    name = spelling.get(typed, typed)
-    are_together = len({found.origins[each] for each in OPTIMIZER_VALUES}) == 1
-    are_all_set = all(found.values[each] not in (None, ()) for each in OPTIMIZER_VALUES)
-    unset = name not in TORCH_OPTIMIZERS and are_together and are_all_set
-    keys = usual_optimizer_values(found.values) if unset else []
-    return Derived({"TRAIN.OPTIMIZER.NAME": name} | {key: SETTINGS[key].default for key in keys})
-
-
-def _count_steps_from_start(found: Merged) -> Derived:
-    """Start the schedule `step` at epoch 0, unless AFTER_WARMUP is set."""
+    typed = values["TRAIN.OPTIMIZER.NAME"].lower()
+    values["TRAIN.OPTIMIZER.NAME"] = name = spelling.get(typed, typed)
+    are_together = len({origins[each] for each in OPTIMIZER_VALUES}) == 1
+    are_all_set = all(values[each] not in (None, ()) for each in OPTIMIZER_VALUES)
+    if name not in TORCH_OPTIMIZERS and are_together and are_all_set:
+        values.update({key: SETTINGS[key].default for key in usual_optimizer_values(values)})
     key = "TRAIN.LR_SCHEDULER.AFTER_WARMUP"
-    is_step = found.values["TRAIN.LR_SCHEDULER.NAME"] == "step"
-    return Derived({key: False} if is_step and found.origins[key] == "default" else {})
+    if values["TRAIN.LR_SCHEDULER.NAME"] == "step" and origins[key] == "default":
+        values[key] = False
 
 
-def _drop_vit_fields(found: Merged) -> Derived:
-    """If one layer sets MODEL.TYPE timm, reset the ViT settings from all lower layers to their defaults.
+def _derive_model(values: dict[str, Any], origins: dict[str, str], order: list[str]) -> list[str]:
+    """Reset settings that do not apply to the type of model, and return notes about them.
 
-    In the same layer or a higher one, ViT settings are errors.
+    If one layer sets MODEL.TYPE timm, this resets the ViT settings from all lower layers. In the same layer or a higher
+    one, ViT settings are errors. With MODEL.TYPE vit, a dropout rate of 0 becomes None, which means the same.
     """
-    values, origins, order = found
-    earlier = order[: order.index(origins["MODEL.TYPE"])] if values["MODEL.TYPE"] == "timm" else []
+    if values["MODEL.TYPE"] == "vit":
+        values.update({key: None for key in RATES if values[key] == 0})
+        return []
+    earlier = order[: order.index(origins["MODEL.TYPE"])]
     dropped = [key for name in VIT_FIELDS if origins[key := f"MODEL.{name}"] in earlier]
     if not dropped:
-        return Derived()
+        return []
     fields = ", ".join(f"{key} {to_text(values[key])}" for key in dropped)
     files = ", ".join(dict.fromkeys(origins[key] for key in dropped))
-    return Derived(
-        values={key: SETTINGS[key].default for key in dropped},
-        origins=dict.fromkeys(dropped, "default"),
-        notes=[f"note: these have no effect with MODEL.TYPE timm ({origins['MODEL.TYPE']}): {fields} ({files})"],
-    )
-
-
-def _unset_rates(found: Merged) -> Derived:
-    """With MODEL.TYPE vit, replace dropout rates of 0 by None, which means 0 for this type."""
-    keys = RATES if found.values["MODEL.TYPE"] == "vit" else ()
-    return Derived({key: None for key in keys if found.values[key] == 0})
-
-
-# The order matters: each step sees the changes of the previous ones.
-STEPS = (
-    _name_newest_runs,
-    _fit_channels,
-    _fit_labels,
-    _normalize_optimizer,
-    _count_steps_from_start,
-    _drop_vit_fields,
-    _unset_rates,
-)
+    note = f"note: these have no effect with MODEL.TYPE timm ({origins['MODEL.TYPE']}): {fields} ({files})"
+    values.update({key: SETTINGS[key].default for key in dropped})
+    origins.update(dict.fromkeys(dropped, "default"))
+    return [note]

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 
 from configs.timm_arguments import OTHER_LOSSES, TIMM_ARGUMENTS
-from configs.values import ALL_SETTINGS, SECTIONS, Text, describe_allowed, quoted
+from configs.values import ALL_SETTINGS, SECTIONS, Text, quoted
 
 # {setting, setting=value, or flag without a setting: its names in Hugging Face and other trainers}. The names are in
 # lower case, and each - or dot is written as _. The arguments of timm's train.py are in timm_arguments.py. Names that
@@ -82,15 +82,9 @@ _CUTOFF = 0.75  # minimum similarity of spelling; less similar guesses would mis
 
 def why_no_setting(key: str, text: Text) -> str:
     """Return the error message for an unknown key in a file or in -opts."""
-    if key == "BASE":
-        return "BASE is for files only; name another file with -cfg"
     if key in SECTIONS:
         inside = next(each for each in ALL_SETTINGS if each.startswith(key + "."))
         return f"{key} is {quoted(text)}, but it is a section; set one of its settings, such as {inside}"
-    parent = key.rpartition(".")[0]
-    if parent in ALL_SETTINGS:
-        allowed = describe_allowed(ALL_SETTINGS[parent])
-        return f"{key} is not a setting, because {parent} is not a section; {parent} must be {allowed}"
     return f"unknown key {key}{suggest_key(key, [*ALL_SETTINGS, 'BASE'])}"
 
 

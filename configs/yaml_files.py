@@ -165,10 +165,6 @@ def _flatten_mapping(node: yaml.MappingNode, origin: str, prefix: str = "") -> I
         if not isinstance(key_node, yaml.ScalarNode):
             raise ConfigError(f"{origin}: line {line}: the name of a setting is a list or section; it must be text")
         key = prefix + key_node.value
-        if key_node.value == "<<":
-            raise ConfigError(
-                f"{origin}: line {line}: the merge key << is not supported; name a settings file under BASE"
-            )
         if key in lines:
             raise ConfigError(f"{origin}: {key} is set twice, in lines {lines[key]} and {line}; remove one of them")
         lines[key] = line

@@ -1,6 +1,5 @@
 """Number the classes by DATA.CLASSES, by a checkpoint, or by the data."""
 
-import itertools
 import re
 from collections import Counter
 from pathlib import Path
@@ -15,7 +14,6 @@ from utils.files import read_names
 from utils.text import counted, first_of
 
 LINE_END = re.compile(r"\r\n?|\n")
-SEPARATORS = "|;,"  # common separators of several labels
 
 
 def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | None) -> list[str]:
@@ -36,9 +34,7 @@ def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | Non
         notes.append(f"the labels are numbers; their classes get the names of their folders: {names}")
         for part in parts:
             part.classes = list(first.folder_names)
-    notes += _warn_of_similar_names(first.classes) if first.classes_are_names else []
-    is_table = config.DATA.DATASET == "csv" and first.classes_are_names and not first.label_sets
-    return notes + (_warn_of_joined_labels(first.classes) if is_table else [])
+    return notes + (_warn_of_similar_names(first.classes) if first.classes_are_names else [])
 
 
 def _number_by_list(config: Config, parts: list[ImageSet]) -> list[str]:
@@ -50,13 +46,18 @@ def _number_by_list(config: Config, parts: list[ImageSet]) -> list[str]:
     renumber(parts, classes)
     for part in parts:
         part.labels_are_numbers = False
-    return _warn_of_unused_classes(config, parts)
+    unused = [classes[number] for number in np.flatnonzero(sum(part.count_classes() for part in parts) == 0)]
+    if config.START.EVAL or not unused:
+        return []
+    return [
+        f"warning: {config.DATA.CLASSES} names {counted(len(unused), 'class')} that no image has: {first_of(unused)}"
+    ]
 
 
 def _number_by_value(parts: list[ImageSet]) -> list[str]:
     """Sort classes whose names are numbers by value, so that 9 comes before 10. Return lines for the log."""
     names = parts[0].classes
-    if not parts[0].classes_are_names or not all(name.isdecimal() for name in names):
+    if not parts[0].classes_are_names or not _are_numbers(names):
         return []
     by_value = sorted(names, key=lambda name: (int(name), name))
     if by_value == names:
@@ -76,10 +77,7 @@ def _number_by_checkpoint(config: Config, parts: list[ImageSet], classes: list[s
     where = f"DATA.DATA_PATH: {config.DATA.DATA_PATH} does not have the classes of the checkpoint"
     remedy = "start a new run from the checkpoint's weights with -pretrained"
     if config.START.EVAL:
-        remedy = (
-            "evaluate only images of the checkpoint's classes; images of new classes are left out only if none of the "
-            "checkpoint's classes is missing"
-        )
+        remedy = "evaluate images of all the checkpoint's classes (then images of new classes are left out)"
     if is_renamed:
         remedy += "; if a class was only renamed: -opts RESUME.ALLOW_CHANGED=[CLASS_NAMES]"
     _refuse_other_classes(parts, classes, where, remedy, may_lack=config.START.EVAL or first.labels_are_numbers)
@@ -113,21 +111,6 @@ def without_new_classes(part: ImageSet, saved: SavedData | None) -> ImageSet:
     return kept
 
 
-def _warn_of_unused_classes(config: Config, parts: list[ImageSet]) -> list[str]:
-    """Warn about names in DATA.CLASSES that no image has. If images can have several labels, raise DataError instead,
-    because such labels are often misspelt."""
-    counts, names = sum(part.count_classes() for part in parts), parts[0].classes
-    unused = [] if config.START.EVAL else [names[number] for number in np.flatnonzero(counts == 0)]
-    found = f"{config.DATA.CLASSES} names {counted(len(unused), 'class')} that no image has: {first_of(unused)}"
-    if unused and parts[0].label_sets and config.MODEL.NUM_CLASSES is None:
-        used = [names[number] for number in np.flatnonzero(counts)]
-        raise DataError(
-            f"DATA.CLASSES: {found}; take them out of the file, or set -num_classes {len(names)} to keep an output "
-            f"for each{did_you_mean(unused[0], used)}"
-        )
-    return [f"warning: {found}"] if unused else []
-
-
 def _warn_of_similar_names(classes: list[str]) -> list[str]:
     """Warn about names that probably mean the same class, such as cat and Cat, or maine_coon and Maine Coon."""
     spellings: dict[str, list[str]] = {}
@@ -138,17 +121,6 @@ def _warn_of_similar_names(classes: list[str]) -> list[str]:
     if not alike:
         return []
     return [f"warning: these are read as different classes: {first_of(alike)}; if they are the same, rename one"]
-
-
-def _warn_of_joined_labels(classes: list[str]) -> list[str]:
-    """Warn about class names that look like several labels (cat|dog) if one label also occurs elsewhere (cat)."""
-    for separator in SEPARATORS:
-        labels = {name: [label.strip() for label in name.split(separator)] for name in classes}
-        times = Counter(itertools.chain.from_iterable(labels.values()))
-        if joined := [name for name in classes if separator in name and max(map(times.get, labels[name])) > 1]:
-            what = f"these are read as single classes, but look like several labels: {first_of(joined)}"
-            return [f"warning: {what}; if {separator} separates them: -opts DATA.LABEL_SEPARATOR='{separator}'"]
-    return []
 
 
 def _numbers(part: ImageSet, classes: list[str]) -> list[int]:
@@ -181,9 +153,8 @@ def _refuse_other_classes(parts: list[ImageSet], classes: list[str], where: str,
         new, gone = [name for name in new if name in used], []
     if new or gone:
         changes = [f"{word}: {first_of(each)}" for word, each in (("new", new), ("gone", gone)) if each]
-        place = f"; {_first_image(parts, names.index(new[0]))}" if new else ""
         raise DataError(
-            f"{where}: {counted(len(names), 'class')} in the data, {len(classes)} known ({'; '.join(changes)}){place}; "
+            f"{where}: {counted(len(names), 'class')} in the data, {len(classes)} known ({'; '.join(changes)}); "
             f"rename them to match, or {remedy}{did_you_mean(new[0], classes) if new else ''}"
         )
 
@@ -199,11 +170,6 @@ def renumber(parts: list[ImageSet], classes: list[str]) -> None:
             part.label_sets = [tuple(lookup[list(each)].tolist()) for each in part.label_sets]
         else:
             part.targets = lookup[part.targets]
-
-
-def _first_image(parts: list[ImageSet], target: int) -> str:
-    found = ((part, np.flatnonzero(part.with_any(np.array([target])))) for part in parts)
-    return next((part.name(int(indices[0])) for part, indices in found if len(indices)), "without images")
 
 
 def read_classes(name: str, title: str, errors: str = "strict", may_repeat: bool = True) -> list[str]:

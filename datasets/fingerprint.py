@@ -79,12 +79,13 @@ def describe_changed_images(file: Path, train: ImageSet, val: ImageSet) -> tuple
     gone, new = Counter(then) - Counter(now), Counter(now) - Counter(then)
     if not (gone or new):
         return ["the same images in another order"] * (then != now), False
-    is_only_added, added = not gone, {_below(name): name for name in new}
+    is_only_added, added = not gone, {_divided(name)[1]: name for name in new}
     moved: dict[tuple[str, str], list[str]] = {}
     for name in list(gone):
-        if other := added.get(_below(name)):
-            moved.setdefault((_class_folder(name), _class_folder(other)), []).append(_below(name))
-            del gone[name], new[other], added[_below(name)]
+        folder, below = _divided(name)
+        if other := added.pop(below, None):
+            moved.setdefault((folder, _divided(other)[0]), []).append(below)
+            del gone[name], new[other]
     words = [
         f"{counted(len(names), 'image')} moved from {old} to {to} ({first_of(names, limit=3)})"
         for (old, to), names in moved.items()
@@ -94,9 +95,7 @@ def describe_changed_images(file: Path, train: ImageSet, val: ImageSet) -> tuple
     return words, is_only_added
 
 
-def _class_folder(name: str) -> str:
-    return name.partition("/")[0]
-
-
-def _below(name: str) -> str:
-    return name.partition("/")[2] or name
+def _divided(name: str) -> tuple[str, str]:
+    """Return the class folder of a name, and the name below it."""
+    folder, _, below = name.partition("/")
+    return folder, below or name

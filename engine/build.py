@@ -177,7 +177,7 @@ def build_trainer(
         parallel=parallel,
         optimizer=optimizer,
         parameters=parameters,
-        clipping=Clipping(config.TRAIN, model, local),
+        clipping=Clipping(config.TRAIN, local.values()),
         schedule=schedule,
         loss=loss,
         prepare=prepare,

@@ -41,13 +41,6 @@ class Watchers(NamedTuple):
                 raise callback.refusal
 
 
-def make_report(session: Session, plan: TrainPlan, trainer: Trainer) -> "RunReport":
-    """Return the writer of tables, pictures and report.html."""
-    from extras.report import RunReport
-
-    return RunReport(session, plan, trainer)
-
-
 def choose_callbacks(
     session: Session, plan: TrainPlan, trainer: Trainer, saver: AsyncSaver, trackers: "Trackers | None"
 ) -> Watchers:
@@ -69,7 +62,9 @@ def choose_callbacks(
         from extras.calibration import Calibration
 
         add(Calibration(session.path, log, trainer, plan.inputs.saved.get("calibration", {})))
-    report = make_report(session, plan, trainer)
+    from extras.report import RunReport
+
+    report = RunReport(session, plan, trainer)
     callbacks += report.callbacks
     if process.is_first and config.START.PROFILE:
         from extras.profiler import Profiler

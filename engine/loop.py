@@ -93,8 +93,8 @@ class Loop:
         finally:
             self.saves.saver.wait()
         best = self.session.path / BEST
-        if report := self.watchers.report:
-            report.results.complete(lambda: evaluate_saved(best, self.trainer, self.eval_data, self.bad_images))
+        results = self.watchers.report.results
+        results.complete(lambda: evaluate_saved(best, self.trainer, self.eval_data, self.bad_images))
         why = self.why_finished
         return Outcome("done", ExitCode.DONE, why, reason=None if why == DONE else EARLY_STOP)
 
@@ -177,7 +177,7 @@ class Loop:
         return Outcome("stopped", ExitCode.DONE, f"{limit} is nearly up {done}", "time limit")
 
     def end(self, outcome: Outcome) -> Outcome:
-        """Close the callbacks, and record the outcome of the run in status.json and the log."""
+        """Close the callbacks, and record the outcome of the run in status.json and the log, with its best epoch."""
         for callback in self.trainer.callbacks:
             callback.close()
         if failure := self.saves.failure:
@@ -187,19 +187,15 @@ class Loop:
             outcome = Outcome("save_failed", code, sentence, reason, outcome.signal)
         facts = {"exit_code": int(outcome.code), "reason": outcome.reason, "signal": outcome.signal}
         self.saves.show(outcome.state, **facts, eta_seconds=None)
-        self.say_end(outcome.sentence)
-        return outcome
-
-    def say_end(self, sentence: str) -> None:
-        """Log how the training ended, its best epoch, its duration and its files."""
         log, folder, best, before = self.session.log, self.session.path, self.trainer.best, self.saves.before
         lasted = format_duration(time.perf_counter() - self.start)
         files = {"weights": "last.pth", "curves": "loss.png", "logs": "log.txt"}
         things = ", ".join(name for name, file in files.items() if (folder / file).exists())
         over = f", over {measured_classes(self.plan)}" if best.epoch else ""
-        log.say(f"{sentence}; {self.saves.describe_best()}{over}; {lasted}; {things}: {folder}")
+        log.say(f"{outcome.sentence}; {self.saves.describe_best()}{over}; {lasted}; {things}: {folder}")
         if before and best.epoch and not rank_of(best.metric, best.value, best.loss) > before.rank:
             log.warn(f"no epoch was better than the start; before training: {before.describe_short()}")
+        return outcome
 
     def close_after_error(self) -> None:
         """Close the callbacks after an error. Their own errors go only to log.txt, so the user sees the first error."""

@@ -6,7 +6,6 @@ read_inputs reads the checkpoint. Then plan_training or plan_evaluation reads th
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from unicodedata import normalize
 
@@ -18,7 +17,7 @@ from configs.values import flatten
 from datasets import ImageSet, SavedData, build_order, check_policy, class_weights, identity, renumber
 from datasets.fingerprint import data_facts
 from datasets.order import Order
-from engine.checkpoint.resume import TRAINED_ON, find_checkpoint, global_batch_to_keep, is_run, read_saved
+from engine.checkpoint.resume import TRAINED_ON, WITHOUT_STATE, find_checkpoint, global_batch_to_keep, is_run
 from engine.precision.policy import Precision
 from engine.provenance import refuse_other_ranks
 from engine.train.optimizers import check_optimizer
@@ -153,8 +152,15 @@ def read_inputs(loaded: LoadedConfig, process: Process, log: Log) -> Inputs:
     config = loaded.config
     precision = Precision(config, process.device)
     checkpoint = process.first(lambda: find_checkpoint(config, log))
-    # One process per machine verifies the checksums.
-    read = partial(read_saved, checkpoint, lazily=not config.START.EVAL, verify=process.local_rank == 0)
+
+    def read() -> dict:
+        if checkpoint is None or checkpoint.suffix in WITHOUT_STATE:
+            return {}
+        from engine.checkpoint.find import read_checkpoint
+
+        # One process per machine verifies the checksums.
+        return read_checkpoint(checkpoint, lazily=not config.START.EVAL, verify=process.local_rank == 0)
+
     saved = process.after_first(read)
     record = _record(source_of(config, checkpoint)[1], saved)
     kept = None

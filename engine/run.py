@@ -15,7 +15,7 @@ from configs.load import LoadedConfig
 from configs.schema import Config
 from datasets import BadImages, EvalData, build_eval_data, write_split
 from engine.build import build, load_data_sets, prepare_torch, restore
-from engine.callback_list import callbacks_that_save, choose_callbacks, make_report
+from engine.callback_list import callbacks_that_save, choose_callbacks
 from engine.check.quick_checks import OK, quick_checks, refuse_full_disk
 from engine.checkpoint.format import checkpoint_bytes, progress_in
 from engine.evaluate_weights import evaluate_saved
@@ -148,7 +148,9 @@ def leave_finished(session: Session, plan: TrainPlan, trainer: Trainer, eval_dat
     session.log.say(f"this run is already finished, after {counted(trainer.epoch, 'epoch')}: {reason}")
     # Only last.pth has the final state, and only if NUM_EPOCHS was not lowered below the number of trained epochs.
     if trainer.epoch <= trainer.schedule.num_epochs and plan.inputs.checkpoint == session.path / "last.pth":
-        report = make_report(session, plan, trainer)
+        from extras.report import RunReport
+
+        report = RunReport(session, plan, trainer)
         bad_images = BadImages(plan.eval_set, plan.config.DATA.MAX_BAD_FRACTION, session.log.warn)
         report.results.complete(lambda: evaluate_saved(session.path / BEST, trainer, eval_data, bad_images))
         report.results.close()

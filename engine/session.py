@@ -238,7 +238,7 @@ def check_name(config: Config, existing: Path | None) -> None:
     """
     if not config.START.NAME or _names_a_run_to_evaluate(config):
         return
-    path, other = Path(config.SAVE, config.START.NAME), "choose another -name"
+    path = Path(config.SAVE, config.START.NAME)
     if existing and existing.name != config.START.NAME:
         raise ConfigError(
             f"NAME: the run to resume is in {existing} and keeps its folder, but NAME is {config.START.NAME}; "
@@ -246,14 +246,12 @@ def check_name(config: Config, existing: Path | None) -> None:
         )
     if existing or not path.exists():
         return
-    if not (path.is_dir() and ((path / LOCK).exists() or not any(path.iterdir()))):
-        raise ConfigError(f"NAME: {path} exists and is not the folder of a run; {other}")
-    if config.START.RESUME == "auto":
-        if (path / "last.pth").exists():
-            raise ConfigError(f"NAME: no checkpoint in {path} can be read, so the run there cannot be resumed; {other}")
+    is_run, has_saved = (path / LOCK).exists(), (path / "last.pth").exists()
+    is_empty = path.is_dir() and not any(path.iterdir())
+    if config.START.RESUME == "auto" and (is_run or is_empty) and not has_saved:
         return
-    resume = f"-resume {path} continues that run; for a new one " if (path / "last.pth").exists() else ""
-    raise ConfigError(f"NAME: {path} exists; {resume}{other}")
+    resume = f"-resume {path} continues that run; for a new one " if has_saved else ""
+    raise ConfigError(f"NAME: {path} exists; {resume}choose another -name")
 
 
 def check_folder(config: Config, existing: Path | None) -> Path:

@@ -1,6 +1,5 @@
 """Finds the settings that follow from the weights on the command line: from their run, model and preprocessing."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,42 +36,32 @@ def checkpoint_of(given: dict[str, Text]) -> Path | None:
 
 
 def layers_of_run(given: dict[str, Text], checkpoint: Path | None) -> tuple[Path | None, list[Layer]]:
-    """Return the weights file and the settings layers of its run, or [] if another program wrote the file."""
-    path, recorded = _recorded_settings(given, checkpoint)
-    if "MODEL.TYPE" in recorded:
-        return path, _settings_of_run(recorded, given, f"checkpoint {path}")
-    if "MODEL.RESUME" in given:
-        _refuse_without_settings(given, path)
-    return path, []
+    """Return the weights file and the settings layers of its run, or [] if another program wrote the file.
 
-
-def _recorded_settings(given: dict[str, Text], checkpoint: Path | None) -> tuple[Path | None, dict[str, Any]]:
-    """Return the weights file or None, and the settings of its run, which are {} if another program wrote the weights."""
+    Raise ConfigError if there is no run to resume or evaluate, or if the file to resume has no settings.
+    """
+    from engine.checkpoint.find import no_checkpoint_at
     from models.weights.files import find_file, read_record
 
     resumes = "MODEL.RESUME" in given
     try:
         path = checkpoint if resumes else find_file(given["MODEL.PRETRAINED"])
-        return path, read_record(path).get("config", {}) if path else {}
+        recorded = read_record(path).get("config", {}) if path else {}
     except ConfigError as error:
         raise ConfigError(f"{'-resume' if resumes else 'MODEL.PRETRAINED'}: {error}") from None
-
-
-def _refuse_without_settings(given: dict[str, Text], path: Path | None) -> None:
-    """Raise ConfigError if there is no run to resume or evaluate, or if the file to resume has no settings."""
-    source = given["MODEL.RESUME"]
-    if path is None and source == "auto":
+    if "MODEL.TYPE" in recorded:
+        return path, _settings_of_run(recorded, given, f"checkpoint {path}")
+    if resumes and path is None and given["MODEL.RESUME"] == "auto":
         where = Path(*(given.get(key, ALL_SETTINGS[key].default) for key in ("SAVE", "NAME")))
         raise ConfigError(
             f"-resume auto: there is no run to continue in {where}; "
             "name another folder with -output, or a settings file with -cfg to start a run"
         )
-    if path is None:
-        from engine.checkpoint.find import no_checkpoint_at
-
-        raise no_checkpoint_at(source)
-    if not is_on(given, "EVAL"):
+    if resumes and path is None:
+        raise no_checkpoint_at(given["MODEL.RESUME"])
+    if resumes and not is_on(given, "EVAL"):
         raise ConfigError(f"-cfg is missing, and {path} has no settings of a run; name a settings file with -cfg")
+    return path, []
 
 
 def _settings_of_run(recorded: dict[str, Any], given: dict[str, Text], origin: str) -> list[Layer]:
@@ -119,7 +108,7 @@ def layer_of_weights(given: dict[str, Text], checkpoint: Path | None) -> Layer |
     if not (names_model or model):
         raise ConfigError(
             f"MODEL.NAME: {metadata.by} does not name its model; name a timm model (any of timm.list_models()), as in "
-            "-opts MODEL.NAME=vit_base_patch16_224"
+            "-opts MODEL.NAME=vit_base_patch16_224, or a settings file with -cfg"
         )
     if images and not {"DATA.IMAGE_SIZE"} & {*images, *given}:
         raise ConfigError(
@@ -161,21 +150,15 @@ def _for_channels(images: dict[str, Any], given: dict[str, Text]) -> dict[str, A
 
 def layer_from(origin: str, settings: dict[str, Any]) -> Layer:
     """Return a layer of these settings, as if they were read from a settings file."""
+    values: dict[str, Any] = {}
+    for key, value in settings.items():  # a section of arguments, such as MODEL.KWARGS, is a dict
+        values |= {f"{key}.{name}": each for name, each in value.items()} if isinstance(value, dict) else {key: value}
     try:
-        return Layer(origin, {name: text for key, value in settings.items() for name, text in _texts(key, value)})
+        return Layer(origin, {key: _to_text(value) for key, value in values.items()})
     except TypeError:
         raise ConfigError(
             f"{origin}: a value is neither text, nor a number, nor a list of these; the file is damaged"
         ) from None
-
-
-def _texts(key: str, value: Any) -> Iterator[tuple[str, Text]]:
-    """Yield (name, text) of a setting as in a settings file. A dict (MODEL.KWARGS) yields a pair for each key."""
-    if not isinstance(value, dict):
-        yield key, _to_text(value)
-        return
-    for name, each in value.items():
-        yield f"{key}.{name}", _to_text(each)
 
 
 def _to_text(value: Any) -> Text:

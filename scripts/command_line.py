@@ -3,7 +3,6 @@
 import argparse
 import difflib
 import os
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -19,16 +18,6 @@ CHECKPOINT_HELP = f"{RUN_HELP}; or a .safetensors file from scripts/export.py"
 MAX_NUMBER = 10**12
 
 
-class _LastValue(argparse.Action):
-    """Stores the value of a flag. If a flag is repeated, its last value counts, and a note is printed."""
-
-    def __call__(self, parser, namespace, value, flag=None):
-        former = getattr(namespace, self.dest, None)
-        setattr(namespace, self.dest, value)
-        if flag and former not in (None, self.default, value):
-            print(f"note: {flag} is given as {former} and {value}; the last one counts", file=sys.stderr)
-
-
 class Parser(argparse.ArgumentParser):
     """Shows the script's docstring with -h, and raises ConfigError for a mistake on the command line."""
 
@@ -36,7 +25,6 @@ class Parser(argparse.ArgumentParser):
         form = argparse.RawDescriptionHelpFormatter
         super().__init__(description=description, formatter_class=form, allow_abbrev=False, **options)
         self.register("type", Path, local_path)
-        self.register("action", None, _LastValue)
 
     def error(self, message: str):
         words = [word.partition("=")[0] for word in message.split()]

@@ -39,7 +39,6 @@ FIRST = {
 }
 MIDDLE = "vit_small_patch16_224.augreg_in21k_ft_in1k"  # accurate, and small enough to train on a CPU
 RESEARCH_ONLY = {"apple-amlr", "seer-license"}  # in addition to licences with "nc" or "noncommercial" in their name
-WITHOUT_OWN_TERMS = {"apache-2.0", "bsd-3-clause", "cc-by-4.0", "mit", "unknown", ""}
 
 
 def main(argv: list[str]) -> int:
@@ -158,12 +157,7 @@ def row_of(model: Model) -> tuple[str, ...]:
 def notes(models: list[Model], num_more: int) -> list[str]:
     """Return the lines below the table: the number of models left out, licences, and the next command."""
     lines = ["", f"{num_more:,} more match; give more words, or -all to list all"] if num_more else [""]
-    forbidden = {each.licence for each in models if each.is_non_commercial}
-    special = {each.licence for each in models} - forbidden - WITHOUT_OWN_TERMS
-    if forbidden:
-        lines.append(f"NON-COMMERCIAL: these licences forbid commercial use ({', '.join(sorted(forbidden))})")
-    if special:
-        lines.append(f"licences with special terms; read them before commercial use: {', '.join(sorted(special))}")
+    lines.append("NON-COMMERCIAL licences forbid commercial use; read the other licences before commercial use too")
     with_weights = [each for each in models if each.has_weights]
     if with_weights:  # the smallest, since a beginner should not start with a billion parameters
         return [*lines, train(min(with_weights, key=lambda each: (each.is_non_commercial, each.parameters)).name)]

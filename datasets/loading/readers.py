@@ -1,7 +1,7 @@
 """Reads images into batches. Each piece (a micro-batch of one process) becomes a batch, filled image by image.
 
 A loader worker decodes an image (ImageSet.read), augments it, and writes it into its place in a uint8 batch. TrainData
-groups the batches of an update into a window. With a GPU, to_device.py copies the batches ahead of time.
+groups the batches of an update into a window. With a GPU, ahead.py copies the batches ahead of time.
 Trainer.update normalises them on the device.
 """
 

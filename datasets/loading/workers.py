@@ -136,7 +136,7 @@ def read_in_processes(
     )
     others = multiprocessing.active_children()
     try:
-        with _blocked_signals(), _preserved_sigchld_handler():
+        with _workers_without_signals():
             batches = iter(loader)  # starts the workers
     except OSError as error:  # the workers' locks need shared memory too
         raise DataError(f"DATA.WORKERS: loader processes cannot be started ({error}); {REMEDY}") from error
@@ -187,30 +187,20 @@ def _into_shared_memory(batch: Batch | DataError) -> Batch | DataError:
 
 
 @contextlib.contextmanager
-def _blocked_signals() -> Iterator[None]:
-    """Block the STOPPING signals in processes that the `with` block starts. The parent gets its signals a little later.
+def _workers_without_signals() -> Iterator[None]:
+    """Block the STOPPING signals in processes that the `with` block starts, and keep the SIGCHLD handler.
 
     Ctrl-C, Slurm's warnings and a closed terminal reach every process of a run. The parent needs its workers while it
-    saves, and then ends them itself.
+    saves, and then ends them itself. It gets its own signals a little later. torch's handler of SIGCHLD would raise an
+    error if a worker dies, even during a save.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    blocked, handler = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING), signal.getsignal(signal.SIGCHLD)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
-def _preserved_sigchld_handler() -> Iterator[None]:
-    """Restore the SIGCHLD handler afterwards. torch's handler raises an error if a worker dies, even during a save."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGCHLD)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGCHLD, before)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 @atexit.register

@@ -36,10 +36,9 @@ def read_csv(config: Config, say: Callable = print) -> tuple[ImageSet | None, Im
         notes = parts.notes(config, root, ".csv")
         files = [root / f"{name}.csv" for name in (parts.train, parts.val) if name]
     columns = Columns.of(config.DATA, files)
-    settings = {"columns": columns.names, "group_by": columns.group}
-    if config.DATA.has_several_labels:
-        # The split that is stored next to the index depends on these settings.
-        settings |= {"are_bits": columns.are_bits, "separator": config.DATA.LABEL_SEPARATOR}
+    # The split that is stored next to the index depends on these settings.
+    settings = {"columns": columns.names, "group_by": columns.group, "are_bits": columns.are_bits}
+    settings["separator"] = config.DATA.LABEL_SEPARATOR
     lists = Lists(
         files,
         functools.partial(read_csv_file, columns=columns),

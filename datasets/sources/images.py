@@ -3,7 +3,7 @@
 import errno
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +61,8 @@ class EncodedImages(ImageSet):
 class GroupedImages(EncodedImages):
     """Images in groups, such as tars or row groups, which are read one after the other."""
 
+    has_keys = True  # whether each image has a name of its own, which is its key
+
     def __init__(
         self,
         targets: np.ndarray,
@@ -85,6 +87,13 @@ class GroupedImages(EncodedImages):
 
     def stored_name(self, index: int) -> str:
         return os.fsdecode(self.names[self.table_row(index)])
+
+    def key(self, index: int) -> str:
+        return self.stored_name(index)
+
+    def all_keys(self) -> Iterable[list[bytes]]:
+        is_whole = self.rows is None and len(self) == len(self.names)
+        return self.names.chunks() if self.has_keys and is_whole else super().all_keys()
 
     def order_of_groups(self, reach: int, seed: int, epoch: int) -> np.ndarray:
         """Shuffle the groups, and then move each image by less than `reach` positions, so that a group is read once."""

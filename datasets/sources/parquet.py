@@ -217,7 +217,7 @@ def add_rows(builder: IndexBuilder, files: Sequence[Path], choose: Callable[[Pat
 
             return pool.map(explaining, files)
 
-        columns = _common_columns(files, list(each(lambda file: _columns_of(file, choose))))
+        columns = _common_columns(files, list(each(lambda file: choose(file, opened(file).schema_arrow))))
         if columns.are_names:
             found = each(lambda file: _labels(file, columns).unique().to_pylist())
             columns = columns._replace(classes=tuple(sorted({*itertools.chain(*found)} - {None})))
@@ -249,11 +249,6 @@ def _common_columns(files: Sequence[Path], found: Sequence[Columns]) -> Columns:
                     "belong to different data sets; move one of them elsewhere"
                 )
     return first if all(columns.path == first.path for columns in found) else first._replace(path=None)
-
-
-def _columns_of(file: Path, choose: Callable[[Path, Any], Columns]) -> Columns:
-    with opened(file) as content:
-        return choose(file, content.schema_arrow)
 
 
 @contextlib.contextmanager
@@ -297,21 +292,17 @@ def _labels(file: Path, columns: Columns) -> Any:
     return column.cast(pyarrow.string() if columns.are_names else _value_type(column.type))
 
 
-def _class_numbers(file: Path, columns: Columns) -> np.ndarray:
-    labels = _labels(file, columns)
-    if columns.are_names:
-        import pyarrow
-        import pyarrow.compute as compute
-
-        labels = compute.index_in(labels, value_set=pyarrow.array(columns.classes, pyarrow.string()))
-    return labels.to_numpy()
-
-
 def _read_rows(file: Path, columns: Columns) -> tuple[list[tuple[int, int, int]], np.ndarray, list[bytes]]:
     """Return a file's row groups, its labels as int32, and its image names (all empty if any is missing)."""
+    import pyarrow
+    import pyarrow.compute as compute
+
     groups, names = row_groups(file, columns), []
     num_rows = sum(rows for _, rows, _ in groups)
-    numbers = _class_numbers(file, columns) if columns.label else np.zeros(num_rows, np.int32)
+    labels = _labels(file, columns) if columns.label else np.zeros(num_rows, np.int32)
+    if columns.are_names:
+        labels = compute.index_in(labels, value_set=pyarrow.array(columns.classes, pyarrow.string()))
+    numbers = np.asarray(labels)
     limit = MAX_CLASSES if columns.classes is None else len(columns.classes)
     if (wrong := (numbers < 0) | (numbers >= limit)).any():
         row = int(wrong.argmax())
@@ -414,13 +405,9 @@ class ParquetImages(GroupedImages):
     def key(self, index: int) -> str:
         """Return the name that is stored with the image, or file and row if names are missing or repeated."""
         if self.has_keys:
-            return self.stored_name(index)
+            return super().key(index)
         file, row = self._file_and_row(index)
         return f"{os.path.basename(file.path)}: {row}"
-
-    def split_keys(self) -> Iterable[list[bytes]]:
-        is_whole = self.rows is None and len(self) == len(self.names)
-        return self.names.chunks() if self.has_keys and is_whole else super().split_keys()
 
     def naming(self) -> tuple[bytes | np.ndarray, ...]:
         names = self.names.digest() if self.has_keys else str(self._names_and_sizes()).encode()

@@ -300,12 +300,6 @@ class ShardImages(GroupedImages):
     def name(self, index: int) -> str:
         return f"{self.folder.title_of(self.table.tar(self.place(index)[1]))}: {self.key(index)}"
 
-    def key(self, index: int) -> str:
-        return self.stored_name(index)
-
-    def all_keys(self) -> Iterable[list[bytes]]:
-        return self.names.chunks() if self.rows is None else super().all_keys()
-
     def naming(self) -> tuple[bytes | np.ndarray, ...]:
         return self.names.digest(), *self._chosen()
 

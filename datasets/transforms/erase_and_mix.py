@@ -65,19 +65,16 @@ class Erasing(Boxes):
 
     def __call__(self, images: Tensor, table: Tensor) -> Tensor:
         """Erase the boxes of a table [B, RANDOM_ERASE_COUNT, 6] in place. Later boxes cover earlier ones."""
-        for image, boxes in zip(images, table.numpy().tolist(), strict=True):
-            for left, top, width, height, *noise_at in boxes:
-                if width:
-                    image[:, top : top + height, left : left + width] = self._filling(width, height, *noise_at)
-        return images
-
-    def _filling(self, width: int, height: int, left: int, top: int) -> Tensor | float:
         mode = self.settings.RANDOM_ERASE_MODE
-        if mode == "const":
-            return 0.0
-        if mode == "rand":
-            width = height = 1
-        return self.noise[:, top : top + height, left : left + width]
+        for image, boxes in zip(images, table.numpy().tolist(), strict=True):
+            for left, top, width, height, noise_left, noise_top in boxes:
+                if not width:
+                    continue
+                box = image[:, top : top + height, left : left + width]
+                across, down = (width, height) if mode == "pixel" else (1, 1)  # in mode rand, a box has one colour
+                noise = self.noise[:, noise_top : noise_top + down, noise_left : noise_left + across]
+                box[:] = 0.0 if mode == "const" else noise
+        return images
 
 
 class BatchedErasing(Erasing):
@@ -149,7 +146,11 @@ class Mixing:
         mixed, paired = torch.empty_like(images, dtype=dtype), len(images) // 2 * 2
         first, second = slice(0, paired, 2), slice(1, paired, 2)
         for own, partner in ((first, second), (second, first)):  # slices, because images[partners] would copy the batch
-            lerp_into(mixed[own], images[partner], images[own], weight[own])
+            if dtype == images.dtype and not torch.compiler.is_compiling():
+                # `out=` avoids a copy, but cannot change the type or write to a slice in a compiled graph.
+                torch.lerp(images[partner], images[own], weight[own], out=mixed[own])
+            else:
+                mixed[own].copy_(torch.lerp(images[partner], images[own], weight[own]))
         mixed[paired:] = images[paired:]
         return mixed
 
@@ -183,14 +184,6 @@ class Mixing:
         left, top = (max(start, 0) for start in starts)
         right, bottom = (min(start + cut, side) for start in starts)
         return left, top, right - left, bottom - top
-
-
-def lerp_into(out: Tensor, start: Tensor, end: Tensor, weight: Tensor) -> None:
-    if out.dtype == start.dtype and not torch.compiler.is_compiling():
-        # `out=` avoids a copy, but cannot change the type or write to a slice in a compiled graph.
-        torch.lerp(start, end, weight, out=out)
-    else:
-        out.copy_(torch.lerp(start, end, weight))
 
 
 def inside_box(left: Tensor, top: Tensor, width: Tensor, height: Tensor, side: int) -> Tensor:

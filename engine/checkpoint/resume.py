@@ -35,18 +35,6 @@ def find_checkpoint(config: Config, log: Log) -> Path | None:
     return found
 
 
-def read_saved(path: Path | None, lazily: bool, verify: bool) -> dict:
-    """Return the state in a checkpoint, or {} if there is no checkpoint or the file contains only weights.
-
-    `lazily` and `verify` are passed to read_torch.
-    """
-    if path is None or path.suffix in WITHOUT_STATE:
-        return {}
-    from engine.checkpoint.find import read_checkpoint
-
-    return read_checkpoint(path, lazily, verify)
-
-
 def drop_tensors(saved: dict) -> None:
     """Free the tensors of a state that has been loaded, and keep its facts about the run."""
     for key in ("state_dict", "state_dict_ema", "optimizer"):

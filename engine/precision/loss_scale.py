@@ -1,6 +1,6 @@
 """Unscaling, checking and clipping of gradients, and the loss scale: torch's GradScaler with Paddle's rule."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +17,14 @@ SMALLEST_UNIT = 1e-3  # AGC's lower limit for the norm of a unit's weights, so t
 class Clipping:
     """Gradient clipping by TRAIN.CLIP_MODE and TRAIN.GRAD_CLIP. It does nothing if GRAD_CLIP is not set."""
 
-    def __init__(self, settings: Train, model: nn.Module, own: dict[str, nn.Parameter] | None = None):
-        """Set the limit, and the parameters that AGC clips. `own` maps names to this process's shards."""
-        limit, own = settings.GRAD_CLIP, dict(model.named_parameters()) if own is None else own
+    def __init__(self, settings: Train, parameters: Iterable[nn.Parameter]):
+        """Set the limit, and the parameters that AGC clips. `parameters`: all, or this process's shards of all."""
+        limit = settings.GRAD_CLIP
         self.max_norm = limit if settings.CLIP_MODE == "norm" else None
         self.max_value = limit if settings.CLIP_MODE == "value" else None
         self._factor = limit if settings.CLIP_MODE == "agc" else None
         # As in timm's --clip-mode agc, the last two parameters are left out: weight and bias of the classifier.
-        self._units = list(own.values())[:-2] if self._factor else []
+        self._units = list(parameters)[:-2] if self._factor else []
 
     @property
     def is_by_norm(self) -> bool:

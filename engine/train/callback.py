@@ -1,16 +1,12 @@
 """The base class of callbacks, which observe the training."""
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
 from datasets import Batch
 from engine.evaluation.scores import Scores
 from engine.train.counters import EpochResult, Report
+from engine.train.trainer import Trainer
 from utils.errors import ConfigError
-
-if TYPE_CHECKING:
-    from engine.train.trainer import Trainer
 
 # The phases of an update. All but "communication" and "optimizer" repeat for each micro-batch. "copy" includes the copy
 # to the device (unless loading/ahead.py has prefetched the batch), normalising and mixing. "communication" is the
@@ -28,44 +24,44 @@ class Callback:
 
     refusal: ConfigError | None = None  # set by a callback that stops the run because of an error that the user can fix
 
-    def on_start_scored(self, trainer: "Trainer", scores: Scores, seconds: float) -> None:
+    def on_start_scored(self, trainer: Trainer, scores: Scores, seconds: float) -> None:
         """Called after the evaluation of the initial weights, which took `seconds`. No update has been made yet."""
 
-    def on_epoch_start(self, trainer: "Trainer") -> None:
+    def on_epoch_start(self, trainer: Trainer) -> None:
         """Called when epoch `trainer.epoch` begins, or continues after a resume."""
 
-    def before_update(self, trainer: "Trainer") -> None:
+    def before_update(self, trainer: Trainer) -> None:
         """Called before each update, or before it is left out. The report of the previous update is complete."""
 
-    def on_window(self, trainer: "Trainer") -> None:
+    def on_window(self, trainer: Trainer) -> None:
         """Called at the start of an update."""
 
-    def on_phase(self, trainer: "Trainer", name: str) -> None:
+    def on_phase(self, trainer: Trainer, name: str) -> None:
         """Called when a phase of the update begins. It lasts until the next phase begins."""
 
-    def on_loss(self, trainer: "Trainer", loss: Tensor, is_last: bool) -> None:
+    def on_loss(self, trainer: Trainer, loss: Tensor, is_last: bool) -> None:
         """Called before the backward pass of a micro-batch. If `is_last`, that pass synchronises the gradients."""
 
-    def on_micro_batch(self, trainer: "Trainer", batch: Batch, share: float) -> None:
+    def on_micro_batch(self, trainer: Trainer, batch: Batch, share: float) -> None:
         """Called after the backward pass of a micro-batch. `share` is the factor by which its loss was multiplied."""
 
-    def on_update(self, trainer: "Trainer") -> None:
+    def on_update(self, trainer: Trainer) -> None:
         """Called after each update, done or skipped. `trainer.step` already includes it."""
 
-    def on_report(self, trainer: "Trainer", report: Report) -> None:
+    def on_report(self, trainer: Trainer, report: Report) -> None:
         """Called after the first and the last update of an epoch, and every REPORT_FREQ updates between them."""
 
-    def on_epoch_end(self, trainer: "Trainer", result: EpochResult) -> None:
+    def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
         """Called after an epoch and, if one is due, its evaluation. `trainer.epoch` does not include the epoch yet."""
 
-    def on_rollback(self, trainer: "Trainer") -> None:
+    def on_rollback(self, trainer: Trainer) -> None:
         """Called after the trainer has returned to an earlier state."""
 
-    def on_non_finite(self, trainer: "Trainer") -> str:
+    def on_non_finite(self, trainer: Trainer) -> str:
         """Return advice for the last message of a run that ends because of non-finite gradients. Collective."""
         return ""
 
-    def should_stop(self, trainer: "Trainer", updates_left: int) -> bool:
+    def should_stop(self, trainer: Trainer, updates_left: int) -> bool:
         """Return whether to save and end the run before this update. `updates_left`: remaining updates of the epoch."""
         return False
 

@@ -66,9 +66,9 @@ def fused_lerp(means: Sequence[Tensor], values: Sequence[Tensor]) -> Lerp:
 class Ema:
     """A copy of the model whose weights are the moving average of the model's weights."""
 
-    def __init__(self, model: torch.nn.Module, settings: Train, parallel: Parallel | None = None):
+    def __init__(self, model: torch.nn.Module, settings: Train, parallel: Parallel):
         """Copy the model. If the model is sharded, `parallel.place` copies the tensors of its blocks later."""
-        self.model = copy.deepcopy(model, parallel.share_memory(model) if parallel else {}).eval()
+        self.model = copy.deepcopy(model, parallel.share_memory(model)).eval()
         self._settings = settings
 
     def follow(self, model: torch.nn.Module, parallel: Parallel) -> None:

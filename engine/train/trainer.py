@@ -12,7 +12,6 @@ from engine.evaluation.scores import Best
 from engine.parallel import Parallel
 from engine.precision.loss_scale import Clipping
 from engine.precision.policy import ComputingModel, Precision
-from engine.train.callback import Callback
 from engine.train.counters import Counters, Report
 from engine.train.loss import Loss, hits
 from engine.train.optimizers import load_state, set_rates
@@ -57,7 +56,7 @@ class Trainer:
     prepare: Preparation
     ema: "Ema | None"
     counters: Counters
-    callbacks: list[Callback] = field(default_factory=list)
+    callbacks: list[Any] = field(default_factory=list)  # each a Callback (callback.py), which knows the trainer
     epoch: int = 0  # finished epochs, including their evaluation
     step: int = 0  # updates so far: done, skipped or left out
     best: Best = Best()

@@ -3,7 +3,7 @@
 import itertools
 import sys
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
@@ -15,8 +15,6 @@ from tqdm import tqdm
 
 from datasets import BadImages, ImageSet
 from datasets.loading.ahead import read_ahead
-from datasets.sources.images import EncodedImages
-from datasets.transforms.decode import decode
 from datasets.types import ImageReadError
 from extras.labels.data import DataSet
 
@@ -38,12 +36,7 @@ FREQUENCIES = ((0, 1), (1, 0), (1, 1), (0, 2), (2, 0))
 MOST_DIFFERENT = 64  # number of different pictures in a cell with which each further picture is compared
 
 
-class Pair(NamedTuple):
-    """Two equal or nearly equal images."""
-
-    image: int
-    other: int
-    is_equal: bool
+Group = dict[int, int]  # {image: the first image that is equal to it} of equal and nearly equal images
 
 
 class Pictures:
@@ -81,15 +74,10 @@ class Pictures:
 
 def _read(part: ImageSet, index: int) -> tuple[bytes, np.ndarray] | None:
     try:
-        if isinstance(part, EncodedImages):
-            content = part.file(index)[1]
-            pixels = decode(content, part.rules)
-        else:
-            pixels = part.read(index)
-            content = repr(pixels.shape).encode() + pixels.tobytes()
+        pixels = part.read(index)
     except ImageReadError:
         return None
-    return blake2b(content, digest_size=16).digest(), picture_of(pixels)
+    return blake2b(pixels, digest_size=16, key=repr(pixels.shape).encode()).digest(), picture_of(pixels)
 
 
 def picture_of(pixels: np.ndarray) -> np.ndarray:
@@ -98,22 +86,32 @@ def picture_of(pixels: np.ndarray) -> np.ndarray:
     return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX))
 
 
-def find_pairs(pictures: Pictures) -> list[Pair]:
-    """Return pairs of equal and of nearly equal images. Each image is paired with the first image like it."""
+def find_groups(pictures: Pictures) -> list[Group]:
+    """Return the groups of images that are equal or nearly equal to another image of the group."""
     first_of: dict[bytes, int] = {}
-    pairs, distinct = [], []
-    for number, digest in enumerate(pictures.digests):
-        if digest is None:
-            continue
-        if (first := first_of.setdefault(digest, number)) != number:
-            pairs.append(Pair(number, first, True))
-        else:
-            distinct.append(number)
-    return pairs + _nearly_equal(pictures.pixels, np.array(distinct, np.int64))
+    digests = enumerate(pictures.digests)
+    firsts = [number if digest is None else first_of.setdefault(digest, number) for number, digest in digests]
+    leader = list(firsts)  # an image of the same group
+
+    def leader_of(number: int) -> int:
+        while leader[number] != number:
+            leader[number] = leader[leader[number]]  # shortens the way for the next search
+            number = leader[number]
+        return number
+
+    for one, other in _nearly_equal(pictures.pixels, np.array([*first_of.values()], np.int64)):
+        one, other = sorted((leader_of(one), leader_of(other)))
+        leader[other] = one
+    leaders = [leader_of(number) for number in range(len(firsts))]
+    sizes, groups = Counter(leaders), defaultdict(dict)
+    for number, first in enumerate(firsts):
+        if sizes[leaders[number]] > 1:
+            groups[leaders[number]][number] = first
+    return [*groups.values()]
 
 
-def _nearly_equal(pixels: np.ndarray, images: np.ndarray) -> list[Pair]:
-    """Return the pairs of nearly equal images. No two of the given images are equal.
+def _nearly_equal(pixels: np.ndarray, images: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Yield the pairs of nearly equal images. No two of the given images are equal.
 
     The features of two copies differ by at most TOLERANCES, so the copies share a cell. Only images in the same
     cell are compared.
@@ -121,16 +119,14 @@ def _nearly_equal(pixels: np.ndarray, images: np.ndarray) -> list[Pair]:
     contrasts = np.array([contrast_of(pixels[number]) for number in images.tolist()])
     images, contrasts = images[contrasts >= LEAST_CONTRAST], contrasts[contrasts >= LEAST_CONTRAST]
     if len(images) < 2:
-        return []
+        return
     rows, cells = _cells(np.array([_features(pixels[number]) for number in images.tolist()]))
     order = np.lexsort((rows, cells))
     rows, cells = rows[order], cells[order]
     edges = np.flatnonzero(np.diff(cells, prepend=cells[:1] + np.uint64(1), append=cells[-1:] + np.uint64(1)))
-    found: dict[tuple[int, int], None] = {}
     for cell in np.flatnonzero(np.diff(edges) > 1).tolist():
-        members = rows[edges[cell] : edges[cell + 1]].tolist()
-        found.update(dict.fromkeys(_compare(pixels, images, contrasts, members)))
-    return [Pair(int(images[row]), int(images[other]), False) for row, other in found]
+        for row, other in _compare(pixels, images, contrasts, rows[edges[cell] : edges[cell + 1]].tolist()):
+            yield int(images[row]), int(images[other])
 
 
 def _compare(
@@ -191,32 +187,16 @@ class Copy(NamedTuple):
     has_other_label: bool
 
 
-def find_copies(pairs: Iterable[Pair], data: DataSet, folds: Sequence[int] | None = None) -> list[Copy]:
+def find_copies(groups: Iterable[Group], data: DataSet, folds: Sequence[int] | None = None) -> list[Copy]:
     """Return images whose copies have another label, and validation images with copies in training.
 
     `folds`: for a sweep with -folds, the fold that holds out each image (-1: unknown). With folds, a copy in another
     fold is a copy in training.
     """
-    copies: list[Copy] = []
-    for group in _groups(pairs):
-        copies += _other_labels(group, data) or _across(group, data, folds)
-    return copies
+    return [copy for group in groups for copy in _other_labels(group, data) or _across(group, data, folds)]
 
 
-def _groups(pairs: Iterable[Pair]) -> list[dict[int, int]]:
-    """Return the groups of images that are connected by pairs. A group is {image: the first image that is equal to it}."""
-    group_of: dict[int, dict[int, int]] = {}
-    for pair in sorted(pairs, key=lambda pair: not pair.is_equal):
-        group = group_of.setdefault(pair.other, {pair.other: pair.other})
-        joined = group_of.get(pair.image, {pair.image: pair.other if pair.is_equal else pair.image})
-        if joined is not group:
-            group |= joined
-            group_of |= dict.fromkeys(joined, group)
-    distinct = {id(group): group for group in group_of.values()}
-    return [dict(sorted(group.items())) for group in distinct.values()]
-
-
-def _other_labels(group: dict[int, int], data: DataSet) -> list[Copy]:
+def _other_labels(group: Group, data: DataSet) -> list[Copy]:
     """Return the images without the most frequent label of their group, and one image with it."""
     labels = {number: data.label(number) for number in group}
     counts = Counter(labels.values())
@@ -232,7 +212,7 @@ def _other_labels(group: dict[int, int], data: DataSet) -> list[Copy]:
     ]
 
 
-def _across(group: dict[int, int], data: DataSet, folds: Sequence[int] | None) -> list[Copy]:
+def _across(group: Group, data: DataSet, folds: Sequence[int] | None) -> list[Copy]:
     """Return validation images with copies in training, or with folds, images outside the fold of the first image."""
     if folds is not None:
         known = [number for number in group if folds[number] >= 0]
@@ -245,5 +225,5 @@ def _across(group: dict[int, int], data: DataSet, folds: Sequence[int] | None) -
     return [Copy(one, f"{_how(group, one, other)} to {data.name(other)} {where}", False) for one, other, where in pairs]
 
 
-def _how(group: dict[int, int], one: int, other: int) -> str:
+def _how(group: Group, one: int, other: int) -> str:
     return "equal" if group[one] == group[other] else "nearly equal"

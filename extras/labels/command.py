@@ -10,7 +10,7 @@ import numpy as np
 
 from configs.schema import Config
 from engine.record.saved_run import SavedRun
-from extras.labels.alike import Copy, Pictures, find_copies, find_pairs
+from extras.labels.alike import Copy, Pictures, find_copies, find_groups
 from extras.labels.data import DataSet, config_of, read_predictions, refuse_other_data
 from extras.labels.lists import LISTS, command_to_train, correct, write_lists
 from extras.labels.ranking import Doubt, Predictions, find_doubts
@@ -61,7 +61,7 @@ def find(source: Source, data_path: Path | None, output: Path | None, finds_copi
     if finds_copies:
         pictures = Pictures(len(data))
         pictures.read(data)
-        copies = find_copies(find_pairs(pictures), data, folds)
+        copies = find_copies(find_groups(pictures), data, folds)
     rows = rows_of(doubts, copies, data)
     sheets = write_review(folder, rows, data)
     for line in summary(doubts, copies, data, finds_copies):

@@ -2,7 +2,6 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -136,16 +135,6 @@ class DataSet:
         """Return the part that contains an image, and the index of the image in this part."""
         return self.parts[int(self.is_held_out[number])], int(self._places[number])
 
-    @cached_property
-    def keys(self) -> list[str]:
-        """Return the key that each image has in its part."""
-        keys = [""] * len(self)
-        for numbers, part in zip(self.numbers, self.parts, strict=True):
-            found = (key.decode(errors="surrogateescape") for chunk in part.all_keys() for key in chunk)
-            for number, key in zip(numbers.tolist(), found, strict=True):
-                keys[number] = key
-        return keys
-
     def name(self, number: int) -> str:
         """Return the path of an image relative to `root`, or its name in tables if it is not a file."""
         part, index = self.find(number)
@@ -191,14 +180,17 @@ def read_predictions(run: SavedRun, data: DataSet) -> Predictions:
         raise ConfigError(
             f"{run.folder / TABLE}: it lacks the column {first_of(missing)}; restore the file, or train the run again"
         )
-    numbers_of = _numbers_by_cell(data, {row["image"] for row in rows})
+    numbers_of: dict[str, list[int]] = defaultdict(list)
+    for number in range(len(data)) if data.is_divided else data.numbers[1].tolist():
+        numbers_of[cell_of(data.name(number))].append(number)
     classes = {cell_of(name): n for n, name in enumerate(data.classes)}
     images, predicted, probabilities, of_labels = [], [], [], []
     for row in rows:
         number = next(iter(numbers_of.get(row["image"], ())), None)
         if number is None:
             raise DataError(
-                f"{run.folder / TABLE}: {row['image']} is not in {data.place}; give the run's data with -data_path"
+                f"{run.folder / TABLE}: {row['image']} is not in {data.place}; give the run's data with -data_path, or train "
+                "again if halfstep 1.0 trained the run"
             )
         if len(numbers_of[row["image"]]) > 1:  # a list can name an image twice
             numbers_of[row["image"]].pop(0)
@@ -212,21 +204,5 @@ def read_predictions(run: SavedRun, data: DataSet) -> Predictions:
         predicted.append(classes.get(row["prediction"], UNKNOWN))
         probabilities.append(values[0])
         of_labels.append(values[1])
-    return Predictions(
-        np.array(images, np.int64), np.array(predicted, np.int64), np.array(probabilities), np.array(of_labels)
-    )
-
-
-def _numbers_by_cell(data: DataSet, cells: Set[str]) -> dict[str, list[int]]:
-    """Return {cell in the column `image`: numbers of the images with this name}.
-
-    `cells`: the cells of the table. In tables of halfstep 1.0, they are the keys of the validation images.
-    """
-    by_name: dict[str, list[int]] = defaultdict(list)
-    by_key: dict[str, list[int]] = defaultdict(list)
-    for number in range(len(data)) if data.is_divided else data.numbers[1].tolist():
-        name, key = data.name(number), data.keys[number]
-        by_name[cell_of(name)].append(number)
-        if data.is_held_out[number] or not data.val.names_are_numbers:  # both parts have the same numbers
-            by_key[cell_of(key)].append(number)
-    return by_key if cells <= by_key.keys() and not cells <= by_name.keys() else by_name
+    numbers = (np.array(each, np.int64) for each in (images, predicted))
+    return Predictions(*numbers, np.array(probabilities), np.array(of_labels))

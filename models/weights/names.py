@@ -63,7 +63,7 @@ def _torch_layout(name: str, array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array.T if array.ndim == 2 else array)
 
 
-VIT = {
+TORCHVISION = {
     r"^class_token$": "cls_token",
     r"^conv_proj\.": "patch_embed.proj.",
     r"^encoder\.pos_embedding$": "pos_embed",
@@ -77,11 +77,6 @@ VIT = {
     r"\.mlp\.(0|linear_1)\.": ".mlp.fc1.",
     r"\.mlp\.(3|linear_2)\.": ".mlp.fc2.",
 }
-
-
-def from_torchvision(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of torchvision's ViT under timm's names, and other weights unchanged."""
-    return {rename(name, VIT): tensor for name, tensor in state.items()} if "conv_proj.weight" in state else state
 
 
 TRANSFORMERS_KINDS = ("vit", "deit")  # model_type in config.json
@@ -104,10 +99,14 @@ TRANSFORMERS = {
 }
 
 
-def is_of_transformers(state: dict) -> bool:
-    return any(re.fullmatch(r"((vit|deit)\.)?embeddings\.patch_embeddings\.projection\.weight", name) for name in state)
-
-
-def from_transformers(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights under timm's names, without the pooler, which only the original pretraining uses."""
-    return join_qkv({rename(name, TRANSFORMERS): tensor for name, tensor in state.items() if "pooler." not in name})
+def by_timms_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of a wrapped model, or of a ViT of torchvision or transformers, under timm's names."""
+    # The prefixes of DDP and torch.compile come in any order. n_averaged is a counter of torch's AveragedModel.
+    plain = {re.sub(r"^((module|_orig_mod)\.)+", "", name): tensor for name, tensor in state.items()}
+    state = {name: tensor for name, tensor in plain.items() if name != "n_averaged"}
+    if "conv_proj.weight" in state:
+        return {rename(name, TORCHVISION): tensor for name, tensor in state.items()}
+    if any(name.endswith("embeddings.patch_embeddings.projection.weight") for name in state):
+        # Only the original pretraining uses the pooler.
+        return join_qkv({rename(name, TRANSFORMERS): each for name, each in state.items() if "pooler." not in name})
+    return state

@@ -31,17 +31,20 @@ ALLOWED_IN_WEIGHTS.pop("builtins.bytearray", None)  # 20 bytes in a file can cal
 def read_torch(path: Path, lazily: bool = False, verify: bool = True):
     """Read tensors and plain values from a file of torch.save, without executing its contents.
 
-    A sharded checkpoint is joined. With `lazily`, its large tensors are Parts, which are read when they are used. With
-    `verify`, the file's checksums are verified, which reads the whole file.
+    With `lazily`, tensors are read when they are used. A sharded checkpoint is joined, and with `lazily` its large
+    tensors are Parts. With `verify`, the file's checksums are verified, which reads the whole file.
     """
-    content = _read_one_file(path, verify)
+    content = _read_one_file(path, lazily, verify)
     if isinstance(content, dict) and isinstance(content.get(SHARDS), list):
-        return join(content, path, _read_one_file, lazily)
+        return join(content, path, lambda part: _read_one_file(part, mapped=True), lazily)
     return content
 
 
-def _read_one_file(path: Path, verify: bool = True):
-    """Read one file. Its tensors are read when they are used, except in torch's pre-2020 format."""
+def _read_one_file(path: Path, mapped: bool, verify: bool = True):
+    """Read one file. If it is mapped, its tensors are read when they are used.
+
+    A mapped file must not be overwritten in place while its tensors are used, because the system would end the process.
+    """
     try:
         if kind := not_a_file(path):  # reading a pipe may block forever
             raise ConfigError(f"{path}: damaged ({kind} instead of a file); {RESTORE}")
@@ -54,7 +57,7 @@ def _read_one_file(path: Path, verify: bool = True):
                 raise ConfigError(f"{path}: damaged (wrong checksum of {broken}); {RESTORE}")
         # timm, DeiT and torchvision save their command line with the weights as a Namespace, which is plain data.
         with torch.serialization.safe_globals([argparse.Namespace]):
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped and is_zip)
         if isinstance(content, dict):
             check_kinds(content, path)
         return content
@@ -69,20 +72,12 @@ def _read_one_file(path: Path, verify: bool = True):
 
 
 def read_torch_weights(path: Path) -> Weights:
+    from models.weights.names import by_timms_names  # local: a run that starts from random weights does not need it
+
     content = read_torch(path)
     state, key = weights_of(content, path)
     check_tensors(state, path)
     return Weights(by_timms_names(state), key, record_of(content) if key else {})
-
-
-def by_timms_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of a wrapped model, or of a model of torchvision or transformers, under timm's names."""
-    from models.weights.names import from_torchvision, from_transformers, is_of_transformers
-
-    # The prefixes of DDP and torch.compile come in any order. n_averaged is a counter of torch's AveragedModel.
-    plain = {re.sub(r"^((module|_orig_mod)\.)+", "", name): tensor for name, tensor in state.items()}
-    state = {name: tensor for name, tensor in plain.items() if name != "n_averaged"}
-    return from_transformers(state) if is_of_transformers(state) else from_torchvision(state)
 
 
 def record_in_torch_file(path: Path) -> dict:
@@ -95,7 +90,7 @@ def record_in_torch_file(path: Path) -> dict:
 
 def read_index(path: Path) -> dict:
     """Return the dict in a file of torch.save. Its tensors are read when they are used."""
-    content = _read_one_file(path, verify=False)
+    content = _read_one_file(path, mapped=True, verify=False)
     return content if isinstance(content, dict) else {}
 
 
@@ -106,6 +101,8 @@ def named_shards(path: Path) -> list[str]:
 
 def read_safetensors(path: Path) -> Weights:
     import safetensors.torch
+
+    from models.weights.names import by_timms_names
 
     with naming_damage(path, safetensors.SafetensorError, OSError):
         return Weights(by_timms_names(safetensors.torch.load_file(path)), record=record_in_safetensors(path))

@@ -112,17 +112,6 @@ class Sweep:
             sweep.load_point(point)
         return sweep
 
-    def is_whole(self) -> bool:
-        """Return whether all values of a sweep that was read from a file have valid types and sizes."""
-        texts = [
-            *self.flags,
-            self.cwd,
-            *(each for pairs in (self.over, *self.points) for pair in pairs.items() for each in pair),
-        ]
-        numbers = [*self.seeds, self.folds or 1]
-        are_right = all(isinstance(each, str) for each in texts) and all(type(each) is int for each in numbers)
-        return are_right and numbers[-1] > 0 < self.num_trials <= MOST_TRIALS
-
     def check(self) -> None:
         if not (self.over or self.seeds or self.folds):
             raise ConfigError("nothing to sweep; give -over KEY=VALUE,VALUE, -seeds 0,1,2 or -folds 5")
@@ -224,9 +213,6 @@ def read_sweep(folder: Path) -> Sweep | None:
         facts = json.loads(read_text(folder / FILE))
         if facts.pop("version") != VERSION:
             raise ValueError("another version of halfstep wrote it")
-        sweep = Sweep(**facts)
-        if not sweep.is_whole():
-            raise ValueError("its values are not valid for a sweep")
-        return sweep
+        return Sweep(**facts)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(f"cannot read {folder / FILE} ({error}); give -output another folder") from error

@@ -91,17 +91,17 @@ def table(sweep: Sweep, results: Sequence[Result]) -> str:
     summary = ", ".join(f"{number} {state}" for state, number in numbers.items() if number)
     summary = f"{counted(len(states), 'trial')}: {summary}\n\n"
     metric = next((each.metric for each in results if each.metric), None)
-    digits = 4 if metric == "loss" else 2
-    ranked, points = ranked_points(sweep, results), []
-    for number, values in ranked:
-        of_point = sum(trial.point == number for trial in sweep.trials)
-        row = [describe(sweep.points[number]) or "as given", spread(values, digits), f"{len(values)} of {of_point}"]
-        points.append((number, row))
-    if not points:
+    digits, per_point = 4 if metric == "loss" else 2, len(results) // len(sweep.points)
+    ranked = ranked_points(sweep, results)
+    if not ranked:
         return f"{summary}no trial is done"
+    points = [
+        [describe(sweep.points[number]) or "as given", spread(values, digits), f"{len(values)} of {per_point}"]
+        for number, values in ranked
+    ]
     title = f"best {TITLES[metric]}{'' if metric == 'loss' else ', %'}"
-    rows = markdown_table(["settings", title, "trials"], [row for _, row in points])
-    command = sweep.command_of_point(sweep.points[points[0][0]])
+    rows = markdown_table(["settings", title, "trials"], points)
+    command = sweep.command_of_point(sweep.points[ranked[0][0]])
     limit = f" {ONE_TRIAL}" if len(ranked) > 1 and any(len(values) < 2 for _, values in ranked[:2]) else ""
     note = f"±: standard deviation over seeds and folds.{limit} Settings of the first row:"
     return f"{summary}{rows}\n\n{note}\n\n    {command}"
@@ -110,9 +110,9 @@ def table(sweep: Sweep, results: Sequence[Result]) -> str:
 def ranked_points(sweep: Sweep, results: Sequence[Result]) -> list[tuple[int, list[float]]]:
     """Return (point, best values of its finished trials), the best mean first. Points with unfinished trials come last."""
     metric = next((each.metric for each in results if each.metric), None)
-    sign, points = 1 if metric == "loss" else -1, []
+    sign, points, per_point = 1 if metric == "loss" else -1, [], len(results) // len(sweep.points)
     for number in range(len(sweep.points)):
-        of_point = [result for trial, result in zip(sweep.trials, results, strict=True) if trial.point == number]
+        of_point = results[number * per_point : (number + 1) * per_point]
         values = [each.best for each in of_point if each.state == DONE and each.best is not None]
         if values:
             points.append((len(values) < len(of_point), sign * sum(values) / len(values), number, values))
@@ -182,7 +182,7 @@ class Runner:
         """Run the trial and return its exit code. After a signal to the sweep, make the trial save and end."""
         try:
             command = [sys.executable, *self.sweep.command(trial, self.folder)]
-            program = start(command, self._output(trial), self.sweep.cwd)
+            program = start(command, self.folder / f"{trial.name}.txt", self.sweep.cwd)
         except OSError as error:
             raise ConfigError(
                 f"-output: cannot start {trial} in {self.folder} ({cause_of(error)}); choose another folder"
@@ -201,18 +201,14 @@ class Runner:
         return code
 
     def _eta(self, trial: Trial) -> float | None:
-        """Return the run's own estimate of its remaining seconds, or None."""
+        """Return the run's own estimate of its remaining seconds, or None. This must not try the run's lock."""
         with contextlib.suppress(ConfigError):
             return read_status(self.folder / trial.name).get("eta_seconds")
         return None
 
-    def _output(self, trial: Trial) -> Path:
-        """Return the file with the output of the trial."""
-        return self.folder / f"{trial.name}.txt"
-
     def _ended(self, trial: Trial, code: int) -> None:
         self.lock.check()
-        result, error = read_result(self.folder / trial.name), last_error(self._output(trial))
+        result, error = read_result(self.folder / trial.name), last_error(self.folder / f"{trial.name}.txt")
         is_refused = code == 2 and result.state == WAITING
         if result.state != DONE:
             was_stopped = code == 0 or (self.stop.number and code == 128 + signal.SIGTERM)
@@ -227,7 +223,7 @@ class Runner:
             outcome = f"{TITLES[result.metric]} {format_value(result.metric, result.best)} in epoch {result.epoch}"
         print(f"[{number}/{self.sweep.num_trials}] {trial}: {outcome}{self._time_left()}", flush=True)
         if is_refused:  # the trial ended before training; the other trials would fail in the same way
-            raise ConfigError(f"{trial}: {error}\nits output: {self._output(trial)}")
+            raise ConfigError(f"{trial}: {error}\nits output: {self.folder / f'{trial.name}.txt'}")
 
 
 def last_error(output: Path) -> str:

@@ -12,6 +12,7 @@ from datasets.sources.torchvision_sets import TorchvisionImages
 from datasets.transforms import decode
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
+from extras import cache
 from scripts import make_shards
 from tests.data_zoo.files import (
     GREY,
@@ -214,34 +215,31 @@ def test_missing_pillow_heif_is_reported_if_data_has_heif_photos(tmp_path, monke
 def test_exif_orientation_also_applies_to_torchvision_images():
     lying = Image.open(io.BytesIO(photo("PNG", 6)))
     for applies, shape in ((True, PICTURE.shape), (False, (24, 16, 3))):
-        images = TorchvisionImages(
-            [(lying, 0)], np.zeros(1, int), np.zeros(1, int), ["one"], PixelRules(3, applies), "x"
-        )
+        images = TorchvisionImages([(lying, 0)], np.zeros(1, int), ["one"], PixelRules(3, applies), "x")
         assert images.read(0).shape == shape
 
 
-def test_shards_have_the_same_pixels_as_the_image_files(tmp_path):
+@pytest.fixture
+def unusual(tmp_path) -> Path:
     files = {f"{turn}.jpg": photo("JPEG", turn) for turn in HELD}
     files |= {"turned.tif": photo("TIFF", 6), "edited.jpg": edited_photo("JPEG", 6)}
     files |= {"alpha.png": hidden_colours("RGBA", "PNG"), "16.png": grey_16_bits("PNG"), "a.heic": photo("HEIF")}
-    root = folder(tmp_path / "photos", files)
-    flags = ["-dataset", "imagefolder", "-data_path", str(root), "-output", str(tmp_path / "shards")]
+    return folder(tmp_path / "photos", files)
+
+
+def test_shards_have_the_same_pixels_as_the_image_files(tmp_path, unusual):
+    flags = ["-dataset", "imagefolder", "-data_path", str(unusual), "-output", str(tmp_path / "shards")]
     assert make_shards.main(flags) == 0
     for exif in ("apply", "ignore"):
-        wanted = [pixels.tolist() for pixels in read_all(load("imagefolder", root, EXIF=exif)[0])]
+        wanted = [pixels.tolist() for pixels in read_all(load("imagefolder", unusual, EXIF=exif)[0])]
         in_shards = [pixels.tolist() for pixels in read_all(load("shards", tmp_path / "shards", EXIF=exif)[0])]
         assert sorted(in_shards) == sorted(wanted)
 
 
-def test_cache_has_the_same_pixels_as_the_image_files(tmp_path):
-    cache = pytest.importorskip("extras.cache")
-    files = {f"{turn}.jpg": photo("JPEG", turn) for turn in HELD}
-    files |= {"turned.tif": photo("TIFF", 6), "edited.jpg": edited_photo("JPEG", 6)}
-    files |= {"alpha.png": hidden_colours("RGBA", "PNG"), "16.png": grey_16_bits("PNG"), "a.heic": photo("HEIF")}
-    root = folder(tmp_path / "photos", files)
+def test_cache_has_the_same_pixels_as_the_image_files(tmp_path, unusual):
     says = cache.CacheProgress(say=lambda line: None, warn=lambda line: None)
     for rules in ({}, {"EXIF": "ignore"}, {"IMAGENET_MEAN": MEAN}, {}):  # each cache fits only its rules
-        config = settings("imagefolder", root, CACHE="disk", CACHE_PATH=str(tmp_path / "cache"), **rules)
-        from_files = load("imagefolder", root, **rules)
+        config = settings("imagefolder", unusual, CACHE="disk", CACHE_PATH=str(tmp_path / "cache"), **rules)
+        from_files = load("imagefolder", unusual, **rules)
         cached = cache.cache_image_sets(config, from_files, says)[0]
         assert [each.tolist() for each in read_all(cached)] == [each.tolist() for each in read_all(from_files[0])]

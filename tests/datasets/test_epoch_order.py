@@ -14,7 +14,6 @@ from datasets.sources.shards import SAMPLES, TARS, Shard, ShardFolder, ShardImag
 from datasets.transforms.pixel_rules import PixelRules
 from tests.support.configs import CPU
 from tests.support.image_sets import make_set, settings
-from tests.support.loading import order
 from tests.support.properties import examples
 from utils.distributed import Process
 
@@ -90,14 +89,6 @@ def test_epoch_order_of_a_shard_subset_matches_the_reference_order():
     kept = kept[(kept < 300) | (kept >= 400)]  # two tars have no images left
     wanted = reference_of_grouped(kept // 50, 20, 30, 5, 6)
     assert images.take(kept).epoch_order(5, 6).tolist() == wanted.tolist()
-
-
-def test_windows_contain_the_same_images_in_any_reading_sequence():
-    steps = order(num_images=150, batch_size=10)
-    epochs = [reference_of_nearby(150, 150, 0, epoch) for epoch in range(3)]
-    for step in [*range(31), 3, 44, 0]:
-        epoch, index = divmod(step, 15)
-        assert (steps.window(step) == epochs[epoch][index * 10 : (index + 1) * 10]).all()
 
 
 def test_read_position_is_announced_to_shards_before_each_window(tmp_path):

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import gc
 import itertools
 import multiprocessing
 import os
@@ -30,6 +29,8 @@ from tests.support.loading import folder_settings, make_folder, settings, taken,
 from tests.support.pretend_device import DEVICE, on_pretend_device, pinned, waits
 from tests.support.refusals import assert_names
 from tests.support.runs import alive, wait_until
+from tests.support.seen import SOURCES, seen
+from tests.support.seen import settings as seen_settings
 from utils.distributed import Process
 from utils.errors import DataError
 
@@ -55,14 +56,11 @@ def test_unread_batches_never_leak_into_next_window():
     assert taken(windows) == whole[2:]
 
 
-def test_loading_changes_neither_global_random_state_nor_frozen_objects():
+def test_loading_does_not_change_the_global_random_state():
     torch.manual_seed(1), random.seed(1), np.random.seed(1)
     states = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())
     config = settings(BATCH_SIZE=700)
-    gc.freeze()
     taken(train_data(config).windows(0, 2))
-    assert gc.get_freeze_count(), "objects that utils/program.py froze must stay frozen without worker processes"
-    gc.unfreeze()
     list(build_eval_data(config, load_image_sets(config)[1], Process(CPU)))
     assert torch.equal(states[0], torch.get_rng_state())
     assert states[1:] == (random.getstate(), repr(np.random.get_state()))
@@ -157,6 +155,12 @@ def test_loader_processes_ignore_signals_and_end_on_close(folder):
     assert got == expected[: len(got)]
     windows.close()
     assert multiprocessing.active_children() == []
+
+
+def test_worker_processes_augment_images_like_the_main_process(tmp_path):
+    train = {"AUTO_AUGMENT": "3a", "COLOR_JITTER": 0.3, "REPEATED_AUG": 3, "MIXUP_ALPHA": 0.8, "MIXUP_MODE": "elem"}
+    config = seen_settings(SOURCES["imagefolder"](tmp_path) | {"TRAIN_INTERPOLATION": "random"}, train)
+    assert seen(config, last=2, NUM_WORKERS=2, WORKERS="processes") == seen(config, last=2)
 
 
 def test_loader_processes_leave_no_temporary_folder(folder, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import torch
 from configs.schema import Config
 from datasets import Mixed, Normalize, Piece, Preparation
 from datasets.order import sample_rng
-from datasets.transforms.erase_and_mix import BatchedErasing, Erasing, Mixing
+from datasets.transforms.erase_and_mix import BatchedErasing, Erasing
 from tests.support.batches import ERASES, MIXES, SIDE, batch, settings
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.loading import settings as digits
@@ -36,15 +36,6 @@ def erased_one_by_one(images: torch.Tensor, piece: Piece, config: Config) -> tor
     return images
 
 
-def mixed_one_by_one(images: torch.Tensor, piece: Piece, config: Config) -> torch.Tensor:
-    rows = Mixing(config).rows(piece)
-    partners = images[[int(partner) for partner, *_ in rows]]
-    weights = torch.stack([torch.full((1, SIDE, SIDE), factor) for _, factor, *_ in rows])
-    for weight, (_, _, left, top, width, height) in zip(weights, rows, strict=True):
-        weight[:, int(top) : int(top + height), int(left) : int(left + width)] = 0.0
-    return torch.lerp(partners, images, weights.to(images.dtype))
-
-
 @pytest.mark.parametrize("kind", [Erasing, BatchedErasing])
 @pytest.mark.parametrize(("mode", "channels"), [("pixel", 3), ("rand", 1), ("const", 3)])
 def test_random_erasing_of_a_batch_matches_erasing_each_image(kind, mode, channels):
@@ -65,14 +56,6 @@ def test_erasing_boxes_of_loader_match_boxes_drawn_on_demand():
     assert loaded.boxes.shape == (16, 2, 6) and torch.equal(prepare(loaded)[0], wanted)
     assert torch.equal(torch.cat([prepare(part)[0] for part in loaded.parts(7)]), wanted)
     assert not torch.equal(prepare(loaded._replace(boxes=np.zeros_like(loaded.boxes)))[0], wanted)
-
-
-@pytest.mark.parametrize("count", [1, 2, 7, 8])
-def test_mixing_a_batch_matches_mixing_each_image(count):
-    config, piece = settings(**MIXES), batch(count).piece
-    images, mixing = torch.randn(count, 3, SIDE, SIDE), Mixing(config)
-    got = mixing(images, torch.tensor(mixing.rows(piece)), images.dtype)
-    assert torch.equal(got, mixed_one_by_one(images, piece, config)) and torch.equal(got, images) == (count == 1)
 
 
 @pytest.mark.parametrize(

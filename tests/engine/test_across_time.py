@@ -119,7 +119,7 @@ def test_start_without_cfg_is_refused_and_error_names_weights_or_run(tmp_path):
         for name in ("foreign.pth", "nothing.pth"):
             said = halfstep(*flags, tmp_path / name, exit_with=2)
             is_missing_run = flags == ["-resume"] and name == "nothing.pth"
-            wanted = "MODEL" if flags == ["-pretrained"] else "-resume" if is_missing_run else "-cfg"
+            wanted = "-resume" if is_missing_run else "-cfg" if name == "foreign.pth" else "MODEL"
             assert_names(said, wanted, tmp_path / name)
     for flags in (["-resume", "auto"], ["-eval", "-resume", "auto"]):
         said = halfstep(*flags, "-output", tmp_path / "none", "-name", "mine", exit_with=2)

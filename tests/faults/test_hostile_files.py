@@ -139,14 +139,11 @@ def with_start(mode: str, kind: str, start: bytes, after: int) -> bytes:
     return content.getvalue()[:after] + start + content.getvalue()[after:]
 
 
-def test_pixel_limit_counts_memory_needed_for_decoding():
-    column, webp = b"P5 1 10000 255\n" + bytes(10_000), io.BytesIO()
-    noise(20, 20).save(webp, "WEBP")
+def test_pixel_limit_counts_the_memory_of_narrow_images():
+    column = b"P5 1 10000 255\n" + bytes(10_000)
     assert decode(column, PixelRules(3)).shape == (10_000, 1, 3)
-    assert decode(webp.getvalue(), PixelRules(3, max_pixels=640)).shape == (20, 20, 3)
-    for content, limit, told in ((column, 100_000, "MAX_PIXELS"), (webp.getvalue(), 639, "WebP")):
-        with pytest.raises(ImageReadError, match=told):
-            decode(content, PixelRules(3, max_pixels=limit))
+    with pytest.raises(ImageReadError, match="MAX_PIXELS"):
+        decode(column, PixelRules(3, max_pixels=100_000))
 
 
 def test_error_quoting_a_whole_file_is_shortened(capsys):

@@ -34,7 +34,7 @@ class Learner:
         self.model = nn.Sequential(nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(width, 3)).to(self.device)
         train = Train(OPTIMIZER=Optimizer(NAME=name), BASE_LR=1e-2, WEIGHT_DECAY=0.1)
         train = dataclasses.replace(train, **settings)
-        self.optimizer, self.clipping = build_optimizer(train, self.model), Clipping(train, self.model)
+        self.optimizer, self.clipping = build_optimizer(train, self.model), Clipping(train, self.model.parameters())
         scaler = LossScaler if self.device.type == "cpu" else FusedLossScaler
         self.scaler = scaler(self.device.type, Precision(), needed=False)
         self.scaler.scale(torch.zeros(1).to(self.device))  # creates the tensor of the scale

@@ -101,9 +101,6 @@ def test_process_without_launcher_variables_is_not_taken_for_a_rank():
 def test_start_without_a_launcher_on_several_nodes_is_refused(words):
     with refused(ConfigError, *words.split("=")):
         check_single_node(environment_of(words))
-
-
-def test_start_without_a_launcher_on_one_node_is_allowed():
     check_single_node({"SLURM_NNODES": "1", "PET_NNODES": "1"})
 
 

@@ -1,14 +1,12 @@
-"""The version of halfstep that runs, exit codes of errors, signals that stop a run, and replaced files."""
+"""The version of halfstep that runs, exit codes of errors, and signals that stop a run."""
 
 import errno
 import os
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +17,6 @@ from tests.support.refusals import refused
 from tests.support.runs import ROOT
 from utils import VERSION, errors
 from utils.errors import ConfigError, cause_of, naming_damage
-from utils.files import locked, refuse_special, replacing
 from utils.program import StopSignal, exit_code, exit_code_and_message, revision
 from utils.seed import make_deterministic
 
@@ -106,27 +103,6 @@ def test_repeated_signal_within_seconds_counts_once(monkeypatch):
     now[0] = 103.1
     os.kill(os.getpid(), signal.SIGINT)
     assert codes == [128 + signal.SIGINT]
-
-
-def test_lock_file_does_not_follow_a_link(tmp_path):
-    (tmp_path / ".lock").symlink_to(tmp_path / "theirs")
-    with pytest.raises(OSError), locked(tmp_path / ".lock"):
-        pass
-    assert not (tmp_path / "theirs").exists()
-
-
-def test_writing_a_file_never_replaces_a_pipe(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="pipe"), replacing(tmp_path / "pipe") as file:
-        file.write(b"text")
-    (left,) = tmp_path.iterdir()
-    assert stat.S_ISFIFO(left.stat().st_mode)
-
-
-@pytest.mark.parametrize("name", ["null", "stdout", "nothing"])
-def test_files_under_dev_are_never_replaced(name):
-    with pytest.raises(OSError, match="device"):
-        refuse_special(Path("/dev", name))
 
 
 def test_deterministic_runs_disable_autotuning_and_memory_filling():

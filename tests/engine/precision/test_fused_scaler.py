@@ -27,7 +27,7 @@ class Learner:
         if not fused:
             self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=False)
         self.scaler = scaler("cpu", config.PRECISION, needed=True)
-        self.clipping, self.dtype = Clipping(config.TRAIN, self.model), dtype
+        self.clipping, self.dtype = Clipping(config.TRAIN, self.model.parameters()), dtype
 
     def update(self, factor: float, parallel=None) -> tuple[float, bool, float]:
         """Return the gradient norm, whether the update was skipped, and the new loss scale."""

@@ -78,8 +78,9 @@ def test_ema_update_matches_its_decay_formula(tmp_path, warm_up, decays):
 @pytest.mark.parametrize("warm_up", [False, "timm"])
 def test_ema_decays_and_weights_equal_those_of_timms_ema(warm_up):
     settings, model = Train(MODEL_EMA_DECAY=0.99, MODEL_EMA_WARMUP=warm_up), torch.nn.Linear(3, 3)
-    ema, theirs = Ema(model, settings), ModelEmaV3(model, decay=0.99, use_warmup=bool(warm_up))
-    ema.follow(model, Parallel(Process(CPU)))
+    parallel = Parallel(Process(CPU))
+    ema, theirs = Ema(model, settings, parallel), ModelEmaV3(model, decay=0.99, use_warmup=bool(warm_up))
+    ema.follow(model, parallel)
     for step in range(1_100):  # timm's train.py counts updates from 1
         assert decay_at(step, settings) == pytest.approx(theirs.get_decay(step + 1), abs=1e-15), step
     for step in range(10):
@@ -91,8 +92,8 @@ def test_ema_decays_and_weights_equal_those_of_timms_ema(warm_up):
 
 def test_ema_copies_batch_norm_batch_count():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
-    ema = Ema(model, Train())
-    ema.follow(model, Parallel(Process(CPU)))
+    ema = Ema(model, Train(), parallel := Parallel(Process(CPU)))
+    ema.follow(model, parallel)
     for step in range(3):
         model(torch.randn(4, 2))
         ema.update(step, torch.zeros(()))
@@ -155,7 +156,7 @@ def test_gradient_clipping_matches_timm(mode, limit):
     parameters = list(ours.parameters())
     before = [each.grad.clone() for each in parameters]
     norm = torch.nn.utils.get_total_norm(before)
-    Clipping(Train(CLIP_MODE=mode, GRAD_CLIP=limit), ours)(parameters, norm)
+    Clipping(Train(CLIP_MODE=mode, GRAD_CLIP=limit), parameters)(parameters, norm)
     # with agc, timm's train.py excludes the last two: the classifier's weight and bias
     dispatch_clip_grad(list(timms.parameters())[: -2 if mode == "agc" else None], limit, mode)
     for mine, theirs in zip(parameters, timms.parameters(), strict=True):

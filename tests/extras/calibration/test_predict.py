@@ -89,12 +89,6 @@ def test_calibration_of_other_weights_is_not_used(calibrated, digits, tmp_path, 
     typed("scripts/predict.py", path, in_order(digits)[0], "-unknown", 0.9).refused("-unknown", "best.pth")
 
 
-def test_damaged_temperature_is_refused(calibrated, digits, tmp_path):
-    for value in (0.0, -1.0, math.nan, "1", [1.0, 1.0], None):
-        path = changed(calibrated, tmp_path, temperature=value)
-        typed("scripts/predict.py", path, in_order(digits)[0]).refused("best.pth", "damaged", "temperature")
-
-
 def test_evaluation_does_not_use_the_temperature(calibrated, tmp_path):
     flags = ["-eval", "-pretrained", str(calibrated), "-output", str(tmp_path)]
     run("main_single_gpu.py", *flags).done()

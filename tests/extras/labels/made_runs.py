@@ -50,11 +50,10 @@ def make_run(
     predictions: Mapping[str, tuple[str, float, float]] | None = None,
     *options: str,
     dataset: str = "imagefolder",
-    is_old: bool = False,
 ) -> Path:
     """Make the folder of a run. `predictions`: {image: (class, its probability, probability of the label)}.
 
-    All other held-out images are predicted correctly, with probability SURE. `is_old`: name images as halfstep 1.0 did.
+    All other held-out images are predicted correctly, with probability SURE.
     """
     config = settings_of(folder, data_path, *options, dataset=dataset)
     train, val = load_image_sets(config)
@@ -68,7 +67,7 @@ def make_run(
     (folder / "status.json").write_text(json.dumps(status))
     rows = [("image", "label", "prediction", "probability", "label_probability")]
     for index, target in enumerate(val.targets.tolist()):
-        label, name = val.classes[target], val.key(index) if is_old else val.table_name(index)
+        label, name = val.classes[target], val.table_name(index)
         rows.append((name, label, *(predictions or {}).get(name, (label, SURE, SURE))))
     table = csv_text(map(csv_cell, row) for row in rows)
     (folder / "predictions.csv").write_bytes(table.encode(errors="surrogateescape"))

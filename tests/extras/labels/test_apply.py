@@ -371,7 +371,7 @@ def test_class_that_a_list_cannot_name_is_refused(here):
     (name,) = held_out("001")
     find((name, "002"))
     confirm()
-    apply().refused("001")
+    apply().refused("classes.txt")
     assert not list(LISTS.glob("*.csv"))
 
 

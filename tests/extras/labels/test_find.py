@@ -127,14 +127,13 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("is_old", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_labels_script_reads_runs_of_every_source(here, kind, is_old):
+def test_labels_script_reads_runs_of_every_source(here, kind):
     (here / "data").mkdir()
     data = KINDS[kind](here / "data")
     dataset, path = data.pop("DATASET"), Path(data.pop("DATA_PATH")) if "DATA_PATH" in data else None
     options = [f"DATA.{name}={value}" for name, value in data.items()]
-    make_run(here / "run", path, None, *options, dataset=dataset, is_old=is_old)
+    make_run(here / "run", path, None, *options, dataset=dataset)
     train, val = parts = load_image_sets(settings_of(here / "run", path, *options, dataset=dataset))
     names = [part.table_name(index) for part in parts for index in range(len(part))]
     assert len(set(names)) == len(names)

@@ -323,12 +323,11 @@ def test_unsupported_setting_is_refused_by_name(folder, tmp_path, options):
     typed("main_single_gpu.py", *words).refused(*names_of("native_aspect-mistakes", options))
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (500, 1), (1, 500)], ids=str)
-def test_extreme_shapes_train_and_evaluate(folder, tmp_path, shape):
+def test_extreme_shapes_train_and_evaluate(folder, tmp_path):
     for part in ("train", "val"):
         for name in ("bird", "cat"):
             (tmp_path / "photos" / part / name).mkdir(parents=True)
-            for number in range(8 if part == "train" else 1):
+            for number, shape in enumerate(2 * [(1, 1), (500, 1), (1, 500)]):
                 noise(*shape, seed=number).save(tmp_path / "photos" / part / name / f"{number}.png")
     trainer = update(make_trainer(settings(tmp_path)), 2)
     assert np.isfinite(trainer.report().loss)

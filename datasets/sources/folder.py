@@ -216,6 +216,7 @@ class FolderScan:
                     others[os.path.splitext(file)[1].lower() or "without ending"] += 1
         if not paths:
             found = f", only what is not read ({first_of(sorted(others))})" if others else ""
+            found += "; keep runs elsewhere (-output)" * (RUNS in others)
             raise DataError(
                 f"{self.root / name}: no images in this folder{found}; add some ({' '.join(IMAGE_ENDINGS)}) or "
                 "remove it"

@@ -31,6 +31,8 @@ def read_imagenet(config: Config, say: Callable = print) -> tuple[ImageSet | Non
     for file in files:
         if not file.exists():
             raise DataError(f"DATA.DATA_PATH: {root} has no {file.name}; {expected_layout(config.DATA, EXPECTS)}")
+        with open_list(file):
+            pass  # refuses anything but a regular file
     image_sets = to_image_sets(config, Lists(files, read_list_file, allow_names=False))
     return (None if config.START.EVAL else image_sets[0]), image_sets[-1]
 

@@ -26,10 +26,11 @@ class Saves:
     """Saves a run while it trains, and reports it in status.json. All methods are collective.
 
     last.pth is written after each epoch, every SAVE_STEPS updates, after a rollback, when TRAIN.BUDGET chooses the number
-    of updates, and when a signal, or a time limit after at least one update, stops the run. The old last.pth becomes previous.pth. During a streak of skipped updates,
-    previous.pth stays the last checkpoint from before the streak. The save after an epoch is also written as best.pth
-    if its evaluation is the best so far, and as checkpoint-N.pth every SAVE_FREQ epochs and after the last one. The
-    newest KEEP_CHECKPOINTS files checkpoint-N.pth are kept (0: none). A failed save only causes a warning.
+    of updates, and when a signal, or a time limit after at least one update, stops the run. The old last.pth becomes
+    previous.pth. During a streak of skipped updates, previous.pth stays the last checkpoint from before the streak. The
+    save after an epoch is also written as best.pth if its evaluation is the best so far, and as checkpoint-N.pth every
+    SAVE_FREQ epochs and after the last one. The newest KEEP_CHECKPOINTS files checkpoint-N.pth are kept (0: none). A
+    failed save only causes a warning.
 
     Only this class decides which epoch is the best: the epoch whose raw or EMA weights have the best
     TRAIN.BEST_METRIC, and at equal values the smaller loss. `compare_with_best` compares each evaluation with the best

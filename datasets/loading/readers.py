@@ -216,7 +216,7 @@ class TrainData:
 class EvalData:
     """The validation images of one process, in the order of the set. Each image belongs to exactly one process.
 
-    A set that is read in groups (shards, row groups) is split into one contiguous part per process, so that each
+    A set that is read in groups (the row groups of parquet) is split into one contiguous part per process, so that each
     process reads only some groups. All processes get the same number of batches. A process that has no images left gets
     a batch that is excluded from the scores.
     """

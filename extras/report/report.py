@@ -14,7 +14,7 @@ from engine.record.saved_run import SavedRun, written
 from extras.report.page import Markup, contact_sheet, element, embedded, picture, scrolling, section, table, write_page
 from extras.report.plot import Plot, plots_of, to_png
 from utils import VERSION
-from utils.errors import ConfigError, naming_damage
+from utils.errors import ConfigError, cause_of, naming_damage
 from utils.log import Log
 from utils.text import counted, format_bytes, format_duration, redacted
 

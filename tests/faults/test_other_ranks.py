@@ -13,7 +13,7 @@ from tests.support.runs import ROOT, Ended, Run, as_ranks, command, run, run_fol
 
 pytestmark = pytest.mark.slow
 
-CODE = ("configs", "datasets", "engine", "models", "utils")
+CODE = ("configs", "datasets", "engine", "extras", "models", "utils")
 
 
 @pytest.fixture
@@ -117,9 +117,11 @@ def test_process_with_different_code_is_refused_naming_the_file(tiny, photos, tm
         shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "main_multi_gpu.py", checkout)
     shutil.copy(ROOT / "main_single_gpu.py", checkout)
-    (checkout / "engine/train/loss.py").open("a").write("# an older version\n")
+    older = ["engine/train/loss.py", "extras/lora.py"]
+    for name in older:
+        (checkout / name).open("a").write("# an older version\n")
     flags, (first, second) = flags_of(tiny, photos), as_ranks(2)
     here = Run("main_multi_gpu.py", *flags, environment=first)
     words = command(str(checkout / "main_multi_gpu.py"), *flags)
     there = subprocess.run(words, env=os.environ | second, capture_output=True, text=True, timeout=600)
-    refused_for([here.wait(), Ended([there.returncode], there.stdout, there.stderr)], "engine/train/loss.py")
+    refused_for([here.wait(), Ended([there.returncode], there.stdout, there.stderr)], *older)

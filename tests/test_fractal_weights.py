@@ -59,4 +59,4 @@ def write_digits(folder: Path, labels: int, seed: int) -> None:
         for index in indices:
             path = folder / part / str(image_set.targets[index]) / f"{index}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(image_set.images[index]).save(path)
+            Image.fromarray(image_set.read(index)).save(path)

@@ -85,7 +85,9 @@ def test_evaluation_covers_every_image_once(world_size, in_groups):
     )
     counted = [(each.images[: each.num_samples], each.targets[: each.num_samples]) for each in batches]
     shown = [pair for each in counted for pair in zip(*(part.tolist() for part in each), strict=True)]
-    whole = [(image[None].tolist(), target) for image, target in zip(val.images, val.targets.tolist(), strict=True)]
+    whole = [
+        (image[None].tolist(), target) for image, target in zip(val.images[val.rows], val.targets.tolist(), strict=True)
+    ]
     assert sorted(shown) == sorted(whole)
 
 

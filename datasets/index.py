@@ -20,7 +20,7 @@ import numpy as np
 
 from configs.schema import Config
 from utils.errors import DataError
-from utils.files import replacing, without_waiting
+from utils.files import locked, sync, sync_folder, without_waiting
 
 ENDING = ".index"
 FORMAT = "halfstep index 4"  # the number is the version of the format
@@ -117,10 +117,14 @@ class Index:
         content = json.dumps(header).encode()
         content += b" " * (-len(content) % 8)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path, shared=True) as file:
+        with locked(path.with_name(f".{path.name}.part"), wait=lambda: None) as file:
+            file.truncate(0)  # a killed process may have left content
             file.write(len(content).to_bytes(8, "little") + content)
             for column in columns.values():
                 file.write(column)
+            sync(file)
+            os.replace(file.name, path)
+        sync_folder(path.parent)
         self.path = path
 
 

@@ -17,7 +17,6 @@ from datasets.sources.images import FileImages
 from tests.support.image_sets import draw, error_of, load, make_folders, make_set, samples, settings, shades, write_tar
 from tests.support.parquet_files import ANIMALS, make_parquet, rows, write_parquet
 from tests.support.refusals import assert_names
-from utils import files
 
 NAMES = [b"", b"a/b.jpg", "ü".encode(), b"\xff\xfe", b"a/b.jpg"]
 
@@ -92,7 +91,7 @@ def test_index_goes_to_the_second_folder_if_the_first_disk_is_full(tmp_path, mon
         if paths[0].parent in Path(file.name).parents:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(files, "sync", sync_full)
+    monkeypatch.setattr(index, "sync", sync_full)
     found = open_or_build(paths, COLUMNS, {}, build)
     assert found.path == paths[1] and found.text("name").chunk(0, 5) == NAMES and open_index(paths[0]) is None
 

@@ -92,6 +92,9 @@ def source(request, tmp_path, monkeypatch) -> Source:
     if name in ("cifar10", "cifar100"):
         write_cifar(root, name, monkeypatch)
     elif SOURCES[name].has_files:
+        assert name in MAKERS, (
+            f"tests/datasets/test_every_source.py: add a function that writes a small {name} to MAKERS"
+        )
         MAKERS[name](root)
     return Source(name, root)
 

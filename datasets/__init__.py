@@ -12,11 +12,10 @@ from datasets.split import holds_out_no_more, identity, write_split
 from datasets.transforms import check_policy
 from datasets.transforms.crop import Normalize
 from datasets.transforms.preparation import (
-    Mixed,
     Preparation,
     SizedPreparation,
     build_normalize,
     build_preparation,
     dominant_class,
 )
-from datasets.types import Batch, ImageSet, SavedData
+from datasets.types import Batch, ImageSet, Mixed, SavedData

@@ -201,3 +201,11 @@ class Batch(NamedTuple):
             drawn = (each if each is None else each[start:end] for each in (self.boxes, self.shares))
             parts.append(Batch(images, targets, end - start, bad, self.piece.part(start, end), *drawn))
         return parts
+
+
+class Mixed(NamedTuple):
+    """The targets of images that are each mixed from two images."""
+
+    first: Tensor  # int64 [B], the class of the image itself
+    second: Tensor  # int64 [B], the class of its partner
+    share: Tensor  # float32 [B], the weight of `first` in [0, 1]

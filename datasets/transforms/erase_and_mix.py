@@ -10,7 +10,7 @@ from torch import Tensor
 from configs.schema import Config
 from datasets.order import Piece, sample_rng
 from datasets.transforms.crop import crop_box
-from datasets.transforms.preparation import Mixed
+from datasets.types import Mixed
 from utils.seed import keyed_rng
 
 ERASED_AREA = (0.02, 1 / 3)  # smallest and largest fraction of the image that a box covers

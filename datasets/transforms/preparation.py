@@ -5,7 +5,6 @@ The results depend on seed, epoch, step, image and position in the window, but n
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,16 +12,8 @@ from torch import Tensor
 
 from configs.schema import Config, Data
 from datasets.transforms.crop import BySize, Normalize
-from datasets.types import Batch
+from datasets.types import Batch, Mixed
 from utils.host import has_streams
-
-
-class Mixed(NamedTuple):
-    """The targets of images that are each mixed from two images."""
-
-    first: Tensor  # int64 [B], the class of the image itself
-    second: Tensor  # int64 [B], the class of its partner
-    share: Tensor  # float32 [B], the weight of `first` in [0, 1]
 
 
 def dominant_class(targets: Tensor | Mixed) -> Tensor:

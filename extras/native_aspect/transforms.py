@@ -13,8 +13,8 @@ from configs.schema import Config, Data
 from datasets.order import Piece, sample_rng
 from datasets.transforms.crop import Normalize
 from datasets.transforms.erase_and_mix import ERASED_AREA, ERASED_RATIO
-from datasets.transforms.preparation import Mixed, copied
-from datasets.types import Batch
+from datasets.transforms.preparation import copied
+from datasets.types import Batch, Mixed
 from extras.native_aspect.models import GRID_BYTES, grids_of, patch_of, patch_size_of, pictures_of, unpack
 from utils.seed import keyed_rng
 

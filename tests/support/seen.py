@@ -9,7 +9,7 @@ from PIL import Image
 
 from configs.schema import Config
 from datasets import Normalize, Preparation, build_train_data, load_image_sets
-from datasets.transforms.preparation import Mixed
+from datasets.types import Mixed
 from tests.support.configs import CPU, replaced
 from tests.support.image_sets import write_tar
 from tests.support.parquet_files import write_parquet

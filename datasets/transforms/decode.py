@@ -25,13 +25,22 @@ FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF", *(("AVIF",) if fi
 IMAGE_ENDINGS = tuple(each for each in KNOWN_ENDINGS if each not in READ_BY or find_spec(READ_BY[each]))
 # Conversions that libjpeg does itself, with Pillow's result. CMYK needs Pillow, because Adobe's files invert it.
 LIBJPEG_CONVERSIONS = {3: {"YCbCr": "RGB", "RGB": "RGB", "Gray": "RGB"}, 1: {"Gray": "GRAY"}}
-JPEG_START, APP1, START_OF_SCAN, EXIF = b"\xff\xd8", 0xE1, 0xDA, b"Exif\0\0"
+JPEG_START, JPEG_END, SCAN, APP1, START_OF_SCAN, EXIF = b"\xff\xd8", b"\xff\xd9", b"\xff\xda", 0xE1, 0xDA, b"Exif\0\0"
+SEQUENTIAL = (0xC0, 0xC1)  # markers of frames whose image is complete after one scan of all colours
+SEGMENTS = {*range(0xC0, 0xD0), *range(0xDB, 0xF0), 0xFE}  # other markers that are followed by a length
+# Each scan of a progressive JPEG updates the whole image, so a small file could take minutes. Encoders write about 10.
+# The first limit holds for images of any size. Small images may have more scans, up to the second limit, as long as
+# scans x pixels stay below MOST_OF_SCANS.
+MOST_SCANS, MOST_OF_SCANS = (64, 500), 10**10
+MARKER = re.compile(rb"\xff[^\0\1\xd0-\xd7\xff]")  # the end of the image, and markers that are followed by a length
 # Limits on the reads and pieces of a file. Pillow's parsers take microseconds per read, and copy the rest of the file
 # for each piece of EXIF data or comment.
 BYTES_PER_READ, USUAL_READS, MOST_PIECES = 64, 2**16, 100
 PIECES = {JPEG_START: EXIF, b"P1": b"#", b"P2": b"#", b"P3": b"#"}  # {first bytes of the file: start of a piece}
 WEBP_COST = 1.6  # relative cost of a pixel: Pillow needs 17 to 21 bytes per pixel of a WebP, 9 to 13 in other formats
 LEAST_WIDTH = 16  # narrower rows cost as much as a row of this many pixels
+# A JPEG of at most this many bytes x pixels is decoded in less than a second, because each scan has at least 10 bytes.
+QUICK = 2**34
 ORIENTATION = ExifTags.Base.Orientation
 # Programs that edit photos write the orientation to XMP. Pillow reads it there if EXIF does not have it.
 XMP, XMP_ORIENTATION = b"http://ns.adobe.com/xap/1.0/\0", re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
@@ -87,7 +96,7 @@ def _decode_jpeg(data: bytes, rules: PixelRules) -> np.ndarray | None:
     """Decode a JPEG with libjpeg. Return None if Pillow must read it because of its colour space or an error."""
     with contextlib.suppress(ValueError):
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-        _refuse_bomb(width, height, rules)
+        _refuse_bomb(data, width, height, rules)
         if colours in LIBJPEG_CONVERSIONS[rules.num_channels]:
             pixels = simplejpeg.decode_jpeg(data, LIBJPEG_CONVERSIONS[rules.num_channels][colours])
             return _upright(pixels, _orientation(data)) if rules.applies_exif else pixels
@@ -126,7 +135,7 @@ def _open(data: bytes, rules: PixelRules) -> Image.Image:
         if data[4:8] != b"ftyp" or data[8:11] == b"avi":  # not HEIF, or a damaged AVIF file
             raise
         image = _open_heif(data, rules)
-    _refuse_bomb(*image.size, rules, WEBP_COST if image.format == "WEBP" else 1)
+    _refuse_bomb(data, *image.size, rules, WEBP_COST if image.format == "WEBP" else 1)
     return image
 
 
@@ -136,7 +145,7 @@ def _open_heif(data: bytes, rules: PixelRules) -> Image.Image:
     except ImportError as error:
         raise ImageReadError("a HEIF photo (.heic) needs pillow-heif: pip install pillow-heif") from error
     photo = open_heif(data)
-    _refuse_bomb(*photo.size, rules)
+    _refuse_bomb(data, *photo.size, rules)
     return photo.to_pillow()
 
 
@@ -178,6 +187,26 @@ def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
         yield marker, start, end
 
 
+def _refuse_scans(data: bytes, num_pixels: int) -> None:
+    """Enforce the limit on scans. Scans are counted only if the header does not show that there is a single scan."""
+    num_colours = None
+    with contextlib.suppress(IndexError):  # the header is incomplete
+        for marker, start, _ in _segments(data):
+            if marker in SEQUENTIAL:
+                num_colours = data[start + 5]
+            elif marker == START_OF_SCAN and data[start] == num_colours:
+                return
+            elif marker not in SEGMENTS:
+                break
+    most = min(max(MOST_SCANS[0], MOST_OF_SCANS // num_pixels), MOST_SCANS[1])
+    count, end = 0, 2
+    while (match := MARKER.search(data, end)) and match[0] != JPEG_END:
+        count += match[0] == SCAN
+        end = match.end() + int.from_bytes(data[match.end() : match.end() + 2], "big")
+        if count > most:
+            raise ImageReadError(f"it has more than {most} JPEG scans, which could take minutes to read; save it again")
+
+
 def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
     if orientation not in TURNS:
         return pixels
@@ -185,8 +214,10 @@ def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
     return np.ascontiguousarray(TURNS[orientation](whole_pixels)).view(np.uint8)
 
 
-def _refuse_bomb(width: int, height: int, rules: PixelRules, cost: float = 1) -> None:
-    """Enforce the limit on decompressed pixels. Pillow itself only warns below twice the limit."""
+def _refuse_bomb(data: bytes, width: int, height: int, rules: PixelRules, cost: float = 1) -> None:
+    """Enforce the limits on decompressed pixels and scans. Pillow itself only warns below twice the pixel limit."""
     if max(width, LEAST_WIDTH) * height * cost > rules.max_pixels:
         each = f", and each pixel of a WebP counts as {cost}" if cost > 1 else ""
         raise Image.DecompressionBombError(f"{width} x {height} pixels{each}")
+    if len(data) * width * height > QUICK and data[:2] == JPEG_START:
+        _refuse_scans(data, width * height)

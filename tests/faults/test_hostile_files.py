@@ -132,6 +132,30 @@ def extended(kind: bytes, content: bytes) -> bytes:
     return header.tobuf(tarfile.USTAR_FORMAT) + content + bytes(-len(content) % 512)
 
 
+def jpeg_of(side: int, **options) -> bytes:
+    content = io.BytesIO()
+    noise(side, side).save(content, "JPEG", **options)
+    return content.getvalue()
+
+
+def test_jpeg_with_too_many_scans_is_not_decoded():
+    jpeg = jpeg_of(1000, progressive=True)
+    scan = jpeg.rfind(b"\xff\xda")
+    # Only one scan of a single-scan JPEG is decoded, and nothing after the end of any JPEG, whatever follows.
+    whole = (jpeg_of(1000) + 2000 * b"\xff\xda", jpeg + 2000 * b"\xff\xda")
+    for each in (jpeg[:-2] + 20 * jpeg[scan : scan + 40] + jpeg[-2:], *whole):
+        assert decode(each, PixelRules(3)).shape == (1000, 1000, 3)
+    with pytest.raises(ImageReadError, match="scans"):
+        decode(jpeg[:-2] + 5000 * jpeg[scan : scan + 40] + jpeg[-2:], PixelRules(3))
+    # A large JPEG may have fewer scans, and a comment is not its end.
+    jpeg = jpeg_of(100, progressive=True)
+    size, scan = jpeg.find(b"\xff\xc2") + 5, jpeg.rfind(b"\xff\xda")
+    wide = jpeg[:size] + 2 * (14_000).to_bytes(2, "big") + jpeg[size + 4 :]
+    for end in (b"", b"\xff\xfe\0\4\xff\xd9"):  # a comment that looks like the end
+        with pytest.raises(ImageReadError, match="scans"):
+            decode(wide[:-2] + end + 100 * wide[scan:-2] + wide[-2:], PixelRules(3))
+
+
 def with_start(mode: str, kind: str, start: bytes, after: int) -> bytes:
     """Return an image file with other bytes inserted near its start."""
     content = io.BytesIO()

@@ -176,13 +176,14 @@ def test_output_folder_inside_an_image_folder_is_refused(tmp_path):
     assert found[0] == "WRONG" and str(tmp_path / "photos/cat") in found[1]
 
 
-@pytest.mark.parametrize("output", ["photos", "parts", "parts/o"])
-def test_output_folder_next_to_class_folders_is_not_read_as_class(tmp_path, output):
+@pytest.mark.parametrize(
+    ("output", "told"), [("photos", "left out: folders of runs 2"), ("parts", "first"), ("parts/o", "")]
+)
+def test_output_folder_next_to_class_folders_is_not_read_as_class(tmp_path, output, told):
     make_folders(tmp_path / "photos", {"cat": 4, "dog": 4})
     make_folders(tmp_path / "parts", {"train/cat": 2, "train/dog": 2, "val/cat": 2})
     data, save = tmp_path / output.split("/")[0], tmp_path / output
     for name in ("first", "second"):
         ended = train_on(data, save, "-name", name).done()
         assert status_of(save / name)["about"]["classes"] == 2
-    told = "first" in ended.stdout or "folders of runs" in ended.stdout
-    assert told or output == "parts/o", "a line must name or count the folder that is skipped"
+    assert told in ended.stdout, "a line must name or count the folder that is skipped"

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from configs.schema import VIT_FIELDS
+from configs.schema import VIT_FIELDS, Data
 from configs.tables import LOSSES, TORCH_OPTIMIZERS, names_with
 from configs.values import OPTIMIZER_VALUES, RATES, SETTINGS, build, to_text, usual_optimizer_values
 from utils.runs import LATEST, without_latest
@@ -22,8 +22,8 @@ def derive(merged: Merged) -> tuple[Merged, list[str]]:
     """Return the settings with the values that follow from others, and notes for the user."""
     derived = Merged(dict(merged.values), dict(merged.origins), merged.order)
     derived.values.update(name_runs(derived.values))
-    _derive_data(*derived)
-    _derive_optimizer(*derived)
+    _derive_data(derived.values, derived.origins)
+    _derive_optimizer(derived.values, derived.origins)
     notes = _derive_model(*derived)
     return derived, notes
 
@@ -34,7 +34,7 @@ def name_runs(values: dict[str, Any]) -> dict[str, str]:
     return {key: without_latest(values[key], save) for key in NAME_RUNS if values.get(key) == LATEST}
 
 
-def _derive_data(values: dict[str, Any], origins: dict[str, str], order: list[str]) -> None:
+def _derive_data(values: dict[str, Any], origins: dict[str, str]) -> None:
     """Fit mean and deviation to grey images; choose loss and metric by the kind of labels, unless they are set."""
     if values["DATA.IMAGE_CHANNELS"] == 1:
         for key in ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"):
@@ -42,7 +42,7 @@ def _derive_data(values: dict[str, Any], origins: dict[str, str], order: list[st
     implied, why = {}, "TRAIN.OBJECTIVE"
     if values["TRAIN.OBJECTIVE"] == "features":
         implied = {"TRAIN.BEST_METRIC": "knn" if values["DATA.LABELLED_PATH"] else "similarity"}
-    elif build(values).DATA.has_several_labels:
+    elif build(values, Data, "DATA.").has_several_labels:
         loss, *_ = names_with(LOSSES, "several_labels")
         implied, why = {"TRAIN.LOSS": loss, "TRAIN.BEST_METRIC": "map"}, "several labels per image"
     for key, value in implied.items():
@@ -50,7 +50,7 @@ def _derive_data(values: dict[str, Any], origins: dict[str, str], order: list[st
             values[key], origins[key] = value, f"because of {why}"
 
 
-def _derive_optimizer(values: dict[str, Any], origins: dict[str, str], order: list[str]) -> None:
+def _derive_optimizer(values: dict[str, Any], origins: dict[str, str]) -> None:
     """Choose one spelling for each optimizer: torch's own for AdamW, Adam and SGD, lower case for the others.
 
     For other optimizers, torch's default values count as not set if one layer sets EPS, BETAS and MOMENTUM together,

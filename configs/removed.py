@@ -42,7 +42,7 @@ def check_removed(texts: Mapping[str, Any], origin: str, roles: tuple[str, ...] 
             )
 
 
-def not_translated(saved: Mapping[str, Any]) -> dict[str, Any]:
+def decisive_removed(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return {key: value} of a run's removed settings that affected its result."""
     return {
         key: saved[key]

@@ -25,7 +25,6 @@ RECIPE = "recipe"  # how the weights are trained
 MACHINE = "machine"  # where and how fast the run computes; does not affect the result
 RECORD = "record"  # what the run saves and shows
 START = "start"  # a command that applies to one start of the program and is never saved
-ROLES = (DATA, MODEL, RECIPE, MACHINE, RECORD, START)
 
 
 class Form(NamedTuple):

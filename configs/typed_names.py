@@ -82,6 +82,8 @@ _CUTOFF = 0.75  # minimum similarity of spelling; less similar guesses would mis
 
 def why_no_setting(key: str, text: Text) -> str:
     """Return the error message for an unknown key in a file or in -opts."""
+    if key == "BASE":
+        return "BASE is for files only; name another file with -cfg"
     if key in SECTIONS:
         inside = next(each for each in ALL_SETTINGS if each.startswith(key + "."))
         return f"{key} is {quoted(text)}, but it is a section; set one of its settings, such as {inside}"

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
-from configs.removed import REMOVED, check_removed, not_translated
+from configs.removed import REMOVED, check_removed, decisive_removed
 from configs.schema import MACHINE, MAX_INT, RECORD, START, Arguments, Config, Form, Only, Start
 from configs.tables import TORCH_OPTIMIZERS
 from utils.errors import ConfigError, did_you_mean
@@ -144,7 +144,7 @@ def today(saved: dict[str, Any], refused: tuple[str, ...] = ()) -> dict[str, Any
     Raise ConfigError for a removed setting that changes the result if its role is in `refused`.
     """
     check_removed(saved, "the checkpoint", refused)
-    left = {key: value for key, value in saved.items() if key not in REMOVED} | not_translated(saved)
+    left = {key: value for key, value in saved.items() if key not in REMOVED} | decisive_removed(saved)
     if left.get("TRAIN.OPTIMIZER.NAME") in TORCH_OPTIMIZERS:
         left |= {key: plain(SETTINGS[key].default) for key in usual_optimizer_values(left)}
     return left

@@ -61,8 +61,9 @@ def translate(words: list[str], description: str = "") -> Translation:
     found |= _data(args) | _model(args) | _optimizer(args) | _schedule(args, processes) | _regularization(args)
     layers = []
     for key, (name, value) in found.items():
-        # A file has these words for other meanings.
-        if isinstance(value, str) and name != "device" and (is_none(value) or value.lower() in ("auto", "latest")):
+        # A file has these words for other meanings. In arguments of constructors, text is quoted and keeps its meaning.
+        is_word = isinstance(value, str) and (is_none(value) or value.lower() in ("auto", "latest"))
+        if is_word and name != "device" and ".KWARGS." not in key:
             raise ConfigError(
                 f"--{name} is {value!r}, which has another meaning in a settings file; choose another value"
             )
@@ -123,12 +124,13 @@ def read_arguments(words: list[str], description: str = "") -> Arguments:
             kind |= {"nargs": "?", "const": "inductor"}
         parser.add_argument(*(["data"] if name == "data" else options), default=argument.default, help="", **kind)
     typed = parser.parse_args(words)
-    of_file: dict[str, Kwargs] = {}
+    of_file: dict[str, Any] = {}
     if path := typed.config or (typed.data if str(typed.data).endswith((".yaml", ".yml")) else None):
         given, of_file = _read_args_yaml(path)
+        parser.set_defaults(data=of_file.pop("data", None))
         typed = parser.parse_args([*given, *(word for word in words if word != path or typed.config)])
     args = {name: getattr(typed, name.replace("-", "_")) for name in TIMM_ARGUMENTS}
-    args |= {name: dict(of_file.get(name, {})) or _pairs(name, args[name]) for name in KWARGS}
+    args |= {name: _pairs(name, args[name]) or dict(of_file.get(name, {})) for name in KWARGS}
     for name, argument in TIMM_ARGUMENTS.items():
         if args[name] == "" and argument.default is None and name != "gp":  # in train.py, these are then not set
             args[name] = None
@@ -136,9 +138,9 @@ def read_arguments(words: list[str], description: str = "") -> Arguments:
     return args
 
 
-def _read_args_yaml(path: str) -> tuple[list[str], dict[str, Kwargs]]:
-    """Return the arguments in an args.yaml as words, and the members of its sections such as model_kwargs."""
-    words, sections = [], dict.fromkeys(KWARGS, Kwargs())
+def _read_args_yaml(path: str) -> tuple[list[str], dict[str, Any]]:
+    """Return the arguments in an args.yaml as words, and by name its `data` and sections such as model_kwargs."""
+    words, others = [], dict.fromkeys(KWARGS, Kwargs())
     for key, text in read_file(path).items():
         section, _, member = key.partition(".")
         name = section if section in TIMM_ARGUMENTS else section.replace("_", "-")
@@ -146,16 +148,16 @@ def _read_args_yaml(path: str) -> tuple[list[str], dict[str, Kwargs]]:
             raise ConfigError(f"{path}: train.py has no argument {key}{did_you_mean(name, TIMM_ARGUMENTS)}")
         argument, option = TIMM_ARGUMENTS[name], [f"--{name}={text}"]
         if name in KWARGS:
-            sections[name] = add_argument(sections[name], section, key, text, path) if member else sections[name]
+            others[name] = add_argument(others[name], section, key, text, path) if member else others[name]
         elif text == [] or (text in ("", "~", "null") and not isinstance(text, Quoted)):
             continue
         elif name == "data":
-            words.insert(0, text)
+            others["data"] = text
         elif argument.kind is bool:
             words += {True: [f"--{name}"], False: []}.get(BOOLS.get(str(text).lower()), option)
         else:
             words += [f"--{name}", *text] if isinstance(argument.default, list) and isinstance(text, list) else option
-    return words, sections
+    return words, others
 
 
 def _pairs(name: str, given: list[str]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from configs.combinations import CHANGEABLE
-from configs.removed import REMOVED, not_translated
+from configs.removed import REMOVED, decisive_removed
 from configs.schema import Config
 from configs.values import IMPLIED, SETTINGS, today
 from datasets import ImageSet
@@ -28,7 +28,7 @@ def changes(saved: dict, current: dict) -> dict[str, str]:
     now, current = today(saved), today(current)
     compared = {key: value for key, value in current.items() if not _may_differ(key, now.get(key), value)}
     different = changed_facts(now, compared)
-    gone = {key: f"{value} -> removed; {REMOVED[key].remedy}" for key, value in not_translated(saved).items()}
+    gone = {key: f"{value} -> removed; {REMOVED[key].remedy}" for key, value in decisive_removed(saved).items()}
     return different | gone
 
 

@@ -182,7 +182,7 @@ class Runner:
         """Run the trial and return its exit code. After a signal to the sweep, make the trial save and end."""
         try:
             command = [sys.executable, *self.sweep.command(trial, self.folder)]
-            program = start(command, self.folder / f"{trial.name}.txt", self.sweep.cwd)
+            program = start(command, self._output(trial), self.sweep.cwd)
         except OSError as error:
             raise ConfigError(
                 f"-output: cannot start {trial} in {self.folder} ({cause_of(error)}); choose another folder"
@@ -200,6 +200,10 @@ class Runner:
         self.seconds += [time.monotonic() - began] * (code == 0)
         return code
 
+    def _output(self, trial: Trial) -> Path:
+        """Return the file with the output of the trial."""
+        return self.folder / f"{trial.name}.txt"
+
     def _eta(self, trial: Trial) -> float | None:
         """Return the run's own estimate of its remaining seconds, or None. This must not try the run's lock."""
         with contextlib.suppress(ConfigError):
@@ -208,7 +212,7 @@ class Runner:
 
     def _ended(self, trial: Trial, code: int) -> None:
         self.lock.check()
-        result, error = read_result(self.folder / trial.name), last_error(self.folder / f"{trial.name}.txt")
+        result, error = read_result(self.folder / trial.name), last_error(self._output(trial))
         is_refused = code == 2 and result.state == WAITING
         if result.state != DONE:
             was_stopped = code == 0 or (self.stop.number and code == 128 + signal.SIGTERM)
@@ -223,7 +227,7 @@ class Runner:
             outcome = f"{TITLES[result.metric]} {format_value(result.metric, result.best)} in epoch {result.epoch}"
         print(f"[{number}/{self.sweep.num_trials}] {trial}: {outcome}{self._time_left()}", flush=True)
         if is_refused:  # the trial ended before training; the other trials would fail in the same way
-            raise ConfigError(f"{trial}: {error}\nits output: {self.folder / f'{trial.name}.txt'}")
+            raise ConfigError(f"{trial}: {error}\nits output: {self._output(trial)}")
 
 
 def last_error(output: Path) -> str:

@@ -241,6 +241,16 @@ def test_timm_command_line_overrides_args_yaml(here):
     config = load(["-cfg", write(translate(["args.yaml", "--epochs", "7"]).yaml)]).config
     assert (config.TRAIN.NUM_EPOCHS, config.AMP, config.SAVE, config.DATA.DATA_PATH) == (7, True, "007", "a")
     assert dict(config.MODEL.KWARGS) == {"act_layer": "1"}
+    typed = ["--config", "args.yaml", "b", "--model-kwargs", "act_layer=silu"]
+    config = load(["-cfg", write(translate(typed).yaml)]).config
+    assert config.DATA.DATA_PATH == "b" and dict(config.MODEL.KWARGS) == {"act_layer": "silu"}
+
+
+@pytest.mark.parametrize("word", ["none", "auto", ""])
+def test_arguments_of_constructors_keep_words_that_mean_something_in_files(here, word):
+    words = ["--lr", ".1", "--gp", word, "--model-kwargs", f"pos_embed={word!r}"]
+    config = load(["-cfg", write(translate(words).yaml)]).config
+    assert dict(config.MODEL.KWARGS) == {"global_pool": word, "pos_embed": word}
 
 
 def test_args_yaml_gives_same_settings_as_its_command_line(tmp_path):

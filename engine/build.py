@@ -79,7 +79,7 @@ def build(plan: TrainPlan, log: Log) -> Trainer:
     model = make_model(plan, log)
     data = build_train_data(plan.config, plan.train_set, plan.process, plan.order)
     wrappers = make_wrappers(plan.config, plan.process, log, plan.num_classes, plan.classes)
-    return build_trainer(plan.config, plan.process, model, data, log, wrappers, plan.precision)
+    return build_trainer(plan.config, plan.process, model, data, log, wrappers, plan)
 
 
 def make_model(plan: Plan, log: Log) -> nn.Module:
@@ -119,15 +119,15 @@ def build_trainer(
     data: TrainData,
     log: Log,
     wrappers: Sequence[StepWrapper] = (),
-    precision: Precision | None = None,
+    plan: TrainPlan | None = None,
 ) -> Trainer:
     """Build a trainer at step 0. The model is already on its device, except with fsdp2, where Parallel.place moves it.
 
-    `precision` is the plan's. Trials of a batch size, benchmarks and tests have no plan.
+    Precision and class weights are the plan's. Trials of a batch size, benchmarks and tests have no plan.
     """
     for wrapper in wrappers:
         wrapper.change_model(model)
-    precision = precision or Precision(config, process.device)
+    precision = plan.precision if plan else Precision(config, process.device)
     set_matmul(config.PRECISION.MATMUL)
     keep_freed_memory(process.device)
     parallel = choose_parallel(config, process, precision.half)
@@ -162,7 +162,8 @@ def build_trainer(
     parallel.track_optimizer(optimizer)
     normalize = build_normalize(config.DATA, parameters[0].dtype).to(process.device)
     prepare = build_preparation(config, normalize, is_compiled=config.COMPILE and process.device.type != "cpu")
-    loss = build_loss(config, class_weights(config, data.image_set), process.device)
+    weights = plan.class_weights if plan else class_weights(config, data.image_set)
+    loss = build_loss(config, weights, process.device)
     for wrapper in wrappers:
         prepare, loss = wrapper.wrap(prepare, loss, precision)
     return Trainer(

@@ -191,10 +191,12 @@ def make_folder(config: Config, kind: str, existing: Path | None) -> tuple[Path,
         try:
             path.mkdir(parents=True)
             return path, True
-        except FileExistsError:
+        except FileExistsError as error:
             if path.name == config.START.NAME:
                 check_name(config, None)
                 return path, False
+            if not path.is_dir():  # SAVE is a link to nothing, for example to a disk that is not mounted
+                raise cannot_write(config.SAVE, error) from error
         except OSError as error:
             raise cannot_write(config.SAVE, error) from error
 

@@ -182,8 +182,9 @@ def _cache_image_set(config: Config, part: str, image_set: ImageSet, progress: C
         progress.say(f"cache: not used for the {part} images of {config.DATA.DATASET}, {reason}")
         return image_set
     location = locate_cache(config, part, image_set)
-    file = open_cache(location)
+    file = None
     try:
+        file = open_cache(location)
         if file is None and progress.is_check:
             check_writable(location.folder)
             progress.say(f"cache: a run writes {check_space(config, location, image_set)}")
@@ -225,6 +226,8 @@ def build_cache(
             progress.say(f"cache: another run is building {location.data_set}; this run reads the image files")
             return None
         try:
+            if file := open_cache(location):  # another run has just built it
+                return file
             for data in {*location.folder.glob(f"{location.data_set}-{'[0-9a-f]' * 16}.data")} - {location.data}:
                 # A run that has opened an older cache can still read it.
                 location._replace(key=data.stem[-16:]).remove()

@@ -19,7 +19,6 @@ from datasets.types import ImageSet
 from utils.errors import DataError
 
 SEPARATORS = ",;\t"
-USUAL = {";": "semicolons", "\t": "tabs", "utf-16": "UTF-16"}  # the log's names for unusual separators and encodings
 USUAL = ("image_path", "target")
 BITS = {"0": "0", "0.0": "0", "false": "0", "1": "1", "1.0": "1", "true": "1"}
 EXPECTS = "a .csv file, or a folder with train.csv and val.csv, with the columns image_path,target (DATA.COLUMNS)"

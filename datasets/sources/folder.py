@@ -58,9 +58,12 @@ def _why_no_classes(root: Path, names: list[str]) -> str:
     """
     several: dict[str, list[str]] = {}  # {folder with several subfolders: these}
     for name in names:
-        folders, files = subfolders(root / name), _listed(root / name)[1]
+        inside, files = _listed(root / name)
         num_images = sum(map(_is_image, files))
-        if num_images > MOST_STRAY or num_images >= max(len(folders), 1):
+        if num_images > MOST_STRAY:
+            return ""
+        folders = [each for each in inside if not is_run_folder(root / name / each)]
+        if num_images >= max(len(folders), 1):
             return ""
         if len(folders) > 1:
             several[name] = folders
@@ -146,9 +149,12 @@ def read_class_folders(
     image_set = FileImages(folder, index.text("path"), index.column("target"), classes, PixelRules.of(config.DATA))
     image_set.folder = path_below_data(config.DATA, folder)
     image_set.index, image_set.classes_are_names, image_set.is_listing = index, True, True
-    runs_beside = [name for name in {*_listed(folder)[0]} - {*names} if is_run_folder(folder / name)]
-    beside = Counter({"next to the class folders": _count_images(folder), RUNS: len(runs_beside)})
-    image_set.notes = tuple(describe_left_out(folder, beside + Counter(index.facts["left_out"])))
+    left_out = Counter(index.facts["left_out"])
+    if names != [""]:  # otherwise the folder itself is the only class
+        folders, files = _listed(folder)
+        runs = [name for name in {*folders} - {*names} if is_run_folder(folder / name)]
+        left_out += Counter({"next to the class folders": sum(map(_is_image, files)), RUNS: len(runs)})
+    image_set.notes = tuple(describe_left_out(folder, left_out))
     return image_set
 
 
@@ -248,7 +254,7 @@ class FolderScan:
 def refuse_output_inside(parts: Iterable[FileImages], output: str) -> None:
     """Raise ConfigError if the output folder is inside a folder from which all images are read."""
     for part in parts:
-        links = [Path(entry.path) for entry in os.scandir(part.root) if entry.is_symlink() and entry.is_dir()]
+        links = [Path(entry.path) for entry in os.scandir(part.root) if entry.is_symlink() and _is_folder(entry)]
         # Without train/ and val/, runs directly in the root are not read: run folders next to classes are left out.
         is_beside = part.split.keys() == {"training"} and os.path.realpath(output) == os.path.realpath(part.root)
         place = next((each for each in (part.root, *links) if is_within(each, output)), None)

@@ -15,12 +15,12 @@ from configs.schema import Train
 from datasets import TrainData
 from engine.train.optimizers import optimizer_bytes
 from models.weights.sharded import FOLDER
+from models.weights.state import CALIBRATION
 from models.weights.torch_files import named_shards, read_index
 from utils.errors import ConfigError, naming_damage
 from utils.files import replacing, sync, write_text
 from utils.runs import Identity
 
-CALIBRATION = "calibration"  # the key in a checkpoint for the state of extras/calibration
 BAD_BATCHES_FILE = "bad_batches.jsonl"
 PARTS_NAME = re.compile(r"step-\d+(\.\d+)?")  # the name of a folder in shards/
 

@@ -61,10 +61,10 @@ def evaluate(
                 outputs = model(images)
             tally.add(outputs, targets, len(batch.bad))
     bad_images.check(process)
-    found = []
+    found, indices = [], data.share[~np.isin(data.share, bad)]
     for model, was_training, tally in zip(models, were_training, tallies, strict=True):
         model.train(was_training)
-        tally.per_image.indices = data.share[~np.isin(data.share, bad)]
+        tally.per_image.indices = indices
         scores = tally.result(process)
         num_seen = scores.num_images + scores.num_excluded
         ensure(num_seen == data.num_samples, f"the evaluation saw {num_seen:,} of {data.num_samples:,} images")

@@ -1,6 +1,6 @@
 """Reads a run's folder: settings with their origins, state and metrics. A last row that a kill cut off is ignored."""
 
-import contextlib
+import fcntl
 import os
 import statistics
 from collections.abc import Sequence
@@ -27,7 +27,6 @@ from engine.record.saved_files import (
     to_number,
 )
 from utils.errors import ConfigError
-from utils.files import locked
 from utils.runs import folder_of
 from utils.text import printable, redacted
 
@@ -244,9 +243,15 @@ def _of_their_kinds(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Return whether a run is using the folder. A missing lock file means that no run has used it."""
-    if not (folder / ".lock").exists():
+    """Return whether a run is using the folder: false if nobody has used it, or if the file system has no locks.
+
+    The lock file is only read, because the folder may belong to another user.
+    """
+    try:
+        with open(folder / ".lock", "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
         return False
-    with contextlib.suppress(OSError), locked(folder / ".lock") as file:
-        return file is None
     return False

@@ -140,9 +140,10 @@ class Server:
         words, status = redacted(f"{type(error).__name__}: {error}".replace("\n", " ")), _status_of(error)
         if isinstance(error, PermissionError) or "Credentials" in type(error).__name__ or status in (401, 403):
             raise NotThereError(f"{url}: access is denied ({words}); put credentials into {SCHEMES[self.scheme]}")
-        is_final = status is not None and 400 <= status < 500 and status not in TRANSIENT_STATUS
-        if isinstance(error, FileNotFoundError) or is_final:
+        if isinstance(error, FileNotFoundError) or status in (404, 410):
             raise NotThereError(f"{url}: not found ({words}); check the names in DATA.DATA_PATH (-data_path)")
+        if status is not None and 400 <= status < 500 and status not in TRANSIENT_STATUS:
+            raise DataError(f"{url}: {words}; check the address in DATA.DATA_PATH (-data_path)")
         return words
 
     def _make_options(self) -> dict:

@@ -64,7 +64,7 @@ def model_card(subject: Subject) -> str:
         f"# {shown(subject.name)}",
         "Trained with halfstep.",
         "\n".join(["## Figures", "", *figures(subject)]),
-        "\n".join(["## Training", "", *training(subject, base, known.license if known else "")]),
+        "\n".join(["## Training", "", *training(subject, base, (known.license or "") if known else "")]),
         use + more,
     ]
     return "\n\n".join(parts)
@@ -113,7 +113,7 @@ def shown(name: str) -> str:
     return html.escape(one_line(name), quote=False).replace("|", "\\|")
 
 
-def training(subject: Subject, base: str, licence: str | None) -> Iterator[str]:
+def training(subject: Subject, base: str, licence: str) -> Iterator[str]:
     """Yield lines about the base model, the data and the licence. `base` and `licence`: '' if unknown."""
     given = subject.settings
     source = given.get("MODEL.PRETRAINED")

@@ -14,6 +14,7 @@ from configs.values import of_role
 from models.kwargs import SETTING_BY_TYPE, SETTING_OF
 from models.weights.files import SUFFIXES, find_file, format_of, read_record, read_state_dict
 from models.weights.names import TRANSFORMERS_KINDS
+from models.weights.state import CALIBRATION
 from utils.errors import ConfigError, did_you_mean, naming_damage
 from utils.files import content_of
 from utils.torch_internals import import_timm
@@ -292,9 +293,6 @@ def is_imagenet_by_other_names(classes: Sequence[str]) -> bool:
 
 
 # --- the temperature in a file ---
-
-
-CALIBRATION = "calibration"  # in a checkpoint, and in the metadata of an export
 
 
 def calibration_of(state: dict[str, Any], key: str, path: Path) -> dict[str, Any]:

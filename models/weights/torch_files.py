@@ -36,7 +36,7 @@ def read_torch(path: Path, lazily: bool = False, verify: bool = True):
     """
     content = _read_one_file(path, lazily, verify)
     if isinstance(content, dict) and isinstance(content.get(SHARDS), list):
-        return join(content, path, lambda part: _read_one_file(part, mapped=True), lazily)
+        return join(content, path, lambda part: _read_one_file(part, mapped=True, verify=verify), lazily)
     return content
 
 

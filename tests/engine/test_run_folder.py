@@ -115,6 +115,9 @@ def test_runs_started_within_a_second_get_separate_folders(tmp_path, monkeypatch
     config = config_of(tmp_path, "NAME=")
     made = [make_folder(config, "train", None)[0] for _ in range(3)]
     assert [each.name for each in made] == ["train-now", "train-now.2", "train-now.3"]
+    (tmp_path / "missing").symlink_to(tmp_path / "disk that is not mounted")
+    with refused(ConfigError, "SAVE", tmp_path / "missing"):
+        make_folder(config_of(tmp_path, f"SAVE={tmp_path / 'missing'}", "NAME="), "train", None)
 
 
 def test_resumed_run_keeps_its_folder_and_name(tmp_path):

@@ -45,6 +45,8 @@ def test_folder_is_read_with_all_its_subfolders(tmp_path):
     (tmp_path / "photos" / "run" / "config.yaml").write_text("")
     found, names = load(tmp_path / "photos", VAL_FRACTION=0.3)
     assert found == [0, 1, 2, 3, 4, 5] and "trip/day 1/d.jpeg" in names
+    told = " ".join(load_image_sets(settings(tmp_path / "photos"))[1].notes)
+    assert "warning" not in told and "folders of runs 1" in told and ".txt 1" in told
     draw(tmp_path / "photos" / "trip/new.png", 6)
     os.utime(tmp_path / "photos" / "trip", (1, 1))
     assert load(tmp_path / "photos")[0] == [0, 1, 2, 3, 4, 5, 6]

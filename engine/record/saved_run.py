@@ -248,7 +248,8 @@ def is_locked(folder: Path) -> bool:
     The lock file is only read, because the folder may belong to another user.
     """
     try:
-        with open(folder / ".lock", "rb") as file:
+        # O_NONBLOCK: a named pipe of that name would otherwise wait for a writer.
+        with open(folder / ".lock", "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

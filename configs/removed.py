@@ -5,20 +5,17 @@ from typing import Any, NamedTuple
 
 from utils.errors import ConfigError
 
-ROLES = ("data", "model", "recipe", "machine", "record")  # see schema.py
-DECISIVE_ROLES = ROLES[:3]  # roles of settings that affect the result of a run
-
 
 class Removed(NamedTuple):
     """A setting that a release removed."""
 
-    default: str  # its default, as YAML text: every run now behaves that way
+    default: str  # its default, as `plain_word` returns it: every run now behaves that way
     remedy: str  # what to do if the setting has any other value, as the end of a sentence
-    role: str = "recipe"
 
 
-REMOVED: dict[str, Removed] = {  # {full key: the removed setting}
-    "PRECISION.EXPLAIN": Removed("false", "see the types of each module with scripts/doctor.py", "record"),
+# {full key: the removed setting}. None of them affected the result of a run, so runs that have them can be resumed.
+REMOVED: dict[str, Removed] = {
+    "PRECISION.EXPLAIN": Removed("false", "see the types of each module with scripts/doctor.py"),
 }
 REMOVED_FLAGS: dict[str, str] = {  # {flag: what to do instead}
     "-explain_precision": "see the types of each module with scripts/doctor.py",
@@ -29,35 +26,14 @@ REMOVED_FLAGS: dict[str, str] = {  # {flag: what to do instead}
 }
 
 
-def check_removed(texts: Mapping[str, Any], origin: str, roles: tuple[str, ...] = ROLES) -> None:
-    """Raise ConfigError for removed settings of these roles, unless they have their defaults.
-
-    `texts`: {full key: text of a settings file, or a value that a run saved}.
-    """
+def check_removed(texts: Mapping[str, Any], origin: str) -> None:
+    """Raise ConfigError for removed settings, unless they have their defaults. `texts`: {full key: text}."""
     for key in REMOVED.keys() & texts.keys():
-        if REMOVED[key].role in roles and not _has_default(key, texts[key]):
+        if plain_word(texts[key]) != REMOVED[key].default:
             raise ConfigError(
                 f"{origin}: {key} is {texts[key]!r}, but halfstep has no such setting; {REMOVED[key].remedy}, and "
                 "remove this setting"
             )
-
-
-def decisive_removed(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {key: value} of a run's removed settings that affected its result."""
-    return {
-        key: saved[key]
-        for key in sorted(REMOVED.keys() & saved.keys())
-        if REMOVED[key].role in DECISIVE_ROLES and not _has_default(key, saved[key])
-    }
-
-
-def _has_default(key: str, value: Any) -> bool:
-    """Return whether a text or saved value means the default: 1 the same as 1.0, None as null."""
-    one, other = plain_word(value), plain_word(REMOVED[key].default)
-    try:
-        return float(one) == float(other)
-    except ValueError:
-        return one == other
 
 
 def plain_word(value: Any) -> str:

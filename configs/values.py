@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
-from configs.removed import REMOVED, check_removed, decisive_removed
+from configs.removed import REMOVED
 from configs.schema import MACHINE, MAX_INT, RECORD, START, Arguments, Config, Form, Only, Start
 from configs.tables import TORCH_OPTIMIZERS
 from utils.errors import ConfigError, did_you_mean
@@ -126,10 +126,6 @@ def _frozen(value: Any) -> Any:
 # The settings that are dropout rates. A timm model may have its own default for each.
 RATES = ("MODEL.DROPOUT", "MODEL.ATTENTION_DROPOUT", "MODEL.DROPPATH")
 
-# {full key: the value that reproduces runs older than the setting}, for settings whose default does not reproduce them.
-# No release has added a setting so far.
-IMPLIED: dict[str, Any] = {}
-
 # The defaults of torch's own optimizers. For these optimizers, a setting with this value counts as not set.
 OPTIMIZER_VALUES = {
     "TRAIN.OPTIMIZER.EPS": 1e-8,
@@ -138,13 +134,9 @@ OPTIMIZER_VALUES = {
 }
 
 
-def today(saved: dict[str, Any], refused: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Convert saved settings to their current form: one spelling for equal values, without removed settings.
-
-    Raise ConfigError for a removed setting that changes the result if its role is in `refused`.
-    """
-    check_removed(saved, "the checkpoint", refused)
-    left = {key: value for key, value in saved.items() if key not in REMOVED} | decisive_removed(saved)
+def today(saved: dict[str, Any]) -> dict[str, Any]:
+    """Convert saved settings to their current form: one spelling for equal values, without removed settings."""
+    left = {key: value for key, value in saved.items() if key not in REMOVED}
     if left.get("TRAIN.OPTIMIZER.NAME") in TORCH_OPTIMIZERS:
         left |= {key: plain(SETTINGS[key].default) for key in usual_optimizer_values(left)}
     return left
@@ -178,11 +170,8 @@ def _fits(setting: Setting, value: Any) -> bool:
 
 
 def unflatten(saved: dict[str, Any]) -> Config:
-    """Build the Config from a saved result of `flatten`. Missing settings come from IMPLIED or the defaults.
-
-    Raise ConfigError for a removed setting of the model. Ignore other removed settings: no model needs them.
-    """
-    values = IMPLIED | {key: _frozen(value) for key, value in today(saved, ("model",)).items()}
+    """Build the Config from a saved result of `flatten`. Missing settings get their defaults."""
+    values = {key: _frozen(value) for key, value in today(saved).items()}
     return build({key: values.get(key, setting.default) for key, setting in SETTINGS.items()})
 
 

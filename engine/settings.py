@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from configs.derive import name_runs
 from configs.flags import parse
-from configs.load import LoadedConfig, load
+from configs.load import LoadedConfig, load, name_runs
 from configs.paddlevit import our_name
 from configs.schema import Config
 from configs.values import Text, flatten, is_none

@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from configs.combinations import WITHOUT_FILES
-from configs.removed import DECISIVE_ROLES, REMOVED
 from configs.schema import MACHINE, VIT_FIELDS
-from configs.values import ALL_SETTINGS, IMPLIED, SETTINGS, Text, convert, of_role, to_text, today
+from configs.values import ALL_SETTINGS, SETTINGS, Text, convert, of_role, to_text, today
 from configs.yaml_files import Layer, Quoted
 from utils.errors import ConfigError
 
@@ -72,10 +71,8 @@ def _settings_of_run(recorded: dict[str, Any], given: dict[str, Text], origin: s
     """
     is_evaluated = is_on(given, "EVAL")
     use = "-eval" if is_evaluated else "-resume" if "MODEL.RESUME" in given else "-pretrained"
-    saved = IMPLIED | (today(recorded, ("model",)) if is_evaluated else recorded)
-    removed = [key for key, each in REMOVED.items() if each.role in DECISIVE_ROLES]
-    kept = SETTINGS if is_evaluated else {*SETTINGS, *removed}
-    taken = {key: saved[key] for key in saved if key in kept and key not in NOT_TAKEN[use]}
+    saved = today(recorded) if is_evaluated else recorded
+    taken = {key: saved[key] for key in saved if key in SETTINGS and key not in NOT_TAKEN[use]}
     names_folder = "DATA.DATA_PATH" in given and "DATA.DATASET" not in given
     if use == "-resume" or not names_folder or taken.get("DATA.DATASET") not in WITHOUT_FILES:
         return [layer_from(origin, taken)]

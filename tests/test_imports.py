@@ -11,7 +11,7 @@ ROOMS = ("configs", "models", "datasets", "engine", "extras", "utils")
 ARROWS = {
     "extras": ("extras", "engine", "models", "datasets", "configs", "utils"),
     "engine": ("engine", "models", "datasets", "configs", "utils"),
-    "models": ("models", "configs.schema", "configs.values", "configs.removed", "utils"),
+    "models": ("models", "configs.schema", "configs.values", "utils"),
     "datasets": ("datasets", "configs.schema", "configs.tables", "utils"),
     "configs": ("configs", "utils"),
     "utils": ("utils",),

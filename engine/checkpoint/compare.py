@@ -6,9 +6,8 @@ from types import MappingProxyType
 from typing import Any
 
 from configs.combinations import CHANGEABLE
-from configs.removed import REMOVED, decisive_removed
 from configs.schema import Config
-from configs.values import IMPLIED, SETTINGS, today
+from configs.values import SETTINGS, today
 from datasets import ImageSet
 from datasets.fingerprint import CLASSES, describe_changed_images
 from datasets.order import Order
@@ -27,9 +26,7 @@ def changes(saved: dict, current: dict) -> dict[str, str]:
     """Return {key: both values} for settings that affect the result and differ between a checkpoint and this run."""
     now, current = today(saved), today(current)
     compared = {key: value for key, value in current.items() if not _may_differ(key, now.get(key), value)}
-    different = changed_facts(now, compared)
-    gone = {key: f"{value} -> removed; {REMOVED[key].remedy}" for key, value in decisive_removed(saved).items()}
-    return different | gone
+    return changed_facts(now, compared)
 
 
 def _may_differ(key: str, saved: Any, current: Any) -> bool:
@@ -73,7 +70,7 @@ def refuse_changes(
             "version that started the run, or start a new run from its weights with -pretrained"
         )
     then, now = ({"SPLIT": each["rule"]} if each else {} for each in (state.get("split"), split))
-    saved = IMPLIED | state["config"] | then
+    saved = state["config"] | then
     different = changes(saved, comparable(config, order) | now) | images
     revisions, lines = different.pop("AUGMENTATION", None), []
     if revisions == "2 -> 3":  # only the order of resizing differs

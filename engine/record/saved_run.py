@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from configs.schema import Arguments
-from configs.values import IMPLIED, OPEN_SECTIONS, SETTINGS, convert, plain, to_text, today
+from configs.values import OPEN_SECTIONS, SETTINGS, convert, plain, to_text, today
 from configs.yaml_files import add_argument, compose, read_node
 from engine.evaluation.scores import TITLES, Best
 from engine.record.saved_files import (
@@ -195,7 +195,7 @@ def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise ConfigError(f"{error}; restore the file as the run wrote it") from None
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{path}: has no settings; restore the file as the run wrote it")
-    values = {key: IMPLIED.get(key, plain(setting.default)) for key, setting in SETTINGS.items()}
+    values = {key: plain(setting.default) for key, setting in SETTINGS.items()}
     origins = dict.fromkeys(values, "default")
     lines = source.split("\n")
     for key, node in _leaves(root):

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configs.removed import check_removed
 from configs.schema import MODEL
 from configs.values import of_role
 from models.kwargs import SETTING_BY_TYPE, SETTING_OF
@@ -43,7 +42,6 @@ def metadata_of(source: str) -> WeightsMetadata:
     record = read_record(path)
     config = record.get("config", {})
     if "MODEL.TYPE" in config:  # a run of halfstep
-        check_removed(config, str(path), ("model",))  # raises ConfigError for a removed model
         parts = ({key: config[key] for key in keys if key in config} for keys in (PREPROCESSING, ARCHITECTURE))
         return WeightsMetadata(str(path), *parts)
     with naming_damage(f"{path}, its config.json or `args`", AssertionError):

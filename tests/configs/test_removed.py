@@ -4,8 +4,7 @@ import pytest
 
 from configs.load import to_yaml
 from configs.removed import REMOVED, REMOVED_FLAGS, Removed
-from configs.values import IMPLIED, flatten, unflatten
-from engine.checkpoint.compare import changes
+from configs.values import flatten, unflatten
 from scripts.command_line import Parser
 from tests.support.configs import load_text, write, yaml_of
 from tests.support.refusals import refused
@@ -24,10 +23,9 @@ def gone(monkeypatch):
 
 @pytest.mark.usefixtures("gone")
 def test_removed_setting_at_its_default_loads_but_is_dropped():
-    for text in ("0", "0.0"):
-        loaded = load_text(yaml_of({GONE: text}))
-        assert loaded.config == load_text("").config
-        assert GONE not in to_yaml(loaded.config, loaded.origins)
+    loaded = load_text(yaml_of({GONE: "0"}))
+    assert loaded.config == load_text("").config
+    assert GONE not in to_yaml(loaded.config, loaded.origins)
 
 
 @pytest.mark.usefixtures("gone")
@@ -38,35 +36,16 @@ def test_error_for_removed_setting_names_its_remedy():
         load_text("", "-opts", f"{GONE}=3")
 
 
-@pytest.mark.parametrize(("role", "is_refused"), [("recipe", True), ("machine", False)])
-def test_resume_refuses_removed_setting_that_affected_results(monkeypatch, role, is_refused):
-    monkeypatch.setitem(REMOVED, GONE, Removed("0", "set another", role))
-    now = flatten(load_text("").config)
-    assert list(changes(now | {GONE: 3}, now)) == ([GONE] if is_refused else [])
-    assert changes(now | {GONE: 0.0}, now) == {}
-
-
-def test_evaluation_refuses_only_removed_model_settings(monkeypatch):
-    now = flatten(load_text("").config)
-    monkeypatch.setitem(REMOVED, GONE, Removed("0", "set another", "recipe"))
-    assert unflatten(now | {GONE: 3}) == load_text("").config
-    monkeypatch.setitem(REMOVED, GONE, Removed("0", "set another", "model"))
-    with refused(ConfigError, "the checkpoint", GONE):
-        unflatten(now | {GONE: 3})
+@pytest.mark.usefixtures("gone")
+def test_removed_setting_in_a_checkpoint_is_ignored():
+    saved = flatten(load_text("").config)
+    assert unflatten(saved | {GONE: 3}) == load_text("").config
 
 
 def test_error_for_removed_script_flag_names_its_replacement(monkeypatch):
     monkeypatch.setitem(REMOVED_FLAGS, "-gone", "give -output twice")
     with refused(ConfigError, "-gone", "-output"):
         Parser("a script").parse_args(["-gone", "3"])
-
-
-def test_settings_newer_than_a_run_reproduce_its_old_behaviour(monkeypatch):
-    monkeypatch.setitem(IMPLIED, "TRAIN.SMOOTHING", 0.3)
-    saved = flatten(load_text("").config)
-    assert unflatten(saved).TRAIN.SMOOTHING == 0.0
-    del saved["TRAIN.SMOOTHING"]
-    assert unflatten(saved).TRAIN.SMOOTHING == 0.3
 
 
 @pytest.mark.usefixtures("gone")

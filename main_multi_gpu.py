@@ -51,7 +51,7 @@ def check_once(loaded: LoadedConfig, launched: LaunchedRank | None) -> int:
     """Run -check on rank 0. The other ranks exit at once: reading all images may take longer than DIST.TIMEOUT."""
     if launched and launched.rank:
         return 0
-    from engine.check.check import check
+    from engine.check import check
     from utils.program import die_with_parent
 
     if launched is None:

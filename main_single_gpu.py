@@ -18,7 +18,7 @@ def main(arguments: list[str]) -> int:
             "-dist_url, -world_size and -rank: main_single_gpu.py runs one process; use main_multi_gpu.py"
         )
     if start.CHECK:
-        from engine.check.check import check
+        from engine.check import check
 
         return check(loaded)
     from engine.run import run  # imported after the check of the settings, because importing torch takes seconds

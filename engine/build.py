@@ -22,8 +22,7 @@ from engine.evaluation.scores import Best
 from engine.parallel import choose_parallel, is_sharded
 from engine.plan import ImageSets, Plan, TrainPlan
 from engine.plan_lines import describe_other_validation
-from engine.precision.loss_scale import Clipping
-from engine.precision.policy import ComputingModel, Precision, set_matmul
+from engine.precision import Clipping, ComputingModel, Precision, set_matmul
 from engine.session import Session
 from engine.train.counters import Counters
 from engine.train.loss import StepWrapper, build_loss

@@ -10,7 +10,7 @@ import torch
 from configs.combinations import CUDA_GRAPH_MODES
 from configs.schema import Config
 from datasets.order import Order
-from engine.precision.policy import amp_hint
+from engine.precision import amp_hint
 from engine.record.next_steps import resume_command
 from engine.train.trainer import Trainer
 from utils.errors import OUT_OF_MEMORY, ConfigError

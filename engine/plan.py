@@ -1,7 +1,7 @@
 """The plan of a run: everything that is decided before its model is built.
 
 read_inputs reads the checkpoint. Then plan_training or plan_evaluation reads the data and completes the plan.
--check (engine/check/check.py) makes the same plan.
+-check (engine/check/) makes the same plan.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,7 @@ from datasets import ImageSet, SavedData, build_order, check_policy, class_weigh
 from datasets.fingerprint import data_facts
 from datasets.order import Order
 from engine.checkpoint.resume import TRAINED_ON, WITHOUT_STATE, find_checkpoint, global_batch_to_keep, is_run
-from engine.precision.policy import Precision
-from engine.provenance import refuse_other_ranks
+from engine.precision import Precision
 from engine.train.optimizers import check_optimizer
 from models.weights.state import record_of
 from utils.distributed import Process
@@ -238,6 +237,10 @@ def _classes_of_weights(inputs: Inputs) -> list[str]:
 
 def _refuse_other_data(inputs: Inputs, facts: dict) -> None:
     """Raise ConfigError if the processes have read different data or different checkpoints. Collective."""
+    if inputs.process.rendezvous is None:
+        return
+    from engine.provenance import refuse_other_ranks  # local: a single process has nothing to compare
+
     if inputs.saved:
         facts = facts | {"RESUME": f"step {inputs.saved.get('step')}, saved by {inputs.saved.get('run')}"}
     refuse_other_ranks(inputs.process, facts)

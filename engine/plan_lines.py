@@ -15,11 +15,11 @@ from datasets import holds_out_no_more
 from datasets.sources.root import image_root
 from engine.checkpoint.resume import TRAINED_ON, is_run
 from engine.evaluation.scores import TITLES, Best, format_value
-from engine.plan import EvalPlan, Plan, TrainPlan
+from engine.plan import Plan, TrainPlan
 from engine.train.schedule import batch_factor
 from utils.facts import changed_facts
 from utils.host import name_of
-from utils.text import align, counted, first_of, printable
+from utils.text import align, counted, printable
 
 
 def describe_training(plan: TrainPlan, model: str) -> list[str]:
@@ -78,24 +78,6 @@ def with_origins(values: dict[str, str], origins: dict[str, str]) -> str:
 def _origin(key: str, origins: dict[str, str]) -> str:
     origin = origins[key].partition(": ")[0]  # without the explanation of how a batch size was found
     return "checkpoint" if origin.startswith("checkpoint ") else origin  # another line shows the checkpoint's path
-
-
-def describe_evaluation(plan: EvalPlan) -> list[str]:
-    """Return lines about an evaluation: missing classes, and settings that differ from the checkpoint."""
-    from models.weights.load import differences
-    from models.weights.metadata import ARCHITECTURE, is_imagenet_by_other_names
-
-    lines, names = [], plan.classes_of_weights
-    number = np.count_nonzero(plan.eval_set.count_classes())
-    if number < len(plan.classes) and (plan.inputs.kept or names == plan.classes):
-        lines.append(f"the validation images have {number} of the checkpoint's {len(plan.classes)} classes")
-    if names and names != plan.classes and not is_imagenet_by_other_names(plan.classes):
-        lines.append(
-            f"warning: the classes of the weights ({first_of(names)}) differ from the classes of the data "
-            f"({first_of(plan.classes)}); class N of the weights is treated as class N of the data"
-        )
-    lines += [f"warning: {each}" for each in differences(plan.inputs.record, flatten(plan.config), ARCHITECTURE)]
-    return [*lines, *compare_with_weights(plan)]
 
 
 def facts_for_status(plan: TrainPlan, model: nn.Module) -> dict[str, str | int]:

@@ -58,8 +58,6 @@ def refuse_other_ranks(process: Process, facts: Mapping[str, Any]) -> None:
     Each machine may start its ranks with its own command line, files and copy of the data. If the facts differed, the
     ranks would silently average gradients of different runs.
     """
-    if process.rendezvous is None:
-        return
     digest = hashlib.sha256(repr(facts).encode(errors="surrogateescape")).hexdigest()
     if len(set(process.join([digest]))) == 1:
         return

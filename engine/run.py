@@ -3,7 +3,7 @@
 Read these files in this order: this one, plan.py, build.py, loop.py, train/trainer.py, ../datasets/loading/readers.py,
 evaluation/evaluate.py and saves.py. docs/architecture.md describes them.
 
--eval (eval_run.py) evaluates weights on the validation images and trains nothing. -check (check/check.py) plans and
+-eval (eval_run.py) evaluates weights on the validation images and trains nothing. -check (check/) plans and
 builds a run with the functions used here, makes a few updates, prints errors and warnings, and saves nothing.
 """
 
@@ -16,15 +16,14 @@ from configs.schema import Config
 from datasets import BadImages, EvalData, build_eval_data, write_split
 from engine.build import build, load_data_sets, prepare_torch, restore
 from engine.callback_list import callbacks_that_save, choose_callbacks
-from engine.check.quick_checks import OK, quick_checks, refuse_full_disk
 from engine.checkpoint.format import checkpoint_bytes, progress_in
 from engine.evaluate_weights import evaluate_saved
 from engine.evaluation.scores import Best
-from engine.first_passes import fit_micro_batches, rehearse_buckets
 from engine.loop import Loop
+from engine.memory import raises_when_full
 from engine.plan import Inputs, TrainPlan, plan_training, read_inputs, refusals
 from engine.plan_lines import describe_training, facts_for_status
-from engine.provenance import refuse_other_ranks, setting_facts, source_facts
+from engine.quick_checks import OK, quick_checks, refuse_full_disk
 from engine.record.next_steps import after_failure, after_training
 from engine.saves import Saves, describe_progress, make_saver
 from engine.session import Session
@@ -48,6 +47,8 @@ def run(loaded: LoadedConfig, process: Process) -> int:
     prepare_torch(loaded.config, process, session.log)
     try:
         if process.rendezvous:
+            from engine.provenance import refuse_other_ranks, setting_facts, source_facts
+
             refuse_other_ranks(process, setting_facts(loaded.config) | source_facts())
         if loaded.config.START.EVAL:
             from engine.eval_run import run_evaluation
@@ -98,8 +99,11 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
         return leave_finished(session, plan, trainer, eval_data, why)
 
     process.first(lambda: refuse_full_disk(session.path, checkpoint_bytes(config.TRAIN, trainer.model)))
-    fit_micro_batches(trainer, log)
-    rehearse_buckets(trainer)
+    if raises_when_full(process.device) or process.world_size > 1:
+        from engine.first_passes import fit_micro_batches, rehearse_buckets
+
+        fit_micro_batches(trainer, log)
+        rehearse_buckets(trainer)
 
     # Train. All checks have passed, so the run takes over its folder.
     log.say(f"writing to {session.path}")

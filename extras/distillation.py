@@ -13,7 +13,7 @@ from configs.schema import Config, Data, Model, Train
 from configs.values import unflatten
 from datasets import Batch, Preparation
 from engine.evaluation.tally import widen
-from engine.precision.policy import Precision
+from engine.precision import Precision
 from engine.train.loss import ExtendedTargets, Loss
 from models import build_model
 from models.compilation import compile_model

@@ -1,1 +1,336 @@
-"""The checks of -check. The cheap ones also run at the start of every training run."""
+"""The -check command: plans and builds a run with the run's own functions, makes a few updates, and saves nothing.
+
+The lines that these functions log become rows of a table, and so do the errors that they raise.
+"""
+
+import contextlib
+import itertools
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from configs.load import LoadedConfig
+from configs.schema import Config
+from datasets import (
+    BadImages,
+    SavedData,
+    build_eval_data,
+    load_image_sets,
+)
+from engine.batch_size import find_batch_size, measure
+from engine.build import build, make_model, prepare_torch, read_through_cache, restore
+from engine.check.images import check_images
+from engine.eval_run import describe_evaluation, weights_to_score
+from engine.evaluate_weights import evaluate_both
+from engine.first_passes import fit_micro_batches, try_largest
+from engine.memory import free_memory, naming_remedy, out_of_memory, reports_memory
+from engine.parallel import is_sharded
+from engine.plan import EvalPlan, ImageSets, Inputs, TrainPlan, plan_evaluation, plan_training, read_inputs, refusals
+from engine.plan_lines import describe_batch_size, notes_on
+from engine.precision import Precision, amp_hint
+from engine.quick_checks import (
+    OK,
+    WARN,
+    WRONG,
+    Finding,
+    check_shared_memory,
+    loader_processes,
+    quick_checks,
+)
+from engine.session import check_folder
+from engine.train.forecast import END_BY_START, Forecast, RunTimes
+from engine.train.stop_conditions import why_finished
+from engine.train.trainer import Trainer
+from models import describe
+from utils.distributed import Process, choose_device
+from utils.errors import UserError
+from utils.host import count_cores, find_devices
+from utils.log import Log
+from utils.program import restore_gc
+from utils.text import counted, format_bytes
+
+# The verdict on memory is WARN if the estimate exceeds the first fraction of the free memory, and WRONG if it exceeds
+# the second, which is above 1 because the estimate may be too high.
+WARN_FRACTION, WRONG_FRACTION = 0.9, 1.5
+SECONDS, MOST_UPDATES = 3.0, 20  # the limits for timing updates; at least two updates are timed
+
+
+class Table(Log):
+    """A log whose sections become rows of a table."""
+
+    def __init__(self):
+        super().__init__(rank=0)
+        self.verdicts: list[str] = []
+        self._mistakes: set[str] = set()  # error messages that already have a row
+        # Lines of the current section. None outside of sections, where lines are printed at once.
+        self._lines: list[str] | None = None
+
+    def say(self, *lines: str) -> None:
+        if self._lines is None:
+            super().say(*lines)
+        else:
+            self._lines += lines
+
+    def add(self, finding: Finding) -> None:
+        self.verdicts.append(finding.verdict)
+        super().say(*finding.lines())
+
+    @contextlib.contextmanager
+    def section(self, title: str) -> Iterator[None]:
+        """Make a row from the lines that are logged inside the section, or from the error that ends it."""
+        outer, self._lines = self._lines, []
+        try:
+            yield
+            if self._lines:
+                warns = any(line.startswith("warning: ") for line in self._lines)
+                text = "\n".join(line.removeprefix(f"{title}: ") for line in self._lines)
+                self.add(Finding(title, text, WARN if warns else OK))
+        except UserError as error:
+            if str(error) not in self._mistakes:  # several steps may raise the same error
+                self._mistakes.add(str(error))
+                self.add(Finding(title, str(error), WRONG))
+            raise
+        finally:
+            self._lines = outer
+
+    def conclude(self) -> int:
+        """Print a last line with the numbers of errors and warnings. Return the exit code."""
+        wrong, warnings = self.verdicts.count(WRONG), self.verdicts.count(WARN)
+        skipped = "checks that depend on a failed check were skipped; " * bool(wrong)
+        self.say(f"check: {wrong} wrong, {counted(warnings, 'warning')}; {skipped}nothing was saved")
+        return 2 if wrong else 0
+
+
+def check(loaded: LoadedConfig, world_size: int | None = 1, local_size: int | None = None) -> int:
+    """Check a run of `world_size` processes (None: one per device), `local_size` of them on this machine (None: all).
+
+    An error ends its step and skips the steps that need its result. All other steps still run, so that independent
+    errors are found at once. Return the exit code.
+    """
+    restore_gc()
+    steps = Check(loaded.with_default_batch_size() if loaded.config.START.EVAL else loaded)
+    with suppress(UserError):
+        steps.plan_run(world_size, local_size)
+    startup = time.monotonic() - loaded.started
+    with suppress(UserError):
+        steps.check_data()
+    with suppress(UserError):
+        steps.check_output()
+    with suppress(UserError):
+        if isinstance(steps.plan, EvalPlan):
+            check_evaluation(steps.table, replace(steps.plan, inputs=alone(steps.plan.inputs)))
+        elif steps.plan:
+            check_training(steps.table, steps.plan, steps.folder, startup)
+    return steps.table.conclude()
+
+
+class Check:
+    """The steps of a check before anything is built. Each step sets a field, which stays None after an error."""
+
+    def __init__(self, loaded: LoadedConfig):
+        self.loaded, self.config, self.table = loaded, loaded.config, Table()
+        self.inputs: Inputs | None = None
+        self.image_sets: ImageSets | None = None
+        self.plan: TrainPlan | EvalPlan | None = None
+        self.folder: Path | None = None
+        self.table.say(*loaded.notes)
+
+    def plan_run(self, world_size: int | None, local_size: int | None) -> None:
+        """Make the plan as process 0 of a run would make it."""
+        config, table = self.config, self.table
+        with table.section("device"):
+            process = simulated_process(config.DEVICE, world_size, local_size)
+            table.say(f"{process.device}; processes: {process.world_size}")
+        prepare_torch(config, process, table)
+        for title, refuse in {"precision": lambda: Precision(config, process.device), **refusals(config)}.items():
+            with suppress(UserError), table.section(title):
+                refuse()
+        with table.section("checkpoint"):
+            self.inputs = read_inputs(self.loaded, process, table)
+        with table.section("plan"):
+            if config.START.EVAL:
+                self.plan = plan_evaluation(self.inputs, self.load_data)
+            else:
+                self.plan = plan_training(self.inputs, self.load_data, find_batch_size)
+
+    def load_data(self, config: Config, kept: SavedData | None) -> ImageSets:
+        with self.table.section("data"):
+            self.image_sets = load_image_sets(config, Log(rank=0).say, kept, config.SAVE)
+        if config.DATA.CACHE == "none":
+            return self.image_sets
+        with self.table.section("cache"):
+            progress = {"say": self.table.say, "warn": self.table.warn, "is_check": True}
+            return read_through_cache(config, self.image_sets, **progress)
+
+    def check_data(self) -> None:
+        """Read the images and add the rows about them, even if the run cannot be planned for another reason."""
+        if self.inputs is None:
+            with suppress(UserError):
+                self.load_data(self.config, None)
+        if self.image_sets is None:
+            return
+        train_set, eval_set = self.image_sets
+        with self.table.section("data set"):
+            self.table.say(*eval_set.notes)
+        with self.table.section("images"):
+            for finding in check_images(self.config, train_set, eval_set):
+                self.table.add(finding)
+
+    def check_output(self) -> None:
+        """Add the row about the run's folder."""
+        is_resumed = self.inputs is not None and not self.config.START.EVAL
+        with self.table.section("output"):
+            self.folder = check_folder(self.config, self.inputs.folder if is_resumed else None)
+            self.table.say(f"{self.folder} can be written to")
+
+
+def simulated_process(setting: str, world_size: int | None, local_size: int | None) -> Process:
+    """Return process 0 of a run of this size, with its device but without the other processes."""
+    world_size = world_size or find_devices(setting)[1]
+    local_size = local_size or world_size
+    choose_device(setting, local_size - 1)  # raises an error unless every process on this machine has a device
+    sizes = {"local_size": local_size, "num_cores": max(1, count_cores() // local_size)}
+    return Process(choose_device(setting, 0), world_size=world_size, **sizes)
+
+
+def alone(inputs: Inputs) -> Inputs:
+    """Return the inputs as if process 0 were the only process. It still computes only its share of an update."""
+    return replace(inputs, process=replace(inputs.process, world_size=1, local_size=1))
+
+
+def check_evaluation(table: Table, plan: EvalPlan) -> None:
+    """Add the rows about an evaluation, and load all weights that -eval would evaluate."""
+    table.add(check_shared_memory(plan.config, loader_processes(plan.config, plan.eval_set, plan.process)))
+    with table.section("precision"):
+        table.say(plan.precision.describe())
+    with table.section("evaluation"):
+        table.say(*describe_evaluation(plan))
+    with table.section("weights"):
+        loaded = weights_to_score(plan, partial(make_model, plan, table))
+        table.say(f"will be scored: {', '.join(name.strip() or 'raw' for name, _ in loaded)}")
+
+
+def check_training(table: Table, plan: TrainPlan, folder: Path | None, startup: float) -> None:
+    """Build everything that a run builds and try some updates. `startup`: seconds from program start to the plan."""
+    config, start, trainer, finished = plan.config, time.monotonic(), None, ""
+    single = replace(plan, inputs=alone(plan.inputs))
+    free = free_memory(plan.process.device)
+    with suppress(UserError), table.section("model"):
+        trainer = build(single, table)
+        table.say(f"{config.MODEL.NAME}, {describe(trainer.model)}")
+    for title, lines in {"batch size": describe_batch_size(plan), **notes_on(plan)}.items():
+        with table.section(title):
+            table.say(*lines)
+    for finding in quick_checks(plan, trainer and trainer.model, folder):
+        table.add(finding)
+    if trainer is None:
+        return
+    with table.section("precision"):
+        table.say(plan.precision.describe())
+    if plan.inputs.checkpoint:
+        with table.section("resume"):
+            restore(single, trainer, table)
+            finished = why_finished(config.TRAIN, trainer.schedule.num_epochs, trainer.epoch, trainer.not_better)
+            if finished:
+                table.say(f"this run is already finished ({finished}): nothing to do")
+    startup += time.monotonic() - start
+    if is_sharded(config, plan.process):
+        table.add(Finding("memory", "not measured, because DIST.STRATEGY fsdp2 divides the model among the processes"))
+        return
+    enough = True
+    with table.section("memory"):
+        if reports_memory(plan.process.device):
+            measure_memory(table, trainer, free)
+        else:
+            memory = check_memory(config, plan.num_classes, free, plan.process)
+            table.add(memory)
+            enough = memory.verdict == OK
+    if enough and WRONG not in table.verdicts and not finished:
+        with table.section("time"):
+            table.say(estimate_time(single, trainer, startup))
+
+
+def measure_memory(table: Table, trainer: Trainer, free: int) -> None:
+    """Try the largest micro-batch on the device, and compare the peak of its memory with `free` bytes."""
+    device = trainer.process.device
+    fit_micro_batches(trainer, table)
+    getattr(torch, device.type).reset_peak_memory_stats(device)
+    if reason := try_largest(trainer):  # with COMPILE, because fit_micro_batches has not tried anything
+        raise out_of_memory(trainer, None, reason)
+    peak = getattr(torch, device.type).max_memory_allocated(device)
+    say = table.warn if peak > WARN_FRACTION * free else table.say
+    images = counted(trainer.data.order.largest_piece(0), "image")
+    say(f"{format_bytes(peak)} with a batch of {images}, of {format_bytes(free)} free")
+
+
+def check_memory(config: Config, num_classes: int, free: int, process: Process) -> Finding:
+    """Compare `free` bytes of the host with the estimated memory of all its processes."""
+    num_sharing = process.local_size
+    advice = "lower -batch_size and raise -accum_iter by the same factor" + amp_hint(config.AMP, process.device)
+    need, batch_size = measure(config, num_classes), config.DATA.BATCH_SIZE
+    total = num_sharing * (need.fixed + batch_size * need.per_image)
+    images = f"{format_bytes(batch_size * need.per_image)} for {counted(batch_size, 'image')}"
+    shared = f", in each of {num_sharing} processes" if num_sharing > 1 else ""
+    parts = f"{format_bytes(need.fixed)} of weights, gradients and optimizer, {images}{shared}"
+    text = f"about {format_bytes(total)} ({parts}) of {format_bytes(free)} free"
+    if total <= WARN_FRACTION * free:
+        return Finding("memory", text)
+    fitting = need.fitting(WARN_FRACTION * free / num_sharing)
+    remedy = f"{advice}; about {counted(fitting, 'image')} fit" if fitting else advice
+    return Finding("memory", text, WRONG if total > WRONG_FRACTION * free else WARN, remedy)
+
+
+def estimate_time(plan: TrainPlan, trainer: Trainer, startup: float) -> str:
+    """Make some updates, evaluate a batch, and describe how long the whole run takes.
+
+    Raise ConfigError if the run takes too long for TRAIN.BUDGET. `startup` is the time from program start to the first
+    update, in seconds.
+    """
+    times, step = RunTimes.of(plan.config, plan.order, len(plan.eval_set)), trainer.step
+    forecast = Forecast(plan.config, times, time.monotonic())
+    times.end_work = END_BY_START * startup
+    with naming_remedy(trainer, None):  # if memory runs out
+        make_updates(plan, trainer, forecast)
+    times.evaluation = time_evaluation(plan, trainer)
+    times.before_first_update = startup + times.evaluation * plan.scores_start
+    each = f"; {times.update:.3g} s per update, {times.evaluation:.3g} s per evaluation"
+    if plan.config.TRAIN.BUDGET:
+        from extras.budget import Allowance, Budget
+
+        allowance = Allowance(plan.config.TRAIN.BUDGET, time.monotonic(), plan.inputs.saved.get("budget", {}))
+        budget, schedule = Budget(step, forecast, allowance), trainer.schedule
+        num_updates = schedule.num_updates if schedule.choices else budget.fitting(step)
+        return budget.describe(step, num_updates) + each
+    return forecast.describe(step, times.until_end(step, trainer.schedule.num_updates)) + each
+
+
+def make_updates(plan: TrainPlan, trainer: Trainer, forecast: Forecast) -> None:
+    """Train for a few seconds as the run would, so that the forecast can measure an update."""
+    trainer.callbacks = [forecast]
+    trainer.notify("on_epoch_start")
+    end = time.monotonic() + SECONDS
+    with contextlib.closing(trainer.data.windows(trainer.step, plan.num_updates, trainer.left_out)) as windows:
+        for number, window in enumerate(itertools.islice(windows, MOST_UPDATES), start=1):
+            trainer.update(window)
+            trainer.report()  # waits for the device
+            if number > 1 and time.monotonic() > end:  # one update is not enough, because the first is slower
+                break
+
+
+def time_evaluation(plan: TrainPlan, trainer: Trainer) -> float:
+    """Evaluate the first batch. Return the seconds that a process needs for its share of all validation images."""
+    size = plan.config.DATA.BATCH_SIZE_EVAL or plan.config.DATA.BATCH_SIZE
+    batch = plan.eval_set.take(np.arange(min(size, len(plan.eval_set))))
+    data = build_eval_data(plan.config, batch, plan.process)
+    # Unreadable images are reported in another row.
+    bad_images = BadImages(plan.eval_set, plan.config.DATA.MAX_BAD_FRACTION, lambda line: None)
+    for _ in range(2):  # the first evaluation is slower, so the second is timed
+        start = time.perf_counter()
+        evaluate_both(trainer, data, bad_images)
+    return (time.perf_counter() - start) / len(batch) * len(plan.eval_set) / plan.order.world_size

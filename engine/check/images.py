@@ -14,8 +14,8 @@ from configs.combinations import IN_THEIR_ORDER
 from configs.schema import Config
 from datasets.bad_images import num_allowed
 from datasets.types import ImageReadError, ImageSet
-from engine.check.quick_checks import WARN, WRONG, Finding
 from engine.evaluation.scores import FEW, interval_of
+from engine.quick_checks import WARN, WRONG, Finding
 from utils.log import shown
 from utils.text import counted, first_of
 

@@ -10,7 +10,7 @@ from torch import nn
 from datasets import BadImages, EvalData
 from engine.evaluation.scores import Scores
 from engine.evaluation.tally import OF_CLASSES, PerImage, Scoring, sum_dtype
-from engine.precision.policy import Precision
+from engine.precision import Precision
 from models.parts import statistics_of
 from utils.distributed import Process
 from utils.errors import ensure

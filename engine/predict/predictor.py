@@ -12,7 +12,7 @@ from datasets import BadImages, build_eval_data, build_normalize
 from datasets.sources.images import FileImages
 from datasets.transforms.pixel_rules import PixelRules
 from engine.evaluation.tally import are_finite, widen
-from engine.precision.policy import Precision, set_matmul
+from engine.precision import Precision, set_matmul
 from engine.predict.classifier import Classifier
 from models.transforms import choose_transforms
 from utils.distributed import Process

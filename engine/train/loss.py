@@ -16,7 +16,7 @@ from configs.schema import Config, Train
 from configs.tables import LOSSES, import_named
 from datasets import Mixed, Preparation, dominant_class
 from engine.evaluation.tally import widen
-from engine.precision.policy import Precision
+from engine.precision import Precision
 
 Loss = Callable[[Tensor, Tensor | Mixed], Tensor]  # (logits [B, classes], targets) -> mean over the images
 

@@ -10,8 +10,7 @@ from configs.schema import Config
 from datasets import Batch, Mixed, Preparation, TrainData, Window
 from engine.evaluation.scores import Best
 from engine.parallel import Parallel
-from engine.precision.loss_scale import Clipping
-from engine.precision.policy import ComputingModel, Precision
+from engine.precision import Clipping, ComputingModel, Precision
 from engine.train.counters import Counters, Report
 from engine.train.loss import Loss, hits
 from engine.train.optimizers import load_state, set_rates

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from configs.schema import Precision as Settings
 from datasets import Mixed
-from engine.precision.policy import Precision
+from engine.precision import Precision
 from extras.doctor.trace import Location, Trace
 from extras.operator_lists import OpOverrides
 from models.parts import unchanged_buffers

@@ -22,7 +22,7 @@ from datasets import (
     load_image_sets,
 )
 from engine.build import read_through_cache
-from engine.precision.policy import Precision, set_matmul
+from engine.precision import Precision, set_matmul
 from engine.settings import load_settings
 from engine.train.loss import Loss, build_loss
 from engine.train.trainer import Trainer

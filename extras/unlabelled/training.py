@@ -13,7 +13,7 @@ from configs.schema import Config, Data
 from datasets import BadImages, Batch, EvalData, ImageSet, Preparation, build_eval_data
 from datasets.sources.folder import read_image_folder
 from engine.evaluation.tally import widen
-from engine.precision.policy import Precision
+from engine.precision import Precision
 from engine.train.loss import ExtendedTargets, Loss
 from extras.distillation import KEY, Teacher, TeacherPreparation, find_teacher
 from models import build_model

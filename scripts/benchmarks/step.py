@@ -193,7 +193,7 @@ def train_linear(config, kind: str, sizes: tuple[int, int], steps: int, accumula
     import torch
     from torch import nn
 
-    from engine.precision.policy import Precision, set_matmul
+    from engine.precision import Precision, set_matmul
 
     width, batch = sizes
     device = torch.device(kind)

@@ -187,7 +187,7 @@ def matmul_peak(device: torch.device, product: str) -> float:
     """Return the highest FLOP/s of a square matrix product. Sizes double until a product takes long enough to time."""
     from torch.utils.benchmark import Timer
 
-    from engine.precision.policy import check_matmul, set_matmul
+    from engine.precision import check_matmul, set_matmul
 
     mode = "tf32" if product == "tf32" else "ieee"
     check_matmul(mode, device)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from engine.check.quick_checks import OK, WRONG
+from engine.quick_checks import OK, WRONG
 from tests.data_zoo import layouts as zoo
 from tests.support.cases import names_of
 from tests.support.configs import SMALL

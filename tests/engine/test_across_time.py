@@ -12,8 +12,8 @@ from PIL import Image
 
 from configs.load import load as read_settings
 from datasets import holds_out_no_more
-from engine.check.quick_checks import OK, WARN
 from engine.plan import TrainPlan
+from engine.quick_checks import OK, WARN
 from engine.record.saved_files import read_table
 from engine.record.saved_run import SavedRun
 from engine.settings import load_settings

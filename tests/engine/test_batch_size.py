@@ -19,7 +19,7 @@ from engine.batch_size import (
     search,
     try_sizes,
 )
-from engine.precision.policy import Precision
+from engine.precision import Precision
 from tests.support.configs import CPU, SMALL, small_config
 from tests.support.planted import run_out
 from tests.support.refusals import assert_names

@@ -16,7 +16,7 @@ from engine.evaluation import all_scores as module
 from engine.evaluation.all_scores import rank_class
 from engine.evaluation.evaluate import evaluate
 from engine.evaluation.tally import Tally
-from engine.precision.policy import Precision
+from engine.precision import Precision
 from engine.predict.classifier import load_classifier
 from engine.predict.predictor import Predictor
 from tests.support.configs import CPU, small_config

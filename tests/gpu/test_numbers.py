@@ -8,7 +8,7 @@ from timm.layers import PatchEmbed
 
 from datasets import Normalize, Preparation
 from datasets.transforms.erase_and_mix import BatchedErasing
-from engine.precision.loss_scale import FusedLossScaler, LossScaler
+from engine.precision import FusedLossScaler, LossScaler
 from engine.train.ema import foreach_lerp, fused_lerp
 from models.transforms.gpu_kernels import GpuKernels
 from tests.gpu.trainers import first_batches, relative_error, small_trainer

@@ -8,7 +8,7 @@ from torch import nn
 
 from configs.schema import Optimizer, Precision, Train
 from engine.parallel import Parallel
-from engine.precision.loss_scale import Clipping, FusedLossScaler, LossScaler
+from engine.precision import Clipping, FusedLossScaler, LossScaler
 from engine.train.optimizers import OURS, build_optimizer
 from tests.support.configs import CPU
 from tests.support.pretend_device import waits

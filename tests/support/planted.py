@@ -253,8 +253,8 @@ def run_out_of_memory(fits: int, step: int, rank: int) -> None:
         if trainer.process.rank == rank:
             run_out(trainer, fits, step)
 
-    engine.first_passes.raises_when_full = lambda device: True
-    before_each(engine.run, "fit_micro_batches", limit)
+    engine.first_passes.raises_when_full = engine.run.raises_when_full = lambda device: True
+    before_each(engine.first_passes, "fit_micro_batches", limit)
 
 
 def compute_in_float64() -> None:

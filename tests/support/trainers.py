@@ -11,7 +11,7 @@ from configs.schema import Config
 from datasets import Window, build_train_data, load_image_sets
 from engine.build import build_trainer, make_wrappers
 from engine.loop import train_epoch
-from engine.precision.loss_scale import LossScaler
+from engine.precision import LossScaler
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult, Report
 from engine.train.trainer import Trainer

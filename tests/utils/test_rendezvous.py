@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine.check.check import simulated_process
+from engine.check import simulated_process
 from tests.support.configs import CPU
 from tests.support.forks import DEADLINE
 from tests.support.refusals import assert_names, refused

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from engine.check.quick_checks import WRONG
+from engine.quick_checks import WRONG
 from tests.engine.check.small_photos import CLEAN
 from tests.support.runs import rows, typed
 

@@ -2,7 +2,7 @@
 
 from configs.load import load
 from datasets import load_image_sets
-from engine.check.quick_checks import OK, WARN
+from engine.quick_checks import OK, WARN
 from tests.support.configs import SMALL
 
 # -check has no complaint about a run with these settings.

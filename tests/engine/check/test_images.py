@@ -7,7 +7,7 @@ from PIL import Image
 
 from configs.schema import Start
 from engine.check.images import ScanResult, check_images
-from engine.check.quick_checks import OK, WARN, WRONG
+from engine.quick_checks import OK, WARN, WRONG
 from tests.engine.check.small_photos import sets_of, trouble
 from tests.support.image_sets import noise
 from tests.support.refusals import assert_names

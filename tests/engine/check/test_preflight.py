@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
+from engine import check as check_program
 from engine import first_passes, memory
-from engine.check import check as check_program
-from engine.check.quick_checks import OK, WARN, WRONG
+from engine.quick_checks import OK, WARN, WRONG
 from engine.train.trainer import Trainer
 from models import build_model
 from tests.engine.check.small_photos import CLEAN, sets_of, trouble

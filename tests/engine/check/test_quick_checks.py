@@ -6,9 +6,11 @@ import pytest
 
 from configs.load import LoadedConfig
 from datasets import build_order
+from engine import check, quick_checks
 from engine.batch_size import MemoryEstimate
-from engine.check import check, quick_checks
-from engine.check.quick_checks import (
+from engine.plan import Inputs, TrainPlan
+from engine.precision import Precision
+from engine.quick_checks import (
     OK,
     WARN,
     WRONG,
@@ -17,8 +19,6 @@ from engine.check.quick_checks import (
     check_shared_memory,
     loader_processes,
 )
-from engine.plan import Inputs, TrainPlan
-from engine.precision.policy import Precision
 from tests.engine.check.small_photos import sets_of
 from tests.support.cases import cases_of, names_of
 from tests.support.configs import CPU, replaced, small_config

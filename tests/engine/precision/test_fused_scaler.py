@@ -7,7 +7,7 @@ import torch
 
 from configs.schema import Config
 from engine.parallel import Parallel
-from engine.precision.loss_scale import Clipping, FusedLossScaler, LossScaler
+from engine.precision import Clipping, FusedLossScaler, LossScaler
 from engine.train.optimizers import build_optimizer
 from tests.support.configs import CPU, replaced, small_config
 from utils.distributed import Process

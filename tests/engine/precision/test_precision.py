@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from configs.load import load
-from engine.precision.policy import Precision, choose_half, half_speedup, set_matmul
+from engine.precision import Precision, choose_half, half_speedup, set_matmul
 from engine.train.optimizers import build_optimizer
 from models import build_model
 from models.transforms import choose_transforms

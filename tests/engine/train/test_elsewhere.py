@@ -13,7 +13,7 @@ from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.find import read_checkpoint
 from engine.evaluation.evaluate import evaluate
 from engine.loop import Loop, Outcome
-from engine.precision.loss_scale import FusedLossScaler
+from engine.precision import FusedLossScaler
 from engine.record.timing import Timing
 from engine.train.stop_conditions import SkipLimit
 from models.transforms.gpu_kernels import PatchConv2d

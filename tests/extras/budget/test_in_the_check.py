@@ -3,7 +3,7 @@
 import re
 import time
 
-from engine.check.quick_checks import WRONG
+from engine.quick_checks import WRONG
 from tests.engine.check.small_photos import trouble
 
 

@@ -10,7 +10,7 @@ import torch
 
 from configs.load import load
 from datasets import Normalize, Preparation, build_train_data, load_image_sets
-from engine.precision.policy import Precision
+from engine.precision import Precision
 from engine.train.loss import CrossEntropy
 from extras.doctor.diagnosis import Case, diagnose
 from extras.doctor.overflow import Batches, precision_of, read_overflow, save_overflow

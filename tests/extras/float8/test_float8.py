@@ -10,7 +10,7 @@ from torch import nn
 import extras.float8
 from configs.values import flatten
 from datasets import Normalize, build_preparation
-from engine.precision.policy import Precision
+from engine.precision import Precision
 from engine.predict.classifier import config_of
 from extras.float8 import check_float8
 from models import build_model

@@ -6,8 +6,8 @@ import pytest
 import timm
 import torch
 
-from engine.check.quick_checks import OK
 from engine.predict.classifier import load_classifier
+from engine.quick_checks import OK
 from models import add_adapters, build_model
 from models.weights.state import merged
 from scripts.export import export

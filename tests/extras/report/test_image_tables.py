@@ -22,7 +22,7 @@ from datasets.types import ImageReadError
 from engine.evaluation.evaluate import evaluate
 from engine.evaluation.scores import Best
 from engine.evaluation.tally import ImageResults, Tally
-from engine.precision.policy import Precision
+from engine.precision import Precision
 from engine.predict.pictures import tiles_of
 from engine.train.counters import EpochResult
 from extras.report import image_results as module

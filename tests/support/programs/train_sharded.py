@@ -24,7 +24,7 @@ from engine.checkpoint.find import read_checkpoint
 from engine.checkpoint.format import save_checkpoint
 from engine.checkpoint.sharded_saver import ShardedSaver
 from engine.evaluation.evaluate import evaluate
-from engine.precision.loss_scale import FusedLossScaler
+from engine.precision import FusedLossScaler
 from engine.train.ema import fused_lerp
 from engine.train.trainer import Trainer
 from models import build_model
@@ -88,7 +88,7 @@ def compile_parts(model: torch.nn.Module, which: str) -> None:
 def as_on_gpus(model: torch.nn.Module) -> Iterator[None]:
     GpuKernels().apply(model)
     with (
-        mock.patch("engine.precision.policy.LossScaler", FusedLossScaler),
+        mock.patch("engine.precision.LossScaler", FusedLossScaler),
         mock.patch("engine.train.ema.foreach_lerp", fused_lerp),
     ):
         yield

@@ -1,1 +1,0 @@
-"""Mixed precision: the data type of computations, and the loss scale."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from datasets.types import ImageSet
-from utils.facts import OF_A_PART, SIZES, changed_facts
+from utils.runs import OF_A_PART, SIZES, changed_facts
 from utils.text import counted, first_of
 
 NUM_SIZES = 64  # files of each part whose sizes are compared; all sizes would take minutes on a network disk

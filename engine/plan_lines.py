@@ -17,8 +17,8 @@ from engine.checkpoint.resume import TRAINED_ON, is_run
 from engine.evaluation.scores import TITLES, Best, format_value
 from engine.plan import Plan, TrainPlan
 from engine.train.schedule import batch_factor
-from utils.facts import changed_facts
 from utils.host import name_of
+from utils.runs import changed_facts
 from utils.text import align, counted, printable
 
 

@@ -75,7 +75,7 @@ def _with_few_rows(model: nn.Module) -> set[nn.Module]:
     Their inputs have one row per image, which is too little work for float8 to save time.
     """
     # Imported here, because importing timm takes seconds.
-    from models.transforms.class_token_block import ClassTokenVisionTransformer
+    from models.transforms.kernels import ClassTokenVisionTransformer
 
     few = [model.get_submodule(name) for name in classifier_names(model)]
     few += [model.blocks[-1]] if isinstance(model, ClassTokenVisionTransformer) else []

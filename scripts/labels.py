@@ -22,8 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 from utils.program import exit_code  # isort: skip
 from engine.record.saved_run import SavedRun
 from scripts.command_line import RUN_HELP, Parser
-from scripts.sweeping.plan import FILE, read_sweep
-from scripts.sweeping.runner import DONE, ranked_points, read_result
+from scripts.sweeping import DONE, FILE, ranked_points, read_result, read_sweep
 from utils.errors import ConfigError
 from utils.runs import folder_of
 

@@ -22,8 +22,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 
 from utils.program import exit_code  # isort: skip
 from scripts.command_line import Parser, at_least
-from scripts.sweeping.plan import LOCK, Sweep, make_folder, read_over, read_sweep
-from scripts.sweeping.runner import DONE, Runner, read_result, table, write_trials
+from scripts.sweeping import (
+    DONE,
+    LOCK,
+    Runner,
+    Sweep,
+    make_folder,
+    read_over,
+    read_result,
+    read_sweep,
+    table,
+    write_trials,
+)
 from utils.errors import ConfigError
 from utils.files import FolderLock, locked
 

@@ -13,7 +13,7 @@ from datasets.fingerprint import CLASSES, describe_changed_images
 from datasets.order import Order
 from engine.checkpoint.resume import TRAINED_ON, comparable
 from utils.errors import ConfigError
-from utils.facts import NUMBERS, changed_facts
+from utils.runs import NUMBERS, changed_facts
 from utils.text import counted, first_of
 
 RESIZE_ORDER = (

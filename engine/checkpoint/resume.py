@@ -12,8 +12,8 @@ from configs.values import flatten
 from datasets.order import Order
 from datasets.transforms import REVISION
 from utils.errors import ConfigError
-from utils.facts import changed_facts
 from utils.log import Log
+from utils.runs import changed_facts
 
 TRAINED_ON = "trained_on"  # the key in a checkpoint for facts about the training data
 WITHOUT_STATE = (".pdparams", ".safetensors", ".npz")  # files that contain only weights

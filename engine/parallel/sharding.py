@@ -166,7 +166,7 @@ class Sharded(Parallel):
 def gathered_blocks(model: nn.Module) -> nn.Sequential | nn.ModuleList:
     """Return the blocks, which are gathered one by one. The rest of the model is gathered together."""
     # Imported here, because importing timm takes seconds.
-    from models.transforms.class_token_block import ClassTokenVisionTransformer
+    from models.transforms.kernels import ClassTokenVisionTransformer
 
     blocks = blocks_of(model, "DIST.STRATEGY is fsdp2", "DIST.STRATEGY ddp")
     if any(has_running_statistics(module) for module in model.modules()):

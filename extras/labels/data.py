@@ -20,7 +20,7 @@ from engine.record.saved_files import read_table, to_number
 from engine.record.saved_run import SavedRun
 from extras.labels.ranking import UNKNOWN, Predictions
 from utils.errors import ConfigError, DataError
-from utils.facts import changed_facts
+from utils.runs import changed_facts
 from utils.text import csv_cell, first_of
 
 TABLE, RECORD = "predictions.csv", "results.json"

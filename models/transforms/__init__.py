@@ -35,7 +35,7 @@ def choose_transforms(
 ) -> ModelTransforms:
     """Return the transforms for these settings and this device, in order. `half` is the type of -amp, or None."""
     # Imported here because importing timm takes seconds.
-    from models.transforms.class_token_block import ClassTokenBlock
+    from models.transforms.kernels import ClassTokenBlock, CpuKernels
 
     settings, data, is_autocast = config.PRECISION, config.DATA, half is not None and config.PRECISION.MODE != "naive"
     transforms: list[ModelTransform] = []
@@ -53,8 +53,6 @@ def choose_transforms(
     transforms.append(ClassTokenBlock())
     # Kernels come next: they replace only layers of timm's own classes, and ClassTokenBlock needs timm's attention.
     if device.type == "cpu":
-        from models.transforms.kernels import CpuKernels
-
         transforms.append(CpuKernels(half is not None, is_compiled=training and bool(config.COMPILE)))
     else:
         from models.transforms.gpu_kernels import GpuKernels

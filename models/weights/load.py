@@ -21,7 +21,7 @@ from models.weights.metadata import (
 )
 from models.weights.state import Weights
 from utils.errors import ConfigError, naming_damage
-from utils.facts import changed_facts
+from utils.runs import changed_facts
 from utils.text import counted, first_of
 from utils.torch_internals import import_timm
 

@@ -18,8 +18,7 @@ from engine.record.saved_files import read_object, read_table, to_number
 from engine.record.saved_run import SavedRun, written
 from scripts.comparing.statistics import ImageTest
 from utils.errors import ConfigError
-from utils.facts import FACTS_OF_IMAGES, NUMBERS, SIZES, changed_facts
-from utils.runs import Identity, folder_of
+from utils.runs import FACTS_OF_IMAGES, NUMBERS, SIZES, Identity, changed_facts, folder_of
 from utils.text import first_of, one_line
 
 REPETITION = ("SEED", "DATA.FOLD")  # runs that differ in nothing else are one group

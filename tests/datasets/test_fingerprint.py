@@ -10,7 +10,7 @@ from datasets.split import identity
 from datasets.types import SavedData
 from tests.support.image_sets import load, make_folders, make_set, noise, settings, shades
 from tests.support.parquet_files import rows, write_parquet
-from utils.facts import changed_facts
+from utils.runs import changed_facts
 
 
 def make(dataset: str, root) -> None:

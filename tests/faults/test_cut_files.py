@@ -27,7 +27,7 @@ from models.export.formats import staged
 from models.weights.sharded import PIECES
 from models.weights.torch_files import read_torch
 from scripts.make_shards import claim, write_part
-from scripts.sweeping.plan import Sweep, make_folder, read_sweep
+from scripts.sweeping import Sweep, make_folder, read_sweep
 from tests.support.batches import batch
 from tests.support.configs import CPU
 from tests.support.dying import deaths, dying
@@ -279,8 +279,7 @@ DIRECT = {
     "models/export/formats.py": "a temporary path of `staged`",
     "models/export/hugging_face.py": "a temporary path of `staged`",
     "scripts/export.py": "a temporary path of `staged`",
-    "scripts/sweeping/plan.py": "the empty lock of a sweep",
-    "scripts/sweeping/runner.py": "the output of trials, which only people read",
+    "scripts/sweeping.py": "the empty lock of a sweep, and the output of trials, which only people read",
     "utils/log.py": "/dev/null",
 }
 TOOLS = ("scripts/benchmarks/", "scripts/maintenance/", "utils/files.py")

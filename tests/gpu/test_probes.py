@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.parallel import Parallel
-from models.transforms.class_token_block import ClassTokenBlock, ClassTokenVisionTransformer
+from models.transforms.kernels import ClassTokenBlock, ClassTokenVisionTransformer
 from tests.gpu.trainers import BATCH, first_batches, relative_error, small_trainer, train
 
 BFLOAT16 = ("AMP=true", "PRECISION.DTYPE=bfloat16")

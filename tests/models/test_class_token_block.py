@@ -9,7 +9,7 @@ from timm.layers import SwiGLU
 from timm.models.vision_transformer import Attention, Block, VisionTransformer
 from torch import nn
 
-from models.transforms.class_token_block import ClassTokenBlock, ClassTokenVisionTransformer
+from models.transforms.kernels import ClassTokenBlock, ClassTokenVisionTransformer
 
 
 def make_vit(**fields) -> VisionTransformer:

@@ -23,7 +23,7 @@ from tests.support.configs import yaml_of
 from tests.support.properties import examples
 from tests.support.refusals import assert_names
 from tests.support.runs import typed
-from utils.facts import FACTS_OF_IMAGES
+from utils.runs import FACTS_OF_IMAGES
 
 pytestmark = pytest.mark.slow
 

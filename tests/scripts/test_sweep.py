@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts import sweep
-from scripts.sweeping import plan, runner
-from scripts.sweeping.plan import make_folder
-from scripts.sweeping.runner import is_locked
+from scripts import sweep, sweeping
+from scripts.sweeping import is_locked, make_folder
 from tests.support.cases import assert_cases, cases_of, content_of, names_of
 from tests.support.forks import start_fork
 from tests.support.properties import examples
@@ -21,7 +19,7 @@ from tests.support.refusals import assert_names, refused
 from tests.support.run_hash import run_hash
 from tests.support.runs import alive, rows_of, run, wait_until
 from utils.errors import ConfigError
-from utils.files import locked
+from utils.files import locked, write_text
 from utils.program import exit_code
 
 pytestmark = pytest.mark.slow
@@ -66,10 +64,10 @@ class Pretended:
 
 @pytest.fixture
 def pretended(monkeypatch, signal_handlers):
-    monkeypatch.setattr(runner, "start", Pretended)
+    monkeypatch.setattr(sweeping, "start", Pretended)
     monkeypatch.setattr(Pretended, "ends", {})
     monkeypatch.setattr(Pretended, "started", [])
-    monkeypatch.setattr(runner, "SECONDS_BETWEEN_LOOKS", 0)
+    monkeypatch.setattr(sweeping, "SECONDS_BETWEEN_LOOKS", 0)
     return Pretended
 
 
@@ -142,7 +140,7 @@ def test_sweep_shows_the_estimate_of_the_trial_that_runs(tmp_path, start, preten
             (self.folder / "status.json").write_text(json.dumps({"state": "training", "eta_seconds": seconds}))
             return None if self.num_polls == 1 else 1
 
-    monkeypatch.setattr(runner, "start", Estimated)
+    monkeypatch.setattr(sweeping, "start", Estimated)
     printed = start("-seeds", "0,1", exit_with=1)
     assert_names(printed, *(f"(seed {n}): about {n + 1}:00 left for this trial" for n in (0, 1)))
 
@@ -174,8 +172,8 @@ def test_sweep_waits_for_orphaned_run_and_forwards_stop_signal_once(tmp_path, st
         def terminate(self):
             told.append(self.folder.name)
 
-    monkeypatch.setattr(runner, "is_locked", lambda folder: bool(outlived) and outlived.pop())
-    monkeypatch.setattr(runner, "start", Long)
+    monkeypatch.setattr(sweeping, "is_locked", lambda folder: bool(outlived) and outlived.pop())
+    monkeypatch.setattr(sweeping, "start", Long)
     printed = start("-seeds", "0,1,2", exit_with=143)
     assert told == pretended.started == ["trial-000"] and not outlived
     assert_cases("sweep_that_was_stopped", printed)
@@ -216,7 +214,7 @@ def test_moved_sweep_starts_no_trial_in_the_folder_replacing_it(tmp_path, start,
                 (tmp_path / "sweep/trials.csv").write_text("of another sweep")
             return super().poll()
 
-    monkeypatch.setattr(runner, "start", Moving)
+    monkeypatch.setattr(sweeping, "start", Moving)
     assert_names(start(*GRID, exit_with=1), "-output", tmp_path / "sweep")
     assert pretended.started == ["trial-000"]
     assert (tmp_path / "sweep/trials.csv").read_text() == "of another sweep"
@@ -266,7 +264,7 @@ def test_replaced_sweep_lock_is_refused_and_never_followed(tmp_path, start, pret
 
 def test_sweep_list_values_need_brackets_and_commas_need_quotes():
     choices = sweep.read_over(["TRAIN.OPTIMIZER.BETAS=[0.9,0.99],(0.9,0.999)", "MODEL.NAME='a,b',c"])
-    found = {key: plan.choices_of(key, text) for key, text in choices.items()}
+    found = {key: sweeping.choices_of(key, text) for key, text in choices.items()}
     assert found == {"TRAIN.OPTIMIZER.BETAS": ["[0.9,0.99]", "(0.9,0.999)"], "MODEL.NAME": ["a,b", "c"]}
 
 
@@ -290,11 +288,11 @@ def test_resumed_trial_after_kill_matches_a_manual_run(tmp_path, small_yaml, sta
     class Killed(Forked):
         faults = Forked.faults | {"signal_at": [20, int(signal.SIGKILL), [0]]}  # in the second epoch
 
-    monkeypatch.setattr(runner, "start", Killed)
+    monkeypatch.setattr(sweeping, "start", Killed)
     flags = ["-epochs", "2", "-batch_size", "128"]
     start("-seeds", "7", *flags, exit_with=1)
     assert rows(tmp_path / "sweep")[0]["state"] == "stopped"
-    monkeypatch.setattr(runner, "start", Forked)
+    monkeypatch.setattr(sweeping, "start", Forked)
     start()
     by_hand = ["-cfg", str(small_yaml), *flags, "-seed", "7", "-output", str(tmp_path), "-name", "by_hand"]
     assert run("main_single_gpu.py", *by_hand, faults=Forked.faults).returncode == 0
@@ -311,7 +309,7 @@ def test_trial_gets_a_stop_signal_when_its_sweep_dies(tmp_path):
     if (parent := os.fork()) == 0:
         trap = "trap 'echo told; exit' TERM; echo ready"
         program = ["/bin/sh", "-c", f"{trap}; for n in $(seq 6000); do sleep 0.1; done"]
-        started = runner.start(program, output, str(tmp_path))
+        started = sweeping.start(program, output, str(tmp_path))
         os.write(write, str(started.pid).encode())
         try:
             wait_until(lambda: output.read_text() == "ready\n")
@@ -343,15 +341,21 @@ def test_slurm_array_tasks_run_trials_and_share_one_table(tmp_path, start, monke
 
 
 def test_full_disk_for_sweep_tables_does_not_stop_trials(tmp_path, start, pretended, monkeypatch):
-    refuse = Mock(side_effect=OSError(28, "No space left on device"))
-    monkeypatch.setattr("scripts.sweeping.runner.write_text", refuse)
+    full = OSError(28, "No space left on device")
+
+    def refuse_tables(path, text):
+        if path.name == "trials.csv":
+            raise full
+        write_text(path, text)
+
+    monkeypatch.setattr(sweeping, "write_text", refuse_tables)
     printed = start("-seeds", "0,1")
     assert len(pretended.started) == 2 and "trials.csv" in printed
-    pretended.ends["trial-001"] = OSError(28, "No space left on device")
+    pretended.ends["trial-001"] = full
     start("-seeds", "0,1")  # both trials are done
     (tmp_path / "sweep" / "trial-001" / "status.json").unlink()
     assert_names(start(exit_with=2), "-output", "trial 1")
-    monkeypatch.setattr("scripts.sweeping.plan.write_text", refuse)
+    monkeypatch.setattr(sweeping, "write_text", Mock(side_effect=full))
     assert_names(start(exit_with=2), "-output", tmp_path / "sweep")
 
 

@@ -12,7 +12,7 @@ from configs.schema import Config
 from datasets import load_image_sets
 from datasets.fingerprint import data_facts
 from datasets.split import write_split
-from scripts.sweeping.plan import Sweep
+from scripts.sweeping import Sweep
 from tests.engine.check.small_photos import CLEAN
 from utils.text import csv_cell, csv_text
 

@@ -21,7 +21,6 @@ from engine.checkpoint.resume import drop_tensors, is_run
 from engine.evaluation.scores import Best
 from engine.parallel import choose_parallel, is_sharded
 from engine.plan import ImageSets, Plan, TrainPlan
-from engine.plan_lines import describe_other_validation
 from engine.precision import Clipping, ComputingModel, Precision, set_matmul
 from engine.session import Session
 from engine.train.counters import Counters
@@ -201,6 +200,7 @@ def restore(plan: TrainPlan, trainer: Trainer, log: Log) -> None:
         log.say(*refuse_changes(config, plan.order, plan.eval_set.split, state, path, images))
     if state.get("class_weights") != plan.class_weights:
         log.warn("resume: TRAIN.CLASS_WEIGHTS: the class weights differ from those of the earlier epochs")
+    from engine.weights_lines import describe_other_validation
     from models.weights.load import check_exactly
 
     check_exactly(trainer.model, state["state_dict"], path)

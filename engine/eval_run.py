@@ -6,31 +6,29 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from configs.load import LoadedConfig
-from configs.values import flatten
 from datasets import BadImages, EvalData, build_eval_data, build_normalize
 from engine.build import load_data_sets, make_model
 from engine.checkpoint.resume import is_run
 from engine.evaluation.evaluate import evaluate
 from engine.evaluation.tally import are_finite
 from engine.plan import EvalPlan, plan_evaluation, read_inputs
-from engine.plan_lines import compare_with_weights, measured_classes
+from engine.plan_lines import measured_classes
 from engine.precision import set_matmul
 from engine.record.next_steps import after_evaluation
 from engine.session import Session
+from engine.weights_lines import describe_evaluation
 from models import build_model, describe
 from models.transforms import ModelTransforms, choose_transforms
 from models.weights.files import find_file
-from models.weights.load import differences, load_exactly
-from models.weights.metadata import ARCHITECTURE, is_imagenet_by_other_names
+from models.weights.load import load_exactly
 from models.weights.state import merged
 from utils.errors import naming_damage
 from utils.host import keep_freed_memory
-from utils.text import counted, first_of
+from utils.text import counted
 
 
 def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
@@ -84,21 +82,6 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         weights = find_file(plan.inputs.source[1]) if plan.inputs.kept else None
         session.advise(after_evaluation(weights, session.path, eval_set))
     return 0
-
-
-def describe_evaluation(plan: EvalPlan) -> list[str]:
-    """Return lines about an evaluation: missing classes, and settings that differ from the checkpoint."""
-    lines, names = [], plan.classes_of_weights
-    number = np.count_nonzero(plan.eval_set.count_classes())
-    if number < len(plan.classes) and (plan.inputs.kept or names == plan.classes):
-        lines.append(f"the validation images have {number} of the checkpoint's {len(plan.classes)} classes")
-    if names and names != plan.classes and not is_imagenet_by_other_names(plan.classes):
-        lines.append(
-            f"warning: the classes of the weights ({first_of(names)}) differ from the classes of the data "
-            f"({first_of(plan.classes)}); class N of the weights is treated as class N of the data"
-        )
-    lines += [f"warning: {each}" for each in differences(plan.inputs.record, flatten(plan.config), ARCHITECTURE)]
-    return [*lines, *compare_with_weights(plan)]
 
 
 def refuse_outputs(

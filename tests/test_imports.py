@@ -75,7 +75,7 @@ PACKAGES = {
     ).split(),
     "engine": (
         "parallel precision evaluation train checkpoint record settings_of_weights settings predict session"
-        " provenance memory first_passes plan plan_lines quick_checks"
+        " provenance memory first_passes plan weights_lines plan_lines quick_checks"
         " build batch_size eval_run evaluate_weights check callback_list saves loop run __init__"
     ).split(),
 }

@@ -26,7 +26,7 @@ from datasets import (
 from engine.batch_size import find_batch_size, measure
 from engine.build import build, make_model, prepare_torch, read_through_cache, restore
 from engine.check.images import check_images
-from engine.eval_run import describe_evaluation, weights_to_score
+from engine.eval_run import weights_to_score
 from engine.evaluate_weights import evaluate_both
 from engine.first_passes import fit_micro_batches, try_largest
 from engine.memory import free_memory, naming_remedy, out_of_memory, reports_memory
@@ -47,6 +47,7 @@ from engine.session import check_folder
 from engine.train.forecast import END_BY_START, Forecast, RunTimes
 from engine.train.stop_conditions import why_finished
 from engine.train.trainer import Trainer
+from engine.weights_lines import describe_evaluation
 from models import describe
 from utils.distributed import Process, choose_device
 from utils.errors import UserError

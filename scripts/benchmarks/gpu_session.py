@@ -12,7 +12,6 @@ output. All other files are temporary.
 import argparse
 import contextlib
 import ctypes
-import importlib.util
 import os
 import shlex
 import signal
@@ -117,7 +116,7 @@ def run_session(path: Path, parts: dict[str, tuple[float, list[str]]], kind: str
         ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # run_within then kills the running part
     now = time.strftime("%Y-%m-%dT%H:%M:%S")
-    record(path, f"\n# Session of {now}: halfstep {revision(ROOT)}, {kind}\n{describe_missing()}")
+    record(path, f"\n# Session of {now}: halfstep {revision(ROOT)}, {kind}")
     outcomes: dict[str, str] = {}  # {command: how it ended}
     for name, (limit, commands) in parts.items():
         record(path, f"\n## {name}")
@@ -128,13 +127,6 @@ def run_session(path: Path, parts: dict[str, tuple[float, list[str]]], kind: str
                 outcomes[command] = run_within(command, begin + limit - time.monotonic(), path)
             record(path, f"\n{name}: {outcomes[command]} after {time.monotonic() - begin:.1f} s")
     return int(any(outcome != "done" for outcome in outcomes.values()))
-
-
-def describe_missing() -> str:
-    """Return a line with the packages that are missing here, or an empty text."""
-    packages = "timm pytest simplejpeg torchao tensorboard peft accelerate transformers tokenizers regex psutil".split()
-    names = " ".join(name for name in packages if importlib.util.find_spec(name) is None)
-    return names and f"these packages are missing: {names}; install them with python -m pip install {names}"
 
 
 def run_within(command: str, seconds: float, path: Path) -> str:

@@ -1,0 +1,127 @@
+"""Describes how a plan differs from its weights or its checkpoint, for the log and -check."""
+
+from typing import Any
+
+import numpy as np
+
+from configs.load import LoadedConfig
+from configs.values import SETTINGS, convert, flatten, plain, to_text
+from configs.yaml_files import Layer
+from datasets import holds_out_no_more
+from engine.checkpoint.resume import TRAINED_ON, is_run
+from engine.evaluation.scores import TITLES, Best, format_value
+from engine.plan import EvalPlan, Plan, TrainPlan
+from models.weights.load import differences
+from models.weights.metadata import ARCHITECTURE, is_imagenet_by_other_names, usual_images
+from utils.runs import changed_facts
+from utils.text import first_of
+
+
+def describe_evaluation(plan: EvalPlan) -> list[str]:
+    """Return lines about an evaluation: missing classes, and settings that differ from the checkpoint."""
+    lines, names = [], plan.classes_of_weights
+    number = np.count_nonzero(plan.eval_set.count_classes())
+    if number < len(plan.classes) and (plan.inputs.kept or names == plan.classes):
+        lines.append(f"the validation images have {number} of the checkpoint's {len(plan.classes)} classes")
+    if names and names != plan.classes and not is_imagenet_by_other_names(plan.classes):
+        lines.append(
+            f"warning: the classes of the weights ({first_of(names)}) differ from the classes of the data "
+            f"({first_of(plan.classes)}); class N of the weights is treated as class N of the data"
+        )
+    lines += [f"warning: {each}" for each in differences(plan.inputs.record, flatten(plan.config), ARCHITECTURE)]
+    return [*lines, *compare_with_weights(plan)]
+
+
+def warn_of_overlap(plan: TrainPlan) -> list[str]:
+    """Return a warning if validation images may be among the training images of the pretrained weights."""
+    common = set(plan.inputs.record.get("class_names", ())) & set(plan.classes)
+    here, there = plan.eval_set.split, plan.inputs.record.get("split", {})
+    is_same_data = "training" in here and here["training"] == there.get("training")
+    if plan.inputs.kept or not (common or is_same_data):
+        return []
+    if holds_out_no_more(here, there):
+        if not plan.eval_set.class_folders:
+            return []
+        from datasets.split.by_hash import warn_of_other_folders  # imported here: needed only for weights of a run
+
+        return warn_of_other_folders(
+            plan.eval_set, plan.inputs.record.get("class_names", ()), there, ": ".join(plan.inputs.source)
+        )
+    setting, source = plan.inputs.source
+    text, other = (", ".join(f"{key} {value}" for key, value in each.items()) for each in (here, there))
+    return [
+        f"warning: {setting}: the validation images ({text}) may be among the training images of {source} "
+        f"({other or 'it does not say which images it held out'}), so the accuracy may be too high"
+    ]
+
+
+def describe_other_validation(plan: TrainPlan) -> list[str]:
+    """Return a line if other validation images or another metric decided the best epoch of the resumed run."""
+    then, now, best = plan.inputs.saved["validation"], plan.validation, Best(*plan.inputs.saved["progress"]["best"])
+    others = [fact for fact in changed_facts(plan.inputs.saved.get(TRAINED_ON, {}), plan.facts) if "validation" in fact]
+    if then == now and not others:
+        if not best.epoch or best.metric == plan.config.TRAIN.BEST_METRIC:
+            return []
+        return [
+            f"resume: TRAIN.BEST_METRIC is {plan.config.TRAIN.BEST_METRIC}, so the best epoch so far, {best.epoch} by "
+            f"{TITLES[best.metric]}, does not count: the next evaluated epoch becomes best.pth"
+        ]
+    if not best.epoch:
+        return []
+    return [
+        f"resume: other validation images ({then['num_images']} then, {now['num_images']} now), so the best epoch so "
+        f"far, {best.epoch} with {format_value(best.metric, best.value)}, does not count: "
+        "the next evaluated epoch becomes best.pth"
+    ]
+
+
+def compare_with_weights(plan: Plan) -> list[str]:
+    """Return lines about settings taken over from the weights, and a warning if settings contradict the weights."""
+    loaded, weights = plan.inputs.loaded, plan.inputs.loaded.weights
+    here = flatten(loaded.config)
+    if weights is None and not (plan.inputs.checkpoint or plan.config.MODEL.PRETRAINED):
+        return _compare_with_timm(plan, here)
+    is_resumed = is_run(plan.inputs.saved) and not plan.config.START.EVAL
+    if weights is None or is_resumed:  # a resumed run keeps its settings
+        return []
+    texts = {key: text for key, text in weights.texts.items() if key.startswith("DATA.")}
+    theirs = {key: plain(convert(SETTINGS[key], text, weights.origin)) for key, text in texts.items()}
+    # A different image size is deliberate. The code that resizes the weights logs it.
+    chosen = () if plan.config.START.EVAL else ("DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS")
+    lines = _describe_followed(loaded, weights)
+    if options := _options_to_follow({key: value for key, value in theirs.items() if key not in chosen}, here):
+        lines.append(
+            f"warning: images are prepared differently than for the {weights.origin}; to do the same, add {options}"
+        )
+    return lines
+
+
+def _compare_with_timm(plan: Plan, here: dict[str, Any]) -> list[str]:
+    """Return a line if the default settings prepare images for a timm model differently than timm does."""
+    if plan.config.MODEL.TYPE != "timm":
+        return []
+    origins, theirs = plan.inputs.loaded.origins, usual_images(plan.config.MODEL.NAME)
+    if theirs.get("DATA.IMAGE_CHANNELS") != here["DATA.IMAGE_CHANNELS"]:
+        return []
+    theirs = {key: each for key, each in theirs.items() if origins[key] == "default" and key != "DATA.IMAGE_SIZE"}
+    options = _options_to_follow(theirs, here)
+    line = f"timm prepares images differently for {plan.config.MODEL.NAME}; to do the same, add {options}"
+    return [line] if options else []
+
+
+def _options_to_follow(theirs: dict[str, Any], here: dict[str, Any]) -> str:
+    """Return the flag -opts with the settings of `theirs` that differ here and have an effect, or ''."""
+    different = [key for key in theirs if theirs[key] != here[key] and SETTINGS[key].has_effect(here)]
+    words = " ".join(f"{key}={to_text(theirs[key]).replace(' ', '')}" for key in different)
+    return f"-opts {words}" if words else ""
+
+
+def _describe_followed(loaded: LoadedConfig, weights: Layer) -> list[str]:
+    """Return lines on image and model settings taken over from the weights. Omit model settings with default values."""
+    here = flatten(loaded.config)
+    followed = {key: text for key, text in weights.texts.items() if loaded.origins[key] == weights.origin}
+    used = [key for key in followed if key.startswith("DATA.") and SETTINGS[key].has_effect(here)]
+    images = [f"{key} {to_text(here[key])}" for key in used]
+    unusual = [key for key in followed if key not in here or here[key] != SETTINGS[key].default]
+    model = [f"{key} {to_text(here.get(key, followed[key]))}" for key in unusual if key.startswith("MODEL.")]
+    return [f"from the {weights.origin}: {', '.join(each)}" for each in (images, model) if each]

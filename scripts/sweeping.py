@@ -362,10 +362,11 @@ class Runner:
     def num_left(self) -> int:
         return self.sweep.num_trials - sum(each.is_final for each in self.results.values())
 
-    def _time_left(self, of_running: float | None = None) -> str:
-        """Return the estimated time left as text. `of_running`: estimated duration of the running trial, if known."""
-        each = statistics.fmean(self.seconds) if self.seconds else of_running
-        return f", about {format_time(each * self.num_left)} left" if each and self.num_left else ""
+    def _time_left(self) -> str:
+        """Return the estimated time left as text, or "" before the first trial is done."""
+        if not (self.seconds and self.num_left):
+            return ""
+        return f", about {format_time(statistics.fmean(self.seconds) * self.num_left)} left"
 
     def run(self) -> int:
         """Run the trials that are not finished. Return the exit code.
@@ -397,12 +398,8 @@ class Runner:
             raise ConfigError(
                 f"-output: cannot start {trial} in {self.folder} ({cause_of(error)}); choose another folder"
             ) from error
-        began, is_signalled, is_estimated = time.monotonic(), False, bool(self.seconds)
+        began, is_signalled = time.monotonic(), False
         while (code := program.poll()) is None:
-            if not is_estimated and (eta := self._eta(trial)):
-                left = self._time_left(time.monotonic() - began + eta)
-                print(f"{trial}: about {format_time(eta)} left for this trial{left} in all", flush=True)
-                is_estimated = True
             if self.stop.number and not is_signalled:
                 program.terminate()
                 is_signalled = True
@@ -413,12 +410,6 @@ class Runner:
     def _output(self, trial: Trial) -> Path:
         """Return the file with the output of the trial."""
         return self.folder / f"{trial.name}.txt"
-
-    def _eta(self, trial: Trial) -> float | None:
-        """Return the run's own estimate of its remaining seconds, or None. This must not try the run's lock."""
-        with contextlib.suppress(ConfigError):
-            return read_status(self.folder / trial.name).get("eta_seconds")
-        return None
 
     def _ended(self, trial: Trial, code: int) -> None:
         self.lock.check()

@@ -86,8 +86,8 @@ SOURCES = {
         "included, or held out",
         in_order=True,
     ),
-    "caltech101": SourceRow("caltech.read_caltech", "its unpacked archive", "random", "caltech101-and-caltech256"),
-    "caltech256": SourceRow("caltech.read_caltech", "its unpacked archive", "random", "caltech101-and-caltech256"),
+    "caltech101": SourceRow("folder.read_caltech", "its unpacked archive", "random", "caltech101-and-caltech256"),
+    "caltech256": SourceRow("folder.read_caltech", "its unpacked archive", "random", "caltech101-and-caltech256"),
     "cifar10": SourceRow(
         "torchvision_sets.read_torchvision", "downloaded if missing", "included", "cifar10-and-cifar100"
     ),
@@ -112,9 +112,7 @@ SOURCES = {
         "other computed images",
         has_files=False,
     ),
-    "synthetic": SourceRow(
-        "synthetic.read_synthetic", "random images, to measure speed", "none needed", has_files=False
-    ),
+    "synthetic": SourceRow("arrays.read_synthetic", "random images, to measure speed", "none needed", has_files=False),
 }
 
 

@@ -11,9 +11,7 @@ from torch import Tensor
 from configs.schema import Config
 from datasets.loading.readers import Buffers, EvalReader, Reader, TrainReader
 from datasets.order import Piece
-from datasets.transforms.augment import Augmentation, parse_policy
 from datasets.transforms.crop import BySize, TrainTransform, crop_box, resize, resize_with_pillow
-from datasets.transforms.operations import DrawnOperations, Operation
 from datasets.types import Batch, ImageSet
 from extras.native_aspect.models import (
     grids_of,
@@ -34,8 +32,6 @@ class SequenceTransform(TrainTransform):
     def __init__(self, config: Config, patch: int):
         super().__init__(config)
         self.patch, self.cut = patch, self._resized
-        if self.augment:
-            self.augment = SequenceAugmentation(config)
 
     def __call__(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
         """Transform an image, uint8 [H, W, C], and write its patches to `out`, uint8 [N + 1, P * P * C]."""
@@ -110,31 +106,6 @@ class EvalSequenceReader(SequenceReader, EvalReader):
     def __init__(self, image_set: ImageSet, config: Config):
         super().__init__(image_set, config)
         self.transform = EvalSequenceTransform(config, self.patch)
-
-
-# --- augmentation ---
-
-
-class SequenceAugmentation(Augmentation):
-    """The usual augmentation, with shifts that are scaled from DATA.IMAGE_SIZE to the size of each image."""
-
-    def __init__(self, config: Config):
-        super().__init__(config)
-        policy = parse_policy(config.TRAIN)
-        self.side = config.DATA.IMAGE_SIZE
-        # TrivialAugment shifts every image by up to 32 pixels, whatever its size.
-        self.has_fractions = policy is not None and policy.name != "ta_wide"
-
-    def apply(self, drawn: DrawnOperations, pixels: np.ndarray) -> np.ndarray:
-        if self.has_fractions:
-            height, width, _ = pixels.shape
-            factors = {"translate_x": width / self.side, "translate_y": height / self.side}
-
-            def scaled(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
-                return tuple(each._replace(value=each.value * factors.get(each.name, 1.0)) for each in operations)
-
-            drawn = drawn._replace(operations=scaled(drawn.operations), chains=tuple(map(scaled, drawn.chains)))
-        return super().apply(drawn, pixels)
 
 
 # --- synthetic images ---

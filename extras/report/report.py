@@ -58,10 +58,8 @@ def write_at_end(folder: str | os.PathLike, log: Log) -> None:
         write_report(SavedRun.open(folder), path)
     except ConfigError as error:  # no epoch was finished
         log.note(f"{REPORT} was not written: {error}")
-    except OSError as error:
+    except Exception as error:  # a full disk, or a bug, which must not turn a finished run into a failed one
         log.warn(f"cannot write {path} ({cause_of(error)}); run scripts/report.py to write it later")
-    except Exception as error:  # a bug here must not turn a finished run into a failed one
-        log.warn(f"cannot write {path} ({type(error).__name__}: {error})")
 
 
 def head(run: SavedRun) -> Markup:

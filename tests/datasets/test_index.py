@@ -46,12 +46,13 @@ def write(path: Path):
 @pytest.mark.parametrize("small", [10**6, 0])
 def test_index_is_read_back_unchanged(tmp_path, monkeypatch, small):
     monkeypatch.setattr(index, "SMALL", small)
+    monkeypatch.setattr(index, "CHUNK", 2)
     for found in (write(tmp_path / "x.index"), write(tmp_path / "x.index")):
         assert (found.path is None) == bool(small) != (tmp_path / "x.index").exists()
         names, labels = found.text("name"), found.column("label")
         assert labels.tolist() == [0, 1, 2, 3, 4] and found.column("size").tolist() == [2**40, 7]
         assert [names[i] for i in range(5)] == names.chunk(0, 5) == NAMES and len(names) == 5
-        assert [*names.chunks(2)] == [NAMES[:2], NAMES[2:4], NAMES[4:]] and names.chunk(3, 3) == []
+        assert [*names.chunks()] == [NAMES[:2], NAMES[2:4], NAMES[4:]] and names.chunk(3, 3) == []
         assert found.facts == {"made_of": {"of": 1}, "classes": ["\udcff", "b"]} and len(found.text("empty")) == 0
         assert names.digest() == Texts.of(NAMES).digest()
         assert pickle.loads(pickle.dumps(names)).chunk(0, 5) == NAMES

@@ -65,7 +65,7 @@ class SourceRow(NamedTuple):
 
 # {value of DATA.DATASET: its row}. A setting of some data sets has Only("DATA.DATASET", "name") in configs/schema.py.
 SOURCES = {
-    "imagenet2012": SourceRow("imagenet.read_imagenet", "ImageNet as lists or class folders", "included"),
+    "imagenet2012": SourceRow("listing.read_imagenet", "ImageNet as lists or class folders", "included"),
     "imagefolder": SourceRow("folder.read_image_folder", "a folder of images per class", "included, or held out"),
     "images": SourceRow(
         "unlabelled.images.read_unlabelled",
@@ -107,12 +107,14 @@ SOURCES = {
         "torchvisionname",
     ),
     "fractals": SourceRow(
-        "fractals.read_fractals",
+        "computed.read_fractals",
         "images computed from formulas, for pretraining without data",
         "other computed images",
         has_files=False,
     ),
-    "synthetic": SourceRow("arrays.read_synthetic", "random images, to measure speed", "none needed", has_files=False),
+    "synthetic": SourceRow(
+        "computed.read_synthetic", "random images, to measure speed", "none needed", has_files=False
+    ),
 }
 
 

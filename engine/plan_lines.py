@@ -12,7 +12,7 @@ from configs.load import LoadedConfig
 from configs.values import SETTINGS, convert, flatten, plain, to_text
 from configs.yaml_files import Layer
 from datasets import holds_out_no_more
-from datasets.sources.root import image_root
+from datasets.sources import image_root
 from engine.checkpoint.resume import TRAINED_ON, is_run
 from engine.evaluation.scores import TITLES, Best, format_value
 from engine.plan import EvalPlan, Plan, TrainPlan

@@ -159,18 +159,12 @@ def _check_type(texts: dict[str, Text], origin: str) -> None:
     if not isinstance(kind, str) or kind.strip().lower() in SETTINGS["MODEL.TYPE"].choices:
         return
     name = texts.get("MODEL.NAME", kind)
-    if found := timm_name(name):
-        raise ConfigError(
-            f"{origin}: MODEL.TYPE is {kind!r}; it must be vit or timm. timm has this model: set MODEL.TYPE: timm and "
-            f"MODEL.NAME: {found}, and remove MODEL's keys that describe layers (docs/from-paddlevit.md has the "
-            "training settings of PaddleViT's families)"
-        )
-    import timm  # local: importing timm takes seconds, and only this error needs it
-
-    near = did_you_mean(name.replace("-", "_"), timm.list_models()) if isinstance(name, str) else ""
+    found = timm_name(name)
+    near = "" if found else did_you_mean(_word(name).replace("-", "_"), import_timm().list_models())
     raise ConfigError(
         f"{origin}: MODEL.TYPE is {kind!r}; it must be vit or timm. For other models set MODEL.TYPE: timm and "
-        f"MODEL.NAME to one of timm.list_models(), and remove MODEL's keys that describe layers{near}"
+        f"MODEL.NAME: {found or 'one of timm.list_models()'}, and remove MODEL's keys that describe layers "
+        f"(docs/from-paddlevit.md has the training settings of PaddleViT's families){near}"
     )
 
 

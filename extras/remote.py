@@ -27,8 +27,7 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.index import ENDING, Index, caches_folder
-from datasets.sources import shards
-from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts
+from datasets.sources import TRAIN_NAMES, VAL_NAMES, choose_parts, shards
 from datasets.sources.shards import CLASSES_FILE, ShardFolder, ShardImages, ShardTable, ShardTar
 from datasets.sources.tar import Tar
 from utils.errors import DataError, cause_of, needing

@@ -12,8 +12,7 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.index import ENDING, TEXT, Index, IndexBuilder, encoded, index_paths, open_or_build
-from datasets.sources.images import FileImages, is_within
-from datasets.sources.root import (
+from datasets.sources import (
     TRAIN_NAMES,
     VAL_NAMES,
     choose_parts,
@@ -22,6 +21,7 @@ from datasets.sources.root import (
     own_split,
     path_below_data,
 )
+from datasets.sources.images import FileImages, is_within
 from datasets.transforms.decode import IMAGE_ENDINGS, READ_BY
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from datasets import index
 from datasets.index import IndexBuilder, Texts, index_paths, open_index, open_or_build
-from datasets.sources import csv_list, folder, imagenet, parquet, shards
+from datasets.sources import csv_list, folder, listing, parquet, shards
 from datasets.sources.images import FileImages
 from tests.support.image_sets import draw, error_of, load, make_folders, make_set, samples, settings, shades, write_tar
 from tests.support.parquet_files import ANIMALS, make_parquet, rows, write_parquet
@@ -132,7 +132,7 @@ def make_classes(root: Path) -> None:
 
 # {data set: (its writer, the module and function that reads its files, a change to it)}
 KINDS = {
-    "imagenet2012": (make_lists, (imagenet, "read_list_file"), lambda root: make_list(root, ["8.jpg 2"], "val_list.txt")),
+    "imagenet2012": (make_lists, (listing, "read_list_file"), lambda root: make_list(root, ["8.jpg 2"], "val_list.txt")),
     "csv": (make_csv, (csv_list, "read_csv_file"), lambda root: make_list(root, ["image_path,target", *(f"{number}.jpg,{number % 2}" for number in range(9))], "train.csv")),
     "imagefolder": (make_classes, (folder, "FolderScan"), lambda root: draw(root / "ant" / "new.png")),
     "shards": (make_set, (shards, "scan"), lambda root: write_tar(root / "train-000001.tar", samples(100, 4))),

@@ -21,7 +21,6 @@ from extras.native_aspect.models import (
     GRID_BYTES,
     grids_of,
     length_of_piece,
-    lengths_of,
     new_batch,
     pack,
     patch_of,
@@ -366,9 +365,8 @@ class PatchMixing:
 # --- synthetic images ---
 
 
-def blank_batch(config: Config, count: int, length: int | None = None) -> Tensor:
-    """Return a batch of black images of `length` patches without padding, by default the largest training length."""
-    length = length or max(lengths_of(config.DATA))
+def blank_batch(config: Config, count: int, length: int) -> Tensor:
+    """Return a batch of black images of `length` patches without padding."""
     batch = new_batch(count, length, patch_size_of(config), config.DATA.IMAGE_CHANNELS).zero_()
     rows = next(each for each in range(math.isqrt(length), 0, -1) if length % each == 0)
     set_grid(batch, rows, length // rows)

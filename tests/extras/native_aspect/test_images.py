@@ -192,13 +192,12 @@ def test_workers_read_the_same_batches_of_the_drawn_lengths(folder, workers):
         assert all(np.array_equal(*each) for each in zip(one, other, strict=True))
 
 
-def test_blank_batch_fills_the_longest_training_length(folder):
-    for lengths, longest in (("[6,35,12]", 35), ("[]", 24)):
-        config = settings(folder, f"DATA.TRAIN_TOKENS={lengths}")
-        batch = blank_batch(config, 3)
-        assert batch.shape == (3, longest + 1, 192)
+def test_blank_batch_has_no_padding(folder):
+    config = settings(folder)
+    for length in (35, 24, 7):
+        batch = blank_batch(config, 3, length)
+        assert batch.shape == (3, length + 1, 192)
         assert build_normalize(config.DATA)(batch)["patch_valid"].all()
-    assert blank_batch(config, 1, 7).shape[1] == 8
 
 
 def test_generated_images_have_the_drawn_length_in_training(folder):

@@ -53,7 +53,7 @@ def translate_paddlevit(files: list[Layer], command_line: list[Layer]) -> Transl
     layers = [*files, *command_line]
     if not any(is_paddlevits(key, text) for layer in layers for key, text in layer.texts.items()):
         return Translated(layers, [])
-    from extras.paddlevit.settings import translate_layers
+    from extras.paddlevit import translate_layers
 
     return translate_layers(files, command_line)
 
@@ -62,7 +62,7 @@ def our_name(key: str) -> str:
     """Return our name for a key under MODEL.TRANS in PaddleViT's files of 2021; return other keys unchanged."""
     if not key.startswith(f"{SECTION}."):
         return key
-    from extras.paddlevit.settings import RENAMED
+    from extras.paddlevit import RENAMED
 
     return RENAMED.get(key, key)
 

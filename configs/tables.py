@@ -65,7 +65,7 @@ class SourceRow(NamedTuple):
 
 # {value of DATA.DATASET: its row}. A setting of some data sets has Only("DATA.DATASET", "name") in configs/schema.py.
 SOURCES = {
-    "imagenet2012": SourceRow("imagenet.read_imagenet", "ImageNet as lists or class folders", "included"),
+    "imagenet2012": SourceRow("listing.read_imagenet", "ImageNet as lists or class folders", "included"),
     "imagefolder": SourceRow("folder.read_image_folder", "a folder of images per class", "included, or held out"),
     "images": SourceRow(
         "unlabelled.images.read_unlabelled",
@@ -86,8 +86,8 @@ SOURCES = {
         "included, or held out",
         in_order=True,
     ),
-    "caltech101": SourceRow("caltech.read_caltech", "its unpacked archive", "random", "caltech101-and-caltech256"),
-    "caltech256": SourceRow("caltech.read_caltech", "its unpacked archive", "random", "caltech101-and-caltech256"),
+    "caltech101": SourceRow("folder.read_caltech", "its unpacked archive", "random", "caltech101-and-caltech256"),
+    "caltech256": SourceRow("folder.read_caltech", "its unpacked archive", "random", "caltech101-and-caltech256"),
     "cifar10": SourceRow(
         "torchvision_sets.read_torchvision", "downloaded if missing", "included", "cifar10-and-cifar100"
     ),
@@ -107,13 +107,13 @@ SOURCES = {
         "torchvisionname",
     ),
     "fractals": SourceRow(
-        "fractals.read_fractals",
+        "computed.read_fractals",
         "images computed from formulas, for pretraining without data",
         "other computed images",
         has_files=False,
     ),
     "synthetic": SourceRow(
-        "synthetic.read_synthetic", "random images, to measure speed", "none needed", has_files=False
+        "computed.read_synthetic", "random images, to measure speed", "none needed", has_files=False
     ),
 }
 

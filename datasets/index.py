@@ -73,9 +73,9 @@ class Texts(Sequence):
         places = zip((starts - np.uint64(first)).tolist(), (ends - np.uint64(first)).tolist(), strict=True)
         return [bytes(content[start:stop]) for start, stop in places]
 
-    def chunks(self, size: int = CHUNK) -> Iterator[list[bytes]]:
-        """Return an iterator over the strings, `size` at a time."""
-        return (self.chunk(start, min(start + size, len(self))) for start in range(0, len(self), size))
+    def chunks(self) -> Iterator[list[bytes]]:
+        """Return an iterator over the strings, CHUNK at a time."""
+        return (self.chunk(start, min(start + CHUNK, len(self))) for start in range(0, len(self), CHUNK))
 
 
 class Index:
@@ -272,11 +272,11 @@ def encoded(values: list[str]) -> list[bytes]:
 
 
 class Distinct:
-    """Distinct strings, such as classes or folders, in order of first occurrence, each with its first row and line."""
+    """Distinct strings, such as classes or folders, in order of first occurrence, each with its first line."""
 
     def __init__(self):
         self.numbers: dict[str, int] = {}
-        self.rows, self.lines, self.num_rows = array("Q"), array("Q"), 0
+        self.lines = array("Q")
 
     def add(self, values: Sequence[str], lines: np.ndarray) -> np.ndarray:
         """Add the values of the next rows. Return the number of each value as uint32."""
@@ -284,10 +284,7 @@ class Distinct:
         found = np.fromiter((numbers.setdefault(each, len(numbers)) for each in values), np.uint32, len(values))
         if len(numbers) > before:
             new, places = np.unique(found, return_index=True)
-            places = places[new >= before]
-            self.rows.extend((places + self.num_rows).tolist())
-            self.lines.extend(lines[places].tolist())
-        self.num_rows += len(values)
+            self.lines.extend(lines[places[new >= before]].tolist())
         return found
 
 

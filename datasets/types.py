@@ -49,8 +49,8 @@ class ImageSet:
     def __init__(self, targets: Sequence[int] | np.ndarray, classes: list[str]):
         self.targets = targets if isinstance(targets, np.ndarray) else np.array(targets, dtype=np.int64)
         self.classes = classes
-        # The origin of both parts, in plain values that checkpoints save: the result of sources/root.py's own_split, a
-        # record of a drawn split, or {"training": title} for a set without a validation part.
+        # The origin of both parts, in plain values that checkpoints save: the result of own_split in sources/__init__,
+        # a record of a drawn split, or {"training": title} for a set without a validation part.
         self.split: dict = {}
 
     def __len__(self) -> int:

@@ -14,7 +14,7 @@ import torch
 from configs.schema import Config
 from configs.values import SETTINGS
 from datasets import TrainData, build_train_data
-from datasets.sources.synthetic import read_synthetic
+from datasets.sources.computed import read_synthetic
 from engine.build import build_trainer, make_wrappers
 from engine.first_passes import gradients_of, largest_batch, with_largest_images
 from engine.memory import free_memory, release, reports_memory, shortage, too_large

@@ -80,7 +80,7 @@ def choose_callbacks(
             add(DataWaitAdvice(config, plan.train_set, process, log.say))
         if config.START.MAX_TIME:
             add(TimeLimit(to_seconds(config.START.MAX_TIME), started, lambda: saver.longest))
-    from extras.doctor.in_runs import Doctor
+    from extras.doctor import Doctor
 
     about = {"class_names": list(plan.classes), "class_weights": plan.class_weights}
     # The doctor examines in process 0 and copies the whole model, so it does not examine a sharded run.

@@ -110,7 +110,7 @@ def rehearse_buckets(trainer: Trainer) -> None:
 
 def invent_batch(trainer: Trainer, config: Config, piece: Piece) -> Batch:
     """Return random images and targets with the shapes of this piece, on the device."""
-    from datasets.sources.synthetic import read_synthetic  # local: a plain run on a CPU invents nothing
+    from datasets.sources.computed import read_synthetic  # local: a plain run on a CPU invents nothing
 
     count, process, classes = len(piece.indices), trainer.process, trainer.data.image_set.classes
     data, model = replace(config.DATA, SYNTHETIC_SIZE=count), replace(config.MODEL, NUM_CLASSES=len(classes) or 1)

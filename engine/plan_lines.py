@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from datasets.sources.root import image_root
+from datasets.sources import image_root
 from engine.plan import Plan, TrainPlan
 from engine.train.schedule import batch_factor
 from utils.host import name_of

@@ -4,12 +4,16 @@ The function gets the settings, and `say` to report a download. It returns the t
 a validation set) and the validation set, or all images and None; datasets/split/ then holds out some of them.
 """
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
 
-from configs.schema import Config
+from configs.schema import Config, Data
 from configs.tables import SOURCES, import_named
 from datasets.types import ImageSet
-from utils.errors import ConfigError, did_you_mean
+from utils.errors import ConfigError, DataError, did_you_mean, not_a_file
+from utils.text import first_of
 
 Read = Callable[[Config, Callable[[str], None]], tuple[ImageSet | None, ImageSet | None]]
 
@@ -24,3 +28,81 @@ def find_source(name: str) -> Read:
             f"DATA.DATASET: unknown data set {name!r} (known: {', '.join(SOURCES)}){did_you_mean(name, SOURCES)}"
         )
     return import_named(row.package, row.where)
+
+
+# --- DATA_PATH: the folder of the data, the names of its parts, and the message for a wrong layout ---
+
+
+# Names in any letter case; the first name that exists is read. Test images are for a final evaluation, not for choosing
+# a model, so their name comes last.
+TRAIN_NAMES, TEST_NAME = ("train", "training"), "test"
+VAL_NAMES = ("val", "valid", "validation", "eval", "dev", TEST_NAME)
+
+
+class Parts(NamedTuple):
+    """The folder or file names of a data set's training and validation parts, and of the parts that are not read."""
+
+    train: str | None
+    val: str | None
+    unread: list[str]
+
+    def notes(self, config: Config, root: Path | str, ending: str = "") -> tuple[str, ...]:
+        """Return lines for the log: the unread parts, and a warning if test images are the only validation images."""
+        notes = []
+        if self.unread:
+            notes.append(f"not read: {first_of([f'{root}/{name}{ending}' for name in self.unread])}")
+        if self.val and self.val.lower() == TEST_NAME and self.train and not config.START.EVAL:
+            notes.append(
+                f"warning: the only validation images are in {root}/{self.val}{ending}, so the best checkpoint is "
+                f"chosen on test images; for a fair test, add other validation images ({root}/{VAL_NAMES[0]}{ending})"
+            )
+        return tuple(notes)
+
+
+def choose_parts(names: Iterable[str]) -> Parts:
+    """Return the training and the validation part among these names."""
+    names = sorted(names)
+    train, val = (
+        next((name for usual in part for name in names if name.lower() == usual), None)
+        for part in (TRAIN_NAMES, VAL_NAMES)
+    )
+    return Parts(train, val, [name for name in names if name not in (train, val)])
+
+
+def own_split(training: object, validation: object) -> dict:
+    """Return ImageSet.split for data that has a validation part of its own: the locations of both parts."""
+    return {"rule": "folders", "training": str(training), "validation": str(validation)}
+
+
+def folder_of_data(data: Data) -> Path:
+    """Return the folder that contains the images: DATA.IMAGE_ROOT (csv), or else DATA_PATH or the folder of a list."""
+    if root := image_root(data):
+        return root
+    path = Path(data.DATA_PATH).expanduser()
+    return path.parent if path.is_file() else path
+
+
+def image_root(data: Data) -> Path | None:
+    """Return DATA.IMAGE_ROOT, or None if it is not set or has no effect."""
+    return Path(data.IMAGE_ROOT).expanduser() if data.DATASET == "csv" and data.IMAGE_ROOT else None
+
+
+def path_below_data(data: Data, folder: Path) -> str:
+    """Return the path of a folder relative to the folder that contains the images."""
+    return os.path.relpath(folder, folder_of_data(data))
+
+
+def data_root(data: Data, expects: str) -> Path:
+    """Return DATA_PATH, which must exist. `expects` describes the layout that the data set needs there."""
+    root = Path(data.DATA_PATH).expanduser()
+    if not root.exists():
+        raise DataError(f"DATA.DATA_PATH: {root} does not exist; {expected_layout(data, expects)}")
+    kind = not_a_file(root)
+    if kind not in (None, "a folder"):
+        raise DataError(f"DATA.DATA_PATH: {root} is {kind}; {expected_layout(data, expects)}")
+    return root
+
+
+def expected_layout(data: Data, expects: str) -> str:
+    """Return the end of messages about a wrong layout: the layout that the data set expects."""
+    return f"{data.DATASET} expects {expects} there; set -data_path or -dataset (layouts: docs/data.md)"

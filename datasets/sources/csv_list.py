@@ -13,8 +13,8 @@ import numpy as np
 
 from configs.schema import Config, Data
 from datasets.labels import shortened
+from datasets.sources import choose_parts, data_root, expected_layout
 from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, open_list, to_image_sets
-from datasets.sources.root import choose_parts, data_root, expected_layout
 from datasets.types import ImageSet
 from utils.errors import DataError
 

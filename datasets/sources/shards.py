@@ -26,9 +26,9 @@ from datasets.index import (
     open_or_build,
 )
 from datasets.labels import MAX_CLASSES, MAX_DIGITS, numbered_classes
+from datasets.sources import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split
 from datasets.sources.folder import subfolders
 from datasets.sources.images import GroupedImages
-from datasets.sources.root import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split
 from datasets.sources.tar import Member, Tar
 from datasets.transforms.decode import KNOWN_ENDINGS
 from datasets.transforms.pixel_rules import PixelRules
@@ -341,9 +341,9 @@ def _opened(folder: ShardFolder, table: ShardTable, number: int) -> Tar:
 def read_shards(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | None, ImageSet | None]:
     """Return training and validation shards, or all shards and None, from a server if DATA.DATA_PATH is a URL."""
     if is_url(config.DATA.DATA_PATH):
-        from extras.remote.shards import read_remote_shards
+        from extras.remote import ServerFolder
 
-        return read_remote_shards(config, say)
+        return read_from(ServerFolder(config, say), config)
     return read_from(ShardFolder(data_root(config.DATA, EXPECTS)), config)
 
 

@@ -45,6 +45,15 @@ class DrawnOperations(NamedTuple):
     weights: tuple[float, ...] = ()  # the weight of each chain
     blend: float = 0.0  # the weight of the chains' sum when it is blended with the image
 
+    def with_shifts_scaled(self, across: float, down: float) -> "DrawnOperations":
+        """Return the operations with other shifts: horizontal ones times `across`, vertical ones times `down`."""
+        factors = {"translate_x": across, "translate_y": down}
+
+        def scaled(operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
+            return tuple(each._replace(value=each.value * factors.get(each.name, 1.0)) for each in operations)
+
+        return self._replace(operations=scaled(self.operations), chains=tuple(map(scaled, self.chains)))
+
 
 # --- drawing ---
 
@@ -75,10 +84,8 @@ class RandomOperation(NamedTuple):
         if self.probability < 1 and rng.random() > self.probability:
             return ()
         name, value_of = TIMM_OPERATIONS[self.name]
-        level, options = (
-            self.magnitude,
-            self.options,
-        )  # a level is drawn even for an operation without a value, as in timm
+        # As in timm, a level is drawn even for an operation without a value.
+        level, options = self.magnitude, self.options
         if options.deviation == math.inf:
             level *= rng.random()
         elif options.deviation > 0:

@@ -13,8 +13,8 @@ from configs.schema import Config
 from configs.values import unflatten
 from datasets import ImageSet, load_image_sets
 from datasets.fingerprint import data_facts, describe_changed_images
+from datasets.sources import folder_of_data
 from datasets.sources.images import FileImages
-from datasets.sources.root import folder_of_data
 from datasets.split import DRAWN
 from engine.record.saved_files import read_table, to_number
 from engine.record.saved_run import SavedRun

@@ -18,6 +18,7 @@ Point = tuple[float, float]
 SIZE, DPI, MARGINS = (4.5, 3), 160, {"left": 0.15, "right": 0.97, "bottom": 0.15, "top": 0.9}
 MOST_MARKED = 40  # curves with fewer points get a marker on each point
 IN_THE_FOLDER = ("loss.png", "accuracy.png", "loss_scale.png")
+SECONDS_BETWEEN = 60.0  # the shortest time between two drawings during training
 
 
 class Plot(NamedTuple):
@@ -122,14 +123,14 @@ def to_png(plot: Plot, title: str) -> bytes:
 class Plotter:
     """Draws the curves of a run at its end, and before that so rarely that training is not slowed down."""
 
-    def __init__(self, folder: Path, title: str, metric: str, seconds_between: float = 60.0):
+    def __init__(self, folder: Path, title: str, metric: str):
         """Draw into `folder`. `metric`: the metric that decides which epoch is best."""
-        self._folder, self._title, self._metric, self._between = folder, title, metric, seconds_between
+        self._folder, self._title, self._metric = folder, title, metric
         self._last = time.monotonic()
 
     def draw(self, epochs: Rows, steps: Rows, now: bool) -> None:
         """Write the plots of the rows so far if the last plots are old enough or `now` is true."""
-        if epochs and (now or time.monotonic() - self._last > self._between):
+        if epochs and (now or time.monotonic() - self._last > SECONDS_BETWEEN):
             for plot in plots_of(epochs, steps, self._metric):
                 if plot.file in IN_THE_FOLDER:
                     with replacing(self._folder / plot.file) as file:

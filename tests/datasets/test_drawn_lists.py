@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from configs.schema import Config
 from datasets.sources.csv_list import Columns, read_csv_file
-from datasets.sources.imagenet import read_list_file
+from datasets.sources.listing import read_list_file
 from tests.support.configs import replaced
 from tests.support.file_names import IN_LINES, names
 from tests.support.properties import examples

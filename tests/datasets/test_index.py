@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from datasets import index
 from datasets.index import IndexBuilder, Texts, index_paths, open_index, open_or_build
-from datasets.sources import csv_list, folder, imagenet, parquet, shards
+from datasets.sources import csv_list, folder, listing, parquet, shards
 from datasets.sources.images import FileImages
 from tests.support.image_sets import draw, error_of, load, make_folders, make_set, samples, settings, shades, write_tar
 from tests.support.parquet_files import ANIMALS, make_parquet, rows, write_parquet
@@ -46,12 +46,13 @@ def write(path: Path):
 @pytest.mark.parametrize("small", [10**6, 0])
 def test_index_is_read_back_unchanged(tmp_path, monkeypatch, small):
     monkeypatch.setattr(index, "SMALL", small)
+    monkeypatch.setattr(index, "CHUNK", 2)
     for found in (write(tmp_path / "x.index"), write(tmp_path / "x.index")):
         assert (found.path is None) == bool(small) != (tmp_path / "x.index").exists()
         names, labels = found.text("name"), found.column("label")
         assert labels.tolist() == [0, 1, 2, 3, 4] and found.column("size").tolist() == [2**40, 7]
         assert [names[i] for i in range(5)] == names.chunk(0, 5) == NAMES and len(names) == 5
-        assert [*names.chunks(2)] == [NAMES[:2], NAMES[2:4], NAMES[4:]] and names.chunk(3, 3) == []
+        assert [*names.chunks()] == [NAMES[:2], NAMES[2:4], NAMES[4:]] and names.chunk(3, 3) == []
         assert found.facts == {"made_of": {"of": 1}, "classes": ["\udcff", "b"]} and len(found.text("empty")) == 0
         assert names.digest() == Texts.of(NAMES).digest()
         assert pickle.loads(pickle.dumps(names)).chunk(0, 5) == NAMES
@@ -131,7 +132,7 @@ def make_classes(root: Path) -> None:
 
 # {data set: (its writer, the module and function that reads its files, a change to it)}
 KINDS = {
-    "imagenet2012": (make_lists, (imagenet, "read_list_file"), lambda root: make_list(root, ["8.jpg 2"], "val_list.txt")),
+    "imagenet2012": (make_lists, (listing, "read_list_file"), lambda root: make_list(root, ["8.jpg 2"], "val_list.txt")),
     "csv": (make_csv, (csv_list, "read_csv_file"), lambda root: make_list(root, ["image_path,target", *(f"{number}.jpg,{number % 2}" for number in range(9))], "train.csv")),
     "imagefolder": (make_classes, (folder, "FolderScan"), lambda root: draw(root / "ant" / "new.png")),
     "shards": (make_set, (shards, "scan"), lambda root: write_tar(root / "train-000001.tar", samples(100, 4))),

@@ -11,7 +11,7 @@ from datasets import SavedData, load_image_sets
 from datasets.fingerprint import data_facts
 from datasets.index import equal_rows
 from datasets.labels import numbered_classes
-from datasets.sources import csv_list, imagenet, listing
+from datasets.sources import csv_list, listing
 from tests.support.cases import cases_of, content_of, names_of
 from tests.support.image_sets import draw, error_of, load, settings, shades
 from tests.support.refusals import assert_names, refused
@@ -157,7 +157,7 @@ def test_image_list_read_in_chunks_equals_list_read_at_once(tmp_path, monkeypatc
 
     found = []
     for size in (2**16, 2):
-        for module in (csv_list, imagenet, listing):
+        for module in (csv_list, listing):
             monkeypatch.setattr(module, "ROWS_AT_ONCE", size)
         more = (f"0/0.jpg{mark}3", f"0/1.jpg{mark}x", f"/etc/hostname{mark}1", f"3/none.jpg{mark}1")
         found.append([outcome(), *map(outcome, more)])

@@ -154,7 +154,7 @@ def pull_tar(folder: Path, version: int) -> None:
 
 
 def tar_cache(folder: Path):
-    from extras.remote.shards import TarCache
+    from extras.remote import TarCache
 
     return TarCache(folder, SimpleNamespace(copy=lambda name, size, file: file.write(b"x" * size), url_of=str), 999)
 

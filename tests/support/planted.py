@@ -123,9 +123,9 @@ def limit_open_files(step: int) -> None:
 
 def impatient(seconds: float) -> None:
     """Set the number of seconds for which requests to a server are retried."""
-    from extras.remote import server
+    import extras.remote
 
-    server.PATIENCE = seconds
+    extras.remote.PATIENCE = seconds
 
 
 def score(*figures: list[float]) -> None:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from configs.load import load
+from extras.doctor import Doctor
 from extras.doctor.diagnosis import Diagnosis, best_scale, replay
-from extras.doctor.in_runs import Doctor
 from extras.doctor.overflow import Batches, make_case
 from models import build_model
 from tests.support.configs import SMALL, replaced, small_config

@@ -14,8 +14,8 @@ from timm.models.naflexvit import checkpoint_filter_fn
 from timm.optim import create_optimizer_v2
 
 from datasets import build_eval_data, build_normalize, build_train_data, load_image_sets
+from extras.native_aspect.batches import SequenceTransform
 from extras.native_aspect.models import grids_of, new_batch, pictures_of
-from extras.native_aspect.readers import SequenceTransform
 from models import build_model
 from tests.extras.native_aspect.photos import GREY, SHAPES, VIT, settings
 from tests.support.configs import CPU, replaced

@@ -15,10 +15,8 @@ from datasets import build_eval_data, build_normalize, build_preparation, build_
 from datasets.transforms.augment import Augmentation
 from datasets.transforms.operations import DrawnOperations, Operation
 from datasets.types import Batch, ImageSet
-from extras.native_aspect import readers
+from extras.native_aspect.batches import EvalSequenceTransform, PatchMixing, SequenceTransform, blank_batch
 from extras.native_aspect.models import grids_of, length_of, new_batch, pictures_of
-from extras.native_aspect.readers import blank_batch
-from extras.native_aspect.transforms import PatchMixing
 from tests.extras.native_aspect.photos import GREY, SHAPES, noise, piece_of, settings
 from tests.support.configs import CPU, replaced
 from tests.support.runs import rows
@@ -58,7 +56,7 @@ def test_image_gets_the_largest_size_that_fits_the_length(folder, shape, length)
     width, height = shape
     for patch in (8, 16):
         batch = new_batch(1, length, patch, 3)
-        readers.EvalSequenceTransform(settings(folder), patch)(np.zeros((height, width, 3), np.uint8), batch[0])
+        EvalSequenceTransform(settings(folder), patch)(np.zeros((height, width, 3), np.uint8), batch[0])
         sides, grid = np.array([height, width]), grids_of(batch)[0]
         assert (grid >= 1).all() and grid.prod() <= length
         # The grid is the image at some scale, rounded up to whole patches, so it is stretched by less than one patch.
@@ -77,7 +75,7 @@ def test_pixels_of_a_training_crop_equal_timms(folder, monkeypatch, kind, interp
     """Pillow resizes some sizes along the height first, and clips bicubic overshoot between the two passes."""
     config = settings(folder, "DATA.HFLIP=0", f"DATA.INTERPOLATION={interpolation}", *(GREY if channels == 1 else ()))
     theirs = RandomResizedCropToSequence(8, length, scale=(0.3, 1.0), interpolation=interpolation)
-    ours = readers.SequenceTransform(config, 8)
+    ours = SequenceTransform(config, 8)
     for seed, (width, height) in enumerate([*SHAPES, (90, 280), (60, 190)]):
         pixels = picture(kind, width, height, channels)
         random.seed(seed)
@@ -87,7 +85,7 @@ def test_pixels_of_a_training_crop_equal_timms(folder, monkeypatch, kind, interp
         )
         random.seed(seed)
         expected = np.asarray(theirs(as_image(pixels))).reshape(*size, channels)
-        monkeypatch.setattr(readers, "crop_box", lambda *_, box=(left, top, columns, rows_of): box)
+        monkeypatch.setattr("extras.native_aspect.batches.crop_box", lambda *_, box=(left, top, columns, rows_of): box)
         batch = new_batch(1, length, 8, channels)
         ours(pixels, random.Random(0), batch[0])
         (found,) = pictures_of(batch)
@@ -107,8 +105,8 @@ def test_train_interpolation_applies_only_to_training_crops(folder):
         config = settings(folder, *(f"DATA.{each}" for each in options.split()))
         train, evaluation = new_batch(2, 24, 8, 3)
         pixels = np.array(noise(80, 60))
-        readers.SequenceTransform(config, 8)(pixels, random.Random(0), train)
-        readers.EvalSequenceTransform(config, 8)(pixels, evaluation)
+        SequenceTransform(config, 8)(pixels, random.Random(0), train)
+        EvalSequenceTransform(config, 8)(pixels, evaluation)
         found[options] = train, evaluation
     linear, cubic, both = found.values()
     assert not torch.equal(linear[0], cubic[0]) and torch.equal(both[0], cubic[0])
@@ -123,7 +121,7 @@ def test_train_interpolation_applies_only_to_training_crops(folder):
 def test_policy_shifts_an_image_by_fractions_of_its_own_sides(folder, policy, size):
     """The largest shift is 0.45 of a side, as in timm."""
     config = settings(folder, f"TRAIN.AUTO_AUGMENT={policy}", "DATA.IMAGE_SIZE=32")
-    augment = readers.SequenceTransform(config, 16).augment
+    augment = SequenceTransform(config, 16).augment
     drawn = [augment.draw(random.Random(seed)) for seed in range(300)]
     operations = [operation for each in drawn for chain in (each.operations, *each.chains) for operation in chain]
     shifts = {each.name: each for each in operations if each.name.startswith("translate")}
@@ -144,7 +142,7 @@ def test_policy_shifts_an_image_by_fractions_of_its_own_sides(folder, policy, si
 @pytest.mark.parametrize("policy", ["rand-m9-mstd0.5-inc1", "augmix", "3a", "ta_wide"])
 def test_square_image_is_augmented_like_an_image_of_a_plain_run(folder, policy):
     config = settings(folder, f"TRAIN.AUTO_AUGMENT={policy}", "TRAIN.COLOR_JITTER=0.4", "DATA.IMAGE_SIZE=224")
-    ours = readers.SequenceTransform(config, 16).augment
+    ours = SequenceTransform(config, 16).augment
     plain = Augmentation(replaced(config, DATA={"TOKENS": None}))
     pixels = np.array(noise(224, 224))
     for seed in range(20):
@@ -153,7 +151,7 @@ def test_square_image_is_augmented_like_an_image_of_a_plain_run(folder, policy):
 
 
 def test_shifts_of_trivial_augment_are_in_pixels_for_any_size(folder):
-    augment = readers.SequenceTransform(settings(folder, "TRAIN.AUTO_AUGMENT=ta_wide"), 16).augment
+    augment = SequenceTransform(settings(folder, "TRAIN.AUTO_AUGMENT=ta_wide"), 16).augment
     pixels = np.array(noise(300, 30))
     found = augment.apply(DrawnOperations((Operation("translate_x", -20.0, 0),)), pixels)
     assert np.array_equal(found[:, 20:], pixels[:, :-20])
@@ -194,13 +192,12 @@ def test_workers_read_the_same_batches_of_the_drawn_lengths(folder, workers):
         assert all(np.array_equal(*each) for each in zip(one, other, strict=True))
 
 
-def test_blank_batch_fills_the_longest_training_length(folder):
-    for lengths, longest in (("[6,35,12]", 35), ("[]", 24)):
-        config = settings(folder, f"DATA.TRAIN_TOKENS={lengths}")
-        batch = blank_batch(config, 3)
-        assert batch.shape == (3, longest + 1, 192)
+def test_blank_batch_has_no_padding(folder):
+    config = settings(folder)
+    for length in (35, 24, 7):
+        batch = blank_batch(config, 3, length)
+        assert batch.shape == (3, length + 1, 192)
         assert build_normalize(config.DATA)(batch)["patch_valid"].all()
-    assert blank_batch(config, 1, 7).shape[1] == 8
 
 
 def test_generated_images_have_the_drawn_length_in_training(folder):

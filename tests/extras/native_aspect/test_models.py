@@ -12,8 +12,8 @@ from datasets.loading.workers import AHEAD_OF_PROCESS, shared_bytes
 from engine.batch_size import Trial
 from engine.first_passes import try_largest
 from engine.memory import too_large
+from extras.native_aspect.batches import EvalSequenceTransform, blank_batch
 from extras.native_aspect.models import new_batch, pictures_of, set_grid
-from extras.native_aspect.readers import EvalSequenceTransform, blank_batch
 from models import build_model
 from models.compilation import parts_to_compile
 from models.transforms import choose_transforms

@@ -15,9 +15,8 @@ from datasets.types import Batch
 from engine.predict.classifier import load_classifier
 from engine.predict.output import as_pictures
 from engine.predict.predictor import Predictor
+from extras.native_aspect.batches import EvalSequenceTransform, PatchBoxes, PatchErasing, PatchMixing
 from extras.native_aspect.models import grids_of, new_batch, pack, pictures_of, size_of
-from extras.native_aspect.readers import EvalSequenceTransform
-from extras.native_aspect.transforms import PatchBoxes, PatchErasing, PatchMixing
 from models import build_model
 from models.weights.files import read_weights
 from models.weights.load import load_pretrained

@@ -8,7 +8,7 @@ from configs.paddlevit import KEYS, VALUES, is_paddlevits
 from configs.schema import Config
 from configs.values import ALL_SETTINGS, flatten
 from engine.settings import load_settings
-from extras.paddlevit.settings import IGNORED, RENAMED, REPLACED, WORDS
+from extras.paddlevit import IGNORED, RENAMED, REPLACED, WORDS
 from tests.support.cases import cases_of, content_of, names_of, value_of
 from tests.support.configs import load_text
 from tests.support.refusals import refused

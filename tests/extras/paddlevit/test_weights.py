@@ -7,7 +7,7 @@ import pytest
 import timm
 import torch
 
-from extras.paddlevit.weights import read_pdparams
+from extras.paddlevit import read_pdparams
 from models.weights.files import read_state_dict
 from models.weights.load import load_pretrained
 from models.weights.metadata import metadata_of

@@ -12,9 +12,8 @@ import pytest
 
 from datasets import load_image_sets
 from datasets.sources.shards import ShardTar
-from extras.remote import server as requests
-from extras.remote.server import Server, parse_address
-from extras.remote.shards import NUM_PULLERS, ServerFolder, TarCache, tars_in_turn
+from extras import remote as requests
+from extras.remote import NUM_PULLERS, Server, ServerFolder, TarCache, parse_address, tars_in_turn
 from tests.support.image_sets import load, make_set, samples, settings, shades, write_tar
 from tests.support.refusals import flip
 from tests.support.run_hash import run_hash
@@ -244,7 +243,7 @@ def test_partial_download_of_a_killed_process_is_ignored(root, tmp_path):
 def test_full_disk_during_download_names_the_cache_settings(root, tmp_path, monkeypatch):
     with HttpFolder(root) as server:
         cache, tar = cache_of(server, tmp_path)
-        monkeypatch.setattr("extras.remote.shards.sync", lambda file: (_ for _ in ()).throw(OSError(28, "disk full")))
+        monkeypatch.setattr("extras.remote.sync", lambda file: (_ for _ in ()).throw(OSError(28, "disk full")))
         with pytest.raises(DataError, match=r"DATA\.CACHE_PATH.*DATA\.REMOTE_CACHE_GB"):
             cache.pull(tar)
         assert not cache.files()

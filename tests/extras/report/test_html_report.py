@@ -12,8 +12,7 @@ import pytest
 
 from engine.predict.pictures import Tile, contact_sheet, write_picture
 from engine.record.saved_run import SavedRun
-from extras.report.page import element
-from extras.report.report import write_at_end, write_report
+from extras.report.report import element, write_at_end, write_report
 from tests.support.cases import cases_of, value_of
 from tests.support.configs import SMALL
 from tests.support.runs import run, run_folder, status_of, typed

@@ -1,26 +1,78 @@
-"""`fractals`: images of iterated function systems. They are computed when they are read, so there are no files.
+"""The computed data sets, which have no files: `synthetic` and `fractals`."""
 
-A class is a system of contracting affine maps, and its images show the attractor of the system. Two of every three
-classes show lines: a fractal curve along each side of a polyline, open or closed. The third shows a cloud of points.
-Images of a class differ slightly in all numbers of the system, and in place, size, slant, thickness and colours.
-Pretraining on such classes: FractalDB (arXiv:2101.08515); bounds on the singular values: arXiv:2110.03091.
-
-An image depends only on its class and number, and is the same on every machine: it is computed from numpy's raw bits by
-sums, products and square roots of single numbers, which IEEE 754 rounds in the same way everywhere.
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from PIL import Image
 
 from configs.schema import Config
+from datasets.order import Piece
+from datasets.transforms.crop import BySize
 from datasets.transforms.pixel_rules import PixelRules, to_array
-from datasets.types import ImageSet
+from datasets.types import Batch, ImageSet
+
+# --- synthetic: random images that are already on the device, to measure everything but data loading ---
+
+SYNTHETIC_CLASSES = 1000  # by default
+
+
+class SyntheticImages(ImageSet):
+    """A set of random targets without images. SyntheticBatches makes the images."""
+
+    in_memory = names_are_numbers = labels_are_numbers = True
+
+    def makes_batches(self, config: Config, batch_size: int, rank: int, device: torch.device) -> Callable:
+        if config.DATA.TOKENS:
+            from extras.native_aspect.batches import SyntheticSequences
+
+            return SyntheticSequences(config, self, batch_size, rank, device)
+        return SyntheticBatches(config, self, batch_size, rank, device)
+
+    def name(self, index: int) -> str:
+        return f"synthetic image {index}"
+
+
+class SyntheticBatches:
+    """Random images for one batch, kept on the device. Every batch is a slice of them, without a copy or waiting."""
+
+    def __init__(self, config: Config, image_set: ImageSet, batch_size: int, rank: int, device: torch.device):
+        rng = np.random.default_rng([config.SEED, rank])
+        count = min(batch_size, len(image_set))
+        side, self.sides = config.largest_train_side, BySize(config, lambda sized: sized.DATA.IMAGE_SIZE)
+        pixels = rng.integers(256, size=(count, side, side, config.DATA.IMAGE_CHANNELS), dtype=np.uint8)
+        self.images = torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2)
+        self.targets = torch.from_numpy(image_set.targets[:count]).to(device)
+
+    def __call__(self, pieces: Iterable[Piece]) -> Iterator[Batch]:
+        for piece in pieces:
+            count, side = len(piece.indices), self.sides.at(piece.epoch)
+            yield Batch(self.images[:count, :, :side, :side], self.targets[:count], piece.num_samples, [], piece)
+
+
+def read_synthetic(config: Config, say: Callable = print) -> tuple[ImageSet, ImageSet]:
+    """Return a training and a validation set with the same SYNTHETIC_SIZE random targets."""
+    num_classes = config.MODEL.NUM_CLASSES or SYNTHETIC_CLASSES
+    targets = np.random.default_rng(config.SEED).integers(num_classes, size=config.DATA.SYNTHETIC_SIZE)
+    image_set = SyntheticImages(targets, [str(number) for number in range(num_classes)])
+    image_set.split = {"rule": "none", "training": "synthetic", "validation": "synthetic"}
+    return image_set, copy(image_set)
+
+
+# --- fractals: images of iterated function systems, computed when they are read ---
+
+# A class is a system of contracting affine maps, and its images show the attractor of the system. Two of every three
+# classes show lines: a fractal curve along each side of a polyline, open or closed. The third shows a cloud of points.
+# Images of a class differ slightly in all numbers of the system, and in place, size, slant, thickness and colours.
+# Pretraining on such classes: FractalDB (arXiv:2101.08515); bounds on the singular values: arXiv:2110.03091.
+#
+# An image depends only on its class and number, and is the same on every machine: it is computed from numpy's raw bits
+# by sums, products and square roots of single numbers, which IEEE 754 rounds in the same way everywhere.
 
 SIDE = 32  # pixels
-DEFAULT_CLASSES = 200
+FRACTAL_CLASSES = 200  # by default
 SEED = 20260  # the same for all classes
 MAX_POINTS = 600  # the most points of an attractor
 FILLED = (0.08, 0.45)  # smallest and largest fraction of the pixels that a class may draw
@@ -71,7 +123,7 @@ class Fractals(ImageSet):
 def read_fractals(config: Config, say: Callable = print) -> tuple[ImageSet, ImageSet]:
     """Return SYNTHETIC_SIZE training images and a tenth as many validation images, at least one of each class."""
     data = config.DATA
-    num_classes = config.MODEL.NUM_CLASSES or DEFAULT_CLASSES
+    num_classes = config.MODEL.NUM_CLASSES or FRACTAL_CLASSES
     counts = data.SYNTHETIC_SIZE, max(data.SYNTHETIC_SIZE // 10, num_classes)
     train, val = (Fractals(count, num_classes, part, PixelRules.of(data)) for part, count in enumerate(counts))
     train.split = val.split = {"rule": "none", "training": "fractals", "validation": "fractals, other pictures"}

@@ -165,19 +165,18 @@ def test_selected_and_pickled_images_keep_their_names_and_labels(source):
             assert [each[-len(known[0]) :] for each in all_facts(image_set)] == wanted
 
 
-@pytest.mark.parametrize("has_index", [False, True])
-def test_moved_data_keep_keys_parts_labels_and_fingerprint(source, monkeypatch, has_index):
+def test_moved_data_keep_keys_parts_labels_and_fingerprint(source, monkeypatch):
     def known(parts):
         return data_facts(*parts), [
             [(key, label, pixels) for _, key, label, pixels in all_facts(part)] for part in parts
         ]
 
     before = known(source.load())
-    if has_index:
-        monkeypatch.setattr(index, "SMALL", 0)
-    for name in ("moved – 2", "train"):  # also the name of a part
+    for name, small in (("moved – 2", index.SMALL), ("train", 0)):  # also the name of a part, and with an index
         source.root = Path(shutil.move(source.root, source.root.with_name(name)))
+        monkeypatch.setattr(index, "SMALL", small)
         assert known(source.load()) == before
+    assert known(source.load()) == before, "from the index"
 
 
 def test_each_image_of_an_undivided_set_is_held_out_in_one_fold(source):

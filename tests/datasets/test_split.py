@@ -1,5 +1,7 @@
 """Images held out for validation, and the split, classes and class order in a checkpoint."""
 
+import csv
+import os
 import re
 import shutil
 from pathlib import Path
@@ -7,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datasets import SavedData, identity, load_image_sets
+from datasets import ImageSet, SavedData, identity, load_image_sets
 from datasets.sources.images import FileImages
-from datasets.split import divide, new_record
+from datasets.split import divide, new_record, write_split
 from datasets.split.by_hash import warn_of_other_folders
 from datasets.transforms.pixel_rules import PixelRules
 from tests.support.cases import names_of
@@ -187,6 +189,24 @@ def test_run_logs_data_source_and_writes_split_csv(tmp_path, small_yaml):
     assert_names(next(line for line in printed.splitlines() if "training images: " in line), tmp_path / "photos")
     found = {row["image"]: row["part"][0] for row in rows_of(run_folder(tmp_path / "output") / "split.csv")}
     assert found == parts_of("imagefolder", tmp_path / "photos")
+
+
+def test_split_csv_lists_names_of_any_bytes_in_chunks(tmp_path, monkeypatch):
+    names = [b"a.png", b"k\xe4fer.png", "ü".encode()] * 3
+
+    class Named(ImageSet):
+        root = tmp_path
+
+        def name(self, index):
+            return os.fsdecode(names[self.row(index)])
+
+    monkeypatch.setattr("datasets.index.CHUNK", 2)
+    parts = divide(Named(np.zeros(len(names), int), ["a"]), new_record("position", "here", 0.5, None))
+    write_split(tmp_path / "split.csv", *parts)
+    with open(tmp_path / "split.csv", newline="", errors="surrogateescape") as file:
+        found = [*csv.reader(file)]
+    rows = [[key, name] for name, part in zip(("train", "val"), parts, strict=True) for key in keys(part)]
+    assert found == [["image", "part"], *rows]
 
 
 def test_groups_equal_to_classes_cannot_be_split(tmp_path):

@@ -18,7 +18,7 @@ from engine.checkpoint.find import find_before, find_newest
 from models.weights.files import find_file
 from tests.support.configs import small_config
 from tests.support.forks import DEADLINE
-from tests.support.image_sets import draw, error_of, settings
+from tests.support.image_sets import error_of, settings
 from tests.support.refusals import assert_names, refused
 from utils.errors import ConfigError, UserError
 from utils.program import exit_code
@@ -116,17 +116,3 @@ def test_special_file_named_like_a_checkpoint_is_skipped(tmp_path, kind):
     run.mkdir()
     KINDS[kind](run / "last.pth")
     assert find_newest(str(tmp_path), print) is None and find_before(run, 0, print) is None
-
-
-# --- data ---
-
-
-def test_high_label_below_known_or_plausible_class_count_is_accepted(tmp_path):
-    draw(tmp_path / "a.png")
-    draw(tmp_path / "b.png")
-    (tmp_path / "train_list.txt").write_text("a.png 0\na.png 9999\n")
-    (tmp_path / "val_list.txt").write_text("b.png 0\n")
-    assert len(load_image_sets(settings("imagenet2012", tmp_path, num_classes=10_000))[0].classes) == 10_000
-    for lines in (["a.png 999\n"], [f"a.png {number}\n" for number in range(1, 2000, 2)]):  # few classes; half of them
-        (tmp_path / "train_list.txt").write_text("".join(["a.png 0\n", *lines]))
-        assert len(load_image_sets(settings("imagenet2012", tmp_path))[0].classes) == int(lines[-1][6:]) + 1

@@ -24,7 +24,7 @@ from engine.train.callback import Callback
 from scripts.maintenance.make_settings_page import PAGES
 from tests.support.configs import SMALL
 from tests.support.forks import ROOT
-from tests.support.runs import rows_of, run, run_folder
+from tests.support.runs import rows_of, run_folder, typed
 
 
 def text_of(path: str | Path) -> str:
@@ -179,9 +179,9 @@ def folder(tmp_path_factory) -> Path:
     """Return the folder of a small run that evaluates, reports and saves."""
     folder = tmp_path_factory.mktemp("registered")
     (folder / "small.yaml").write_text(SMALL)
-    flags = ["-cfg", str(folder / "small.yaml"), "-output", str(folder / "output")]
+    flags = ["-cfg", folder / "small.yaml", "-output", folder / "output"]
     words = "-batch_size 480 -epochs 1 -opts TRAIN.MODEL_EMA=true REPORT=true"
-    run("main_single_gpu.py", *flags, *words.split()).done()
+    typed("main_single_gpu.py", *flags, *words.split()).done()
     return run_folder(folder / "output")
 
 

@@ -43,7 +43,7 @@ CELLS = [
     if way != "fsdp2" or row in OF_TRAINING
     if way not in ("split", "two") or row not in DIFFERENT
 ]
-QUICK = random.Random(0).sample(CELLS, len(CELLS) // 25)
+QUICK = random.Random(0).sample(CELLS, len(CELLS) // 50)
 
 
 @pytest.fixture(scope="session")

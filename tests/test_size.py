@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tests.support.modules import ROOT
 from tests.support.runs import run_fresh
 
@@ -41,6 +43,7 @@ def test_files_for_a_first_reader_stay_within_their_total_line_limit():
     assert sum(counts.values()) <= READING_LINES, f"move code that a first reader can skip to another file: {counts}"
 
 
+@pytest.mark.slow
 def test_code_that_a_plain_run_loads_stays_within_its_line_limit(tmp_path):
     (tmp_path / "plain.py").write_text(RUN)
     flags = ["-cfg", "configs/vit_digits.yaml", "-dataset", "digits", "-epochs", "1", "-output", tmp_path / "output"]

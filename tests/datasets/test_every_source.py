@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 
 from configs.tables import SOURCES
-from datasets import ImageSet, load_image_sets
+from datasets import ImageSet, index, load_image_sets
+from datasets.fingerprint import data_facts
+from datasets.split import DRAWN
 from datasets.types import ImageReadError
 from tests.support.configs import replaced
 from tests.support.image_sets import png, settings, write_tar
 from tests.support.parquet_files import write_parquet
+from tests.support.refusals import refused
 from tests.support.torchvision_files import make_pets, write_cifar
+from utils.errors import ConfigError, DataError
 
 COUNT, DAMAGED = 12, 5  # images of each data set, and the number of the image that cannot be read
 CLASSES = ("bee, wild", "ant")
@@ -78,9 +82,10 @@ class Source:
     def __init__(self, name: str, root: Path):
         self.name, self.root = name, root
 
-    def load(self, evaluate: bool = False) -> tuple[ImageSet | None, ImageSet]:
+    def load(self, evaluate: bool = False, **data) -> tuple[ImageSet | None, ImageSet]:
         dataset = self.name.replace("NAME", "OxfordIIITPet")
-        config = settings(dataset, self.root, evaluate, SYNTHETIC_SIZE=COUNT, VAL_FRACTION=0.3, SHUFFLE_BUFFER=3)
+        data = {"SYNTHETIC_SIZE": COUNT, "VAL_FRACTION": 0.3, "SHUFFLE_BUFFER": 3} | data
+        config = settings(dataset, self.root, evaluate, **data)
         objective = "features" if self.name == "images" else "classes"
         return load_image_sets(replaced(config, TRAIN={"OBJECTIVE": objective}))
 
@@ -160,14 +165,33 @@ def test_selected_and_pickled_images_keep_their_names_and_labels(source):
             assert [each[-len(known[0]) :] for each in all_facts(image_set)] == wanted
 
 
-def test_moved_data_keep_keys_parts_and_labels(source):
+def test_moved_data_keep_keys_parts_labels_and_fingerprint(source, monkeypatch):
     def known(parts):
-        return [[(key, label, pixels) for _, key, label, pixels in all_facts(part)] for part in parts]
+        return data_facts(*parts), [
+            [(key, label, pixels) for _, key, label, pixels in all_facts(part)] for part in parts
+        ]
 
     before = known(source.load())
-    for name in ("moved – 2", "train"):  # also the name of a part
+    for name, small in (("moved – 2", index.SMALL), ("train", 0)):  # also the name of a part, and with an index
         source.root = Path(shutil.move(source.root, source.root.with_name(name)))
+        monkeypatch.setattr(index, "SMALL", small)
         assert known(source.load()) == before
+    assert known(source.load()) == before, "from the index"
+
+
+def test_each_image_of_an_undivided_set_is_held_out_in_one_fold(source):
+    train, val = source.load()
+    if val.split["rule"] not in DRAWN:
+        with refused((ConfigError, DataError), "DATA.FOLD"):
+            source.load(FOLD="0/3")
+        return
+
+    def rows(part):
+        return [part.row(index) for index in range(len(part))]
+
+    whole, folds = sorted(rows(train) + rows(val)), [source.load(FOLD=f"{fold}/3") for fold in range(3)]
+    assert sorted(row for _, held_out in folds for row in rows(held_out)) == whole
+    assert all(sorted(rows(rest) + rows(held_out)) == whole for rest, held_out in folds)
 
 
 def test_every_epoch_has_each_image_once(source):

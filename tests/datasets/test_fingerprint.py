@@ -2,49 +2,27 @@
 
 import shutil
 
-import pytest
-
-from datasets import index, load_image_sets
+from datasets import load_image_sets
 from datasets.fingerprint import data_facts
 from datasets.split import identity
 from datasets.types import SavedData
-from tests.support.image_sets import load, make_folders, make_set, noise, settings, shades
-from tests.support.parquet_files import rows, write_parquet
+from tests.support.image_sets import load, make_folders, noise, settings, shades
 from utils.runs import changed_facts
 
 
-def make(dataset: str, root) -> None:
-    if dataset == "imagefolder":
-        make_folders(root / "photos", {"ant": 30, "bee": 30})
-    elif dataset == "shards":
-        make_set(root)
-    elif dataset == "parquet":
-        write_parquet(root / "train.parquet", rows(range(50)))
-    elif dataset == "csv":
-        make_folders(root, {"ant": 30, "bee": 30})
-        names = [f"{name}/{number:02d}.JPEG,{name}" for name in ("ant", "bee") for number in range(30)]
-        (root / "a.csv").write_text("\n".join(["image_path,target", *names, ""]))
+def make_csv(root) -> None:
+    make_folders(root, {"ant": 30, "bee": 30})
+    names = [f"{name}/{number:02d}.JPEG,{name}" for name in ("ant", "bee") for number in range(30)]
+    (root / "a.csv").write_text("\n".join(["image_path,target", *names, ""]))
 
 
-def facts_of(dataset: str, root) -> dict:
-    return data_facts(*load(dataset, root / "a.csv" if dataset == "csv" else root))
-
-
-@pytest.mark.parametrize("dataset", ["imagefolder", "csv", "shards", "parquet", "digits", "synthetic", "fractals"])
-def test_copied_data_keeps_fingerprint_with_or_without_index(tmp_path, monkeypatch, dataset):
-    make(dataset, tmp_path / "here")
-    if (tmp_path / "here").exists():
-        shutil.copytree(tmp_path / "here", tmp_path / "copy")
-    here = facts_of(dataset, tmp_path / "here")
-    monkeypatch.setattr(index, "SMALL", 0)
-    for _ in range(2):  # the second time, the index is read
-        assert facts_of(dataset, tmp_path / "copy") == here
-    assert len(here) == 9 and here["training images"] > here["validation images"] > 0 or dataset == "synthetic"
+def facts_of_csv(root) -> dict:
+    return data_facts(*load("csv", root / "a.csv"))
 
 
 def test_each_data_change_alters_the_matching_part_of_fingerprint(tmp_path):
-    make("csv", tmp_path)
-    text, before = (tmp_path / "a.csv").read_text(), facts_of("csv", tmp_path)
+    make_csv(tmp_path)
+    text, before = (tmp_path / "a.csv").read_text(), facts_of_csv(tmp_path)
     lines = text.splitlines()
     changes = {
         "labels": text.replace("ant/07.JPEG,ant", "ant/07.JPEG,bee"),
@@ -55,14 +33,14 @@ def test_each_data_change_alters_the_matching_part_of_fingerprint(tmp_path):
     found = {}
     for what, changed in changes.items():
         (tmp_path / "a.csv").write_text(changed)
-        found[what] = changed_facts(before, facts_of("csv", tmp_path)).keys()
+        found[what] = changed_facts(before, facts_of_csv(tmp_path)).keys()
     assert found["labels"] == {"labels of the training images"}
     assert {"names of the training images", "names of the validation images"} <= found["names"] & found["order"]
     assert found["number"] & {"training images", "validation images"}
 
 
 def test_renumbering_classes_keeps_the_label_fingerprint(tmp_path):
-    make("imagefolder", tmp_path)
+    make_folders(tmp_path / "photos", {"ant": 30, "bee": 30})
     (tmp_path / "names.txt").write_text("bee\nant\n")
     found = [
         data_facts(*load("imagefolder", tmp_path / "photos", CLASSES=each))
@@ -72,7 +50,7 @@ def test_renumbering_classes_keeps_the_label_fingerprint(tmp_path):
 
 
 def test_evaluation_scores_every_image_if_names_match_but_contents_differ(tmp_path):
-    make("imagefolder", tmp_path)
+    make_folders(tmp_path / "photos", {"ant": 30, "bee": 30})
     train, val = load("imagefolder", tmp_path / "photos")
     kept = SavedData(val.classes, val.split, identity(val), data_facts(train, val))
     shutil.copytree(tmp_path / "photos", tmp_path / "copy")

@@ -13,6 +13,7 @@ from datasets.index import equal_rows
 from datasets.labels import numbered_classes
 from datasets.sources import csv_list, listing
 from tests.support.cases import cases_of, content_of, names_of
+from tests.support.configs import replaced
 from tests.support.image_sets import draw, error_of, load, settings, shades
 from tests.support.refusals import assert_names, refused
 from utils.errors import DataError
@@ -167,9 +168,11 @@ def test_image_list_read_in_chunks_equals_list_read_at_once(tmp_path, monkeypatc
 
 
 def test_high_label_is_accepted_only_with_many_images_or_classes():
-    def classes(*labels: int) -> list[str]:
-        return numbered_classes(Config(), [np.array([*labels, 1100])], ["image {}".format])
+    def classes(*labels: int, highest: int = 1100, known: int | None = None) -> list[str]:
+        config = replaced(Config(), MODEL={"NUM_CLASSES": known})
+        return numbered_classes(config, [np.array([*labels, highest])], ["image {}".format])
 
     assert classes(*[0] * 1200) == classes(*range(600)) == [str(number) for number in range(1101)]
+    assert len(classes(0, highest=999)) == 1000 and len(classes(0, highest=9999, known=10_000)) == 10_000
     with refused(DataError, "image 400", "label 1100", "-num_classes 1101"):
         classes(*range(400))

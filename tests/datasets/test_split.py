@@ -1,7 +1,6 @@
 """Images held out for validation, and the split, classes and class order in a checkpoint."""
 
 import csv
-import itertools
 import os
 import re
 import shutil
@@ -17,8 +16,7 @@ from datasets.split.by_hash import warn_of_other_folders
 from datasets.transforms.pixel_rules import PixelRules
 from tests.support.cases import names_of
 from tests.support.configs import replaced
-from tests.support.image_sets import draw, error_of, load, make_folders, make_set, samples, settings, shades, write_tar
-from tests.support.parquet_files import rows, write_parquet
+from tests.support.image_sets import draw, error_of, load, make_folders, make_set, settings, shades
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import rows_of, run_folder, typed
 from utils.errors import ConfigError, DataError
@@ -222,52 +220,17 @@ def test_groups_equal_to_classes_cannot_be_split(tmp_path):
 # --- cross-validation ---
 
 
-def make(dataset: str, root) -> tuple:
-    """Make a data set of this kind without a validation part. Return its path and further settings."""
-    if dataset == "csv":
-        lines = [f"{number}.png,{'ab'[number % 2]},p{number // 3}" for number in range(40)]
-        for number in range(40):
-            draw(root / f"{number}.png", number)
-        (root / "a.csv").write_text("\n".join(["image_path,target,person", *lines, ""]))
-        return root / "a.csv", {"GROUP_BY": "person"}
-    if dataset == "imagefolder":
-        make_folders(root, {"ant": 20, "bee": 30})
-    elif dataset == "shards":
-        for number in range(2):
-            write_tar(root / f"train-{number}.tar", samples(30 * number, 30))
-    elif dataset == "parquet":
-        write_parquet(root / "train.parquet", rows(range(50)))
-    elif dataset == "caltech101":
-        make_folders(root / "101_ObjectCategories", {"ant": 13, "bee": 21, "cat": 1})
-    return root, {}
-
-
 def keys(image_set) -> list[str | int]:
     """Return the identity of each image: its name, or its row for digits, because both parts have an image 0."""
     known_by = image_set.row if image_set.in_memory else image_set.key
     return [known_by(index) for index in range(len(image_set))]
 
 
-@pytest.mark.parametrize("dataset", ["imagefolder", "csv", "shards", "parquet", "caltech101", "digits"])
-def test_each_image_is_held_out_in_one_fold(tmp_path, dataset):
-    total = 3
-    path, options = make(dataset, tmp_path)
-    sets = [load(dataset, path, FOLD=f"{fold}/{total}", **options) for fold in range(total)]
-    everything = sorted(keys(sets[0][0]) + keys(sets[0][1]))
-    assert len(everything) == len(set(everything)) > 10
-    assert sorted(itertools.chain(*(keys(val) for _, val in sets))) == everything
-    for train, val in sets:
-        assert sorted(keys(train) + keys(val)) == everything
-    if dataset == "csv":
-        held_out = [{int(key.removesuffix(".png")) // 3 for key in keys(val)} for _, val in sets]
-        assert sum(map(len, held_out)) == len(set.union(*held_out)) == 14, "a group must be in only one fold"
-
-
 @pytest.mark.parametrize("dataset", ["imagefolder", "digits"])
 def test_fold_0_equals_the_split_with_the_same_validation_fraction(tmp_path, dataset):
-    path, _ = make(dataset, tmp_path)
-    train, val = load(dataset, path, VAL_FRACTION=0.2)
-    fold = load(dataset, path, FOLD="0/5")
+    make_folders(tmp_path, {"ant": 20, "bee": 30})
+    train, val = load(dataset, tmp_path, VAL_FRACTION=0.2)
+    fold = load(dataset, tmp_path, FOLD="0/5")
     assert [keys(part) for part in fold] == [keys(train), keys(val)] and val.split != fold[1].split
 
 

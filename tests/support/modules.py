@@ -1,15 +1,22 @@
 """Finds the modules that a file of the project imports, by parsing its text."""
 
 import ast
+import functools
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
 def imported(path: Path, also_names: bool = False) -> set[str]:
     """Return the full names of all modules that a file imports. `also_names`: also return names imported from them."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -24,7 +31,7 @@ def imported(path: Path, also_names: bool = False) -> set[str]:
 def imported_at_the_top(path: Path) -> set[str]:
     """Return the full names of the modules that a file imports at its top level."""
     names = set()
-    nodes = list(ast.parse(path.read_text()).body)
+    nodes = list(parsed(path).body)
     while nodes:
         node = nodes.pop()
         if isinstance(node, ast.Import):

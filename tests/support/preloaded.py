@@ -5,17 +5,23 @@ import contextlib
 import gc
 import importlib
 import os
+import pkgutil
 
 MODULES = (
     "main_single_gpu main_multi_gpu engine.run timm timm.data torchvision.datasets torch.utils.tensorboard "
     "matplotlib.pyplot matplotlib.backends.backend_agg safetensors.torch numpy.random "
-    "PIL.JpegImagePlugin PIL.PngImagePlugin"
+    "PIL.BmpImagePlugin PIL.GifImagePlugin PIL.JpegImagePlugin PIL.PngImagePlugin PIL.PpmImagePlugin"
 ).split()
+PACKAGES = ("configs", "datasets", "engine", "extras", "models", "utils")
 
 os.environ["OMP_NUM_THREADS"] = "1"  # torch reads it when it is imported
+for package in map(importlib.import_module, PACKAGES):
+    MODULES += [module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
 for each in MODULES:
     with contextlib.suppress(ImportError):  # some modules are optional
         importlib.import_module(each)
+# The files of tests need not survive a crash of the machine, and a run would wait for the disk 20 times.
+os.fsync = lambda file: None
 gc.collect()
 gc.freeze()  # exempt existing objects from garbage collection, so that forks need not copy their memory
 

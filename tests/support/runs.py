@@ -14,11 +14,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.configs import SMALL
 from tests.support.forks import DEADLINE, ROOT, start_fork
 from tests.support.refusals import assert_names
 from utils.program import exit_code
@@ -155,18 +154,6 @@ def launch(module: str, world_size: int, settings: Path, out: Path, *arguments: 
     import torch  # imported late, because most tests that start processes do not need torch
 
     return torch.load(out, weights_only=True)
-
-
-def fp64_weights(folder: Path, cases: dict[Hashable, tuple[int, str]]) -> dict[Hashable, dict]:
-    """Return the final weights of train_fp64.py for each case, run with the case's number of processes."""
-    (folder / "settings.yaml").write_text(SMALL)
-    found = {}
-    for world_size in {number for number, _ in cases.values()}:
-        wanted = {key: case for key, (number, case) in cases.items() if number == world_size}
-        words = folder / "settings.yaml", folder / f"{world_size}.pth", *sorted(set(wanted.values()))
-        weights = launch("tests.support.programs.train_fp64", world_size, *words)
-        found |= {key: weights[case] for key, case in wanted.items()}
-    return found
 
 
 def stat(pid: int) -> list[str]:

@@ -56,6 +56,9 @@ MODES = {
 }
 
 
+SLOW_IMPORTS = pytest.mark.slow  # of peft
+
+
 def trainer_there(config, callbacks=()):
     return make_trainer(config, callbacks=callbacks, device=torch.device(DEVICE))
 
@@ -91,10 +94,7 @@ def test_pretend_device_counts_host_waits_and_refuses_host_tensors():
         ones + here
 
 
-@pytest.mark.parametrize(
-    "mode",
-    MODES,
-)
+@pytest.mark.parametrize("mode", [pytest.param(each, marks=SLOW_IMPORTS if each == "LoRA" else ()) for each in MODES])
 @on_pretend_device
 def test_device_update_needs_no_sync_and_matches_the_host(tmp_path, mode):
     config = small_config(tmp_path, *MODES[mode].split(), "TRAIN.WARMUP_EPOCHS=0")

@@ -10,17 +10,10 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from tests.scripts.conftest import digits  # noqa: F401
+from tests.support.configs import CONVOLUTIONS
 from tests.support.runs import run, run_folder
 
 ARGUMENTS = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
-# A model that classifies 9 of 10 digits correctly after one epoch.
-CONVOLUTIONS = """
-DATA: {DATASET: digits, IMAGE_SIZE: 8, IMAGE_CHANNELS: 1, HFLIP: 0, CROP_SCALE: [0.8, 1], BATCH_SIZE: 32, NUM_WORKERS: 0}
-MODEL: {TYPE: timm, NAME: test_resnet}
-TRAIN: {NUM_EPOCHS: 1, WARMUP_EPOCHS: 0, BASE_LR: 1e-2, SMOOTHING: 0, MODEL_EMA: true, MODEL_EMA_DECAY: 0.9}
-TRACK: []
-REPORT: false
-"""
 
 
 def make_hub(folder, num_classes=3, name="vit_tiny_patch16_224", seed=0, **config):

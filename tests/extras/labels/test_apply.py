@@ -214,7 +214,8 @@ def folders_of_classes(draw) -> list[str]:
 @given(folders_of_classes())
 @example(["bar", "mu\u0308sli", "A\u030aal"])
 @example(["1", "2", "10"])
-@examples(4)
+@example(["=bar", "+mu", "-1"])
+@examples(3)
 def test_lists_of_drawn_class_folders_name_the_same_images(folders):
     with tempfile.TemporaryDirectory() as here, contextlib.chdir(here):
         make_photos(Path("photos"), dict.fromkeys(folders, 8))

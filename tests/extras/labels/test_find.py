@@ -92,16 +92,6 @@ def test_class_without_held_out_images_is_named(here):
     assert "labels are not checked: zebra" in typed(SCRIPT, "run").done().stdout
 
 
-def test_image_of_own_validation_folder_is_listed_with_its_path(here):
-    make_photos(here / "photos/train", {"cat": 6, "dog": 6})
-    for number, name in ((20, "cat"), (21, "cat"), (22, "dog"), (23, "dog")):
-        draw_image(here / f"photos/val/{name}/{number}.png", number)
-    make_run(here / "run", here / "photos", {"val/cat/21.png": ("dog", 0.9, 0.1)})
-    typed(SCRIPT, "run").done()
-    (row,) = rows_of("run/labels/labels.csv")
-    assert row["image"] == "val/cat/21.png"
-
-
 def make_caltech(root: Path) -> dict:
     make_photos(root / "256_ObjectCategories", {"001.ant": 5, "002.bee": 5})
     return {"DATASET": "caltech256", "DATA_PATH": str(root)}
@@ -156,23 +146,6 @@ def test_doubtful_digit_is_listed_with_its_number_in_the_whole_set(here):
     table = Path("run/predictions.csv")
     table.write_text(table.read_text().replace(f"{name},{label},", f"{name},{9 - int(label)},"))
     typed(SCRIPT, "run").refused(name, "the data set digits")
-
-
-def test_list_with_names_that_look_like_formulas_is_judged(here):
-    names = [f"=image{number}.png" for number in range(20)]
-    for number, name in enumerate(names):
-        draw_image(here / name, number)
-    lines = ["image_path,target", *(f"{name},{'+a' if number % 2 else 'b'}" for number, name in enumerate(names))]
-    Path("list.csv").write_text("\n".join(lines) + "\n")
-    predictions = {name: ("b", 0.9, 0.1) if name == "=image7.png" else ("+a", 0.9, 0.9) for name in names[1::2]}
-    make_run(here / "run", here / "list.csv", predictions, HALF, dataset="csv")
-    if "'=image7.png" not in held_out(here / "run"):
-        make_run(here / "run", here / "list.csv", predictions, "DATA.FOLD=0/2", dataset="csv")
-        if "'=image7.png" not in held_out(here / "run"):
-            make_run(here / "run", here / "list.csv", predictions, "DATA.FOLD=1/2", dataset="csv")
-    typed(SCRIPT, "run").done()
-    (row,) = rows_of("run/labels/labels.csv")
-    assert [row[name] for name in COLUMNS[:3]] == ["'=image7.png", "'+a", "b"]
 
 
 def test_moved_data_is_found_with_data_path(here):

@@ -29,7 +29,7 @@ from extras.report import image_results as module
 from extras.report import image_sheets
 from extras.report.image_results import BestResults, Names, ResultFiles, class_records, with_ranking, write_tables
 from extras.report.image_sheets import draw_confusion
-from tests.support.configs import CPU, small_config
+from tests.support.configs import CONVOLUTIONS, CPU, small_config
 from tests.support.properties import examples
 from tests.support.run_hash import run_hash
 from tests.support.runs import epochs_of, rows_of, run, run_folder, status_of
@@ -298,14 +298,6 @@ def test_best_results_are_written_at_most_once_a_minute(tmp_path, monkeypatch):
 WRONG_LABELS = (3, 58, 120, 211, 350)
 TABLES = ("predictions.csv", "per_class.csv", "confusion.csv")
 PICTURES = ("confusion.png", "mistakes.png", "train_batch.png")
-# A model that classifies 9 of 10 digits correctly after one epoch.
-CONVOLUTIONS = """
-DATA: {DATASET: digits, IMAGE_SIZE: 16, IMAGE_CHANNELS: 1, HFLIP: 0, CROP_SCALE: [0.8, 1], BATCH_SIZE: 32, NUM_WORKERS: 0}
-MODEL: {TYPE: timm, NAME: test_resnet}
-TRAIN: {NUM_EPOCHS: 1, WARMUP_EPOCHS: 0, BASE_LR: 1e-2, SMOOTHING: 0, MODEL_EMA: true, MODEL_EMA_DECAY: 0.9}
-TRACK: []
-REPORT: false
-"""
 
 
 def start(yaml, output, *options, **faults):
@@ -321,7 +313,7 @@ def tables(folder) -> dict[str, bytes]:
 def mislabelled(tmp_path_factory):
     """Return the folder of a run whose validation set has five wrong labels."""
     folder = tmp_path_factory.mktemp("mislabelled")
-    (folder / "conv.yaml").write_text(CONVOLUTIONS)
+    (folder / "conv.yaml").write_text(CONVOLUTIONS.replace("IMAGE_SIZE: 8", "IMAGE_SIZE: 16"))
     start(folder / "conv.yaml", folder / "o", "-opts", "REPORT=true", mislabel=WRONG_LABELS).done()
     return run_folder(folder / "o")
 

@@ -163,8 +163,8 @@ def test_images_with_equal_names_in_different_data_stay_unpaired(tmp_path):
         write_predictions(make_run(tmp_path / name, [70.0], "", status), right)
     type_in(tmp_path / "a", tmp_path / "copy", "-json", exit_with=5)
     assert json.loads(type_in(tmp_path / "a", tmp_path / "grown", "-json", exit_with=5)[0])["images"] == 40
-    for flags in ((), ("-json",)):
-        _, err = type_in(tmp_path / "a", tmp_path / "other", *flags, exit_with=2)
+    for more in ((), ("-json",), (tmp_path / "grown",)):
+        _, err = type_in(tmp_path / "a", tmp_path / "other", *more, exit_with=2)
         assert_names(err, "sizes of the validation files", "-any_data")
     out, _ = type_in(tmp_path / "a", tmp_path / "other", "-any_data")
     assert "images, p" not in out, "different images must not be tested together"

@@ -334,6 +334,13 @@ def test_best_value_of_an_unused_metric_considers_ema_weights():
     assert Group(1, {}, [run], "top1").best_of(run) == 85.0
 
 
+def test_metric_measured_in_only_some_epochs_is_compared(tmp_path):
+    rows = make_run(tmp_path / "a", [80.0, 90.0], metric="macro_f1").folder / "metrics.jsonl"
+    rows.write_text(rows.read_text().replace('"eval_macro_f1": 80.0, ', ""))
+    make_run(tmp_path / "b", [70.0, 75.0], "SEED: 1", metric="macro_f1")
+    assert [*groups_in(tmp_path, "macro_f1")[0].best.values()] == [90.0, 75.0]
+
+
 def test_student_quantiles_match_reference_values_for_any_degrees_of_freedom():
     expected = {0.4: 12.706, 1: 12.706, 1.9: 12.706, 2: 4.303, 30: 2.042, 31: 2.040, 100: 1.984}
     assert {degrees: statistics.student(degrees) for degrees in expected} == pytest.approx(expected, abs=0.003)

@@ -169,8 +169,8 @@ CAPTIONS = {
     ),
 }
 SETTING = ("setting", "value", "from")
-# With up to 12 classes the table shows all of them; with more classes, only the 15 with the lowest F1.
-FEW_CLASSES, MOST_ROWS = 12, 15
+# The table of classes shows at most this many, those with the lowest F1.
+MOST_ROWS = 15
 FEWEST_IMAGES, FEWEST_IN_BIN = 50, 5  # with fewer images, no reliability diagram; in a bin, no point in the diagram
 
 
@@ -317,7 +317,7 @@ def class_table(run: SavedRun) -> Markup | None:
     if len(rated) < 2:
         return None
     rated.sort(key=lambda row: to_number(row.get("f1", "")) or 0)
-    shown = rated if len(rated) <= FEW_CLASSES else rated[:MOST_ROWS]
+    shown = rated[:MOST_ROWS]
     cells = []
     for row in shown:
         taken = row.get("taken_for", "")

@@ -2,7 +2,8 @@
 
 from configs.load import load
 from configs.paddlevit import our_name
-from tests.support.configs import load_text
+from engine.settings import load_settings
+from tests.support.configs import load_text, write
 from tests.support.modules import ROOT
 from tests.support.runs import run_fresh
 
@@ -35,3 +36,8 @@ def test_each_field_of_the_older_format_has_the_name_of_the_setting_that_it_sets
     origins = load_text(f"MODEL: {{TRANS: {fields}}}").origins
     changed = {key for key, origin in origins.items() if origin == "x.yaml"}
     assert {our_name(f"MODEL.TRANS.{name}") for name in fields} == changed
+
+
+def test_fields_of_the_older_format_without_a_setting_keep_their_names(here):
+    loaded = load_settings(["-cfg", write("MODEL: {TRANS: {HIDDEN_SIZE: 96, HYBRID: false}}")])
+    assert loaded.config.MODEL.EMBED_DIM == 96 and our_name("MODEL.TRANS.HYBRID") == "MODEL.TRANS.HYBRID"

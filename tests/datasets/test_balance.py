@@ -49,6 +49,13 @@ def test_balanced_epochs_rotate_leftover_draws_among_classes():
     assert twice.tolist() == [0, 5, 11, 16], "must equal earlier versions"
 
 
+def test_update_may_have_as_many_images_as_repeats_but_not_fewer():
+    config = settings(BATCH_SIZE=3)
+    assert build_order(replaced(config, TRAIN={"REPEATED_AUG": 3}), uneven([9]), 1).num_repeats == 3
+    with refused(ConfigError, "TRAIN.REPEATED_AUG", 4, "3 images"):
+        build_order(replaced(config, TRAIN={"REPEATED_AUG": 4}), uneven([9]), 1)
+
+
 def test_balancing_refuses_a_class_without_images():
     images = uneven([3, 0, 2])
     with refused(DataError, "DATA.SAMPLER", "class 1"):

@@ -72,6 +72,12 @@ def test_log_names_classes_without_images_or_scores(tmp_path, case):
     assert_names(told, *names_of("class_numbers", case))
 
 
+def test_resumed_run_finds_class_names_in_another_unicode_form(tmp_path):
+    config = settings("csv", make_csv(tmp_path, ["b\u00e4r", "dog"]))
+    for part in load_image_sets(config, saved=SavedData(["dog", "ba\u0308r"], {})):
+        assert part.classes == ["dog", "ba\u0308r"] and set(part.targets) == {0, 1}
+
+
 def test_csv_column_names_are_configurable(tmp_path):
     file = make_csv(tmp_path, ["ant", "bee"], "file,klass")
     train, val = load("csv", file, COLUMNS=("file", "klass"))

@@ -8,6 +8,7 @@ from configs.schema import Config
 from datasets import Mixed, Normalize, Piece, Preparation
 from datasets.order import sample_rng
 from datasets.transforms.erase_and_mix import BatchedErasing, Erasing
+from datasets.transforms.preparation import build_preparation
 from tests.support.batches import ERASES, MIXES, SIDE, batch, settings
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.loading import settings as digits
@@ -127,3 +128,12 @@ def test_prepared_images_have_dtype_of_the_models_first_layer(tmp_path):
         windows = trainer.data.windows(0, 1)
         images, _ = trainer.to_device(next(next(windows).batches))
         assert images.dtype == dtype
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_preparation_is_compiled_only_on_request(tmp_path, monkeypatch, is_compiled):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compiled.append(options) or function)
+    config = small_config(tmp_path)
+    build_preparation(config, Normalize(config.DATA), is_compiled)
+    assert compiled == [{"dynamic": False}] * is_compiled

@@ -163,8 +163,8 @@ def test_images_with_equal_names_in_different_data_stay_unpaired(tmp_path):
         write_predictions(make_run(tmp_path / name, [70.0], "", status), right)
     type_in(tmp_path / "a", tmp_path / "copy", "-json", exit_with=5)
     assert json.loads(type_in(tmp_path / "a", tmp_path / "grown", "-json", exit_with=5)[0])["images"] == 40
-    for flags in ((), ("-json",)):
-        _, err = type_in(tmp_path / "a", tmp_path / "other", *flags, exit_with=2)
+    for more in ((), ("-json",), (tmp_path / "grown",)):
+        _, err = type_in(tmp_path / "a", tmp_path / "other", *more, exit_with=2)
         assert_names(err, "sizes of the validation files", "-any_data")
     out, _ = type_in(tmp_path / "a", tmp_path / "other", "-any_data")
     assert "images, p" not in out, "different images must not be tested together"
@@ -332,6 +332,13 @@ def test_best_value_of_an_unused_metric_considers_ema_weights():
     epochs = [{"eval_loss": 1.0, "eval_loss_ema": 1.0, **each} for each in scores]
     run = SavedRun(Path(), {"TRAIN.BEST_METRIC": "loss"}, {}, {}, epochs)
     assert Group(1, {}, [run], "top1").best_of(run) == 85.0
+
+
+def test_metric_measured_in_only_some_epochs_is_compared(tmp_path):
+    rows = make_run(tmp_path / "a", [80.0, 90.0], metric="macro_f1").folder / "metrics.jsonl"
+    rows.write_text(rows.read_text().replace('"eval_macro_f1": 80.0, ', ""))
+    make_run(tmp_path / "b", [70.0, 75.0], "SEED: 1", metric="macro_f1")
+    assert [*groups_in(tmp_path, "macro_f1")[0].best.values()] == [90.0, 75.0]
 
 
 def test_student_quantiles_match_reference_values_for_any_degrees_of_freedom():

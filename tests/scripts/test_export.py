@@ -58,6 +58,7 @@ def test_exported_weights_and_metadata_are_read_back_exactly(plain, tmp_path, to
 
 
 def test_timm_loads_export_with_preprocessing_and_class_names(plain, tmp_path):
+    (tmp_path / "x").mkdir()  # an empty folder may exist
     exported(plain, "hf", tmp_path / "x").done()
     model = timm.create_model(f"local-dir:{tmp_path / 'x'}", pretrained=True)
     assert_same(model.state_dict(), weights_in(plain))

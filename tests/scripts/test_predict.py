@@ -234,9 +234,10 @@ def test_predict_exits_with_2_and_an_error_for_each_mistake(trained, tmp_path, w
 @pytest.fixture
 def found(here, monkeypatch):
     """Return a function that finds the images for these words, in a folder of images and lists."""
-    for name in ("b.jpg", "a.png", "in/c.jpg", "in/deep/a.jpg", "in/notes.txt", "[1].jpg"):
-        (here / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
-        (here / "photos" / name).touch()
+    images = "photos/b.jpg photos/a.png photos/in/c.jpg photos/in/deep/a.jpg photos/[1].jpg many/2.jpg many/10.jpg"
+    for name in (*images.split(), "photos/in/notes.txt"):
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).touch()
     (here / "empty").mkdir()
     (here / "@odd.jpg").touch()
     (here / "files.txt").write_text("photos/b.jpg\n\n  photos/in\r\nphotos/b.jpg\nphotos/*.png\n")

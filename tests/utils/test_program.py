@@ -134,3 +134,11 @@ def test_run_with_closed_stderr_leaves_lock_file_empty(tmp_path):
     done = subprocess.run(["sh", "-c", 'exec "$@" <&- 2>&-', "sh", *words], stdout=subprocess.PIPE, timeout=300)
     assert done.returncode == 0
     assert (tmp_path / "runs/run/.lock").read_bytes() == b""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_child_processes_get_streams_that_were_closed_at_the_start(closed):
+    program = "import subprocess; from utils.program import open_closed_streams; open_closed_streams()"
+    program += "; subprocess.run(['sh', '-c', 'cat <&0 && echo text && echo text >&2'], check=True)"
+    words = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", program]
+    assert subprocess.run(words, cwd=ROOT, stdin=subprocess.DEVNULL, timeout=300).returncode == 0

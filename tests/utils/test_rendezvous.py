@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from engine.check import simulated_process
 from tests.support.configs import CPU
@@ -51,6 +52,23 @@ def test_error_names_port_used_by_another_program():
         refused(ConfigError, "-dist_url", other.getsockname()[1], "MASTER_PORT"),
     ):
         Rendezvous(LaunchedRank("test", 0, 2, None, "127.0.0.1", other.getsockname()[1]), timeout=1.0)
+
+
+@pytest.mark.parametrize("error", [socket.gaierror("unknown name"), TimeoutError(), OSError("no route to host")])
+def test_rank_retries_until_the_address_of_rank_0_works(monkeypatch, error):
+    """A job's host names may resolve, and its network may be up, only after its processes have started."""
+    store = dist.TCPStore("127.0.0.1", free_port(), None, is_master=True, wait_for_workers=False)
+    store.set("who/0", "host 1")
+    connect, errors = socket.create_connection, [error]
+
+    def fail_first(*arguments, **options):
+        if errors:
+            raise errors.pop()
+        return connect(*arguments, **options)
+
+    monkeypatch.setattr(socket, "create_connection", fail_first)
+    joined = Rendezvous(LaunchedRank("test", 1, 2, None, "127.0.0.1", store.port), timeout=DEADLINE)
+    assert joined.hosts == ["host", socket.gethostname()] and not errors
 
 
 def test_ranks_started_without_launcher_find_their_local_ranks():

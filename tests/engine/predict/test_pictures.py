@@ -11,6 +11,7 @@ from engine.predict.pictures import (
     contact_sheet,
     lettering,
     other_fonts,
+    tiles_of,
     write_picture,
 )
 
@@ -45,3 +46,11 @@ def test_unreadable_image_leaves_an_empty_tile(tmp_path):
     with Image.open(tmp_path / "sheet.png") as image:
         assert image.format == "PNG" and image.size == sheet.size
     assert [path.name for path in tmp_path.iterdir()] == ["sheet.png"]
+
+
+def test_saved_sheet_gives_back_its_images_with_captions(tmp_path):
+    tiles = [Tile(np.full((8, 4 * shade, 3), shade, np.uint8), [f"shade {shade}"]) for shade in (1, 2, 3)]
+    write_picture(contact_sheet(tiles, num_columns=2), tmp_path / "sheet.png")
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        found = [(np.unique(image).tolist(), caption) for image, caption in tiles_of(sheet)]
+    assert found == [([shade], [f"shade {shade}"]) for shade in (1, 2, 3)]

@@ -60,6 +60,11 @@ def test_new_metrics_column_appears_in_csv_row_terminal_and_log(tmp_path, monkey
     assert printer.log_lines(epoch_row(epoch), epoch, 40)[0].endswith(", Seven: 7.00")
 
 
+def test_only_the_line_of_the_best_epoch_has_a_star(tmp_path):
+    lines = [lines_of(printer_of(tmp_path), number, result(raw=SCORES), Best(90.0, 3), None)[-1] for number in (3, 4)]
+    assert ["*90.0" in line for line in lines] == [True, False] and "90.0" in lines[1]
+
+
 # {column: its value} for the epoch of the test below.
 USUAL = {
     "epoch": 2,

@@ -155,6 +155,7 @@ def test_run_reports_its_teacher_and_teacher_image_size(tmp_path, small_yaml):
     flags += ["TRAIN.DISTILLATION_TYPE=soft", f"TRAIN.TEACHER_MODEL={tmp_path}/teacher.pth"]
     said = typed("main_single_gpu.py", *flags, f"SAVE={tmp_path}/o").done().stdout
     (teacher,) = (line for line in said.splitlines() if line.startswith("teacher: "))
+    assert f"TRAIN.TEACHER_MODEL: weights of {tmp_path / 'teacher.pth'}" in said
     count = sum(parameter.numel() for parameter in build_model(config, 10).parameters())
     assert_names(
         teacher, tmp_path / "teacher.pth", f"{count:,} parameters", "8 x 8", "normalized as its weights expect"

@@ -142,6 +142,13 @@ def test_report_loads_no_other_files_and_runs_no_scripts(tmp_path):
     assert not re.search(r"url\(|@import", (tmp_path / "run" / "report.html").read_text())
 
 
+def test_report_lists_the_worst_classes_that_have_images(tmp_path):
+    folder = write_run(tmp_path / "run", names=[f"class {number}" for number in range(20)])
+    rows = (folder / "per_class.csv").read_text()
+    (folder / "per_class.csv").write_text(re.sub(r"\nclass 3,.*", "\nclass 3,,,,0,0,,,,,,", rows))
+    assert "15 of 19 classes" in page_of(folder).text
+
+
 def test_damaged_run_folder_gets_a_report_or_an_error_naming_it(tmp_path, monkeypatch):
     monkeypatch.setattr("extras.report.report.to_png", lambda plot, title: b"")  # drawing takes most of the time
     folder = write_run(tmp_path, skipped=1)

@@ -72,6 +72,7 @@ def written(trainer, folder) -> dict:
     return read_checkpoint(folder / "last.pth")
 
 
+@pytest.mark.slow
 @on_pretend_device
 def test_pretend_device_counts_host_waits_and_refuses_host_tensors():
     ones, here = torch.ones(3, device=DEVICE), torch.zeros(3, pin_memory=True)

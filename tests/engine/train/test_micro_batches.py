@@ -28,6 +28,7 @@ def test_cuda_graphs_are_refused_if_processes_need_extra_micro_batches(tmp_path,
         make_trainer(small_config(tmp_path, "COMPILE=reduce-overhead"))
 
 
+@pytest.mark.slow
 @on_pretend_device
 def test_device_waits_for_batch_copy_before_using_the_batch():
     order, stream = [], torch.accelerator.current_stream()

@@ -42,6 +42,8 @@ class Maps(NamedTuple):
                 f"-attention: {classifier.config.MODEL.NAME} takes sequences of patches (DATA.TOKENS {data.TOKENS}), for "
                 "which there are no maps; leave -attention out"
             )
+        if classifier.runtime:
+            raise ConfigError(f"-attention: {classifier.source} is an exported graph; name the run that it came from")
         model = copy.deepcopy(classifier.model).float().to(device)
         blank = torch.zeros(1, data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE, device=device)
         source = Rollout.of(model, blank) or GradientMaps.of(model, blank)

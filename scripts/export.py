@@ -13,6 +13,7 @@
     onnx         .onnx         a graph for onnxruntime and others; pip install onnx onnxscript onnxruntime
     torch        .pt2          a graph for torch.export.load
     hf           a folder      for timm's local-dir: and hf-hub:, and for transformers
+    web          a folder      a page that classifies photos in a browser (see docs/exporting.md)
 
 The raw or the EMA weights are written, depending on which scored better, with adapters (MODEL.LORA) merged into them.
 If the name of the output ends in .pth, and -to is not given, the whole checkpoint is written. The shards of a
@@ -24,7 +25,9 @@ that is named twice counts twice. Weights of other programs, such as PaddleViT's
 
 import json
 import os
+import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 
 from utils.program import exit_code  # isort: skip
 from scripts.command_line import CHECKPOINT_HELP, Parser, check_no_input
-from utils.errors import ConfigError
+from utils.errors import ConfigError, needing
 from utils.files import Kind, refuse_other_kind
 from utils.runs import is_checkpoint_of_run
 from utils.text import counted
@@ -52,10 +55,32 @@ KINDS = {
     "onnx": Kind("an ONNX file of torch", (b"\x08",), b"pytorch"),
     "torch": Kind("a .pt2 file", (b"PK",), b"archive/"),
 }
-GRAPHS = ("onnx", "torch")
-FORMATS = ("safetensors", "onnx", "torch", "hf")
+ONLY_FOR = {  # {flag: formats}
+    "calibrated": ("onnx", "torch"),
+    "photo": ("onnx", "torch", "web"),
+    "int8": ("onnx", "web"),
+    "runtime": ("web",),
+}
+FORMATS = ("safetensors", "onnx", "torch", "hf", "web")
 FACTS = ("arch", "class_names", "data", "config", "split", "validation", "step", "metric", "halfstep_version")
 NEEDED = {"config", "class_names", "data"}
+
+
+class Int8(NamedTuple):
+    """How a graph is changed to 8 bits."""
+
+    keep_float: list[str]  # patterns of layers that stay in float32
+    accepts_any: bool  # whether the file is kept even if the accuracy is lower
+
+
+class Graph(NamedTuple):
+    """What a graph contains besides the model."""
+
+    is_calibrated: bool = False
+    takes_photo: bool = False
+    int8: Int8 | None = None
+    data_path: Path | None = None  # where the data of the run are, if they were moved
+    runtime: Path | None = None  # an installed onnxruntime-web
 
 
 class Part(NamedTuple):
@@ -77,17 +102,35 @@ def main(argv: list[str]) -> int:
         kind.add_argument(flag, dest="key", action="store_const", const=key, help=f"write the {name} weights")
     divide_help = "divide the logits in the graph by the temperature (only for onnx and torch)"
     parser.add_argument("-calibrated", action="store_true", help=divide_help)
+    photo_help = "the graph takes a photo of any size and returns probabilities (only for onnx, torch and web)"
+    parser.add_argument("-photo", action="store_true", help=photo_help)
+    add = parser.add_argument_group("8 bits (only for onnx and web)").add_argument
+    add("-int8", action="store_true", help="as -photo, in 8 bits; compares the accuracy with float32's")
+    add("-keep_float", nargs="+", default=[], metavar="LAYER", help="layers that stay in float32, such as 'blocks.3.*'")
+    add("-accept", action="store_true", help="keep the file even if the accuracy is lower")
+    path_help = "where the data of the run are now; -photo and -int8 read its images"
+    parser.add_argument("-data_path", type=Path, metavar="PATH", help=path_help)
+    runtime_help = (
+        "folder of an installed onnxruntime-web, whose files are copied (only for web) [loaded from the network]"
+    )
+    parser.add_argument("-runtime", type=Path, metavar="FOLDER", help=runtime_help)
     arguments = parser.parse_args(argv)
     sources = arguments.checkpoints
-    if arguments.calibrated and format_of(arguments.output, arguments.to) not in GRAPHS:
-        raise ConfigError(
-            f"-calibrated: {arguments.output} holds weights, not a graph, and its metadata has the temperature; "
-            "leave -calibrated out, or use -to onnx or -to torch"
-        )
+    for flag, formats in ONLY_FOR.items():
+        if getattr(arguments, flag) and format_of(arguments.output, arguments.to) not in formats:
+            raise ConfigError(
+                f"-{flag}: {arguments.output} would have another format; leave -{flag} out, or use -to "
+                f"{' or -to '.join(formats)}"
+            )
+    if (arguments.keep_float or arguments.accept) and not arguments.int8:
+        raise ConfigError("-keep_float, -accept: they only concern -int8; add it, or leave them out")
     if arguments.calibrated and len(sources) > 1:
         raise ConfigError("-calibrated: the mean of several checkpoints has no temperature; leave -calibrated out")
+    int8 = Int8(arguments.keep_float, arguments.accept) if arguments.int8 else None
+    takes_photo = arguments.photo or arguments.int8 or arguments.to == "web"
+    graph = Graph(arguments.calibrated, takes_photo, int8, arguments.data_path, arguments.runtime)
     if len(sources) == 1:
-        print(export(sources[0], arguments.output, arguments.key, arguments.to, arguments.calibrated))
+        print(export(sources[0], arguments.output, arguments.key, arguments.to, graph))
         return 0
     to = format_of(arguments.output, arguments.to)
     if to == "checkpoint":
@@ -96,7 +139,7 @@ def main(argv: list[str]) -> int:
         )
     parts = read_alike(sources, arguments.key)
     check_target(arguments.output, to, [part.path for part in parts])
-    print(write_mean(parts, to, arguments.output))
+    print(write_mean(parts, to, arguments.output, graph))
     return 0
 
 
@@ -119,7 +162,7 @@ def check_target(target: Path, to: str, sources: list[Path]) -> None:
 
 
 def export(
-    source: str | Path, target: Path, key: str | None = None, to: str | None = None, calibrated: bool = False
+    source: str | Path, target: Path, key: str | None = None, to: str | None = None, graph: Graph | None = None
 ) -> str:
     """Write the model of one checkpoint, or the weights of another program. Return a summary line."""
     from models.weights.files import find_file, read_record
@@ -133,7 +176,7 @@ def export(
     check_target(target, to, [part.path])
     epoch = f", after epoch {part.facts['epoch']}" if "epoch" in part.facts else ""
     name = f"{counted(len(part.weights), 'tensor')} of {part.facts.get('arch', 'the model')}{epoch}"
-    return f"{target}: {name}, from {part.path} ({part.key}); {write(part, to, target, calibrated)}"
+    return f"{target}: {name}, from {part.path} ({part.key}); {write(part, to, target, graph or Graph())}"
 
 
 def read_part(source: str | Path, needed: set[str], key: str | None) -> Part:
@@ -152,34 +195,68 @@ def read_part(source: str | Path, needed: set[str], key: str | None) -> Part:
     return Part(path, facts, chosen, weights)
 
 
-def write(part: Part, to: str, target: Path, calibrated: bool = False) -> str:
+def write(part: Part, to: str, target: Path, graph: Graph) -> str:
     """Write the weights in the format `to`. Return a text that says how the file was checked."""
     import torch  # local: importing torch takes seconds
 
-    from engine.predict.classifier import config_of
     from models.export import formats
-    from models.export.subject import Subject, check_weights
+    from models.export.subject import check_weights
     from models.weights.files import read_weights
     from models.weights.torch_files import to_safetensors
 
     facts = part.facts | {"weights": part.key}
-    if calibrated and not facts.get("calibration", {}).get("temperature"):
+    if graph.is_calibrated and not facts.get("calibration", {}).get("temperature"):
         raise ConfigError(
             f"-calibrated: {part.path} has no calibration for {part.key}; leave -calibrated out, or use the best.pth "
             "of a run with CALIBRATE: true"
         )
     if to != "safetensors":
         with torch.no_grad():
-            classes = list(facts["class_names"])
-            more = {"figures": figures_of(part), "is_calibrated": calibrated}
-            subject = Subject(part.weights, config_of(facts, part.path), classes, facts, part.path, **more)
-            return formats.export(subject, to, target)
+            return write_graph(part._replace(facts=facts), to, target, graph)
     metadata = {name: json.dumps(fact) for name, fact in facts.items()}
     with formats.staged(target) as path:
         path.write_bytes(to_safetensors(part.weights, {"format": "pt", **metadata}))
         with formats.naming_wrong_export(to, "halfstep", target):
             check_weights(read_weights(path).state, part.weights)
     return "read again, identical to the last bit"
+
+
+def write_graph(part: Part, to: str, target: Path, graph: Graph) -> str:
+    """Write the model in a format of another program. Return a text that says how the file was checked."""
+    from datasets.transforms.pixel_rules import PixelRules
+    from engine.predict.classifier import config_of
+    from models.export import formats
+    from models.export.subject import Subject
+
+    facts, config, classes = part.facts, config_of(part.facts, part.path), list(part.facts["class_names"])
+    facts = facts | {"exif": "apply" if PixelRules.of(config.DATA).applies_exif else "ignore"}
+    given = (part.weights, config, classes, facts, part.path, figures_of(part), graph.is_calibrated)
+    if not graph.takes_photo:
+        return formats.export(Subject(*given), to, target)
+    from datasets import load_image_sets
+    from datasets.types import SavedData
+    from extras.exports.photo import PhotoSubject
+
+    if graph.data_path:
+        config = replace(config, DATA=replace(config.DATA, DATA_PATH=str(graph.data_path)))
+    saved = SavedData(classes, facts.get("split", {}), facts.get("validation", {}))
+    train, val = load_image_sets(config, saved=saved)
+    subject, change = PhotoSubject(*given, photos=val), None
+    if graph.int8:
+        with needing("onnx onnxscript onnxruntime", "-int8"):
+            from extras.exports.int8 import Quantizer
+
+        change = Quantizer(subject, train, *graph.int8)
+    if to != "web":
+        return formats.export(subject, to, target, change)
+    from extras.exports.web import GRAPH, write_page
+
+    formats.check_target(to, "", target)
+    with formats.staged(target) as folder:
+        folder.mkdir()
+        result = formats.export(subject, "onnx", folder / GRAPH, change)
+        write_page(folder, subject, target.name, graph.runtime)
+    return f"{result}\nto open it: python -m http.server -d {shlex.quote(str(target))}, then http://localhost:8000"
 
 
 def figures_of(part: Part) -> "Figures | None":
@@ -263,7 +340,7 @@ def read_alike(sources: list, key: str | None) -> list[Part]:
     return parts
 
 
-def write_mean(parts: list[Part], to: str, target: Path) -> str:
+def write_mean(parts: list[Part], to: str, target: Path, graph: Graph) -> str:
     """Write the mean of the weights, and the metadata of the latest checkpoint except its score. Return a summary."""
     from models.weights.state import average
 
@@ -271,7 +348,7 @@ def write_mean(parts: list[Part], to: str, target: Path) -> str:
     facts = {name: value for name, value in last.facts.items() if name not in ("metric", "calibration")}
     facts["averaged"] = [{"file": os.fspath(part.path), "weights": part.key} for part in parts]
     mean = average([part.weights for part in parts])
-    checked = write(Part(last.path, facts, "state_dict", mean), to, target)
+    checked = write(Part(last.path, facts, "state_dict", mean), to, target, graph)
     names = ", ".join(part.path.name for part in parts)
     return f"{target}: the mean of {counted(len(parts), 'checkpoint')} ({names}); {checked}"
 

@@ -292,10 +292,13 @@ def predict(arguments: argparse.Namespace, paths: list[str], process: "Process")
     for flag in ("into", "unsure", "unknown"):
         if classifier.config.DATA.has_several_labels and getattr(arguments, flag) is not None:
             raise ConfigError(f"-{flag}: with this model an image can have several classes or none; leave -{flag} out")
-    predictor = Predictor(classifier, process, arguments.flip, report)
+    make = Predictor
+    if classifier.takes_photo:
+        from extras.exports.runtime import PhotoPredictor as make
+    predictor = make(classifier, process, arguments.flip, report)
     if process.is_first:
         several = "" if process.world_size == 1 else f", {counted(process.world_size, 'process')}"
-        report(f"{classifier.describe()}, on {process.device.type}{several}")
+        report(f"{classifier.describe()}, on {classifier.runtime or process.device.type}{several}")
 
     mark = mark_of(arguments, classifier, process.is_first)
 

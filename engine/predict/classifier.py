@@ -36,6 +36,8 @@ class Classifier:
     weights: str  # the key of the weights in a checkpoint, such as state_dict_ema
     epoch: int | None  # the epoch after which the weights were saved, if known
     calibration: dict[str, Any] = field(default_factory=dict)  # of these weights, from their run; {}: none
+    runtime: str = ""  # the program that computes an exported graph
+    takes_photo: bool = False  # whether such a graph prepares the photo itself
 
     @property
     def temperature(self) -> float | list[float] | None:
@@ -75,15 +77,22 @@ def load_classifier(
 ) -> Classifier:
     """Load a classifier from a run, a checkpoint or other weights.
 
-    `source` is the folder of a run, a checkpoint, or anything that -pretrained accepts. `flags` are command-line flags
-    as for -eval. `raw` selects the raw weights of a checkpoint even if the EMA scored better. `names` is a file with
-    one class per line. Without `needs_classes`, weights without a classifier layer are loaded too.
+    `source` is the folder of a run, a checkpoint, an exported .onnx graph, or anything that -pretrained accepts.
+    `flags` are command-line flags as for -eval. `raw` selects the raw weights of a checkpoint even if the EMA scored
+    better. `names` is a file with one class per line. Without `needs_classes`, weights without a classifier layer are
+    loaded too.
     """
     source = str(source)
     path = find_file(source)
-    is_ours = path is not None and OURS <= read_record(path).keys()
     given = (flags, raw, needs_classes)
-    found = _load_ours(path, *given) if is_ours else _load_other(source, path, *given)
+    if path is not None and path.suffix == ".onnx" and needs_classes:
+        from extras.exports.runtime import load_exported
+
+        found = load_exported(path, flags, raw)
+    elif path is not None and OURS <= read_record(path).keys():
+        found = _load_ours(path, *given)
+    else:
+        found = _load_other(source, path, *given)
     num_classes = found.model.eval().num_classes
     if names:
         found.classes = read_classes(str(names), "-classes")

@@ -1,16 +1,18 @@
 """Batched classification of images with one model, in one process or shared among several."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from configs.schema import Config
 from datasets import BadImages, build_eval_data, build_normalize
 from datasets.sources.images import FileImages
 from datasets.transforms.pixel_rules import PixelRules
+from datasets.types import Batch
 from engine.evaluation.tally import are_finite, widen
 from engine.precision import Precision, set_matmul
 from engine.predict.classifier import Classifier
@@ -68,6 +70,7 @@ class Predictor:
         self.model = self.precision.computing(classifier.model.to(process.device)).eval()
         self.several = config.DATA.has_several_labels
         self.temperature = torch.tensor(classifier.temperature or 1.0, device=process.device)
+        self.normalize = build_normalize(config.DATA).to(process.device)
 
     def __call__(
         self, paths: list[str], top: int | None = None, draw: Callable[[PredictedBatch], list] | None = None
@@ -84,26 +87,29 @@ class Predictor:
         # Each image's index is its target, so that a batch shows which images it contains.
         images = FileImages(Path(), paths, range(len(paths)), self.classifier.classes, PixelRules.of(config.DATA))
         bad_images = BadImages(images, max_fraction=1.0, say=self.say)
-        normalize = build_normalize(config.DATA).to(self.process.device)
-        for batch in build_eval_data(config, images, self.process):
+        for batch in self.batches(config, images):
             bad_images.note(batch.bad)
             found = []
             if batch.num_samples:
                 pixels = batch.images.to(self.process.device)
-                probabilities = self._probabilities(normalize, pixels)
+                probabilities = self._probabilities(pixels)
                 guesses, indices = self._guesses(probabilities, top), batch.targets.tolist()
                 pictures = [None] * len(indices)
                 if draw:
-                    inputs = normalize(pixels, torch.float32)
+                    inputs = self.normalize(pixels, torch.float32)
                     pictures = draw(PredictedBatch(indices, batch.images, inputs, guesses, probabilities.argmax(1)))
                 found = list(zip(indices, guesses, pictures, strict=True))
             # All processes have the same number of batches. Their n-th batches together contain consecutive images.
             for index, guesses, picture in sorted(self.process.join(found), key=lambda each: each[0]):
                 yield Prediction(index, paths[index], guesses, picture)
 
+    def batches(self, config: Config, images: FileImages) -> Iterable[Batch]:
+        """Return the batches of this process. Each process has the same number of them."""
+        return build_eval_data(config, images, self.process)
+
     @torch.no_grad()
-    def _probabilities(self, normalize: nn.Module, pixels: Tensor) -> Tensor:
-        images = normalize(pixels, self.precision.input_dtype(self.model))
+    def _probabilities(self, pixels: Tensor) -> Tensor:
+        images = self.normalize(pixels, self.precision.input_dtype(self.model))
 
         def forward() -> Tensor:
             with self.precision.autocast():
@@ -116,7 +122,7 @@ class Predictor:
             refuse_not_finite(self.classifier.source, self.model, self.transforms, forward)
         if self.flip:
             with self.precision.autocast():
-                mirrored = self.model(normalize.mirrored(images))
+                mirrored = self.model(self.normalize.mirrored(images))
             logits = (logits + widen(mirrored)) / 2
         logits = logits / self.temperature
         return logits.sigmoid() if self.several else logits.softmax(1)

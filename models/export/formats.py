@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from models.export import hugging_face
-from models.export.subject import Subject, WrongExport, largest_difference
+from models.export.subject import Subject, WrongExport
 from utils.errors import ConfigError, cause_of, needing
 from utils.files import refuse_special, sync_folder
 
@@ -32,11 +32,11 @@ def write_onnx(subject: Subject, path: Path) -> None:
         import onnxscript  # noqa: F401
     program = torch.onnx.export(
         subject.graph,
-        (subject.images(2, seed=0),),
+        (subject.example,),
         dynamo=True,
-        dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
-        input_names=["images"],
-        output_names=["logits"],
+        dynamic_shapes=(dimensions_of(subject),),
+        input_names=[subject.names[0]],
+        output_names=[subject.names[1]],
         verbose=False,
     )
     program.model.metadata_props.update(subject.facts)
@@ -47,12 +47,11 @@ def load_onnx(subject: Subject, path: Path) -> Callable[[Tensor], Tensor]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return lambda images: torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
+    return lambda images: torch.from_numpy(session.run(None, {subject.names[0]: images.numpy()})[0])
 
 
 def write_program(subject: Subject, path: Path) -> None:
-    batch = torch.export.Dim("batch", min=1)
-    program = torch.export.export(subject.graph, (subject.images(2, seed=0),), dynamic_shapes=({0: batch},))
+    program = torch.export.export(subject.graph, (subject.example,), dynamic_shapes=(dimensions_of(subject),))
     written = io.BytesIO()  # in memory, because torch aborts the process if the end of a file cannot be written
     torch.export.save(program, written, extra_files={f"{key}.json": value for key, value in subject.facts.items()})
     path.write_bytes(written.getbuffer())
@@ -63,6 +62,10 @@ def load_program(subject: Subject, path: Path) -> Callable[[Tensor], Tensor]:
         return torch.export.load(file).module()
 
 
+def dimensions_of(subject: Subject) -> dict[int, torch.export.Dim]:
+    return {place: torch.export.Dim(name, min=1) for place, name in subject.dimensions.items()}
+
+
 FORMATS = {
     "hf": Format("", "timm.create_model", hugging_face.write, hugging_face.load),
     "onnx": Format(".onnx", "onnxruntime", write_onnx, load_onnx),
@@ -70,20 +73,23 @@ FORMATS = {
 }
 
 
-def export(subject: Subject, name: str, target: Path) -> str:
-    """Write the model in this format, load it again, and compare its logits with the original's. Return the result."""
+def export(subject: Subject, name: str, target: Path, change: Callable[[Path], str] | None = None) -> str:
+    """Write the model in this format, load it again, and compare its results with the original's. Return the result.
+
+    `change`: changes the checked file, and returns how.
+    """
     chosen = FORMATS[name]
     if subject.config.DATA.TOKENS and chosen.suffix:
         raise ConfigError(
             f"-to {name}: {subject.name} takes images of varying size (DATA.TOKENS {subject.config.DATA.TOKENS}). timm reads "
             "each size from the data, which an exported graph cannot; use -to hf or .safetensors"
         )
-    check_target(name, target)
+    check_target(name, chosen.suffix, target)
     with staged(target) as path:
         chosen.write(subject, path)
         with naming_wrong_export(name, chosen.loaded_by, target):
-            difference, bound = largest_difference(subject, chosen.load(subject, path))
-    return f"loaded again by {chosen.loaded_by}, largest difference of logits {difference:.1e} (at most {bound:.1e})"
+            result = f"loaded again by {chosen.loaded_by}, {subject.check(chosen.load(subject, path))}"
+        return f"{result}\n{change(path)}" if change else result
 
 
 @contextlib.contextmanager
@@ -98,8 +104,8 @@ def naming_wrong_export(name: str, loaded_by: str, target: Path) -> Iterator[Non
         ) from error
 
 
-def check_target(name: str, target: Path) -> None:
-    suffix = FORMATS[name].suffix
+def check_target(name: str, suffix: str, target: Path) -> None:
+    """Raise ConfigError unless a file with this suffix, or a new folder without one, can be written."""
     if suffix and (target.suffix != suffix or target.is_dir()):
         raise ConfigError(f"-output: {target} must be a file name that ends in {suffix} for -to {name}")
     is_named_as_file = target.suffix in {".safetensors", ".pth", ".onnx", ".pt2", ".pdparams"}

@@ -17,6 +17,8 @@ from models.weights.metadata import CALIBRATION
 from models.weights.state import preprocessing_of
 from utils.errors import UserError
 
+KEPT = ("arch", "epoch", "halfstep_version", "exif", CALIBRATION)  # parts of the record that a graph file keeps
+
 
 class Figures(NamedTuple):
     """The accuracy of the exported weights on their validation images."""
@@ -40,6 +42,8 @@ class Subject:
     source: Path
     figures: Figures | None = None  # None: the weights do not say how accurate they are
     is_calibrated: bool = False  # whether the graph divides the logits by the temperature
+    names = ("images", "logits")  # of the input and the output of a graph
+    dimensions = {0: "batch"}  # the sizes of the input that vary
 
     @cached_property
     def model(self) -> nn.Module:
@@ -56,6 +60,16 @@ class Subject:
     def graph(self) -> nn.Module:
         """Return the model whose logits are exported: the model, or with `is_calibrated` the model with temperature."""
         return Calibrated(self.model, self.temperature).eval() if self.is_calibrated else self.model
+
+    @property
+    def example(self) -> Tensor:
+        """Return an input of the graph."""
+        return self.images(2, seed=0)
+
+    def check(self, run: Callable[[Tensor], Tensor]) -> str:
+        """Compare the logits of a loaded export with the original's. Raise WrongExport if they differ."""
+        difference, bound = largest_difference(self, run)
+        return f"largest difference of logits {difference:.1e} (at most {bound:.1e})"
 
     @cached_property
     def state(self) -> dict[str, Tensor]:
@@ -91,7 +105,7 @@ class Subject:
     @property
     def facts(self) -> dict[str, str]:
         """Return the metadata of a graph file as JSON strings: class names, preprocessing, meaning of the logits ..."""
-        facts = {key: self.record[key] for key in ("arch", "epoch", "halfstep_version") if key in self.record}
+        facts = {key: self.record[key] for key in KEPT if key in self.record}
         facts |= {"temperature": self.temperature, "calibrated": self.is_calibrated} if self.temperature else {}
         facts |= {"class_names": self.labels, "data": self.data, "probabilities": self.activation}
         return {key: json.dumps(value) for key, value in facts.items()}

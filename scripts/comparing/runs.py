@@ -13,10 +13,10 @@ import numpy as np
 
 from configs.schema import DATA, MACHINE, RECORD
 from configs.values import SETTINGS, of_role
+from engine.evaluation.image_test import ImageTest
 from engine.evaluation.scores import TITLES, rank_of
 from engine.record.saved_files import read_object, read_table, to_number
 from engine.record.saved_run import SavedRun, written
-from scripts.comparing.statistics import ImageTest
 from utils.errors import ConfigError
 from utils.runs import FACTS_OF_IMAGES, NUMBERS, SIZES, Identity, changed_facts, folder_of
 from utils.text import first_of, one_line

@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from engine.evaluation.image_test import ImageTest
 from engine.evaluation.scores import TITLES
 from scripts.comparing.runs import Group, image_test
-from scripts.comparing.statistics import ONE_RUN, Difference, ImageTest, difference, spread, verdict
+from scripts.comparing.statistics import ONE_RUN, Difference, difference, spread, verdict
 from utils.text import counted, first_of, format_bytes, format_duration, markdown_table, one_line, printable
 
 ENDS = {"killed": "was killed", "running": "is still going", "stopped": "was stopped", "failed": "ended with an error"}

@@ -1,0 +1,160 @@
+"""Changes the graph of an exported model to 8 bits, and compares its accuracy with the accuracy in float32."""
+
+import ast
+import fnmatch
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+
+from datasets.types import ImageSet
+from engine.evaluation.image_test import ImageTest
+from extras.exports.photo import PhotoSubject, as_photo, draw
+from models.export.subject import WrongExport
+from utils.errors import ConfigError
+from utils.text import first_of, format_bytes
+
+KINDS = ("MatMul", "Gemm", "Conv")  # 8 bits elsewhere save little time, and cost most of the accuracy
+FOR_RANGES, FOR_ACCURACY, FOR_LAYERS = 256, 5000, 16  # numbers of images, drawn by a seed
+MOST_LOST = 2.0  # percentage points of accuracy, at the lower end of the 95% interval
+SCOPES = "pkg.torch.onnx.name_scopes"  # metadata of torch's exporter: the modules that contain a node
+MODEL = "model.model."  # the place of the model in PhotoClassifier
+NUM_NAMED = 3
+
+
+class Inputs(CalibrationDataReader):
+    """Photos in the form in which onnxruntime reads them to find the ranges of values."""
+
+    def __init__(self, photos: Iterable[np.ndarray]):
+        self._photos = iter(photos)
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        return next(({"photo": photo} for photo in self._photos), None)
+
+
+@dataclass
+class Quantizer:
+    """Changes the file of a float32 graph to 8 bits if that keeps the accuracy."""
+
+    subject: PhotoSubject
+    train: ImageSet
+    keep_float: Sequence[str]  # patterns of layers
+    accepts_any: bool  # whether the accuracy may be lower
+
+    def __call__(self, path: Path) -> str:
+        """Replace the graph in the file. Return both accuracies. Raise WrongExport if too much accuracy is lost."""
+        model = onnx.load(path)
+        layers = layers_of(model)
+        if unknown := [name for name in self.keep_float if not fnmatch.filter(layers, name)]:
+            raise ConfigError(
+                f"-keep_float: no layer is called {unknown[0]}; layers: {first_of(list(layers), limit=8)}"
+            )
+        layers = {
+            name: nodes
+            for name, nodes in layers.items()
+            if not any(fnmatch.fnmatch(name, each) for each in self.keep_float)
+        }
+        if not layers:
+            raise ConfigError("-keep_float: no layer is left for 8 bits; name fewer layers")
+        photos = [as_photo(pixels) for _, pixels in draw(self.train, FOR_RANGES)]
+        changed = path.with_name(f"8-bits-{path.name}")
+        quantize(path, changed, photos, [node for nodes in layers.values() for node in nodes])
+        told, test = self.compare(path, changed)
+        if test.interval[0] < -MOST_LOST and not self.accepts_any:
+            worst = worst_layers(path, changed, photos[:FOR_LAYERS], layers)[:NUM_NAMED]
+            raise WrongExport(
+                f"-int8: the accuracy may be lower by more than {MOST_LOST:g} points, so no file was written; these layers "
+                f"change the answers most: {', '.join(worst)}; name them with -keep_float, or add -accept\n{told}"
+            )
+        result = onnx.load(changed)
+        del result.metadata_props[:]  # onnxruntime has added some of its own
+        result.metadata_props.extend(model.metadata_props)
+        result.producer_name = model.producer_name  # so that the file is known as ours
+        onnx.save(result, path)
+        changed.unlink()
+        return told
+
+    def compare(self, before: Path, after: Path) -> tuple[str, ImageTest]:
+        """Return a text with the accuracy, size and speed of both files, and the paired comparison of their answers."""
+        files = {"float32": before, "int8": after}
+        runs, seconds, right = [load(path) for path in files.values()], [0.0, 0.0], ([], [])
+        for index, pixels in draw(self.subject.photos, FOR_ACCURACY):
+            truth, photo = self.truth(index), as_photo(pixels)
+            for number, run in enumerate(runs):
+                start = time.perf_counter()
+                probabilities = run(photo)
+                seconds[number] += time.perf_counter() - start
+                right[number].append(np.atleast_1d(self.answer(probabilities) == truth))
+        speeds = [len(right[0]) / each for each in seconds]
+        first, second = map(np.concatenate, right)
+        test = ImageTest(len(first), int((first & ~second).sum()), int((second & ~first).sum()))
+        lines = [
+            f"{name}: {each.mean():.2%} of {len(each)} right, {format_bytes(path.stat().st_size)}, {speed:.1f} images/s"
+            for (name, path), each, speed in zip(files.items(), (first, second), speeds, strict=True)
+        ]
+        low, high = test.interval
+        lines.append(f"int8 - float32: {test.value:+.2f} points (95% interval {low:+.2f} to {high:+.2f})")
+        return "\n".join(lines), test
+
+    def answer(self, probabilities: np.ndarray) -> Any:
+        """Return the most probable class, or for each label whether it applies."""
+        return probabilities > 0.5 if self.subject.config.DATA.has_several_labels else probabilities.argmax()
+
+    def truth(self, index: int) -> Any:
+        """Return the class of a validation image, or for each label whether it applies."""
+        images = self.subject.photos
+        number = int(images.targets[index])
+        if images.label_sets is None:
+            return number
+        return np.isin(np.arange(len(images.classes)), list(images.label_sets[number]))
+
+
+def quantize(source: Path, target: Path, photos: Iterable[np.ndarray], nodes: list[str]) -> None:
+    """Write the graph with these nodes in 8 bits: weights for each channel, and ranges of values as in these photos."""
+    logging.getLogger().setLevel(logging.ERROR)  # onnxruntime recommends its own preprocessing at each call
+    quantize_static(
+        source,
+        target,
+        Inputs(photos),
+        op_types_to_quantize=list(KINDS),
+        nodes_to_quantize=nodes,
+        per_channel=True,
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+    )
+
+
+def load(path: Path):
+    """Return the graph in a file as a function of a photo."""
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda photo: session.run(None, {"photo": photo})[0]
+
+
+def layers_of(model: onnx.ModelProto) -> dict[str, list[str]]:
+    """Return the nodes of each layer of the model that can have 8 bits, without the nodes that prepare the photo."""
+    found: dict[str, list[str]] = {}
+    for node in model.graph.node:
+        scopes = ast.literal_eval({each.key: each.value for each in node.metadata_props}.get(SCOPES, "[]"))
+        if node.op_type in KINDS and len(scopes) > 1 and scopes[-2].startswith(MODEL):
+            found.setdefault(scopes[-2].removeprefix(MODEL), []).append(node.name)
+    return found
+
+
+def worst_layers(source: Path, target: Path, photos: Sequence[np.ndarray], layers: dict[str, list[str]]) -> list[str]:
+    """Return the layers, first those that change the probabilities most when only they have 8 bits."""
+    run, changes = load(source), {}
+    expected = [run(photo) for photo in photos]
+    for layer, nodes in layers.items():
+        quantize(source, target, photos, nodes)
+        run = load(target)
+        changes[layer] = sum(
+            float(np.abs(run(photo) - each).sum()) for photo, each in zip(photos, expected, strict=True)
+        )
+    return sorted(changes, key=changes.get, reverse=True)

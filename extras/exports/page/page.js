@@ -1,0 +1,123 @@
+// Classifies photos with the graph in model.onnx. model.json has its class names and what it needs to know of a photo.
+"use strict";
+
+const MOST_BARS = 5, AT_ONCE = 2 ** 22;
+const byId = (id) => document.getElementById(id);
+let ort, model, session;
+let queue = Promise.resolve(); // one photo after the other
+
+// Returns the content of a file, or throws an error if it is missing or has another checksum.
+async function get(url, integrity = "") {
+  const response = await fetch(url, { integrity });
+  if (!response.ok) throw new Error(`${url}: ${response.status} ${response.statusText}`);
+  return response;
+}
+
+async function load() {
+  model = await (await get("model.json")).json();
+  const [script, wasm] = await Promise.all(model.runtime.map(({ url, integrity }) => get(url, integrity)));
+  const code = new Blob([await script.text()], { type: "text/javascript" });
+  ort = await import(URL.createObjectURL(code));
+  ort.env.wasm.numThreads = 1; // more need headers that a plain server does not send
+  ort.env.wasm.wasmBinary = await wasm.arrayBuffer();
+  session = await ort.InferenceSession.create("model.onnx", { executionProviders: ["wasm"] });
+  byId("status").textContent = `Ready: ${model.classes.length} classes.`;
+  byId("choose").disabled = byId("take").disabled = false;
+}
+
+// Returns uint8 pixels [height, width, 3], or throws an error with a sentence.
+async function pixelsOf(file) {
+  let image;
+  try {
+    image = await createImageBitmap(file, {
+      imageOrientation: model.turns ? "from-image" : "none",
+      colorSpaceConversion: "none",
+    });
+  } catch {
+    throw new Error("This browser cannot read the file as an image.");
+  }
+  const { width, height } = image;
+  if (width * height > model.max_pixels) throw new Error(`The photo has too many pixels (${width} x ${height}).`);
+  const rows = Math.max(1, Math.floor(AT_ONCE / width)); // phones draw at most 16 megapixels on a canvas
+  const context = new OffscreenCanvas(width, Math.min(rows, height)).getContext("2d", { willReadFrequently: true });
+  context.fillStyle = `rgb(${model.background})`; // behind transparent pixels
+  const pixels = new Uint8Array(width * height * 3);
+  for (let top = 0, to = 0; top < height; top += rows) {
+    context.fillRect(0, 0, width, rows);
+    context.drawImage(image, 0, -top);
+    const coloured = context.getImageData(0, 0, width, Math.min(rows, height - top)).data;
+    for (let from = 0; from < coloured.length; from += 4) {
+      pixels[to++] = coloured[from];
+      pixels[to++] = coloured[from + 1];
+      pixels[to++] = coloured[from + 2];
+    }
+  }
+  image.close();
+  return { pixels, width, height };
+}
+
+async function classify(file) {
+  const { pixels, width, height } = await pixelsOf(file);
+  const photo = new ort.Tensor("uint8", pixels, [height, width, 3]);
+  const { probabilities } = await session.run({ photo });
+  return Array.from(probabilities.data, (probability, number) => ({ name: model.classes[number], probability }))
+    .sort((one, other) => other.probability - one.probability);
+}
+
+// The answer in words: the most probable class, all labels above one half, or "unknown".
+function answerOf(guesses) {
+  if (model.several) {
+    const labels = guesses.filter((each) => each.probability > 0.5).map((each) => each.name);
+    return labels.length ? labels.join(", ") : null;
+  }
+  return guesses[0].probability >= model.threshold ? guesses[0].name : null;
+}
+
+function element(kind, text = "", className = "") {
+  const made = document.createElement(kind);
+  made.textContent = text;
+  made.className = className;
+  return made;
+}
+
+function show(place, guesses) {
+  const answer = answerOf(guesses);
+  place.append(element("h2", answer ?? (model.several ? "no label" : "unknown"), answer === null ? "unknown" : ""));
+  for (const { name, probability } of guesses.slice(0, MOST_BARS)) {
+    const bar = element("div", "", "bar"), meter = element("meter");
+    meter.value = probability;
+    meter.setAttribute("aria-label", name);
+    bar.append(element("span", name), element("span", `${(100 * probability).toFixed(1)}%`), meter);
+    place.append(bar);
+  }
+}
+
+function add(file) {
+  const item = element("li"), picture = element("img"), answer = element("div", "", "answer");
+  picture.src = URL.createObjectURL(file);
+  picture.alt = file.name;
+  const waiting = element("p", "Looking …");
+  answer.append(element("small", file.name), waiting);
+  item.append(picture, answer);
+  byId("photos").prepend(item);
+  queue = queue.then(() => classify(file)).then(
+    (guesses) => { waiting.remove(); show(answer, guesses); },
+    (error) => { waiting.textContent = error.message; },
+  );
+}
+
+for (const id of ["choose", "take"]) {
+  byId(id).addEventListener("change", (event) => {
+    [...event.target.files].forEach(add);
+    event.target.value = ""; // so that the same photo can be chosen again
+  });
+}
+const drop = byId("drop");
+for (const name of ["dragover", "dragleave", "drop"]) {
+  document.addEventListener(name, (event) => {
+    event.preventDefault();
+    drop.classList.toggle("over", name === "dragover");
+    if (name === "drop" && session) [...event.dataTransfer.files].forEach(add);
+  });
+}
+load().catch((error) => { byId("status").textContent = `The model cannot be loaded: ${error.message}`; });

@@ -1,0 +1,238 @@
+"""A graph that takes a decoded photo of any size: resize, crop, normalization, model, temperature, probabilities."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from configs.schema import Data
+from datasets.transforms.crop import EvalTransform, Normalize, pillow_resizes_height_first
+from datasets.types import ImageReadError, ImageSet
+from extras.unknown import ROUNDING, find_answered
+from models.export.subject import Calibrated, Subject, WrongExport
+from models.weights.metadata import CALIBRATION
+from utils.errors import ConfigError
+from utils.text import counted
+from utils.torch_internals import RESIZE_KERNELS
+
+MOST_BITS = 22  # of the weights in torch's kernels
+GREY = (19595, 38470, 7471)  # Pillow's weights of red, green and blue, in 1/65536
+CUBIC = -0.5  # the parameter of Pillow's bicubic kernel
+
+
+def refuse_unsupported(data: Data) -> None:
+    """Raise ConfigError if the graph cannot prepare photos as the run did."""
+    found = {
+        f"DATA.INTERPOLATION {data.INTERPOLATION}": data.INTERPOLATION not in RESIZE_KERNELS,
+        "DATA.CROP_MODE border": data.CROP_MODE == "border",
+        f"DATA.CROP_PCT {data.CROP_PCT:g} (above 1)": data.CROP_PCT > 1,
+        f"DATA.TOKENS {data.TOKENS}": bool(data.TOKENS),
+    }
+    if reasons := [name for name, applies in found.items() if applies]:
+        raise ConfigError(
+            f"-photo: the graph does not resize photos with {' and '.join(reasons)}; leave -photo out, and resize them "
+            "before the model"
+        )
+
+
+class Photo(nn.Module):
+    """Photos, uint8 [H, W, 3] of any size, to model inputs, uint8 values as float32 [C, side, side].
+
+    The resize is two matrix products. As in torch's kernels, weights have 16 bits, and the result of each product is
+    rounded to whole pixels, so every program computes the same pixels.
+    """
+
+    def __init__(self, data: Data):
+        super().__init__()
+        self.transform, self.channels = EvalTransform(data), data.IMAGE_CHANNELS
+        self.height_may_be_first = pillow_resizes_height_first()
+
+    def forward(self, photo: Tensor) -> Tensor:
+        sizes = [torch.full((), length, dtype=torch.int64) for length in photo.shape[:2]]
+        resized = self._sizes(*sizes)
+        rows, columns = (
+            self._weights(length, size, new) for length, size, new in zip(photo.shape[:2], sizes, resized, strict=True)
+        )
+        weighted = (self._coloured(photo), *rows, *columns)
+        if not self.height_may_be_first:
+            return width_first(*weighted)
+        shrinks = [size - new for size, new in zip(sizes, resized, strict=True)]
+        return torch.cond(shrinks[0] > (2 * shrinks[1]).clamp(min=0), height_first, width_first, weighted)
+
+    def _coloured(self, photo: Tensor) -> Tensor:
+        pixels = photo.permute(2, 0, 1).float()
+        if self.channels == 1:
+            red, green, blue = pixels
+            pixels = ((red * GREY[0] + green * GREY[1] + blue * GREY[2] + 32768) / 65536).floor()[None]
+        return pixels
+
+    def _sizes(self, height: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
+        side = self.transform.resized_side
+        if self.transform.mode == "squash":
+            return torch.full_like(height, side), torch.full_like(width, side)
+        short = torch.minimum(height, width)
+        return side * height // short, side * width // short
+
+    def _weights(self, length: int, size: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weights [side, length] of the pixels along one side, times `unit`, and `unit`, a power of two.
+
+        Every integer here fits into 32 bits, because some programs have no longer ones.
+        """
+        scale = (size / new).clamp(min=1)
+        taps = 2 * torch.arange(length) + 1
+        # Twice the places of the new pixels in the photo, from its middle: whole numbers and a rest, which float32 keeps.
+        moved = (2 * (torch.arange(self.transform.side) + self._start(new)) + 1 - new) * size
+        whole = torch.div(moved, new, rounding_mode="floor")
+        rest = (moved - whole * new) / new
+        distances = (taps - size - whole[:, None]) - rest[:, None]
+        # The first pixel of the resized photo, which the crop leaves out, may have the largest weight.
+        distances = torch.cat([distances, taps[None] - size / new]) / (2 * scale)
+        weights = kernel(distances.abs(), self.transform.interpolation)
+        weights = weights / weights.sum(1, keepdim=True)
+        steps = 2.0 ** torch.arange(1, MOST_BITS + 1)
+        unit = 2.0 ** (weights.max() * steps < 2**15 - 0.5).sum().float()
+        scaled = weights[:-1] * unit
+        return (scaled.abs() + 0.5).floor() * scaled.sign(), unit
+
+    def _start(self, length: Tensor) -> Tensor:
+        """Return the start of the crop, as EvalTransform does; round() rounds a half to the even number."""
+        spare = length - self.transform.side
+        half = spare // 2
+        return half + half % 2 * (spare % 2)
+
+
+def kernel(distances: Tensor, interpolation: str) -> Tensor:
+    """Return the weights of pixels at these distances, with Pillow's kernels."""
+    if interpolation == "bilinear":
+        return (1 - distances).clamp(min=0)
+    near = ((CUBIC + 2) * distances - (CUBIC + 3)) * distances**2 + 1
+    far = ((CUBIC * distances - 5 * CUBIC) * distances + 8 * CUBIC) * distances - 4 * CUBIC
+    return torch.where(distances < 1, near, torch.where(distances < 2, far, 0.0))
+
+
+def rounded(sums: Tensor, unit: Tensor) -> Tensor:
+    return (sums / unit + 0.5).floor().clamp(0, 255)
+
+
+def width_first(pixels: Tensor, rows: Tensor, row_unit: Tensor, columns: Tensor, column_unit: Tensor) -> Tensor:
+    return rounded(rows @ rounded(pixels @ columns.T, column_unit), row_unit)
+
+
+def height_first(pixels: Tensor, rows: Tensor, row_unit: Tensor, columns: Tensor, column_unit: Tensor) -> Tensor:
+    return rounded(rounded(rows @ pixels, row_unit) @ columns.T, column_unit)
+
+
+class PhotoClassifier(nn.Module):
+    """A model with its preprocessing: one photo, uint8 [H, W, 3], to probabilities [classes]."""
+
+    def __init__(self, model: nn.Module, data: Data):
+        """`model`: a model that divides its logits by the temperature."""
+        super().__init__()
+        self.prepare, self.normalize, self.model = Photo(data), Normalize(data), model
+        self.has_several_labels = data.has_several_labels
+
+    def forward(self, photo: Tensor) -> Tensor:
+        return self.probabilities(torch.addcmul(self.normalize.shift, self.prepare(photo), self.normalize.scale)[None])
+
+    def probabilities(self, images: Tensor) -> Tensor:
+        logits = self.model(images)[0]
+        return logits.sigmoid() if self.has_several_labels else logits.softmax(0)
+
+
+# Height and width of drawn photos
+SHAPES = ((1, 1), (2, 300), (300, 2), (31, 47), (480, 640), (1300, 150), (150, 1300))
+MOST_DIFFERENCE = 5e-3  # of a probability, because single pixels may differ by 1
+MOST_CHANGED = 1e-3  # share of photos with another answer
+SHARE = 0.95  # of right answers, as with `predict.py -unknown 0.95`
+MOST_PHOTOS = 2000  # of the validation images
+
+
+@dataclass(frozen=True)
+class PhotoSubject(Subject):
+    """A model that is exported with its preprocessing, and the validation images on which the graph is checked."""
+
+    photos: ImageSet | None = None  # decoded by `read`
+    names = ("photo", "probabilities")
+    dimensions = {0: "height", 1: "width"}
+
+    def __post_init__(self):
+        refuse_unsupported(self.config.DATA)
+
+    @cached_property
+    def graph(self) -> PhotoClassifier:
+        model = Calibrated(self.model, self.temperature or 1.0)
+        return PhotoClassifier(model, self.config.DATA).eval()
+
+    @property
+    def threshold(self) -> float:
+        """Return the probability below which a photo is unknown: SHARE of the answers above it are right. 0: unknown."""
+        curve = self.record.get(CALIBRATION, {}).get("curve")
+        found, _ = find_answered(curve or [], SHARE)
+        return (found.confidence - ROUNDING if found else 1.0) if curve else 0.0
+
+    @property
+    def facts(self) -> dict[str, str]:
+        return super().facts | {"unknown_below": json.dumps(self.threshold)}
+
+    @property
+    def example(self) -> Tensor:
+        return torch.from_numpy(next(each for each in drawn_photos() if min(each.shape[:2]) > 300))
+
+    def expected(self, pixels: np.ndarray) -> Tensor:
+        """Return the probabilities of an image, uint8 [H, W, C], as scripts/predict.py computes them."""
+        data, graph = self.config.DATA, self.graph
+        image = torch.empty((data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE), dtype=torch.uint8)
+        EvalTransform(data)(pixels, image)
+        return graph.probabilities(graph.normalize(image[None]))
+
+    def check(self, run: Callable[[Tensor], Tensor]) -> str:
+        """Compare the graph with the original on drawn photos and on validation images. Raise WrongExport if they differ."""
+        channels = self.config.DATA.IMAGE_CHANNELS
+        largest = max(self._compare(run, pixels[:, :, :channels])[0] for pixels in drawn_photos())
+        if not largest <= MOST_DIFFERENCE:
+            raise WrongExport(f"its probabilities of drawn photos differ by up to {largest:.1e}")
+        found = [self._compare(run, pixels) for _, pixels in draw(self.photos, MOST_PHOTOS)]
+        changed = sum(is_changed for _, is_changed in found)
+        result = (
+            f"{counted(len(found), 'validation image')}, {changed} with another answer, largest difference of "
+            f"probabilities {max(difference for difference, _ in found):.1e}"
+        )
+        if changed > MOST_CHANGED * len(found):
+            raise WrongExport(f"too many answers differ ({result})")
+        return result
+
+    def _compare(self, run: Callable[[Tensor], Tensor], pixels: np.ndarray) -> tuple[float, bool]:
+        """Return the largest difference of a probability, and whether the answer differs beyond a near tie."""
+        expected = self.expected(pixels)
+        found = run(torch.from_numpy(as_photo(pixels)))
+        if self.config.DATA.has_several_labels:
+            lost = ((expected - 0.5).abs() * ((expected > 0.5) != (found > 0.5))).max()
+        else:
+            lost = expected.max() - expected[found.argmax()]
+        return float((found - expected).abs().max()), bool(lost > MOST_DIFFERENCE)
+
+
+def drawn_photos() -> Iterator[np.ndarray]:
+    """Yield noise, ramps and thin lines, whose pixels depend most on the exact resize."""
+    rng = np.random.default_rng(0)
+    for height, width in SHAPES:
+        ramp = np.add.outer(np.arange(height), np.arange(width))[..., None] // [1, 2, 3]
+        for pixels in (rng.integers(0, 256, (height, width, 3)), ramp % 256, ramp % 7 // 6 * 255):
+            yield pixels.astype(np.uint8)
+
+
+def draw(images: ImageSet, most: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield up to `most` readable images, drawn by a seed, with their indices."""
+    for index in np.random.default_rng(0).permutation(len(images))[:most].tolist():
+        with contextlib.suppress(ImageReadError):
+            yield index, images.read(index)
+
+
+def as_photo(pixels: np.ndarray) -> np.ndarray:
+    """Return an image of one or three colours, uint8 [H, W, C], as a photo, uint8 [H, W, 3]."""
+    return pixels.repeat(3 // pixels.shape[2], axis=2)

@@ -1,0 +1,110 @@
+"""Classifies images with a graph that scripts/export.py wrote (.onnx), computed by onnxruntime."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from configs.schema import Config
+from datasets.loading.ahead import read_ahead
+from datasets.sources.images import FileImages
+from datasets.types import Batch, ImageReadError
+from engine.predict.classifier import Classifier, config_of
+from engine.predict.predictor import Predictor
+from engine.settings import override
+from utils.distributed import Process
+from utils.errors import ConfigError, cause_of, naming_damage, needing
+
+ENDING = ".onnx"
+NEEDED = ("class_names", "data", "probabilities")  # metadata that scripts/export.py writes
+FIXED = ("-cfg", "-opts", "-amp")  # flags that would change the graph
+PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")
+READ_AHEAD = 2  # photos
+
+
+class Graph(nn.Module):
+    """A graph with the interface of a model: images to logits.
+
+    A graph that takes a photo returns probabilities; their logarithm serves as its logits.
+    """
+
+    def __init__(self, path: Path):
+        super().__init__()
+        with needing("onnxruntime", str(path)):
+            import onnxruntime
+        providers = [each for each in PROVIDERS if each in onnxruntime.get_available_providers()]
+        try:
+            self.session = onnxruntime.InferenceSession(path, providers=providers)
+        except Exception as error:  # onnxruntime has a class of errors for each cause
+            raise ConfigError(
+                f"{path}: onnxruntime cannot read this file ({cause_of(error)}); export it again"
+            ) from error
+        texts = self.session.get_modelmeta().custom_metadata_map
+        if missing := [key for key in NEEDED if key not in texts]:
+            raise ConfigError(
+                f"{path}: its metadata lacks {', '.join(missing)}; only files of scripts/export.py say what their inputs "
+                "and outputs mean"
+            )
+        with naming_damage(path):
+            self.facts = {key: json.loads(text) for key, text in texts.items()}
+        self.input = self.session.get_inputs()[0].name
+        self.takes_photo = self.input == "photo"
+        self.num_classes = len(self.facts["class_names"])
+        self.runtime = f"onnxruntime {onnxruntime.__version__} ({self.session.get_providers()[0]})"
+
+    def forward(self, images: Tensor) -> Tensor:
+        if not self.takes_photo:
+            return torch.from_numpy(self.session.run(None, {self.input: images.cpu().numpy()})[0]).to(images.device)
+        photo = images[0].permute(1, 2, 0).contiguous().numpy()
+        found = torch.from_numpy(self.session.run(None, {self.input: photo})[0])[None].clamp(min=torch.finfo().tiny)
+        return found.logit() if self.facts["probabilities"] == "sigmoid" else found.log()
+
+
+def load_exported(path: Path, flags: Sequence[str], raw: bool) -> Classifier:
+    """Load a graph as a classifier. Raise ConfigError for flags that a finished graph cannot obey."""
+    if given := [flag for flag in FIXED if flag in flags] + ["-raw"] * raw:
+        raise ConfigError(f"{', '.join(given)}: the graph in {path} is finished; leave the flag out")
+    graph = Graph(path)
+    facts, data = graph.facts, graph.facts["data"]
+    if graph.takes_photo:  # a graph of a grey model converts colours itself
+        repeat = 3 // data["input_size"][0]
+        data |= {"input_size": [3, *data["input_size"][1:]], "mean": data["mean"] * repeat, "std": data["std"] * repeat}
+    settings = {"DATA.EXIF": facts.get("exif", "apply"), "MODEL.NAME": facts.get("arch", path.stem), "AMP": False}
+    if facts["probabilities"] == "sigmoid":
+        settings["DATA.LABEL_SEPARATOR"] = "|"
+    config = override(config_of({"config": settings, "data": data}, path), flags)
+    calibration = facts.get("calibration", {})
+    if calibration.get("temperature") and (graph.takes_photo or facts.get("calibrated")):
+        calibration |= {"temperature": 1.0}  # the graph divides by it
+    classes, epoch = list(facts["class_names"]), facts.get("epoch")
+    return Classifier(
+        config, graph.eval(), classes, str(path), "", epoch, calibration, graph.runtime, graph.takes_photo
+    )
+
+
+class PhotoPredictor(Predictor):
+    """A predictor that hands whole photos to the graph, one at a time."""
+
+    def __init__(self, classifier: Classifier, process: Process, flip: bool, say: Callable[[str], None]):
+        if flip:
+            raise ConfigError(f"-flip: the graph in {classifier.source} prepares the photo itself; leave -flip out")
+        super().__init__(classifier, process, flip, say)
+        self.normalize = lambda photos, dtype: photos  # the graph normalizes them
+
+    def batches(self, config: Config, images: FileImages) -> Iterator[Batch]:
+        def read(index: int) -> Batch:
+            target = torch.tensor([index])
+            if index >= len(images):  # this process has no images left
+                return Batch(target, target, 0, [])
+            try:
+                return Batch(torch.from_numpy(images.read(index)).permute(2, 0, 1)[None], target, 1, [])
+            except ImageReadError:
+                return Batch(target, target, 0, [index])
+
+        with ThreadPoolExecutor(READ_AHEAD) as pool:
+            starts = range(0, len(images), self.process.world_size)
+            tasks = (pool.submit(read, start + self.process.rank) for start in starts)
+            yield from (task.result() for task in read_ahead(tasks, READ_AHEAD))

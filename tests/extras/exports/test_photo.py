@@ -1,0 +1,69 @@
+"""The pixels of a graph that takes photos."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.schema import Data
+from datasets.transforms import crop
+from datasets.transforms.crop import EvalTransform
+from extras.exports.photo import Photo, drawn_photos, refuse_unsupported
+from tests.support.properties import examples
+from tests.support.refusals import refused
+from utils.errors import ConfigError
+
+DATA = replace(Data(), IMAGE_SIZE=32, CROP_PCT=0.875)
+
+
+def both(photo: np.ndarray, data: Data) -> tuple[np.ndarray, np.ndarray]:
+    """Return the pixels of predict.py and of the graph."""
+    expected = torch.empty((data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE), dtype=torch.uint8)
+    EvalTransform(data)(photo[:, :, : data.IMAGE_CHANNELS], expected)
+    return expected.numpy().astype(int), Photo(data)(torch.from_numpy(photo)).numpy().astype(int)
+
+
+@examples(60)
+@given(
+    st.sampled_from(["bilinear", "bicubic"]),
+    st.sampled_from(["center", "squash"]),
+    st.integers(1, 200),
+    st.integers(1, 200),
+    st.sampled_from([0.6, 0.875, 1.0]),
+)
+def test_pixels_differ_by_at_most_one_for_photos_of_any_size(interpolation, mode, height, width, share):
+    data = replace(DATA, INTERPOLATION=interpolation, CROP_MODE=mode, CROP_PCT=share)
+    photo = np.random.default_rng(height).choice([0, 3, 128, 255], (height, width, 3)).astype(np.uint8)
+    expected, found = both(photo, data)
+    assert np.abs(expected - found).max() <= 1
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("is_height_first", [False, True])
+def test_nearly_all_pixels_of_drawn_photos_are_equal(monkeypatch, interpolation, is_height_first):
+    monkeypatch.setattr(crop, "pillow_resizes_height_first", lambda: is_height_first)
+    monkeypatch.setattr("extras.exports.photo.pillow_resizes_height_first", lambda: is_height_first)
+    data = replace(DATA, IMAGE_SIZE=224, INTERPOLATION=interpolation)
+    differences = [np.abs(np.subtract(*both(photo, data))) for photo in drawn_photos()]
+    assert max(each.max() for each in differences) <= 1
+    assert np.mean([(each > 0).mean() for each in differences]) < 1e-3
+
+
+def test_grey_model_gets_pillows_grey():
+    from PIL import Image
+
+    photo = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
+    found = Photo(replace(DATA, IMAGE_CHANNELS=1, CROP_PCT=1.0))(torch.from_numpy(photo))
+    assert (found[0].numpy() == np.asarray(Image.fromarray(photo).convert("L"))).all()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("INTERPOLATION", "lanczos"), ("CROP_MODE", "border"), ("CROP_PCT", 1.1), ("TOKENS", 64)]
+)
+def test_preparation_that_the_graph_lacks_is_refused_by_name(setting, value):
+    refuse_unsupported(DATA)
+    with refused(ConfigError, "-photo", f"DATA.{setting}", value):
+        refuse_unsupported(replace(DATA, **{setting: value}))

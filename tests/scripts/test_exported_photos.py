@@ -1,0 +1,158 @@
+"""Exported graphs that take photos: scripts/export.py -photo, -int8 and -to web, and scripts/predict.py with them."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from extras.exports.web import RUNTIME
+from tests.support.refusals import assert_names
+from tests.support.runs import rows_of, run, run_folder, typed
+
+pytestmark = pytest.mark.slow
+onnx = pytest.importorskip("onnx")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, small_yaml):
+    output = tmp_path_factory.mktemp("trained")
+    run("main_single_gpu.py", "-cfg", str(small_yaml), "-output", str(output), "-epochs", "4").done()
+    return run_folder(output)
+
+
+@pytest.fixture(scope="module")
+def photo_graph(trained, tmp_path_factory):
+    path = tmp_path_factory.mktemp("photo") / "digits.onnx"
+    ended = typed("scripts/export.py", trained, "-output", path, "-photo").done()
+    assert_names(ended.stdout, path, "onnxruntime", "359 validation images, 0 with another answer")
+    return path
+
+
+def predicted(model, images, table, *words) -> list[dict[str, str]]:
+    typed("scripts/predict.py", model, images, "-csv", table, *words).done()
+    return rows_of(table)
+
+
+def assert_same_answers(one: list, other: list) -> None:
+    assert [each["image_path"] for each in one] == [each["image_path"] for each in other]
+    for row, again in zip(one, other, strict=True):
+        assert float(again["probability"]) == pytest.approx(float(row["probability"]), abs=5e-3)
+        assert again["class"] == row["class"] or float(row["probability"]) - float(row["probability_2"]) < 5e-3
+
+
+@pytest.fixture
+def photos(tmp_path, digits):
+    """Make photos of unusual sizes and modes."""
+    folder, rng = tmp_path / "photos", np.random.default_rng(0)
+    folder.mkdir()
+    for number, path in enumerate(sorted(digits.glob("[0-9]/*.png"))[::40]):
+        shutil.copy(path, folder / f"{number}.png")
+    sizes = {"pixel": (1, 1), "wide": (20, 200), "tall": (200, 20), "large": (300, 400)}
+    for name, size in sizes.items():
+        Image.fromarray(rng.integers(0, 256, (*size, 3), np.uint8)).save(folder / f"{name}.png")
+    Image.fromarray(rng.integers(0, 256, (9, 9, 4), np.uint8)).save(folder / "alpha.png")
+    Image.fromarray(rng.integers(0, 2**16, (9, 9), np.uint16)).save(folder / "deep.png")
+    Image.fromarray(rng.integers(0, 256, (9, 9), np.uint8)).save(folder / "grey.png")
+    return folder
+
+
+def test_graph_with_photo_answers_as_its_run(trained, photo_graph, photos, tmp_path):
+    expected = predicted(trained, photos, tmp_path / "a.csv", "-top", 2)
+    assert_same_answers(expected, predicted(photo_graph, photos, tmp_path / "b.csv", "-top", 2))
+
+
+@pytest.mark.parametrize("words", [(), ("-calibrated",)])
+def test_graph_without_photo_answers_as_its_run(trained, photos, tmp_path, words):
+    typed("scripts/export.py", trained, "-output", tmp_path / "x.onnx", *words).done()
+    expected = predicted(trained, photos, tmp_path / "a.csv", "-top", 2, "-flip")
+    assert_same_answers(expected, predicted(tmp_path / "x.onnx", photos, tmp_path / "b.csv", "-top", 2, "-flip"))
+
+
+def test_predict_names_runtime_and_draws_photos_of_a_graph(photo_graph, photos, tmp_path):
+    files = ("-sheet", tmp_path / "x.png", "-json", tmp_path / "x.json", "-unknown", 0.5)
+    ended = typed("scripts/predict.py", photo_graph, photos, *files).done()
+    assert_names(ended.stderr, "onnxruntime", "CPUExecutionProvider", "calibrated", "-unknown 0.5")
+    assert len(json.loads((tmp_path / "x.json").read_text())["images"]) == len(list(photos.iterdir()))
+    with Image.open(tmp_path / "x.png") as sheet:
+        assert np.asarray(sheet).std() > 10
+
+
+def test_unreadable_photo_is_named_and_the_others_are_classified(photo_graph, photos):
+    (photos / "broken.png").write_bytes(b"no picture")
+    Image.new("RGB", (1, 20_000)).save(photos / "thread.png")
+    ended = typed("scripts/predict.py", photo_graph, photos)
+    assert ended.returncode == 2 and len(ended.stdout.splitlines()) == len(list(photos.iterdir())) - 1
+    assert_names(ended.stderr, photos / "broken.png", "1 of 18 images")
+
+
+def test_wrong_graph_or_flag_is_refused_by_predict(photo_graph, photos, tmp_path):
+    typed("scripts/predict.py", photo_graph, photos, "-amp").refused("-amp", photo_graph)
+    typed("scripts/predict.py", photo_graph, photos, "-raw").refused("-raw", photo_graph)
+    typed("scripts/predict.py", photo_graph, photos, "-flip").refused("-flip", photo_graph)
+    typed("scripts/predict.py", photo_graph, photos, "-attention", tmp_path / "maps").refused("-attention")
+    (tmp_path / "damaged.onnx").write_bytes(b"no graph")
+    typed("scripts/predict.py", tmp_path / "damaged.onnx", photos).refused(tmp_path / "damaged.onnx", "onnxruntime")
+    model = onnx.load(photo_graph)
+    del model.metadata_props[:]
+    onnx.save(model, tmp_path / "theirs.onnx")
+    typed("scripts/predict.py", tmp_path / "theirs.onnx", photos).refused("class_names", "data", "probabilities")
+
+
+def test_wrong_use_of_photo_flags_is_refused_by_export(trained, tmp_path):
+    typed("scripts/export.py", trained, "-output", tmp_path / "x.safetensors", "-photo").refused("-photo", "-to onnx")
+    typed("scripts/export.py", trained, "-output", tmp_path / "x.pt2", "-int8").refused("-int8", "-to onnx")
+    words = (trained, "-output", tmp_path / "x.onnx", "-photo", "-data_path", tmp_path / "nowhere")
+    typed("scripts/export.py", trained, "-to", "web", "-output", tmp_path / "x", "-runtime", tmp_path).refused(
+        "-runtime", tmp_path
+    )
+    assert not any(tmp_path.iterdir()), words
+
+
+def test_page_in_8_bits_has_the_graph_and_asks_no_other_place(trained, photos, tmp_path):
+    package = tmp_path / "onnxruntime-web"
+    (package / "dist").mkdir(parents=True)
+    for name in RUNTIME:
+        (package / "dist" / name).write_text(name)
+    words = ("-to", "web", "-output", tmp_path / "page", "-int8", "-accept", "-runtime", package)
+    ended = typed("scripts/export.py", trained, *words).done()
+    assert_names(ended.stdout, "float32", "int8", "359 right", "95% interval", "python -m http.server")
+    facts = json.loads((tmp_path / "page/model.json").read_text())
+    assert facts["classes"] == list("0123456789") and 0 < facts["threshold"] <= 1
+    for each, name in zip(facts["runtime"], RUNTIME, strict=True):
+        assert each["url"] == f"runtime/{name}" and each["integrity"].startswith("sha384-")
+        assert (tmp_path / "page" / each["url"]).read_text() == name
+    texts = {name: (tmp_path / "page" / name).read_text() for name in ("index.html", "page.css", "page.js")}
+    assert not any("http" in text.replace("http-equiv", "") for text in texts.values())
+    assert {*re.findall(r'byId\("(\w+)"\)', texts["page.js"])} <= {*re.findall(r'id="(\w+)"', texts["index.html"])}
+    model = onnx.load(tmp_path / "page/model.onnx")
+    kinds = [node.op_type for node in model.graph.node]
+    assert kinds.count("DequantizeLinear") > 10 and "If" in kinds
+    answers = predicted(tmp_path / "page/model.onnx", photos, tmp_path / "a.csv")
+    assert len(answers) == len(list(photos.iterdir()))
+
+
+def test_page_without_a_runtime_names_one_version_and_its_checksums(trained, tmp_path):
+    typed("scripts/export.py", trained, "-to", "web", "-output", tmp_path / "page").done()
+    facts = json.loads((tmp_path / "page/model.json").read_text())
+    assert all(re.search(r"/onnxruntime-web@\d+\.\d+\.\d+/dist/", each["url"]) for each in facts["runtime"])
+    assert [each["integrity"] for each in facts["runtime"]] == [f"sha384-{digest}" for digest in RUNTIME.values()]
+
+
+def test_int8_that_loses_accuracy_is_refused_and_names_the_layer(trained, tmp_path):
+    state = torch.load(trained / "best.pth", weights_only=True)
+    weights = state[state["preferred"]]
+    # A hidden unit that is always large, and that the next layer ignores: float32 loses nothing, 8 bits lose the rest.
+    weights["blocks.0.mlp.fc1.bias"][0] = 1e4
+    weights["blocks.0.mlp.fc2.weight"][:, 0] = 0.0
+    torch.save(state, tmp_path / "best.pth")
+    words = (tmp_path / "best.pth", "-output", tmp_path / "x.onnx", "-int8")
+    ended = typed("scripts/export.py", *words)
+    assert ended.returncode == 1 and not (tmp_path / "x.onnx").exists()
+    assert_names(ended.stderr, "float32", "int8", "blocks.0.mlp.fc2", "-keep_float", "-accept")
+    typed("scripts/export.py", *words, "-keep_float", "blocks.0.mlp.*").done()
+    assert (tmp_path / "x.onnx").exists()
+    typed("scripts/export.py", *words, "-keep_float", "blocks.99").refused("-keep_float", "blocks.99")

@@ -17,6 +17,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_
 from datasets.types import ImageSet
 from engine.evaluation.image_test import ImageTest
 from extras.exports.photo import PhotoSubject, as_photo, draw
+from models.export.formats import SCOPES
 from models.export.subject import WrongExport
 from utils.errors import ConfigError
 from utils.text import first_of, format_bytes
@@ -24,7 +25,6 @@ from utils.text import first_of, format_bytes
 KINDS = ("MatMul", "Gemm", "Conv")  # 8 bits elsewhere save little time, and cost most of the accuracy
 FOR_RANGES, FOR_ACCURACY, FOR_LAYERS = 256, 5000, 16  # numbers of images, drawn by a seed
 MOST_LOST = 2.0  # percentage points of accuracy, at the lower end of the 95% interval
-SCOPES = "pkg.torch.onnx.name_scopes"  # metadata of torch's exporter: the modules that contain a node
 MODEL = "model.model."  # the place of the model in PhotoClassifier
 NUM_NAMED = 3
 
@@ -74,6 +74,8 @@ class Quantizer:
                 f"change the answers most: {', '.join(worst)}; name them with -keep_float, or add -accept\n{told}"
             )
         result = onnx.load(changed)
+        for node in result.graph.node:
+            del node.metadata_props[:]
         del result.metadata_props[:]  # onnxruntime has added some of its own
         result.metadata_props.extend(model.metadata_props)
         result.producer_name = model.producer_name  # so that the file is known as ours

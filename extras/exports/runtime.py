@@ -17,6 +17,7 @@ from engine.predict.predictor import Predictor
 from engine.settings import override
 from utils.distributed import Process
 from utils.errors import ConfigError, cause_of, naming_damage, needing
+from utils.torch_internals import import_timm
 
 ENDING = ".onnx"
 NEEDED = ("class_names", "data", "probabilities")  # metadata that scripts/export.py writes
@@ -37,7 +38,9 @@ class Graph(nn.Module):
             import onnxruntime
         providers = [each for each in PROVIDERS if each in onnxruntime.get_available_providers()]
         try:
-            self.session = onnxruntime.InferenceSession(path, providers=providers)
+            options = onnxruntime.SessionOptions()
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # cores also decode the next photos
+            self.session = onnxruntime.InferenceSession(path, options, providers=providers)
         except Exception as error:  # onnxruntime has a class of errors for each cause
             raise ConfigError(
                 f"{path}: onnxruntime cannot read this file ({cause_of(error)}); export it again"
@@ -67,6 +70,7 @@ def load_exported(path: Path, flags: Sequence[str], raw: bool) -> Classifier:
     """Load a graph as a classifier. Raise ConfigError for flags that a finished graph cannot obey."""
     if given := [flag for flag in FIXED if flag in flags] + ["-raw"] * raw:
         raise ConfigError(f"{', '.join(given)}: the graph in {path} is finished; leave the flag out")
+    import_timm()  # quickly; the predictor's transforms import it in any case
     graph = Graph(path)
     facts, data = graph.facts, graph.facts["data"]
     if graph.takes_photo:  # a graph of a grey model converts colours itself

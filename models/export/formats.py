@@ -26,6 +26,9 @@ class Format(NamedTuple):
     load: Callable[[Subject, Path], Callable[[Tensor], Tensor]]  # loads the exported file as users would
 
 
+SCOPES = "pkg.torch.onnx.name_scopes"  # metadata of a node: the modules that contain it
+
+
 def write_onnx(subject: Subject, path: Path) -> None:
     with needing("onnx onnxscript onnxruntime", "-to onnx"):
         import onnxruntime  # noqa: F401
@@ -39,6 +42,9 @@ def write_onnx(subject: Subject, path: Path) -> None:
         output_names=[subject.names[1]],
         verbose=False,
     )
+    for node in program.model.graph.all_nodes():  # the other entries name source files of this machine
+        for key in {*node.metadata_props} - {SCOPES}:
+            del node.metadata_props[key]
     program.model.metadata_props.update(subject.facts)
     program.save(path)  # weights above 2 GB, the limit of a protobuf, go into a second file
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from extras.exports.web import RUNTIME
 from tests.support.refusals import assert_names
-from tests.support.runs import rows_of, run, run_folder, typed
+from tests.support.runs import ROOT, rows_of, run, run_folder, typed
 
 pytestmark = pytest.mark.slow
 onnx = pytest.importorskip("onnx")
@@ -29,6 +29,7 @@ def photo_graph(trained, tmp_path_factory):
     path = tmp_path_factory.mktemp("photo") / "digits.onnx"
     ended = typed("scripts/export.py", trained, "-output", path, "-photo").done()
     assert_names(ended.stdout, path, "onnxruntime", "359 validation images, 0 with another answer")
+    assert str(ROOT).encode() not in path.read_bytes(), "the file names no file of this machine"
     return path
 
 

@@ -39,7 +39,8 @@ class Graph(nn.Module):
         providers = [each for each in PROVIDERS if each in onnxruntime.get_available_providers()]
         try:
             options = onnxruntime.SessionOptions()
-            options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # cores also decode the next photos
+            # Idle threads do not spin, so that the cores can decode the next photos.
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
             self.session = onnxruntime.InferenceSession(path, options, providers=providers)
         except Exception as error:  # onnxruntime has a class of errors for each cause
             raise ConfigError(

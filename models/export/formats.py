@@ -92,10 +92,26 @@ def export(subject: Subject, name: str, target: Path, change: Callable[[Path], s
         )
     check_target(name, chosen.suffix, target)
     with staged(target) as path:
-        chosen.write(subject, path)
+        with naming_untraceable(name, subject):
+            chosen.write(subject, path)
         with naming_wrong_export(name, chosen.loaded_by, target):
             result = f"loaded again by {chosen.loaded_by}, {subject.check(chosen.load(subject, path))}"
         return f"{result}\n{change(path)}" if change else result
+
+
+@contextlib.contextmanager
+def naming_untraceable(name: str, subject: Subject) -> Iterator[None]:
+    """Turn an error of torch's exporter into a ConfigError with a way out."""
+    try:
+        yield
+    except Exception as error:  # torch raises errors of many types, and of its own
+        if isinstance(error, ConfigError | OSError) or isinstance(error.__context__, OSError):
+            raise
+        cause = error.__cause__ or error
+        reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+        raise ConfigError(
+            f"-to {name}: torch cannot export {subject.name} ({reason}); use -to hf or a .safetensors file"
+        ) from error
 
 
 @contextlib.contextmanager

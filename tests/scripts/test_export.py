@@ -193,6 +193,20 @@ def test_export_wrong_for_one_kind_of_image_is_deleted(plain, tmp_path, monkeypa
     assert not any(tmp_path.iterdir())
 
 
+class Branching(torch.nn.Module):
+    """A model whose calculation depends on the values of its input."""
+
+    def forward(self, images):
+        return images.mean((2, 3)) if images.sum() > 0 else images.amax((2, 3))
+
+
+@pytest.mark.parametrize("to", ["onnx", "torch"])
+def test_model_that_torch_cannot_trace_is_refused_with_a_way_out(plain, tmp_path, monkeypatch, to):
+    monkeypatch.setattr("models.export.subject.Subject.graph", Branching())
+    exported(plain, to, tmp_path / f"x{FORMATS[to].suffix}").refused(f"-to {to}", "tiny_test", "-to hf", ".safetensors")
+    assert not any(tmp_path.iterdir())
+
+
 # Exports weights that differ from the model's, in both formats, and prints the exit codes.
 WRONG_WEIGHTS = """
 import sys

@@ -274,6 +274,7 @@ DIRECT = {
     "datasets/index.py": "unnamed temporary files",
     "engine/session.py": "the empty lock of a run's folder",
     "extras/cache.py": "the index, written last, makes the data count",
+    "extras/exports/web.py": "a temporary path of `staged`",
     "extras/labels/alike.py": "an unnamed temporary file",
     "models/compilation.py": "an unnamed temporary file",
     "models/export/formats.py": "a temporary path of `staged`",

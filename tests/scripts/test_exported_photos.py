@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from extras.exports.web import RUNTIME
+from models.export.formats import FORMATS
 from tests.support.refusals import assert_names
 from tests.support.runs import ROOT, rows_of, run, run_folder, typed
 
@@ -31,6 +32,17 @@ def photo_graph(trained, tmp_path_factory):
     assert_names(ended.stdout, path, "onnxruntime", "359 validation images, 0 with another answer")
     assert str(ROOT).encode() not in path.read_bytes(), "the file names no file of this machine"
     return path
+
+
+def test_graph_with_other_answers_on_validation_images_is_deleted(trained, tmp_path, monkeypatch):
+    def load(subject, path):
+        return lambda photo: subject.graph(photo).roll(int(photo.shape[0] == 8), 0)  # digits are 8 pixels high
+
+    wrong = FORMATS["torch"]._replace(write=lambda subject, path: path.touch(), load=load)
+    monkeypatch.setitem(FORMATS, "torch", wrong)
+    ended = typed("scripts/export.py", trained, "-output", tmp_path / "x.pt2", "-photo")
+    assert ended.returncode == 1 and not any(tmp_path.iterdir())
+    assert_names(ended.stderr, "-to torch", "359 validation images")
 
 
 def predicted(model, images, table, *words) -> list[dict[str, str]]:

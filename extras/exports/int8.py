@@ -128,6 +128,7 @@ def quantize(source: Path, target: Path, photos: Iterable[np.ndarray], nodes: li
         op_types_to_quantize=list(KINDS),
         nodes_to_quantize=nodes,
         per_channel=True,
+        reduce_range=True,  # weights of 7 bits, because sums of 8-bit products saturate on processors without VNNI
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,
     )

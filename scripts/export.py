@@ -67,14 +67,14 @@ NEEDED = {"config", "class_names", "data"}
 
 
 class Int8(NamedTuple):
-    """How a graph is changed to 8 bits."""
+    """The options of -int8."""
 
     keep_float: list[str]  # patterns of layers that stay in float32
     accepts_any: bool  # whether the file is kept even if the accuracy is lower
 
 
 class Graph(NamedTuple):
-    """What a graph contains besides the model."""
+    """The options for graphs."""
 
     is_calibrated: bool = False
     takes_photo: bool = False
@@ -229,7 +229,7 @@ def write_graph(part: Part, to: str, target: Path, graph: Graph) -> str:
     from models.export.subject import Subject
 
     facts, config, classes = part.facts, config_of(part.facts, part.path), list(part.facts["class_names"])
-    facts = facts | {"exif": "apply" if PixelRules.of(config.DATA).applies_exif else "ignore"}
+    facts = facts | {"exif": PixelRules.of(config.DATA).exif}
     given = (part.weights, config, classes, facts, part.path, figures_of(part), graph.is_calibrated)
     if not graph.takes_photo:
         return formats.export(Subject(*given), to, target)
@@ -254,8 +254,8 @@ def write_graph(part: Part, to: str, target: Path, graph: Graph) -> str:
     formats.check_target(to, "", target)
     with formats.staged(target) as folder:
         folder.mkdir()
+        write_page(folder, subject, target.name, graph.runtime)  # first, because it may refuse -runtime
         result = formats.export(subject, "onnx", folder / GRAPH, change)
-        write_page(folder, subject, target.name, graph.runtime)
     return f"{result}\nto open it: python -m http.server -d {shlex.quote(str(target))}, then http://localhost:8000"
 
 

@@ -24,6 +24,11 @@ class PixelRules:
     background: tuple[int, ...] = (128, 128, 128)  # the RGB colour behind transparent pixels
     max_pixels: int = Data.MAX_PIXELS
 
+    @property
+    def exif(self) -> str:
+        """Return the value of DATA.EXIF for these rules."""
+        return "apply" if self.applies_exif else "ignore"
+
     @classmethod
     def of(cls, data: Data) -> "PixelRules":
         channels = data.IMAGE_CHANNELS

@@ -63,8 +63,7 @@ class Classifier:
                 "classes": self.classes,
                 "temperature": self.temperature,
             },
-            "preprocessing": preprocessing_of(self.config.DATA)
-            | {"exif": "apply" if PixelRules.of(self.config.DATA).applies_exif else "ignore"},
+            "preprocessing": preprocessing_of(self.config.DATA) | {"exif": PixelRules.of(self.config.DATA).exif},
         }
 
 

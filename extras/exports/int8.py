@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
+import torch
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
 from datasets.types import ImageSet
 from engine.evaluation.image_test import ImageTest
 from extras.exports.photo import PhotoSubject, as_photo, draw
-from models.export.formats import SCOPES
+from models.export.formats import SCOPES, load_onnx
 from models.export.subject import WrongExport
 from utils.errors import ConfigError
 from utils.text import first_of, format_bytes
@@ -30,7 +30,7 @@ NUM_NAMED = 3
 
 
 class Inputs(CalibrationDataReader):
-    """Photos in the form in which onnxruntime reads them to find the ranges of values."""
+    """Photos for onnxruntime, which measures the range of each value on them."""
 
     def __init__(self, photos: Iterable[np.ndarray]):
         self._photos = iter(photos)
@@ -68,7 +68,7 @@ class Quantizer:
         quantize(path, changed, photos, [node for nodes in layers.values() for node in nodes])
         told, test = self.compare(path, changed)
         if test.interval[0] < -MOST_LOST and not self.accepts_any:
-            worst = worst_layers(path, changed, photos[:FOR_LAYERS], layers)[:NUM_NAMED]
+            worst = self.worst_layers(path, changed, photos[:FOR_LAYERS], layers)[:NUM_NAMED]
             raise WrongExport(
                 f"-int8: the accuracy may be lower by more than {MOST_LOST:g} points, so no file was written; these layers "
                 f"change the answers most: {', '.join(worst)}; name them with -keep_float, or add -accept\n{told}"
@@ -86,12 +86,12 @@ class Quantizer:
     def compare(self, before: Path, after: Path) -> tuple[str, ImageTest]:
         """Return a text with the accuracy, size and speed of both files, and the paired comparison of their answers."""
         files = {"float32": before, "int8": after}
-        runs, seconds, right = [load(path) for path in files.values()], [0.0, 0.0], ([], [])
+        runs, seconds, right = [load_onnx(self.subject, path) for path in files.values()], [0.0, 0.0], ([], [])
         for index, pixels in draw(self.subject.photos, FOR_ACCURACY):
-            truth, photo = self.truth(index), as_photo(pixels)
+            truth, photo = self.truth(index), torch.from_numpy(as_photo(pixels))
             for number, run in enumerate(runs):
                 start = time.perf_counter()
-                probabilities = run(photo)
+                probabilities = run(photo).numpy()
                 seconds[number] += time.perf_counter() - start
                 right[number].append(np.atleast_1d(self.answer(probabilities) == truth))
         speeds = [len(right[0]) / each for each in seconds]
@@ -117,6 +117,21 @@ class Quantizer:
             return number
         return np.isin(np.arange(len(images.classes)), list(images.label_sets[number]))
 
+    def worst_layers(
+        self, source: Path, target: Path, photos: Sequence[np.ndarray], layers: dict[str, list[str]]
+    ) -> list[str]:
+        """Return the layers, first those that change the probabilities most when only they have 8 bits."""
+
+        def answers(path: Path) -> torch.Tensor:
+            run = load_onnx(self.subject, path)
+            return torch.stack([run(torch.from_numpy(photo)) for photo in photos])
+
+        expected, changes = answers(source), {}
+        for layer, nodes in layers.items():
+            quantize(source, target, photos, nodes)
+            changes[layer] = float((answers(target) - expected).abs().sum())
+        return sorted(changes, key=changes.get, reverse=True)
+
 
 def quantize(source: Path, target: Path, photos: Iterable[np.ndarray], nodes: list[str]) -> None:
     """Write the graph with these nodes in 8 bits: weights for each channel, and ranges of values as in these photos."""
@@ -134,12 +149,6 @@ def quantize(source: Path, target: Path, photos: Iterable[np.ndarray], nodes: li
     )
 
 
-def load(path: Path):
-    """Return the graph in a file as a function of a photo."""
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return lambda photo: session.run(None, {"photo": photo})[0]
-
-
 def layers_of(model: onnx.ModelProto) -> dict[str, list[str]]:
     """Return the nodes of each layer of the model that can have 8 bits, without the nodes that prepare the photo."""
     found: dict[str, list[str]] = {}
@@ -148,16 +157,3 @@ def layers_of(model: onnx.ModelProto) -> dict[str, list[str]]:
         if node.op_type in KINDS and len(scopes) > 1 and scopes[-2].startswith(MODEL):
             found.setdefault(scopes[-2].removeprefix(MODEL), []).append(node.name)
     return found
-
-
-def worst_layers(source: Path, target: Path, photos: Sequence[np.ndarray], layers: dict[str, list[str]]) -> list[str]:
-    """Return the layers, first those that change the probabilities most when only they have 8 bits."""
-    run, changes = load(source), {}
-    expected = [run(photo) for photo in photos]
-    for layer, nodes in layers.items():
-        quantize(source, target, photos, nodes)
-        run = load(target)
-        changes[layer] = sum(
-            float(np.abs(run(photo) - each).sum()) for photo, each in zip(photos, expected, strict=True)
-        )
-    return sorted(changes, key=changes.get, reverse=True)

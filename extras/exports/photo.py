@@ -20,7 +20,7 @@ from utils.errors import ConfigError
 from utils.text import counted
 from utils.torch_internals import RESIZE_KERNELS
 
-MOST_BITS = 22  # of the weights in torch's kernels
+MOST_BITS = 22  # torch's kernels multiply weights by at most 2**22
 GREY = (19595, 38470, 7471)  # Pillow's weights of red, green and blue, in 1/65536
 CUBIC = -0.5  # the parameter of Pillow's bicubic kernel
 
@@ -137,7 +137,7 @@ class PhotoClassifier(nn.Module):
         self.has_several_labels = data.has_several_labels
 
     def forward(self, photo: Tensor) -> Tensor:
-        return self.probabilities(torch.addcmul(self.normalize.shift, self.prepare(photo), self.normalize.scale)[None])
+        return self.probabilities(self.normalize(self.prepare(photo)[None]))
 
     def probabilities(self, images: Tensor) -> Tensor:
         logits = self.model(images)[0]
@@ -146,10 +146,10 @@ class PhotoClassifier(nn.Module):
 
 # Height and width of drawn photos
 SHAPES = ((1, 1), (2, 300), (300, 2), (31, 47), (480, 640), (1300, 150), (150, 1300))
-MOST_DIFFERENCE = 5e-3  # of a probability, because single pixels may differ by 1
-MOST_CHANGED = 1e-3  # share of photos with another answer
-SHARE = 0.95  # of right answers, as with `predict.py -unknown 0.95`
-MOST_PHOTOS = 2000  # of the validation images
+MOST_DIFFERENCE = 5e-3  # limit for each probability, which changes a little if single pixels differ by 1
+MOST_CHANGED = 1e-3  # limit for the share of photos with another answer
+SHARE = 0.95  # the share of right answers above the threshold, as with `predict.py -unknown 0.95`
+MOST_PHOTOS = 2000  # maximum number of validation images to compare
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ RUNTIME = {
 
 
 def write_page(folder: Path, subject: PhotoSubject, title: str, runtime: Path | None) -> None:
-    """Write the page into a folder that has the graph. `runtime`: an installed onnxruntime-web to copy, or None."""
+    """Write the page of a graph into a folder. `runtime`: an installed onnxruntime-web to copy, or None."""
     for path in PAGE.iterdir():
         text = path.read_text(encoding="utf-8")
         place = "" if runtime else f" {PLACE}"

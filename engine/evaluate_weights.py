@@ -2,11 +2,20 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import nn
 
 from datasets import BadImages, EvalData
 from engine.evaluation.evaluate import Evaluation, evaluate
 from engine.evaluation.tally import ImageResults, LabelResults
+from engine.plan import TrainPlan
+from engine.session import Session
 from engine.train.trainer import Trainer
+from utils.runs import BEST
+
+if TYPE_CHECKING:
+    from extras.report.image_results import BestResults
 
 
 def evaluate_both(trainer: Trainer, data: EvalData, bad_images: BadImages) -> dict[str, Evaluation]:
@@ -25,13 +34,31 @@ def evaluate_both(trainer: Trainer, data: EvalData, bad_images: BadImages) -> di
     return dict(zip(models, found, strict=True))
 
 
-def evaluate_saved(path: Path, trainer: Trainer, data: EvalData, bad_images: BadImages) -> ImageResults | LabelResults:
-    """Evaluate best.pth again. Its weights are loaded into the trainer's model, so the training must be over."""
+def complete_best(
+    session: Session, plan: TrainPlan, trainer: Trainer, data: EvalData, bad_images: BadImages, results: "BestResults"
+) -> None:
+    """At the end of a run, add what best.pth lacks: results of its images, and the statistics of -unknown. Collective."""
+    path = session.path / BEST
+    results.complete(lambda: evaluate_saved(path, trainer, data, bad_images))
+    if plan.config.CALIBRATE and plan.config.TRAIN.OBJECTIVE == "classes":
+        from extras.strangers.learn import learn
+
+        learn(path, plan, trainer, session)
+
+
+def load_saved(path: Path, trainer: Trainer) -> nn.Module:
+    """Load the better weights of best.pth into the trainer's model, so the training must be over. Return the model."""
     from engine.checkpoint.find import read_checkpoint
 
     suffix = trainer.best.suffix
     key, model = f"state_dict{suffix}", trainer.ema.model if suffix and trainer.ema else trainer.model
     state = trainer.parallel.local_part({key: read_checkpoint(path, lazily=True)[key]})
     trainer.parallel.load(model, state[key])
+    return model
+
+
+def evaluate_saved(path: Path, trainer: Trainer, data: EvalData, bad_images: BadImages) -> ImageResults | LabelResults:
+    """Evaluate best.pth again, as in `load_saved`."""
+    model = load_saved(path, trainer)
     (found,) = evaluate([model], data, trainer.prepare.normalize, trainer.precision, trainer.process, bad_images)
     return found.images.gather(trainer.process)

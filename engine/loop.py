@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datasets import BadImages, EvalData, Window
 from engine.callback_list import Watchers
 from engine.checkpoint.async_saver import BEST
-from engine.evaluate_weights import evaluate_both, evaluate_saved
+from engine.evaluate_weights import complete_best, evaluate_both
 from engine.evaluation.scores import rank_of
 from engine.memory import naming_remedy
 from engine.plan import TrainPlan
@@ -92,9 +92,8 @@ class Loop:
             return Outcome("stopped", ExitCode.NON_FINITE, f"stopped: {reason}", reason)
         finally:
             self.saves.saver.wait()
-        best = self.session.path / BEST
         results = self.watchers.report.results
-        results.complete(lambda: evaluate_saved(best, self.trainer, self.eval_data, self.bad_images))
+        complete_best(self.session, self.plan, self.trainer, self.eval_data, self.bad_images, results)
         why = self.why_finished
         return Outcome("done", ExitCode.DONE, why, reason=None if why == DONE else EARLY_STOP)
 

@@ -17,7 +17,7 @@ from datasets import BadImages, EvalData, build_eval_data, write_split
 from engine.build import build, load_data_sets, prepare_torch, restore
 from engine.callback_list import callbacks_that_save, choose_callbacks
 from engine.checkpoint.format import checkpoint_bytes, progress_in
-from engine.evaluate_weights import evaluate_saved
+from engine.evaluate_weights import complete_best
 from engine.evaluation.scores import Best
 from engine.loop import Loop
 from engine.memory import raises_when_full
@@ -156,7 +156,7 @@ def leave_finished(session: Session, plan: TrainPlan, trainer: Trainer, eval_dat
 
         report = RunReport(session, plan, trainer)
         bad_images = BadImages(plan.eval_set, plan.config.DATA.MAX_BAD_FRACTION, session.log.warn)
-        report.results.complete(lambda: evaluate_saved(session.path / BEST, trainer, eval_data, bad_images))
+        complete_best(session, plan, trainer, eval_data, bad_images, report.results)
         report.results.close()
         saved = {"epoch": trainer.epoch, "step": trainer.step}
         best = Best(*progress_in(session.path / BEST).get("best", ()))

@@ -4,7 +4,10 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+
 from engine.predict.classifier import Classifier
+from models.weights.state import KNOWN
 from utils.errors import ConfigError
 from utils.text import counted
 
@@ -22,27 +25,45 @@ class Answered(NamedTuple):
 
 
 def find_answered(curve: list[list], share: float) -> tuple[Answered | None, bool]:
-    """Return the lowest confidence at or above which at least this share is right, and whether a test confirms it.
+    """Return the lowest confidence at or above which at least this share is right, and whether tests confirm it.
 
-    The exact binomial test shows with 95% certainty that at least this share is right. Without the test, the share on
-    other images would be too low about half of the time. If no confidence passes the test, return the lowest one at or
-    above which this share of the validation images is right, or None if there is none.
+    The exact binomial test is applied from the surest images down, at numbers of images that do not depend on the
+    labels, until it fails. So at most 5% of all validation sets confirm a confidence at or above which fewer answers to
+    other images are right. The lowest of all confidences that pass the test would be too low more often. If none is
+    confirmed, return the lowest one at or above which this share of the validation images is right, or None.
     """
-    fitting = sorted(Answered(*point) for point in curve if point[2] / point[1] >= share)
-    certain = next((each for each in fitting if is_certain(each, share)), None)
-    return (certain, True) if certain else (fitting[0] if fitting else None, False)
+    points, certain = [Answered(*point) for point in curve], None
+    for number in numbers_to_test(points[-1].num_images if points else 0, share):
+        point = next(each for each in points if each.num_images >= number)
+        if point.num_images - point.num_right > most_wrong(point.num_images, share):
+            break
+        certain = point
+    fitting = min((each for each in points if each.num_right / each.num_images >= share), default=None)
+    return (certain, True) if certain else (fitting, False)
 
 
-def is_certain(answered: Answered, share: float) -> bool:
-    """Return whether at least this many right answers have a probability of at most 5% if only this share is right."""
-    total = answered.num_images
+def numbers_to_test(total: int, share: float) -> list[int]:
+    """Return the numbers of images to test, from a tenth of all on, at least 5% apart.
 
-    def log_probability(right: int) -> float:
-        ways = math.lgamma(total + 1) - math.lgamma(right + 1) - math.lgamma(total - right + 1)
-        return ways + right * math.log(share) + (total - right) * math.log1p(-share)
+    Each is the smallest number with which one more answer may be wrong; the last one is `total`.
+    """
+    numbers, number = [], max(1, total // 10)
+    while number <= total:
+        if most_wrong(number, share) > most_wrong(number - 1, share):
+            numbers.append(number)
+            number += max(1, total // 20)
+        else:
+            number += 1
+    return [*numbers, total] if numbers and numbers[-1] < total else numbers
 
-    numbers = range(answered.num_right, total + 1)
-    return math.fsum(math.exp(log_probability(right)) for right in numbers) <= 1 - CERTAINTY + EPSILON
+
+def most_wrong(total: int, share: float) -> int:
+    """Return how many of `total` answers may be wrong to show with 95% certainty that this share is right, or -1."""
+    wrong = np.arange(1, int(total * (1 - share)) + 2)
+    ratios = (total - wrong + 1) / wrong * (1 - share) / share
+    logarithms = total * math.log(share) + np.cumsum([0, *np.log(ratios)])
+    chances = np.cumsum(np.exp(logarithms))  # of at most this many wrong answers, if only this share is right
+    return int(np.searchsorted(chances, 1 - CERTAINTY + EPSILON, side="right")) - 1
 
 
 def find_threshold(classifier: Classifier, share: float, report: Callable[[str], None]) -> float:
@@ -70,5 +91,12 @@ def find_threshold(classifier: Classifier, share: float, report: Callable[[str],
         report(
             f"-unknown {share}: {counted(found.num_images, 'validation image')} with at least this confidence are too few "
             f"to claim this share on other images with {CERTAINTY:.0%} certainty"
+        )
+    known = calibration.get(KNOWN, {})
+    if "statistics" not in known:
+        why = known.get("reason", "an older version of halfstep wrote it; -resume of its run adds them")
+        report(
+            f"-unknown {share}: {classifier.source} has no statistics of the training images ({why}), so only the "
+            "confidence is used"
         )
     return found.confidence - ROUNDING

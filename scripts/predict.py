@@ -318,10 +318,14 @@ def predict(arguments: argparse.Namespace, paths: list[str], process: "Process")
 
 
 def report_end(arguments: argparse.Namespace, output: "Output") -> None:
-    """Report the share of images that -unknown answers, and the number of unreadable images."""
+    """Report the share of images that -unknown answers, why it marks the others, and the number of unreadable images."""
     if arguments.unknown is not None and output.num_read:
-        share = 1 - output.num_marked / output.num_read
-        report(f"-unknown {arguments.unknown}: answers {share:.1%} of {counted(output.num_read, 'image')}")
+        marked = output.num_marked
+        report(
+            f"-unknown {arguments.unknown}: answers {1 - marked.total() / output.num_read:.1%} of "
+            f"{counted(output.num_read, 'image')}; {marked[True, False]} have a confidence that is too low, "
+            f"{marked[False, True]} do not fit the training images, and for {marked[True, True]} both is true"
+        )
     if output.num_unreadable:
         report(f"{output.num_unreadable} of {counted(len(output.paths), 'image')} could not be read")
 

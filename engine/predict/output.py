@@ -35,10 +35,18 @@ PER_SHEET, THUMBNAIL, NUM_COLUMNS = 100, 150, 10
 
 
 class Mark(NamedTuple):
-    """The mark of images whose most probable class has a probability below the threshold."""
+    """The mark of images whose most probable class has a probability below the threshold.
+
+    With UNKNOWN, images that do not fit the training images have this mark too.
+    """
 
     word: str
     threshold: float
+
+    def reasons(self, prediction: Prediction) -> tuple[bool, bool]:
+        """Return whether the probability is too low, and whether the image does not fit the training images."""
+        is_strange = self.word == UNKNOWN and prediction.known is not None and prediction.known < 0
+        return prediction.guesses[0].probability < self.threshold, is_strange
 
 
 class Output:
@@ -59,7 +67,7 @@ class Output:
         is raised once nobody reads stdout, as in `| head`, unless a file is wanted.
         """
         self.paths, self.is_first, self._given, self._mark = paths, is_first, given, mark
-        self.num_marked = 0
+        self.num_marked: Counter[tuple[bool, bool]] = Counter()  # by the reasons of the mark
         self._folders = ClassFolders(given.into, classes) if given.into else None
         self._may_stop = may_stop and not any((given.csv, given.json, given.sheet, given.into))
         self._predictions: list[Prediction] = []  # for the tables
@@ -80,9 +88,9 @@ class Output:
         self._is_read[prediction.index] = 1
         if not self.is_first:
             return
-        if self._mark and prediction.guesses and prediction.guesses[0].probability < self._mark.threshold:
+        if self._mark and prediction.guesses and any(reasons := self._mark.reasons(prediction)):
             prediction = prediction._replace(mark=self._mark.word)
-            self.num_marked += 1
+            self.num_marked[reasons] += 1
         self._print(prediction)
         self._bar.update()
         if self._folders:
@@ -195,7 +203,8 @@ def as_json(prediction: Prediction) -> dict[str, Any]:
         {"class": each.name, "number": each.number, "probability": round(each.probability, 6)}
         for each in prediction.guesses
     ]
-    return {"image_path": prediction.path, "predictions": guesses} | (
+    known = {} if prediction.known is None else {"known": round(prediction.known, 4)}
+    return {"image_path": prediction.path, "predictions": guesses} | known | (
         {prediction.mark: True} if prediction.mark else {}
     )
 

@@ -17,6 +17,7 @@ from engine.evaluation.tally import are_finite, widen
 from engine.precision import Precision, set_matmul
 from engine.predict.classifier import Classifier
 from models.transforms import choose_transforms
+from models.weights.state import KNOWN
 from utils.distributed import Process
 
 FEW = 64  # reading this many images takes less time than starting workers
@@ -37,6 +38,7 @@ class Prediction(NamedTuple):
     path: str
     guesses: list[Guess]  # the most probable first
     picture: Any = None  # the item that `draw` returned for this image
+    known: float | None = None  # how well it fits the training images, below 0 for a stranger; None: no statistics
     mark: str = ""  # "unsure" or "unknown" if the highest probability is too low
 
 
@@ -71,6 +73,15 @@ class Predictor:
         self.several = config.DATA.has_several_labels
         self.temperature = torch.tensor(classifier.temperature or 1.0, device=process.device)
         self.normalize = build_normalize(config.DATA).to(process.device)
+        self.known = self._watch_features()
+
+    def _watch_features(self) -> Callable[[], Tensor] | None:
+        """Return a function that returns [B]: how well the newest batch fits the training images. None: no statistics."""
+        if not self.classifier.calibration.get(KNOWN):
+            return None
+        from extras.strangers.known import watch
+
+        return watch(self.model, self.classifier.calibration, self.process.device, self.classifier.source)
 
     def __call__(
         self, paths: list[str], top: int | None = None, draw: Callable[[PredictedBatch], list] | None = None
@@ -92,23 +103,25 @@ class Predictor:
             found = []
             if batch.num_samples:
                 pixels = batch.images.to(self.process.device)
-                probabilities = self._probabilities(pixels)
+                probabilities, known = self._probabilities(pixels)
                 guesses, indices = self._guesses(probabilities, top), batch.targets.tolist()
+                scores = [None] * len(indices) if known is None else known.tolist()
                 pictures = [None] * len(indices)
                 if draw:
                     inputs = self.normalize(pixels, torch.float32)
                     pictures = draw(PredictedBatch(indices, batch.images, inputs, guesses, probabilities.argmax(1)))
-                found = list(zip(indices, guesses, pictures, strict=True))
+                found = list(zip(indices, guesses, pictures, scores, strict=True))
             # All processes have the same number of batches. Their n-th batches together contain consecutive images.
-            for index, guesses, picture in sorted(self.process.join(found), key=lambda each: each[0]):
-                yield Prediction(index, paths[index], guesses, picture)
+            for index, guesses, picture, known in sorted(self.process.join(found), key=lambda each: each[0]):
+                yield Prediction(index, paths[index], guesses, picture, known)
 
     def batches(self, config: Config, images: FileImages) -> Iterable[Batch]:
         """Return the batches of this process. Each process has the same number of them."""
         return build_eval_data(config, images, self.process)
 
     @torch.no_grad()
-    def _probabilities(self, pixels: Tensor) -> Tensor:
+    def _probabilities(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return probabilities [B, classes], and how well the images fit the training images [B], if that is known."""
         images = self.normalize(pixels, self.precision.input_dtype(self.model))
 
         def forward() -> Tensor:
@@ -120,12 +133,13 @@ class Predictor:
             from extras.doctor.trace import refuse_not_finite
 
             refuse_not_finite(self.classifier.source, self.model, self.transforms, forward)
+        known = self.known() if self.known else None
         if self.flip:
             with self.precision.autocast():
                 mirrored = self.model(self.normalize.mirrored(images))
             logits = (logits + widen(mirrored)) / 2
         logits = logits / self.temperature
-        return logits.sigmoid() if self.several else logits.softmax(1)
+        return logits.sigmoid() if self.several else logits.softmax(1), known
 
     def _guesses(self, probabilities: Tensor, top: int | None) -> list[list[Guess]]:
         most, names = probabilities.shape[1], self.classifier.classes

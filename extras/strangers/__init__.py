@@ -1,0 +1,1 @@
+"""Recognizes photos of something else than a model's classes."""

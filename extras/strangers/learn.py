@@ -1,0 +1,126 @@
+"""Adds statistics of the training images to best.pth at the end of a run, so that predict.py -unknown can use them."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from datasets import BadImages, ImageSet, build_eval_data
+from engine.checkpoint.format import progress_in, save_checkpoint
+from engine.evaluate_weights import load_saved
+from engine.evaluation.evaluate import evaluate
+from engine.evaluation.scores import Scores
+from engine.evaluation.tally import OF_CLASSES
+from engine.plan import TrainPlan
+from engine.session import Session
+from engine.train.trainer import Trainer
+from extras.strangers.known import Features, Known, Tap, to_plain
+from models.weights.state import CALIBRATION, KNOWN
+from models.weights.torch_files import read_index
+from utils.distributed import Process
+from utils.errors import ConfigError, cause_of
+from utils.text import counted
+
+MOST_IMAGES = 20_000  # training images, and validation images, that are drawn by the seed of the run
+FEWEST_IMAGES = 20  # validation images; fewer have no limit that 95% of them reach
+
+
+class Gathered:
+    """Keeps the features and classes of the images of an evaluation, in place of scores."""
+
+    def __init__(self, tap: Tap):
+        self.tap, self.per_image, self.rows = tap, self, []
+        self.indices = np.zeros(0, np.int64)
+        self.num_bad = 0
+
+    def add(self, logits: Tensor, targets: Tensor, num_bad: int) -> None:
+        kept = [each[: len(targets)].cpu().numpy() for each in (*self.tap.take(), targets)]
+        self.rows.append(kept)
+        self.num_bad += num_bad
+
+    def result(self, process: Process) -> Scores:
+        counts = process.join([(sum(len(targets) for *_, targets in self.rows), self.num_bad)])
+        return Scores(0.0, 0.0, 0.0, *(sum(column) for column in zip(*counts, strict=True)))
+
+
+def features_of_set(
+    model: nn.Module, images: ImageSet, trainer: Trainer, session: Session
+) -> tuple[Features, np.ndarray]:
+    """Return the features and classes of the images drawn from a set, as arrays of all processes. Collective."""
+    drawn = np.random.default_rng(trainer.config.SEED).permutation(len(images))[:MOST_IMAGES]
+    images = images.take(np.sort(drawn))
+    data = build_eval_data(trainer.config, images, trainer.process)
+    bad_images = BadImages(images, max_fraction=1.0, say=session.log.note)
+    # Compiled graphs do not call the hooks of a tap.
+    eager = torch.compiler.set_stance("force_eager") if trainer.config.COMPILE else contextlib.nullcontext()
+    with contextlib.closing(Tap(model)) as tap, eager:
+        scoring = OF_CLASSES._replace(tally=lambda *given: Gathered(tap))
+        given = (data, trainer.prepare.normalize, trainer.precision, trainer.process, bad_images, scoring)
+        (found,) = evaluate([model], *given)
+    read, middle, classes = map(np.concatenate, zip(*trainer.process.join(found.images.rows), strict=True))
+    return Features(read, middle), classes
+
+
+def learn(path: Path, plan: TrainPlan, trainer: Trainer, session: Session) -> None:
+    """Add the statistics to best.pth, if its weights are calibrated and it has none. Collective.
+
+    The weights of best.pth are loaded into the trainer's model, so the training must be over.
+    """
+    process, log = trainer.process, session.log
+    calibration = process.first(lambda: progress_in(path).get(CALIBRATION, {}))
+    if KNOWN in calibration or not calibration.get("curve") or calibration["epoch"] != trainer.best.epoch:
+        return
+    saved = measure(path, plan, trainer, session)
+    if "reason" in saved:
+        log.note(f"-unknown will not compare photos with the training images, because {saved['reason']}")
+    if part := trainer.parts.get(CALIBRATION):
+        part.state()[KNOWN] = saved
+    if process.is_first:
+        try:
+            state = read_index(path)
+            state[CALIBRATION] = state[CALIBRATION] | {KNOWN: saved}
+            save_checkpoint(path, state, keep_previous=False, check_folder=session.check_folder)
+        except OSError as error:
+            log.warn(f"cannot add the statistics of -unknown to {path} ({cause_of(error)})")
+
+
+def measure(path: Path, plan: TrainPlan, trainer: Trainer, session: Session) -> dict[str, Any]:
+    """Return the statistics and their figures, or the reason why there are none. Collective."""
+    num_val = len(plan.eval_set)
+    if num_val < FEWEST_IMAGES:
+        return {"reason": f"there are {counted(num_val, 'validation image')}, fewer than {FEWEST_IMAGES}"}
+    if plan.config.DATA.TOKENS or plan.train_set.makes_batches:
+        return {"reason": "images of varying size and generated images are not supported"}
+    model = load_saved(path, trainer)
+    try:
+        train, classes = features_of_set(model, plan.train_set, trainer, session)
+        val, _ = features_of_set(model, plan.eval_set, trainer, session)
+    except ConfigError as error:
+        return {"reason": str(error)}
+    return trainer.process.first(lambda: summarize(train, classes, val))
+
+
+def summarize(train: Features, classes: np.ndarray, val: Features) -> dict[str, Any]:
+    """Return the statistics of these features as JSON values, with a histogram of the validation images."""
+    if not all(np.isfinite(each).all() for each in (*train, *val)):
+        return {"reason": "some features are not finite"}
+    known = Known.fit(train, classes, val, int(classes.max()) + 1)
+    scores = known(Features(*map(torch.from_numpy, val))).numpy()
+    return {
+        "statistics": to_plain(known),
+        "figures": {
+            "num_training": len(classes),
+            "num_validation": len(scores),
+            "histogram": histogram(scores),
+        },
+    }
+
+
+def histogram(scores: np.ndarray) -> list[list[float]]:
+    """Return [lower end, upper end, count] of bins. Scores outside the bins count in the outermost ones."""
+    ends = np.linspace(-2, 2, 21)
+    counts, _ = np.histogram(scores.clip(ends[0], ends[-1]), ends)
+    return [[*each] for each in zip(ends[:-1].tolist(), ends[1:].tolist(), counts.tolist(), strict=True)]

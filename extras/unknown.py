@@ -92,9 +92,9 @@ def find_threshold(classifier: Classifier, share: float, report: Callable[[str],
             f"-unknown {share}: {counted(found.num_images, 'validation image')} with at least this confidence are too few "
             f"to claim this share on other images with {CERTAINTY:.0%} certainty"
         )
-    known = calibration.get(KNOWN, {})
-    if "statistics" not in known:
-        why = known.get("reason", "an older version of halfstep wrote it; -resume of its run adds them")
+    known = calibration.get(KNOWN)
+    if known is None or "reason" in known:
+        why = known["reason"] if known else "an older version of halfstep wrote it; -resume of its run adds them"
         report(
             f"-unknown {share}: {classifier.source} has no statistics of the training images ({why}), so only the "
             "confidence is used"

@@ -204,8 +204,10 @@ def as_json(prediction: Prediction) -> dict[str, Any]:
         for each in prediction.guesses
     ]
     known = {} if prediction.known is None else {"known": round(prediction.known, 4)}
-    return {"image_path": prediction.path, "predictions": guesses} | known | (
-        {prediction.mark: True} if prediction.mark else {}
+    return (
+        {"image_path": prediction.path, "predictions": guesses}
+        | known
+        | ({prediction.mark: True} if prediction.mark else {})
     )
 
 

@@ -81,7 +81,7 @@ class Predictor:
             return None
         from extras.strangers.known import watch
 
-        return watch(self.model, self.classifier.calibration, self.process.device, self.classifier.source)
+        return watch(self.model, self.classifier.calibration, self.classifier.source)
 
     def __call__(
         self, paths: list[str], top: int | None = None, draw: Callable[[PredictedBatch], list] | None = None

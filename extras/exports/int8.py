@@ -87,23 +87,31 @@ class Quantizer:
         """Return a text with the accuracy, size and speed of both files, and the paired comparison of their answers."""
         files = {"float32": before, "int8": after}
         runs, seconds, right = [load_onnx(self.subject, path) for path in files.values()], [0.0, 0.0], ([], [])
+        fits: tuple[list, list] = ([], [])  # whether each photo fits the training images, if the graph tells
         for index, pixels in draw(self.subject.photos, FOR_ACCURACY):
             truth, photo = self.truth(index), torch.from_numpy(as_photo(pixels))
             for number, run in enumerate(runs):
                 start = time.perf_counter()
-                probabilities = run(photo).numpy()
+                results = run(photo)
                 seconds[number] += time.perf_counter() - start
+                probabilities = self.probabilities(results)
+                fits[number].extend([results[1] >= 0] if self.subject.known else [])
                 right[number].append(np.atleast_1d(self.answer(probabilities) == truth))
         speeds = [len(right[0]) / each for each in seconds]
         first, second = map(np.concatenate, right)
         test = ImageTest(len(first), int((first & ~second).sum()), int((second & ~first).sum()))
         lines = [
             f"{name}: {each.mean():.2%} of {len(each)} right, {format_bytes(path.stat().st_size)}, {speed:.1f} images/s"
-            for (name, path), each, speed in zip(files.items(), (first, second), speeds, strict=True)
+            + (f", {np.mean(fit):.1%} fit the training images" if fit else "")
+            for (name, path), each, speed, fit in zip(files.items(), (first, second), speeds, fits, strict=True)
         ]
         low, high = test.interval
         lines.append(f"int8 - float32: {test.value:+.2f} points (95% interval {low:+.2f} to {high:+.2f})")
         return "\n".join(lines), test
+
+    def probabilities(self, results: Any) -> np.ndarray:
+        """Return the probabilities in the results of a graph."""
+        return (results[0] if self.subject.known else results).numpy()
 
     def answer(self, probabilities: np.ndarray) -> Any:
         """Return the most probable class, or for each label whether it applies."""
@@ -122,14 +130,14 @@ class Quantizer:
     ) -> list[str]:
         """Return the layers, first those that change the probabilities most when only they have 8 bits."""
 
-        def answers(path: Path) -> torch.Tensor:
+        def answers(path: Path) -> np.ndarray:
             run = load_onnx(self.subject, path)
-            return torch.stack([run(torch.from_numpy(photo)) for photo in photos])
+            return np.stack([self.probabilities(run(torch.from_numpy(photo))) for photo in photos])
 
         expected, changes = answers(source), {}
         for layer, nodes in layers.items():
             quantize(source, target, photos, nodes)
-            changes[layer] = float((answers(target) - expected).abs().sum())
+            changes[layer] = float(np.abs(answers(target) - expected).sum())
         return sorted(changes, key=changes.get, reverse=True)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from configs.schema import Data
 from datasets.transforms.crop import EvalTransform, Normalize, pillow_resizes_height_first
 from datasets.types import ImageReadError, ImageSet
+from extras.strangers.known import watch
 from extras.unknown import ROUNDING, find_answered
 from models.export.subject import Calibrated, Subject, WrongExport
 from models.weights.metadata import CALIBRATION
@@ -128,25 +129,30 @@ def height_first(pixels: Tensor, rows: Tensor, row_unit: Tensor, columns: Tensor
 
 
 class PhotoClassifier(nn.Module):
-    """A model with its preprocessing: one photo, uint8 [H, W, 3], to probabilities [classes]."""
+    """A model with its preprocessing: one photo, uint8 [H, W, 3], to its probabilities [classes].
 
-    def __init__(self, model: nn.Module, data: Data):
-        """`model`: a model that divides its logits by the temperature."""
+    With `known`, it also returns how well the photo fits the training images.
+    """
+
+    def __init__(self, model: nn.Module, data: Data, known: Callable[[], Tensor] | None):
+        """`model`: a model that divides its logits by the temperature. `known`: returns the score of its last batch."""
         super().__init__()
-        self.prepare, self.normalize, self.model = Photo(data), Normalize(data), model
+        self.prepare, self.normalize, self.model, self.known = Photo(data), Normalize(data), model, known
         self.has_several_labels = data.has_several_labels
 
-    def forward(self, photo: Tensor) -> Tensor:
-        return self.probabilities(self.normalize(self.prepare(photo)[None]))
+    def forward(self, photo: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        return self.answer(self.normalize(self.prepare(photo)[None]))
 
-    def probabilities(self, images: Tensor) -> Tensor:
+    def answer(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         logits = self.model(images)[0]
-        return logits.sigmoid() if self.has_several_labels else logits.softmax(0)
+        probabilities = logits.sigmoid() if self.has_several_labels else logits.softmax(0)
+        return (probabilities, self.known()[0]) if self.known else probabilities
 
 
 # Height and width of drawn photos
 SHAPES = ((1, 1), (2, 300), (300, 2), (31, 47), (480, 640), (1300, 150), (150, 1300))
 MOST_DIFFERENCE = 5e-3  # limit for each probability, which changes a little if single pixels differ by 1
+MOST_KNOWN = 0.05  # a score nearer to the limit may be on its other side
 MOST_CHANGED = 1e-3  # limit for the share of photos with another answer
 SHARE = 0.95  # the share of right answers above the threshold, as with `predict.py -unknown 0.95`
 MOST_PHOTOS = 2000  # maximum number of validation images to compare
@@ -157,16 +163,24 @@ class PhotoSubject(Subject):
     """A model that is exported with its preprocessing, and the validation images on which the graph is checked."""
 
     photos: ImageSet | None = None  # decoded by `read`
-    names = ("photo", "probabilities")
     dimensions = {0: "height", 1: "width"}
 
     def __post_init__(self):
         refuse_unsupported(self.config.DATA)
 
     @cached_property
+    def known(self) -> Callable[[], Tensor] | None:
+        """Return a function that returns how well the newest batch fits the training images. None: no statistics."""
+        return watch(self.model, self.record.get(CALIBRATION, {}), self.source)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("photo", "probabilities", *(["known"] if self.known else []))
+
+    @cached_property
     def graph(self) -> PhotoClassifier:
         model = Calibrated(self.model, self.temperature or 1.0)
-        return PhotoClassifier(model, self.config.DATA).eval()
+        return PhotoClassifier(model, self.config.DATA, self.known).eval()
 
     @property
     def threshold(self) -> float:
@@ -183,12 +197,12 @@ class PhotoSubject(Subject):
     def example(self) -> Tensor:
         return torch.from_numpy(next(each for each in drawn_photos() if min(each.shape[:2]) > 300))
 
-    def expected(self, pixels: np.ndarray) -> Tensor:
-        """Return the probabilities of an image, uint8 [H, W, C], as scripts/predict.py computes them."""
+    def expected(self, pixels: np.ndarray) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the results for an image, uint8 [H, W, C], as scripts/predict.py computes them."""
         data, graph = self.config.DATA, self.graph
         image = torch.empty((data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE), dtype=torch.uint8)
         EvalTransform(data)(pixels, image)
-        return graph.probabilities(graph.normalize(image[None]))
+        return graph.answer(graph.normalize(image[None]))
 
     def check(self, run: Callable[[Tensor], Tensor]) -> str:
         """Compare the graph with the original on drawn photos and on validation images. Raise WrongExport if they differ."""
@@ -208,13 +222,16 @@ class PhotoSubject(Subject):
 
     def _compare(self, run: Callable[[Tensor], Tensor], pixels: np.ndarray) -> tuple[float, bool]:
         """Return the largest difference of a probability, and whether the answer differs beyond a near tie."""
-        expected = self.expected(pixels)
-        found = run(torch.from_numpy(as_photo(pixels)))
+        expected, found = self.expected(pixels), run(torch.from_numpy(as_photo(pixels)))
+        is_moved = False
+        if self.known:
+            (expected, score), (found, other) = expected, found
+            is_moved = bool((score < 0) != (other < 0)) and abs(score) > MOST_KNOWN
         if self.config.DATA.has_several_labels:
             lost = ((expected - 0.5).abs() * ((expected > 0.5) != (found > 0.5))).max()
         else:
             lost = expected.max() - expected[found.argmax()]
-        return float((found - expected).abs().max()), bool(lost > MOST_DIFFERENCE)
+        return float((found - expected).abs().max()), is_moved or bool(lost > MOST_DIFFERENCE)
 
 
 def drawn_photos() -> Iterator[np.ndarray]:

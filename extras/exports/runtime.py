@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -56,6 +57,8 @@ class Graph(nn.Module):
             self.facts = {key: json.loads(text) for key, text in texts.items()}
         self.input = self.session.get_inputs()[0].name
         self.takes_photo = self.input == "photo"
+        self.known: list[np.ndarray] = []  # how well the newest photo fits the training images, if the graph returns it
+        self.returns_known = len(self.session.get_outputs()) > 1
         self.num_classes = len(self.facts["class_names"])
         self.runtime = f"onnxruntime {onnxruntime.__version__} ({self.session.get_providers()[0]})"
 
@@ -63,7 +66,8 @@ class Graph(nn.Module):
         if not self.takes_photo:
             return torch.from_numpy(self.session.run(None, {self.input: images.cpu().numpy()})[0]).to(images.device)
         photo = images[0].permute(1, 2, 0).contiguous().numpy()
-        found = torch.from_numpy(self.session.run(None, {self.input: photo})[0])[None].clamp(min=torch.finfo().tiny)
+        found, *self.known = self.session.run(None, {self.input: photo})
+        found = torch.from_numpy(found)[None].clamp(min=torch.finfo().tiny)
         return found.logit() if self.facts["probabilities"] == "sigmoid" else found.log()
 
 
@@ -98,6 +102,10 @@ class PhotoPredictor(Predictor):
             raise ConfigError(f"-flip: the graph in {classifier.source} prepares the photo itself; leave -flip out")
         super().__init__(classifier, process, flip, say)
         self.normalize = lambda photos, dtype: photos  # the graph normalizes them
+
+    def _watch_features(self) -> Callable[[], Tensor] | None:
+        graph = self.classifier.model
+        return (lambda: torch.from_numpy(np.atleast_1d(graph.known[0]))) if graph.returns_known else None
 
     def batches(self, config: Config, images: FileImages) -> Iterator[Batch]:
         def read(index: int) -> Batch:

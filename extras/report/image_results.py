@@ -14,7 +14,7 @@ from PIL.Image import DecompressionBombError
 from configs.schema import Config
 from datasets import ImageSet
 from engine.checkpoint.async_saver import BEST
-from engine.checkpoint.format import CALIBRATION, progress_in
+from engine.checkpoint.format import progress_in
 from engine.evaluation.all_scores import Ranking
 from engine.evaluation.evaluate import Evaluation
 from engine.evaluation.scores import Best
@@ -25,6 +25,7 @@ from engine.session import Session
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult
 from engine.train.trainer import Trainer
+from models.weights.state import CALIBRATION, KNOWN
 from utils.distributed import Process
 from utils.errors import ConfigError, cause_of
 from utils.files import write_text
@@ -321,7 +322,9 @@ class BestResults(Callback):
         if found.get("epoch") != epoch:
             found = progress_in(self._best_file).get(CALIBRATION, {})
         is_of_best = found.get("epoch") == epoch and "figures" in found
-        return {"temperature": found["temperature"], **found["figures"]} if is_of_best else None
+        known = found.get(KNOWN, {}).get("figures")
+        figures = {"temperature": found["temperature"], **found["figures"]} if is_of_best else None
+        return figures | {KNOWN: known} if figures and known else figures
 
 
 def leave_results(session: Session, plan: EvalPlan, found: dict[str, Evaluation]) -> None:

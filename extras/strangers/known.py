@@ -109,7 +109,10 @@ def grouped(features: Tensor, width: int) -> Tensor:
 def widths_within(read: int, middle: int, num_classes: int) -> tuple[int, int]:
     """Return the widths of both features for which the statistics have at most MOST_BYTES."""
     size = 1
-    while 4 * sum(width * (width + rows) for width, rows in ((read // size, num_classes), (middle // size, 1))) > MOST_BYTES:
+    while (
+        4 * sum(width * (width + rows) for width, rows in ((read // size, num_classes), (middle // size, 1)))
+        > MOST_BYTES
+    ):
         size += 1
     return read // size, middle // size
 
@@ -124,7 +127,9 @@ class Known(nn.Module):
         self.register_buffer("scales", scales.float())
 
     def forward(self, features: Features) -> Tensor:
-        scores = scaled(-self.read(features.read), self.scales[0]) + scaled(-self.middle(features.middle), self.scales[1])
+        scores = scaled(-self.read(features.read), self.scales[0]) + scaled(
+            -self.middle(features.middle), self.scales[1]
+        )
         return scaled(scores, self.scales[2])
 
     @classmethod
@@ -174,14 +179,12 @@ def from_plain(saved: dict[str, Any]) -> Known:
     return Known(read, middle, arrays["scales"])
 
 
-def watch(
-    model: nn.Module, calibration: dict[str, Any], device: torch.device, source: str | Path
-) -> Callable[[], Tensor] | None:
+def watch(model: nn.Module, calibration: dict[str, Any], source: str | Path) -> Callable[[], Tensor] | None:
     """Return a function that returns the scores of the newest batch of a model, or None if there are no statistics."""
     saved = calibration.get(KNOWN, {}).get("statistics")
     if not saved:
         return None
     with naming_damage(Path(source)):
-        known = from_plain(saved).to(device)
+        known = from_plain(saved).to(next(model.parameters()).device)
     tap = Tap(model)
     return lambda: known(tap.take())

@@ -121,6 +121,6 @@ def summarize(train: Features, classes: np.ndarray, val: Features) -> dict[str, 
 
 def histogram(scores: np.ndarray) -> list[list[float]]:
     """Return [lower end, upper end, count] of bins. Scores outside the bins count in the outermost ones."""
-    ends = np.linspace(-2, 2, 21)
+    ends = np.linspace(-2, 2, 21).round(1)
     counts, _ = np.histogram(scores.clip(ends[0], ends[-1]), ends)
     return [[*each] for each in zip(ends[:-1].tolist(), ends[1:].tolist(), counts.tolist(), strict=True)]

@@ -6,8 +6,9 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,7 +40,7 @@ def write_onnx(subject: Subject, path: Path) -> None:
         dynamo=True,
         dynamic_shapes=(dimensions_of(subject),),
         input_names=[subject.names[0]],
-        output_names=[subject.names[1]],
+        output_names=[*subject.names[1:]],
         verbose=False,
     )
     for node in program.model.graph.all_nodes():  # the other entries name source files of this machine
@@ -49,11 +50,18 @@ def write_onnx(subject: Subject, path: Path) -> None:
     program.save(path)  # weights above 2 GB, the limit of a protobuf, go into a second file
 
 
-def load_onnx(subject: Subject, path: Path) -> Callable[[Tensor], Tensor]:
+def load_onnx(subject: Subject, path: Path) -> Callable[[Tensor], Any]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    return lambda images: torch.from_numpy(session.run(None, {subject.names[0]: images.numpy()})[0])
+
+    def run(images: Tensor) -> Any:
+        first, *others = [
+            torch.from_numpy(np.asarray(each)) for each in session.run(None, {subject.names[0]: images.numpy()})
+        ]
+        return (first, *others) if others else first
+
+    return run
 
 
 def write_program(subject: Subject, path: Path) -> None:

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from configs.schema import Config
 from models import build_model
 from models.weights.load import load_exactly
-from models.weights.metadata import CALIBRATION
-from models.weights.state import preprocessing_of
+from models.weights.state import CALIBRATION, KNOWN, preprocessing_of
 from utils.errors import UserError
 
 KEPT = ("arch", "epoch", "halfstep_version", "exif", CALIBRATION)  # parts of the record that a graph file keeps
@@ -106,6 +105,8 @@ class Subject:
     def facts(self) -> dict[str, str]:
         """Return the metadata of a graph file as JSON strings: class names, preprocessing, meaning of the logits ..."""
         facts = {key: self.record[key] for key in KEPT if key in self.record}
+        if KNOWN in facts.get(CALIBRATION, {}):  # the statistics are part of the graph, or useless without its features
+            facts[CALIBRATION] = facts[CALIBRATION] | {KNOWN: {} if "known" in self.names else NO_FEATURES}
         facts |= {"temperature": self.temperature, "calibrated": self.is_calibrated} if self.temperature else {}
         facts |= {"class_names": self.labels, "data": self.data, "probabilities": self.activation}
         return {key: json.dumps(value) for key, value in facts.items()}
@@ -132,6 +133,7 @@ class Calibrated(nn.Module):
         return self.model(images) / self.temperature
 
 
+NO_FEATURES = {"reason": "only a graph of export.py -photo has them"}
 BOUND = 1e-4  # the largest difference allowed, times max(1, largest logit); reordered float32 sums differ by less
 BATCHES = (1, 8)
 

@@ -59,18 +59,19 @@ async function pixelsOf(file) {
 async function classify(file) {
   const { pixels, width, height } = await pixelsOf(file);
   const photo = new ort.Tensor("uint8", pixels, [height, width, 3]);
-  const { probabilities } = await session.run({ photo });
-  return Array.from(probabilities.data, (probability, number) => ({ name: model.classes[number], probability }))
+  const { probabilities, known } = await session.run({ photo });
+  const guesses = Array.from(probabilities.data, (probability, number) => ({ name: model.classes[number], probability }))
     .sort((one, other) => other.probability - one.probability);
+  return { guesses, isStranger: known !== undefined && known.data[0] < 0 };
 }
 
 // The answer in words: the most probable class, all labels above one half, or "unknown".
-function answerOf(guesses) {
+function answerOf({ guesses, isStranger }) {
   if (model.several) {
     const labels = guesses.filter((each) => each.probability > 0.5).map((each) => each.name);
     return labels.length ? labels.join(", ") : null;
   }
-  return guesses[0].probability >= model.threshold ? guesses[0].name : null;
+  return guesses[0].probability >= model.threshold && !isStranger ? guesses[0].name : null;
 }
 
 function element(kind, text = "", className = "") {
@@ -80,8 +81,8 @@ function element(kind, text = "", className = "") {
   return made;
 }
 
-function show(place, guesses) {
-  const answer = answerOf(guesses);
+function show(place, result) {
+  const answer = answerOf(result), { guesses } = result;
   place.append(element("h2", answer ?? (model.several ? "no label" : "unknown"), answer === null ? "unknown" : ""));
   for (const { name, probability } of guesses.slice(0, MOST_BARS)) {
     const bar = element("div", "", "bar"), meter = element("meter");
@@ -101,7 +102,7 @@ function add(file) {
   item.append(picture, answer);
   byId("photos").prepend(item);
   queue = queue.then(() => classify(file)).then(
-    (guesses) => { waiting.remove(); show(answer, guesses); },
+    (result) => { waiting.remove(); show(answer, result); },
     (error) => { waiting.textContent = error.message; },
   );
 }

@@ -321,10 +321,11 @@ def report_end(arguments: argparse.Namespace, output: "Output") -> None:
     """Report the share of images that -unknown answers, why it marks the others, and the number of unreadable images."""
     if arguments.unknown is not None and output.num_read:
         marked = output.num_marked
+        answered, both = 1 - marked.total() / output.num_read, marked[True, True]
         report(
-            f"-unknown {arguments.unknown}: answers {1 - marked.total() / output.num_read:.1%} of "
-            f"{counted(output.num_read, 'image')}; {marked[True, False]} have a confidence that is too low, "
-            f"{marked[False, True]} do not fit the training images, and for {marked[True, True]} both is true"
+            f"-unknown {arguments.unknown}: answers {answered:.1%} of {counted(output.num_read, 'image')}; the confidence of "
+            f"{marked[True, False] + both} is too low, and {marked[False, True] + both} do not fit the training images "
+            f"({both} of them both)"
         )
     if output.num_unreadable:
         report(f"{output.num_unreadable} of {counted(len(output.paths), 'image')} could not be read")

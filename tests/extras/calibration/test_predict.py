@@ -159,11 +159,8 @@ def test_unknown_images_have_a_low_confidence_or_do_not_fit(calibrated, digits, 
     assert np.abs(sure[differing] - threshold).max(initial=0) < 1e-4
     assert 0 < sum(is_strange) <= 18 < sum(is_unknown) < len(is_unknown)  # 5% of 359 images
     both = sum(is_strange & (sure < threshold))
-    reasons = (
-        f"{sum(is_unknown) - sum(is_strange)} have a confidence",
-        f"{sum(is_strange) - both} do not fit",
-        f"{both} both",
-    )
+    num_unsure, num_strange = sum(is_unknown) - sum(is_strange) + both, sum(is_strange)
+    reasons = f"the confidence of {num_unsure} is too low, and {num_strange} do not fit", f"({both} of them both)"
     assert_names(ended.stderr, f"answers {1 - np.mean(is_unknown):.1%} of 359 images", *reasons)
     assert "too few" not in ended.stderr
     assert [row["unknown"] for row in rows_of(tmp_path / "x.csv")] == ["unknown" * each for each in is_unknown]

@@ -20,7 +20,7 @@ from datasets.order import Piece
 from datasets.sources.folder import FolderScan, describe_left_out, subfolders
 from datasets.sources.images import FileImages
 from datasets.transforms.pixel_rules import PixelRules
-from datasets.types import ImageReadError
+from datasets.types import ImageReadError, ImageSet
 from engine.precision import Precision, set_matmul
 from engine.predict.classifier import Classifier
 from engine.predict.output import NUM_COLUMNS, THUMBNAIL, UNSURE, Mark, Output, write_picture
@@ -82,6 +82,7 @@ class Table(NamedTuple):
     indices: np.ndarray  # int64 [n], indices of the images in their set
     sizes: np.ndarray  # int32 [n, 2], width and height of the images as they are displayed
     features: np.ndarray  # float32 [n, D]
+    logits: np.ndarray  # float32 [n, classes], divided by the temperature of the classifier; [n, 0] if not asked for
 
 
 class SizedReader(EvalReader):
@@ -108,14 +109,15 @@ class SizedReader(EvalReader):
 class Embedder:
     """A model that returns features, on the device of this process, in the precision in which its run was evaluated."""
 
-    def __init__(self, trained: Classifier, process: Process, say: Callable[[str], None]):
+    def __init__(self, trained: Classifier, process: Process, say: Callable[[str], None], with_logits: bool = False):
         """Move the model to the device. `say` logs messages about unreadable images."""
+        self.num_logits = len(trained.classes) if with_logits else 0
         self.trained, self.process, self.say, self.config = trained, process, say, trained.config
         data = self.config.DATA
         if data.TOKENS:
             raise ConfigError(
-                f"{trained.source}: embed.py does not support models with DATA.TOKENS ({data.TOKENS}); name a model "
-                "that takes square images"
+                f"{trained.source}: a model with DATA.TOKENS ({data.TOKENS}) is not supported here; name a model that takes "
+                "square images"
             )
         self.rules, self.batch_size = PixelRules.of(data), data.BATCH_SIZE_EVAL or data.BATCH_SIZE
         try:
@@ -141,7 +143,7 @@ class Embedder:
             "batch_size": self.batch_size,
         }
 
-    def __call__(self, images: FileImages) -> Table:
+    def __call__(self, images: ImageSet) -> Table:
         """Return the features of the readable images."""
         config = self.config
         if len(images) <= FEW:
@@ -157,23 +159,26 @@ class Embedder:
             for _, batch in shown(pairs, "features", len(images), size=lambda pair: len(pair[0].indices)):
                 bad_images.note(batch.bad)
                 targets, features = batch.targets.cpu().numpy(), np.empty((0, self.width), np.float32)
+                logits = np.empty((0, self.num_logits), np.float32)
                 if batch.num_samples:
-                    features = self._features(batch.images.to(self.process.device))
-                found.append((targets[:, 0], targets[:, 1:].astype(np.int32), features))
+                    features, logits = self._features(batch.images.to(self.process.device))
+                found.append((targets[:, 0], targets[:, 1:].astype(np.int32), features, logits))
         return Table(*map(np.concatenate, zip(*found, strict=True)))
 
     @torch.no_grad()
-    def _features(self, pixels: Tensor) -> np.ndarray:
+    def _features(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """Return the features and the logits."""
         images = self.normalize(pixels, self.precision.input_dtype(self.model))
 
-        def forward() -> Tensor:
+        def forward() -> tuple[Tensor, Tensor]:
             with self.precision.autocast():
-                return features_of(self.model, images).pooled
+                found = features_of(self.model, images, self.num_logits > 0)
+            return found.pooled, found.pooled[:, :0] if found.logits is None else found.logits
 
-        features = forward().float()
-        if not features.isfinite().all():
+        features, logits = (each.float() for each in forward())
+        if not (features.isfinite().all() and logits.isfinite().all()):
             refuse_not_finite(self.trained.source, self.model, self.transforms, forward)
-        return features.cpu().numpy()
+        return features.cpu().numpy(), logits.cpu().numpy() / np.float32(self.trained.temperature or 1)
 
 
 # --- files of features ---

@@ -21,14 +21,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 
 from utils.program import exit_code  # isort: skip
 from engine.record.saved_run import SavedRun
-from scripts.command_line import RUN_HELP, Parser
+from scripts.command_line import RUN_HELP, Parser, at_least
+from scripts.embed import refuse_among_photos
+from scripts.predict import add_model_flags, maps_to_write, settings_flags
 from scripts.sweeping import DONE, FILE, ranked_points, read_result, read_sweep
 from utils.errors import ConfigError
 from utils.runs import folder_of
 
+OF_NEXT = ("into", "strangers", "raw", "cfg", "opts", "amp", "batch_size", "device", "ngpus")  # flags that need -next
+
 
 def main(argv: list[str]) -> int:
     arguments = parse(argv)
+    if arguments.next:
+        return choose(arguments)
     from extras.labels.command import Source, apply, find
 
     source = replace(find_source(arguments.source, Source), data_path=arguments.data_path)
@@ -53,10 +59,59 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("-no_copies", action="store_true", help="do not look for copies (the search reads every image)")
     add("-apply", type=Path, metavar="FILE", help="write lists with the confirmed labels of this labels.csv")
     add("-data_path", type=Path, metavar="PATH", help="where the data are now, if they were moved after the run")
+    add = parser.add_argument_group("photos without labels").add_argument
+    add("-next", nargs=2, metavar=("N", "PHOTOS"), help="choose N photos of this folder whose labels help most")
+    add("-into", type=Path, metavar="FOLDER", help="also copy the chosen photos to this folder")
+    add("-strangers", action="store_true", help="choose photos that seem to show none of the classes like all others")
+    add_model_flags(parser, argparse.SUPPRESS)  # -ngpus has no effect here
+    parser.set_defaults(attention=None)  # a flag of predict.py, whose checks are used here
     arguments = parser.parse_args(argv)
+    if arguments.next:
+        check_next(arguments)
+        return arguments
     if arguments.no_copies and arguments.apply:
         raise ConfigError("-no_copies has no effect with -apply; leave it out")
+    for name in OF_NEXT:
+        if getattr(arguments, name) != parser.get_default(name):
+            raise ConfigError(f"-{name} has no effect without -next; leave it out")
     return arguments
+
+
+def check_next(arguments: argparse.Namespace) -> None:
+    """Convert the two values of -next, and raise ConfigError for flags that have no effect."""
+    for name in ("apply", "no_copies"):
+        if getattr(arguments, name):
+            raise ConfigError(f"-{name} has no effect with -next; leave it out")
+    if (arguments.ngpus or 1) > 1:
+        raise ConfigError("-ngpus: labels.py uses one process; leave it out")
+    number, arguments.photos = arguments.next[0], Path(arguments.next[1])
+    try:
+        arguments.next = at_least(1)(number)
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(f"-next: {error}") from None
+
+
+def choose(arguments: argparse.Namespace) -> int:
+    """Choose photos to label. Return the exit code."""
+    from engine.predict.classifier import load_classifier
+    from extras.embeddings import Embedder, find_photos
+    from extras.labels.data import DataSet, config_of
+    from extras.labels.next import choose_next
+    from utils.distributed import Process, choose_device  # local: importing torch takes seconds
+
+    photos, folder = find_photos("-next", arguments.photos, print), folder_of(arguments.source)
+    is_run = (folder / "config.yaml").exists()
+    if arguments.data_path and not is_run:
+        raise ConfigError(f"-data_path has no effect, because {arguments.source} is not a run; leave it out")
+    arguments.output = arguments.output or (folder if is_run else Path()) / "next"
+    refuse_among_photos(arguments.photos, {"-output": arguments.output, "-into": arguments.into})
+    maps_to_write(arguments, [])
+    trained = load_classifier(arguments.source, settings_flags(arguments), arguments.raw, needs_classes=False)
+    data = None
+    if is_run and trained.config.TRAIN.OBJECTIVE == "classes":
+        data = DataSet.load(config_of(SavedRun.open(folder), arguments.data_path))
+    process = Process(choose_device(arguments.device, local_rank=0))
+    return choose_next(arguments, photos, Embedder(trained, process, print, with_logits=data is not None), data)
 
 
 def find_source(given: str, source: type):

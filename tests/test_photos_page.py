@@ -1,5 +1,6 @@
 """docs/photos.md: every command runs as printed, in order, on a small folder of photos."""
 
+import os
 import re
 import shlex
 import shutil
@@ -26,6 +27,7 @@ def commands(section: str) -> list[str]:
     found = re.findall(r"```bash\n(.*?)```", page.split(f"\n## {section}\n")[1].split("\n## ")[0], re.S)
     text = "".join(found).replace("configs/finetune.yaml", "tiny.yaml")
     text = text.replace("-pretrained vit_small_patch16_224 ", "-pretrained tiny.pth ")
+    text = text.replace("labels.py vit_small_patch16_224 ", "labels.py tiny.pth -cfg tiny.yaml ")
     return re.sub(r"-epochs (\d+)0", r"-epochs \1", text).replace("-folds 5", "-folds 2").splitlines()
 
 
@@ -68,6 +70,10 @@ def test_photos_page_commands_produce_predictions(here):
     follow("More photos next week", made="output/train-20260109-10-11-12")
     more = parts(Path(folders["output/train-20260109-10-11-12"]))
     assert len(more) == 64 and {image: more[image] for image in first} == first
+    draw_photos(here / "unlabelled", "zebra", count=3)
+    shutil.copy("photos/cat/0.png", "unlabelled/labelled.png")
+    assert "1 of them" in follow("Which photos to label next")
+    assert len(rows_of(Path(folders["output/train-20260109-10-11-12"]) / "next/next.csv")) == len(os.listdir("to_label"))
     draw_photos(here / "photos", "zebra", count=12)
     shutil.copy("photos/dog/0.png", "photos/cat/IMG_0042.jpg")
     assert "2 of 3" in follow("A new class", made="output/train-20260116-10-11-12")

@@ -20,7 +20,7 @@ from utils.text import counted
 TABLE, SHEET = "next.csv", "next.png"
 COLUMNS = ("image", "order", "guess", "probability", "reason")
 BLOCK = 4096  # photos that are compared with all centres at once
-NUM_UNSURE = 10  # photos that are clustered for each photo that is chosen
+NUM_UNSURE = 4  # photos that are clustered for each photo that is chosen by a classifier
 NUM_ROUNDS = 10  # of k-means
 
 
@@ -103,43 +103,54 @@ def in_order(
 
 
 def useful(features: np.ndarray, probabilities: np.ndarray | None, count: int) -> np.ndarray:
-    """Return the rows of `count` photos, the most useful first."""
+    """Return the rows of `count` photos, the most useful first.
+
+    `probabilities` [n, classes]: of a classifier. Without them, the photos are typical ones; with them, typical ones among
+    those of which the classifier is least sure.
+    """
     features = normalized(features)
     if probabilities is None:
-        return typical(features, np.ones(len(features), np.float32), count)
-    ordered = np.partition(probabilities, -2, axis=1)
-    margins = ordered[:, -1] - ordered[:, -2]
-    unsure = np.argsort(margins, kind="stable")[: NUM_UNSURE * count]
-    chosen = unsure[typical(features[unsure], 1 - margins[unsure], count)]
-    return chosen[np.argsort(margins[chosen], kind="stable")]
+        return typical(features, count)
+    second, first = np.partition(probabilities, -2, axis=1)[:, -2:].T
+    unsure = np.argsort(first - second, kind="stable")[: NUM_UNSURE * count]
+    return unsure[np.sort(typical(features[unsure], count))]
 
 
-def typical(features: np.ndarray, weights: np.ndarray, count: int) -> np.ndarray:
-    """Return the rows nearest to the centres of `count` clusters, the largest cluster first."""
-    random = np.random.default_rng(0)
-    centres = features[random.choice(len(features), count, replace=False)]
+def typical(features: np.ndarray, count: int) -> np.ndarray:
+    """Return the rows [count] nearest to the centres of `count` clusters, those of the largest clusters first."""
+    centres = features[far_apart(features, count)]
     for _ in range(NUM_ROUNDS):
-        owners = nearest(features, centres)
+        owners, _ = nearest(features, centres)
         for number in np.unique(owners).tolist():
-            of_cluster = owners == number
-            centres[number] = np.average(features[of_cluster], 0, weights[of_cluster])
-    owners = nearest(features, centres)
-    similarities = -((features - centres[owners]) ** 2).sum(1)
-    order = np.lexsort((-similarities, owners))
-    first = order[np.unique(owners[order], return_index=True)[1]]
-    sizes = np.bincount(owners, weights, minlength=count)
-    first = first[np.argsort(-sizes[owners[first]], kind="stable")]
-    rest = np.setdiff1d(np.arange(len(features)), first)
-    return np.concatenate([first, rest])[:count]
+            centres[number] = features[owners == number].mean(0)
+    owners, distances = nearest(features, centres)
+    order = np.lexsort((distances, owners))
+    numbers, starts, sizes = np.unique(owners[order], return_index=True, return_counts=True)
+    chosen = order[starts[np.argsort(-sizes, kind="stable")]]
+    rest = np.delete(np.arange(len(features)), chosen)  # equal features leave clusters empty
+    return np.concatenate([chosen, rest])[:count]
 
 
-def nearest(features: np.ndarray, centres: np.ndarray) -> np.ndarray:
-    """Return the number of the nearest centre of each row."""
-    found, squares = np.empty(len(features), np.int64), (centres**2).sum(1)
+def far_apart(features: np.ndarray, count: int) -> np.ndarray:
+    """Return random rows [count] that are far from each other: the start of k-means++."""
+    random, squares = np.random.default_rng(0), (features**2).sum(1)
+    rows = [int(random.integers(len(features)))]
+    distances = np.full(len(features), np.inf)
+    while len(rows) < count:
+        row = rows[-1]
+        distances = np.minimum(distances, np.maximum(squares + squares[row] - 2 * features @ features[row], 1e-9))
+        rows.append(int(random.choice(len(features), p=distances / distances.sum())))
+    return np.array(rows)
+
+
+def nearest(features: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the number of the nearest centre of each row, and the squared distance to it less the row's square."""
+    owners, distances = np.empty(len(features), np.int64), np.empty(len(features), np.float32)
     for start in range(0, len(features), BLOCK):
-        block = features[start : start + BLOCK]
-        found[start : start + BLOCK] = np.argmin(squares - 2 * block @ centres.T, 1)
-    return found
+        part = slice(start, start + BLOCK)
+        found = (centres**2).sum(1) - 2 * features[part] @ centres.T
+        owners[part], distances[part] = found.argmin(1), found.min(1)
+    return owners, distances
 
 
 def describe(chosen, rows, table, probabilities, is_stranger, classes) -> list[Row]:

@@ -28,6 +28,7 @@ from scripts.sweeping import DONE, FILE, ranked_points, read_result, read_sweep
 from utils.errors import ConfigError
 from utils.runs import folder_of
 
+COMPUTED = ("fractals", "synthetic")  # data sets whose classes are not those of photos
 OF_NEXT = ("into", "strangers", "raw", "cfg", "opts", "amp", "batch_size", "device", "ngpus")  # flags that need -next
 
 
@@ -108,8 +109,10 @@ def choose(arguments: argparse.Namespace) -> int:
     maps_to_write(arguments, [])
     trained = load_classifier(arguments.source, settings_flags(arguments), arguments.raw, needs_classes=False)
     data = None
-    if is_run and trained.config.TRAIN.OBJECTIVE == "classes":
-        data = DataSet.load(config_of(SavedRun.open(folder), arguments.data_path))
+    if is_run:
+        config = config_of(SavedRun.open(folder), arguments.data_path)
+        if config.TRAIN.OBJECTIVE == "classes" and config.DATA.DATASET not in COMPUTED:
+            data = DataSet.load(config)
     process = Process(choose_device(arguments.device, local_rank=0))
     return choose_next(arguments, photos, Embedder(trained, process, print, with_logits=data is not None), data)
 

@@ -73,7 +73,9 @@ def test_photos_page_commands_produce_predictions(here):
     draw_photos(here / "unlabelled", "zebra", count=3)
     shutil.copy("photos/cat/0.png", "unlabelled/labelled.png")
     assert "1 of them" in follow("Which photos to label next")
-    assert len(rows_of(Path(folders["output/train-20260109-10-11-12"]) / "next/next.csv")) == len(os.listdir("to_label"))
+    assert len(rows_of(Path(folders["output/train-20260109-10-11-12"]) / "next/next.csv")) == len(
+        os.listdir("to_label")
+    )
     draw_photos(here / "photos", "zebra", count=12)
     shutil.copy("photos/dog/0.png", "photos/cat/IMG_0042.jpg")
     assert "2 of 3" in follow("A new class", made="output/train-20260116-10-11-12")

@@ -3,10 +3,11 @@
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
+import torch
 
+from datasets.sources.images import FileImages
 from engine.predict.output import copy_into
 from engine.predict.pictures import Tile
 from engine.record.saved_files import write_table
@@ -19,97 +20,131 @@ from utils.text import counted
 
 TABLE, SHEET = "next.csv", "next.png"
 COLUMNS = ("image", "order", "guess", "probability", "reason")
-BLOCK = 4096  # photos that are compared with all centres at once
-NUM_UNSURE = 4  # photos that are clustered for each photo that is chosen by a classifier
+# MEASURED
+NUM_UNSURE = 4  # photos that are clustered for each photo that is chosen
 NUM_ROUNDS = 10  # of k-means
+BLOCK = 4096  # photos that are compared with all centres at once
 
 
-class Row(NamedTuple):
-    """A chosen photo."""
-
-    index: int  # of the photo
-    guess: str  # class name; empty without a trained classifier
-    probability: float | None
-    reason: str
+# --- the command ---
 
 
 def choose_next(given: Namespace, photos: Photos, embedder: Embedder, data: DataSet | None) -> int:
     """Choose photos and write them. Return the exit code, which is 2 if some photos cannot be read.
 
-    `data`: the images with labels on which the classifier was trained, or None if it cannot guess the photos' classes.
+    `given` has the flags `next`, `output`, `into` and `strangers`. `data`: the images on which the classifier was trained
+    and evaluated, or None if the weights are not those of a run.
     """
-    count, images = given.next, photos.images(embedder.rules)
+    images = photos.images(embedder.rules)
     table = embedder(images)
-    if not len(table.indices):
-        raise ConfigError(f"-next: no photo in {photos.folder} can be read; name another folder")
-    is_new, num_labelled = find_new(table, photos, embedder, data)
-    print(f"{photos.folder}: {counted(len(photos), 'photo')}", end="")
-    print(f", {num_labelled:,} of them left out because they have labels already" if num_labelled else "")
+    num_unreadable = len(photos) - len(table.indices)
+    is_new, num_labelled = find_new(images, table.indices, data)
+    left_out = f", {num_labelled:,} of them left out because they have a label already" if num_labelled else ""
+    print(f"{photos.folder}: {counted(len(photos), 'photo')}{left_out}")
     if not is_new.any():
-        raise ConfigError(f"-next: every photo in {photos.folder} has a label already; add photos")
-    rows = np.flatnonzero(is_new)
-    if len(rows) < count:
-        print(f"only {counted(len(rows), 'photo')} can be chosen, fewer than {count:,}, so all are")
-    probabilities = softmax(table.logits[rows]) if data else None
-    is_stranger = np.zeros(len(rows), bool)  # set by extras/strangers.py
+        raise ConfigError(
+            f"-next: no photo in {photos.folder} can be chosen, because none is new and readable; add photos"
+        )
+    table = Table(*(column[is_new] for column in table))
+    if len(table.indices) < given.next:
+        print(
+            f"only {counted(len(table.indices), 'photo')} can be chosen, fewer than {given.next:,}, so all are chosen"
+        )
+    probabilities = torch.from_numpy(table.logits).softmax(1).numpy()
+    is_stranger = np.zeros(len(table.indices), bool)  # set by extras/strangers.py
 
-    def choose(of_rows: np.ndarray, count: int) -> np.ndarray:
-        return useful(table.features[rows[of_rows]], None if probabilities is None else probabilities[of_rows], count)
+    def choose(rows: np.ndarray, count: int) -> np.ndarray:
+        return useful(table.features[rows], probabilities[rows], count)
 
-    chosen = in_order(choose, min(count, len(rows)), is_stranger, given.strangers)
-    write_next(given, describe(chosen, rows, table, probabilities, is_stranger, embedder.trained.classes), photos, images)
-    if num_unreadable := len(photos) - len(table.indices):
+    chosen = in_order(choose, given.next, is_stranger, given.strangers)
+    numbers, cells = table.indices[chosen].tolist(), []
+    for order, (number, row) in enumerate(zip(numbers, chosen, strict=True), start=1):
+        known = describe(probabilities[row], bool(is_stranger[row]), embedder.trained.classes)
+        cells.append([photos[number], order, *known])
+    write_next(given, cells, numbers, images)
+    if num_unreadable:
         print(f"{num_unreadable} of {counted(len(photos), 'image')} could not be read")
     return 2 if num_unreadable else 0
 
 
-def find_new(table: Table, photos: Photos, embedder: Embedder, data: DataSet | None) -> tuple[np.ndarray, int]:
-    """Return bool [n], whether each photo of the table is the first of its copies and has no label, and the number with
-    a label. A photo has a label if it is equal or nearly equal to an image of the data.
+def find_new(images: FileImages, indices: np.ndarray, data: DataSet | None) -> tuple[np.ndarray, int]:
+    """Return whether each photo is new, bool [n], and the number of photos that have a label.
+
+    A photo has a label if it is equal or nearly equal to an image of the data. Of several nearly equal photos without a
+    label, only the first is new.
     """
-    images, num_known = photos.images(embedder.rules), len(data) if data else 0
-    pictures = Pictures(num_known + len(table.indices))
-    known = list(data.images()) if data else []
-    pictures.read(known + [(images, index) for index in table.indices.tolist()])
-    is_new, has_label = np.ones(len(table.indices), bool), np.zeros(len(table.indices), bool)
+    known = [] if data is None else list(data.images())
+    pictures = Pictures(len(known) + len(indices))
+    pictures.read(known + [(images, index) for index in indices.tolist()])
+    first = np.arange(len(known) + len(indices))  # the number of the first of the copies of each image
     for group in find_groups(pictures):
-        first, *others = sorted(group)
-        copies = np.array([number for number in group if number >= num_known], np.int64) - num_known
-        has_label[copies] = first < num_known
-        is_new[np.array(others, np.int64)[np.array(others) >= num_known] - num_known] = False
-    return is_new & ~has_label, int(has_label.sum())
+        first[list(group)] = min(group)
+    first = first[len(known) :] - len(known)  # negative: the number of an image of the data
+    return first == np.arange(len(first)), int((first < 0).sum())
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
-    exponentials = np.exp(logits - logits.max(1, keepdims=True))
-    return exponentials / exponentials.sum(1, keepdims=True)
+def describe(probabilities: np.ndarray, is_stranger: bool, classes: Sequence[str]) -> tuple[str, str, str]:
+    """Return the guess for a photo, its probability, and the reason to choose the photo.
+
+    `probabilities`: float32 [classes]. Without a classifier, guess and probability are empty.
+    """
+    if len(probabilities) < 2:
+        return "", "", "typical of the photos"
+    first, second = np.argsort(-probabilities, kind="stable")[:2].tolist()
+    reason = f"could also be {classes[second]} ({probabilities[second]:.2f})"
+    if is_stranger:
+        reason = "may show none of the classes"
+    return classes[first], f"{probabilities[first]:.4f}", reason
+
+
+def write_next(given: Namespace, cells: Sequence[list], numbers: Sequence[int], images: FileImages) -> None:
+    """Write the table with these cells and the sheets with the images of these numbers, and copy the photos."""
+    folder: Path = given.output
+
+    def tiles(part: slice) -> list[Tile]:
+        captions = ([f"{guess} {probability}", path, reason] for path, _, guess, probability, reason in cells[part])
+        return [Tile(thumbnail(images, each), lines) for each, lines in zip(numbers[part], captions, strict=True)]
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        sheets = [*draw_sheets(folder / SHEET, tiles, len(cells))]
+        write_table(folder / TABLE, COLUMNS, cells, encoding="utf-8-sig")  # the BOM makes Excel read the file as UTF-8
+    except OSError as error:
+        raise ConfigError(f"-output: cannot write to {folder} ({cause_of(error)}); choose another folder") from None
+    print(f"{folder / TABLE}: {counted(len(cells), 'photo')} to label; look at {sheets[0]}")
+    if given.into:
+        for path, *_ in cells:
+            copy_into(given.into, Path(path))
+        print(f"{given.into}: has copies of these photos; move each copy into the folder of its class")
+
+
+# --- which photos ---
 
 
 def in_order(
     choose: Callable[[np.ndarray, int], np.ndarray], count: int, is_stranger: np.ndarray, takes_strangers: bool
-) -> np.ndarray:
-    """Return the numbers of `count` photos, the most useful first. Strangers come last unless `takes_strangers`.
+) -> list[int]:
+    """Return the rows of at most `count` photos, the most useful first. Strangers come last unless `takes_strangers`.
 
-    `choose(numbers, count)` returns positions in `numbers`. `is_stranger`: bool [n], whether a photo seems to show none of
-    the classes.
+    `choose(rows, count)` returns positions in `rows`. `is_stranger`: bool [n], whether a photo seems to show none of the
+    classes.
     """
     groups = [np.arange(len(is_stranger))] if takes_strangers else map(np.flatnonzero, (~is_stranger, is_stranger))
-    chosen = np.empty(0, np.int64)
-    for numbers in groups:
-        wanted = min(count - len(chosen), len(numbers))
-        if wanted:
-            chosen = np.concatenate([chosen, numbers[choose(numbers, wanted)]])
+    chosen: list[int] = []
+    for rows in groups:
+        if wanted := min(count - len(chosen), len(rows)):
+            chosen += rows[choose(rows, wanted)].tolist()
     return chosen
 
 
-def useful(features: np.ndarray, probabilities: np.ndarray | None, count: int) -> np.ndarray:
+def useful(features: np.ndarray, probabilities: np.ndarray, count: int) -> np.ndarray:
     """Return the rows of `count` photos, the most useful first.
 
-    `probabilities` [n, classes]: of a classifier. Without them, the photos are typical ones; with them, typical ones among
-    those of which the classifier is least sure.
+    `features`: float32 [n, D]. `probabilities`: float32 [n, classes] from a classifier, or [n, 0]. Without a classifier,
+    return typical photos. With a classifier, return typical photos among those of which it is least sure.
     """
     features = normalized(features)
-    if probabilities is None:
+    if probabilities.shape[1] < 2:
         return typical(features, count)
     second, first = np.partition(probabilities, -2, axis=1)[:, -2:].T
     unsure = np.argsort(first - second, kind="stable")[: NUM_UNSURE * count]
@@ -117,7 +152,10 @@ def useful(features: np.ndarray, probabilities: np.ndarray | None, count: int) -
 
 
 def typical(features: np.ndarray, count: int) -> np.ndarray:
-    """Return the rows [count] nearest to the centres of `count` clusters, those of the largest clusters first."""
+    """Return the rows nearest to the centres of `count` clusters, the row of the largest cluster first.
+
+    The features have length 1. Each row belongs to the cluster with the nearest centre (k-means).
+    """
     centres = features[far_apart(features, count)]
     for _ in range(NUM_ROUNDS):
         owners, _ = nearest(features, centres)
@@ -132,7 +170,7 @@ def typical(features: np.ndarray, count: int) -> np.ndarray:
 
 
 def far_apart(features: np.ndarray, count: int) -> np.ndarray:
-    """Return random rows [count] that are far from each other: the start of k-means++."""
+    """Return `count` random rows that are far from each other (the start of k-means++)."""
     random, squares = np.random.default_rng(0), (features**2).sum(1)
     rows = [int(random.integers(len(features)))]
     distances = np.full(len(features), np.inf)
@@ -144,52 +182,10 @@ def far_apart(features: np.ndarray, count: int) -> np.ndarray:
 
 
 def nearest(features: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the number of the nearest centre of each row, and the squared distance to it less the row's square."""
+    """Return the number of the nearest centre of each row, and the squared distance to it, less the square of the row."""
     owners, distances = np.empty(len(features), np.int64), np.empty(len(features), np.float32)
     for start in range(0, len(features), BLOCK):
         part = slice(start, start + BLOCK)
         found = (centres**2).sum(1) - 2 * features[part] @ centres.T
         owners[part], distances[part] = found.argmin(1), found.min(1)
     return owners, distances
-
-
-def describe(chosen, rows, table, probabilities, is_stranger, classes) -> list[Row]:
-    found = []
-    for number in chosen.tolist():
-        index, guess, probability, reason = int(table.indices[rows[number]]), "", None, "typical of the photos"
-        if probabilities is not None:
-            first, second = np.argsort(-probabilities[number], kind="stable")[:2].tolist()
-            guess, probability = classes[first], float(probabilities[number, first])
-            reason = f"or {classes[second]} {probabilities[number, second]:.2f}"
-        if is_stranger[number]:
-            reason = "may show none of the classes"
-        found.append(Row(index, guess, probability, reason))
-    return found
-
-
-def write_next(given: Namespace, rows: Sequence[Row], photos: Photos, images) -> None:
-    """Write the table and the sheets, and copy the photos."""
-    folder: Path = given.output
-
-    def tiles(part: slice) -> list[Tile]:
-        titles = (f"{row.guess} {row.probability:.2f}" if row.guess else "" for row in rows[part])
-        return [
-            Tile(thumbnail(images, row.index), [title, photos[row.index], row.reason])
-            for title, row in zip(titles, rows[part], strict=True)
-        ]
-
-    cells = [
-        [photos[row.index], order, row.guess, "" if row.probability is None else f"{row.probability:.4f}", row.reason]
-        for order, row in enumerate(rows, start=1)
-    ]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        sheets = [*draw_sheets(folder / SHEET, tiles, len(rows))]
-        write_table(folder / TABLE, COLUMNS, cells, encoding="utf-8-sig")  # the BOM makes Excel read the file as UTF-8
-    except OSError as error:
-        raise ConfigError(f"-output: cannot write to {folder} ({cause_of(error)}); choose another folder") from None
-    print(f"{folder / TABLE}: {counted(len(rows), 'photo')} to label; look at {sheets[0]}")
-    if given.into:
-        for row in rows:
-            copy_into(given.into, Path(photos[row.index]))
-        print(f"{given.into}: copies of these photos; move each into the folder of its class")

@@ -12,10 +12,12 @@ from datasets import load_image_sets
 from engine.predict.pictures import tiles_of
 from extras.labels.next import TABLE, in_order, useful
 from tests.extras.embeddings.conftest import draw, make_hub, trained  # noqa: F401
+from tests.extras.unlabelled.support import SMALL as FEATURES
+from tests.extras.unlabelled.support import draw_photos, teacher_of
 from tests.support.cases import cases_of, names_of
 from tests.support.configs import small_config
 from tests.support.refusals import assert_names
-from tests.support.runs import rows_of, typed
+from tests.support.runs import rows_of, run, run_folder, typed
 
 SCRIPT = "scripts/labels.py"
 
@@ -90,23 +92,46 @@ def test_unreadable_photos_are_reported_with_exit_code_2(photos):
     assert_names(ended.stdout, "photos/broken.png", "1 of 11")
 
 
-@pytest.mark.parametrize("takes_strangers", [False, True])
-def test_strangers_are_chosen_last_unless_they_are_wanted(takes_strangers):
+def in_given_order(rows: np.ndarray, count: int) -> np.ndarray:
+    return np.arange(count)
+
+
+@pytest.mark.parametrize(("takes_strangers", "expected"), [(False, [1, 3, 4, 0]), (True, [0, 1, 2, 3])])
+def test_strangers_are_chosen_last_unless_they_are_wanted(takes_strangers, expected):
     is_stranger = np.array([True, False, True, False, False])
-    calls = []
-
-    def choose(numbers, count):
-        calls.append(numbers.tolist())
-        return np.arange(count)
-
-    found = in_order(choose, 4, is_stranger, takes_strangers).tolist()
-    assert found == ([0, 1, 2, 3] if takes_strangers else [1, 3, 4, 0])
-    assert calls == ([[0, 1, 2, 3, 4]] if takes_strangers else [[1, 3, 4], [0, 2]])
+    assert in_order(in_given_order, 4, is_stranger, takes_strangers) == expected
+    assert in_order(in_given_order, 9, is_stranger, takes_strangers)[:4] == expected
 
 
-def test_strangers_are_not_needed_while_other_photos_suffice():
-    found = in_order(lambda numbers, count: np.arange(count), 2, np.array([True, False, False]), False)
-    assert found.tolist() == [1, 2]
+def test_strangers_are_not_chosen_while_other_photos_suffice():
+    assert in_order(in_given_order, 2, np.array([True, False, False]), False) == [1, 2]
+
+
+def groups_of_features(*sizes: int) -> np.ndarray:
+    """Return features [n, 8] of groups in different directions, the members of each group close together."""
+    random = np.random.default_rng(0)
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    return (np.eye(8)[owners] + random.normal(0, 0.002, (len(owners), 8))).astype(np.float32)
+
+
+def test_typical_photos_come_from_different_groups_the_largest_first():
+    found = useful(groups_of_features(30, 5, 60, 10), np.empty((105, 0), np.float32), 4)
+    assert [int(np.searchsorted([30, 35, 95], row, "right")) for row in found] == [2, 0, 3, 1]
+
+
+def test_classifier_chooses_unsure_photos_from_different_groups():
+    probabilities = np.full((105, 2), (0.99, 0.01), np.float32)
+    unsure = [0, 1, 2, 31, 32, 40, 41, 42, 100, 101, 103, 104]
+    probabilities[unsure, 0] = np.linspace(0.51, 0.6, len(unsure))
+    probabilities[:, 1] = 1 - probabilities[:, 0]
+    found = useful(groups_of_features(30, 5, 60, 10), probabilities, 3).tolist()
+    assert {*found} <= {*unsure} and found == sorted(found, key=unsure.index)
+    assert len({int(np.searchsorted([30, 35, 95], row, "right")) for row in found}) == 3
+
+
+def test_equal_features_still_give_as_many_photos_as_asked():
+    found = useful(np.ones((6, 3), np.float32), np.empty((6, 0), np.float32), 4).tolist()
+    assert len({*found}) == 4
 
 
 # --- files ---
@@ -134,7 +159,45 @@ def test_into_copies_chosen_photos_and_replaces_no_file(photos):
     assert found == {Path(name).read_bytes() for name in chosen()} and len(found) == 11
 
 
-# --- mistakes ---
+# --- runs without classes, and mistakes ---
+
+
+@pytest.mark.slow
+def test_run_that_learns_features_chooses_like_pretrained_weights(here):
+    (here / "features.yaml").write_text(FEATURES)
+    photos = draw_photos(here / "photos")
+    words = ["-cfg", "features.yaml", "-data_path", photos, "-output", "runs", "-epochs", "1"]
+    run("main_single_gpu.py", *map(str, words), "-opts", f"TRAIN.TEACHER_MODEL={teacher_of(here)}", cwd=here).done()
+    typed(SCRIPT, run_folder(here / "runs"), "-next", 2, photos, "-output", "next").done()
+    assert [row["guess"] for row in rows_of("next/next.csv")] == ["", ""]
+
+
+def change_settings(folder: Path, before: str, after: str) -> None:
+    """Make a copy of a run, called `run`, with another line in its config.yaml."""
+    shutil.copytree(folder, "run")
+    text = Path("run/config.yaml").read_text()
+    assert before in text
+    Path("run/config.yaml").write_text(text.replace(before, after))
+
+
+@pytest.mark.slow
+def test_run_on_computed_images_chooses_like_pretrained_weights(new_digits):
+    change_settings(new_digits, "DATASET: digits", "DATASET: fractals")
+    typed(SCRIPT, "run", "-next", 3, "photos").done()
+    assert [row["guess"] for row in rows_of("run/next/next.csv")] == ["", "", ""]
+
+
+@pytest.mark.slow
+def test_run_with_several_labels_is_refused(new_digits):
+    change_settings(new_digits, "LABEL_SEPARATOR: null", "LABEL_SEPARATOR: '|'")
+    typed(SCRIPT, "run", "-next", 3, "photos").refused("run", "labels")
+
+
+@pytest.mark.slow
+def test_folder_in_which_every_photo_has_a_label_is_refused(new_digits):
+    for number in range(30):
+        os.remove(f"photos/{number}.png")
+    typed(SCRIPT, new_digits, "-next", 3, "photos", "-output", "next").refused("-next", "photos")
 
 
 @pytest.mark.slow

@@ -62,8 +62,8 @@ class DataSet:
         train, val = load_image_sets(config)
         if val.makes_batches:
             raise ConfigError(
-                f"DATA.DATASET: the images of {config.DATA.DATASET} are generated with their labels; give a run with "
-                "real data"
+                f"DATA.DATASET: the images of {config.DATA.DATASET} are generated, so no label is wrong; "
+                "give a run with real data"
             )
         return cls(config, train, val)
 

@@ -16,10 +16,12 @@ from extras.labels.alike import Pictures, find_groups
 from extras.labels.data import DataSet
 from extras.labels.review import draw_sheets
 from utils.errors import ConfigError, cause_of
+from utils.files import Kind, refuse_other_kind
 from utils.text import counted
 
 TABLE, SHEET = "next.csv", "next.png"
 COLUMNS = ("image", "order", "guess", "probability", "reason")
+KIND = Kind("a table of scripts/labels.py -next", (b"\xef\xbb\xbfimage,order,",))
 # MEASURED
 NUM_UNSURE = 4  # photos that are clustered for each photo that is chosen
 NUM_ROUNDS = 10  # of k-means
@@ -35,6 +37,7 @@ def choose_next(given: Namespace, photos: Photos, embedder: Embedder, data: Data
     `given` has the flags `next`, `output`, `into` and `strangers`. `data`: the images on which the classifier was trained
     and evaluated, or None if the weights are not those of a run.
     """
+    refuse_other_kind("-output", given.output / TABLE, KIND, "choose another folder")
     images = photos.images(embedder.rules)
     table = embedder(images)
     num_unreadable = len(photos) - len(table.indices)

@@ -205,6 +205,8 @@ def test_folder_in_which_every_photo_has_a_label_is_refused(new_digits):
 def test_mistakes_with_next_are_refused(photos, words):
     """Each case is a command line. Nothing is written."""
     Path("empty").mkdir()
+    Path("theirs").mkdir()
+    Path("theirs/next.csv").write_text("image,date\n")
     before = sorted(str(path) for path in Path().rglob("*"))
     ended = typed(SCRIPT, *words.split())
     assert ended.returncode == 2 and "Traceback" not in ended.printed, ended.printed

@@ -20,7 +20,7 @@ from datasets.order import Piece
 from datasets.sources.folder import FolderScan, describe_left_out, subfolders
 from datasets.sources.images import FileImages
 from datasets.transforms.pixel_rules import PixelRules
-from datasets.types import ImageReadError, ImageSet
+from datasets.types import ImageReadError
 from engine.precision import Precision, set_matmul
 from engine.predict.classifier import Classifier
 from engine.predict.output import NUM_COLUMNS, THUMBNAIL, UNSURE, Mark, Output, write_picture
@@ -143,7 +143,7 @@ class Embedder:
             "batch_size": self.batch_size,
         }
 
-    def __call__(self, images: ImageSet) -> Table:
+    def __call__(self, images: FileImages) -> Table:
         """Return the features of the readable images."""
         config = self.config
         if len(images) <= FEW:

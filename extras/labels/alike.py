@@ -48,7 +48,7 @@ class Pictures:
         shape = (num_images, *PICTURE)
         self.pixels = np.memmap(self._file, np.uint8, "w+", shape=shape) if num_images else np.zeros(shape, np.uint8)
 
-    def read(self, images: Iterable[tuple[ImageSet, int]], max_bad_fraction: float = 1.0) -> None:
+    def read(self, images: Iterable[tuple[ImageSet, int]]) -> None:
         """Read all images, each given as its set and index, with a progress bar. Report unreadable images as a run does."""
         bad: dict[ImageSet, list[int]] = defaultdict(list)
         with ThreadPoolExecutor(NUM_THREADS, "images") as pool:
@@ -68,7 +68,7 @@ class Pictures:
                 else:
                     self.digests[number], self.pixels[number] = found
         for part, indices in bad.items():
-            BadImages(part, max_bad_fraction, print).note(indices)
+            BadImages(part, 1.0, print).note(indices)
 
 
 def _read(part: ImageSet, index: int) -> tuple[bytes, np.ndarray] | None:

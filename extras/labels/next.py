@@ -54,7 +54,7 @@ def choose_next(given: Namespace, photos: Photos, embedder: Embedder, data: Data
     table = embedder(images)
     num_unreadable = len(photos) - len(table.indices)
     is_new, num_labelled = find_new(images, table.indices, data)
-    left_out = f", {num_labelled:,} of them left out because they have a label already" if num_labelled else ""
+    left_out = f", {num_labelled:,} of them left out (labelled already)" if num_labelled else ""
     print(f"{photos.folder}: {counted(len(photos), 'photo')}{left_out}")
     if not is_new.any():
         raise ConfigError(

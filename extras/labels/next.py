@@ -106,7 +106,7 @@ def describe(probabilities: np.ndarray, is_stranger: bool, classes: Sequence[str
     if len(probabilities) < 2:
         return "", "", "typical of the photos"
     first, second = np.argsort(-probabilities, kind="stable")[:2].tolist()
-    reason = f"could also be {classes[second]} ({probabilities[second]:.2f})"
+    reason = f"or {classes[second]} ({probabilities[second]:.2f})"
     if is_stranger:
         reason = "may show none of the classes"
     return classes[first], f"{probabilities[first]:.4f}", reason

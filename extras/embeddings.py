@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from engine.predict.output import NUM_COLUMNS, THUMBNAIL, UNSURE, Mark, Output, 
 from engine.predict.pictures import Tile, contact_sheet, fitted
 from engine.predict.predictor import FEW, Guess, Prediction
 from extras.doctor.trace import refuse_not_finite
+from extras.strangers.known import watch
 from models.features import features_of, widths_of
 from models.transforms import choose_transforms
 from utils import VERSION
@@ -82,6 +84,8 @@ class Table(NamedTuple):
     indices: np.ndarray  # int64 [n], indices of the images in their set
     sizes: np.ndarray  # int32 [n, 2], width and height of the images as they are displayed
     features: np.ndarray  # float32 [n, D]
+    logits: np.ndarray  # float32 [n, classes], divided by the temperature of the classifier; [n, 0] if not asked for
+    known: np.ndarray  # float32 [n], how well images fit the training images; NaN if not asked for or without statistics
 
 
 class SizedReader(EvalReader):
@@ -108,14 +112,15 @@ class SizedReader(EvalReader):
 class Embedder:
     """A model that returns features, on the device of this process, in the precision in which its run was evaluated."""
 
-    def __init__(self, trained: Classifier, process: Process, say: Callable[[str], None]):
+    def __init__(self, trained: Classifier, process: Process, say: Callable[[str], None], with_logits: bool = False):
         """Move the model to the device. `say` logs messages about unreadable images."""
+        self.num_logits = len(trained.classes) if with_logits else 0
         self.trained, self.process, self.say, self.config = trained, process, say, trained.config
         data = self.config.DATA
         if data.TOKENS:
             raise ConfigError(
-                f"{trained.source}: embed.py does not support models with DATA.TOKENS ({data.TOKENS}); name a model "
-                "that takes square images"
+                f"{trained.source}: a model with DATA.TOKENS ({data.TOKENS}) is not supported here; name a model that takes "
+                "square images"
             )
         self.rules, self.batch_size = PixelRules.of(data), data.BATCH_SIZE_EVAL or data.BATCH_SIZE
         try:
@@ -128,6 +133,7 @@ class Embedder:
         self.transforms.apply(trained.model)
         self.model = self.precision.computing(trained.model.to(process.device)).eval()
         self.normalize = Normalize(data).to(process.device)
+        self._known = watch(self.model, trained.calibration, trained.source) if with_logits else None
 
     def facts(self) -> dict[str, Any]:
         """Return everything that the features depend on, apart from the images, as plain values for a JSON file."""
@@ -157,23 +163,28 @@ class Embedder:
             for _, batch in shown(pairs, "features", len(images), size=lambda pair: len(pair[0].indices)):
                 bad_images.note(batch.bad)
                 targets, features = batch.targets.cpu().numpy(), np.empty((0, self.width), np.float32)
+                logits, known = np.empty((0, self.num_logits), np.float32), np.empty(0, np.float32)
                 if batch.num_samples:
-                    features = self._features(batch.images.to(self.process.device))
-                found.append((targets[:, 0], targets[:, 1:].astype(np.int32), features))
+                    features, logits, known = self._features(batch.images.to(self.process.device))
+                found.append((targets[:, 0], targets[:, 1:].astype(np.int32), features, logits, known))
         return Table(*map(np.concatenate, zip(*found, strict=True)))
 
     @torch.no_grad()
-    def _features(self, pixels: Tensor) -> np.ndarray:
+    def _features(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the features, the logits, and how well the images fit the training images."""
         images = self.normalize(pixels, self.precision.input_dtype(self.model))
 
-        def forward() -> Tensor:
+        def forward() -> tuple[Tensor, Tensor]:
             with self.precision.autocast():
-                return features_of(self.model, images).pooled
+                found = features_of(self.model, images, self.num_logits > 0)
+            return found.pooled, found.pooled[:, :0] if found.logits is None else found.logits
 
-        features = forward().float()
-        if not features.isfinite().all():
+        features, logits = (each.float() for each in forward())
+        if not (features.isfinite().all() and logits.isfinite().all()):
             refuse_not_finite(self.trained.source, self.model, self.transforms, forward)
-        return features.cpu().numpy()
+        known = self._known() if self._known else features.new_full((len(features),), math.nan)
+        logits = logits / (self.trained.temperature or 1)
+        return features.cpu().numpy(), logits.cpu().numpy(), known.cpu().numpy()
 
 
 # --- files of features ---

@@ -14,6 +14,7 @@ class Features(NamedTuple):
 
     pooled: Tensor  # [B, D]
     patches: Tensor | None  # [B, N, D], row by row; None if the model has no square grid of patches
+    logits: Tensor | None = None  # [B, classes], if they were asked for
 
 
 class Widths(NamedTuple):
@@ -24,10 +25,14 @@ class Widths(NamedTuple):
     grid: int | None  # patches along one side of an image
 
 
-def features_of(model: nn.Module, images: Tensor) -> Features:
-    """Return the features of images [B, C, H, W] that are normalized as the model expects. The classifier is not used."""
+def features_of(model: nn.Module, images: Tensor, with_logits: bool = False) -> Features:
+    """Return the features of images [B, C, H, W] that are normalized as the model expects.
+
+    The classifier is used only for the logits.
+    """
     tokens = model.forward_features(images)
-    return Features(model.forward_head(tokens, pre_logits=True), _patch_tokens(model, tokens))
+    logits = model.forward_head(tokens) if with_logits else None
+    return Features(model.forward_head(tokens, pre_logits=True), _patch_tokens(model, tokens), logits)
 
 
 def _patch_tokens(model: nn.Module, tokens: Tensor) -> Tensor | None:
@@ -49,7 +54,7 @@ def widths_of(model: nn.Module, channels: int, side: int) -> Widths:
     """
     was_training, parameter = model.training, next(model.parameters())
     try:
-        pooled, patches = features_of(model.eval(), parameter.new_zeros(1, channels, side, side))
+        pooled, patches, _ = features_of(model.eval(), parameter.new_zeros(1, channels, side, side))
         if pooled.ndim != 2:
             raise ValueError(f"the pooled features have shape {list(pooled.shape)}")
     except Exception as error:  # the type depends on the model

@@ -104,14 +104,19 @@ def check_flags(arguments: argparse.Namespace) -> None:
 
 def check_pictures(arguments: argparse.Namespace, num_photos: int) -> None:
     """Raise ConfigError if a table or picture cannot be written, or if the next call would read it as a photo."""
-    root = os.path.realpath(arguments.photos)
-    for flag, path in (("-sheet", arguments.sheet), ("-into", arguments.into)):
+    refuse_among_photos(arguments.photos, {"-sheet": arguments.sheet, "-into": arguments.into})
+    num_tiles = 1 if arguments.near else num_photos
+    refuse_other_outputs(files_to_write(arguments, num_tiles) | maps_to_write(arguments, []))
+
+
+def refuse_among_photos(photos: Path, outputs: dict[str, Path | None]) -> None:
+    """Raise ConfigError if an output {flag: path} is inside the folder of the photos."""
+    root = os.path.realpath(photos)
+    for flag, path in outputs.items():
         if path and os.path.commonpath([root, os.path.realpath(path)]) == root:
             raise ConfigError(
                 f"{flag}: {path} would put pictures among the photos, and the next call would read them; name another place"
             )
-    num_tiles = 1 if arguments.near else num_photos
-    refuse_other_outputs(files_to_write(arguments, num_tiles) | maps_to_write(arguments, []))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,20 @@
-"""Finds wrong labels with the predictions of finished runs, and lists the images with the labels that you confirm.
+"""Finds wrong labels with the predictions of finished runs, and chooses the photos without labels to label next.
 
     python scripts/sweep.py -cfg configs/finetune.yaml -data_path photos -folds 5 -output sweeps/folds
     python scripts/labels.py sweeps/folds
     python scripts/labels.py sweeps/folds -apply sweeps/folds/labels/labels.csv
+    python scripts/labels.py vit_small_patch16_224 -next 100 unlabelled -into to_label
+    python scripts/labels.py output/train-20260102-03-04-05 -next 100 unlabelled -into to_label
 
 In a sweep with -folds, every image has a prediction by a model that was not trained on it. With a single run, only
 the held-out images are judged. labels.csv lists images whose label the model doubts, equal or nearly equal images
 with different labels, and copies of training images among the validation images; labels.png shows them. Write yes into
 the column `confirmed`, and change the suggestion if another class is right. -apply writes train.csv and val.csv, which
 list all images with the corrected labels, and prints the command that trains from them. It changes no file of the data.
+
+-next chooses photos of which the run's model is not sure and that differ from each other, or with pretrained weights
+typical photos that differ. next.csv lists them, next.png shows them, and -into copies them. Photos with a label and
+further copies of a photo are left out. Unreadable photos are reported, and the exit code is 2.
 """
 
 import argparse
@@ -21,14 +27,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 
 from utils.program import exit_code  # isort: skip
 from engine.record.saved_run import SavedRun
-from scripts.command_line import RUN_HELP, Parser
+from scripts.command_line import RUN_HELP, Parser, at_least, local_path
+from scripts.embed import refuse_among_photos
+from scripts.predict import add_model_flags, maps_to_write, settings_flags
 from scripts.sweeping import DONE, FILE, ranked_points, read_result, read_sweep
 from utils.errors import ConfigError
 from utils.runs import folder_of
 
+COMPUTED = ("fractals", "synthetic")  # data sets whose classes are not those of photos
+OF_NEXT = ("into", "strangers", "raw", "cfg", "opts", "amp", "batch_size", "device", "ngpus")  # flags that need -next
+
 
 def main(argv: list[str]) -> int:
     arguments = parse(argv)
+    if arguments.next:
+        return choose(arguments)
     from extras.labels.command import Source, apply, find
 
     source = replace(find_source(arguments.source, Source), data_path=arguments.data_path)
@@ -42,21 +55,72 @@ def main(argv: list[str]) -> int:
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = Parser(__doc__)
     add = parser.add_argument
-    add("source", metavar="run", help=f"{RUN_HELP}; or the folder of a sweep with -folds")
+    add("source", metavar="run", help=f"{RUN_HELP}; or the folder of a sweep with -folds; with -next, any weights")
     add(
         "-output",
         type=Path,
         metavar="FOLDER",
         help="folder for labels.csv and labels.png [labels in the run's folder]; with -apply, for the lists [corrected "
-        "in the folder of FILE]",
+        "in the folder of FILE]; with -next, for next.csv and next.png [next in the run's folder, or here]",
     )
     add("-no_copies", action="store_true", help="do not look for copies (the search reads every image)")
     add("-apply", type=Path, metavar="FILE", help="write lists with the confirmed labels of this labels.csv")
     add("-data_path", type=Path, metavar="PATH", help="where the data are now, if they were moved after the run")
+    add = parser.add_argument_group("photos without labels").add_argument
+    add("-next", nargs=2, metavar=("N", "PHOTOS"), help="choose N photos of this folder whose labels help most")
+    add("-into", type=Path, metavar="FOLDER", help="also copy the chosen photos to this folder")
+    add("-strangers", action="store_true", help="choose photos that seem to show none of the classes like all others")
+    add_model_flags(parser, argparse.SUPPRESS)  # -ngpus has no effect here
+    parser.set_defaults(attention=None)  # a flag of predict.py, whose checks are used here
     arguments = parser.parse_args(argv)
+    if arguments.next:
+        check_next(arguments)
+        return arguments
     if arguments.no_copies and arguments.apply:
         raise ConfigError("-no_copies has no effect with -apply; leave it out")
+    for name in OF_NEXT:
+        if getattr(arguments, name) != parser.get_default(name):
+            raise ConfigError(f"-{name} has no effect without -next; leave it out")
     return arguments
+
+
+def check_next(arguments: argparse.Namespace) -> None:
+    """Convert the two values of -next, and raise ConfigError for flags that have no effect."""
+    for name in ("apply", "no_copies"):
+        if getattr(arguments, name):
+            raise ConfigError(f"-{name} has no effect with -next; leave it out")
+    if (arguments.ngpus or 1) > 1:
+        raise ConfigError("-ngpus: labels.py uses one process; leave it out")
+    number, arguments.photos = arguments.next[0], local_path(arguments.next[1])
+    try:
+        arguments.next = at_least(1)(number)
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(f"-next: {error}") from None
+
+
+def choose(arguments: argparse.Namespace) -> int:
+    """Choose photos to label. Return the exit code."""
+    from engine.predict.classifier import load_classifier
+    from extras.embeddings import Embedder, find_photos
+    from extras.labels.data import DataSet, config_of
+    from extras.labels.next import choose_next
+    from utils.distributed import Process, choose_device  # local: importing torch takes seconds
+
+    photos, folder = find_photos("-next", arguments.photos, print), folder_of(arguments.source)
+    is_run = (folder / "config.yaml").exists()
+    if arguments.data_path and not is_run:
+        raise ConfigError(f"-data_path has no effect, because {arguments.source} is not a run; leave it out")
+    arguments.output = arguments.output or (folder if is_run else Path()) / "next"
+    refuse_among_photos(arguments.photos, {"-output": arguments.output, "-into": arguments.into})
+    maps_to_write(arguments, [])  # makes the folder of -into
+    trained = load_classifier(arguments.source, settings_flags(arguments), arguments.raw, needs_classes=False)
+    data = None
+    if is_run:
+        config = config_of(SavedRun.open(folder), arguments.data_path)
+        if config.TRAIN.OBJECTIVE == "classes" and config.DATA.DATASET not in COMPUTED:
+            data = DataSet.load(config)
+    process = Process(choose_device(arguments.device, local_rank=0))
+    return choose_next(arguments, photos, Embedder(trained, process, print, with_logits=data is not None), data)
 
 
 def find_source(given: str, source: type):

@@ -1,5 +1,6 @@
 """docs/photos.md: every command runs as printed, in order, on a small folder of photos."""
 
+import os
 import re
 import shlex
 import shutil
@@ -26,12 +27,24 @@ def commands(section: str) -> list[str]:
     found = re.findall(r"```bash\n(.*?)```", page.split(f"\n## {section}\n")[1].split("\n## ")[0], re.S)
     text = "".join(found).replace("configs/finetune.yaml", "tiny.yaml")
     text = text.replace("-pretrained vit_small_patch16_224 ", "-pretrained tiny.pth ")
+    text = text.replace("labels.py vit_small_patch16_224 ", "labels.py tiny.pth -cfg tiny.yaml ")
     return re.sub(r"-epochs (\d+)0", r"-epochs \1", text).replace("-folds 5", "-folds 2").splitlines()
 
 
 def parts(folder: Path) -> dict[str, str]:
     """Return {image: its part} of a run."""
     return {row["image"]: row["part"] for row in rows_of(folder / "split.csv")}
+
+
+def choose_photos(follow) -> None:
+    """Follow the section that chooses photos to label. The run knows one of the four photos, the weights do not."""
+    draw_photos(Path("unlabelled"), "zebra", count=3)
+    shutil.copy("photos/cat/0.png", "unlabelled/labelled.png")
+    follow("Which photos to label next", part=slice(0, 1))
+    assert len(os.listdir("to_label")) == 4
+    shutil.rmtree("to_label")
+    assert "1 of them" in follow("Which photos to label next", part=slice(1, 2))
+    assert sorted(os.listdir("to_label")) == ["0.png", "1.png", "2.png"]
 
 
 @pytest.mark.usefixtures("signal_handlers")
@@ -68,6 +81,7 @@ def test_photos_page_commands_produce_predictions(here):
     follow("More photos next week", made="output/train-20260109-10-11-12")
     more = parts(Path(folders["output/train-20260109-10-11-12"]))
     assert len(more) == 64 and {image: more[image] for image in first} == first
+    choose_photos(follow)
     draw_photos(here / "photos", "zebra", count=12)
     shutil.copy("photos/dog/0.png", "photos/cat/IMG_0042.jpg")
     assert "2 of 3" in follow("A new class", made="output/train-20260116-10-11-12")

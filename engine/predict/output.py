@@ -147,17 +147,25 @@ class ClassFolders:
         """Copy an image to the folder of class `name`, unless the folder already has a copy of it."""
         folder, source = self._folder / self._names[name], Path(path)
         self._numbers[folder / source.name] += 1
-        try:
-            if folder.is_symlink():
-                raise OSError("the folder is a link")
-            folder.mkdir(exist_ok=True)
-            names = numbered(source.stem, source.suffix, self._numbers[folder / source.name])
-            copy = next(copy for copy in map(folder.joinpath, names) if not is_taken(copy, source))
-            if not copy.exists():
-                with open(source, "rb") as read, replacing(copy) as written:
-                    shutil.copyfileobj(read, written)
-        except OSError as error:
-            raise DataError(f"-into: {path} cannot be copied to {folder} ({cause_of(error)})") from None
+        copy_into(folder, source, self._numbers[folder / source.name])
+
+
+def copy_into(folder: Path, source: Path, first: int = 1) -> None:
+    """Copy a file to a folder under the first free name, unless the folder already has a copy of it.
+
+    `first`: the number of the first name that is tried, see `numbered`.
+    """
+    try:
+        if folder.is_symlink():
+            raise OSError("the folder is a link")
+        folder.mkdir(exist_ok=True)
+        names = numbered(source.stem, source.suffix, first)
+        copy = next(copy for copy in map(folder.joinpath, names) if not is_taken(copy, source))
+        if not copy.exists():
+            with open(source, "rb") as read, replacing(copy) as written:
+                shutil.copyfileobj(read, written)
+    except OSError as error:
+        raise DataError(f"-into: {source} cannot be copied to {folder} ({cause_of(error)})") from None
 
 
 def is_taken(copy: Path, source: Path) -> bool:

@@ -48,28 +48,27 @@ class Pictures:
         shape = (num_images, *PICTURE)
         self.pixels = np.memmap(self._file, np.uint8, "w+", shape=shape) if num_images else np.zeros(shape, np.uint8)
 
-    def read(self, data: DataSet) -> None:
-        """Read all images, with a progress bar. Report unreadable images as a run does."""
-        bad: dict[bool, list[int]] = {False: [], True: []}
+    def read(self, images: Iterable[tuple[ImageSet, int]]) -> None:
+        """Read all images, each given as its set and index, with a progress bar. Report unreadable images as a run does."""
+        bad: dict[ImageSet, list[int]] = defaultdict(list)
         with ThreadPoolExecutor(NUM_THREADS, "images") as pool:
-            started = (pool.submit(_read, *data.find(number)) for number in range(len(data)))
+            started = ((each, pool.submit(_read, *each)) for each in images)
             results = tqdm(
                 read_ahead(started, NUM_AHEAD),
                 "reading images",
-                len(data),
+                len(self.digests),
                 unit="image",
                 file=sys.stderr,
                 disable=None,
             )
-            for number, future in enumerate(results):
+            for number, ((part, index), future) in enumerate(results):
                 found = future.result()
                 if found is None:
-                    part, index = data.find(number)
-                    bad[part is data.val].append(index)
+                    bad[part].append(index)
                 else:
                     self.digests[number], self.pixels[number] = found
-        for part, indices in zip(data.parts, bad.values(), strict=True):
-            BadImages(part, data.config.DATA.MAX_BAD_FRACTION, print).note(indices)
+        for part, indices in bad.items():
+            BadImages(part, 1.0, print).note(indices)
 
 
 def _read(part: ImageSet, index: int) -> tuple[bytes, np.ndarray] | None:

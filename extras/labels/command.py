@@ -60,7 +60,7 @@ def find(source: Source, data_path: Path | None, output: Path | None, finds_copi
     copies: list[Copy] = []
     if finds_copies:
         pictures = Pictures(len(data))
-        pictures.read(data)
+        pictures.read(data.images())
         copies = find_copies(find_groups(pictures), data, folds)
     rows = rows_of(doubts, copies, data)
     sheets = write_review(folder, rows, data)

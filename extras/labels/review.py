@@ -4,7 +4,7 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,7 +50,7 @@ def write_review(folder: Path, rows: Sequence[Row], data: DataSet) -> list[Path]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / RECORD, json.dumps(_record(rows, data), indent=1) + "\n")
-        sheets = list(_draw(folder, rows, data))
+        sheets = [*draw_sheets(folder / SHEET, lambda part: [_tile(row, data) for row in rows[part]], len(rows))]
         cells = [
             [data.name(row.image), data.label(row.image), row.suggestion, _share(row), row.reason, ""] for row in rows
         ]
@@ -90,21 +90,23 @@ def digest_of(path: Path) -> str | None:
         return None
 
 
-def sheet_path(folder: Path, number: int) -> Path:
+def sheet_path(path: Path, number: int) -> Path:
     """Return the path of a sheet, counted from 0: labels.png, labels-2.png, labels-3.png ..."""
-    path = folder / SHEET
     return path if number == 0 else path.with_name(f"{path.stem}-{number + 1}{path.suffix}")
 
 
-def _draw(folder: Path, rows: Sequence[Row], data: DataSet) -> Iterator[Path]:
-    """Write the sheets, and remove further sheets that an earlier call wrote. Yield the paths of the sheets."""
-    count = min(-(-len(rows) // PER_SHEET), MOST_SHEETS)
+def draw_sheets(path: Path, tiles: Callable[[slice], Sequence[Tile]], num_tiles: int) -> Iterator[Path]:
+    """Write the sheets, and remove further sheets that an earlier call wrote. Yield the paths of the sheets.
+
+    `path`: the path of the first sheet. `tiles` returns some of the tiles.
+    """
+    count = min(-(-num_tiles // PER_SHEET), MOST_SHEETS)
     for number in range(count):
-        tiles = [_tile(row, data) for row in rows[number * PER_SHEET : (number + 1) * PER_SHEET]]
-        write_picture(contact_sheet(tiles, NUM_COLUMNS, THUMBNAIL), sheet_path(folder, number))
-        yield sheet_path(folder, number)
+        chosen = tiles(slice(number * PER_SHEET, (number + 1) * PER_SHEET))
+        write_picture(contact_sheet(chosen, NUM_COLUMNS, THUMBNAIL), sheet_path(path, number))
+        yield sheet_path(path, number)
     for number in range(count, MOST_SHEETS):
-        sheet_path(folder, number).unlink(missing_ok=True)
+        sheet_path(path, number).unlink(missing_ok=True)
 
 
 def _tile(row: Row, data: DataSet) -> Tile:

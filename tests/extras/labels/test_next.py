@@ -1,0 +1,214 @@
+"""labels.py -next: the photos that it chooses to label, its files, and the mistakes that it refuses."""
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from datasets import load_image_sets
+from engine.predict.pictures import tiles_of
+from extras.labels.next import TABLE, in_order, useful
+from tests.extras.embeddings.conftest import draw, make_hub, trained  # noqa: F401
+from tests.extras.unlabelled.support import SMALL as FEATURES
+from tests.extras.unlabelled.support import draw_photos, teacher_of
+from tests.support.cases import cases_of, names_of
+from tests.support.configs import small_config
+from tests.support.refusals import assert_names
+from tests.support.runs import rows_of, run, run_folder, typed
+
+SCRIPT = "scripts/labels.py"
+
+
+def chosen(folder: str = "next") -> list[str]:
+    return [row["image"] for row in rows_of(f"{folder}/{TABLE}")]
+
+
+@pytest.fixture
+def photos(here):
+    """Draw ten photos, and return their folder and the weights of a small ViT, which has no run."""
+    make_hub(here / "hub")
+    for number in range(10):
+        draw(here / "photos" / f"{number}.png", number)
+    return "photos"
+
+
+@pytest.fixture
+def new_digits(here, trained):  # noqa: F811
+    """Write 30 held-out digits, changed so that they are new, and 4 digits with labels. Return the run's folder."""
+    (here / "photos").mkdir()
+    train, val = load_image_sets(small_config(here))
+    for number in range(30):
+        pixels = np.rot90(val.read(number)[:, :, 0])  # no other digit is nearly equal
+        Image.fromarray(np.ascontiguousarray(pixels)).save(f"photos/{number}.png")
+    for number, part in enumerate((train, train, val, val)):
+        Image.fromarray(part.read(number)[:, :, 0]).save(f"photos/known{number}.bmp")
+    return trained
+
+
+# --- which photos ---
+
+
+@pytest.mark.slow
+def test_pretrained_weights_choose_photos_without_guesses(photos):
+    ended = typed(SCRIPT, "hub", "-next", 4, photos).done()
+    rows = rows_of("next/next.csv")
+    assert [row["order"] for row in rows] == ["1", "2", "3", "4"] and len({*chosen()}) == 4
+    assert all(row["guess"] == row["probability"] == "" and row["reason"] for row in rows)
+    assert "next/next.png" in ended.stdout
+    first = chosen()
+    typed(SCRIPT, "hub", "-next", 4, photos).done()
+    assert chosen() == first
+
+
+@pytest.mark.slow
+def test_run_guesses_as_predict_does_and_leaves_out_labelled_photos(new_digits):
+    ended = typed(SCRIPT, new_digits, "-next", 8, "photos", "-output", "out").done()
+    rows = rows_of("out/next.csv")
+    assert len(rows) == 8 and not any("known" in row["image"] for row in rows)
+    assert "34 photos, 4 of them" in ended.stdout
+    typed("scripts/predict.py", new_digits, *chosen("out"), "-csv", "theirs.csv").done()
+    for ours, theirs in zip(rows, rows_of("theirs.csv"), strict=True):
+        assert ours["guess"] == theirs["class"]
+        assert float(ours["probability"]) == pytest.approx(float(theirs["probability"]), abs=1e-3)
+
+
+@pytest.mark.slow
+def test_near_copies_are_chosen_once(photos):
+    Image.open("photos/3.png").save("photos/copy.jpg", quality=90)
+    shutil.copy("photos/4.png", "photos/twin.png")
+    ended = typed(SCRIPT, "hub", "-next", 12, photos).done()
+    assert len(chosen()) == 10 and "photos/twin.png" not in chosen() and "photos/3.png" in chosen()
+    assert "10 photos" in ended.stdout and "12" in ended.stdout
+
+
+@pytest.mark.slow
+def test_unreadable_photos_are_reported_with_exit_code_2(photos):
+    Path("photos/broken.png").write_bytes(b"no picture")
+    ended = typed(SCRIPT, "hub", "-next", 3, photos)
+    assert ended.returncode == 2 and len(chosen()) == 3
+    assert_names(ended.stdout, "photos/broken.png", "1 of 11")
+
+
+def in_given_order(rows: np.ndarray, count: int) -> np.ndarray:
+    return np.arange(count)
+
+
+@pytest.mark.parametrize(("takes_strangers", "expected"), [(False, [1, 3, 4, 0]), (True, [0, 1, 2, 3])])
+def test_strangers_are_chosen_last_unless_they_are_wanted(takes_strangers, expected):
+    is_stranger = np.array([True, False, True, False, False])
+    assert in_order(in_given_order, 4, is_stranger, takes_strangers) == expected
+    assert in_order(in_given_order, 9, is_stranger, takes_strangers)[:4] == expected
+
+
+def test_strangers_are_not_chosen_while_other_photos_suffice():
+    assert in_order(in_given_order, 2, np.array([True, False, False]), False) == [1, 2]
+
+
+def groups_of_features(*sizes: int) -> np.ndarray:
+    """Return features [n, 8] of groups in different directions, the members of each group close together."""
+    random = np.random.default_rng(0)
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    return (np.eye(8)[owners] + random.normal(0, 0.002, (len(owners), 8))).astype(np.float32)
+
+
+def test_typical_photos_come_from_different_groups_the_largest_first():
+    found = useful(groups_of_features(30, 5, 60, 10), np.empty((105, 0), np.float32), 4)
+    assert [int(np.searchsorted([30, 35, 95], row, "right")) for row in found] == [2, 0, 3, 1]
+
+
+def test_classifier_chooses_unsure_photos_from_different_groups():
+    probabilities = np.full((105, 2), (0.99, 0.01), np.float32)
+    unsure = [0, 1, 2, 31, 32, 40, 41, 42, 100, 101, 103, 104]
+    probabilities[unsure, 0] = np.linspace(0.51, 0.6, len(unsure))
+    probabilities[:, 1] = 1 - probabilities[:, 0]
+    found = useful(groups_of_features(30, 5, 60, 10), probabilities, 3).tolist()
+    assert {*found} <= {*unsure} and found == sorted(found, key=unsure.index)
+    assert len({int(np.searchsorted([30, 35, 95], row, "right")) for row in found}) == 3
+
+
+def test_equal_features_still_give_as_many_photos_as_asked():
+    found = useful(np.ones((6, 3), np.float32), np.empty((6, 0), np.float32), 4).tolist()
+    assert len({*found}) == 4
+
+
+# --- files ---
+
+
+@pytest.mark.slow
+def test_sheets_beyond_100_photos_are_numbered_and_replaced(photos):
+    for number in range(10, 103):
+        draw(Path(f"photos/{number}.png"), number)
+    typed(SCRIPT, "hub", "-next", 103, photos).done()
+    with Image.open("next/next-2.png") as sheet:
+        assert [caption[1] for _, caption in tiles_of(sheet)] == chosen()[100:]
+    typed(SCRIPT, "hub", "-next", 2, photos).done()
+    assert sorted(os.listdir("next")) == ["next.csv", "next.png"]
+
+
+@pytest.mark.slow
+def test_into_copies_chosen_photos_and_replaces_no_file(photos):
+    draw(Path("photos/more/0.png"), 50)
+    Path("picked").mkdir()
+    Path("picked/1.png").write_bytes(b"mine")
+    typed(SCRIPT, "hub", "-next", 11, photos, "-into", "picked").done()
+    assert Path("picked/1.png").read_bytes() == b"mine"
+    found = {Path("picked", name).read_bytes() for name in os.listdir("picked")} - {b"mine"}
+    assert found == {Path(name).read_bytes() for name in chosen()} and len(found) == 11
+
+
+# --- runs without classes, and mistakes ---
+
+
+@pytest.mark.slow
+def test_run_that_learns_features_chooses_like_pretrained_weights(here):
+    (here / "features.yaml").write_text(FEATURES)
+    photos = draw_photos(here / "photos")
+    words = ["-cfg", "features.yaml", "-data_path", photos, "-output", "runs", "-epochs", "1"]
+    run("main_single_gpu.py", *map(str, words), "-opts", f"TRAIN.TEACHER_MODEL={teacher_of(here)}", cwd=here).done()
+    typed(SCRIPT, run_folder(here / "runs"), "-next", 2, photos, "-output", "next").done()
+    assert [row["guess"] for row in rows_of("next/next.csv")] == ["", ""]
+
+
+def change_settings(folder: Path, before: str, after: str) -> None:
+    """Make a copy of a run, called `run`, with another line in its config.yaml."""
+    shutil.copytree(folder, "run")
+    text = Path("run/config.yaml").read_text()
+    assert before in text
+    Path("run/config.yaml").write_text(text.replace(before, after))
+
+
+@pytest.mark.slow
+def test_run_on_computed_images_chooses_like_pretrained_weights(new_digits):
+    change_settings(new_digits, "DATASET: digits", "DATASET: fractals")
+    typed(SCRIPT, "run", "-next", 3, "photos").done()
+    assert [row["guess"] for row in rows_of("run/next/next.csv")] == ["", "", ""]
+
+
+@pytest.mark.slow
+def test_run_with_several_labels_is_refused(new_digits):
+    change_settings(new_digits, "LABEL_SEPARATOR: null", "LABEL_SEPARATOR: '|'")
+    typed(SCRIPT, "run", "-next", 3, "photos").refused("run", "labels")
+
+
+@pytest.mark.slow
+def test_folder_in_which_every_photo_has_a_label_is_refused(new_digits):
+    for number in range(30):
+        os.remove(f"photos/{number}.png")
+    typed(SCRIPT, new_digits, "-next", 3, "photos", "-output", "next").refused("-next", "photos")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", cases_of("labels-mistakes_of_next"))
+def test_mistakes_with_next_are_refused(photos, words):
+    """Each case is a command line. Nothing is written."""
+    Path("empty").mkdir()
+    Path("theirs").mkdir()
+    Path("theirs/next.csv").write_text("image,date\n")
+    before = sorted(str(path) for path in Path().rglob("*"))
+    ended = typed(SCRIPT, *words.split())
+    assert ended.returncode == 2 and "Traceback" not in ended.printed, ended.printed
+    assert_names(ended.stderr[ended.stderr.index("error: ") :].strip(), *names_of("labels-mistakes_of_next", words))
+    assert sorted(str(path) for path in Path().rglob("*")) == before

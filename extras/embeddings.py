@@ -85,7 +85,9 @@ class Table(NamedTuple):
     sizes: np.ndarray  # int32 [n, 2], width and height of the images as they are displayed
     features: np.ndarray  # float32 [n, D]
     logits: np.ndarray  # float32 [n, classes], divided by the temperature of the classifier; [n, 0] if not asked for
-    known: np.ndarray  # float32 [n], how well images fit the training images; NaN if not asked for or without statistics
+    known: (
+        np.ndarray
+    )  # float32 [n], how well images fit the training images; NaN if not asked for or without statistics
 
 
 class SizedReader(EvalReader):

@@ -23,18 +23,8 @@ TABLE, SHEET = "next.csv", "next.png"
 COLUMNS = ("image", "order", "guess", "probability", "reason")
 KIND = Kind("a table of scripts/labels.py -next", (b"\xef\xbb\xbfimage,order,",))
 # With a run, k-means divides the NUM_UNSURE x N photos of which it is least sure into N clusters, and the photo nearest to
-# each centre is chosen. Measured with a network of two layers on features of weights/vit_fractals.safetensors, in rounds of
-# 50 labels: the labels needed for the accuracy of random selection with 400 labels, means of five seeds.
-#                                           drawn photos   digits   drawn photos, 30% near copies
-#   NUM_UNSURE = 4, two random starts           271, 277  142, 163   255, 284
-#   the same, with labelled photos as centres        296       150   240
-#   the same, weighted by margin                     252       138   261
-#   NUM_UNSURE = 10, weighted by margin              266       154   298
-#   smallest margins, without clusters               298       157   296
-#   BADGE                                            293       200   297
-#   coreset                                          371       173   300
-# Differences of 30 are noise, so the first and simplest is used. If the last block of the model is trained too, it needs
-# 234, 176 and 241 labels.
+# each centre is chosen. BENCHMARKS.md, "Photos to label next", compares it with other methods. Rejected: labelled photos as
+# further centres, and weights by margin, which make no difference beyond noise.
 NUM_UNSURE = 4  # photos that are clustered for each photo that is chosen
 NUM_ROUNDS = 10  # of k-means
 BLOCK = 4096  # photos that are compared with all centres at once

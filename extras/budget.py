@@ -118,7 +118,7 @@ class Budget(Callback):
             return False
         times, needed = self._times, self._allowance.reserve() / 4
         if self._forecast.is_measured:
-            needed += 2 * times.update + times.evaluation + times.longest_save() + times.end_work
+            needed += 2 * times.update + times.evaluation + times.after_last_evaluation()
         if self._allowance.left() > needed:
             return False
         if not trainer.schedule.choices:

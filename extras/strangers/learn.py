@@ -16,6 +16,7 @@ from engine.evaluation.scores import Scores
 from engine.evaluation.tally import OF_CLASSES
 from engine.plan import TrainPlan
 from engine.session import Session
+from engine.train.forecast import MOST_COMPARED
 from engine.train.trainer import Trainer
 from extras.strangers.known import Features, Known, Tap, to_plain
 from models.weights.state import CALIBRATION, KNOWN
@@ -24,7 +25,6 @@ from utils.distributed import Process
 from utils.errors import ConfigError, cause_of
 from utils.text import counted
 
-MOST_IMAGES = 20_000  # training images, and validation images, that are drawn by the seed of the run
 FEWEST_IMAGES = 20  # validation images; fewer have no limit that 95% of them reach
 
 
@@ -37,8 +37,7 @@ class Gathered:
         self.num_bad = 0
 
     def add(self, logits: Tensor, targets: Tensor, num_bad: int) -> None:
-        kept = [each[: len(targets)].cpu().numpy() for each in (*self.tap.take(), targets)]
-        self.rows.append(kept)
+        self.rows.append([each[: len(targets)] for each in (*self.tap.take(), targets)])
         self.num_bad += num_bad
 
     def result(self, process: Process) -> Scores:
@@ -50,7 +49,7 @@ def features_of_set(
     model: nn.Module, images: ImageSet, trainer: Trainer, session: Session
 ) -> tuple[Features, np.ndarray]:
     """Return the features and classes of the images drawn from a set, as arrays of all processes. Collective."""
-    drawn = np.random.default_rng(trainer.config.SEED).permutation(len(images))[:MOST_IMAGES]
+    drawn = np.random.default_rng(trainer.config.SEED).permutation(len(images))[:MOST_COMPARED]
     images = images.take(np.sort(drawn))
     data = build_eval_data(trainer.config, images, trainer.process)
     bad_images = BadImages(images, max_fraction=1.0, say=session.log.note)
@@ -60,7 +59,8 @@ def features_of_set(
         scoring = OF_CLASSES._replace(tally=lambda *given: Gathered(tap))
         given = (data, trainer.prepare.normalize, trainer.precision, trainer.process, bad_images, scoring)
         (found,) = evaluate([model], *given)
-    read, middle, classes = map(np.concatenate, zip(*trainer.process.join(found.images.rows), strict=True))
+    local = [torch.cat(column).cpu().numpy() for column in zip(*found.images.rows, strict=True)]
+    read, middle, classes = map(np.concatenate, zip(*trainer.process.join([local]), strict=True))
     return Features(read, middle), classes
 
 
@@ -83,7 +83,7 @@ def learn(path: Path, plan: TrainPlan, trainer: Trainer, session: Session) -> No
             state = read_index(path)
             state[CALIBRATION] = state[CALIBRATION] | {KNOWN: saved}
             save_checkpoint(path, state, keep_previous=False, check_folder=session.check_folder)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # torch raises RuntimeError if the disk is full
             log.warn(f"cannot add the statistics of -unknown to {path} ({cause_of(error)})")
 
 

@@ -641,7 +641,7 @@ class Config:
     REPORT: bool = setting(True, role=RECORD, help=
         "Draw the wrong predictions (confusion.png, mistakes.png) and a training batch (train_batch.png), and write report.html; tables with the same data are always written.")
     CALIBRATE: bool = setting(True, role=RECORD, help=
-        "Fit a temperature to the validation images and store it in best.pth, so that probabilities of predict.py say how often the model is right; the weights do not change.")
+        "Fit a temperature to the validation images and store it in best.pth, so that probabilities of predict.py say how often the model is right; at the end, also statistics of the training images for -unknown. The weights do not change.")
     TRACK: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = setting(("tensorboard",), role=RECORD, help=
         "Trackers that show the run: tensorboard (files in the run folder), wandb (Weights & Biases), mlflow; empty: none. See docs/tracking.md.")
 

@@ -19,7 +19,7 @@ from models.weights.state import KNOWN
 from utils.errors import ConfigError, naming_damage
 
 MOST_BYTES = 3_700_000  # of the statistics; a file stores them as text, which makes them a third larger
-RIDGE = 1e-3  # is added to each variance, times the mean variance, so that few images give finite distances
+RIDGE = 1e-3  # this share of the mean variance is added to each variance, so that distances are finite with few images
 QUANTILE = 0.05  # the share of the validation images below the limit
 
 
@@ -37,14 +37,17 @@ class Tap:
     """Keeps the features of each batch that a model computes."""
 
     def __init__(self, model: nn.Module):
-        heads, layers = classifier_names(model), list(getattr(model, "feature_info", ()))
-        if not heads or not layers:
-            raise ConfigError(f"timm does not name the layers of {type(model).__name__}")
-        layer = layers[(len(layers) - 1) // 2]
-        self._width, self._read, self._middle = layer["num_chs"], None, None
+        self._read = self._middle = None
+        try:
+            layers = list(model.feature_info)
+            layer = layers[(len(layers) - 1) // 2]
+            self._width, middle = layer["num_chs"], model.get_submodule(layer["module"])
+            head = model.get_submodule(classifier_names(model)[0])
+        except (AttributeError, IndexError, KeyError):
+            raise ConfigError(f"timm does not name the layers of {type(model).__name__}") from None
         self._hooks = (
-            model.get_submodule(heads[0]).register_forward_pre_hook(self._keep_read),
-            model.get_submodule(layer["module"]).register_forward_hook(self._keep_middle),
+            head.register_forward_pre_hook(self._keep_read),
+            middle.register_forward_hook(self._keep_middle),
         )
 
     def __deepcopy__(self, memo: dict) -> "Tap":
@@ -54,6 +57,8 @@ class Tap:
         self._read = inputs[0].flatten(1).float()
 
     def _keep_middle(self, layer: nn.Module, inputs: tuple, output: Tensor) -> None:
+        if not isinstance(output, Tensor):  # several branches, as in HRNet
+            return
         channels_first = output.ndim == 4 and output.shape[1] == self._width
         places = range(2, 4) if channels_first else range(1, output.ndim - 1)
         self._middle = output.float().mean(tuple(places))
@@ -61,7 +66,7 @@ class Tap:
     def take(self) -> Features:
         """Return the features of the newest batch."""
         if self._read is None or self._middle is None:
-            raise ConfigError("the model computes without these layers")
+            raise ConfigError("this model does not show the output of a layer in the middle")
         features = Features(self._read, self._middle)
         self._read = self._middle = None
         return features

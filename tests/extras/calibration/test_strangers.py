@@ -125,9 +125,15 @@ def test_tap_keeps_what_the_classifier_reads_and_the_mean_of_a_layer_in_the_midd
         tap.take()
 
 
-def test_model_without_named_layers_is_refused():
-    with pytest.raises(ConfigError, match="name the layers"):
-        Tap(SimpleNamespace(get_classifier=lambda: None, named_modules=lambda: []))
+@pytest.mark.parametrize("name", ["twins_pcpvt_small", "selecsls42", "coat_lite_tiny"])
+@torch.no_grad()
+def test_model_without_a_known_layer_in_the_middle_is_refused(name):
+    with torch.device("meta"):
+        model = timm.create_model(name, num_classes=4).eval()
+    with pytest.raises(ConfigError, match=r"does not (name the layers|show)"):
+        tap = Tap(model)
+        model(torch.zeros(2, 3, 224, 224, device="meta"))
+        tap.take()
 
 
 @pytest.mark.parametrize(

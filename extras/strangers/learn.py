@@ -69,22 +69,28 @@ def learn(path: Path, plan: TrainPlan, trainer: Trainer, session: Session) -> No
 
     The weights of best.pth are loaded into the trainer's model, so the training must be over.
     """
-    process, log = trainer.process, session.log
+    process = trainer.process
     calibration = process.first(lambda: progress_in(path).get(CALIBRATION, {}))
-    if KNOWN in calibration or not calibration.get("curve") or calibration["epoch"] != trainer.best.epoch:
+    if not calibration.get("curve") or calibration["epoch"] != trainer.best.epoch:
         return
-    saved = measure(path, plan, trainer, session)
-    if "reason" in saved:
-        log.note(f"-unknown will not compare photos with the training images, because {saved['reason']}")
+    saved = calibration.get(KNOWN)
+    if saved is None:
+        saved = measure(path, plan, trainer, session)
+        if "reason" in saved:
+            session.log.note(f"-unknown will not compare photos with the training images, because {saved['reason']}")
+        process.first(lambda: store(saved, path, session))
     if part := trainer.parts.get(CALIBRATION):
         part.state()[KNOWN] = saved
-    if process.is_first:
-        try:
-            state = read_index(path)
-            state[CALIBRATION] = state[CALIBRATION] | {KNOWN: saved}
-            save_checkpoint(path, state, keep_previous=False, check_folder=session.check_folder)
-        except (OSError, RuntimeError) as error:  # torch raises RuntimeError if the disk is full
-            log.warn(f"cannot add the statistics of -unknown to {path} ({cause_of(error)})")
+
+
+def store(saved: dict[str, Any], path: Path, session: Session) -> None:
+    """Write best.pth again with the statistics. If the disk is full, only warn."""
+    try:
+        state = read_index(path)
+        state[CALIBRATION] = state[CALIBRATION] | {KNOWN: saved}
+        save_checkpoint(path, state, keep_previous=False, check_folder=session.check_folder)
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError if the disk is full
+        session.log.warn(f"cannot add the statistics of -unknown to {path} ({cause_of(error)})")
 
 
 def measure(path: Path, plan: TrainPlan, trainer: Trainer, session: Session) -> dict[str, Any]:

@@ -105,7 +105,9 @@ class Subject:
     def facts(self) -> dict[str, str]:
         """Return the metadata of a graph file as JSON strings: class names, preprocessing, meaning of the logits ..."""
         facts = {key: self.record[key] for key in KEPT if key in self.record}
-        if KNOWN in facts.get(CALIBRATION, {}):  # the statistics are part of the graph, or useless without its features
+        if "statistics" in facts.get(CALIBRATION, {}).get(
+            KNOWN, {}
+        ):  # the statistics are part of the graph, or useless without its features
             facts[CALIBRATION] = facts[CALIBRATION] | {KNOWN: {} if "known" in self.names else NO_FEATURES}
         facts |= {"temperature": self.temperature, "calibrated": self.is_calibrated} if self.temperature else {}
         facts |= {"class_names": self.labels, "data": self.data, "probabilities": self.activation}

@@ -214,6 +214,10 @@ def test_run_killed_while_it_stores_the_statistics_stores_them_when_it_is_resume
     assert "known" not in read_torch(run_folder(tmp_path) / "best.pth")["calibration"]
     run("main_single_gpu.py", *words, faults={"draw_no_curves": []}).done()
     state = read_torch(run_folder(tmp_path) / "best.pth")
+    longer = ["-epochs", "3", *words[-2:]]
+    run("main_single_gpu.py", *words[:6], *longer, faults={"draw_no_curves": []}).done()
+    record = json.loads((run_folder(tmp_path) / "results.json").read_text())
+    assert record["epoch"] == 1 and record["calibration"]["known"] == state["calibration"]["known"]["figures"]
     whole = tmp_path / "whole"
     run("main_single_gpu.py", *words[:2], "-output", str(whole), *words[6:], faults={"draw_no_curves": []}).done()
     other = read_torch(run_folder(whole) / "best.pth")

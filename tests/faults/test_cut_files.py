@@ -167,7 +167,8 @@ def read_tars(folder: Path) -> dict[str, Any]:
 def write_embeddings(folder: Path, version: int) -> None:
     from extras.embeddings import Photos, Table, write_features
 
-    table = Table(np.array([0]), np.ones((1, 2), np.int32), np.full((1, 3), version, np.float32))
+    features, nothing = np.full((1, 3), version, np.float32), np.zeros((1, 0), np.float32)
+    table = Table(np.array([0]), np.ones((1, 2), np.int32), features, logits=nothing, known=nothing)
     write_features(folder / "x.npz", Photos(folder, ["1.png"]), {}, table)
 
 
@@ -175,7 +176,7 @@ def write_labels(folder: Path, version: int) -> None:
     from extras.labels.review import Row, write_review
 
     data = SimpleNamespace(name=lambda number: "a.png", label=lambda number: "cat", root=folder)
-    with patch("extras.labels.review._draw", return_value=[]):
+    with patch("extras.labels.review.draw_sheets", return_value=[]):
         write_review(folder, [Row(0, f"dog {version}", 0.5, "")], data)
 
 

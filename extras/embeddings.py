@@ -185,7 +185,8 @@ class Embedder:
         if not (features.isfinite().all() and logits.isfinite().all()):
             refuse_not_finite(self.trained.source, self.model, self.transforms, forward)
         known = self._known() if self._known else features.new_full((len(features),), math.nan)
-        logits = logits / (self.trained.temperature or 1)
+        if self.num_logits:
+            logits = logits / (self.trained.temperature or 1)
         return features.cpu().numpy(), logits.cpu().numpy(), known.cpu().numpy()
 
 

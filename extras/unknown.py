@@ -59,7 +59,7 @@ def numbers_to_test(total: int, share: float) -> list[int]:
 
 def most_wrong(total: int, share: float) -> int:
     """Return how many of `total` answers may be wrong to show with 95% certainty that this share is right, or -1."""
-    wrong = np.arange(1, int(total * (1 - share)) + 2)
+    wrong = np.arange(1, min(int(total * (1 - share)) + 1, total) + 1)
     ratios = (total - wrong + 1) / wrong * (1 - share) / share
     logarithms = total * math.log(share) + np.cumsum([0, *np.log(ratios)])
     chances = np.cumsum(np.exp(logarithms))  # of at most this many wrong answers, if only this share is right
@@ -73,7 +73,7 @@ def find_threshold(classifier: Classifier, share: float, report: Callable[[str],
         why = calibration.get("reason", "")
         raise ConfigError(
             f"-unknown: {classifier.source} has no calibration for these weights{f', because {why}' if why else ''}; "
-            "use the best.pth of a run with CALIBRATE: true, or -unsure with a probability"
+            "use the best.pth of a run with CALIBRATE: true, without -raw, or -unsure with a probability"
         )
     total, (found, certain) = calibration["figures"]["num_images"], find_answered(calibration["curve"], share)
     if found is None:
@@ -94,7 +94,11 @@ def find_threshold(classifier: Classifier, share: float, report: Callable[[str],
         )
     known = calibration.get(KNOWN)
     if known is None or "reason" in known:
-        why = known["reason"] if known else "an older version of halfstep wrote it; -resume of its run adds them"
+        why = (
+            known["reason"]
+            if known
+            else "only the best.pth of a finished run has them; -resume of an older run adds them"
+        )
         report(
             f"-unknown {share}: {classifier.source} has no statistics of the training images ({why}), so only the "
             "confidence is used"

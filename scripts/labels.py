@@ -108,17 +108,19 @@ def choose(arguments: argparse.Namespace) -> int:
 
     photos, folder = find_photos("-next", arguments.photos, print), folder_of(arguments.source)
     is_run = (folder / "config.yaml").exists()
-    if arguments.data_path and not is_run:
-        raise ConfigError(f"-data_path has no effect, because {arguments.source} is not a run; leave it out")
     arguments.output = arguments.output or (folder if is_run else Path()) / "next"
     refuse_among_photos(arguments.photos, {"-output": arguments.output, "-into": arguments.into})
-    maps_to_write(arguments, [])  # makes the folder of -into
     trained = load_classifier(arguments.source, settings_flags(arguments), arguments.raw, needs_classes=False)
     data = None
     if is_run:
         config = config_of(SavedRun.open(folder), arguments.data_path)
         if config.TRAIN.OBJECTIVE == "classes" and config.DATA.DATASET not in COMPUTED:
             data = DataSet.load(config)
+    if data is None and arguments.data_path:
+        raise ConfigError(f"-data_path has no effect, because {arguments.source} is no run with labels; leave it out")
+    if data is not None and data.is_listing:
+        refuse_among_photos(data.root, {"-into": arguments.into})
+    maps_to_write(arguments, [])  # makes the folder of -into
     process = Process(choose_device(arguments.device, local_rank=0))
     return choose_next(arguments, photos, Embedder(trained, process, print, with_logits=data is not None), data)
 

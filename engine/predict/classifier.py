@@ -84,7 +84,12 @@ def load_classifier(
     source = str(source)
     path = find_file(source)
     given = (flags, raw, needs_classes)
-    if path is not None and path.suffix == ".onnx" and needs_classes:
+    ending = path.suffix if path is not None else ""
+    if ending == ".pt2" or ending == ".onnx" and not needs_classes:
+        raise ConfigError(
+            f"{path}: this exported graph cannot be used here; use the run, a .safetensors file, or with predict.py .onnx"
+        )
+    if ending == ".onnx":
         from extras.exports.runtime import load_exported
 
         found = load_exported(path, flags, raw)

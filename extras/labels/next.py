@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from engine.record.saved_files import write_table
 from extras.embeddings import Embedder, Photos, Table, normalized, thumbnail
 from extras.labels.alike import Pictures, find_groups
 from extras.labels.data import DataSet
-from extras.labels.review import draw_sheets
+from extras.labels.review import MOST_SHEETS, draw_sheets, sheet_path
 from utils.errors import ConfigError, cause_of
 from utils.files import Kind, refuse_other_kind
 from utils.text import counted
@@ -39,7 +40,7 @@ def choose_next(given: Namespace, photos: Photos, embedder: Embedder, data: Data
     `given` has the flags `next`, `output`, `into` and `strangers`. `data`: the images on which the classifier was trained
     and evaluated, or None if the weights are not those of a run.
     """
-    refuse_other_kind("-output", given.output / TABLE, KIND, "choose another folder")
+    check_output(given.output)
     images = photos.images(embedder.rules)
     table = embedder(images)
     num_unreadable = len(photos) - len(table.indices)
@@ -57,6 +58,10 @@ def choose_next(given: Namespace, photos: Photos, embedder: Embedder, data: Data
         )
     probabilities = torch.from_numpy(table.logits).softmax(1).numpy()
     is_stranger = table.known < 0
+    if data is not None and np.isnan(table.known).all():
+        print(
+            f"strangers are not recognized, because {embedder.trained.source} has no statistics of the training images"
+        )
 
     def choose(rows: np.ndarray, count: int) -> np.ndarray:
         return useful(table.features[rows], probabilities[rows], count)
@@ -70,6 +75,18 @@ def choose_next(given: Namespace, photos: Photos, embedder: Embedder, data: Data
     if num_unreadable:
         print(f"{num_unreadable} of {counted(len(photos), 'image')} could not be read")
     return 2 if num_unreadable else 0
+
+
+def check_output(folder: Path) -> None:
+    """Make the folder of the table and the sheets. Raise ConfigError if they would replace files of somebody else."""
+    refuse_other_kind("-output", folder / TABLE, KIND, "choose another folder")
+    sheets = [path for path in map(partial(sheet_path, folder / SHEET), range(MOST_SHEETS)) if path.exists()]
+    if sheets and not (folder / TABLE).exists():
+        raise ConfigError(f"-output: {sheets[0]} exists without {TABLE}, so it may be yours; choose another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"-output: cannot make the folder {folder} ({cause_of(error)}); choose another") from None
 
 
 def find_new(images: FileImages, indices: np.ndarray, data: DataSet | None) -> tuple[np.ndarray, int]:
@@ -111,7 +128,6 @@ def write_next(given: Namespace, cells: Sequence[list], numbers: Sequence[int], 
         return [Tile(thumbnail(images, each), lines) for each, lines in zip(numbers[part], captions, strict=True)]
 
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         sheets = [*draw_sheets(folder / SHEET, tiles, len(cells))]
         write_table(folder / TABLE, COLUMNS, cells, encoding="utf-8-sig")  # the BOM makes Excel read the file as UTF-8
     except OSError as error:

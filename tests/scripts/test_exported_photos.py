@@ -34,16 +34,20 @@ def photo_graph(trained, tmp_path_factory):
     return path
 
 
-def test_graph_with_other_answers_on_validation_images_is_deleted(trained, tmp_path, monkeypatch):
+@pytest.mark.parametrize("wrong", ["probabilities", "known"])
+def test_graph_with_other_answers_on_validation_images_is_deleted(trained, tmp_path, monkeypatch, wrong):
     def load(subject, path):
         def run(photo):
             probabilities, known = subject.graph(photo)
-            return probabilities.roll(int(photo.shape[0] == 8), 0), known  # digits are 8 pixels high
+            is_digit = photo.shape[0] == 8  # pixels high
+            if wrong == "known":
+                return probabilities, -known if is_digit else known
+            return probabilities.roll(int(is_digit), 0), known
 
         return run
 
-    wrong = FORMATS["torch"]._replace(write=lambda subject, path: path.touch(), load=load)
-    monkeypatch.setitem(FORMATS, "torch", wrong)
+    replaced = FORMATS["torch"]._replace(write=lambda subject, path: path.touch(), load=load)
+    monkeypatch.setitem(FORMATS, "torch", replaced)
     ended = typed("scripts/export.py", trained, "-output", tmp_path / "x.pt2", "-photo")
     assert ended.returncode == 1 and not any(tmp_path.iterdir())
     assert_names(ended.stderr, "-to torch", "359 validation images")
@@ -80,6 +84,22 @@ def photos(tmp_path, digits):
 def test_graph_with_photo_answers_as_its_run(trained, photo_graph, photos, tmp_path):
     expected = predicted(trained, photos, tmp_path / "a.csv", "-top", 2)
     assert_same_answers(expected, predicted(photo_graph, photos, tmp_path / "b.csv", "-top", 2))
+
+
+def known_of(model, images, table) -> list[float]:
+    typed("scripts/predict.py", model, images, "-json", table).done()
+    return [each["known"] for each in json.loads(table.read_text())["images"]]
+
+
+def test_graph_with_photo_knows_how_well_photos_fit(trained, photo_graph, photos, tmp_path):
+    expected = known_of(trained, photos, tmp_path / "a.json")
+    assert known_of(photo_graph, photos, tmp_path / "b.json") == pytest.approx(expected, rel=1e-2, abs=1e-2)
+    typed("scripts/export.py", trained, "-output", tmp_path / "x.onnx").done()
+    ended = typed(
+        "scripts/predict.py", tmp_path / "x.onnx", photos, "-unknown", 0.5, "-json", tmp_path / "x.json"
+    ).done()
+    assert_names(ended.stderr, "no statistics of the training images", "-photo")
+    assert "known" not in json.loads((tmp_path / "x.json").read_text())["images"][0]
 
 
 @pytest.mark.parametrize("words", [(), ("-calibrated",)])
@@ -137,6 +157,7 @@ def test_page_in_8_bits_has_the_graph_and_asks_no_other_place(trained, photos, t
     words = ("-to", "web", "-output", tmp_path / "page", "-int8", "-accept", "-runtime", package)
     ended = typed("scripts/export.py", trained, *words).done()
     assert_names(ended.stdout, "float32", "int8", "359 right", "95% interval", "python -m http.server")
+    assert ended.stdout.count("% fit the training images") == 2
     facts = json.loads((tmp_path / "page/model.json").read_text())
     assert facts["classes"] == list("0123456789") and 0 < facts["threshold"] <= 1
     for each, name in zip(facts["runtime"], RUNTIME, strict=True):

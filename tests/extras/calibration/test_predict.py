@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from scipy.stats import binomtest
 
 from engine.predict.classifier import load_classifier
-from extras.unknown import Answered, find_answered
+from extras.unknown import Answered, find_answered, most_wrong
 from models.weights.files import read_record
 from models.weights.torch_files import read_torch
 from tests.support.checkpoints import checkpoint
@@ -133,6 +134,15 @@ def test_threshold_is_the_last_confidence_before_a_binomial_test_fails(share, se
     )
 
 
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.95])
+def test_few_images_need_no_logarithm_of_zero(share):
+    with np.errstate(all="raise"):
+        found = [most_wrong(total, share) for total in range(1, 8)]
+    for total, wrong in enumerate(found, 1):
+        passes = [binomtest(total - each, total, share, "greater").pvalue <= 0.05 for each in range(total)]
+        assert wrong + 1 == sum(passes)
+
+
 def test_claim_is_wrong_for_at_most_5_percent_of_the_validation_sets():
     rng, num_sets, num_images, claims = np.random.default_rng(0), 400, 1000, 0
     for _ in range(num_sets):  # at no confidence are 90% of the answers right
@@ -205,6 +215,9 @@ def test_unknown_is_refused_with_several_labels(small_yaml, tmp_path):
     run("main_single_gpu.py", "-cfg", str(small_yaml), "-output", str(tmp_path / "runs"), *flags).done()
     folder = run_folder(tmp_path / "runs")
     typed("scripts/predict.py", folder, tmp_path / "0.png", "-unknown", 0.9).refused("-unknown", "several classes")
+    (tmp_path / "photos").mkdir()
+    shutil.copy(tmp_path / "0.png", tmp_path / "photos")
+    typed("scripts/embed.py", folder, tmp_path / "photos", "-output", tmp_path / "x.npz").done()
     found = load_classifier(folder)
     assert len(found.temperature) == 4
     predicted(folder, tmp_path / "0.png", "-top", 4, "-json", tmp_path / "x.json")

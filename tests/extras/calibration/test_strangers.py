@@ -11,6 +11,8 @@ import timm
 import torch
 from PIL import Image
 
+from engine.predict.output import UNKNOWN, UNSURE, Mark
+from engine.predict.predictor import Guess, Prediction
 from extras.strangers import learn
 from extras.strangers.known import MOST_BYTES, Distance, Features, Known, Tap, from_plain, to_plain, widths_within
 from models.weights.torch_files import read_torch
@@ -60,12 +62,28 @@ def test_95_percent_of_the_validation_images_fit_and_strangers_of_both_kinds_do_
     known = fitted()
     scores = known(tensors(drawn(200, 1)))
     assert (scores >= 0).float().mean() == pytest.approx(0.95, abs=0.006)
+    assert known.read.centres.shape == (3, 6) and known.middle.centres.shape == (1, 8)
     assert scores.median() == pytest.approx(1)
     new = known(tensors(drawn(2000, 2)))
     assert 0.9 < (new >= 0).float().mean() < 0.98
     usual, other_picture = drawn(100, 3), drawn(100, 3, place=4.0)
     other_class = usual._replace(read=-usual.read)
     assert (known(tensors(other_picture)) < 0).all() and (known(tensors(other_class)) < 0).float().mean() > 0.9
+
+
+def test_unsure_does_not_mark_strangers():
+    stranger = Prediction(0, "x.png", [Guess(0, "a", 0.9)], known=-1.0)
+    assert Mark(UNKNOWN, 0.5).reasons(stranger) == (False, True)
+    assert Mark(UNSURE, 0.5).reasons(stranger) == (False, False)
+
+
+def test_padded_rows_of_a_batch_are_left_out():
+    tap = SimpleNamespace(take=lambda: Features(torch.rand(4, 6), torch.rand(4, 8)))
+    gathered = learn.Gathered(tap)
+    gathered.add(torch.rand(4, 3), torch.tensor([0, 1, 2]), 1)
+    assert [len(each) for each in gathered.rows[0]] == [3, 3, 3]
+    scores = gathered.result(SimpleNamespace(join=lambda items: items))
+    assert (scores.num_images, scores.num_excluded) == (3, 1)
 
 
 def test_statistics_survive_being_stored_as_text():
@@ -201,9 +219,25 @@ def test_finished_run_of_an_older_version_gets_statistics_from_two_processes(cal
     assert state_hash(after) == state_hash(before) and (old / "last.pth").read_bytes() == last
     assert json.loads((old / "results.json").read_text())["calibration"]["known"] == known["figures"]
     images = [digits / "4", digits / "7"]
-    assert scores(old, images, tmp_path / "x.json") == pytest.approx(
-        scores(calibrated, images, tmp_path / "y.json"), abs=2e-3
-    )
+    expected = scores(calibrated, images, tmp_path / "y.json")
+    assert scores(old, images, tmp_path / "x.json") == pytest.approx(expected, abs=2e-3)
+    file = (old / "best.pth").stat().st_ino
+    run("main_single_gpu.py", "-resume", str(old)).done()
+    assert (old / "best.pth").stat().st_ino == file
+
+
+def test_statistics_are_those_of_the_best_weights_and_not_of_the_last(calibrated, digits, tmp_path):
+    old, images = without_statistics(calibrated, tmp_path / calibrated.name), [digits / "4", digits / "7"]
+    changed = ["RESUME.ALLOW_CHANGED=[TRAIN.BASE_LR]", "TRAIN.BASE_LR=30", "TRAIN.GRAD_CLIP=null", "REPORT=false"]
+    epochs = read_torch(old / "last.pth")["epoch"] + 2
+    run("main_single_gpu.py", "-resume", str(old), "-epochs", str(epochs), "-opts", *changed).done()
+    assert read_torch(old / "best.pth")["step"] == read_torch(calibrated / "best.pth")["step"]
+    expected = scores(calibrated, images, tmp_path / "y.json")
+    assert scores(old, images, tmp_path / "x.json") == pytest.approx(expected, abs=2e-3)
+
+
+def test_report_shows_how_well_the_validation_images_fit(calibrated):
+    assert "How well 359 validation images fit 1,438 training images" in (calibrated / "report.html").read_text()
 
 
 def test_run_killed_while_it_stores_the_statistics_stores_them_when_it_is_resumed(tmp_path, small_yaml):

@@ -1,16 +1,19 @@
 """labels.py -next: the photos that it chooses to label, its files, and the mistakes that it refuses."""
 
+import json
 import os
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from datasets import load_image_sets
 from engine.predict.pictures import tiles_of
 from extras.labels.next import TABLE, in_order, useful
+from models.weights.torch_files import read_torch
 from tests.extras.embeddings.conftest import draw, make_hub, trained  # noqa: F401
 from tests.extras.unlabelled.support import SMALL as FEATURES
 from tests.extras.unlabelled.support import draw_photos, teacher_of
@@ -107,6 +110,49 @@ def test_strangers_are_not_chosen_while_other_photos_suffice():
     assert in_order(in_given_order, 2, np.array([True, False, False]), False) == [1, 2]
 
 
+@pytest.mark.slow
+def test_photos_that_do_not_fit_the_training_images_come_last(new_digits):
+    _, val = load_image_sets(small_config(Path()))
+    for number in range(10):  # new digits that look like the others: the mean of two of the same class
+        one, other = np.flatnonzero(val.targets == number)[:2].tolist()
+        pixels = (val.read(one).astype(int) + val.read(other)) // 2
+        Image.fromarray(pixels[:, :, 0].astype(np.uint8)).save(f"photos/mean{number}.png")
+    typed("scripts/predict.py", new_digits, "photos", "-json", "found.json").done()
+    found = {each["image_path"]: each["known"] for each in json.loads(Path("found.json").read_text())["images"]}
+    typed(SCRIPT, new_digits, "-next", 40, "photos", "-output", "out").done()
+    are_strangers = [found[path] < 0 for path in chosen("out")]
+    assert are_strangers == sorted(are_strangers) and 5 < sum(are_strangers) < 38
+    reasons = [row["reason"] for row in rows_of("out/next.csv")]
+    assert ["none of the classes" in each for each in reasons] == are_strangers
+    typed(SCRIPT, new_digits, "-next", 40, "photos", "-output", "out", "-strangers").done()
+    again = [found[path] < 0 for path in chosen("out")]
+    assert sum(again) == sum(are_strangers) and again != are_strangers
+
+
+@pytest.mark.slow
+def test_weights_without_statistics_say_that_strangers_are_not_recognized(new_digits):
+    shutil.copytree(new_digits, "run")
+    state = read_torch(Path("run/best.pth"))
+    del state["calibration"]["known"]
+    os.remove("run/best.pth")
+    torch.save(state, "run/best.pth")
+    ended = typed(SCRIPT, "run", "-next", 2, "photos").done()
+    assert_names(ended.stdout, "strangers are not recognized", "best.pth")
+
+
+@pytest.mark.slow
+def test_copies_go_to_no_folder_of_the_training_images(here):
+    small_config(here)
+    table = draw_photos(here / "colours", labelled=True)
+    flags = ["-dataset", "imagefolder", "-data_path", str(table), "-output", str(here / "runs"), "-epochs", "1"]
+    colour = ["DATA.IMAGE_CHANNELS=3", "DATA.IMAGENET_MEAN=[0.5,0.5,0.5]", "DATA.IMAGENET_STD=[0.5,0.5,0.5]"]
+    run("main_single_gpu.py", "-cfg", str(here / "small.yaml"), *flags, "-opts", *colour).done()
+    folder = run_folder(here / "runs")
+    draw(here / "photos/1.png", 1)
+    typed(SCRIPT, folder, "-next", 1, "photos", "-into", table / "new").refused("-into", "new")
+    assert not (table / "new").exists()
+
+
 def groups_of_features(*sizes: int) -> np.ndarray:
     """Return features [n, 8] of groups in different directions, the members of each group close together."""
     random = np.random.default_rng(0)
@@ -166,7 +212,7 @@ def test_into_copies_chosen_photos_and_replaces_no_file(photos):
 def test_run_that_learns_features_chooses_like_pretrained_weights(here):
     (here / "features.yaml").write_text(FEATURES)
     photos = draw_photos(here / "photos")
-    words = ["-cfg", "features.yaml", "-data_path", photos, "-output", "runs", "-epochs", "1"]
+    words = ["-cfg", "features.yaml", "-data_path", photos, "-output", str(here / "runs"), "-epochs", "1"]
     run("main_single_gpu.py", *map(str, words), "-opts", f"TRAIN.TEACHER_MODEL={teacher_of(here)}", cwd=here).done()
     typed(SCRIPT, run_folder(here / "runs"), "-next", 2, photos, "-output", "next").done()
     assert [row["guess"] for row in rows_of("next/next.csv")] == ["", ""]
@@ -207,6 +253,9 @@ def test_mistakes_with_next_are_refused(photos, words):
     Path("empty").mkdir()
     Path("theirs").mkdir()
     Path("theirs/next.csv").write_text("image,date\n")
+    Path("pictures").mkdir()
+    Path("pictures/next-2.png").write_bytes(b"a picture")
+    Path("x.onnx").write_bytes(b"a graph")
     before = sorted(str(path) for path in Path().rglob("*"))
     ended = typed(SCRIPT, *words.split())
     assert ended.returncode == 2 and "Traceback" not in ended.printed, ended.printed

@@ -25,6 +25,7 @@ from utils.distributed import Process
 from utils.errors import ConfigError, cause_of
 from utils.text import counted
 
+MANY_IMAGES = 5000  # which take so long that a line says what the run is doing
 FEWEST_IMAGES = 20  # validation images; fewer have no limit that 95% of them reach
 
 
@@ -49,8 +50,8 @@ def features_of_set(
     model: nn.Module, images: ImageSet, trainer: Trainer, session: Session
 ) -> tuple[Features, np.ndarray]:
     """Return the features and classes of the images drawn from a set, as arrays of all processes. Collective."""
-    drawn = np.random.default_rng(trainer.config.SEED).permutation(len(images))[:MOST_COMPARED]
-    images = images.take(np.sort(drawn))
+    # The first images of an epoch, because they are in few shards.
+    images = images.take(np.sort(images.epoch_order(trainer.config.SEED, 0)[:MOST_COMPARED]))
     data = build_eval_data(trainer.config, images, trainer.process)
     bad_images = BadImages(images, max_fraction=1.0, say=session.log.note)
     # Compiled graphs do not call the hooks of a tap.
@@ -100,7 +101,9 @@ def measure(path: Path, plan: TrainPlan, trainer: Trainer, session: Session) -> 
         return {"reason": f"there are {counted(num_val, 'validation image')}, fewer than {FEWEST_IMAGES}"}
     if plan.config.DATA.TOKENS or plan.train_set.makes_batches:
         return {"reason": "images of varying size and generated images are not supported"}
-    model = load_saved(path, trainer)
+    model, num_train = load_saved(path, trainer), len(plan.train_set)
+    say = session.log.say if num_train + num_val > MANY_IMAGES else session.log.note
+    say(f"comparing up to {MOST_COMPARED:,} training and validation images each, for predict.py -unknown")
     try:
         train, classes = features_of_set(model, plan.train_set, trainer, session)
         val, _ = features_of_set(model, plan.eval_set, trainer, session)

@@ -226,14 +226,13 @@ def test_finished_run_of_an_older_version_gets_statistics_from_two_processes(cal
     assert (old / "best.pth").stat().st_ino == file
 
 
-def test_statistics_are_those_of_the_best_weights_and_not_of_the_last(calibrated, digits, tmp_path):
-    old, images = without_statistics(calibrated, tmp_path / calibrated.name), [digits / "4", digits / "7"]
-    changed = ["RESUME.ALLOW_CHANGED=[TRAIN.BASE_LR]", "TRAIN.BASE_LR=30", "TRAIN.GRAD_CLIP=null", "REPORT=false"]
-    epochs = read_torch(old / "last.pth")["epoch"] + 2
-    run("main_single_gpu.py", "-resume", str(old), "-epochs", str(epochs), "-opts", *changed).done()
-    assert read_torch(old / "best.pth")["step"] == read_torch(calibrated / "best.pth")["step"]
-    expected = scores(calibrated, images, tmp_path / "y.json")
-    assert scores(old, images, tmp_path / "x.json") == pytest.approx(expected, abs=2e-3)
+def test_statistics_are_those_of_the_best_weights_and_not_of_the_last(convolutions, digits, tmp_path):
+    rising = ["TRAIN.WARMUP_START_LR=3e-3", "TRAIN.BASE_LR=1", "TRAIN.WARMUP_EPOCHS=3", "TRAIN.GRAD_CLIP=null"]
+    words = ["-cfg", str(convolutions), "-output", str(tmp_path), "-epochs", "3", "-opts", *rising, "REPORT=false"]
+    run("main_single_gpu.py", *words, faults={"draw_no_curves": []}).done()
+    folder = run_folder(tmp_path)
+    assert read_torch(folder / "best.pth")["epoch"] < read_torch(folder / "last.pth")["epoch"] == 2
+    assert (scores(folder, [digits / str(number) for number in range(10)], tmp_path / "x.json") >= 0).mean() > 0.9
 
 
 def test_report_shows_how_well_the_validation_images_fit(calibrated):

@@ -235,6 +235,15 @@ def test_statistics_are_those_of_the_best_weights_and_not_of_the_last(convolutio
     assert (scores(folder, [digits / str(number) for number in range(10)], tmp_path / "x.json") >= 0).mean() > 0.9
 
 
+def test_sharded_run_stores_statistics_in_its_index(small_yaml, digits, tmp_path):
+    words = ["-cfg", str(small_yaml), "-output", str(tmp_path), "-ngpus", "2", "-opts", "DIST.STRATEGY=fsdp2"]
+    run("main_multi_gpu.py", *words, processes=2, faults={"draw_no_curves": []}).done()
+    folder = run_folder(tmp_path)
+    index = torch.load(folder / "best.pth", weights_only=True)
+    assert index["shards"] and "statistics" in index["calibration"]["known"]
+    assert (scores(folder, [digits / "4", digits / "7"], tmp_path / "x.json") >= 0).mean() > 0.8
+
+
 def test_report_shows_how_well_the_validation_images_fit(calibrated):
     assert "How well 359 validation images fit 1,438 training images" in (calibrated / "report.html").read_text()
 

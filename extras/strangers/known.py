@@ -113,13 +113,12 @@ def grouped(features: Tensor, width: int) -> Tensor:
 
 def widths_within(read: int, middle: int, num_classes: int) -> tuple[int, int]:
     """Return the widths of both features for which the statistics have at most MOST_BYTES."""
-    size = 1
-    while (
-        4 * sum(width * (width + rows) for width, rows in ((read // size, num_classes), (middle // size, 1)))
-        > MOST_BYTES
-    ):
-        size += 1
-    return read // size, middle // size
+    for size in range(1, read + 1):
+        widths = max(read // size, 1), max(middle // size, 1)
+        num_values = sum(width * (width + rows) for width, rows in zip(widths, (num_classes, 1), strict=True))
+        if 4 * num_values <= MOST_BYTES:
+            break
+    return widths
 
 
 class Known(nn.Module):
@@ -132,10 +131,9 @@ class Known(nn.Module):
         self.register_buffer("scales", scales.float())
 
     def forward(self, features: Features) -> Tensor:
-        scores = scaled(-self.read(features.read), self.scales[0]) + scaled(
-            -self.middle(features.middle), self.scales[1]
-        )
-        return scaled(scores, self.scales[2])
+        of_classes = scaled(-self.read(features.read), self.scales[0])
+        of_pictures = scaled(-self.middle(features.middle), self.scales[1])
+        return scaled(of_classes + of_pictures, self.scales[2])
 
     @classmethod
     def fit(cls, train: Features, groups: np.ndarray, val: Features, num_classes: int) -> "Known":

@@ -2,7 +2,6 @@
 
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from engine.record.saved_files import write_table
 from extras.embeddings import Embedder, Photos, Table, normalized, thumbnail
 from extras.labels.alike import Pictures, find_groups
 from extras.labels.data import DataSet
-from extras.labels.review import MOST_SHEETS, draw_sheets, sheet_path
+from extras.labels.review import draw_sheets, refuse_other_sheets
 from utils.errors import ConfigError, cause_of
 from utils.files import Kind, refuse_other_kind
 from utils.text import counted
@@ -80,9 +79,7 @@ def choose_next(given: Namespace, photos: Photos, embedder: Embedder, data: Data
 def check_output(folder: Path) -> None:
     """Make the folder of the table and the sheets. Raise ConfigError if they would replace files of somebody else."""
     refuse_other_kind("-output", folder / TABLE, KIND, "choose another folder")
-    sheets = [path for path in map(partial(sheet_path, folder / SHEET), range(MOST_SHEETS)) if path.exists()]
-    if sheets and not (folder / TABLE).exists():
-        raise ConfigError(f"-output: {sheets[0]} exists without {TABLE}, so it may be yours; choose another folder")
+    refuse_other_sheets(folder / SHEET, folder / TABLE)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -61,11 +61,21 @@ def write_review(folder: Path, rows: Sequence[Row], data: DataSet) -> list[Path]
 
 
 def refuse_confirmed(table: Path) -> None:
-    """Raise ConfigError if a new table would replace confirmed rows, or a table of another program."""
+    """Raise ConfigError if new files would replace confirmed rows, or a table or pictures of another program."""
+    refuse_other_sheets(table.with_name(SHEET), table)
     if table.exists() and any(row["confirmed"].strip() for row in _rows(table)):
         raise ConfigError(
             f"-output: {table} has confirmed rows, which would be lost; apply them first with -apply {table}, or choose "
             "another folder"
+        )
+
+
+def refuse_other_sheets(path: Path, table: Path) -> None:
+    """Raise ConfigError if sheets, of which `path` is the first, exist without their table."""
+    sheets = [each for number in range(MOST_SHEETS) if (each := sheet_path(path, number)).exists()]
+    if sheets and not table.exists():
+        raise ConfigError(
+            f"-output: {sheets[0]} exists without {table.name}, so it may be yours; choose another folder"
         )
 
 

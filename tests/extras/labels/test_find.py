@@ -319,6 +319,14 @@ def test_folder_with_confirmed_rows_is_not_overwritten(run):
     typed(SCRIPT, "run", "-output", "other").done()
 
 
+def test_picture_of_another_program_is_not_overwritten(run):
+    picture = run / "mine" / "labels-2.png"
+    picture.parent.mkdir()
+    picture.write_bytes(b"a picture")
+    typed("scripts/labels.py", run, "-no_copies", "-output", picture.parent).refused("-output", picture)
+    assert [*picture.parent.iterdir()] == [picture]
+
+
 def test_table_of_another_program_is_not_overwritten(run):
     Path("mine").mkdir()
     Path("mine/labels.csv").write_text("image,label\n1,2\n")

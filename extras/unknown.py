@@ -45,7 +45,7 @@ def find_answered(curve: list[list], share: float) -> tuple[Answered | None, boo
 def numbers_to_test(total: int, share: float) -> list[int]:
     """Return the numbers of images to test, from a tenth of all on, at least 5% apart.
 
-    Each is the smallest number with which one more answer may be wrong; the last one is `total`.
+    At each of these numbers, the test starts to allow one more wrong answer. The last number is `total`.
     """
     numbers, number = [], max(1, total // 10)
     while number <= total:
@@ -62,7 +62,7 @@ def most_wrong(total: int, share: float) -> int:
     wrong = np.arange(1, min(int(total * (1 - share)) + 1, total) + 1)
     ratios = (total - wrong + 1) / wrong * (1 - share) / share
     logarithms = total * math.log(share) + np.cumsum([0, *np.log(ratios)])
-    chances = np.cumsum(np.exp(logarithms))  # of at most this many wrong answers, if only this share is right
+    chances = np.cumsum(np.exp(logarithms))  # of so many wrong answers or fewer, if only this share is right
     return int(np.searchsorted(chances, 1 - CERTAINTY + EPSILON, side="right")) - 1
 
 

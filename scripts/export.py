@@ -79,7 +79,7 @@ class Graph(NamedTuple):
     is_calibrated: bool = False
     takes_photo: bool = False
     int8: Int8 | None = None
-    data_path: Path | None = None  # where the data of the run are, if they were moved
+    data_path: Path | None = None  # the new place of the run's data, if they were moved
     runtime: Path | None = None  # an installed onnxruntime-web
 
 

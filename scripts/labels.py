@@ -12,8 +12,8 @@ with different labels, and copies of training images among the validation images
 the column `confirmed`, and change the suggestion if another class is right. -apply writes train.csv and val.csv, which
 list all images with the corrected labels, and prints the command that trains from them. It changes no file of the data.
 
--next chooses photos of which the run's model is not sure and that differ from each other, or with pretrained weights
-typical photos that differ. next.csv lists them, next.png shows them, and -into copies them. Photos with a label and
+-next chooses photos that differ from each other: with a run, photos that confuse its model; with pretrained weights, typical
+photos. next.csv lists them, next.png shows them, and -into copies them. Photos with a label and
 further copies of a photo are left out. Unreadable photos are reported, and the exit code is 2.
 """
 
@@ -85,7 +85,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def check_next(arguments: argparse.Namespace) -> None:
-    """Convert the two values of -next, and raise ConfigError for flags that have no effect."""
+    """Convert the two values of -next. Raise ConfigError for flags that do nothing with it."""
     for name in ("apply", "no_copies"):
         if getattr(arguments, name):
             raise ConfigError(f"-{name} has no effect with -next; leave it out")

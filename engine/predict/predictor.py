@@ -38,7 +38,7 @@ class Prediction(NamedTuple):
     path: str
     guesses: list[Guess]  # the most probable first
     picture: Any = None  # the item that `draw` returned for this image
-    known: float | None = None  # how well it fits the training images, below 0 for a stranger; None: no statistics
+    known: float | None = None  # how well it fits the training images; negative for a stranger; None if not measured
     mark: str = ""  # "unsure" or "unknown" if the highest probability is too low
 
 

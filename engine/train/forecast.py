@@ -43,15 +43,16 @@ class RunTimes:
         """Return the times of a run before anything is measured. `num_evaluated` is the number of validation images."""
         # An evaluation makes a forward pass, which takes a third of the time of a training step.
         forwards = num_evaluated * order.steps_per_epoch / order.num_images
-        num_compared = min(order.num_images, MOST_COMPARED) + min(num_evaluated, MOST_COMPARED)
-        compares = config.CALIBRATE and config.TRAIN.OBJECTIVE == "classes"
+        num_compared = 0
+        if config.CALIBRATE and config.TRAIN.OBJECTIVE == "classes":
+            num_compared = min(order.num_images, MOST_COMPARED) + min(num_evaluated, MOST_COMPARED)
         return cls(
             order=order,
             validate_freq=config.VALIDATE_FREQ,
             most_updates=config.TRAIN.NUM_EPOCHS * order.steps_per_epoch,
             evaluation_in_updates=forwards / 3 * (1 + config.TRAIN.MODEL_EMA),
             longest_save=longest_save,
-            end_in_updates=compares * num_compared * order.steps_per_epoch / order.num_images / 3,
+            end_in_updates=num_compared * order.steps_per_epoch / order.num_images / 3,
         )
 
     def until_end(self, step: int, num_updates: int, num_done: int | None = None) -> float:

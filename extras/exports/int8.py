@@ -78,7 +78,7 @@ class Quantizer:
             del node.metadata_props[:]
         del result.metadata_props[:]  # onnxruntime has added some of its own
         result.metadata_props.extend(model.metadata_props)
-        result.producer_name = model.producer_name  # so that the file is known as ours
+        result.producer_name = model.producer_name  # so that the file is recognized as ours
         onnx.save(result, path)
         changed.unlink()
         return told
@@ -95,7 +95,8 @@ class Quantizer:
                 results = run(photo)
                 seconds[number] += time.perf_counter() - start
                 probabilities = self.probabilities(results)
-                fits[number].extend([results[1] >= 0] if self.subject.known else [])
+                if self.subject.known:
+                    fits[number].append(results[1] >= 0)
                 right[number].append(np.atleast_1d(self.answer(probabilities) == truth))
         speeds = [len(right[0]) / each for each in seconds]
         first, second = map(np.concatenate, right)

@@ -160,7 +160,7 @@ MOST_PHOTOS = 2000  # maximum number of validation images to compare
 
 @dataclass(frozen=True)
 class PhotoSubject(Subject):
-    """A model that is exported with its preprocessing, and the validation images on which the graph is checked."""
+    """A model to export with its preprocessing, and the validation images that check the graph."""
 
     photos: ImageSet | None = None  # decoded by `read`
     dimensions = {0: "height", 1: "width"}

@@ -22,12 +22,12 @@ from utils.text import counted
 TABLE, SHEET = "next.csv", "next.png"
 COLUMNS = ("image", "order", "guess", "probability", "reason")
 KIND = Kind("a table of scripts/labels.py -next", (b"\xef\xbb\xbfimage,order,",))
-# With a run, k-means divides the NUM_UNSURE x N photos of which it is least sure into N clusters, and the photo nearest to
-# each centre is chosen. BENCHMARKS.md, "Photos to label next", compares it with other methods. Rejected: labelled photos as
-# further centres, and weights by margin, which make no difference beyond noise.
-NUM_UNSURE = 4  # photos that are clustered for each photo that is chosen
-NUM_ROUNDS = 10  # of k-means
-BLOCK = 4096  # photos that are compared with all centres at once
+# With a run, k-means divides the least certain photos into N clusters and chooses the photo nearest to each centre.
+# BENCHMARKS.md, "Photos to label next", compares this with other methods. Rejected: extra centres at labelled photos, and
+# weights by margin. Neither made a difference larger than the noise.
+NUM_UNSURE = 4  # the number of photos that are clustered, for each photo to choose
+NUM_ROUNDS = 10  # rounds of k-means
+BLOCK = 4096  # the number of photos that are compared with all centres at once
 
 
 # --- the command ---

@@ -71,7 +71,7 @@ def refuse_confirmed(table: Path) -> None:
 
 
 def refuse_other_sheets(path: Path, table: Path) -> None:
-    """Raise ConfigError if sheets, of which `path` is the first, exist without their table."""
+    """Raise ConfigError if there are sheets but no table. `path`: the path of the first sheet."""
     sheets = [each for number in range(MOST_SHEETS) if (each := sheet_path(path, number)).exists()]
     if sheets and not table.exists():
         raise ConfigError(

@@ -18,7 +18,7 @@ from models.parts import classifier_names
 from models.weights.state import KNOWN
 from utils.errors import ConfigError, naming_damage
 
-MOST_BYTES = 3_700_000  # of the statistics; a file stores them as text, which makes them a third larger
+MOST_BYTES = 3_700_000  # limit for the size of the statistics; as text in a file, they are a third larger
 RIDGE = 1e-3  # this share of the mean variance is added to each variance, so that distances are finite with few images
 QUANTILE = 0.05  # the share of the validation images below the limit
 
@@ -26,7 +26,7 @@ QUANTILE = 0.05  # the share of the validation images below the limit
 # --- features and distances ---
 
 
-class Features(NamedTuple):
+class FeaturePair(NamedTuple):
     """The two features of a batch of images."""
 
     read: Tensor  # [B, D], what the classifier reads
@@ -63,11 +63,11 @@ class Tap:
         places = range(2, 4) if channels_first else range(1, output.ndim - 1)
         self._middle = output.float().mean(tuple(places))
 
-    def take(self) -> Features:
+    def take(self) -> FeaturePair:
         """Return the features of the newest batch."""
         if self._read is None or self._middle is None:
             raise ConfigError("this model does not show the output of a layer in the middle")
-        features = Features(self._read, self._middle)
+        features = FeaturePair(self._read, self._middle)
         self._read = self._middle = None
         return features
 
@@ -112,7 +112,7 @@ def grouped(features: Tensor, width: int) -> Tensor:
 
 
 def widths_within(read: int, middle: int, num_classes: int) -> tuple[int, int]:
-    """Return the widths of both features for which the statistics have at most MOST_BYTES."""
+    """Return the largest widths of both features that keep the statistics within MOST_BYTES."""
     for size in range(1, read + 1):
         widths = max(read // size, 1), max(middle // size, 1)
         num_values = sum(width * (width + rows) for width, rows in zip(widths, (num_classes, 1), strict=True))
@@ -122,7 +122,10 @@ def widths_within(read: int, middle: int, num_classes: int) -> tuple[int, int]:
 
 
 class Known(nn.Module):
-    """How well features fit the training images: [B], 1 for a usual validation image, below 0 for a stranger."""
+    """Scores how well features fit the training images. A typical validation image has 1; strangers have negative scores.
+
+    Its output has shape [B].
+    """
 
     def __init__(self, read: Distance, middle: Distance, scales: Tensor):
         """`scales` [3, 2]: limit and median of both distances, and of the sum of their scores, on validation images."""
@@ -130,13 +133,13 @@ class Known(nn.Module):
         self.read, self.middle = read, middle
         self.register_buffer("scales", scales.float())
 
-    def forward(self, features: Features) -> Tensor:
+    def forward(self, features: FeaturePair) -> Tensor:
         of_classes = scaled(-self.read(features.read), self.scales[0])
         of_pictures = scaled(-self.middle(features.middle), self.scales[1])
         return scaled(of_classes + of_pictures, self.scales[2])
 
     @classmethod
-    def fit(cls, train: Features, groups: np.ndarray, val: Features, num_classes: int) -> "Known":
+    def fit(cls, train: FeaturePair, groups: np.ndarray, val: FeaturePair, num_classes: int) -> "Known":
         """Fit the distances on training images, and their scales on validation images: arrays [N, D] and [N, E]."""
         widths = widths_within(train.read.shape[1], train.middle.shape[1], num_classes)
         distances = [
@@ -155,7 +158,7 @@ def scale_of(values: Tensor) -> Tensor:
 
 
 def scaled(values: Tensor, scale: Tensor) -> Tensor:
-    """Return the values on the scale on which the limit is 0 and the median is 1."""
+    """Rescale the values so that the limit becomes 0 and the median becomes 1."""
     return (values - scale[0]) / (scale[1] - scale[0]).clamp(min=torch.finfo(torch.float32).tiny)
 
 

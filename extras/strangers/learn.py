@@ -18,7 +18,7 @@ from engine.plan import TrainPlan
 from engine.session import Session
 from engine.train.forecast import MOST_COMPARED
 from engine.train.trainer import Trainer
-from extras.strangers.known import Features, Known, Tap, to_plain
+from extras.strangers.known import FeaturePair, Known, Tap, to_plain
 from models.weights.state import CALIBRATION, KNOWN
 from models.weights.torch_files import read_index
 from utils.distributed import Process
@@ -48,7 +48,7 @@ class Gathered:
 
 def features_of_set(
     model: nn.Module, images: ImageSet, trainer: Trainer, session: Session
-) -> tuple[Features, np.ndarray]:
+) -> tuple[FeaturePair, np.ndarray]:
     """Return the features and classes of the images drawn from a set, as arrays of all processes. Collective."""
     # The first images of an epoch, because they are in few shards.
     images = images.take(np.sort(images.epoch_order(trainer.config.SEED, 0)[:MOST_COMPARED]))
@@ -62,7 +62,7 @@ def features_of_set(
         (found,) = evaluate([model], *given)
     local = [torch.cat(column).cpu().numpy() for column in zip(*found.images.rows, strict=True)]
     read, middle, classes = map(np.concatenate, zip(*trainer.process.join([local]), strict=True))
-    return Features(read, middle), classes
+    return FeaturePair(read, middle), classes
 
 
 def learn(path: Path, plan: TrainPlan, trainer: Trainer, session: Session) -> None:
@@ -112,12 +112,12 @@ def measure(path: Path, plan: TrainPlan, trainer: Trainer, session: Session) -> 
     return trainer.process.first(lambda: summarize(train, classes, val))
 
 
-def summarize(train: Features, classes: np.ndarray, val: Features) -> dict[str, Any]:
+def summarize(train: FeaturePair, classes: np.ndarray, val: FeaturePair) -> dict[str, Any]:
     """Return the statistics of these features as JSON values, with a histogram of the validation images."""
     if not all(np.isfinite(each).all() for each in (*train, *val)):
         return {"reason": "some features are not finite"}
     known = Known.fit(train, classes, val, int(classes.max()) + 1)
-    scores = known(Features(*map(torch.from_numpy, val))).numpy()
+    scores = known(FeaturePair(*map(torch.from_numpy, val))).numpy()
     return {
         "statistics": to_plain(known),
         "figures": {

@@ -105,10 +105,10 @@ class Subject:
     def facts(self) -> dict[str, str]:
         """Return the metadata of a graph file as JSON strings: class names, preprocessing, meaning of the logits ..."""
         facts = {key: self.record[key] for key in KEPT if key in self.record}
-        if "statistics" in facts.get(CALIBRATION, {}).get(
-            KNOWN, {}
-        ):  # the statistics are part of the graph, or useless without its features
-            facts[CALIBRATION] = facts[CALIBRATION] | {KNOWN: {} if "known" in self.names else NO_FEATURES}
+        calibration = facts.get(CALIBRATION, {})
+        if "statistics" in calibration.get(KNOWN, {}):
+            # They are part of a graph that returns the score, and useless for a graph that returns no features.
+            facts[CALIBRATION] = calibration | {KNOWN: {} if "known" in self.names else NO_FEATURES}
         facts |= {"temperature": self.temperature, "calibrated": self.is_calibrated} if self.temperature else {}
         facts |= {"class_names": self.labels, "data": self.data, "probabilities": self.activation}
         return {key: json.dumps(value) for key, value in facts.items()}

@@ -14,7 +14,7 @@ from PIL import Image
 from engine.predict.output import UNKNOWN, UNSURE, Mark
 from engine.predict.predictor import Guess, Prediction
 from extras.strangers import learn
-from extras.strangers.known import MOST_BYTES, Distance, Features, Known, Tap, from_plain, to_plain, widths_within
+from extras.strangers.known import MOST_BYTES, Distance, FeaturePair, Known, Tap, from_plain, to_plain, widths_within
 from models.weights.torch_files import read_torch
 from tests.support.refusals import assert_names
 from tests.support.run_hash import state_hash
@@ -24,15 +24,15 @@ from utils.errors import ConfigError
 pytestmark = pytest.mark.slow
 
 
-def drawn(count: int, seed: int, place: float = 0.0) -> Features:
+def drawn(count: int, seed: int, place: float = 0.0) -> FeaturePair:
     """Return features of `count` images as arrays. `place`: the mean of the features of the middle."""
     rng = np.random.default_rng(seed)
     read = rng.normal(size=(count, 6)) * [1, 2, 3, 4, 5, 6] + 20 * np.eye(6)[np.arange(count) % 3]
-    return Features(read.astype(np.float32), rng.normal(place, 1, (count, 8)).astype(np.float32))
+    return FeaturePair(read.astype(np.float32), rng.normal(place, 1, (count, 8)).astype(np.float32))
 
 
-def tensors(features: Features) -> Features:
-    return Features(*map(torch.from_numpy, features))
+def tensors(features: FeaturePair) -> FeaturePair:
+    return FeaturePair(*map(torch.from_numpy, features))
 
 
 def fitted(num_train: int = 600, num_val: int = 200) -> Known:
@@ -78,7 +78,7 @@ def test_unsure_does_not_mark_strangers():
 
 
 def test_padded_rows_of_a_batch_are_left_out():
-    tap = SimpleNamespace(take=lambda: Features(torch.rand(4, 6), torch.rand(4, 8)))
+    tap = SimpleNamespace(take=lambda: FeaturePair(torch.rand(4, 6), torch.rand(4, 8)))
     gathered = learn.Gathered(tap)
     gathered.add(torch.rand(4, 3), torch.tensor([0, 1, 2]), 1)
     assert [len(each) for each in gathered.rows[0]] == [3, 3, 3]

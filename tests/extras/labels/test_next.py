@@ -44,7 +44,7 @@ def new_digits(here, trained):  # noqa: F811
     (here / "photos").mkdir()
     train, val = load_image_sets(small_config(here))
     for number in range(30):
-        pixels = np.rot90(val.read(number)[:, :, 0])  # no other digit is nearly equal
+        pixels = np.rot90(val.read(number)[:, :, 0])  # unlike every other digit
         Image.fromarray(np.ascontiguousarray(pixels)).save(f"photos/{number}.png")
     for number, part in enumerate((train, train, val, val)):
         Image.fromarray(part.read(number)[:, :, 0]).save(f"photos/known{number}.bmp")

@@ -641,9 +641,16 @@ class Config:
     REPORT: bool = setting(True, role=RECORD, help=
         "Draw the wrong predictions (confusion.png, mistakes.png) and a training batch (train_batch.png), and write report.html; tables with the same data are always written.")
     CALIBRATE: bool = setting(True, role=RECORD, help=
-        "Fit a temperature to the validation images and store it in best.pth, so that probabilities of predict.py say how often the model is right; at the end, also statistics of the training images for -unknown. The weights do not change.")
+        "Fit a temperature to the validation images and store it in best.pth, so that probabilities of predict.py say how often the model is right. The weights do not change.")
+    STRANGERS: bool = setting(False, role=RECORD, only=Only("CALIBRATE"), help=
+        "At the end, compare the training images with the validation images, and store statistics in best.pth with which -unknown of predict.py also rejects photos of other things. This passes up to 20,000 images of each through the model once more.")
     TRACK: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = setting(("tensorboard",), role=RECORD, help=
         "Trackers that show the run: tensorboard (files in the run folder), wandb (Weights & Biases), mlflow; empty: none. See docs/tracking.md.")
+
+    @property
+    def learns_strangers(self) -> bool:
+        """Whether the end of a run measures the statistics of STRANGERS."""
+        return self.STRANGERS and self.CALIBRATE and self.TRAIN.OBJECTIVE == "classes"
 
     @property
     def train_sizes(self) -> dict[int, int]:

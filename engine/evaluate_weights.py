@@ -12,6 +12,7 @@ from engine.evaluation.tally import ImageResults, LabelResults
 from engine.plan import TrainPlan
 from engine.session import Session
 from engine.train.trainer import Trainer
+from utils.program import StopSignal
 from utils.runs import BEST
 
 if TYPE_CHECKING:
@@ -35,15 +36,21 @@ def evaluate_both(trainer: Trainer, data: EvalData, bad_images: BadImages) -> di
 
 
 def complete_best(
-    session: Session, plan: TrainPlan, trainer: Trainer, data: EvalData, bad_images: BadImages, results: "BestResults"
+    session: Session,
+    plan: TrainPlan,
+    trainer: Trainer,
+    data: EvalData,
+    bad_images: BadImages,
+    results: "BestResults",
+    stop: StopSignal,
 ) -> None:
-    """At the end of a run, add what best.pth lacks: results of its images, and the statistics of -unknown. Collective."""
+    """At the end of a run, add what best.pth lacks: statistics of STRANGERS, and results of its images. Collective."""
     path = session.path / BEST
-    results.complete(lambda: evaluate_saved(path, trainer, data, bad_images))
-    if plan.config.CALIBRATE and plan.config.TRAIN.OBJECTIVE == "classes":
+    if plan.config.learns_strangers:
         from extras.strangers.learn import learn
 
         learn(path, plan, trainer, session)
+    results.complete(lambda: evaluate_saved(path, trainer, data, bad_images), lambda: bool(stop.number))
 
 
 def load_saved(path: Path, trainer: Trainer) -> nn.Module:

@@ -96,7 +96,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
         restore(plan, trainer, log)
     session.describe(**facts_for_status(plan, trainer.model))
     if why := why_finished(config.TRAIN, trainer.schedule.num_epochs, trainer.epoch, trainer.not_better):
-        return leave_finished(session, plan, trainer, eval_data, why)
+        return leave_finished(session, plan, trainer, eval_data, why, stop)
 
     process.first(lambda: refuse_full_disk(session.path, checkpoint_bytes(config.TRAIN, trainer.model)))
     if raises_when_full(process.device) or process.world_size > 1:
@@ -119,7 +119,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
         outcome = Loop(session, plan, trainer, eval_data, watchers, saves, stop).run()
 
     # Write the report and print the next steps.
-    if not outcome.signal:  # after a signal the program must end soon
+    if not stop.number:  # after a signal the program must end soon
         watchers.report.write_page()
     session.advise(after_training(config, process, session.path, plan.eval_set, outcome.next_step))
     return outcome.code
@@ -141,7 +141,9 @@ def open_trackers(config: Config, folder: Path, process: Process, log: Log) -> A
     return track(config, folder, process, log)
 
 
-def leave_finished(session: Session, plan: TrainPlan, trainer: Trainer, eval_data: EvalData, why: str) -> int:
+def leave_finished(
+    session: Session, plan: TrainPlan, trainer: Trainer, eval_data: EvalData, why: str, stop: StopSignal
+) -> int:
     """End a run that has no epochs left, and return the exit code.
 
     Write its last status.json and report again, because the run may have been killed before it wrote them.
@@ -156,7 +158,7 @@ def leave_finished(session: Session, plan: TrainPlan, trainer: Trainer, eval_dat
 
         report = RunReport(session, plan, trainer)
         bad_images = BadImages(plan.eval_set, plan.config.DATA.MAX_BAD_FRACTION, session.log.warn)
-        complete_best(session, plan, trainer, eval_data, bad_images, report.results)
+        complete_best(session, plan, trainer, eval_data, bad_images, report.results, stop)
         report.results.close()
         saved = {"epoch": trainer.epoch, "step": trainer.step}
         best = Best(*progress_in(session.path / BEST).get("best", ()))

@@ -94,13 +94,9 @@ def find_threshold(classifier: Classifier, share: float, report: Callable[[str],
         )
     known = calibration.get(KNOWN)
     if known is None or "reason" in known:
-        why = (
-            known["reason"]
-            if known
-            else "only the best.pth of a finished run has them; -resume of an older run adds them"
-        )
+        why = known["reason"] if known else "-resume of its finished run with -opts STRANGERS=true adds them"
         report(
             f"-unknown {share}: {classifier.source} has no statistics of the training images ({why}), so only the "
-            "confidence is used"
+            "confidence decides"
         )
     return found.confidence - ROUNDING

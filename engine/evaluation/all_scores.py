@@ -1,7 +1,7 @@
 """The scores of all images and classes, for per-class metrics that need a ranking, and for calibration."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from utils.distributed import Process
+from utils.log import shown
 
 BYTES_ON_DEVICE = 2**26  # limit for the scores on the device; above it, all scores move to the host
 BYTES_AT_ONCE = 2**26  # limit for the scores that processes exchange in one step
@@ -56,13 +57,19 @@ class AllScores:
         values = values[~np.isnan(values)]
         return 100 * math.fsum(values) / len(values) if len(values) else 0.0
 
-    def ranking(self, process: Process) -> Ranking:
+    def ranking(self, process: Process, should_stop: Callable[[], bool] = lambda: False) -> Ranking | None:
         """Return the average precision and the AUC of each class, over the images of all processes. Collective.
 
-        The classes are divided among the processes.
+        The classes are divided among the processes. If `should_stop` returns True in any process, return None soon.
         """
         found: list[tuple[int, float, float]] = []
-        for turn, (start, scores, positives) in enumerate(self._blocks(process)):
+        num_classes = self.on_host()[0].shape[1]
+        blocks = self._blocks(process)
+        if process.is_first:
+            blocks = shown(blocks, "ranking", num_classes, size=lambda block: block[1].shape[1], unit="classes")
+        for turn, (start, scores, positives) in enumerate(blocks):
+            if not process.all_true(not should_stop()):
+                return None
             if turn % process.world_size == process.rank:
                 for offset, each in enumerate(zip(scores.T, positives.T, strict=True)):
                     found.append((start + offset, *rank_class(*each)))
@@ -102,11 +109,12 @@ def rank_class(scores: np.ndarray, positives: np.ndarray) -> tuple[float, float]
     if not positives.any():
         return math.nan, math.nan
     scores = np.nan_to_num(scores, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
-    order = np.argsort(-scores, kind="stable")
-    ordered = scores[order]
-    ends = np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(order) - 1)  # the last image of each score
-    right = np.cumsum(positives[order])[ends]
-    gained, wrong = np.diff(right, prepend=0), ends + 1 - right
+    ordered = np.sort(-scores)  # several times as fast as argsort
+    ends = np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(ordered) - 1)  # the last image of each score
+    places = np.searchsorted(ordered[ends], -scores[positives])
+    gained = np.bincount(places, minlength=len(ends))  # for each score, the number of images of the class that have it
+    right = np.cumsum(gained)
+    wrong = ends + 1 - right
     num_positives, num_others = int(right[-1]), int(wrong[-1])
     precision = float(np.sum(gained * right / (ends + 1)) / num_positives)
     # For each image of the class, count the other images with a lower score, and half of those with the same score.

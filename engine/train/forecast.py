@@ -17,7 +17,7 @@ from utils.text import counted, format_duration
 NOT_TYPICAL, MEASURED = 3, 10  # number of slow updates after a start; number of updates needed for a measurement
 MARKS = 200  # approximate number of points in time that are kept to measure updates
 END_BY_START = 1 / 2  # estimate of the work after the last evaluation, as a fraction of the time until the first update
-MOST_COMPARED = 20_000  # training images, and validation images, that are compared for -unknown at the end of a run
+MOST_COMPARED = 20_000  # training images, and validation images, that STRANGERS compares at the end of a run
 ENOUGH = 10.0  # seconds of training after which the log gets an estimate
 
 
@@ -34,7 +34,7 @@ class RunTimes:
     update: float = 0.0
     evaluation: float = 0.0
     end_work: float = 0.0  # pictures, tables and report after the last evaluation; an estimate
-    end_in_updates: float = 0.0  # an estimate of the comparison of images for -unknown at the end of the run
+    end_in_updates: float = 0.0  # an estimate of the comparison of images for STRANGERS at the end of the run
 
     @classmethod
     def of(
@@ -44,7 +44,7 @@ class RunTimes:
         # An evaluation makes a forward pass, which takes a third of the time of a training step.
         forwards = num_evaluated * order.steps_per_epoch / order.num_images
         num_compared = 0
-        if config.CALIBRATE and config.TRAIN.OBJECTIVE == "classes":
+        if config.learns_strangers:
             num_compared = min(order.num_images, MOST_COMPARED) + min(num_evaluated, MOST_COMPARED)
         return cls(
             order=order,

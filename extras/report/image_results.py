@@ -65,11 +65,13 @@ class Names:
         return np.flatnonzero(is_shown)
 
 
-def with_ranking(results: Results, process: Process, log: Log) -> Results:
-    """Return the results with the AUC and average precision of each class. Collective."""
+def with_ranking(
+    results: Results, process: Process, log: Log, should_stop: Callable[[], bool] = lambda: False
+) -> Results:
+    """Return the results with the AUC and average precision of each class, unless `should_stop` ends it. Collective."""
     num_images, num_classes = len(results.indices), results.counts.shape[1]
     if scores := results.local.scores:
-        return replace(results, ranking=scores.ranking(process))
+        return replace(results, ranking=scores.ranking(process, should_stop))
     log.say(
         f"per_class.csv: auc and average_precision are empty, because {num_images:,} images x {num_classes:,} classes "
         f"are more than {MOST_SCORES:,} scores"
@@ -262,6 +264,7 @@ class BestResults(Callback):
         self._has_classes = config.TRAIN.OBJECTIVE == "classes"  # without classes, images have no results
         # The results of the best epoch, and of the previous best, which counts again if best.pth cannot be written.
         self._held: dict[Best, Results] = {}
+        self._saved_calibration: tuple[Best, dict[str, Any]] | None = None  # the one in best.pth, and its epoch
         self._next_write = time.monotonic() + SECONDS_BETWEEN
 
     def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
@@ -273,17 +276,20 @@ class BestResults(Callback):
             took = time.monotonic() - start
             self._next_write = time.monotonic() + max(SECONDS_BETWEEN, PAUSE_FACTOR * took)
 
-    def complete(self, evaluate_best: Callable[[], Results]) -> None:
+    def complete(self, evaluate_best: Callable[[], Results], should_stop: Callable[[], bool]) -> None:
         """At the end of a run, evaluate best.pth again if the folder has no results for it. Collective.
 
         An earlier start may have been killed before it wrote them. Images are ranked by the scores of each class only
-        here, because ranking takes seconds if there are many classes.
+        here, because ranking takes seconds if there are many classes. If `should_stop` ends the ranking, the results
+        lack the rates of classes and pictures, so a resumed run completes them.
         """
         trainer = self._trainer
         if trainer.process.first(self._are_missing):
             self._held = {trainer.best: evaluate_best()}
         if results := self._held.get(trainer.best):
-            self._held = {trainer.best: with_ranking(results, trainer.process, self._log)}
+            results = with_ranking(results, trainer.process, self._log, should_stop)
+            self._held = {trainer.best: results}
+            self._draws = self._draws and results.ranking is not None
 
     def _are_missing(self) -> bool:
         best = self._trainer.best
@@ -317,11 +323,13 @@ class BestResults(Callback):
 
     def _calibration(self) -> Calibration:
         """Return the figures of the best epoch's calibration, from this run or from best.pth."""
-        part, epoch = self._trainer.parts.get(CALIBRATION), self._trainer.best.epoch
+        part, best = self._trainer.parts.get(CALIBRATION), self._trainer.best
         found = part.state() if part else {}
-        if found.get("epoch") != epoch:
-            found = progress_in(self._best_file).get(CALIBRATION, {})
-        is_of_best = found.get("epoch") == epoch and "figures" in found
+        if found.get("epoch") != best.epoch:
+            if self._saved_calibration is None or self._saved_calibration[0] != best:
+                self._saved_calibration = best, progress_in(self._best_file).get(CALIBRATION, {})
+            found = self._saved_calibration[1]
+        is_of_best = found.get("epoch") == best.epoch and "figures" in found
         known = found.get(KNOWN, {}).get("figures")
         figures = {"temperature": found["temperature"], **found["figures"]} if is_of_best else None
         return figures | {KNOWN: known} if figures and known else figures

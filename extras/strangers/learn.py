@@ -1,4 +1,4 @@
-"""Adds statistics of the training images to best.pth at the end of a run, so that predict.py -unknown can use them."""
+"""Adds statistics of the training images to best.pth at the end of a run with STRANGERS, for predict.py -unknown."""
 
 import contextlib
 from pathlib import Path
@@ -103,7 +103,7 @@ def measure(path: Path, plan: TrainPlan, trainer: Trainer, session: Session) -> 
         return {"reason": "images of varying size and generated images are not supported"}
     model, num_train = load_saved(path, trainer), len(plan.train_set)
     say = session.log.say if num_train + num_val > MANY_IMAGES else session.log.note
-    say(f"comparing up to {MOST_COMPARED:,} training and validation images each, for predict.py -unknown")
+    say(f"comparing up to {MOST_COMPARED:,} training and validation images each, for STRANGERS")
     try:
         train, classes = features_of_set(model, plan.train_set, trainer, session)
         val, _ = features_of_set(model, plan.eval_set, trainer, session)

@@ -21,7 +21,9 @@ onnx = pytest.importorskip("onnx")
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, small_yaml):
     output = tmp_path_factory.mktemp("trained")
-    run("main_single_gpu.py", "-cfg", str(small_yaml), "-output", str(output), "-epochs", "4").done()
+    run(
+        "main_single_gpu.py", "-cfg", str(small_yaml), "-output", str(output), "-epochs", "4", "-opts", "STRANGERS=true"
+    ).done()
     return run_folder(output)
 
 

@@ -32,6 +32,7 @@ import engine.settings
 from datasets.loading.readers import Reader, TrainReader
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.sharded_saver import ShardedSaver
+from engine.evaluation import all_scores
 from engine.evaluation.evaluate import Evaluation
 from engine.evaluation.scores import Scores
 from engine.evaluation.tally import PerImage
@@ -206,6 +207,22 @@ def signal_at(step: int, number: int, ranks: list[int], nth: int = 1) -> None:
             os.kill(os.getpid(), number)
 
     before_each(Trainer, "update", send)
+
+
+def signal_at_ranking(number: int) -> None:
+    """Send this signal before the images are ranked by the scores of each class, at the end of the run."""
+    before_nth(all_scores, "log_sum_exp", 1, lambda: os.kill(os.getpid(), number))
+
+
+def list_reads(name: str, file: str) -> None:
+    """Append a line to `file` whenever a file with this name is opened for reading."""
+
+    def note(event: str, details: tuple) -> None:
+        if event == "open" and str(details[0]).endswith(f"/{name}") and details[1] == "r":
+            with open(file, "a") as lines:
+                lines.write("read\n")
+
+    sys.addaudithook(note)
 
 
 def hold(folder: str, steps: list[int]) -> None:

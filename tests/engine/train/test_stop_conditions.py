@@ -106,10 +106,10 @@ class MovesTime(Callback):
 
 
 @pytest.mark.parametrize(("num_images", "seconds"), [(6400, 330.0), (64000, 300 * 26.4 / 64)])
-def test_remaining_time_includes_the_comparison_of_images_for_unknown(tmp_path, num_images, seconds):
+def test_remaining_time_includes_the_comparison_of_images_for_strangers(tmp_path, num_images, seconds):
     order, left = SimpleNamespace(steps_per_epoch=300, num_images=num_images), []
     for value in ("true", "false"):
-        times = RunTimes.of(small_config(tmp_path, f"CALIBRATE={value}"), order, 6400 if num_images > 20000 else 640)
+        times = RunTimes.of(small_config(tmp_path, f"STRANGERS={value}"), order, 6400 if num_images > 20000 else 640)
         times.update = 3.0
         left.append(times.until_end(0, 300))
     # Forward passes of 7,040 images, or of 20,000 training and 6,400 validation images, each a third of an update.

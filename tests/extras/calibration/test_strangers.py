@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,6 +23,8 @@ from tests.support.runs import run, run_folder, typed
 from utils.errors import ConfigError
 
 pytestmark = pytest.mark.slow
+
+SAVED = Path(__file__).parents[2] / "data/strangers"  # a run of 2.1.0 on the digits, and its scores of the fours
 
 
 def drawn(count: int, seed: int, place: float = 0.0) -> FeaturePair:
@@ -213,7 +216,7 @@ def test_finished_run_of_an_older_version_gets_statistics_from_two_processes(cal
     assert_names(ended.stderr, "no statistics of the training images", "-resume")
     assert "known" not in json.loads((tmp_path / "x.json").read_text())["images"][0]
     before, last = read_torch(old / "best.pth"), (old / "last.pth").read_bytes()
-    run("main_multi_gpu.py", "-resume", str(old), "-ngpus", "2", processes=2).done()
+    run("main_multi_gpu.py", "-resume", str(old), "-ngpus", "2", "-opts", "STRANGERS=true", processes=2).done()
     after = read_torch(old / "best.pth")
     known = after["calibration"].pop("known")
     assert state_hash(after) == state_hash(before) and (old / "last.pth").read_bytes() == last
@@ -222,12 +225,18 @@ def test_finished_run_of_an_older_version_gets_statistics_from_two_processes(cal
     expected = scores(calibrated, images, tmp_path / "y.json")
     assert scores(old, images, tmp_path / "x.json") == pytest.approx(expected, abs=2e-3)
     file = (old / "best.pth").stat().st_ino
-    run("main_single_gpu.py", "-resume", str(old)).done()
+    run("main_single_gpu.py", "-resume", str(old), "-opts", "STRANGERS=true").done()
     assert (old / "best.pth").stat().st_ino == file
 
 
 def test_statistics_are_those_of_the_best_weights_and_not_of_the_last(convolutions, digits, tmp_path):
-    rising = ["TRAIN.WARMUP_START_LR=3e-3", "TRAIN.BASE_LR=1", "TRAIN.WARMUP_EPOCHS=3", "TRAIN.GRAD_CLIP=null"]
+    rising = [
+        "TRAIN.WARMUP_START_LR=3e-3",
+        "TRAIN.BASE_LR=1",
+        "TRAIN.WARMUP_EPOCHS=3",
+        "TRAIN.GRAD_CLIP=null",
+        "STRANGERS=true",
+    ]
     words = ["-cfg", str(convolutions), "-output", str(tmp_path), "-epochs", "3", "-opts", *rising, "REPORT=false"]
     run("main_single_gpu.py", *words, faults={"draw_no_curves": []}).done()
     folder = run_folder(tmp_path)
@@ -235,8 +244,39 @@ def test_statistics_are_those_of_the_best_weights_and_not_of_the_last(convolutio
     assert (scores(folder, [digits / str(number) for number in range(10)], tmp_path / "x.json") >= 0).mean() > 0.9
 
 
+def test_run_without_strangers_measures_no_statistics(convolutions, digits, tmp_path):
+    words = ["-cfg", str(convolutions), "-output", str(tmp_path), "-epochs", "1"]
+    run("main_single_gpu.py", *words, faults={"draw_no_curves": []}).done()
+    folder = run_folder(tmp_path)
+    calibration = read_torch(folder / "best.pth")["calibration"]
+    assert calibration["curve"] and "known" not in calibration
+    assert "known" not in json.loads((folder / "results.json").read_text())["calibration"]
+    image = sorted(digits.glob("4/*.png"))[0]
+    ended = typed("scripts/predict.py", folder, image, "-unknown", 0.1, "-json", tmp_path / "x.json").done()
+    assert_names(ended.stderr, "best.pth", "no statistics of the training images", "STRANGERS")
+    (found,) = json.loads((tmp_path / "x.json").read_text())["images"]
+    assert "known" not in found and found["predictions"][0]["probability"] > 0
+
+
+def test_statistics_of_version_2_1_0_give_the_same_scores(digits, tmp_path):
+    expected = json.loads((SAVED / "2.1.0.json").read_text())
+    found = scores(SAVED / "2.1.0.pth", [digits / "4"], tmp_path / "x.json")
+    names = [each["image_path"] for each in json.loads((tmp_path / "x.json").read_text())["images"]]
+    assert dict(zip([Path(each).name for each in names], found, strict=True)) == pytest.approx(expected, abs=2e-3)
+
+
 def test_sharded_run_stores_statistics_in_its_index(small_yaml, digits, tmp_path):
-    words = ["-cfg", str(small_yaml), "-output", str(tmp_path), "-ngpus", "2", "-opts", "DIST.STRATEGY=fsdp2"]
+    words = [
+        "-cfg",
+        str(small_yaml),
+        "-output",
+        str(tmp_path),
+        "-ngpus",
+        "2",
+        "-opts",
+        "DIST.STRATEGY=fsdp2",
+        "STRANGERS=true",
+    ]
     run("main_multi_gpu.py", *words, processes=2, faults={"draw_no_curves": []}).done()
     folder = run_folder(tmp_path)
     index = torch.load(folder / "best.pth", weights_only=True)
@@ -249,14 +289,24 @@ def test_report_shows_how_well_the_validation_images_fit(calibrated):
 
 
 def test_run_killed_while_it_stores_the_statistics_stores_them_when_it_is_resumed(tmp_path, small_yaml):
-    words = ["-cfg", str(small_yaml), "-output", str(tmp_path), "-resume", "auto", "-opts", "TRAIN.BASE_LR=1e-30"]
+    words = [
+        "-cfg",
+        str(small_yaml),
+        "-output",
+        str(tmp_path),
+        "-resume",
+        "auto",
+        "-opts",
+        "TRAIN.BASE_LR=1e-30",
+        "STRANGERS=true",
+    ]
     fault = {"kill_before": ["replace .best.pth.tmp best.pth", 2], "draw_no_curves": []}
     killed = run("main_single_gpu.py", *words, faults=fault)
     assert killed.returncode == -signal.SIGKILL, killed.printed
     assert "known" not in read_torch(run_folder(tmp_path) / "best.pth")["calibration"]
     run("main_single_gpu.py", *words, faults={"draw_no_curves": []}).done()
     state = read_torch(run_folder(tmp_path) / "best.pth")
-    longer = ["-epochs", "3", *words[-2:]]
+    longer = ["-epochs", "3", *words[-3:]]
     run("main_single_gpu.py", *words[:6], *longer, faults={"draw_no_curves": []}).done()
     record = json.loads((run_folder(tmp_path) / "results.json").read_text())
     assert record["epoch"] == 1 and record["calibration"]["known"] == state["calibration"]["known"]["figures"]

@@ -67,5 +67,6 @@ def trained(tmp_path_factory):
     """Return the folder of a run with the CONVOLUTIONS settings."""
     output = tmp_path_factory.mktemp("trained")
     (output / "settings.yaml").write_text(CONVOLUTIONS)
-    run("main_single_gpu.py", "-cfg", str(output / "settings.yaml"), "-output", str(output / "runs")).done()
+    words = ["-cfg", str(output / "settings.yaml"), "-output", str(output / "runs"), "-opts", "STRANGERS=true"]
+    run("main_single_gpu.py", *words).done()
     return run_folder(output / "runs")

@@ -288,10 +288,10 @@ def test_best_results_are_written_at_most_once_a_minute(tmp_path, monkeypatch):
     results.close()
     assert written[2:] == [(463.5, "of 3", 3, True)]
     trainer.best = Best(99.0, 9)
-    results.complete(pytest.fail)
+    results.complete(pytest.fail, pytest.fail)
     assert len(log.warned) == 1 and str(tmp_path / "best.pth") in log.warned[0], "best.pth is missing"
     torch.save({}, tmp_path / "best.pth")
-    results.complete(pytest.fail)
+    results.complete(pytest.fail, pytest.fail)
     assert len(log.warned) == 2, "best.pth is of another program"
 
 
@@ -357,3 +357,26 @@ def test_resumed_run_writes_the_result_tables_missing_after_a_kill(tmp_path, sma
     start(small_yaml, tmp_path / "o", "-resume", "auto", *with_pictures).done()
     assert run_hash(folder) == run_hash(whole)
     assert tables(folder) == tables(whole) and (folder / "mistakes.png").exists()
+
+
+def test_signal_at_the_end_of_a_run_leaves_out_rankings_until_it_is_resumed(tmp_path, small_yaml):
+    words = ["-epochs", "1", "-opts", "REPORT=true"]
+    ended = start(small_yaml, tmp_path / "o", *words, signal_at_ranking=[int(signal.SIGTERM)])
+    assert ended.returncode == 0, "all epochs are trained and saved"
+    folder = run_folder(tmp_path / "o")
+    assert status_of(folder)["state"] == "done" and "per_class" not in json.loads((folder / "results.json").read_text())
+    assert not (folder / "mistakes.png").exists() and not (folder / "report.html").exists()
+    start(small_yaml, tmp_path / "o", "-resume", "auto", *words).done()
+    assert len(json.loads((folder / "results.json").read_text())["per_class"]) == 10
+    assert (folder / "mistakes.png").exists() and (folder / "report.html").exists()
+
+
+@pytest.mark.parametrize(("calibrates", "num_opened"), [("true", 0), ("false", 2)])
+def test_run_reads_best_pth_at_most_once(tmp_path, small_yaml, calibrates, num_opened):
+    reads = tmp_path / "reads.txt"
+    reads.touch()
+    words = ["-epochs", "2", "-opts", "REPORT=true", f"CALIBRATE={calibrates}"]
+    start(small_yaml, tmp_path / "o", *words, list_reads=["best.pth", str(reads)]).done()
+    assert len(reads.read_text().splitlines()) == num_opened  # a read opens the file twice, to check it first
+    folder = run_folder(tmp_path / "o")
+    assert (folder / "best.pth").samefile(folder / "last.pth"), "the end of the run does not write it again"

@@ -30,7 +30,7 @@ EXPECTS = "a .csv file, or a folder with train.csv and val.csv, with the columns
 
 def read_csv(config: Config, say: Callable = print) -> tuple[ImageSet | None, ImageSet | None]:
     """Return the images of train.csv and val.csv, or of one file and None. Labels are class numbers or class names."""
-    root = data_root(config.DATA, EXPECTS)
+    root = data_root(config.DATA, EXPECTS, reads_files=True)
     files, notes = [root], ()
     if root.is_dir():
         parts = choose_parts(path.stem for path in root.iterdir() if path.suffix == ".csv" and not path.is_dir())

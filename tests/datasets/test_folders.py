@@ -36,6 +36,16 @@ def test_class_numbers_follow_the_sorted_folder_names_in_train(tmp_path, dataset
     assert load(dataset, tmp_path, evaluate=True)[1].targets.tolist() == [1, 2]
 
 
+def test_class_without_validation_images_is_a_warning(tmp_path):
+    make_folders(tmp_path / "train", {"ant": 1, "bee": 1, "cat": 1})
+    make_folders(tmp_path / "val", {"ant": 1, "cat": 1})
+    (note,) = (each for each in load("imagefolder", tmp_path)[1].notes if each.startswith("warning: "))
+    assert_names(note, "bee")
+    assert not re.search("ant|cat", note)
+    make_folders(tmp_path / "val", {"bee": 1})
+    assert not any(each.startswith("warning: ") for each in load("imagefolder", tmp_path)[1].notes)
+
+
 def test_hidden_folders_and_non_image_files_are_ignored(tmp_path):
     make_folders(tmp_path / "train", {"ant": 1, "bee": 1, ".ipynb_checkpoints": 1, "bee/more": 1, "bee/.trash": 1})
     make_folders(tmp_path / "val", {"ant": 1})

@@ -113,6 +113,7 @@ class Only:
 
 OF_A_TEACHER = Only("TRAIN.DISTILLATION_TYPE|TRAIN.OBJECTIVE", "soft", "hard", "features")
 OF_MIXING = Only("TRAIN.MIXUP_ALPHA|TRAIN.CUTMIX_ALPHA|TRAIN.CUTMIX_MINMAX")
+OF_VIT = Only("MODEL.TYPE", "vit")
 TO_END_LR = Only("TRAIN.LR_SCHEDULER.NAME", "cosine", "paddlevit", "wsd")
 
 
@@ -324,19 +325,19 @@ class Model:
         "With TYPE timm, the name of any timm model; with TYPE vit, a label that is saved with the weights.")
     NUM_CLASSES: int | None = setting(None, bounds=(1, 1_000_000), role=DATA, help=
         "Number of outputs of the classifier; not set: the number of classes of the data. (PaddleViT: 1000.)")
-    PATCH_SIZE: int = setting(16, bounds=(1, 8_192), help=
+    PATCH_SIZE: int = setting(16, bounds=(1, 8_192), only=OF_VIT, help=
         "Side of a patch in pixels.")
-    EMBED_DIM: int = setting(768, bounds=(1, 100_000), help=
+    EMBED_DIM: int = setting(768, bounds=(1, 100_000), only=OF_VIT, help=
         "Width of the model: the number of features of a token.")
-    DEPTH: int = setting(12, bounds=(1, 1_000), help=
+    DEPTH: int = setting(12, bounds=(1, 1_000), only=OF_VIT, help=
         "Number of transformer blocks.")
-    NUM_HEADS: int = setting(12, bounds=(1, 1_000), help=
+    NUM_HEADS: int = setting(12, bounds=(1, 1_000), only=OF_VIT, help=
         "Attention heads in each block.")
-    MLP_RATIO: float = setting(4.0, bounds=(0.01, 100.0), help=
+    MLP_RATIO: float = setting(4.0, bounds=(0.01, 100.0), only=OF_VIT, help=
         "Hidden width of the MLP divided by EMBED_DIM.")
-    QKV_BIAS: bool = setting(True, help=
+    QKV_BIAS: bool = setting(True, only=OF_VIT, help=
         "Use biases for queries, keys and values.")
-    POS_EMBED: Literal["learn", "sincos2d", "none"] = setting("learn", help=
+    POS_EMBED: Literal["learn", "sincos2d", "none"] = setting("learn", only=OF_VIT, help=
         "Position embedding: learn, a trained embedding; sincos2d, fixed sines and cosines of row and column, as in big_vision's plain ViT; none, no embedding.")
     DROPOUT: float | None = setting(None, bounds=(0.0, 0.99), role=RECIPE, help=
         "Dropout rate after position embedding, attention projection and MLP; for a timm model, before the classifier. Not set (also for ATTENTION_DROPOUT and DROPPATH): the timm model's default, or 0 with TYPE vit.")

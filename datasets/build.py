@@ -11,7 +11,7 @@ from datasets.loading.readers import EvalData, EvalReader, TrainData, TrainReade
 from datasets.loading.workers import choose_workers, make_loader
 from datasets.order import Order
 from datasets.sources import find_source
-from datasets.split import describe_split, split
+from datasets.split import describe_split, split, warn_of_lacking_classes
 from datasets.types import ImageSet, SavedData
 from utils.distributed import Process
 from utils.errors import ConfigError, DataError, did_you_mean
@@ -57,7 +57,7 @@ def load_image_sets(
     _refuse_one_class(config, train, val)
     for image_set in parts.values():
         _check_num_classes(config, image_set)
-    val.notes = (*describe_split(config, val), *_describe_smallest(train, val), *notes, *val.notes)
+    val.notes = (*describe_split(config, val), *_describe_class_counts(train, val), *notes, *val.notes)
     return train, val
 
 
@@ -104,14 +104,18 @@ def _empty_part_error(config: Config, part: str, whole: ImageSet) -> DataError:
     )
 
 
-def _describe_smallest(train: ImageSet | None, val: ImageSet) -> list[str]:
-    """Describe the classes with the fewest images: the model learns them worst, and their accuracy is least certain."""
+def _describe_class_counts(train: ImageSet | None, val: ImageSet) -> list[str]:
+    """Describe the classes with the fewest images: the model learns them worst, and their accuracy is least certain.
+
+    Warn of classes that only one part has. A drawn split warns of its own.
+    """
     if train is None or val.makes_batches or len(val.classes) == 1:
         return []
     counts = train.count_classes(), val.count_classes()
     smallest = sorted(np.flatnonzero(total := sum(counts)).tolist(), key=lambda number: total[number])[:NUM_SMALLEST]
     found = (f"{val.classes[each]} ({counts[0][each]:,}/{counts[1][each]:,})" for each in smallest)
-    return [f"smallest classes (train/val): {', '.join(found)}"]
+    warning = warn_of_lacking_classes(val.classes, *counts) if val.split["rule"] == "folders" else []
+    return [f"smallest classes (train/val): {', '.join(found)}", *warning]
 
 
 def _refuse_one_class(config: Config, train: ImageSet | None, val: ImageSet) -> None:

@@ -89,6 +89,7 @@ def facts_for_status(plan: TrainPlan, model: nn.Module) -> dict[str, str | int]:
         "data": plan.facts,
         "data_path": None if plan.eval_set.names_are_numbers or not path.exists() else printable(str(path.resolve())),
         "classes": len(plan.classes),
+        "validation_classes": count_measured(plan),
         "images_per_update": plan.order.global_batch,
     }
 
@@ -97,8 +98,13 @@ def measured_classes(plan: Plan) -> str:
     """Return '5 classes', or '3 of 5 classes' if the validation images have only 3 of them."""
     if plan.config.TRAIN.OBJECTIVE == "features":
         return "the labelled images" if plan.config.TRAIN.BEST_METRIC == "knn" else "the held-out images"
-    number, total = np.count_nonzero(plan.eval_set.count_classes()), counted(len(plan.classes), "class")
+    number, total = count_measured(plan), counted(len(plan.classes), "class")
     return total if number == len(plan.classes) else f"{number} of {total}"
+
+
+def count_measured(plan: Plan) -> int:
+    """Return the number of classes that have validation images."""
+    return int(np.count_nonzero(plan.eval_set.count_classes()))
 
 
 def describe_batch_size(plan: TrainPlan) -> list[str]:

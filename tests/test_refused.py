@@ -18,7 +18,7 @@ from engine.checkpoint.find import find_before, find_newest
 from models.weights.files import find_file
 from tests.support.configs import small_config
 from tests.support.forks import DEADLINE
-from tests.support.image_sets import error_of, settings
+from tests.support.image_sets import error_of, samples, settings, write_tar
 from tests.support.refusals import assert_names, refused
 from utils.errors import ConfigError, UserError
 from utils.program import exit_code
@@ -98,6 +98,27 @@ def test_error_for_special_file_or_folder_names_its_kind(tmp_path, name, kind):
 def test_special_file_as_data_path_is_refused(tmp_path, data_set, kind):
     KINDS[kind](tmp_path / "data")
     assert_names(error_of(data_set, tmp_path / "data"), "DATA.DATA_PATH", tmp_path / "data", kind)
+
+
+ARCHIVES = ("photos.zip", "photos.tar", "photos.tar.gz", "photos.TGZ", "photos.7z", "photos.rar", "list.csv.gz")
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+@pytest.mark.parametrize(
+    "data_set", ["imagefolder", "imagenet2012", "caltech101", "csv", "parquet", "shards", "images"]
+)
+def test_archive_as_data_path_must_be_unpacked(tmp_path, data_set, name):
+    (tmp_path / name).write_bytes(b"PK\3\4")
+    names = ["DATA.DATA_PATH", tmp_path / name, "-data_path"]
+    if data_set not in ("shards", "images") or name != "photos.tar":  # these read the tars
+        assert_names(error_of(data_set, tmp_path / name), *names, "archive", "unpack")
+
+
+@pytest.mark.parametrize("data_set", ["imagefolder", "imagenet2012", "caltech101", "shards"])
+def test_file_instead_of_a_folder_as_data_path_is_refused(tmp_path, data_set):
+    write_tar(tmp_path / "photos.tar", samples(0, 3))
+    (tmp_path / "photos.tar").rename(tmp_path / (name := "photos.tar" if data_set == "shards" else "photos.txt"))
+    assert_names(error_of(data_set, tmp_path / name), "DATA.DATA_PATH", tmp_path / name, "-data_path", "folder")
 
 
 @pytest.mark.parametrize(

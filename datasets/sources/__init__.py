@@ -18,6 +18,19 @@ from utils.text import first_of
 Read = Callable[[Config, Callable[[str], None]], tuple[ImageSet | None, ImageSet | None]]
 
 TORCHVISION = "torchvision/"
+ARCHIVES = (
+    ".zip",
+    ".7z",
+    ".rar",
+    ".tar",
+    ".tgz",
+    ".tbz2",
+    ".txz",
+    ".gz",
+    ".bz2",
+    ".xz",
+    ".zst",
+)  # to be unpacked first
 
 
 def find_source(name: str) -> Read:
@@ -92,14 +105,24 @@ def path_below_data(data: Data, folder: Path) -> str:
     return os.path.relpath(folder, folder_of_data(data))
 
 
-def data_root(data: Data, expects: str) -> Path:
-    """Return DATA_PATH, which must exist. `expects` describes the layout that the data set needs there."""
+def data_root(data: Data, expects: str, reads_files: bool = False, reads_tars: bool = False) -> Path:
+    """Return DATA_PATH, which must exist. `expects` describes the layout that the data set needs there.
+
+    `reads_files`: DATA_PATH may be a file. `reads_tars`: the data set reads tar files, which need not be unpacked.
+    """
     root = Path(data.DATA_PATH).expanduser()
     if not root.exists():
         raise DataError(f"DATA.DATA_PATH: {root} does not exist; {expected_layout(data, expects)}")
     kind = not_a_file(root)
     if kind not in (None, "a folder"):
         raise DataError(f"DATA.DATA_PATH: {root} is {kind}; {expected_layout(data, expects)}")
+    name = root.name.lower()
+    if kind is None and name.endswith(ARCHIVES) and not (reads_tars and name.endswith(".tar")):
+        raise DataError(
+            f"DATA.DATA_PATH: {root} is an archive; unpack it, and set -data_path to the new folder (layouts: docs/data.md)"
+        )
+    if kind is None and not reads_files:
+        raise DataError(f"DATA.DATA_PATH: {root} is a file, not a folder; {expected_layout(data, expects)}")
     return root
 
 

@@ -4,10 +4,12 @@ import contextlib
 import csv
 import functools
 import itertools
+import re
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
+from unicodedata import normalize
 
 import numpy as np
 
@@ -19,14 +21,16 @@ from datasets.types import ImageSet
 from utils.errors import DataError
 
 SEPARATORS = ",;\t"
+DECLARED = re.compile(r'"?sep=([^\w\s"]|\t)"?\s*', re.IGNORECASE)  # a first line for Excel, such as sep=;
 USUAL = ("image_path", "target")
 BITS = {"0": "0", "0.0": "0", "false": "0", "1": "1", "1.0": "1", "true": "1"}
+REMEDY = "save the file as UTF-8, in Excel as 'CSV UTF-8'"
 EXPECTS = "a .csv file, or a folder with train.csv and val.csv, with the columns image_path,target (DATA.COLUMNS)"
 
 
 def read_csv(config: Config, say: Callable = print) -> tuple[ImageSet | None, ImageSet | None]:
     """Return the images of train.csv and val.csv, or of one file and None. Labels are class numbers or class names."""
-    root = data_root(config.DATA, EXPECTS)
+    root = data_root(config.DATA, EXPECTS, reads_files=True)
     files, notes = [root], ()
     if root.is_dir():
         parts = choose_parts(path.stem for path in root.iterdir() if path.suffix == ".csv" and not path.is_dir())
@@ -68,8 +72,10 @@ class Columns(NamedTuple):
         group = data.GROUP_BY
         if of_labels == ["*"]:
             with _opened(files[0], [path]) as rows:
-                names = dict.fromkeys(map(str.strip, next(rows)))
-            of_labels = [name for name in names if name and name not in (path, group)]
+                names = [name.strip() for name in next(rows)]
+            others = [path] if group is None else [path, group]
+            others = [names[place] for place in find_columns(others, names) if place is not None]
+            of_labels = [name for name in dict.fromkeys(names) if name and name not in others]
         return cls(path, tuple(of_labels), data.has_label_columns, data.LABEL_SEPARATOR is not None, group)
 
     @property
@@ -81,8 +87,8 @@ def read_csv_file(file: Path, add: Callable[[Rows], None], columns: Columns) -> 
     """Pass these columns of all rows of a file to `add`."""
     with _opened(file, columns.names) as rows:
         names = [name.strip() for name in next(rows)]
-        places = {name: place for place, name in enumerate(names)}  # if a name is repeated, its last column is used
-        values = _Values(file, columns, [(column, places[column]) for column in columns.names], len(names))
+        places = zip(columns.names, find_columns(columns.names, names), strict=True)
+        values = _Values(file, columns, [*places], len(names))
         while found := values.take(rows):
             add(found)
 
@@ -90,18 +96,44 @@ def read_csv_file(file: Path, add: Callable[[Rows], None], columns: Columns) -> 
 def read_cells(file: Path, columns: Columns) -> Iterator[list[str]]:
     """Yield the cells of the header, and of each row that is not empty."""
     with _opened(file, columns.names) as rows:
-        yield from filter(None, rows)
+        yield from filter(any, rows)
+
+
+def declared_separator(line: str) -> str | None:
+    """Return the separator that a first line such as sep=; declares, or None if the line is a header."""
+    found = DECLARED.fullmatch(line)
+    return found and found[1]
+
+
+def find_columns(columns: Sequence[str], names: Sequence[str]) -> list[int | None]:
+    """Return the place of each column in a header with these names, or None.
+
+    Capitals and the Unicode form of a name may differ, unless another name is equal. If a name is repeated, its last
+    column is used.
+    """
+    exact = {name: place for place, name in enumerate(names)}
+    plain = {_plain(name): place for place, name in enumerate(names)}
+    return [exact.get(column, plain.get(_plain(column))) for column in columns]
+
+
+def _plain(name: str) -> str:
+    return normalize("NFC", name).casefold()
+
+
+def is_utf8(text: str) -> bool:
+    """Return whether a text that was read with surrogateescape is UTF-8, so that it has no surrogates for single bytes."""
+    return text.isprintable() or not any("\udc80" <= each <= "\udcff" for each in text)
 
 
 @contextlib.contextmanager
 def _opened(file: Path, columns: list[str]) -> Iterator[Any]:
-    """Yield a csv.reader of a file. Raise DataError if it is not CSV or lacks these columns."""
+    """Yield a csv.reader of a file, whose first row is the header. Raise DataError if it is not CSV or lacks columns."""
     rows = None
     with open_list(file) as lines:
         try:
-            separator = _find_separator(file, lines, columns)
-            lines.seek(0)
-            yield (rows := csv.reader(lines, skipinitialspace=True, delimiter=separator))
+            declared = declared_separator(lines.readline())
+            separator = _find_separator(file, lines, columns, declared)
+            yield (rows := _reader(lines, separator, declared))
         except csv.Error as error:
             raise DataError(
                 f"{file}, line {rows.line_num if rows else 1}: {error}; look for an unclosed quote there, or "
@@ -109,19 +141,26 @@ def _opened(file: Path, columns: list[str]) -> Iterator[Any]:
             ) from error
 
 
-def _find_separator(file: Path, lines: TextIO, columns: list[str]) -> str:
+def _reader(lines: TextIO, separator: str, declared: str | None) -> Any:
+    """Return a csv.reader of the header and the rows, without the line that declares a separator."""
+    lines.seek(0)
+    rows = csv.reader(lines, delimiter=separator, skipinitialspace=True)
+    if declared:
+        next(rows)
+    return rows
+
+
+def _find_separator(file: Path, lines: TextIO, columns: list[str], declared: str | None) -> str:
     """Return the separator that splits the header so that it has all these columns. `lines`: the open file."""
     most = []
-    for separator in SEPARATORS:
-        lines.seek(0)
-        values = next(csv.reader(lines, delimiter=separator, skipinitialspace=True), [])
-        names = [value.strip() for value in values]
-        if set(columns) <= set(names):
+    for separator in declared or SEPARATORS:
+        names = [value.strip() for value in next(_reader(lines, separator, declared), [])]
+        if None not in find_columns(columns, names):
             return separator
         most = max(most, names, key=len)
     raise DataError(
-        f"{file}, line 1: the header must name the columns {','.join(columns)}, but has {','.join(most) or 'nothing'}; "
-        "name the columns of paths and classes with -opts DATA.COLUMNS=[PATHS,CLASSES] (groups: DATA.GROUP_BY)"
+        f"{file}, line {2 if declared else 1}: the header must name the columns {','.join(columns)}, but has "
+        f"{','.join(most) or 'nothing'}; name the columns of paths and classes with -opts DATA.COLUMNS=[PATHS,CLASSES] (groups: DATA.GROUP_BY)"
     )
 
 
@@ -139,7 +178,7 @@ class _Values(NamedTuple):
         columns, lines = [[] for _ in self.places], array("Q")
         targets = [(column, place, values.append) for (column, place), values in zip(self.places, columns, strict=True)]
         optional = self.columns.of_labels if self.columns.may_be_empty else ()
-        for row in itertools.islice(filter(None, rows), ROWS_AT_ONCE):
+        for row in itertools.islice(filter(any, rows), ROWS_AT_ONCE):
             if len(row) > self.width:
                 raise DataError(
                     f"{self.file}, line {rows.line_num}: more values than the header has columns; put values "
@@ -180,8 +219,5 @@ class _Values(NamedTuple):
         if "".join(labels).isprintable():
             return
         for label, line in zip(labels, lines, strict=True):
-            if any("\udc80" <= each <= "\udcff" for each in label):
-                raise DataError(
-                    f"{self.file}, line {line}: {self.places[1][0]} {label!r} is not UTF-8; save the file as UTF-8, in "
-                    "Excel as 'CSV UTF-8'"
-                )
+            if not is_utf8(label):
+                raise DataError(f"{self.file}, line {line}: {self.places[1][0]} {label!r} is not UTF-8; {REMEDY}")

@@ -142,7 +142,7 @@ def read_class_folders(
     index = open_or_build(
         index_paths(config, folder / INDEX_FILE),
         COLUMNS,
-        {"folders": names, "numbers": numbers, "deep": deep},
+        {"folders": names, "numbers": numbers, "deep": deep, "endings": IMAGE_ENDINGS},
         lambda builder: _build(builder, FolderScan(folder, names, deep), numbers),
         lambda index: _is_unchanged(index, folder),
     )

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from unicodedata import normalize
 
 import numpy as np
 
@@ -129,7 +130,8 @@ class FileImages(EncodedImages):
         self.paths = paths if isinstance(paths, Texts) else Texts.of([os.fsencode(path) for path in paths])
 
     def name(self, index: int) -> str:
-        return os.path.join(self.root, self._path(index))
+        path = self._path(index)
+        return on_disk(self.root, path) if self.confined else os.path.join(self.root, path)
 
     def stamp(self, index: int) -> str:
         try:
@@ -194,9 +196,24 @@ def normal_paths(paths: list[bytes]) -> list[bytes]:
     return paths
 
 
+def on_disk(root: Path, path: str) -> str:
+    """Return the path of the file or folder that a list names below `root`.
+
+    The list may have another Unicode form of its name: a Mac writes umlauts as two characters.
+    """
+    listed = os.path.join(root, path)
+    if path.isascii() or os.path.isabs(path) or os.path.lexists(listed):
+        return listed
+    found = str(root)
+    for name in path.split("/"):
+        forms = [os.path.join(found, form) for form in (name, normalize("NFC", name), normalize("NFD", name))]
+        found = next(filter(os.path.lexists, forms), forms[0])
+    return found
+
+
 def stays_inside(root: Path, folder: str) -> bool:
     """Return whether a folder that a list names is inside `root`, after resolving links."""
-    return len(folder) > LONGEST or is_within(root, root / folder)  # no file can have a longer path
+    return len(folder) > LONGEST or is_within(root, on_disk(root, folder))  # no file can have a longer path
 
 
 def is_within(root: str | Path, path: str | Path) -> bool:

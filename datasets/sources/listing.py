@@ -30,7 +30,7 @@ from datasets.index import (
 from datasets.labels import Labels, are_mostly_numbers, class_numbers, describe_labels, several_labels
 from datasets.sources import data_root, expected_layout, image_root, own_split, path_below_data
 from datasets.sources.folder import read_split_folders
-from datasets.sources.images import FileImages, normal_paths, stays_inside
+from datasets.sources.images import FileImages, normal_paths, on_disk, stays_inside
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet, count_classes
 from utils.errors import DataError, not_a_file
@@ -259,7 +259,7 @@ def _check_paths(index: Index, file: Path, number: int, root: Path) -> None:
         )
     relative_to = "the folder of the list" if root == file.parent else "DATA.IMAGE_ROOT"
     for path in map(os.fsdecode, paths.chunk(0, min(NUM_CHECKED, len(paths)))):
-        if not os.path.isfile(root / path):
+        if not os.path.isfile(on_disk(root, path)):
             raise DataError(
                 f"{file}: there is no file {root / path}; paths are relative to {relative_to}"
                 + (" and have / between folders, even on Windows" if "\\" in path else "")

@@ -74,7 +74,7 @@ def pyarrow_parquet() -> ModuleType:
 def read_parquet(config: Config, say: Callable = print) -> tuple[ImageSet | None, ImageSet | None]:
     """Return training and validation images, or all images and None."""
     pyarrow_parquet()
-    root = data_root(config.DATA, EXPECTS)
+    root = data_root(config.DATA, EXPECTS, reads_files=True)
     files = {"train": [root]} if root.is_file() else find_files(root)
     parts = choose_parts(files)
     if not parts.train and len(files) == 1:  # a single part of any name: some of its images are held out

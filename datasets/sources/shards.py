@@ -344,7 +344,7 @@ def read_shards(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | 
         from extras.remote import ServerFolder
 
         return read_from(ServerFolder(config, say), config)
-    return read_from(ShardFolder(data_root(config.DATA, EXPECTS)), config)
+    return read_from(ShardFolder(data_root(config.DATA, EXPECTS, reads_tars=True)), config)
 
 
 def read_from(folder: ShardFolder, config: Config) -> tuple[ImageSet | None, ImageSet | None]:

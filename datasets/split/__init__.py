@@ -50,14 +50,20 @@ def _by_position(image_set: ImageSet, record: dict) -> np.ndarray:
     return held_out
 
 
-def warn_of_lacking_classes(image_set: ImageSet, held_out: np.ndarray) -> list[str]:
-    """Warn of classes whose images are all in the same part."""
-    notes, counts = [], image_set.count_classes()
-    for part, chosen in (("training", ~held_out), ("validation", held_out)):
-        without = np.flatnonzero((counts > 0) & (image_set.count_classes(chosen) == 0))
-        names = first_of([image_set.classes[number] for number in without])
+def warn_of_lacking_classes(classes: list[str], num_trained: np.ndarray, num_validation: np.ndarray) -> list[str]:
+    """Warn of classes whose images are all in the same part. The arrays have the number of images of each class."""
+    notes = []
+    for part, counts in (("training", num_trained), ("validation", num_validation)):
+        without = np.flatnonzero((num_trained + num_validation > 0) & (counts == 0))
+        names = first_of([classes[number] for number in without])
         notes += [f"warning: classes without {part} images: {names}"] * bool(len(without))
     return notes
+
+
+def warn_of_split_classes(image_set: ImageSet, held_out: np.ndarray) -> list[str]:
+    """Warn of classes whose images a split puts into the same part."""
+    counts = (image_set.count_classes(chosen) for chosen in (~held_out, held_out))
+    return warn_of_lacking_classes(image_set.classes, *counts)
 
 
 def split(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple[ImageSet | None, ImageSet]:
@@ -176,7 +182,7 @@ def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
         columns, notes = find_rows(image_set, record, class_folders)
     else:
         held_out = _by_position(image_set, record)
-        columns, notes = rows_of_parts(image_set, held_out), warn_of_lacking_classes(image_set, held_out)
+        columns, notes = rows_of_parts(image_set, held_out), warn_of_split_classes(image_set, held_out)
     parts = []
     for name in PARTS:
         part = image_set.take(columns[f"{name}.row"])

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence, Set
 
 import numpy as np
 
-from datasets.split import CLASS_FOLDERS, PARTS, hashes_names, rows_of_parts, warn_of_lacking_classes
+from datasets.split import CLASS_FOLDERS, PARTS, hashes_names, rows_of_parts, warn_of_split_classes
 from datasets.types import ImageSet
 from utils.text import first_of
 
@@ -25,7 +25,7 @@ def find_rows(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> t
 
     def draw() -> tuple[Columns, list[str]]:
         held_out, notes = hold_out(image_set, record, class_folders)
-        return rows_of_parts(image_set, held_out), notes + warn_of_lacking_classes(image_set, held_out)
+        return rows_of_parts(image_set, held_out), notes + warn_of_split_classes(image_set, held_out)
 
     index = image_set.index
     if not index or not index.path or image_set.rows is not None:

@@ -19,7 +19,7 @@ except ImportError:  # no wheel for this machine: Pillow reads everything, JPEGs
 
 # {file suffix: the optional module that reads it}
 READ_BY = {".avif": "PIL._avif", ".heic": "pillow_heif", ".heif": "pillow_heif", ".hif": "pillow_heif"}
-KNOWN_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", *READ_BY)
+KNOWN_ENDINGS = (".jpg", ".jpeg", ".jfif", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", *READ_BY)
 # The formats that Pillow may detect. EPS is excluded, because Pillow would start a program with code from the file.
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF", *(("AVIF",) if find_spec("PIL._avif") else ()))
 IMAGE_ENDINGS = tuple(each for each in KNOWN_ENDINGS if each not in READ_BY or find_spec(READ_BY[each]))

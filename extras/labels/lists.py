@@ -10,8 +10,8 @@ import numpy as np
 
 from configs.schema import Config
 from configs.values import flatten, to_text
-from datasets.sources.csv_list import USUAL, Columns, read_cells
-from datasets.sources.images import is_within
+from datasets.sources.csv_list import USUAL, Columns, find_columns, read_cells
+from datasets.sources.images import is_within, on_disk
 from datasets.transforms.pixel_rules import PixelRules
 from extras.labels.data import PARTS, DataSet
 from extras.labels.review import Confirmed
@@ -88,7 +88,7 @@ def _rows(data: DataSet, labels: np.ndarray, is_val: bool) -> Iterator[list[str]
     columns = Columns.of(data.config.DATA, [file])
     rows = read_cells(file, columns)
     header = next(rows)
-    place = max(place for place, name in enumerate(header) if name.strip() == columns.of_labels[0])
+    (place,) = find_columns(columns.of_labels, [name.strip() for name in header])
     yield header
     for number, row in zip(range(len(data)) if data.is_divided else numbers, rows, strict=True):
         if data.is_held_out[number] == is_val:
@@ -120,8 +120,8 @@ def _check(config: Config, data: DataSet, labels: np.ndarray) -> None:
             name = data.name(number)
             if lists.name(other) != name or lists.labels[other] != labels[number]:
                 raise DataError(f"{name} would be read as {lists.name(other)}, {lists.label(other)} ({part})")
-            path = data.root / name
-            if path.is_symlink() and not is_within(data.root, path):
+            path = on_disk(data.root, name)
+            if os.path.islink(path) and not is_within(data.root, path):
                 raise DataError(f"{path} is a link that leads out of {data.root}; copy the file into that folder")
 
 

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from datasets.sources.csv_list import REMEDY, declared_separator, is_utf8
+from datasets.sources.images import on_disk
 from datasets.types import ImageReadError
 from engine.predict.pictures import Tile, contact_sheet, fitted, write_picture
 from engine.record.saved_files import read_json, write_table
@@ -63,7 +65,7 @@ def write_review(folder: Path, rows: Sequence[Row], data: DataSet) -> list[Path]
 def refuse_confirmed(table: Path) -> None:
     """Raise ConfigError if new files would replace confirmed rows, or a table or pictures of another program."""
     refuse_other_sheets(table.with_name(SHEET), table)
-    if table.exists() and any(row["confirmed"].strip() for row in _rows(table)):
+    if table.exists() and any(row["confirmed"].strip() for row in _rows(table).values()):
         raise ConfigError(
             f"-output: {table} has confirmed rows, which would be lost; apply them first with -apply {table}, or choose "
             "another folder"
@@ -86,12 +88,13 @@ def _share(row: Row) -> str:
 def _record(rows: Sequence[Row], data: DataSet) -> dict[str, Any]:
     names = {row.image: data.name(row.image) for row in rows}
     images = {
-        name: {"label": data.label(image), "sha256": digest_of(data.root / name)} for image, name in names.items()
+        name: {"label": data.label(image), "sha256": digest_of(on_disk(data.root, name))}
+        for image, name in names.items()
     }
     return {"version": VERSION, "images": images}
 
 
-def digest_of(path: Path) -> str | None:
+def digest_of(path: str | Path) -> str | None:
     """Return the SHA-256 of a file, or None if it cannot be read."""
     try:
         with open(path, "rb") as file:
@@ -141,12 +144,13 @@ def read_confirmed(table: Path, classes: Sequence[str]) -> tuple[list[Confirmed]
     names = {cell_of(name): name for name in record["images"]}
     class_of = {cell_of(name): name for name in classes}
     confirmed: dict[str, Confirmed] = {}
-    for line, row in enumerate(_rows(table), start=2):
-        where, answer = f"-apply: {table}, row {line}", row["confirmed"].strip().lower()
+    for number, row in _rows(table).items():
+        where, answer = f"-apply: {table}, row {number}", row["confirmed"].strip().lower()
         if answer not in (*YES, *NO):
             raise ConfigError(f"{where}: confirmed is {row['confirmed']!r}; write yes, or leave it empty")
         if answer in NO:
             continue
+        _refuse_bytes(where, row)
         name = names.get(row["image"])
         if name is None:
             raise ConfigError(f"{where}: {row['image']} is not in {path}; leave the column image as it was")
@@ -163,26 +167,41 @@ def read_confirmed(table: Path, classes: Sequence[str]) -> tuple[list[Confirmed]
     return list(confirmed.values()), record
 
 
-def _rows(table: Path) -> list[dict[str, str]]:
-    """Return the rows of a table that a spreadsheet may have written, as {column: cell}."""
+def _refuse_bytes(where: str, row: Mapping[str, str]) -> None:
+    """Raise ConfigError if a spreadsheet saved the names in a row in another encoding."""
+    for column in ("image", "suggestion"):
+        if not is_utf8(row[column]):
+            raise ConfigError(f"{where}: {column} {row[column]!r} is not UTF-8; {REMEDY}")
+
+
+def _rows(table: Path) -> dict[int, dict[str, str]]:
+    """Return the rows of a table that a spreadsheet may have written: {number in the spreadsheet: {column: cell}}."""
     try:
         content = content_of(table, MOST_BYTES)
         is_utf16 = content.startswith((b"\xff\xfe", b"\xfe\xff"))
-        text = content.decode("utf-16" if is_utf16 else "utf-8-sig", errors="replace")
-        separator = max(SEPARATORS, key=text.partition("\n")[0].count)
+        text = content.decode(*(("utf-16", "replace") if is_utf16 else ("utf-8-sig", "surrogateescape")))
+        first, _, rest = text.partition("\n")
+        if separator := declared_separator(first):
+            text = rest
+        else:
+            separator = max(SEPARATORS, key=first.count)
         header, *rows = [*csv.reader(io.StringIO(text, newline=""), delimiter=separator)] or [[]]
     except (OSError, csv.Error) as error:
         raise ConfigError(f"{table}: this table cannot be read ({error}); save it as CSV in UTF-8") from None
     names = [name.strip().lower() for name in header]
     if not {*NEEDED} <= {*names}:
         raise ConfigError(f"{table}: not a table of scripts/labels.py, which has the columns {', '.join(COLUMNS)}")
-    return [dict(zip(names, [*row, *[""] * len(names)], strict=False)) for row in rows if any(row)]
+    return {
+        number: dict(zip(names, [*row, *[""] * len(names)], strict=False))
+        for number, row in enumerate(rows, start=2)
+        if any(row)
+    }
 
 
 def check_unchanged(confirmed: Sequence[Confirmed], root: Path, record: Mapping[str, Any]) -> None:
     """Raise DataError if a confirmed file was removed or changed after labels.csv was written."""
     names = [row.name for row in confirmed]
-    changed = [name for name in names if digest_of(root / name) != record["images"][name].get("sha256")]
+    changed = [name for name in names if digest_of(on_disk(root, name)) != record["images"][name].get("sha256")]
     if changed:
         raise DataError(
             f"-apply: {len(changed)} of {len(confirmed)} confirmed files were removed or changed after {TABLE} was written "

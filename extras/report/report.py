@@ -229,8 +229,26 @@ def result(run: SavedRun) -> Iterator[Markup]:
     if run.seconds:
         text += f". Training and evaluation took {format_duration(run.seconds)}"
     yield element("p", f"{text}.", class_="lead")
+    if best.epoch and (text := describe_unmeasured(run)):
+        yield element("p", text, class_="notice")
     if notice := describe_end(run, done):
         yield element("p", notice, class_="notice")
+
+
+def count_classes(run: SavedRun) -> tuple[int, int]:
+    """Return the number of classes with validation images (0: unknown, in older runs), and the number of all classes."""
+    return run.about.get("validation_classes", 0), run.about.get("classes", 0)
+
+
+def describe_unmeasured(run: SavedRun) -> str:
+    """Return a sentence about classes without validation images, or an empty string if there are none."""
+    measured, total = count_classes(run)
+    if not 0 < measured < total:
+        return ""
+    return (
+        f"The validation images have only {measured:,} of {counted(total, 'class')}, so nothing shows how well the model "
+        "recognizes the others; add validation images of them."
+    )
 
 
 def describe_end(run: SavedRun, last: int) -> str:
@@ -256,6 +274,7 @@ def facts(run: SavedRun) -> Markup:
         numbers.remove("classes")
     scored, available = run.best.num_images, about.get("validation_images", 0)
     unreadable = f"{scored:,} of {available:,}; the rest cannot be read" if 0 < scored < available else ""
+    measured, total = count_classes(run)
     rate = max(row.get("lr") or 0 for row in [*run.steps, *run.epochs])  # unlike BASE_LR, scaled with the batch size
     parameters, processes = about.get("parameters"), about.get("processes", 1)
     found = {
@@ -263,6 +282,7 @@ def facts(run: SavedRun) -> Markup:
         "Pretrained weights": given["MODEL.PRETRAINED"],
         **{key.replace("_", " ").capitalize(): f"{about[key]:,}" for key in numbers if about.get(key)},
         **({"Validation images": unreadable} if unreadable else {}),
+        **({"Classes": f"{total:,}, {measured:,} of them with validation images"} if 0 < measured < total else {}),
         "Image size": f"at most {tokens:,} patches"
         if (tokens := given.get("DATA.TOKENS"))
         else f"{given['DATA.IMAGE_SIZE']} x {given['DATA.IMAGE_SIZE']}",

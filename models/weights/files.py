@@ -104,6 +104,8 @@ def format_of(path: Path) -> str:
     """Return the key of READERS for a file, by its first bytes."""
     if kind := not_a_file(path):
         raise ConfigError(f"{path} is {kind}; name a file")
+    if path.suffix.lower() in (".yaml", ".yml"):
+        raise ConfigError(f"{path} is a settings file, not weights; use it with -cfg {path}, or name a file of weights")
     size = path.stat().st_size
     with open(path, "rb") as file:
         head = file.read(16)

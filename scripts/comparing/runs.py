@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from configs.schema import DATA, MACHINE, RECORD
-from configs.values import SETTINGS, of_role
+from configs.values import SETTINGS, of_role, plain
 from engine.evaluation.image_test import ImageTest
 from engine.evaluation.scores import TITLES, rank_of
 from engine.record.saved_files import read_object, read_table, to_number
@@ -172,8 +172,10 @@ def identity_of(run: SavedRun) -> dict[str, str]:
     """Return {setting or fact: value as text, without credentials} of everything that influences the result of a run.
 
     Seed and fold are left out, since they tell repetitions apart. With folds, the facts about images differ too.
+    Settings that have no effect with the others, such as those of a ViT for a timm model, have their default.
     """
-    found = {key: written(value) for key, value in run.settings.items() if key not in WITHOUT_EFFECT}
+    values = {key: plain(SETTINGS[key].default) if is_idle(key, run) else each for key, each in run.settings.items()}
+    found = {key: written(value) for key, value in values.items() if key not in WITHOUT_EFFECT}
     found["DATA.DATA_PATH"] = written(run.about.get("data_path", run.settings["DATA.DATA_PATH"]))
     if fold := _fold_of(run):
         found["DATA.FOLD"] = fold.rpartition("/")[2]
@@ -182,8 +184,13 @@ def identity_of(run: SavedRun) -> dict[str, str]:
     return found | ({} if fold else images_of(run))
 
 
+def is_idle(key: str, run: SavedRun) -> bool:
+    """Return whether a setting has no effect in a run, because of another setting."""
+    return key in SETTINGS and not SETTINGS[key].has_effect(run.settings)
+
+
 def differing(runs: Sequence[SavedRun]) -> dict[str, list[str]]:
-    """Return {setting or fact that differs between the runs: its value in each run}."""
+    """Return {setting or fact that differs between the runs: its value in each run, MISSING if it has no effect}."""
     identities = [identity_of(run) for run in runs]
     settings = dict.fromkeys((key for run in runs for key in run.settings if key not in WITHOUT_EFFECT), MISSING)
     known, found = {}, {}
@@ -191,12 +198,18 @@ def differing(runs: Sequence[SavedRun]) -> dict[str, list[str]]:
         values = settings | each
         found |= changed_facts(known, values)
         known = values | known
-    return {key: [_shortened(key, each.get(key, MISSING)) for each in identities] for key in known if key in found}
+    return {
+        key: [_shown(run, key, each.get(key, MISSING)) for run, each in zip(runs, identities, strict=True)]
+        for key in known
+        if key in found
+    }
 
 
-def _shortened(fact: str, value: str) -> str:
-    """Return a digest in place of 64 file sizes, which are too many to show."""
-    return hashlib.sha256(value.encode()).hexdigest()[:12] if fact.startswith(SIZES) and value != MISSING else value
+def _shown(run: SavedRun, fact: str, value: str) -> str:
+    """Return a value as it is shown: MISSING for a setting without effect, a digest for 64 file sizes."""
+    if value == MISSING or is_idle(fact, run):
+        return MISSING
+    return hashlib.sha256(value.encode()).hexdigest()[:12] if fact.startswith(SIZES) else value
 
 
 @dataclass(frozen=True)
@@ -212,7 +225,8 @@ class Group:
     @cached_property
     def name(self) -> str:
         """Return the group's number, with its settings if they are short, or else with the folder of its first run."""
-        words = one_line(", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in self.settings.items()))
+        found = [f"{key.rpartition('.')[2]} {value}" for key, value in self.settings.items() if value != MISSING]
+        words = one_line(", ".join(found))
         name = words if words and len(words) <= LONGEST_NAME else one_line(self.runs[0].folder.resolve().name)
         return f"{self.number}: {name}"
 

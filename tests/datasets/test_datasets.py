@@ -7,6 +7,7 @@ import pytest
 
 from datasets.order import shuffled
 from datasets.sources.arrays import DIGITS
+from datasets.sources.computed import FRACTAL_CLASSES, cloud_maps, find_system
 from tests.support.image_sets import error_of, load, make_folders
 from tests.support.refusals import assert_names
 
@@ -49,6 +50,21 @@ def test_fractal_images_depend_only_on_class_and_number(tmp_path):
     renumbered = load("fractals", SYNTHETIC_SIZE=12, num_classes=6, CLASSES=str(tmp_path / "classes.txt"))[0]
     assert renumbered.targets[0] == 5 and renumbered.read(0).tobytes() == pictures[0]
     assert load("fractals", SYNTHETIC_SIZE=12, IMAGE_CHANNELS=1)[0].read(0).shape == (32, 32, 1)
+
+
+def test_first_image_of_every_fractal_class_stays_the_same():
+    """Some classes reach limits that others do not."""
+    train, _ = load("fractals", SYNTHETIC_SIZE=200)
+    pictures = b"".join(train.read(index).tobytes() for index in range(200))
+    assert hashlib.sha256(pictures).hexdigest()[:16] == "aa891a207c7ee0a7"
+
+
+def test_maps_of_every_fractal_cloud_contract():
+    for number in range(2, FRACTAL_CLASSES, 3):
+        system = find_system(number)
+        maps = cloud_maps(system.num_maps, system.numbers)
+        stretched = np.linalg.svd(maps[:, [0, 1, 3, 4]].reshape(-1, 2, 2), compute_uv=False)
+        assert not system.num_sides and stretched.max() < 0.9 + 1e-6, number
 
 
 @pytest.mark.parametrize("dataset", ["imagenet2012", "imagefolder", "csv", "caltech101", "caltech256"])

@@ -1,5 +1,6 @@
 """Images in class folders, including Caltech's layouts, and ImageNet's archives."""
 
+import io
 import os
 import re
 import subprocess
@@ -8,12 +9,14 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from datasets import SavedData, load_image_sets
+from datasets import SavedData, index, load_image_sets
 from datasets.sources.images import FileImages
 from datasets.transforms.pixel_rules import PixelRules
+from scripts.predict import expand
 from tests.support.cases import cases_of, names_of
-from tests.support.image_sets import draw, error_of, load, make_folders, settings, shades
+from tests.support.image_sets import draw, error_of, load, make_folders, settings, shades, write_tar
 from tests.support.modules import ROOT
 from tests.support.refusals import assert_names
 from utils.errors import DataError
@@ -33,6 +36,16 @@ def test_class_numbers_follow_the_sorted_folder_names_in_train(tmp_path, dataset
     assert load(dataset, tmp_path, evaluate=True)[1].targets.tolist() == [1, 2]
 
 
+def test_class_without_validation_images_is_a_warning(tmp_path):
+    make_folders(tmp_path / "train", {"ant": 1, "bee": 1, "cat": 1})
+    make_folders(tmp_path / "val", {"ant": 1, "cat": 1})
+    (note,) = (each for each in load("imagefolder", tmp_path)[1].notes if each.startswith("warning: "))
+    assert_names(note, "bee")
+    assert not re.search("ant|cat", note)
+    make_folders(tmp_path / "val", {"bee": 1})
+    assert not any(each.startswith("warning: ") for each in load("imagefolder", tmp_path)[1].notes)
+
+
 def test_hidden_folders_and_non_image_files_are_ignored(tmp_path):
     make_folders(tmp_path / "train", {"ant": 1, "bee": 1, ".ipynb_checkpoints": 1, "bee/more": 1, "bee/.trash": 1})
     make_folders(tmp_path / "val", {"ant": 1})
@@ -41,6 +54,40 @@ def test_hidden_folders_and_non_image_files_are_ignored(tmp_path):
     (tmp_path / "train" / "ant" / "loop").symlink_to("loop")
     train, _ = load("imagefolder", tmp_path)
     assert train.classes == ["ant", "bee"] and train.targets.tolist() == [0, 1, 1]
+
+
+def as_jpeg(shade: int) -> bytes:
+    content = io.BytesIO()
+    Image.new("RGB", (16, 16), (shade, shade, shade)).save(content, "JPEG", quality=100)
+    return content.getvalue()
+
+
+@pytest.mark.parametrize("ending", ["jfif", "JFIF"])
+def test_jfif_files_are_read_like_jpg_files_from_every_source(tmp_path, ending):
+    contents = {f"{name}/{number}.{ending}": as_jpeg(10 * number) for name in ("ant", "bee") for number in range(12)}
+    for name, content in contents.items():
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "photos" / name).write_bytes(content)
+    lines = "".join(f"photos/{name},{name[:3]}\n" for name in contents)
+    (tmp_path / "list.csv").write_text(f"image_path,target\n{lines}")
+    labels = {f"{name.partition('.')[0]}.cls": b"1" if name.startswith("bee") else b"0" for name in contents}
+    write_tar(tmp_path / "shards/train-0.tar", contents | labels)
+    sources = {"imagefolder": "photos", "csv": "list.csv", "shards": "shards"}
+    for dataset, path in sources.items():
+        parts = load(dataset, tmp_path / path, VAL_FRACTION=0.25)
+        assert sorted(shades(parts[0]) + shades(parts[1])) == sorted([*range(0, 120, 10)] * 2), dataset
+    found = expand(str(tmp_path / "photos"), Mock(without=lambda paths, folder: paths))
+    assert sorted(found) == sorted(str(tmp_path / "photos" / name) for name in contents)
+
+
+def test_stored_index_is_built_again_if_more_formats_can_be_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(index, "SMALL", 0)
+    make_folders(tmp_path, {"train/ant": 2, "train/bee": 1, "val/ant": 1})
+    (tmp_path / "train/ant/photo.jfif").write_bytes(as_jpeg(90))
+    with monkeypatch.context() as older:
+        older.setattr("datasets.sources.folder.IMAGE_ENDINGS", (".jpeg",))
+        assert shades(load("imagefolder", tmp_path)[0]) == [0, 1, 2] and (tmp_path / "train/images.index").exists()
+    assert shades(load("imagefolder", tmp_path)[0]) == [0, 1, 90, 2]
 
 
 @pytest.mark.parametrize("folders", cases_of("mistakes-of_folders"))

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from unicodedata import normalize
 
 import numpy as np
 import pytest
@@ -112,6 +113,61 @@ def test_csv_classes_must_be_utf8_unlike_file_names(tmp_path):
     assert sum(map(len, load("csv", tmp_path / "train.csv", VAL_FRACTION=0.3))) == 7
     (tmp_path / "train.csv").write_bytes("image_path,target".encode("utf-16")[:-1])
     assert_names(error_of("csv", tmp_path), "train.csv", "UTF-8")
+
+
+def test_csv_error_after_blank_lines_names_the_line_of_the_file(tmp_path):
+    rows = "\n\nimages/1.jpg;dog\n;\n\nimages/2.jpg;1 ÿ\n"
+    for header, line in (("image_path;target", 7), ("sep=;\nimage_path;target", 8)):
+        make_csv(tmp_path / "train.csv", rows, header, "cp1252")
+        assert_names(error_of("csv", tmp_path), f"train.csv, line {line}", "target", "UTF-8")
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "empty"),
+    [
+        ("sep=;\r\nimage_path;target;by\r\n", "{};{};{}\r\n", ""),
+        ('"sep=|"\nimage_path|target|by\n', "{}|{}|{}\n", ""),
+        ("sep=\t\nimage_path\ttarget\tby\n", "{}\t{}\t{}\n", "\t\t\n"),
+        ("image_path;target;by\n", "{};{};{}\n", ";;\n ; ;\n;;;;\n"),
+        ("Image_Path;Target;BY\n", "{};{};{}\n", ""),
+        ("Image_Path;Target;target;By;TARGET\n", "{};other;{};{};other\n", ""),  # an equal name comes first
+    ],
+)
+def test_csv_saved_by_a_spreadsheet_equals_the_plain_file(tmp_path, header, row, empty):
+    cells = [(f"images/{each}.jpg", ["dog", "cat"][each % 2], f"person {each % 5}") for each in range(10)]
+    make_csv(tmp_path / "list.csv", "\n".join(map(",".join, cells)), "image_path,target,by")
+    plain = load("csv", tmp_path / "list.csv", VAL_FRACTION=0.4, GROUP_BY="by")
+    rows = [row.format(*each) for each in cells]
+    (tmp_path / "list.csv").write_text("".join([header, *rows[:5], empty, *rows[5:], empty]), newline="")
+    found = load("csv", tmp_path / "list.csv", VAL_FRACTION=0.4, GROUP_BY="by")
+    assert data_facts(*found) == data_facts(*plain)
+    assert [shades(part) for part in found] == [shades(part) for part in plain]
+
+
+def test_columns_with_other_capitals_than_their_settings_are_no_classes(tmp_path):
+    rows = "".join(f"p{each % 5};images/{each}.jpg;1;{each % 2}\n" for each in range(10))
+    make_csv(tmp_path / "list.csv", rows, "Person;File;Dog;cat")
+    parts = load("csv", tmp_path / "list.csv", VAL_FRACTION=0.4, GROUP_BY="person", COLUMNS=("file", "*"))
+    assert [part.classes for part in parts] == [["Dog", "cat"]] * 2
+    assert sorted(shade for part in parts for shade in shades(part)) == [*range(10)]
+
+
+@pytest.mark.parametrize("forms", [("NFC", "NFD"), ("NFD", "NFC")], ids=["NFC in the list", "NFD in the list"])
+@pytest.mark.parametrize("dataset", ["csv", "imagenet2012"])
+def test_listed_name_in_another_unicode_form_than_the_file_is_read(tmp_path, dataset, forms):
+    listed, stored = (normalize(form, "Käfer/größe/é.png") for form in forms)
+    for folder, of_list, of_disk in (("same", stored, stored), ("other", listed, stored)):
+        (tmp_path / folder).mkdir()
+        make_lists(tmp_path / folder, f"{of_list} 0\na.jpg 1\n", "val.jpg 1\n")
+        draw(tmp_path / folder / of_disk, 40)
+        make_csv(tmp_path / folder / "train.csv", f"{of_list},0\na.jpg,1\n")
+        make_csv(tmp_path / folder / "val.csv", "val.jpg,1\n")
+    (same, _), (other, _) = (load(dataset, tmp_path / folder) for folder in ("same", "other"))
+    assert shades(other) == shades(same) == [40, 0] and other.table_name(0) == listed
+    assert other.file_sizes([0, 1]) == same.file_sizes([0, 1])
+    os.rename(tmp_path / "other" / stored.partition("/")[0], tmp_path / "elsewhere")
+    (tmp_path / "other" / stored.partition("/")[0]).symlink_to(tmp_path / "elsewhere")
+    assert_names(error_of(dataset, tmp_path / "other"), listed.rpartition("/")[0], "lead out")
 
 
 def test_equal_rows_are_found_far_apart_and_despite_hash_collisions():

@@ -206,6 +206,17 @@ def test_untrained_timm_model_reports_differing_preprocessing(capfd):
         assert ("DATA.IMAGENET_MEAN=[0.485,0.456,0.406]" in said) is is_told
 
 
+def test_settings_file_decides_the_mean_of_a_timm_model_even_against_weights(tmp_path):
+    images = {"input_size": [3, 32, 32], "mean": HALF, "std": HALF}
+    about = {"architecture": "resnet10t", "pretrained_cfg": images}
+    weights = str(folder(tmp_path / "weights", {"a": torch.ones(1)}, config=about))
+    (tmp_path / "own.yaml").write_text("MODEL: {TYPE: timm, NAME: resnet18}")
+    timms, own = (["-cfg", str(path)] for path in (ROOT / "configs/timm.yaml", tmp_path / "own.yaml"))
+    for words, expected in ((timms, IMAGENET), (own, (HALF, HALF)), ([*timms, "-pretrained", weights], IMAGENET)):
+        data = load_settings(words).config.DATA
+        assert ([*data.IMAGENET_MEAN], [*data.IMAGENET_STD]) == tuple(expected), words
+
+
 def test_imagenet_classes_are_recognized_by_number_or_description():
     numbers, descriptions = [str(number) for number in range(1000)], ImageNetInfo().label_descriptions()
     for classes in (numbers, descriptions, descriptions[::-1], descriptions[1:], numbers[1:] + ["cat"]):

@@ -183,6 +183,14 @@ def test_pretrained_source_without_weights_or_model_is_refused(here, weights, so
         load_pretrained(vit(), source)
 
 
+@pytest.mark.parametrize("ending", ["yaml", "YML"])
+def test_settings_file_as_weights_is_refused_with_its_flag(here, ending):
+    source = here / f"mine.{ending}"
+    source.write_text("BASE: configs/finetune.yaml\n")
+    with refused(ConfigError, "MODEL.PRETRAINED", source, "-cfg"):
+        load_pretrained(vit(), str(source))
+
+
 # --- scripts/export.py
 
 

@@ -211,6 +211,22 @@ def test_runs_with_different_data_labels_or_update_sizes_are_grouped_separately(
     assert [len(group.runs) for group in groups] == [2, 1] and list(groups[0].settings) == [column]
 
 
+TIMM = "MODEL.TYPE: timm\nMODEL.NAME: efficientnet_b0"
+
+
+def test_settings_without_effect_are_neither_shown_nor_separate_groups(tmp_path):
+    make_run(tmp_path / "a", [90.0], "MODEL.PATCH_SIZE: 4\nTRAIN.BCE_TARGET_THRESH: 0.2")
+    make_run(tmp_path / "b", [90.0], "MODEL.PATCH_SIZE: 4\nSEED: 1")
+    make_run(tmp_path / "c", [90.0], f"{TIMM}\nTRAIN.LOSS: bce\nTRAIN.BCE_TARGET_THRESH: 0.2")
+    make_run(tmp_path / "d", [90.0], f"{TIMM}\nTRAIN.LOSS: bce\nSEED: 1")
+    groups = groups_in(tmp_path)
+    columns = ["MODEL.PATCH_SIZE", "TRAIN.BCE_TARGET_THRESH"]
+    assert [[group.settings[key] for key in columns] for group in groups] == [["4", "-"], ["-", "0.2"], ["-", "null"]]
+    assert [len(group.runs) for group in groups] == [2, 1, 1] and "MODEL.DEPTH" not in groups[0].settings
+    short = group_runs([groups[0].runs[0], make_run(tmp_path / "e", [90.0], TIMM)], None)
+    assert ["PATCH_SIZE 4" in group.name for group in short] == [True, False] and "PATCH_SIZE" not in short[1].name
+
+
 def test_one_changed_file_size_does_not_make_data_different(tmp_path):
     for number, sizes in enumerate(("1 2 3 4", "1 2 3 9")):
         status = about_data("/here", sizes_of_the_training_files=sizes)

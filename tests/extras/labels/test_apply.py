@@ -8,6 +8,7 @@ import shlex
 import shutil
 import tempfile
 from pathlib import Path
+from unicodedata import normalize
 
 import pytest
 from hypothesis import example, given
@@ -439,3 +440,50 @@ def test_shards_are_refused(here):
     make_run(here / "run", here / "shards", None, dataset="shards")
     typed(SCRIPT, "run").done()
     apply().refused("shards", "imagefolder", "csv")
+
+
+def test_table_with_a_declared_separator_and_empty_rows_is_read(found):
+    write_table(rows_of(TABLE), ";")
+    header, *rows = TABLE.read_text("utf-8-sig").splitlines()
+    TABLE.write_text("\n".join(["sep=;", header.upper(), ";;;;;", "", *rows, ";;;;;"]))
+    apply().done()
+    assert listed()[found] == ("val", "dog")
+
+
+def test_wrong_cell_after_empty_rows_is_reported_with_its_row(found):
+    write_table([row | {"suggestion": "dgo"} for row in rows_of(TABLE)], ";")
+    header, *rows = TABLE.read_text("utf-8-sig").splitlines()
+    TABLE.write_text("\n".join([header, ";;;;;", "", *rows]))
+    refused("labels.csv, row 4", "dgo")
+
+
+def test_table_in_another_encoding_is_refused_only_for_its_confirmed_names(photos):
+    make_photos(photos, {"käfer": 20})
+    cat, bird = held_out("cat") + held_out("bird")
+    find((cat, "dog"), (bird, "käfer"))
+    confirm(cat)
+    TABLE.write_bytes(TABLE.read_text("utf-8-sig").replace(",", ";").encode("cp1252"))
+    apply("-output", "lists").done()
+    assert listed(Path("lists"))[cat] == ("val", "dog")
+    find((bird, "käfer"))
+    confirm()
+    TABLE.write_bytes(TABLE.read_text("utf-8-sig").replace(",", ";").encode("cp1252"))
+    refused("labels.csv, row 2", "suggestion", "UTF-8", "CSV UTF-8")
+
+
+def test_lists_of_a_spreadsheets_csv_file_are_corrected(here):
+    lines = ["sep=;", "Image_Path;Target;Note"]
+    for number in range(30):
+        draw_image(Path(f"images/mü{number}.png"), number)
+        lines += [f"images/mu\u0308{number}.png;{LABELS[number % 3]};{number}", ";;"]
+    Path("list.csv").write_text("\n".join(lines))
+    before = labels_of("list.csv", HALF, dataset="csv")
+    name, label = next((image, label) for image, (part, label) in before.items() if part == "val")
+    new = next(each for each in LABELS if each != label)
+    find((name, new), data="list.csv", dataset="csv")
+    confirm()
+    apply().done()
+    assert listed(LISTS, ".") == before | {name: ("val", new)}
+    flip(Path(normalize("NFC", name)), -1)
+    shutil.rmtree(LISTS)
+    apply().refused(name)

@@ -20,7 +20,7 @@ from extras.native_aspect.models import grids_of, new_batch, pack, pictures_of, 
 from models import build_model
 from models.weights.files import read_weights
 from models.weights.load import load_pretrained
-from tests.extras.native_aspect.photos import SHAPES, VIT, noise, piece_of, settings
+from tests.extras.native_aspect.photos import GREY, SHAPES, VIT, noise, piece_of, settings
 from tests.support.cases import cases_of, names_of
 from tests.support.configs import CPU, replaced
 from tests.support.refusals import assert_names, refused
@@ -32,14 +32,16 @@ from utils.errors import ConfigError
 pytestmark = pytest.mark.slow
 
 
-def batch_of(shapes: list[tuple[int, int]], length: int = 64, patch: int = 8, shade: int | None = None) -> torch.Tensor:
+def batch_of(
+    shapes: list[tuple[int, int]], length: int = 64, patch: int = 8, shade: int | None = None, channels: int = 3
+) -> torch.Tensor:
     """Return a batch of pictures with these widths and heights in patches."""
-    batch = new_batch(len(shapes), length, patch, 3)
+    batch = new_batch(len(shapes), length, patch, channels)
     for number, (columns, rows_of) in enumerate(shapes):
         pixels = np.array(noise(columns * patch, rows_of * patch, seed=number))
         if shade is not None:
             pixels[:] = shade * (number + 1)
-        pack(torch.from_numpy(pixels).permute(2, 0, 1), patch, batch[number])
+        pack(torch.from_numpy(pixels[:, :, :channels]).permute(2, 0, 1), patch, batch[number])
     return batch
 
 
@@ -116,11 +118,12 @@ def test_last_image_without_a_partner_and_late_epochs_are_not_mixed(folder):
     assert mixing.is_on(piece_of(2)) and not mixing.is_on(piece_of(2)._replace(epoch=1))
 
 
+@pytest.mark.parametrize(("grey", "channels"), [((), 3), (GREY, 1)], ids=["colour", "grey"])
 @pytest.mark.parametrize("mode", ["const", "rand", "pixel"])
-def test_erased_boxes_cover_whole_patches_inside_the_image(folder, mode):
+def test_erased_boxes_cover_whole_patches_inside_the_image(folder, mode, grey, channels):
     options = ["TRAIN.RANDOM_ERASE_PROB=1", "TRAIN.RANDOM_ERASE_COUNT=2", f"TRAIN.RANDOM_ERASE_MODE={mode}"]
-    config = settings(folder, *options)
-    batch = batch_of([(10, 6), (3, 20), (1, 2)])
+    config = settings(folder, *options, *grey)
+    batch = batch_of([(10, 6), (3, 20), (1, 2)], channels=channels)
     piece, prepare = piece_of(3), build_preparation(config, build_normalize(config.DATA))
     images, _ = prepare(Batch(batch, torch.zeros(3, dtype=torch.int64), 3, [], piece))
     plain = build_normalize(config.DATA)(batch)
@@ -128,7 +131,7 @@ def test_erased_boxes_cover_whole_patches_inside_the_image(folder, mode):
     assert not (changed & ~plain["patch_valid"]).any()
     counts = changed.sum(1).tolist()
     assert 0 < counts[0] <= 60 / 3 + 10 and 0 < counts[1] <= 60 / 3 + 10
-    erased = images["patches"][changed].unflatten(1, (-1, 3))
+    erased = images["patches"][changed].unflatten(1, (-1, channels))
     if mode == "const":
         assert not erased.any()
     else:

@@ -11,11 +11,14 @@ from unittest.mock import Mock
 import pytest
 
 from engine.predict.pictures import Tile, contact_sheet, write_picture
+from engine.quick_checks import WARN
 from engine.record.saved_run import SavedRun
 from extras.report.report import element, write_at_end, write_report
+from tests.engine.check.small_photos import CLEAN
 from tests.support.cases import cases_of, value_of
 from tests.support.configs import SMALL
-from tests.support.runs import run, run_folder, status_of, typed
+from tests.support.image_sets import draw_photos
+from tests.support.runs import rows, run, run_folder, status_of, typed
 from tests.support.saved_runs import write_json, write_run
 
 pytestmark = pytest.mark.slow
@@ -147,6 +150,28 @@ def test_report_lists_the_worst_classes_that_have_images(tmp_path):
     rows = (folder / "per_class.csv").read_text()
     (folder / "per_class.csv").write_text(re.sub(r"\nclass 3,.*", "\nclass 3,,,,0,0,,,,,,", rows))
     assert "15 of 19 classes" in page_of(folder).text
+
+
+def test_classes_without_validation_images_are_named_by_run_and_report(tmp_path):
+    draw_photos(tmp_path / "photos/train", "bird", "cat", "dog", "zebra")
+    draw_photos(tmp_path / "photos/val", "bird", "dog")
+    (tmp_path / "small.yaml").write_text(CLEAN.replace("REPORT: false", "REPORT: true"))
+    words = ["-cfg", str(tmp_path / "small.yaml"), "-data_path", str(tmp_path / "photos"), "-epochs", "1"]
+    found = rows(typed("main_single_gpu.py", *words, "-check").stdout)
+    assert found["data set"][0] == WARN and found["data set"][1].endswith("cat, zebra")
+    ended = run("main_single_gpu.py", *words, "-output", str(tmp_path / "runs"), faults={"draw_no_curves": []}).done()
+    assert [line for line in ended.stdout.splitlines() if line.startswith("warning: ") and line.endswith("cat, zebra")]
+    folder = run_folder(tmp_path / "runs")
+    facts = status_of(folder)["about"]
+    assert (facts["classes"], facts["validation_classes"]) == (4, 2)
+    assert "2 of 4 classes" in Page(folder / "report.html").text
+
+
+@pytest.mark.parametrize("number", [0, 4])
+def test_report_of_complete_or_older_run_counts_only_all_classes(tmp_path, number):
+    about = {"validation_classes": number} if number else {}
+    text = page_of(write_run(tmp_path / "run", names=["bird", "cat", "dog", "zebra"], **about)).text
+    assert "of 4 classes" not in text and "Classes4Images" in text
 
 
 def test_damaged_run_folder_gets_a_report_or_an_error_naming_it(tmp_path, monkeypatch):

@@ -246,6 +246,17 @@ def test_timm_command_line_overrides_args_yaml(here):
     assert config.DATA.DATA_PATH == "b" and dict(config.MODEL.KWARGS) == {"act_layer": "silu"}
 
 
+@pytest.mark.parametrize(
+    ("text", "interpolation"),
+    [("''", None), ('""', None), ("", "random"), ("~", "random"), ("null", "random"), ("bilinear", "bilinear")],
+)
+def test_only_unquoted_empty_values_of_args_yaml_count_as_unset(here, text, interpolation):
+    """An empty text, which train.py replaces by the interpolation of evaluations, differs from its default random."""
+    (here / "args.yaml").write_text(f"lr: 0.1\ntrain_interpolation: {text}\n")
+    config = load(["-cfg", write(translate(["args.yaml"]).yaml)]).config
+    assert config.DATA.TRAIN_INTERPOLATION == interpolation
+
+
 @pytest.mark.parametrize("word", ["none", "auto", ""])
 def test_arguments_of_constructors_keep_words_that_mean_something_in_files(here, word):
     words = ["--lr", ".1", "--gp", word, "--model-kwargs", f"pos_embed={word!r}"]

@@ -243,6 +243,20 @@ def test_runs_are_compared_only_on_images_that_both_runs_scored(here, tmp_path):
     assert_names(err, "-metric loss", "top1")
 
 
+def test_json_verdict_by_another_metric_uses_only_its_values(tmp_path):
+    """The second run is better by top-1, in all images, but worse by macro F1."""
+    for name, top1, macro_f1 in (("a", 70.0, 60.0), ("b", 95.0, 50.0)):
+        run = write_predictions(make_run(tmp_path / name, [top1]), {f"{image}": name == "b" for image in range(40)})
+        rows = run.folder / "metrics.jsonl"
+        rows.write_text(rows.read_text().replace("}", f', "eval_macro_f1": {macro_f1}}}'))
+    both = (tmp_path / "a", tmp_path / "b", "-json")
+    assert json.loads(type_in(*both)[0])["verdict"] == "better"
+    found = json.loads(type_in(*both, "-metric", "macro_f1", exit_with=5)[0])
+    assert (found["metric"], found["difference"], found["interval"]) == ("macro_f1", -10.0, None)
+    assert found["verdict"] == "inconclusive", "two single runs say nothing about the noise of this metric"
+    assert not {"test", "p", "images", "first_alone", "second_alone"} & found.keys()
+
+
 @pytest.mark.parametrize("changed", ["", "\nTRAIN.BASE_LR: 0.1"])
 @pytest.mark.parametrize("num_seeds", [1, 3])
 def test_verdict_is_about_settings_only_with_several_seeds_of_each(tmp_path, num_seeds, changed):

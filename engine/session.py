@@ -111,7 +111,7 @@ class Session:
         """Add the command, the versions and these facts to the next state that is written to status.json."""
         about = {"command": [*map(printable, self._loaded.arguments)], "halfstep": self._revision}
         about |= {name: version(name) for name in ("torch", "timm")} | {"python": sys.version.split()[0]}
-        self._facts["about"] = about | facts
+        self._facts["about"] = self._facts.get("about", {}) | about | facts
 
     def status(self, state: str, **facts) -> None:
         """Write status.json. Each fact keeps its value until a new one is given. A value of None removes the key."""

@@ -32,7 +32,10 @@ from utils.text import printable, redacted
 
 # The keys of status.json that halfstep reads, grouped by type. Values of other types are ignored.
 TEXTS = "state reason kind host started time best_metric halfstep torch timm python device_name precision"
-NUMBERS = "signal exit_code epoch total_epochs processes parameters training_images validation_images classes images_per_update"
+NUMBERS = (
+    "signal exit_code epoch total_epochs processes parameters training_images validation_images "
+    "validation_images_in_training classes images_per_update"
+)
 KINDS = {
     **dict.fromkeys([*TEXTS.split(), "validation_digest", "data_path"], str),
     **dict.fromkeys(NUMBERS.split(), int),

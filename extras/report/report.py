@@ -229,6 +229,10 @@ def result(run: SavedRun) -> Iterator[Markup]:
     if run.seconds:
         text += f". Training and evaluation took {format_duration(run.seconds)}"
     yield element("p", f"{text}.", class_="lead")
+    if number := run.about.get("validation_images_in_training"):
+        total = counted(run.about.get("validation_images", 0), "validation image")
+        warning = f"{number:,} of {total} are also training images, so the accuracy is too high. -check names them."
+        yield element("p", warning, class_="notice")
     if notice := describe_end(run, done):
         yield element("p", notice, class_="notice")
 

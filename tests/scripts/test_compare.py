@@ -66,9 +66,9 @@ def folder(tmp_path):
 
 
 def type_in(*words, exit_with=0):
-    """Run the script and return its stdout and stderr."""
+    """Run the script and return its stdout and stderr. `exit_with`: the exit code; None: any."""
     ended = typed("scripts/compare.py", *words)
-    assert ended.returncode == exit_with, ended.printed
+    assert exit_with in (None, ended.returncode), ended.printed
     return ended.stdout, ended.stderr
 
 
@@ -170,6 +170,54 @@ def test_images_with_equal_names_in_different_data_stay_unpaired(tmp_path):
     out, _ = type_in(tmp_path / "a", tmp_path / "other", "-any_data")
     assert "images, p" not in out, "different images must not be tested together"
     assert {"DATA.DATA_PATH", "sizes of the validation files"} <= table(out, "Settings that differ")[0].keys()
+
+
+def make_runs_on_two_data_sets(folder: Path, gaps: tuple[float, float] = (-5.0, 5.0)) -> None:
+    """Make two seeds with each of two rates on each of two data sets, and one run on a third data set.
+
+    `gaps`: on each data set, the top-1 of the second rate minus that of the first.
+    """
+    for data, gap in zip(("pets", "birds"), gaps, strict=True):
+        status = about_data(f"/data/{data}", names_of_the_validation_images=data)
+        for rate, change in (("1e-3", 0.0), ("3e-3", gap)):
+            for seed in range(2):
+                settings = f"SEED: {seed}\nTRAIN.BASE_LR: {rate}"
+                make_run(folder / f"{data}-{rate}-{seed}", [80.0 + change + seed / 10], settings, status)
+    make_run(folder / "alone", [50.0], "", about_data("/data/cars", names_of_the_validation_images="cars"))
+
+
+def test_runs_of_a_folder_get_a_table_for_each_data_set(tmp_path):
+    make_runs_on_two_data_sets(tmp_path / "runs")
+    pages = type_in(tmp_path / "runs")[0].split("\n# ")
+    assert len(pages) == 2
+    for page, data, gap in zip(pages, ("birds", "pets"), ("+5.00", "-5.00"), strict=True):
+        assert f"/data/{data}" in page.splitlines()[0]
+        rows = table(page, "Results")
+        assert [row["runs"] for row in rows] == ["2", "2"] and rows[1]["against group 1"].startswith(gap)
+        assert all(f"/{data}-" in row["folder"] for row in table(page, "Runs"))
+        assert table(page, "Settings that differ")[0].keys() == {"group", "TRAIN.BASE_LR"}
+    assert "left out" in pages[1] and str(tmp_path / "runs/alone") in pages[1]
+    named = [tmp_path / "runs" / name for name in ("pets-1e-3-0", "pets-3e-3-0", "birds-1e-3-0")]
+    assert "-any_data" in type_in(*named, exit_with=2)[1]
+
+
+@pytest.mark.parametrize(
+    "gaps, verdict, code",
+    [((-5.0, 5.0), "inconclusive", 5), ((5.0, 3.0), "better", 0), ((-5.0, -3.0), "worse", 4)],
+)
+def test_json_has_a_verdict_for_each_data_set_and_a_common_one(tmp_path, gaps, verdict, code):
+    make_runs_on_two_data_sets(tmp_path, gaps)
+    found = json.loads(type_in(tmp_path / "*-1e-3-*", tmp_path / "*-3e-3-*", "-json", exit_with=code)[0])
+    assert found["verdict"] == verdict
+    differences = {each["data"].split(",")[0]: each["difference"] for each in found["data_sets"]}
+    assert differences == pytest.approx({"/data/pets": gaps[0], "/data/birds": gaps[1]})
+    words = [each["verdict"] for each in found["data_sets"]]
+    assert words == ["better" if each["difference"] > 0 else "worse" for each in found["data_sets"]]
+    of_pets = json.loads(type_in(tmp_path / "pets-1e-3-*", tmp_path / "pets-3e-3-*", "-json", exit_with=None)[0])
+    (same,) = [each for each in found["data_sets"] if "pets" in each["data"]]
+    assert of_pets == {key: value for key, value in same.items() if key != "data"}
+    _, err = type_in(tmp_path / "pets-1e-3-*", tmp_path / "*-3e-3-*", "-json", exit_with=2)
+    assert "-any_data" in err, "one side has no run on the other data set"
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,14 @@
 import math
 import mmap
 from collections import defaultdict
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
+import torch
 
 from datasets.types import ImageReadError, ImageSet
 from utils.distributed import Process
@@ -15,6 +19,8 @@ MOST_READ = 50  # the most validation images that are read again to confirm a ma
 MOST_ALIKE = 4  # the most training images with which a validation image is compared
 # The approximate number of pixel bytes that a fingerprint hashes. Hashing takes 5 us; reading a photo takes 3,000 us.
 NUM_BYTES = 256
+# The keys of the state in a checkpoint: the result, or before it [index, fingerprint] of each training image so far.
+NUM_IN_TRAINING, FINGERPRINTS = "num_in_training", "fingerprints"
 
 
 def fingerprint(pixels: np.ndarray) -> int:
@@ -48,44 +54,74 @@ class Fingerprints:
 
 
 class Overlap:
-    """Compares the training images of an epoch with the validation images scored after it, over all processes."""
+    """Compares the training images of an epoch with the validation images scored after it, over all processes.
 
-    def __init__(self, train: ImageSet, val: ImageSet):
-        self.train, self.val = train, val
+    The result is `num_in_training` of the validation set, in every process. A checkpoint contains it. Before the
+    comparison, a checkpoint contains the fingerprints, so that a run that is resumed in epoch 1 compares all images.
+    """
+
+    def __init__(
+        self, train: ImageSet, val: ImageSet, process: Process, saved: Mapping[str, Any] = MappingProxyType({})
+    ):
+        """`saved`: the state in the checkpoint that the run continues from."""
+        self.train, self.val, self._process = train, val, process
+        if not self.is_open:
+            return
         for each in (train, val):
             each.fingerprints = Fingerprints(len(each))
+        if FINGERPRINTS in saved and process.is_first:
+            index, value = saved[FINGERPRINTS].numpy().view(np.uint64).T
+            train.fingerprints.values[index] = value
 
-    def compare(self, process: Process) -> list[str]:
-        """Stop recording fingerprints. In process 0, return a log line if images are in both sets.
+    @property
+    def is_open(self) -> bool:
+        """Return whether the comparison is still due."""
+        return self.val.num_in_training is None
 
-        All processes must call this.
-        """
-        scored = np.concatenate(process.join([self.val.fingerprints.rows()]))
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint. Collective."""
+        if not self.is_open:
+            return {NUM_IN_TRAINING: self.val.num_in_training}
+        if self.train.fingerprints is None:  # the loader's processes cannot record fingerprints
+            return {}
+        rows = np.concatenate(self._process.join([self.train.fingerprints.rows()]))
+        return {FINGERPRINTS: torch.from_numpy(rows.view(np.int64))}
+
+    def compare(self) -> list[str]:
+        """Stop recording fingerprints, and count the images in both sets. Return a log line if there are any. Collective."""
+        scored = np.concatenate(self._process.join([self.val.fingerprints.rows()]))
         trained = self.train.fingerprints
         alike = trained.values.astype(bool) & np.isin(trained.values, scored[:, 1])
-        found = np.concatenate(process.join([trained.rows(alike)]))
+        found = np.concatenate(self._process.join([trained.rows(alike)]))
         self.train.fingerprints = self.val.fingerprints = None
-        if not (len(found) and process.is_first):
+        if not len(scored):
             return []
         by_print = defaultdict(list)
         for index, value in found.tolist():
             by_print[value].append(index)
-        return self._describe({index: by_print[value] for index, value in scored.tolist() if value in by_print})
+        alike = {index: by_print[value] for index, value in scored.tolist() if value in by_print}
+        self.val.num_in_training, lines = self._process.first(lambda: self._count(alike))
+        return lines
 
-    def _describe(self, alike: dict[int, list[int]]) -> list[str]:
-        """Return a warning if images with equal fingerprints are identical. `alike`: {validation: training indices}."""
+    def _count(self, alike: dict[int, list[int]]) -> tuple[int, list[str]]:
+        """Count the images that are identical to one with an equal fingerprint. Also return a warning if there are any.
+
+        `alike`: {validation: training indices}.
+        """
+        if not alike:
+            return 0, []
         sample = sorted(alike)[:: math.ceil(len(alike) / MOST_READ)]
         with ThreadPoolExecutor() as pool:
             same = list(pool.map(lambda index: self._find(index, alike[index]), sample))
         pairs = [(index, other) for index, other in zip(sample, same, strict=True) if other is not None]
         if not pairs:
-            return []
+            return 0, []
         count = len(alike) if len(pairs) == len(sample) else len(pairs)
         names = [self.val.target_names(), self.train.target_names()]
         first, other = pairs[0]
         others = sum(names[0][self.val.targets[i]] != names[1][self.train.targets[j]] for i, j in pairs)
         of_others = f", {others:,} of these {len(pairs):,} with another class in training" if others else ""
-        return [
+        return count, [
             f"warning: {count:,} of {len(self.val):,} validation images are also training images, such as "
             f"{self.val.name(first)} = {self.train.name(other)}{of_others}; "
             "remove them from one of the two sets, because they distort the accuracy; -check names them"

@@ -17,7 +17,7 @@ from datasets import (
     class_weights,
     load_image_sets,
 )
-from engine.checkpoint.resume import drop_tensors, is_run
+from engine.checkpoint.resume import drop_tensors, is_run, overlap_of
 from engine.evaluation.scores import Best
 from engine.parallel import choose_parallel, is_sharded
 from engine.plan import ImageSets, Plan, TrainPlan
@@ -207,6 +207,7 @@ def restore(plan: TrainPlan, trainer: Trainer, log: Log) -> None:
     with naming_damage(path):
         trainer.load_state_dict(state)
     drop_tensors(state)
+    plan.eval_set.num_in_training = overlap_of(state, plan.facts).get("num_in_training")
     for line in describe_other_validation(plan):
         log.say(line)
         trainer.best, trainer.not_better = Best(), 0

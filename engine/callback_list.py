@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from configs.schema import to_seconds
 from datasets import BadImages, watches
 from engine.checkpoint.async_saver import AsyncSaver
-from engine.checkpoint.resume import bad_images_of
+from engine.checkpoint.resume import OVERLAP, bad_images_of, overlap_of
 from engine.parallel import is_sharded
 from engine.plan import TrainPlan
 from engine.record.console import Console
@@ -89,11 +89,14 @@ def choose_callbacks(
     bad_images = BadImages(plan.train_set, config.DATA.MAX_BAD_FRACTION, log.warn, known)
     bad_images.forget_repaired(process)
     add(BadImageLimit(bad_images))
-    if trainer.epoch == 0 and watches(plan.train_set, plan.eval_set, config.DATA.DATA_PATH):
+    found = overlap_of(plan.inputs.saved, plan.facts)
+    # A run of an older version that is resumed in epoch 1 lacks the fingerprints of its first images.
+    if (found or trainer.step == 0) and watches(plan.train_set, plan.eval_set, config.DATA.DATA_PATH):
         from datasets.overlap import Overlap
         from engine.record.advice import TrainedOnAdvice
 
-        add(TrainedOnAdvice(Overlap(plan.train_set, plan.eval_set), process, log.say))
+        trainer.parts[OVERLAP] = Overlap(plan.train_set, plan.eval_set, process, found)
+        add(TrainedOnAdvice(trainer.parts[OVERLAP], log.say, session.describe))
     add(SkipLimit(config.PRECISION.MAX_CONSECUTIVE_SKIPS, doctor.get_advice))
     return Watchers(callbacks, forecast, report, bad_images)
 

@@ -85,6 +85,7 @@ def facts_for_status(plan: TrainPlan, model: nn.Module) -> dict[str, str | int]:
         "parameters": sum(each.numel() for each in model.parameters()),
         "training_images": len(plan.train_set),
         "validation_images": len(plan.eval_set),
+        "validation_images_in_training": plan.eval_set.num_in_training,
         "validation_digest": plan.validation["digest"],
         "data": plan.facts,
         "data_path": None if plan.eval_set.names_are_numbers or not path.exists() else printable(str(path.resolve())),

@@ -22,7 +22,7 @@ import torch
 from configs.load import LoadedConfig, to_yaml
 from configs.schema import Config
 from utils.distributed import Process
-from utils.errors import ConfigError, cause_of
+from utils.errors import ConfigError, FruitlessStart, cause_of
 from utils.files import LOCK, FolderLock, FolderMoved, check_writable, creating, write_text
 from utils.log import Log
 from utils.program import OF_THE_DISK, exit_code_and_message, restore_gc, revision, start_ticks
@@ -111,7 +111,7 @@ class Session:
         """Add the command, the versions and these facts to the next state that is written to status.json."""
         about = {"command": [*map(printable, self._loaded.arguments)], "halfstep": self._revision}
         about |= {name: version(name) for name in ("torch", "timm")} | {"python": sys.version.split()[0]}
-        self._facts["about"] = about | facts
+        self._facts["about"] = self._facts.get("about", {}) | about | facts
 
     def status(self, state: str, **facts) -> None:
         """Write status.json. Each fact keeps its value until a new one is given. A value of None removes the key."""
@@ -157,23 +157,36 @@ class Session:
             self._lock.check()
 
     def end(self, error: BaseException | None) -> None:
-        """End the run, with its error in the log and status.json. Remove a new folder if `begin` was not called."""
+        """End the run, with its error in the log and status.json.
+
+        Remove a new folder if `begin` was not called, or if a FruitlessStart has left it without a checkpoint.
+        """
         code, message = exit_code_and_message(error) if error else (0, "")
         reason = printable(f"{type(error).__name__}: {error}")
         if message != "":  # empty: another process prints the error
             self.log.note(f"error: {cut(message or reason)}")
         with contextlib.suppress(FolderMoved):
-            if self._owned and self._is_new and not self._has_begun:
-                self.check_folder()
-                shutil.rmtree(self._owned)
-                with contextlib.suppress(OSError):  # a folder that is not empty stays: another run writes there
-                    for folder in self._made:
-                        folder.rmdir()
+            if self._owned and self._is_new and (self._is_fruitless(error) or not self._has_begun):
+                self._remove_folder(self._owned)
             elif error and self._has_begun:
                 self.status("failed", reason=reason, exit_code=code, eta_seconds=None)
         self.log.close()
         if error is None:
             self.process.close()
+
+    def _is_fruitless(self, error: BaseException | None) -> bool:
+        return isinstance(error, FruitlessStart) and not any(self._owned.glob("*.pth"))
+
+    def _remove_folder(self, folder: Path) -> None:
+        self.check_folder()
+        if self._beat.ident:
+            self._beat.join()  # it writes to the folder
+        if self._has_begun:
+            self.log.say(f"{folder} is removed, because nothing was saved there")
+        shutil.rmtree(folder)
+        with contextlib.suppress(OSError):  # a folder that is not empty stays: another run writes there
+            for parent in self._made:
+                parent.rmdir()
 
 
 def make_folder(config: Config, kind: str, existing: Path | None) -> tuple[Path, bool]:

@@ -11,7 +11,7 @@ from configs.schema import to_seconds
 from engine.train.callback import Callback
 from engine.train.forecast import Forecast, time_in
 from engine.train.trainer import Trainer
-from utils.errors import ConfigError
+from utils.errors import ConfigError, FruitlessStart
 from utils.text import counted
 
 MOST_MEASURED = 200  # updates after which the run chooses, if its epochs are longer
@@ -112,16 +112,21 @@ class Budget(Callback):
     def should_stop(self, trainer: Trainer, updates_left: int) -> bool:
         """Return whether there is too little time for two updates and the end of the run, as far as they are measured.
 
-        Two updates, because several processes stop one update later. A quarter of the reserve is left free.
+        Two updates, because several processes stop one update later. A quarter of the reserve is left free. Before the
+        choice, also return True if the shortest run does not fit, so that the user need not wait for the choice.
         """
         if not trainer.process.is_first:
             return False
-        times, needed = self._times, self._allowance.reserve() / 4
+        times, needed, has_chosen = self._times, self._allowance.reserve() / 4, bool(trainer.schedule.choices)
         if self._forecast.is_measured:
             needed += 2 * times.update + times.evaluation + times.after_last_evaluation()
+            if (
+                not has_chosen
+            ):  # without the reserve, because the first measurements are less certain than at the choice
+                needed = max(needed, times.until_end(trainer.step, self._fewest(trainer.step)))
         if self._allowance.left() > needed:
             return False
-        if not trainer.schedule.choices:
+        if not has_chosen:
             self.refusal = self._too_short(trainer.step)
         return True
 
@@ -133,7 +138,8 @@ class Budget(Callback):
         seconds = self._allowance.used() + self._times.until_end(step, self._fewest(step))
         shortest = math.ceil(seconds / (1 - RESERVE))
         fits = f"{shortest}s" if shortest < 120 else f"{math.ceil(shortest / 60)}m"
-        return ConfigError(
+        error = FruitlessStart if step < self._times.order.steps_per_epoch else ConfigError
+        return error(
             f"TRAIN.BUDGET (-budget) is {self._allowance.text}, too short for the warm-up and decay of the learning rate; "
             f"set it to about {fits} or more"
         )

@@ -11,24 +11,27 @@ seeds are the same). Repeat runs with -seed 1, -seed 2 ... to measure how much o
 can only show which weights are better, not which settings. In a folder of runs, the oldest run comes first.
 
 The comparison is printed as Markdown. Runs on different data are compared by top-1 on the validation images that all of
-them scored, and refused if there are no such images. -any_data compares the figures of all runs as they are, with a
-warning. -json prints JSON for scripts, which says whether the second run is better than the first, and whether this
-verdict is about its settings or only about its weights. With -json, the exit code is 0 for better, 4 for worse, 5 for
-inconclusive.
+them scored. If there are no such images, the runs of a folder or a pattern get a table for each data set, and runs that
+are given one by one are refused. -any_data compares the figures of all runs as they are, with a warning. -json prints
+JSON for scripts, which says whether the second run is better than the first, and whether this verdict is about its
+settings or only about its weights. With -json, the exit code is 0 for better, 4 for worse, 5 for inconclusive. If two patterns have runs on several data sets, `data_sets` lists a verdict for each of them.
 """
 
 import argparse
 import json
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
 from utils.program import exit_code  # isort: skip
 from engine.evaluation.scores import TITLES
+from engine.record.saved_run import SavedRun
 from scripts.command_line import RUN_HELP, Parser
-from scripts.comparing.runs import Group, check_data, differing, find_runs, group_runs, image_test
+from scripts.comparing.runs import DataSet, Group, by_data, check_data, differing, find_runs, group_runs, image_test
 from scripts.comparing.statistics import BETTER, EQUAL, ONE_RUN, WORSE, difference, verdict
 from scripts.comparing.tables import to_markdown
 from utils.errors import ConfigError
@@ -52,18 +55,48 @@ def main(argv: list[str]) -> int:
     if arguments.json:
         return print_verdict(arguments)
     runs, left_out = find_runs(arguments.runs)
-    warning, common = check_data(runs, arguments.any_data)
-    groups = group_runs(runs, arguments.metric, common)
-    print(to_markdown(groups, warning, left_out), end="")
+    if len(runs) == len(arguments.runs):  # the user wants to compare exactly these
+        check_data(runs, arguments.any_data)
+    data_sets = by_data(runs, arguments.any_data)
+    compared = [each for each in data_sets if len(each.runs) > 1]
+    alone = [each for each in data_sets if len(each.runs) == 1]
+    left_out += [f"left out: {each.runs[0].folder}: no other run has its data ({each.name})" for each in alone]
+    pages = []
+    for each in compared:
+        groups = group_runs(each.runs, arguments.metric, each.common)
+        is_last, data = each is compared[-1], each.name if len(data_sets) > 1 else ""
+        pages.append(to_markdown(groups, each.warning, left_out if is_last else [], data))
+    print("\n".join(pages), end="")
     return 0
 
 
 def print_verdict(arguments: argparse.Namespace) -> int:
-    """Print whether the second run (or group of seeds) is better than the first. Return the exit code."""
+    """Print whether the second run (or group of seeds) is better than the first. Return the exit code.
+
+    With several data sets, print a verdict for each of them, and their common verdict or `inconclusive`.
+    """
     if len(arguments.runs) != 2:
         raise ConfigError("-json: give two runs, or two patterns in quotes for several seeds of each")
     sides = [find_runs([each], fewest=1)[0] for each in arguments.runs]
-    warning, common = check_data([*sides[0], *sides[1]], arguments.any_data)
+    found = []
+    for each in by_data([*sides[0], *sides[1]], arguments.any_data):
+        of_data = [[run for run in side if run in each.runs] for side in sides]
+        if not all(of_data):  # raises the error that says how the data differ
+            check_data([*sides[0], *sides[1]], arguments.any_data)
+        found.append({"data": each.name} | verdict_on(each, of_data, arguments))
+    if len(found) == 1:
+        del found[0]["data"]
+        facts = found[0]
+    else:
+        words = {each["verdict"] for each in found}
+        facts = {"verdict": words.pop() if len(words) == 1 else EQUAL, "data_sets": found}
+    print(json.dumps(facts, indent=1, ensure_ascii=False))
+    return EXIT_CODES[facts["verdict"]]
+
+
+def verdict_on(data_set: DataSet, sides: Sequence[list[SavedRun]], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return whether the runs of the second side are better, and how this was measured. `sides`: runs on one data set."""
+    warning, common = data_set.warning, data_set.common
     for runs, source in zip(sides, arguments.runs, strict=True):
         if len(group_runs(runs, arguments.metric, common)) > 1:
             raise ConfigError(
@@ -90,8 +123,7 @@ def print_verdict(arguments: argparse.Namespace) -> int:
     limit = SAME_SETTINGS if not differing([*sides[0], *sides[1]]) else ONE_RUN if found.half_width is None else ""
     facts["note"] = "; ".join(each for each in (warning, limit) if each) or None
     about = "weights" if limit else "settings"
-    print(json.dumps({"verdict": word, "about": about, "metric": metric} | facts, indent=1, ensure_ascii=False))
-    return EXIT_CODES[word]
+    return {"verdict": word, "about": about, "metric": metric} | facts
 
 
 if __name__ == "__main__":

@@ -47,6 +47,14 @@ def choose_photos(follow) -> None:
     assert sorted(os.listdir("to_label")) == ["0.png", "1.png", "2.png"]
 
 
+def look_at_the_result(follow) -> None:
+    """Evaluate the held-out photos, and test photos that are there only now, because the page's photos are not split."""
+    follow("Look at the result")
+    draw_photos(Path("photos/test"), "cat", "dog", count=2)
+    assert "4 validation images" in follow("Test photos")
+    shutil.rmtree("photos/test")
+
+
 @pytest.mark.usefixtures("signal_handlers")
 def test_photos_page_commands_produce_predictions(here):
     draw_photos(here / "photos", "cat", "dog", count=24)
@@ -74,7 +82,7 @@ def test_photos_page_commands_produce_predictions(here):
     follow("Train", made="output/train-20260102-03-04-05")
     first = parts(Path(folders["output/train-20260102-03-04-05"]))
     assert set(first.values()) == {"train", "val"}
-    follow("Look at the result")
+    look_at_the_result(follow)
     follow("Predict")
     assert len(rows_of("classes.csv")) == 4
     draw_photos(here / "photos", "cat", "dog", count=8)

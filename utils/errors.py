@@ -45,6 +45,10 @@ class ConfigError(UserError):
     """An error about a setting, flag or file name. The message contains the name, the value and the remedy."""
 
 
+class FruitlessStart(ConfigError):
+    """An error that ends a run before its first epoch is done. A new folder without a checkpoint is removed."""
+
+
 class DataError(UserError):
     """An error about data that cannot be used. The message contains the file and the remedy."""
 

@@ -1,5 +1,6 @@
 """`imagefolder`: images in class folders, also for the other data sets with that layout."""
 
+import contextlib
 import os
 import re
 import shlex
@@ -13,6 +14,7 @@ import numpy as np
 from configs.schema import Config
 from datasets.index import ENDING, TEXT, Index, IndexBuilder, encoded, index_paths, open_or_build
 from datasets.sources import (
+    TEST_NAME,
     TRAIN_NAMES,
     VAL_NAMES,
     choose_parts,
@@ -103,6 +105,22 @@ def read_split_folders(config: Config, root: Path, expects: str) -> tuple[ImageS
     val.notes = (*parts.notes(config, root), *(train.notes if train else ()), *val.notes)
     val.split = own_split(train_folder, val_folder)
     return train, val
+
+
+def find_test_folders(val: ImageSet) -> list[Path]:
+    """Return the folders test/ beside the training and validation folders of an imagefolder: usually one or none.
+
+    They must have class folders, and only of known classes, so that -eval can read it.
+    """
+    if val.split.get("rule") != "folders" or not val.is_listing:
+        return []
+    beside, used, found = Path(val.split["training"]).parent, Path(val.split["validation"]), []
+    with contextlib.suppress(OSError):  # the folders were moved during the run
+        for folder in (beside / name for name in _listed(beside)[0] if name.lower() == TEST_NAME):
+            classes = {normalize("NFC", name) for name in subfolders(folder)}
+            if classes and classes <= {*val.classes} and not is_within(folder, used):
+                found.append(folder)
+    return found
 
 
 def unwrapped(folder: Path, known: Collection[str] = ()) -> Path:

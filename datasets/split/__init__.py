@@ -83,7 +83,9 @@ def split(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple
         if not is_published:
             image_set.split = {"rule": "none", "validation": title}
             if former:
-                image_set.notes += ("leave out images that the run was trained on, because they distort the accuracy",)
+                from datasets.split.trained_on import warn_of_trained_images  # imported here: only for weights of a run
+
+                image_set.notes += tuple(warn_of_trained_images(image_set, former["training"]))
             return None, image_set
     fraction = image_set.split.get("fraction", config.DATA.VAL_FRACTION)
     record = new_record("position" if is_published else "hash", title, fraction, config.DATA.fold)

@@ -16,6 +16,7 @@ from utils.log import Log
 from utils.runs import changed_facts
 
 TRAINED_ON = "trained_on"  # the key in a checkpoint for facts about the training data
+OVERLAP = "overlap"  # the key in a checkpoint for the comparison of validation and training images
 WITHOUT_STATE = (".pdparams", ".safetensors", ".npz")  # files that contain only weights
 
 
@@ -55,6 +56,14 @@ def bad_images_of(saved: dict, num_images: int, facts: Mapping[str, Any] = Mappi
     is_same = saved.get("config", {}).get("NUM_IMAGES") == num_images
     known = saved.get("bad_images", []) if is_same and not changed_facts(saved.get(TRAINED_ON, {}), facts) else []
     return [each for each in known if each in range(num_images)]
+
+
+def overlap_of(saved: dict, facts: Mapping[str, Any]) -> dict:
+    """Return what the run knows about validation images that are also training images: {} if the images have changed.
+
+    `facts` are the facts of the current data. datasets/overlap.py describes the state.
+    """
+    return {} if changed_facts(saved.get(TRAINED_ON, {}), facts) else saved.get(OVERLAP, {})
 
 
 def global_batch_to_keep(config: Config, saved: dict) -> int | None:

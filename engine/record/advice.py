@@ -75,12 +75,15 @@ class TrainedOnAdvice(Callback):
     Every process needs this callback, because the comparison is a collective.
     """
 
-    def __init__(self, overlap: Overlap, process: Process, say: Callable[[str], None]):
-        self._overlap, self._process, self._say = overlap, process, say
+    def __init__(self, overlap: Overlap, say: Callable[[str], None], describe: Callable[..., None]):
+        """`describe` adds the number of these images to status.json."""
+        self._overlap, self._say, self._describe = overlap, say, describe
+        self._is_due = overlap.is_open
 
     def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
-        if not (self._overlap and result.scores):
+        if not (self._is_due and result.scores):
             return
-        for line in self._overlap.compare(self._process):
+        for line in self._overlap.compare():
             self._say(line)
-        self._overlap = None
+        self._describe(validation_images_in_training=self._overlap.val.num_in_training)
+        self._is_due = False

@@ -29,6 +29,12 @@ def after_training(config: Config, process: Process, folder: Path, eval_set: Ima
         tune = ("-cfg", "configs/finetune.yaml", "-pretrained", weights, "-data_path", photos, *["-amp"] * config.AMP)
         has_classes = config.TRAIN.OBJECTIVE == "classes"
         rows += _use_of(weights, eval_set) if has_classes else [("fine-tune", _command("main_single_gpu.py", *tune))]
+        if config.DATA.DATASET == "imagefolder" and has_classes:
+            from datasets.sources.folder import find_test_folders
+
+            for test_folder in find_test_folders(eval_set):
+                test = ("-eval", "-pretrained", weights, "-data_path", test_folder)
+                rows.append(("test", _command("main_single_gpu.py", *test)))
     if state in longer and (folder / "last.pth").exists():
         rows += [("train longer" if longer[state] else "continue", resume_command(process, folder, longer[state]))]
     return _lines(rows)

@@ -33,7 +33,7 @@ from utils.text import printable, redacted
 # The keys of status.json that halfstep reads, grouped by type. Values of other types are ignored.
 TEXTS = "state reason kind host started time best_metric halfstep torch timm python device_name precision"
 NUMBERS = "signal exit_code epoch total_epochs processes parameters training_images validation_images classes"
-NUMBERS += " validation_classes images_per_update"
+NUMBERS += " validation_classes validation_images_in_training images_per_update"
 KINDS = {
     **dict.fromkeys([*TEXTS.split(), "validation_digest", "data_path"], str),
     **dict.fromkeys(NUMBERS.split(), int),

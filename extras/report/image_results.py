@@ -202,6 +202,7 @@ class ResultFiles:
             record.unlink(missing_ok=True)  # while the tables may mix two evaluations, there is no record
             write_tables(self._folder, results, self._image_set)
             facts = record_of(best) | ({"left_out": left_out} if (left_out := self._image_set.left_out) else {})
+            facts |= {"num_in_training": self._image_set.num_in_training}
             facts |= {CALIBRATION: calibration} if calibration else {}
             if results.ranking:
                 facts[PER_CLASS_KEY] = class_records(results, Names(self._image_set.classes))
@@ -230,6 +231,7 @@ class ResultFiles:
         """Return whether the folder has this evaluation's results, including pictures and class rates if requested."""
         wanted = record_of(best) | ({"pictures": True} if with_pictures else {})
         wanted |= {CALIBRATION: calibration} if calibration else {}
+        wanted |= {"num_in_training": self._image_set.num_in_training}
         found = read_object(self._folder / RECORD)
         has_rates = PER_CLASS_KEY in found or not with_rates
         return has_rates and all(found.get(key) == value for key, value in wanted.items())

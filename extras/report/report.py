@@ -229,15 +229,25 @@ def result(run: SavedRun) -> Iterator[Markup]:
     if run.seconds:
         text += f". Training and evaluation took {format_duration(run.seconds)}"
     yield element("p", f"{text}.", class_="lead")
-    if best.epoch and (text := describe_unmeasured(run)):
-        yield element("p", text, class_="notice")
-    if notice := describe_end(run, done):
-        yield element("p", notice, class_="notice")
+    for notice in (describe_unmeasured(run) if best.epoch else "", describe_overlap(run), describe_end(run, done)):
+        if notice:
+            yield element("p", notice, class_="notice")
 
 
 def count_classes(run: SavedRun) -> tuple[int, int]:
     """Return the number of classes with validation images (0: unknown, in older runs), and the number of all classes."""
     return run.about.get("validation_classes", 0), run.about.get("classes", 0)
+
+
+def describe_overlap(run: SavedRun) -> str:
+    """Return a sentence about validation images that are also training images, or an empty string if there are none."""
+    number = run.about.get("validation_images_in_training")
+    total = counted(run.about.get("validation_images", 0), "validation image")
+    return (
+        f"{number:,} of {total} are also training images, so the accuracy is too high. -check names them."
+        if number
+        else ""
+    )
 
 
 def describe_unmeasured(run: SavedRun) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -163,6 +163,51 @@ def check_data(runs: Sequence[SavedRun], is_allowed: bool) -> tuple[str, Common 
     most = max(len(scored(run.folder)) for run in runs)
     share = f"{len(common[runs[0].folder]):,} of {most:,} images"
     return f"the runs have different data, so they are compared on the {share} that all have scored: {found}", common
+
+
+class DataSet(NamedTuple):
+    """Runs on the same data, or with validation images in common."""
+
+    runs: list[SavedRun]
+    warning: str  # see `check_data`
+    common: Common | None
+
+    @property
+    def name(self) -> str:
+        """Return the folder of the data, or else the kind of data set, with the number of images of the first run."""
+        run = self.runs[0]
+        place, images = run.about.get("data_path") or run.settings["DATA.DATASET"], images_of(run)
+        return ", ".join([place, *(f"{images[number]} {number}" for number in NUMBERS if number in images)])
+
+
+def by_data(runs: Sequence[SavedRun], is_allowed: bool) -> list[DataSet]:
+    """Return the runs of each data set, in the order of their first runs: one data set if `is_allowed`.
+
+    Raise ConfigError if no two runs are comparable.
+    """
+    try:
+        return [DataSet([*runs], *check_data(runs, is_allowed))]
+    except ConfigError:
+        members: list[list[SavedRun]] = []
+        for run in runs:
+            of_data = next((each for each in members if _are_comparable([*each, run])), None)
+            if of_data is None:
+                members.append([run])
+            else:
+                of_data.append(run)
+        if max(map(len, members)) < 2:
+            raise
+    return [
+        DataSet(each, *check_data(each, is_allowed)) if len(each) > 1 else DataSet(each, "", None) for each in members
+    ]
+
+
+def _are_comparable(runs: Sequence[SavedRun]) -> bool:
+    try:
+        check_data(runs, is_allowed=False)
+    except ConfigError:
+        return False
+    return True
 
 
 # --- groups of repeated runs ---

@@ -22,8 +22,11 @@ HOW_TO_READ = {
 }
 
 
-def to_markdown(groups: Sequence[Group], warning: str, left_out: Sequence[str]) -> str:
-    """Return the comparison as a Markdown page. `warning`: about different data. `left_out`: why runs are left out."""
+def to_markdown(groups: Sequence[Group], warning: str, left_out: Sequence[str], data: str = "") -> str:
+    """Return the comparison as a Markdown page.
+
+    `warning`: about different data. `left_out`: why runs are left out. `data`: the data set, if there are several pages.
+    """
     first, others = groups[0], groups[1:]
     differences = {each.number: difference(each.best, first.best) for each in others if first.best and each.best}
     tests = {each.number: test for each in others if (test := _image_test(first, each))}
@@ -31,7 +34,8 @@ def to_markdown(groups: Sequence[Group], warning: str, left_out: Sequence[str]) 
     notes += [HOW_TO_READ["±"]] if any(len(group.runs) > 1 for group in groups) else []
     notes += [HOW_TO_READ["against"]] if any(each.error is not None for each in differences.values()) else []
     notes += [HOW_TO_READ["images"]] if tests else []
-    parts = [f"# {counted(sum(len(group.runs) for group in groups), 'run')} in {counted(len(groups), 'group')}"]
+    counts = f"{counted(sum(len(group.runs) for group in groups), 'run')} in {counted(len(groups), 'group')}"
+    parts = [f"# {_text(f'{data}: {counts}' if data else counts)}"]
     parts += [f"**Warning: {_text(warning)}**"] if warning else []
     parts += [_text(_answer(groups, differences)), "## Results", _results(groups, differences, tests)]
     parts += ["\n".join(f"- {_text(note)}" for note in [*notes, *left_out])] if notes or left_out else []

@@ -1,10 +1,13 @@
 """A run reports how many validation images are training images, by their content (TrainedOnAdvice)."""
 
+import json
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from datasets.overlap import Overlap
@@ -13,7 +16,7 @@ from tests.support.configs import CPU, SMALL
 from tests.support.image_sets import load, make_folders
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
-from tests.support.runs import Ended, run, typed
+from tests.support.runs import Ended, run, status_of, typed
 from utils.distributed import Process
 
 pytestmark = pytest.mark.slow
@@ -101,15 +104,64 @@ def test_images_with_equal_fingerprints_are_compared_by_pixel(tmp_path):
         blank[1, 1] = 1, 2, 3  # the fingerprint ignores this pixel
         Image.fromarray(blank).save(tmp_path / part / "dog/00.JPEG", "PNG")
     train_set, val_set = load("imagefolder", tmp_path)
-    overlap = Overlap(train_set, val_set)
+    overlap = Overlap(train_set, val_set, Process(CPU))
     for each in (train_set, val_set):
         for index in range(len(each)):
             each.fingerprints.add(index, each.read(index))
         assert len(set(each.fingerprints.values.tolist())) == 1
-    (line,) = overlap.compare(Process(CPU))
+    (line,) = overlap.compare()
     # In "train" only the first image is blank; the others have the pixel. Both validation images equal train/dog.
     assert_names(line, "2 of 2", tmp_path / "train/dog/00.JPEG", "1 of these 2")
     assert train_set.fingerprints is val_set.fingerprints is None, "later epochs record no fingerprints"
+
+
+NUMBER = "validation_images_in_training"
+SAVED = ["-epochs", "2", "-resume", "auto", "-name", "a", "-opts", "DATA.DROP_LAST=false", "REPORT=true"]
+
+
+def numbers_of(photos: Path) -> tuple[int | None, int | None, bool]:
+    """Return the number of overlapping images in status.json and results.json, and whether report.html mentions it."""
+    folder = photos.parent / "o/a"
+    page, record = (folder / "report.html").read_text(), json.loads((folder / "results.json").read_text())
+    return status_of(folder)["about"].get(NUMBER), record.get("num_in_training"), BY_CONTENT in page
+
+
+@pytest.mark.parametrize("step", [0, 1, 3, 5])
+@pytest.mark.parametrize("processes, option", [(1, "SAVE_STEPS=3"), (1, "VALIDATE_FREQ=2"), (2, "DATA.NUM_WORKERS=1")])
+def test_resumed_run_counts_the_same_overlapping_images(photos, step, processes, option):
+    """An epoch has four updates. Two processes stop an update later. The log says the number once."""
+    words = ["-batch_size", str(2 // processes), *SAVED, option]
+    script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
+    faults = {"signal_at": [step, signal.SIGTERM, [0]]}
+    stopped = run(script, *flags_for(photos), *words, processes=processes, faults=faults)
+    assert stopped.returncode == 128 + signal.SIGTERM
+    ended = train(photos, *words, processes=processes)
+    (line,) = told(stopped, BY_CONTENT) + told(ended, BY_CONTENT)
+    assert_names(line, "2 of 4", "1 of these 2")
+    assert numbers_of(photos) == (2, 2, True)
+
+
+def test_run_without_overlapping_images_says_none(tmp_path):
+    draw_noise(tmp_path / "photos/train", "cat", "dog")
+    draw_noise(tmp_path / "photos/val", "cat", "dog", count=2, seed=1)
+    assert told(train(tmp_path / "photos", *SAVED), BY_CONTENT) == []
+    assert numbers_of(tmp_path / "photos") == (0, 0, False)
+
+
+@pytest.mark.parametrize("step", [2, 5])
+def test_overlap_stays_unknown_without_the_state_of_all_images(photos, step):
+    """A run of an older version has no state. If images have changed, the state is about other images."""
+    words, path = [*SAVED], photos.parent / "o/a/last.pth"
+    run("main_single_gpu.py", *flags_for(photos), *words, faults={"signal_at": [step, signal.SIGTERM, [0]]})
+    state = torch.load(path, weights_only=True)
+    if step == 2:
+        del state["overlap"]
+    else:
+        (photos / "val/cat/copy.png").unlink()
+        words.append("RESUME.ALLOW_CHANGED=[IMAGES,NUM_IMAGES]")
+    torch.save(state, path)
+    assert told(train(photos, *words), BY_CONTENT) == []
+    assert numbers_of(photos) == (None, None, False)
 
 
 def test_overlap_check_does_not_change_weights(photos, monkeypatch):

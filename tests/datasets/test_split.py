@@ -164,8 +164,39 @@ def test_evaluation_of_copied_data_scores_the_held_out_images(tmp_path, given):
     for number in range(20):  # a new split would hold out some of them
         draw(tmp_path / "copy" / "ant" / f"new-{number}.png")
     _, scored = load_image_sets(settings("imagefolder", tmp_path / "copy", evaluate=True), saved=kept)
-    assert len(scored) == 60 and any("trained on" in note for note in scored.notes)
+    assert len(scored) == 60
+    assert_names("\n".join(scored.notes), "warning", "DATA.DATA_PATH", "40 of 60", tmp_path / "here")
     assert not any("trained on" in note for note in load("imagefolder", tmp_path / "copy", evaluate=True)[1].notes)
+
+
+def warnings_of_evaluation(dataset: str, path: Path, saved: SavedData) -> list[str]:
+    _, scored = load_image_sets(settings(dataset, path, evaluate=True), saved=saved)
+    return [note for note in scored.notes if note.startswith("warning") and "trained on" in note]
+
+
+def test_evaluation_warns_only_of_images_found_in_the_training_folder(tmp_path):
+    for shade, part in ((0, "train"), (100, "val"), (200, "test")):
+        make_folders(tmp_path / part, {"ant": 5, "bee": 5}, shade)
+    _, val = load("imagefolder", tmp_path)
+    kept = SavedData(val.classes, val.split, identity(val))
+    assert warnings_of_evaluation("imagefolder", tmp_path / "test", kept) == []  # with the file names of train/
+    assert_names(*warnings_of_evaluation("imagefolder", tmp_path / "train", kept), "DATA.DATA_PATH", tmp_path / "train")
+    shutil.copy(tmp_path / "train/bee/03.JPEG", tmp_path / "test/bee")
+    (found,) = warnings_of_evaluation("imagefolder", tmp_path / "test", kept)
+    assert_names(found, "1 of 10", tmp_path / "test/bee/03.JPEG", tmp_path / "train")
+    shutil.rmtree(tmp_path / "train")
+    assert warnings_of_evaluation("imagefolder", tmp_path / "test", kept) == []
+
+
+def test_evaluation_of_another_list_in_the_same_folder_gets_no_warning(tmp_path):
+    make_folders(tmp_path, {"ant": 6, "bee": 6})
+    for part, numbers in (("train", range(3)), ("val", range(3, 4)), ("test", range(4, 6))):
+        rows = [f"{name}/{number:02d}.JPEG,{name}" for name in ("ant", "bee") for number in numbers]
+        (tmp_path / f"{part}.csv").write_text("\n".join(["image_path,target", *rows, ""]))
+    _, val = load("csv", tmp_path)
+    kept = SavedData(val.classes, val.split, identity(val))
+    assert warnings_of_evaluation("csv", tmp_path / "test.csv", kept) == []
+    assert_names(*warnings_of_evaluation("csv", tmp_path / "train.csv", kept), "DATA.DATA_PATH", tmp_path / "train.csv")
 
 
 def test_numeric_labels_keep_numbers_and_take_checkpoint_class_names(tmp_path):

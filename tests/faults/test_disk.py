@@ -50,6 +50,27 @@ def no_room(*arguments, **options):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+@pytest.mark.parametrize("gets_space", [True, False])
+def test_kept_lines_are_written_at_the_close_if_there_is_space_again(tmp_path, gets_space):
+    """A pipe takes the role of the disk. It is full until somebody reads from it."""
+    os.mkfifo(tmp_path / "log.txt")
+    reader = os.open(tmp_path / "log.txt", os.O_RDONLY | os.O_NONBLOCK)
+    with open(reader, "rb", buffering=0) as pipe:
+        file, lines = files.LineFile(tmp_path / "log.txt"), []
+        with pytest.raises(BlockingIOError):
+            while True:
+                lines.append(f"{len(lines):8192d}\n")
+                file.write(lines[-1])
+        if not gets_space:
+            with pytest.raises(BlockingIOError):
+                file.close()
+            return
+        content = pipe.read(2**30)
+        assert len(content) < len("".join(lines)), "the last line did not fit"
+        file.close()
+        assert content + pipe.read(2**30) == "".join(lines).encode()
+
+
 @pytest.mark.parametrize("operation", ["open", "write", "fsync", "link", "replace", "unlink"])
 @pytest.mark.parametrize("nth", [1, 2, 3])
 def test_failed_save_leaves_whole_checkpoint_and_no_temporary_files(tmp_path, monkeypatch, operation, nth):

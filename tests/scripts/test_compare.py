@@ -66,9 +66,9 @@ def folder(tmp_path):
 
 
 def type_in(*words, exit_with=0):
-    """Run the script and return its stdout and stderr."""
+    """Run the script and return its stdout and stderr. `exit_with`: the exit code; None: any."""
     ended = typed("scripts/compare.py", *words)
-    assert ended.returncode == exit_with, ended.printed
+    assert exit_with in (None, ended.returncode), ended.printed
     return ended.stdout, ended.stderr
 
 
@@ -172,6 +172,54 @@ def test_images_with_equal_names_in_different_data_stay_unpaired(tmp_path):
     assert {"DATA.DATA_PATH", "sizes of the validation files"} <= table(out, "Settings that differ")[0].keys()
 
 
+def make_runs_on_two_data_sets(folder: Path, gaps: tuple[float, float] = (-5.0, 5.0)) -> None:
+    """Make two seeds with each of two rates on each of two data sets, and one run on a third data set.
+
+    `gaps`: on each data set, the top-1 of the second rate minus that of the first.
+    """
+    for data, gap in zip(("pets", "birds"), gaps, strict=True):
+        status = about_data(f"/data/{data}", names_of_the_validation_images=data)
+        for rate, change in (("1e-3", 0.0), ("3e-3", gap)):
+            for seed in range(2):
+                settings = f"SEED: {seed}\nTRAIN.BASE_LR: {rate}"
+                make_run(folder / f"{data}-{rate}-{seed}", [80.0 + change + seed / 10], settings, status)
+    make_run(folder / "alone", [50.0], "", about_data("/data/cars", names_of_the_validation_images="cars"))
+
+
+def test_runs_of_a_folder_get_a_table_for_each_data_set(tmp_path):
+    make_runs_on_two_data_sets(tmp_path / "runs")
+    pages = type_in(tmp_path / "runs")[0].split("\n# ")
+    assert len(pages) == 2
+    for page, data, gap in zip(pages, ("birds", "pets"), ("+5.00", "-5.00"), strict=True):
+        assert f"/data/{data}" in page.splitlines()[0]
+        rows = table(page, "Results")
+        assert [row["runs"] for row in rows] == ["2", "2"] and rows[1]["against group 1"].startswith(gap)
+        assert all(f"/{data}-" in row["folder"] for row in table(page, "Runs"))
+        assert table(page, "Settings that differ")[0].keys() == {"group", "TRAIN.BASE_LR"}
+    assert "left out" in pages[1] and str(tmp_path / "runs/alone") in pages[1]
+    named = [tmp_path / "runs" / name for name in ("pets-1e-3-0", "pets-3e-3-0", "birds-1e-3-0")]
+    assert "-any_data" in type_in(*named, exit_with=2)[1]
+
+
+@pytest.mark.parametrize(
+    "gaps, verdict, code",
+    [((-5.0, 5.0), "inconclusive", 5), ((5.0, 3.0), "better", 0), ((-5.0, -3.0), "worse", 4)],
+)
+def test_json_has_a_verdict_for_each_data_set_and_a_common_one(tmp_path, gaps, verdict, code):
+    make_runs_on_two_data_sets(tmp_path, gaps)
+    found = json.loads(type_in(tmp_path / "*-1e-3-*", tmp_path / "*-3e-3-*", "-json", exit_with=code)[0])
+    assert found["verdict"] == verdict
+    differences = {each["data"].split(",")[0]: each["difference"] for each in found["data_sets"]}
+    assert differences == pytest.approx({"/data/pets": gaps[0], "/data/birds": gaps[1]})
+    words = [each["verdict"] for each in found["data_sets"]]
+    assert words == ["better" if each["difference"] > 0 else "worse" for each in found["data_sets"]]
+    of_pets = json.loads(type_in(tmp_path / "pets-1e-3-*", tmp_path / "pets-3e-3-*", "-json", exit_with=None)[0])
+    (same,) = [each for each in found["data_sets"] if "pets" in each["data"]]
+    assert of_pets == {key: value for key, value in same.items() if key != "data"}
+    _, err = type_in(tmp_path / "pets-1e-3-*", tmp_path / "*-3e-3-*", "-json", exit_with=2)
+    assert "-any_data" in err, "one side has no run on the other data set"
+
+
 @pytest.fixture(scope="module")
 def two_scored(tmp_path_factory):
     """Make two runs that scored 40 images with the same names. Only the second run is right on the last ten."""
@@ -257,6 +305,20 @@ def test_runs_are_compared_only_on_images_that_both_runs_scored(here, tmp_path):
     assert "-any_data" in type_in(tmp_path / "a", tmp_path / "d", exit_with=2)[1], "several labels per image"
     _, err = type_in(tmp_path / "a", tmp_path / "b", "-metric", "loss", exit_with=2)
     assert_names(err, "-metric loss", "top1")
+
+
+def test_json_verdict_by_another_metric_uses_only_its_values(tmp_path):
+    """The second run is better by top-1, in all images, but worse by macro F1."""
+    for name, top1, macro_f1 in (("a", 70.0, 60.0), ("b", 95.0, 50.0)):
+        run = write_predictions(make_run(tmp_path / name, [top1]), {f"{image}": name == "b" for image in range(40)})
+        rows = run.folder / "metrics.jsonl"
+        rows.write_text(rows.read_text().replace("}", f', "eval_macro_f1": {macro_f1}}}'))
+    both = (tmp_path / "a", tmp_path / "b", "-json")
+    assert json.loads(type_in(*both)[0])["verdict"] == "better"
+    found = json.loads(type_in(*both, "-metric", "macro_f1", exit_with=5)[0])
+    assert (found["metric"], found["difference"], found["interval"]) == ("macro_f1", -10.0, None)
+    assert found["verdict"] == "inconclusive", "two single runs say nothing about the noise of this metric"
+    assert not {"test", "p", "images", "first_alone", "second_alone"} & found.keys()
 
 
 @pytest.mark.parametrize("changed", ["", "\nTRAIN.BASE_LR: 0.1"])

@@ -13,14 +13,14 @@ from configs.schema import to_seconds
 from engine.callback_list import callbacks_that_save
 from engine.loop import train_epoch
 from engine.train.counters import EpochResult, Report
-from engine.train.forecast import Forecast, RunTimes
+from engine.train.forecast import MEASURED, NOT_TYPICAL, Forecast, RunTimes
 from engine.train.schedule import Schedule
 from engine.train.stop_conditions import Stopped, why_finished
 from engine.train.trainer import Trainer
-from extras.budget import Allowance, Budget, next_time
+from extras.budget import MIN_UPDATES, Allowance, Budget, next_time
 from tests.support.configs import small_config
 from tests.support.refusals import assert_names
-from utils.errors import ConfigError
+from utils.errors import ConfigError, FruitlessStart
 
 PER_EPOCH = 22
 END_LR = 1e-5
@@ -258,6 +258,28 @@ def test_error_for_too_short_budget_suggests_a_sufficient_budget(config):
         assert to_seconds(fits) <= most
         fitting = Run(config(fits), World(**machine)).go()
         assert fitting.world.now <= to_seconds(fits) and fitting.last_rate == pytest.approx(END_LR, abs=1e-7)
+
+
+@pytest.mark.parametrize("update", [0.9, 1.1, 1.3, 1.6, 1.9, 2.3, 2.9])
+def test_suggested_budget_is_never_rounded_down_below_the_shortest(config, update):
+    """The next shorter budget, in seconds or in minutes, is refused again."""
+    run = Run(config(f"{round(30 * update) + 10}s"), World(update=update))
+    with pytest.raises(Stopped):
+        run.go()
+    fits = re.search(r"about (\w+)", str(run.budget.refusal))[1]
+    fitting = Run(config(fits), World(update=update)).go()
+    assert fitting.trainer.step >= PER_EPOCH + MIN_UPDATES and fitting.world.now <= to_seconds(fits)
+    unit = 1 if fits.endswith("s") else 60
+    with pytest.raises((Stopped, ConfigError)):
+        Run(config(f"{to_seconds(fits) - unit}s"), World(update=update)).go()
+
+
+@pytest.mark.parametrize("budget, update", [("54s", 1.0), ("75s", 1.5)])
+def test_too_short_budget_is_refused_once_updates_are_measured(config, budget, update):
+    run = Run(config(budget), World(update=update))
+    with pytest.raises(Stopped):
+        run.go()
+    assert isinstance(run.budget.refusal, FruitlessStart) and run.trainer.step == NOT_TYPICAL + MEASURED < PER_EPOCH
 
 
 def test_time_of_day_stays_the_same_day_after_a_resume(config):

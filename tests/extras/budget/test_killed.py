@@ -72,6 +72,29 @@ def test_run_that_becomes_slower_stops_in_time_and_completes_with_more(tmp_path,
     assert again["progress"]["choices"] == choice and again["step"] == choice[0][1]
 
 
-def test_budget_that_ends_before_the_choice_is_refused(tmp_path, start):
-    ended = start(tmp_path, "-budget", "4s", *FLAGS, pass_time=[5, 5, 0], save_at_once=[])
-    assert ended.returncode == ExitCode.REFUSED and "-budget" in ended.printed
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("seconds, budget", [(5, "4s"), (0.1, "5s")])
+def test_too_short_budget_is_refused_and_leaves_no_folder(tmp_path, start, processes, seconds, budget):
+    """The budget ends in the first update, or is too short for an epoch of 40 updates and the decay."""
+    flags = ["-budget", budget, *FLAGS[:2], "-batch_size", str(8 // processes), "-name", "a"]
+    options = ["-opts", "SAVE_STEPS=30", *FLAGS[4:]]
+    ended = start(tmp_path / "new", *flags, *options, processes=processes, pass_time=[seconds, seconds, 0])
+    assert set(ended.codes) == {ExitCode.REFUSED} and "-budget" in ended.printed
+    assert not (tmp_path / "new").exists()
+
+
+def test_folder_with_a_checkpoint_stays_when_its_budget_is_too_short(tmp_path, start):
+    """Every 7 updates are saved, and a start is refused after 13. The second start continues the first."""
+    for saved in (7, 14):
+        ended = start(tmp_path, "-budget", "5s", *FLAGS, **STEADY)
+        assert ended.returncode == ExitCode.REFUSED and "-budget" in ended.printed
+        assert read_checkpoint(run_folder(tmp_path) / "last.pth")["step"] == saved
+    start(tmp_path, *BUDGET, **STEADY).done()
+
+
+def test_folder_of_an_earlier_start_stays_without_a_checkpoint(tmp_path, start):
+    words = ("-name", "a", "-epochs", "90", "-opts", "DATA.SYNTHETIC_SIZE=640")
+    started = start(tmp_path, "-budget", "20s", *words, **STEADY, signal_at=[3, signal.SIGKILL, [0]])
+    assert started.returncode == KILLED
+    ended = start(tmp_path, "-budget", "5s", *words, **STEADY)
+    assert ended.returncode == ExitCode.REFUSED and status_of(tmp_path / "a")["state"] == "failed"

@@ -23,16 +23,17 @@ REPORT_FREQ: 1
 NUM_PHOTOS, COLOURS = 60, "rgb"
 
 
-def draw_photos(folder: Path, count: int = NUM_PHOTOS, labelled: bool = False) -> Path:
+def draw_photos(folder: Path, count: int = NUM_PHOTOS, labelled: bool = False, strength: int = 100) -> Path:
     """Draw noisy photos, each in one of three colours, in two folders, or in a folder for each class if `labelled`.
 
+    `strength` of a colour; the noise has values up to 100.
     The folder does not depend on the colour of every fourth photo, so that no model predicts all classes.
     """
     rng = np.random.default_rng(0)
     for number in range(count):
         colour = number % 3
         pixels = rng.integers(0, 100, (20, 24, 3)).astype(np.uint8)
-        pixels[..., colour] += 100
+        pixels[..., colour] += strength
         label = COLOURS[(number // 4 if number % 4 == 0 else number) % 3]
         path = folder / (label if labelled else f"trip {number % 2}") / f"{number:03d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -62,15 +62,17 @@ def unbroken(tmp_path_factory, start):
     return train
 
 
-def scored_by_hand(start, folder) -> tuple[float, float, int]:
-    """Return the similarity of best.pth on held-out photos, its k-NN accuracy, and the number of held-out photos."""
-    state = read_torch(folder / "best.pth")
+def scored_by_hand(start, state, suffix) -> tuple[float, float, int]:
+    """Return the similarity on held-out photos, the k-NN accuracy, and the number of held-out photos.
+
+    `state`: a checkpoint; `suffix`: "" for its raw weights, "_ema" for its EMA weights.
+    """
     config = unflatten(state["config"] | {"DATA.DATA_PATH": str(start.folder / "photos")})
     teacher_state = torch.load(start.folder / "teacher.pth", weights_only=True)
     own = unflatten(teacher_state["config"])
     teacher, student = build_model(own, 3), build_model(config, 0)
     teacher.load_state_dict(teacher_state["state_dict"])
-    key = f"state_dict{state['progress']['best'][3]}"
+    key = f"state_dict{suffix}"
     maps = {name: each for name, each in state[key].items() if name.startswith("feature_maps.")}
     student.load_state_dict({name: each for name, each in state[key].items() if name not in maps})
     renormalized = Teacher(torch.nn.Identity(), config.DATA, own.DATA)
@@ -100,15 +102,31 @@ def scored_by_hand(start, folder) -> tuple[float, float, int]:
 
 def test_scores_of_best_weights_equal_scores_computed_by_hand(start, unbroken):
     folder = unbroken("SAVE_STEPS=2")
-    similarity, knn, count = scored_by_hand(start, folder)
     state = read_torch(folder / "best.pth")
     value, epoch, loss, suffix, num_images, metric = state["progress"]["best"]
+    similarity, knn, count = scored_by_hand(start, state, suffix)
     row = epochs_of(folder)[epoch - 1]
     assert (metric, num_images) == ("knn", count) and value == row[f"eval_knn{suffix}"] == pytest.approx(knn)
     assert row[f"eval_similarity{suffix}"] == pytest.approx(similarity, abs=1e-3)
     assert loss == pytest.approx(
         2 - 2 * similarity / 100, abs=1e-5
     )  # the mean of two cosines, and the sum of two losses
+
+
+def test_knn_accuracies_of_raw_and_ema_weights_equal_those_computed_by_hand(tmp_path, start):
+    """The colours of the labelled photos are faint, so that the accuracies of the two sets of weights differ."""
+    faint = draw_photos(tmp_path / "faint", 120, labelled=True, strength=4)
+    start(
+        tmp_path / "output",
+        f"DATA.LABELLED_PATH={faint} TRAIN.MODEL_EMA_WARMUP=false TRAIN.MODEL_EMA_DECAY=0.9 TRAIN.BASE_LR=0.1",
+    ).done()
+    folder = run_folder(tmp_path / "output")
+    state, row = read_torch(folder / "last.pth"), epochs_of(folder)[-1]
+    assert row["eval_knn"] != row["eval_knn_ema"]
+    for suffix in ("", "_ema"):
+        similarity, knn, _ = scored_by_hand(start, state, suffix)
+        assert row[f"eval_knn{suffix}"] == pytest.approx(knn)
+        assert row[f"eval_similarity{suffix}"] == pytest.approx(similarity, abs=1e-3)
 
 
 def test_knn_accuracy_counts_votes_of_other_images_only():

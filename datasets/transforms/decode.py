@@ -76,7 +76,7 @@ def decode(data: bytes, rules: PixelRules) -> np.ndarray:
 def kinds_of(data: bytes, rules: PixelRules) -> list[str]:
     """Return the unusual properties of an image file, as -check prints them, or [] if it is not an image."""
     try:
-        with _open(data, rules) as image:
+        with open_image(data, rules) as image:
             kinds = {
                 "16-bit": any(";16" in str(tile[3]) for tile in getattr(image, "tile", ())) and not has_32_bits(image),
                 "32-bit (refused)": has_32_bits(image),
@@ -104,7 +104,7 @@ def _decode_jpeg(data: bytes, rules: PixelRules) -> np.ndarray | None:
 
 
 def _decode_any(data: bytes, rules: PixelRules) -> np.ndarray:
-    with _open(data, rules) as image:
+    with open_image(data, rules) as image:
         is_turned = image.format == "TIFF"  # Pillow applies a TIFF's orientation when it reads the pixels
         orientation = _orientation(data, image) if is_turned != rules.applies_exif else 1
         return _upright(to_array(image, rules), OPPOSITE.get(orientation, orientation) if is_turned else orientation)
@@ -126,7 +126,7 @@ class _Reads(io.BytesIO):
         return super().read(size)
 
 
-def _open(data: bytes, rules: PixelRules) -> Image.Image:
+def open_image(data: bytes, rules: PixelRules) -> Image.Image:
     """Open an image with Pillow, or a HEIF photo with pillow-heif."""
     Image.MAX_IMAGE_PIXELS = rules.max_pixels  # for Pillow's own checks while it opens the file
     try:

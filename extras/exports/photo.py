@@ -5,15 +5,20 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image, ImageOps
 from torch import Tensor, nn
+from torch.export import Dim
 
 from configs.schema import Data
 from datasets.transforms.crop import EvalTransform, Normalize, pillow_resizes_height_first
+from datasets.transforms.decode import open_image
+from datasets.transforms.pixel_rules import PixelRules, to_array
 from datasets.types import ImageReadError, ImageSet
-from extras.strangers.known import watch
+from extras.strangers.known import LIKE_ROUNDING, MOST_MOVED, watch
 from extras.unknown import ROUNDING, find_answered
 from models.export.subject import Calibrated, Subject, WrongExport
 from models.weights.metadata import CALIBRATION
@@ -42,7 +47,9 @@ def refuse_unsupported(data: Data) -> None:
 
 
 class Photo(nn.Module):
-    """Photos, uint8 [H, W, 3] of any size, to model inputs, uint8 values as float32 [C, side, side].
+    """Photos, uint8 [H, W, 3 or 4] of any size, to model inputs, uint8 values as float32 [C, side, side].
+
+    The fourth channel is the opacity. Transparent pixels get the colour that datasets/ puts behind them.
 
     The resize is two matrix products. As in torch's kernels, weights have 16 bits, and the result of each product is
     rounded to whole pixels, so every program computes the same pixels.
@@ -52,6 +59,7 @@ class Photo(nn.Module):
         super().__init__()
         self.transform, self.channels = EvalTransform(data), data.IMAGE_CHANNELS
         self.height_may_be_first = pillow_resizes_height_first()
+        self.register_buffer("background", torch.tensor(PixelRules.of(data).background, dtype=torch.float32))
 
     def forward(self, photo: Tensor) -> Tensor:
         sizes = [torch.full((), length, dtype=torch.int64) for length in photo.shape[:2]]
@@ -66,7 +74,13 @@ class Photo(nn.Module):
         return torch.cond(shrinks[0] > (2 * shrinks[1]).clamp(min=0), height_first, width_first, weighted)
 
     def _coloured(self, photo: Tensor) -> Tensor:
-        pixels = photo.permute(2, 0, 1).float()
+        layers = photo.permute(2, 0, 1)
+        # With one more layer, the slices have the same sizes for 3 and 4 channels, so torch.export can trace both.
+        layers = torch.cat([layers, torch.full_like(layers[:1], 255)])
+        colours, opacity = layers[:3], layers[3].float()
+        is_transparent = opacity.amin((0, 1)) < 255
+        # Most photos are opaque, and then need half the memory.
+        pixels = torch.cond(is_transparent, on_background, on_nothing, (colours, opacity, self.background))
         if self.channels == 1:
             red, green, blue = pixels
             pixels = ((red * GREY[0] + green * GREY[1] + blue * GREY[2] + 32768) / 65536).floor()[None]
@@ -116,6 +130,19 @@ def kernel(distances: Tensor, interpolation: str) -> Tensor:
     return torch.where(distances < 1, near, torch.where(distances < 2, far, 0.0))
 
 
+def on_background(colours: Tensor, opacity: Tensor, background: Tensor) -> Tensor:
+    """Return colours [3, H, W] with an opacity [H, W] on a background [3], as Pillow pastes them."""
+    background = background[:, None, None]
+    # The sums are whole numbers that float32 keeps, and no quotient ends in one half.
+    sums = (colours.float() - background) * opacity + background * 255
+    return (sums / 255 + 0.5).floor()
+
+
+def on_nothing(colours: Tensor, opacity: Tensor, background: Tensor) -> Tensor:
+    """Return opaque colours, uint8 [3, H, W], as float32."""
+    return colours.float()
+
+
 def rounded(sums: Tensor, unit: Tensor) -> Tensor:
     return (sums / unit + 0.5).floor().clamp(0, 255)
 
@@ -129,7 +156,7 @@ def height_first(pixels: Tensor, rows: Tensor, row_unit: Tensor, columns: Tensor
 
 
 class PhotoClassifier(nn.Module):
-    """A model with its preprocessing: one photo, uint8 [H, W, 3], to its probabilities [classes].
+    """A model with its preprocessing: one photo, uint8 [H, W, 3 or 4], to its probabilities [classes].
 
     With `known`, it also returns how well the photo fits the training images.
     """
@@ -152,10 +179,17 @@ class PhotoClassifier(nn.Module):
 # Height and width of drawn photos
 SHAPES = ((1, 1), (2, 300), (300, 2), (31, 47), (480, 640), (1300, 150), (150, 1300))
 MOST_DIFFERENCE = 5e-3  # limit for each probability, which changes a little if single pixels differ by 1
-MOST_KNOWN = 0.05  # a score nearer to the limit may be on its other side
 MOST_CHANGED = 1e-3  # limit for the share of photos with another answer
 SHARE = 0.95  # the share of right answers above the threshold, as with `predict.py -unknown 0.95`
 MOST_PHOTOS = 2000  # maximum number of validation images to compare
+
+
+class Difference(NamedTuple):
+    """How the results of a graph for one photo differ from the original's."""
+
+    probability: float  # the largest difference of a probability
+    is_other_answer: bool  # beyond a near tie
+    is_other_sign: bool  # of `known`, although rounding does not decide it
 
 
 @dataclass(frozen=True)
@@ -163,7 +197,7 @@ class PhotoSubject(Subject):
     """A model to export with its preprocessing, and the validation images that check the graph."""
 
     photos: ImageSet | None = None  # decoded by `read`
-    dimensions = {0: "height", 1: "width"}
+    dimensions = {0: Dim("height", min=1), 1: Dim("width", min=1), 2: Dim("channels", min=3, max=4)}
 
     def __post_init__(self):
         refuse_unsupported(self.config.DATA)
@@ -199,47 +233,67 @@ class PhotoSubject(Subject):
 
     def expected(self, pixels: np.ndarray) -> Tensor | tuple[Tensor, Tensor]:
         """Return the results for an image, uint8 [H, W, C], as scripts/predict.py computes them."""
-        data, graph = self.config.DATA, self.graph
+        return self.graph.answer(self._prepared(pixels))
+
+    def _prepared(self, pixels: np.ndarray) -> Tensor:
+        data = self.config.DATA
         image = torch.empty((data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE), dtype=torch.uint8)
         EvalTransform(data)(pixels, image)
-        return graph.answer(graph.normalize(image[None]))
+        return self.graph.normalize(image[None])
 
     def check(self, run: Callable[[Tensor], Tensor]) -> str:
         """Compare the graph with the original on drawn photos and on validation images. Raise WrongExport if they differ."""
-        channels = self.config.DATA.IMAGE_CHANNELS
-        largest = max(self._compare(run, pixels[:, :, :channels])[0] for pixels in drawn_photos())
+        rules = PixelRules.of(self.config.DATA)
+        drawn = ((to_array(Image.fromarray(photo), rules), photo) for photo in drawn_photos())
+        largest = max(self._compare(run, *each).probability for each in drawn)
         if not largest <= MOST_DIFFERENCE:
             raise WrongExport(f"its probabilities of drawn photos differ by up to {largest:.1e}")
-        found = [self._compare(run, pixels) for _, pixels in draw(self.photos, MOST_PHOTOS)]
-        changed = sum(is_changed for _, is_changed in found)
+        found = {}
+        for index, pixels in draw(self.photos, MOST_PHOTOS):
+            with open_image(self.photos.file(index)[1], rules) as image:
+                found[index] = self._compare(run, pixels, read_photo(image, rules.applies_exif))
+        changed = {"another answer": [index for index, each in found.items() if each.is_other_answer]}
+        if self.known:
+            changed["another sign of known"] = [index for index, each in found.items() if each.is_other_sign]
+        counts = ", ".join(f"{len(indices)} with {what}" for what, indices in changed.items())
+        largest = max(each.probability for each in found.values())
         result = (
-            f"{counted(len(found), 'validation image')}, {changed} with another answer, largest difference of "
-            f"probabilities {max(difference for difference, _ in found):.1e}"
+            f"{counted(len(found), 'validation image')}, {counts}, largest difference of probabilities {largest:.1e}"
         )
-        if changed > MOST_CHANGED * len(found):
-            raise WrongExport(f"too many answers differ ({result})")
+        for what, indices in changed.items():
+            if len(indices) > MOST_CHANGED * len(found):
+                first = self.photos.table_name(indices[0])
+                raise WrongExport(f"too many images, such as {first}, have {what} ({result})")
         return result
 
-    def _compare(self, run: Callable[[Tensor], Tensor], pixels: np.ndarray) -> tuple[float, bool]:
-        """Return the largest difference of a probability, and whether the answer differs beyond a near tie."""
-        expected, found = self.expected(pixels), run(torch.from_numpy(as_photo(pixels)))
-        is_moved = False
+    def _compare(self, run: Callable[[Tensor], Tensor], pixels: np.ndarray, photo: np.ndarray) -> Difference:
+        """Compare the graph's results for a photo with the original's for the pixels that predict.py reads."""
+        expected, found = self.expected(pixels), run(torch.from_numpy(photo))
+        is_other_sign = False
         if self.known:
             (expected, score), (found, other) = expected, found
-            is_moved = bool((score < 0) != (other < 0)) and abs(score) > MOST_KNOWN
+            is_other_sign = bool((score < 0) != (other < 0)) and abs(score) > MOST_MOVED
+            is_other_sign = is_other_sign and not self._rounding_decides(score, pixels)
         if self.config.DATA.has_several_labels:
             lost = ((expected - 0.5).abs() * ((expected > 0.5) != (found > 0.5))).max()
         else:
             lost = expected.max() - expected[found.argmax()]
-        return float((found - expected).abs().max()), is_moved or bool(lost > MOST_DIFFERENCE)
+        return Difference(float((found - expected).abs().max()), bool(lost > MOST_DIFFERENCE), is_other_sign)
+
+    def _rounding_decides(self, score: Tensor, pixels: np.ndarray) -> bool:
+        """Return whether the score of an image depends on its rounding, as with few training images that are all alike."""
+        image = self._prepared(pixels)
+        noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0))
+        _, again = self.graph.answer(image * (1 + LIKE_ROUNDING * noise))
+        return not abs(again - score) <= MOST_MOVED  # true for NaN too
 
 
 def drawn_photos() -> Iterator[np.ndarray]:
-    """Yield noise, ramps and thin lines, whose pixels depend most on the exact resize."""
+    """Yield noise, with noise as its opacity, ramps and thin lines. Their pixels depend most on the exact resize."""
     rng = np.random.default_rng(0)
     for height, width in SHAPES:
         ramp = np.add.outer(np.arange(height), np.arange(width))[..., None] // [1, 2, 3]
-        for pixels in (rng.integers(0, 256, (height, width, 3)), ramp % 256, ramp % 7 // 6 * 255):
+        for pixels in (rng.integers(0, 256, (height, width, 4)), ramp % 256, ramp % 7 // 6 * 255):
             yield pixels.astype(np.uint8)
 
 
@@ -248,6 +302,15 @@ def draw(images: ImageSet, most: int) -> Iterator[tuple[int, np.ndarray]]:
     for index in np.random.default_rng(0).permutation(len(images))[:most].tolist():
         with contextlib.suppress(ImageReadError):
             yield index, images.read(index)
+
+
+def read_photo(image: Image.Image, is_turned: bool) -> np.ndarray:
+    """Return an opened image file as a photo, uint8 [H, W, 4], with the code of docs/exporting.md."""
+    if is_turned:
+        image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):  # 16 bits
+        image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
+    return np.array(image.convert("RGBA"))
 
 
 def as_photo(pixels: np.ndarray) -> np.ndarray:

@@ -41,7 +41,6 @@ def facts_of(subject: PhotoSubject) -> dict[str, Any]:
         "several": data.has_several_labels,
         "threshold": subject.threshold,
         "turns": rules.applies_exif,
-        "background": list(rules.background),
         "max_pixels": rules.max_pixels,
     }
 

@@ -252,7 +252,7 @@ data = timm.data.resolve_model_data_config(model)
 transform = timm.data.create_transform(
     **data, is_training=False, naflex=True, patch_size={patch}, max_seq_len={tokens}, patchify=True
 )
-logits = model({{name: each[None] for name, each in transform(image).items()}})
+logits = model({{name: each[None] for name, each in transform(prepare(image)).items()}})
 """
 
 

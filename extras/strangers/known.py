@@ -21,6 +21,10 @@ from utils.errors import ConfigError, naming_damage
 MOST_BYTES = 3_700_000  # limit for the size of the statistics; as text in a file, they are a third larger
 RIDGE = 1e-3  # this share of the mean variance is added to each variance, so that distances are finite with few images
 QUANTILE = 0.05  # the share of the validation images below the limit
+LIKE_ROUNDING = 1e-4  # relative noise, a little more than that of rounding
+MOST_MOVED = (
+    0.05  # such noise moves a score by less, unless images are so much alike that rounding decides their scores
+)
 
 
 # --- features and distances ---

@@ -18,7 +18,7 @@ from engine.plan import TrainPlan
 from engine.session import Session
 from engine.train.forecast import MOST_COMPARED
 from engine.train.trainer import Trainer
-from extras.strangers.known import FeaturePair, Known, Tap, to_plain
+from extras.strangers.known import LIKE_ROUNDING, MOST_MOVED, QUANTILE, FeaturePair, Known, Tap, to_plain
 from models.weights.state import CALIBRATION, KNOWN
 from models.weights.torch_files import read_index
 from utils.distributed import Process
@@ -118,6 +118,11 @@ def summarize(train: FeaturePair, classes: np.ndarray, val: FeaturePair) -> dict
         return {"reason": "some features are not finite"}
     known = Known.fit(train, classes, val, int(classes.max()) + 1)
     scores = known(FeaturePair(*map(torch.from_numpy, val))).numpy()
+    noise = np.random.default_rng(0)
+    moved = [each * (1 + LIKE_ROUNDING * noise.standard_normal(each.shape, np.float32)) for each in val]
+    again = known(FeaturePair(*map(torch.from_numpy, moved))).numpy()
+    if (~(np.abs(again - scores) <= MOST_MOVED)).mean() > QUANTILE:  # ~: true for NaN too
+        return {"reason": "the images are so much alike that rounding decides which of them fit"}
     return {
         "statistics": to_plain(known),
         "figures": {

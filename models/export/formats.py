@@ -38,7 +38,7 @@ def write_onnx(subject: Subject, path: Path) -> None:
         subject.graph,
         (subject.example,),
         dynamo=True,
-        dynamic_shapes=(dimensions_of(subject),),
+        dynamic_shapes=(subject.dimensions,),
         input_names=[subject.names[0]],
         output_names=[*subject.names[1:]],
         verbose=False,
@@ -65,7 +65,7 @@ def load_onnx(subject: Subject, path: Path) -> Callable[[Tensor], Any]:
 
 
 def write_program(subject: Subject, path: Path) -> None:
-    program = torch.export.export(subject.graph, (subject.example,), dynamic_shapes=(dimensions_of(subject),))
+    program = torch.export.export(subject.graph, (subject.example,), dynamic_shapes=(subject.dimensions,))
     written = io.BytesIO()  # in memory, because torch aborts the process if the end of a file cannot be written
     torch.export.save(program, written, extra_files={f"{key}.json": value for key, value in subject.facts.items()})
     path.write_bytes(written.getbuffer())
@@ -74,10 +74,6 @@ def write_program(subject: Subject, path: Path) -> None:
 def load_program(subject: Subject, path: Path) -> Callable[[Tensor], Tensor]:
     with open(path, "rb") as file:
         return torch.export.load(file).module()
-
-
-def dimensions_of(subject: Subject) -> dict[int, torch.export.Dim]:
-    return {place: torch.export.Dim(name, min=1) for place, name in subject.dimensions.items()}
 
 
 FORMATS = {

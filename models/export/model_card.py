@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from datasets.transforms.pixel_rules import MODES, PixelRules
 from models.export.subject import Subject
 from models.weights.files import find_file
 from models.weights.metadata import timm_name
@@ -25,14 +26,30 @@ The probabilities of the {num_classes} classes are the {activation} of the logit
 the image preprocessing.
 
 ```python
+{prepare}
 {code}```
 
-The transform does not turn photos upright. If the run did (`DATA.EXIF`), call `PIL.ImageOps.exif_transpose(image)` first.
+`prepare` reads a photo as the run did: {upright}transparent pixels get the mean colour of the data.
 """
+PREPARE = """import numpy as np
+from PIL import Image, ImageOps
+
+
+def prepare(image):
+{turn}    if image.mode.startswith("I"):  # 16 bits
+        image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
+    image = image.convert("RGBA")
+    background = Image.new("RGB", image.size, {background})
+    background.paste(image, mask=image)
+    return background.convert("{mode}")
+
+"""
+TURN = "    image = ImageOps.exif_transpose(image)\n"
 CODE_FOR_TIMM = """import timm
 
 model = timm.create_model("local-dir:FOLDER", pretrained=True).eval()  # or hf-hub:OWNER/NAME
 transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
+logits = model(transform(prepare(image))[None])
 """
 USE_IN_TRANSFORMERS = """
 transformers reads the same folder:
@@ -41,7 +58,7 @@ transformers reads the same folder:
 from transformers import AutoModelForImageClassification
 
 model = AutoModelForImageClassification.from_pretrained("FOLDER").eval()
-logits = model(pixel_values=transform(image)[None]).logits
+logits = model(pixel_values=transform(prepare(image))[None]).logits
 ```
 """
 
@@ -58,7 +75,11 @@ def model_card(subject: Subject) -> str:
         from extras.native_aspect.models import code_for_timm
 
         code, more = code_for_timm(subject.config), ""
-    use = USE.format(num_classes=subject.model.num_classes, activation=subject.activation, code=code)
+    rules = PixelRules.of(subject.config.DATA)
+    turn, upright = (TURN, "it is turned upright, and ") if rules.applies_exif else ("", "")
+    prepare = PREPARE.format(turn=turn, background=rules.background, mode=MODES[rules.num_channels])
+    given = {"num_classes": subject.model.num_classes, "activation": subject.activation}
+    use = USE.format(**given, prepare=prepare, code=code, upright=upright)
     parts = [
         f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---",
         f"# {shown(subject.name)}",

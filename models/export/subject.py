@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 
 from configs.schema import Config
 from models import build_model
@@ -42,7 +43,7 @@ class Subject:
     figures: Figures | None = None  # None: the weights do not say how accurate they are
     is_calibrated: bool = False  # whether the graph divides the logits by the temperature
     names = ("images", "logits")  # of the input and the output of a graph
-    dimensions = {0: "batch"}  # the sizes of the input that vary
+    dimensions = {0: Dim("batch", min=1)}  # the sizes of the input that vary
 
     @cached_property
     def model(self) -> nn.Module:

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from extras.exports.web import RUNTIME
+from extras.strangers.known import from_plain, to_plain
 from models.export.formats import FORMATS
 from tests.support.refusals import assert_names
 from tests.support.runs import ROOT, rows_of, run, run_folder, typed
@@ -53,6 +54,99 @@ def test_graph_with_other_answers_on_validation_images_is_deleted(trained, tmp_p
     ended = typed("scripts/export.py", trained, "-output", tmp_path / "x.pt2", "-photo")
     assert ended.returncode == 1 and not any(tmp_path.iterdir())
     assert_names(ended.stderr, "-to torch", "359 validation images")
+    same = {"probabilities": "sign of known", "known": "answer"}[wrong]
+    assert re.search(rf"\b0 with another {same}", ended.stderr), "the message says which of the two agrees"
+
+
+def with_known_decided_by_rounding(trained, path) -> None:
+    """Write the checkpoint of a run whose limit and median of the scores are nearly the same."""
+    state = torch.load(trained / "best.pth", weights_only=True)
+    statistics = state["calibration"]["known"]["statistics"]
+    known = from_plain(statistics)
+    known.scales[:, 1] = known.scales[:, 0] + known.scales[:, 0].abs() * 1e-6
+    statistics |= to_plain(known)
+    torch.save(state, path)
+
+
+def test_other_sign_of_known_decided_by_rounding_refuses_no_export(trained, tmp_path, monkeypatch):
+    with_known_decided_by_rounding(trained, tmp_path / "best.pth")
+
+    def load(subject, path):
+        def run(photo):
+            probabilities, known = subject.graph(photo)
+            return probabilities, -known
+
+        return run
+
+    replaced = FORMATS["torch"]._replace(write=lambda subject, path: path.touch(), load=load)
+    monkeypatch.setitem(FORMATS, "torch", replaced)
+    ended = typed("scripts/export.py", tmp_path / "best.pth", "-output", tmp_path / "x.pt2", "-photo").done()
+    assert_names(ended.stdout, "0 with another answer", "0 with another sign of known")
+
+
+def test_comparison_of_validation_images_sees_how_the_documented_code_reads_them(trained, tmp_path, monkeypatch):
+    def read_photo(image, is_turned):
+        return np.zeros((*image.size, 4), np.uint8)  # as if it lost the opacity
+
+    monkeypatch.setattr("extras.exports.photo.read_photo", read_photo)
+    ended = typed("scripts/export.py", trained, "-output", tmp_path / "x.pt2", "-photo")
+    assert ended.returncode == 1 and not any(tmp_path.iterdir())
+    assert_names(ended.stderr, "359 validation images")
+
+
+def block_of(path, line: str) -> str:
+    """Return the block of Python code in a page that contains this line."""
+    blocks = re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.S)
+    return next(block for block in blocks if line in block)
+
+
+@pytest.fixture
+def modes(digits, tmp_path):
+    """Make photos with transparent or 16-bit pixels in every mode of Pillow that has them."""
+    folder = tmp_path / "modes"
+    folder.mkdir()
+    for number, path in enumerate(sorted(digits.glob("[0-9]/*.png"))[::180]):
+        grey = np.asarray(Image.open(path).convert("L"))
+        hidden = np.stack([255 - grey, grey, grey // 2, 255 - grey], 2)  # the colours behind transparent pixels differ
+        soft = Image.fromarray(hidden)
+        soft.save(folder / f"{number}-rgba.png")
+        soft.convert("LA").save(folder / f"{number}-la.png")
+        soft.quantize(64, method=Image.Quantize.FASTOCTREE).save(folder / f"{number}-palette.png")
+        soft.save(folder / f"{number}.webp", lossless=True, exact=True)
+        soft.convert("RGB").save(folder / f"{number}-key.png", transparency=tuple(hidden[0, 0, :3].tolist()))
+        Image.fromarray(grey.astype(np.uint16) * 257).save(folder / f"{number}-deep.png")
+        exif = Image.Exif()
+        exif[0x112] = 6
+        soft.save(folder / f"{number}-turned.png", exif=exif)
+    return folder
+
+
+@pytest.mark.parametrize("exif", ["apply", "ignore"])
+def test_documented_code_answers_as_predict_for_images_of_every_mode(trained, modes, tmp_path, monkeypatch, exif):
+    state = torch.load(trained / "best.pth", weights_only=True)
+    state["config"]["DATA.EXIF"] = exif
+    state["data"] |= {"mean": [0.7], "std": [0.3]}
+    torch.save(state, tmp_path / "best.pth")
+    typed("scripts/export.py", tmp_path / "best.pth", "-output", tmp_path / "pets.onnx", "-photo").done()
+    monkeypatch.chdir(tmp_path)
+    code = block_of(ROOT / "docs/exporting.md", "exif_transpose")
+    for row in predicted(tmp_path / "best.pth", modes, tmp_path / "a.csv"):
+        names: dict = {}
+        exec(code.replace("photo.jpg", row["image_path"]), names)
+        found = dict(zip(names["facts"]["class_names"], names["probabilities"], strict=True))
+        assert found[row["class"]] == pytest.approx(float(row["probability"]), abs=1e-4), row["image_path"]
+
+
+def test_code_of_the_model_card_answers_as_predict_for_images_of_every_mode(trained, modes, tmp_path):
+    typed("scripts/export.py", trained, "-to", "hf", "-output", tmp_path / "hf").done()
+    state = torch.load(trained / "best.pth", weights_only=True)
+    code = block_of(tmp_path / "hf/README.md", "create_transform").replace("FOLDER", str(tmp_path / "hf"))
+    for row in predicted(trained, modes, tmp_path / "a.csv"):
+        names = {"image": Image.open(row["image_path"])}
+        exec(code, names)
+        probabilities = (names["logits"][0] / state["calibration"]["temperature"]).softmax(0)
+        found = float(probabilities[int(row["class"])])
+        assert found == pytest.approx(float(row["probability"]), abs=1e-4), row["image_path"]
 
 
 def predicted(model, images, table, *words) -> list[dict[str, str]]:

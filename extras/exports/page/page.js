@@ -25,7 +25,7 @@ async function load() {
   byId("choose").disabled = byId("take").disabled = false;
 }
 
-// Returns uint8 pixels [height, width, 3], or throws an error with a sentence.
+// Returns uint8 pixels [height, width, 4] with their opacity, or throws an error with a sentence.
 async function pixelsOf(file) {
   let image;
   try {
@@ -40,17 +40,11 @@ async function pixelsOf(file) {
   if (width * height > model.max_pixels) throw new Error(`The photo has too many pixels (${width} x ${height}).`);
   const rows = Math.max(1, Math.floor(AT_ONCE / width)); // phones draw at most 16 megapixels on a canvas
   const context = new OffscreenCanvas(width, Math.min(rows, height)).getContext("2d", { willReadFrequently: true });
-  context.fillStyle = `rgb(${model.background})`; // behind transparent pixels
-  const pixels = new Uint8Array(width * height * 3);
-  for (let top = 0, to = 0; top < height; top += rows) {
-    context.fillRect(0, 0, width, rows);
+  const pixels = new Uint8Array(width * height * 4);
+  for (let top = 0; top < height; top += rows) {
+    context.clearRect(0, 0, width, rows);
     context.drawImage(image, 0, -top);
-    const coloured = context.getImageData(0, 0, width, Math.min(rows, height - top)).data;
-    for (let from = 0; from < coloured.length; from += 4) {
-      pixels[to++] = coloured[from];
-      pixels[to++] = coloured[from + 1];
-      pixels[to++] = coloured[from + 2];
-    }
+    pixels.set(context.getImageData(0, 0, width, Math.min(rows, height - top)).data, top * width * 4);
   }
   image.close();
   return { pixels, width, height };
@@ -58,7 +52,7 @@ async function pixelsOf(file) {
 
 async function classify(file) {
   const { pixels, width, height } = await pixelsOf(file);
-  const photo = new ort.Tensor("uint8", pixels, [height, width, 3]);
+  const photo = new ort.Tensor("uint8", pixels, [height, width, 4]);
   const { probabilities, known } = await session.run({ photo });
   const guesses = Array.from(probabilities.data, (probability, number) => ({ name: model.classes[number], probability }))
     .sort((one, other) => other.probability - one.probability);

@@ -171,6 +171,14 @@ def test_run_without_statistics_stores_the_reason(num_val, tokens, makes_batches
     assert reason in learn.measure(None, plan, None, None)["reason"]
 
 
+def test_images_whose_scores_are_decided_by_rounding_store_the_reason():
+    train, val = drawn(60, 0), drawn(24, 1)
+    assert "statistics" in learn.summarize(train, np.arange(60) % 3, val)
+    train.read[:] = 20 * np.eye(6)[np.arange(60) % 3]  # as if each class had a single image
+    val.read[:] = 20 * np.eye(6)[np.arange(24) % 3]
+    assert "rounding" in learn.summarize(train, np.arange(60) % 3, val)["reason"]
+
+
 def test_features_that_are_not_finite_store_the_reason():
     train, val = drawn(60, 0), drawn(20, 1)
     val.middle[3, 2] = np.inf

@@ -7,10 +7,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from configs.schema import Data
 from datasets.transforms import crop
 from datasets.transforms.crop import EvalTransform
+from datasets.transforms.pixel_rules import PixelRules, to_array
 from extras.exports.photo import Photo, drawn_photos, refuse_unsupported
 from tests.support.properties import examples
 from tests.support.refusals import refused
@@ -22,7 +24,7 @@ DATA = replace(Data(), IMAGE_SIZE=32, CROP_PCT=0.875)
 def both(photo: np.ndarray, data: Data) -> tuple[np.ndarray, np.ndarray]:
     """Return the pixels of predict.py and of the graph."""
     expected = torch.empty((data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE), dtype=torch.uint8)
-    EvalTransform(data)(photo[:, :, : data.IMAGE_CHANNELS], expected)
+    EvalTransform(data)(to_array(Image.fromarray(photo), PixelRules.of(data)), expected)
     return expected.numpy().astype(int), Photo(data)(torch.from_numpy(photo)).numpy().astype(int)
 
 
@@ -53,11 +55,25 @@ def test_nearly_all_pixels_of_drawn_photos_are_equal(monkeypatch, interpolation,
 
 
 def test_grey_model_gets_pillows_grey():
-    from PIL import Image
-
     photo = np.random.default_rng(0).integers(0, 256, (32, 32, 3), np.uint8)
     found = Photo(replace(DATA, IMAGE_CHANNELS=1, CROP_PCT=1.0))(torch.from_numpy(photo))
     assert (found[0].numpy() == np.asarray(Image.fromarray(photo).convert("L"))).all()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_transparent_pixels_get_the_colour_that_datasets_put_behind_them(channels):
+    every = np.arange(256, dtype=np.uint8)  # each value with each opacity
+    shades, opacity = np.meshgrid(every, every)
+    photo = np.stack([shades, shades[::-1], shades // 2, opacity], 2)
+    data = replace(DATA, IMAGE_CHANNELS=channels, IMAGE_SIZE=256, CROP_PCT=1.0, IMAGENET_MEAN=(0.1, 0.5, 0.93))
+    expected, found = both(photo, data)
+    assert (found == expected).all()
+    assert found[:, 0, 0].tolist() == ([26] if channels == 1 else [26, 128, 237]), "a pixel that cannot be seen"
+
+
+def test_drawn_photos_are_the_same_in_each_call():
+    for one, again in zip(drawn_photos(), drawn_photos(), strict=True):
+        np.testing.assert_array_equal(one, again)
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,9 @@ import ctypes
 import functools
 import math
 import os
-import statistics
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from fractions import Fraction
 from pathlib import Path
 
@@ -22,10 +21,10 @@ CGROUPS = (
     ("memory", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 
-MAX_SECONDS = 0.1  # maximum CPU time for the measurement of the speed of half precision
+MAX_SECONDS = 0.1  # CPU time after which no further round of the measurement of half precision starts
 # Numbers of tokens (on a CPU, on other devices) and width of a ViT-Base's Linear layer. With fewer tokens, a timing on
 # a GPU would show only the time to launch a kernel.
-ROWS, ROWS_ON_DEVICE, WIDTH = 128, 8192, 768
+ROWS, ROWS_ON_DEVICE, WIDTH = 256, 8192, 768
 
 SHARED_MEMORY = Path("/dev/shm")  # the folder of shared memory on Linux
 
@@ -146,16 +145,31 @@ def half_speedup(device: torch.device, half: torch.dtype) -> float:
 
     Many CPUs compute the output in half precision as fast as in float32, but the gradients 10 to 60 times slower.
     """
-    rows = ROWS if device.type == "cpu" else ROWS_ON_DEVICE
+    is_cpu = device.type == "cpu"
     with torch.random.fork_rng([]), torch.no_grad():
-        x, weight = (torch.randn(size, WIDTH, device=device) for size in (rows, WIDTH))
+        x, weight = (torch.randn(size, WIDTH, device=device) for size in (ROWS if is_cpu else ROWS_ON_DEVICE, WIDTH))
     pairs = [(x.to(dtype), weight.to(dtype)) for dtype in (torch.float32, half)]
-    start, ratios = time.thread_time(), []
-    # The types alternate, so that other load affects both. The first round is slower, because it prepares the kernels.
-    while len(ratios) < 2 or (len(ratios) < 8 and time.thread_time() - start < MAX_SECONDS):
-        whole, halved = (time_products(device, *pair) for pair in pairs)
-        ratios.append(whole / halved)
-    return statistics.median(ratios[1:])
+    fewest, most = (1, 10) if is_cpu else (2, 8)  # the first round on a GPU also loads libraries
+    start, rounds, num_threads = time.thread_time(), [], torch.get_num_threads()
+    # Several threads wait for each other in a loop. Beside other programs they wait longer than they compute.
+    torch.set_num_threads(1)
+    try:
+        while len(rounds) < fewest or (len(rounds) < most and time.thread_time() - start < MAX_SECONDS):
+            whole, halved = (time_products(device, *pair) for pair in pairs)
+            rounds.append((whole, halved))
+    finally:
+        torch.set_num_threads(num_threads)
+    return speedup_of(rounds)
+
+
+def speedup_of(rounds: Sequence[tuple[float, float]]) -> float:
+    """Return the speed of half precision relative to float32, from the seconds of both in each round.
+
+    The shortest time of each type is compared, because other work disturbed it least. The first round takes longer, as it
+    prepares the kernels, so it counts only if it is the only one.
+    """
+    whole, halved = (min(times) for times in zip(*rounds, strict=True))
+    return whole / halved
 
 
 def time_products(device: torch.device, x: torch.Tensor, weight: torch.Tensor) -> float:

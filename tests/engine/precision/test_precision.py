@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from configs.load import load
-from engine.precision import Precision, choose_half, half_speedup, set_matmul
+from engine.precision import Precision, choose_half, half_speedup, set_matmul, speed_advice
 from engine.train.optimizers import build_optimizer
 from models import build_model
 from models.transforms import choose_transforms
@@ -19,6 +19,7 @@ from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import assert_names, refused
 from tests.support.trainers import make_trainer, scaled_step, update
 from utils.errors import ConfigError
+from utils.host import speedup_of
 
 
 def make(tmp_path, amp=True, dtype=None, **scaling):
@@ -87,6 +88,31 @@ def test_measured_half_precision_speed_includes_gradients(monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "linear", product)
     monkeypatch.setattr(torch, "mm", gradient)
     assert half_speedup.__wrapped__(CPU, torch.float16) == pytest.approx(3 / 21)
+
+
+# Milliseconds of float32 and bfloat16 in each round, as on a Xeon with bfloat16 units. Other work prolongs most rounds.
+QUIET = [(3.3, 5.7), (1.5, 0.6), (1.4, 0.5), (1.3, 0.5)]
+BESIDE_OTHER_WORK = [(3.9, 6.4), (1.6, 4.9), (1.4, 1.3), (7.7, 1.2), (1.3, 3.1), (1.5, 0.6), (1.4, 1.9)]
+
+
+@pytest.mark.parametrize("rounds", [QUIET, BESIDE_OTHER_WORK, BESIDE_OTHER_WORK[::-1]])
+def test_advice_on_amp_is_the_same_beside_other_work(rounds):
+    for times, speedup in ((rounds, 2.6), ([(half, whole) for whole, half in rounds], 1 / 2.6)):
+        assert speedup_of(times) == pytest.approx(speedup, rel=0.2)
+        assert ("use -amp" in speed_advice(CPU, None, speedup_of(times))) == (speedup > 1)
+        assert ("leave -amp out" in speed_advice(CPU, torch.bfloat16, speedup_of(times))) == (speedup < 1)
+
+
+def test_half_precision_speed_is_measured_in_one_thread(monkeypatch):
+    """The CPU time of several threads includes the time in which they wait for each other."""
+    before, during, multiply = torch.get_num_threads(), set(), torch.mm
+    monkeypatch.setattr(torch, "mm", lambda *both: during.add(torch.get_num_threads()) or multiply(*both))
+    try:
+        torch.set_num_threads(2)
+        half_speedup.__wrapped__(CPU, torch.float16)
+        assert (during, torch.get_num_threads()) == ({1}, 2)
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("amp", [True, False])

@@ -241,13 +241,10 @@ def count_classes(run: SavedRun) -> tuple[int, int]:
 
 def describe_overlap(run: SavedRun) -> str:
     """Return a sentence about validation images that are also training images, or an empty string if there are none."""
-    number = run.about.get("validation_images_in_training")
+    if not (number := run.about.get("validation_images_in_training")):
+        return ""
     total = counted(run.about.get("validation_images", 0), "validation image")
-    return (
-        f"{number:,} of {total} are also training images, so the accuracy is too high. -check names them."
-        if number
-        else ""
-    )
+    return f"{number:,} of {total} are also training images, so the accuracy is too high. -check names them."
 
 
 def describe_unmeasured(run: SavedRun) -> str:

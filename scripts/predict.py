@@ -28,6 +28,7 @@ from scripts.command_line import CHECKPOINT_HELP, Parser, at_least, check_no_inp
 from utils.errors import ConfigError
 from utils.files import is_of_kind, read_names, refuse_other_kind
 from utils.launch import find_launched_rank
+from utils.runs import LATEST
 from utils.text import counted, first_of, natural
 
 if TYPE_CHECKING:
@@ -188,7 +189,8 @@ def expand(given: str, outputs: Outputs) -> list[str]:
     if os.path.exists(given):  # even if the file's name looks like a pattern
         return [given]
     if not glob.has_magic(given):
-        raise ConfigError(f"{given}: no such image or folder; quote a name that has spaces")
+        remedy = "name the model before the images" if given == LATEST else "quote a name that has spaces"
+        raise ConfigError(f"{given}: no such image or folder; {remedy}")
     matches = sorted(glob.glob(given, recursive=True), key=natural)
     if not matches:
         raise ConfigError(f"{given}: no file matches this pattern; check the folder and the ending in it")

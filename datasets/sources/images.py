@@ -131,7 +131,9 @@ class FileImages(EncodedImages):
 
     def name(self, index: int) -> str:
         path = self._path(index)
-        return on_disk(self.root, path) if self.confined else os.path.join(self.root, path)
+        if self.confined:
+            return on_disk(self.root, path)
+        return os.path.join(self.root, path) if self.root.parts else path  # without ./ in the current folder
 
     def stamp(self, index: int) -> str:
         try:

@@ -38,6 +38,20 @@ class Lettering(NamedTuple):
         too_long = bisect.bisect_right(range(len(text)), width, key=lambda kept: font.getlength(shortened(text, kept)))
         return shortened(text, max(too_long - 1, 0))
 
+    def wrap(self, text: str, width: float) -> list[str]:
+        """Return the text as up to MOST_LINES lines, broken between words. Only a word or rest that is too wide is shortened."""
+        words, lines = self._drawable(text).split(" "), [""]
+        for number, word in enumerate(words):
+            longer = f"{lines[-1]} {word}".strip()
+            if not lines[-1] or self.width(longer) <= width:
+                lines[-1] = longer
+            elif len(lines) < MOST_LINES:
+                lines.append(word)
+            else:
+                lines[-1] = " ".join([lines[-1], *words[number:]])
+                break
+        return [self.fit(line, width) for line in lines]
+
     def draw(
         self, draw: ImageDraw.ImageDraw, place: tuple[float, float], text: str, color="black", anchor="la"
     ) -> None:
@@ -95,6 +109,7 @@ def has_letter(font: ImageFont.FreeTypeFont, letter: str) -> bool:
 
 
 FONT_SIZE, GAP, FRAME = 11, 8, 4  # pixels
+MOST_LINES = 3  # maximum number of lines for one text of a caption
 MOST_TILES = 100  # maximum number of tiles read from a sheet's file
 NO_IMAGE = (225, 225, 225)  # the colour shown for an unreadable image
 PLACES = "halfstep tiles"  # the PNG text entry with the places and captions of a sheet's images
@@ -104,7 +119,9 @@ class Tile(NamedTuple):
     """One image of a sheet."""
 
     pixels: np.ndarray | None  # uint8 [H, W] or [H, W, 1 or 3] of any size; None for an empty place
-    caption: Sequence[str] = ()  # lines of text, each cut to the width of the tile
+    caption: Sequence[
+        str
+    ] = ()  # texts, each of which starts a line; names that are too wide for one continue on the next
     frame: str | tuple[int, int, int] | None = None  # the colour of the frame; None for no frame
 
 
@@ -112,7 +129,8 @@ def contact_sheet(tiles: Sequence[Tile], num_columns: int = 6, side: int = 150, 
     """Return a picture with rows of tiles below an optional title. Each image fits into a square of `side` pixels."""
     letters, width = lettering(FONT_SIZE), side + 2 * FRAME
     full_width, num_columns = GAP + num_columns * (width + GAP), min(num_columns, len(tiles))
-    height = width + letters.height * max((len(each.caption) for each in tiles), default=0)
+    captions = [[line for text in each.caption for line in letters.wrap(text, width)] for each in tiles]
+    height = width + letters.height * max(map(len, captions), default=0)
     above = letters.height + GAP if title else 0
     num_rows = -(-len(tiles) // max(num_columns, 1))
     needed = min(full_width, GAP + round(letters.width(title)) + GAP)
@@ -129,8 +147,8 @@ def contact_sheet(tiles: Sequence[Tile], num_columns: int = 6, side: int = 150, 
         image, place = _placed(tile.pixels, side, left + FRAME, top + FRAME)
         sheet.paste(image, place)
         places.append((*place, place[0] + image.width, place[1] + image.height, list(tile.caption)))
-        for line, text in enumerate(tile.caption):
-            letters.draw(draw, (left, top + width + line * letters.height), letters.fit(text, width))
+        for line, text in enumerate(captions[number]):
+            letters.draw(draw, (left, top + width + line * letters.height), text)
     sheet.info[PLACES] = json.dumps(places)
     return sheet
 

@@ -3,11 +3,12 @@
 import ast
 import fnmatch
 import logging
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -20,11 +21,12 @@ from extras.exports.photo import PhotoSubject, as_photo, draw
 from models.export.formats import SCOPES, load_onnx
 from models.export.subject import WrongExport
 from utils.errors import ConfigError
-from utils.text import first_of, format_bytes
+from utils.text import counted, first_of, format_bytes
 
 KINDS = ("MatMul", "Gemm", "Conv")  # 8 bits elsewhere save little time, and cost most of the accuracy
 FOR_RANGES, FOR_ACCURACY, FOR_LAYERS = 256, 5000, 16  # numbers of images, drawn by a seed
-MOST_LOST = 2.0  # percentage points of accuracy, at the lower end of the 95% interval
+MOST_LOST = 2.0  # percentage points of accuracy, at the end of a 95% interval
+DEVIATIONS = 1.96  # half the width of a 95% interval, in standard deviations
 MODEL = "model.model."  # the place of the model in PhotoClassifier
 NUM_NAMED = 3
 
@@ -37,6 +39,38 @@ class Inputs(CalibrationDataReader):
 
     def get_next(self) -> dict[str, np.ndarray] | None:
         return next(({"photo": photo} for photo in self._photos), None)
+
+
+class Agreement(NamedTuple):
+    """How often the 8-bit graph gives another answer than the float32 graph, and how much such an answer costs."""
+
+    num_answers: int
+    num_other: int
+    largest_cost: float  # how much less probable than float32's answer another answer is, at most; 1 if all are equal
+
+    @property
+    def most_lost(self) -> float:
+        """Return the largest loss of accuracy in percentage points: the upper end of Wilson's 95% interval, times the cost.
+
+        This is a narrower bound than the difference of both accuracies if the other answers are near ties.
+        """
+        number, total, squared = self.num_other, self.num_answers, DEVIATIONS**2
+        half = DEVIATIONS * math.sqrt(number * (total - number) / total + squared / 4)
+        return 100 * self.largest_cost * (number + squared / 2 + half) / (total + squared)
+
+    def __str__(self) -> str:
+        return (
+            f"other answers: {self.num_other:,} of {self.num_answers:,}, which lose at most {self.most_lost:.2f} points "
+            "(95% interval)"
+        )
+
+
+def images_needed(test: ImageTest) -> int | None:
+    """Return how many images narrow the interval of the accuracy enough if the answers stay as they are. None: no number."""
+    change = test.value / 100
+    room = MOST_LOST / 100 + change
+    share = (test.only_first + test.only_second + 1) / test.num_images
+    return math.ceil((DEVIATIONS / room) ** 2 * (share - change**2)) if room > 0 else None
 
 
 @dataclass
@@ -66,12 +100,16 @@ class Quantizer:
         photos = [as_photo(pixels) for _, pixels in draw(self.train, FOR_RANGES)]
         changed = path.with_name(f"8-bits-{path.name}")
         quantize(path, changed, photos, [node for nodes in layers.values() for node in nodes])
-        told, test = self.compare(path, changed)
-        if test.interval[0] < -MOST_LOST and not self.accepts_any:
+        told, test, agreement = self.compare(path, changed)
+        low, high = test.interval
+        is_kept = low >= -MOST_LOST or (high >= 0 and agreement.most_lost <= MOST_LOST)
+        if not is_kept and not self.accepts_any:
             worst = self.worst_layers(path, changed, photos[:FOR_LAYERS], layers)[:NUM_NAMED]
+            needed = images_needed(test)
+            more = f", give about {counted(needed, 'validation image')}" if needed else ""
             raise WrongExport(
                 f"-int8: the accuracy may be lower by more than {MOST_LOST:g} points, so no file was written; these layers "
-                f"change the answers most: {', '.join(worst)}; name them with -keep_float, or add -accept\n{told}"
+                f"change the answers most: {', '.join(worst)}; name them with -keep_float{more}, or add -accept\n{told}"
             )
         result = onnx.load(changed)
         for node in result.graph.node:
@@ -83,21 +121,23 @@ class Quantizer:
         changed.unlink()
         return told
 
-    def compare(self, before: Path, after: Path) -> tuple[str, ImageTest]:
-        """Return a text with the accuracy, size and speed of both files, and the paired comparison of their answers."""
+    def compare(self, before: Path, after: Path) -> tuple[str, ImageTest, Agreement]:
+        """Return a text with the accuracy, size and speed of both files, and two comparisons of their answers."""
         files = {"float32": before, "int8": after}
         runs, seconds, right = [load_onnx(self.subject, path) for path in files.values()], [0.0, 0.0], ([], [])
         fits: tuple[list, list] = ([], [])  # whether each photo fits the training images, if the graph tells
+        costs = []  # of each answer in 8 bits: how much less probable it is in float32 than the answer there
         for index, pixels in draw(self.subject.photos, FOR_ACCURACY):
-            truth, photo = self.truth(index), torch.from_numpy(as_photo(pixels))
+            truth, photo, answers = self.truth(index), torch.from_numpy(as_photo(pixels)), []
             for number, run in enumerate(runs):
                 start = time.perf_counter()
                 results = run(photo)
                 seconds[number] += time.perf_counter() - start
-                probabilities = self.probabilities(results)
+                answers.append(self.probabilities(results))
                 if self.subject.known:
                     fits[number].append(results[1] >= 0)
-                right[number].append(np.atleast_1d(self.answer(probabilities) == truth))
+                right[number].append(np.atleast_1d(self.answer(answers[-1]) == truth))
+            costs.append(self.cost(*answers))
         speeds = [len(right[0]) / each for each in seconds]
         first, second = map(np.concatenate, right)
         test = ImageTest(len(first), int((first & ~second).sum()), int((second & ~first).sum()))
@@ -108,7 +148,10 @@ class Quantizer:
         ]
         low, high = test.interval
         lines.append(f"int8 - float32: {test.value:+.2f} points (95% interval {low:+.2f} to {high:+.2f})")
-        return "\n".join(lines), test
+        costs = np.concatenate(costs)
+        others = costs[costs > 0]
+        agreement = Agreement(len(costs), len(others), float(others.max()) if len(others) else 1.0)
+        return "\n".join([*lines, str(agreement)]), test, agreement
 
     def probabilities(self, results: Any) -> np.ndarray:
         """Return the probabilities in the results of a graph."""
@@ -117,6 +160,12 @@ class Quantizer:
     def answer(self, probabilities: np.ndarray) -> Any:
         """Return the most probable class, or for each label whether it applies."""
         return probabilities > 0.5 if self.subject.config.DATA.has_several_labels else probabilities.argmax()
+
+    def cost(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
+        """Return how much less probable, in float32, the answer in 8 bits is than the answer there; or this of each label."""
+        if self.subject.config.DATA.has_several_labels:
+            return np.abs(2 * before - 1) * (self.answer(before) != self.answer(after))
+        return np.atleast_1d(before.max() - before[self.answer(after)])
 
     def truth(self, index: int) -> Any:
         """Return the class of a validation image, or for each label whether it applies."""

@@ -64,7 +64,9 @@ def find_file(source: str | Path) -> Path | None:
             return candidate
     if path.is_dir():
         names = sorted(each.name for each in path.iterdir() if each.suffix in SUFFIXES)
-        raise ConfigError(f"{path} is a folder; name a file in it{': ' + ', '.join(names) if names else ''}")
+        if not names:
+            raise ConfigError(f"{path} is a folder without weights; name a file of weights, or the folder of a run")
+        raise ConfigError(f"{path} is a folder; name a file in it: {', '.join(names)}")
     if path.exists():  # a pipe may block forever, and a device may be endless
         raise ConfigError(f"{path} is {not_a_file(path)}; name a file")
     return None

@@ -59,6 +59,14 @@ def test_every_prediction_output_matches_predictions_csv_of_the_run(trained, dig
     assert not (tmp_path / "x-5.jpg").exists()
 
 
+def test_unreadable_image_has_one_name_in_all_messages(trained, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    monkeypatch.chdir(tmp_path / "here")
+    _, err = type_in(trained, "../broken.png", exit_with=2)
+    assert "../broken.png" in err and "./../broken.png" not in err
+
+
 def test_predict_writes_utf8_rows_and_never_overwrites_files(trained, digits, tmp_path):
     names = ["猫", "../x", "a/b", "A_B", "d", "..", "Ä", ".", "x y", "n"]
     (tmp_path / "names.txt").write_text("\n".join(names), encoding="utf-8")

@@ -3,8 +3,10 @@
 from importlib.util import find_spec
 
 import numpy as np
+import torch
 from PIL import Image
 
+from engine.predict.output import as_pictures
 from engine.predict.pictures import (
     GAP,
     Tile,
@@ -27,6 +29,20 @@ def test_contact_sheet_draws_any_text():
         is_seen = (np.asarray(sheet)[-GAP - 15 :] < 128).sum() > 5
         assert is_seen == bool(text), text
     assert without.size == (158 + 2 * GAP, 158 + 2 * GAP + lettering(11).height)
+
+
+def test_wide_captions_continue_on_the_next_line_between_words():
+    letters, title = lettering(11), "Travel & Places -> Smileys & Emotion 0.93"
+    lines = letters.wrap(title, 158)
+    assert len(lines) == 2 and " ".join(lines) == title and all(letters.width(line) <= 158 for line in lines)
+    (path,) = letters.wrap("some/folder/with-a-very-long-name/photo-number-1234567.jpg", 158)
+    assert "…" in path and path.endswith("1234567.jpg") and letters.width(path) <= 158
+    many = letters.wrap("word " * 60 + "end", 158)
+    assert len(many) == 3 and "…" in many[2] and many[2].endswith("end")
+    pixels = np.zeros((8, 8, 3), np.uint8)
+    one, two = (contact_sheet([Tile(pixels, [text, "x.png"])]) for text in ("cat", title))
+    assert two.height == one.height + letters.height
+    assert (np.asarray(two)[-GAP - letters.height :] < 128).any(), "the path is below the second line"
 
 
 def test_missing_letters_use_fallback_font(monkeypatch):
@@ -54,3 +70,12 @@ def test_saved_sheet_gives_back_its_images_with_captions(tmp_path):
     with Image.open(tmp_path / "sheet.png") as sheet:
         found = [(np.unique(image).tolist(), caption) for image, caption in tiles_of(sheet)]
     assert found == [([shade], [f"shade {shade}"]) for shade in (1, 2, 3)]
+
+
+def test_pictures_of_a_batch_keep_height_and_width():
+    batch = torch.arange(2 * 3 * 4 * 6, dtype=torch.uint8).reshape(2, 3, 4, 6)
+    found = as_pictures(batch)
+    assert found.shape == (2, 4, 6, 3)
+    assert (
+        found[1][3, 5].tolist() == batch[1, :, 3, 5].tolist() and found[0][0, 5].tolist() == batch[0, :, 0, 5].tolist()
+    )

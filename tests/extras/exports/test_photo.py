@@ -13,6 +13,7 @@ from configs.schema import Data
 from datasets.transforms import crop
 from datasets.transforms.crop import EvalTransform
 from datasets.transforms.pixel_rules import PixelRules, to_array
+from engine.evaluation.image_test import ImageTest
 from extras.exports.photo import Photo, drawn_photos, refuse_unsupported
 from tests.support.properties import examples
 from tests.support.refusals import refused
@@ -83,3 +84,22 @@ def test_preparation_that_the_graph_lacks_is_refused_by_name(setting, value):
     refuse_unsupported(DATA)
     with refused(ConfigError, "-photo", f"DATA.{setting}", value):
         refuse_unsupported(replace(DATA, **{setting: value}))
+
+
+@pytest.mark.parametrize(
+    ("num_other", "cost", "most_lost"), [(0, 1.0, 1.83), (3, 0.05, 0.21), (3, 1.0, 4.19), (206, 1.0, 100.0)]
+)
+def test_other_answers_cost_at_most_their_share_times_their_probability(num_other, cost, most_lost):
+    int8 = pytest.importorskip("extras.exports.int8", reason="needs onnx and onnxruntime")
+    agreement = int8.Agreement(206, num_other, cost)
+    assert agreement.most_lost == pytest.approx(most_lost, abs=0.01)
+    assert f"{num_other} of 206" in str(agreement)
+
+
+def test_number_of_images_that_is_enough_makes_the_interval_narrow_enough():
+    int8 = pytest.importorskip("extras.exports.int8", reason="needs onnx and onnxruntime")
+    number = int8.images_needed(ImageTest(206, 2, 1))
+    factor = number / 206
+    larger = ImageTest(number, round(2 * factor), round(factor))
+    assert number > 206 and -2.1 < larger.interval[0] < -1.5
+    assert int8.images_needed(ImageTest(206, 9, 1)) is None, "the accuracy is 4 points lower"

@@ -166,7 +166,7 @@ def speed_advice(device: torch.device, half: torch.dtype | None, speedup: float)
     """Return advice on a faster precision. `speedup` compares the half type (bfloat16 without -amp) with float32."""
     what = "processor" if device.type == "cpu" else f"{device.type} device"
     if half is None:
-        advice = f"; bfloat16 is about {speedup:.1f} times as fast on this {what}: use -amp"
+        advice = f"; this {what} multiplies matrices about {speedup:.1f} times as fast in bfloat16: use -amp"
         return advice if speedup > WORTHWHILE else ""
     name = str(half).removeprefix("torch.")
     if device.type == "cpu" and half is torch.float16:  # attention is slow in float16 even if large layers are fast

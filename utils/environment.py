@@ -24,6 +24,9 @@ def describe_environment() -> str:
         ("timm", import_timm().__version__),
         ("device", f"{kind}, {count} of {name_of(device)}"),
         ("processor", f"{name_of(cpu)}, {count_cores()} cores"),
-        ("precision", f"{str(half).removeprefix('torch.')} is {speedup:.1f} times as fast as float32{advice}"),
+        (
+            "precision",
+            f"{str(half).removeprefix('torch.')} multiplies matrices {speedup:.1f} times as fast as float32{advice}",
+        ),
     ]
     return "\n".join(f"{name:<11}{value}" for name, value in rows)

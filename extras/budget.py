@@ -120,9 +120,7 @@ class Budget(Callback):
         times, needed, has_chosen = self._times, self._allowance.reserve() / 4, bool(trainer.schedule.choices)
         if self._forecast.is_measured:
             needed += 2 * times.update + times.evaluation + times.after_last_evaluation()
-            if (
-                not has_chosen
-            ):  # without the reserve, because the first measurements are less certain than at the choice
+            if not has_chosen:  # without the reserve: the first measurements are less certain than those at the choice
                 needed = max(needed, times.until_end(trainer.step, self._fewest(trainer.step)))
         if self._allowance.left() > needed:
             return False

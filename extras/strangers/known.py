@@ -22,9 +22,8 @@ MOST_BYTES = 3_700_000  # limit for the size of the statistics; as text in a fil
 RIDGE = 1e-3  # this share of the mean variance is added to each variance, so that distances are finite with few images
 QUANTILE = 0.05  # the share of the validation images below the limit
 LIKE_ROUNDING = 1e-4  # relative noise, a little more than that of rounding
-MOST_MOVED = (
-    0.05  # such noise moves a score by less, unless images are so much alike that rounding decides their scores
-)
+# Such noise moves a score by less, unless images are so much alike that rounding decides their scores.
+MOST_MOVED = 0.05
 
 
 # --- features and distances ---

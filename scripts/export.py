@@ -229,7 +229,8 @@ def write_graph(part: Part, to: str, target: Path, graph: Graph) -> str:
     from models.export.subject import Subject
 
     facts, config, classes = part.facts, config_of(part.facts, part.path), list(part.facts["class_names"])
-    facts = facts | {"exif": PixelRules.of(config.DATA).exif}
+    rules = PixelRules.of(config.DATA)
+    facts = facts | {"exif": rules.exif, "background": rules.background}
     given = (part.weights, config, classes, facts, part.path, figures_of(part), graph.is_calibrated)
     if not graph.takes_photo:
         return formats.export(Subject(*given), to, target)

@@ -26,6 +26,7 @@ from utils.text import counted, first_of, format_bytes
 KINDS = ("MatMul", "Gemm", "Conv")  # 8 bits elsewhere save little time, and cost most of the accuracy
 FOR_RANGES, FOR_ACCURACY, FOR_LAYERS = 256, 5000, 16  # numbers of images, drawn by a seed
 MOST_LOST = 2.0  # percentage points of accuracy, at the end of a 95% interval
+MOST_OTHER = 5.0  # percent of the answers that may differ, at the end of a 95% interval, for most_lost to count
 DEVIATIONS = 1.96  # half the width of a 95% interval, in standard deviations
 MODEL = "model.model."  # the place of the model in PhotoClassifier
 NUM_NAMED = 3
@@ -49,14 +50,23 @@ class Agreement(NamedTuple):
     largest_cost: float  # how much less probable than float32's answer another answer is, at most; 1 if all are equal
 
     @property
+    def most_other(self) -> float:
+        """Return the upper end of the 95% interval of the percentage of other answers (Wilson's)."""
+        number, total, squared = self.num_other, self.num_answers, DEVIATIONS**2
+        half = DEVIATIONS * math.sqrt(number * (total - number) / total + squared / 4)
+        return 100 * (number + squared / 2 + half) / (total + squared)
+
+    @property
     def most_lost(self) -> float:
-        """Return the largest loss of accuracy in percentage points: the upper end of Wilson's 95% interval, times the cost.
+        """Return the largest loss of accuracy in percentage points: that of the most other answers, at the largest cost.
 
         This is a narrower bound than the difference of both accuracies if the other answers are near ties.
         """
-        number, total, squared = self.num_other, self.num_answers, DEVIATIONS**2
-        half = DEVIATIONS * math.sqrt(number * (total - number) / total + squared / 4)
-        return 100 * self.largest_cost * (number + squared / 2 + half) / (total + squared)
+        return self.largest_cost * self.most_other
+
+    @property
+    def is_close(self) -> bool:
+        return self.most_other <= MOST_OTHER and self.most_lost <= MOST_LOST
 
     def __str__(self) -> str:
         return (
@@ -102,7 +112,7 @@ class Quantizer:
         quantize(path, changed, photos, [node for nodes in layers.values() for node in nodes])
         told, test, agreement = self.compare(path, changed)
         low, high = test.interval
-        is_kept = low >= -MOST_LOST or (high >= 0 and agreement.most_lost <= MOST_LOST)
+        is_kept = low >= -MOST_LOST or (high >= 0 and agreement.is_close)
         if not is_kept and not self.accepts_any:
             worst = self.worst_layers(path, changed, photos[:FOR_LAYERS], layers)[:NUM_NAMED]
             needed = images_needed(test)

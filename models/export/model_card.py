@@ -7,7 +7,6 @@ from typing import Any
 
 import yaml
 
-from datasets.transforms.pixel_rules import MODES, PixelRules
 from models.export.subject import Subject
 from models.weights.files import find_file
 from models.weights.metadata import timm_name
@@ -75,9 +74,9 @@ def model_card(subject: Subject) -> str:
         from extras.native_aspect.models import code_for_timm
 
         code, more = code_for_timm(subject.config), ""
-    rules = PixelRules.of(subject.config.DATA)
-    turn, upright = (TURN, "it is turned upright, and ") if rules.applies_exif else ("", "")
-    prepare = PREPARE.format(turn=turn, background=rules.background, mode=MODES[rules.num_channels])
+    turn, upright = (TURN, "it is turned upright, and ") if subject.record["exif"] == "apply" else ("", "")
+    mode = "L" if subject.config.DATA.IMAGE_CHANNELS == 1 else "RGB"
+    prepare = PREPARE.format(turn=turn, background=subject.record["background"], mode=mode)
     given = {"num_classes": subject.model.num_classes, "activation": subject.activation}
     use = USE.format(**given, prepare=prepare, code=code, upright=upright)
     parts = [

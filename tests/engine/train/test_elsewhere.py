@@ -20,7 +20,6 @@ from models.transforms.gpu_kernels import PatchConv2d
 from tests.support.configs import CPU, small_config
 from tests.support.pretend_device import DEVICE, on_pretend_device, waits
 from tests.support.run_hash import state_hash
-from tests.support.runs import run_folder
 from tests.support.several_labels import write_digits
 from tests.support.trainers import big_logits, make_trainer, update
 from utils.distributed import Process
@@ -33,7 +32,6 @@ WAITS = {
     "evaluation of several labels": {"tolist": 1, "blocking copy": 2},  # and the scores and labels of all images
     "best epoch": {"blocking copy": 1},  # per-image results
     "ranking": {"blocking copy": 2},  # the scores and labels of all images
-    "comparison": {"blocking copy": 6},  # both features and the classes of training and of validation images
     "save": {"item": 3, "synchronize": 1},  # the loss scale and its two counters; copies of all tensors
 }
 HALF = "AMP=true"
@@ -222,13 +220,11 @@ def test_whole_run_syncs_only_for_reports_evaluations_and_saves(tmp_path):
     with mock.patch.object(Loop, "run", counted):
         assert engine.run.run(load([*words, *options]), Process(torch.device(DEVICE))) == 0
     # 11 updates: reports after updates 1, 6 and 11 and the epoch; evaluations of raw and EMA weights; saves after updates 4
-    # and 8 and after the epoch, which is the best. At its end, the run ranks the images for the figures of each class, loads
-    # the best weights, and compares training and validation images.
-    events = {"report": 4, "evaluation": 2, "best epoch": 1, "save": 3, "ranking": 1, "comparison": 1}
+    # and 8 and after the epoch, which is the best. At its end, the run ranks the images for the figures of each class.
+    events = {"report": 4, "evaluation": 2, "best epoch": 1, "save": 3, "ranking": 1}
     total = {}
     for event, number in events.items():
         for kind, count in WAITS[event].items():
             total[kind] = total.get(kind, 0) + number * count
     total["item"] += 1  # at its end, the run reads whether any update counted
-    total["blocking copy"] += len(read_checkpoint(run_folder(tmp_path / "runs") / "best.pth")["state_dict"])
     assert found == [total]

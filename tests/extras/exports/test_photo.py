@@ -87,12 +87,13 @@ def test_preparation_that_the_graph_lacks_is_refused_by_name(setting, value):
 
 
 @pytest.mark.parametrize(
-    ("num_other", "cost", "most_lost"), [(0, 1.0, 1.83), (3, 0.05, 0.21), (3, 1.0, 4.19), (206, 1.0, 100.0)]
+    ("num_other", "cost", "most_lost", "is_close"),
+    [(0, 1.0, 1.83, True), (3, 0.05, 0.21, True), (3, 1.0, 4.19, False), (20, 0.01, 0.15, False), (206, 1, 100, False)],
 )
-def test_other_answers_cost_at_most_their_share_times_their_probability(num_other, cost, most_lost):
+def test_other_answers_cost_at_most_their_share_times_their_probability(num_other, cost, most_lost, is_close):
     int8 = pytest.importorskip("extras.exports.int8", reason="needs onnx and onnxruntime")
     agreement = int8.Agreement(206, num_other, cost)
-    assert agreement.most_lost == pytest.approx(most_lost, abs=0.01)
+    assert agreement.most_lost == pytest.approx(most_lost, abs=0.01) and agreement.is_close == is_close
     assert f"{num_other} of 206" in str(agreement)
 
 

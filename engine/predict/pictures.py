@@ -40,7 +40,7 @@ class Lettering(NamedTuple):
         return shortened(text, max(too_long - 1, 0))
 
     def wrap(self, text: str, width: float) -> list[str]:
-        """Return the text as up to MOST_LINES lines, broken between words. Only a path or a rest that is too wide is shortened."""
+        """Return the text as up to MOST_LINES lines, broken between words. Only a path or a last line is cut."""
         words = self._drawable(text).split(" ")
         parts, lines = [part for word in words for part in self._parts(word, width)], [""]
         for number, part in enumerate(parts):

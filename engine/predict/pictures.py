@@ -5,6 +5,7 @@ import contextlib
 import functools
 import io
 import json
+import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,18 +40,24 @@ class Lettering(NamedTuple):
         return shortened(text, max(too_long - 1, 0))
 
     def wrap(self, text: str, width: float) -> list[str]:
-        """Return the text as up to MOST_LINES lines, broken between words. Only a word or rest that is too wide is shortened."""
-        words, lines = self._drawable(text).split(" "), [""]
-        for number, word in enumerate(words):
-            longer = f"{lines[-1]} {word}".strip()
+        """Return the text as up to MOST_LINES lines, broken between words. Only a path or a last line is cut."""
+        words = self._drawable(text).split(" ")
+        parts, lines = [part for word in words for part in self._parts(word, width)], [""]
+        for number, part in enumerate(parts):
+            longer = lines[-1] + part
             if not lines[-1] or self.width(longer) <= width:
                 lines[-1] = longer
             elif len(lines) < MOST_LINES:
-                lines.append(word)
+                lines.append(part)
             else:
-                lines[-1] = " ".join([lines[-1], *words[number:]])
+                lines[-1] += "".join(parts[number:])
                 break
         return [self.fit(line, width) for line in lines]
+
+    def _parts(self, word: str, width: float) -> list[str]:
+        """Return a word with a space after it, in one part. A name that is too wide has a part after each "_" and "-"."""
+        is_path = "/" in word
+        return [f"{word} "] if is_path or self.width(word) <= width else re.findall("[^_-]*[_-]|[^_-]+", f"{word} ")
 
     def draw(
         self, draw: ImageDraw.ImageDraw, place: tuple[float, float], text: str, color="black", anchor="la"
@@ -119,9 +126,7 @@ class Tile(NamedTuple):
     """One image of a sheet."""
 
     pixels: np.ndarray | None  # uint8 [H, W] or [H, W, 1 or 3] of any size; None for an empty place
-    caption: Sequence[
-        str
-    ] = ()  # texts, each of which starts a line; names that are too wide for one continue on the next
+    caption: Sequence[str] = ()  # texts, each of which starts a line and continues on the next if it is too wide
     frame: str | tuple[int, int, int] | None = None  # the colour of the frame; None for no frame
 
 

@@ -35,6 +35,10 @@ def test_wide_captions_continue_on_the_next_line_between_words():
     letters, title = lettering(11), "Travel & Places -> Smileys & Emotion 0.93"
     lines = letters.wrap(title, 158)
     assert len(lines) == 2 and " ".join(lines) == title and all(letters.width(line) <= 158 for line in lines)
+    for name in ("n02099601-golden_retriever 0.93", "unknown: Animalia_Chordata_Aves_Passeriformes 0.93"):
+        parts = letters.wrap(name, 158)
+        assert "".join(parts).replace(" ", "") == name.replace(" ", ""), "long names break after a separator"
+        assert len(parts) > 1 and all(letters.width(part) <= 158 for part in parts)
     (path,) = letters.wrap("some/folder/with-a-very-long-name/photo-number-1234567.jpg", 158)
     assert "…" in path and path.endswith("1234567.jpg") and letters.width(path) <= 158
     many = letters.wrap("word " * 60 + "end", 158)

@@ -67,7 +67,8 @@ class Photo(nn.Module):
         rows, columns = (
             self._weights(length, size, new) for length, size, new in zip(photo.shape[:2], sizes, resized, strict=True)
         )
-        weighted = (self._coloured(photo), *rows, *columns)
+        # Transposed here, because torch 2.11 takes a transposed input of a branch for an alias.
+        weighted = (self._coloured(photo), *rows, columns[0].T, columns[1])
         if not self.height_may_be_first:
             return width_first(*weighted)
         shrinks = [size - new for size, new in zip(sizes, resized, strict=True)]
@@ -148,11 +149,11 @@ def rounded(sums: Tensor, unit: Tensor) -> Tensor:
 
 
 def width_first(pixels: Tensor, rows: Tensor, row_unit: Tensor, columns: Tensor, column_unit: Tensor) -> Tensor:
-    return rounded(rows @ rounded(pixels @ columns.T, column_unit), row_unit)
+    return rounded(rows @ rounded(pixels @ columns, column_unit), row_unit)
 
 
 def height_first(pixels: Tensor, rows: Tensor, row_unit: Tensor, columns: Tensor, column_unit: Tensor) -> Tensor:
-    return rounded(rounded(rows @ pixels, row_unit) @ columns.T, column_unit)
+    return rounded(rounded(rows @ pixels, row_unit) @ columns, column_unit)
 
 
 class PhotoClassifier(nn.Module):

@@ -143,7 +143,8 @@ def test_code_of_the_model_card_answers_as_predict_for_images_of_every_mode(trai
     code = block_of(tmp_path / "hf/README.md", "create_transform").replace("FOLDER", str(tmp_path / "hf"))
     for row in predicted(trained, modes, tmp_path / "a.csv"):
         names = {"image": Image.open(row["image_path"])}
-        exec(code, names)
+        with torch.no_grad():
+            exec(code, names)
         probabilities = (names["logits"][0] / state["calibration"]["temperature"]).softmax(0)
         found = float(probabilities[int(row["class"])])
         # timm's resize rounds a few pixels differently.

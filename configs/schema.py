@@ -644,7 +644,7 @@ class Config:
     CALIBRATE: bool = setting(True, role=RECORD, help=
         "Fit a temperature to the validation images and store it in best.pth, so that probabilities of predict.py say how often the model is right. The weights do not change.")
     STRANGERS: bool = setting(False, role=RECORD, only=Only("CALIBRATE"), help=
-        "At the end, compare the training images with the validation images, and store statistics in best.pth with which -unknown of predict.py also rejects photos of other things. This passes up to 20,000 images of each through the model once more.")
+        "At the end of a run, compute statistics of the features of up to 20,000 training and 20,000 validation images, and store them in best.pth. predict.py -unknown uses them to reject photos that differ from the training images.")
     TRACK: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = setting(("tensorboard",), role=RECORD, help=
         "Trackers that show the run: tensorboard (files in the run folder), wandb (Weights & Biases), mlflow; empty: none. See docs/tracking.md.")
 

@@ -107,7 +107,7 @@ def _empty_part_error(config: Config, part: str, whole: ImageSet) -> DataError:
 def _describe_class_counts(train: ImageSet | None, val: ImageSet) -> list[str]:
     """Describe the classes with the fewest images: the model learns them worst, and their accuracy is least certain.
 
-    Warn of classes that only one part has. A drawn split warns of its own.
+    Warn of classes that only one part has, unless halfstep has split the data: the split gives this warning itself.
     """
     if train is None or val.makes_batches or len(val.classes) == 1:
         return []

@@ -43,7 +43,7 @@ class ImageSet:
     left_out: dict[str, int] = {}  # number of images of each class that the evaluated checkpoint does not know
     folder_names: Sequence[str] = ()  # if labels are numbers: for each class, the folder with all its images
     fingerprints: Any = None  # datasets.overlap.Fingerprints, while this set is compared with another set
-    num_in_training: int | None = None  # of a validation set: its images that are also training images; None: unknown
+    num_in_training: int | None = None  # the number of validation images that are also training images; None: unknown
     doubt = ""  # an error message if the folders do not look like classes; ignored if the classes are listed
     classes_are_names = False  # the labels in the data are class names; their order gives the class numbers
 

@@ -56,8 +56,9 @@ def main(argv: list[str]) -> int:
         return print_verdict(arguments)
     runs, left_out = find_runs(arguments.runs)
     if len(runs) == len(arguments.runs):  # the user wants to compare exactly these
-        check_data(runs, arguments.any_data)
-    data_sets = by_data(runs, arguments.any_data)
+        data_sets = [DataSet(runs, *check_data(runs, arguments.any_data))]
+    else:
+        data_sets = by_data(runs, arguments.any_data)
     compared = [each for each in data_sets if len(each.runs) > 1]
     alone = [each for each in data_sets if len(each.runs) == 1]
     left_out += [f"left out: {each.runs[0].folder}: no other run has its data ({each.name})" for each in alone]

@@ -48,7 +48,7 @@ def choose_photos(follow) -> None:
 
 
 def look_at_the_result(follow) -> None:
-    """Evaluate the held-out photos, and test photos that are there only now, because the page's photos are not split."""
+    """Evaluate the held-out photos, and then the photos of a new folder test/."""
     follow("Look at the result")
     draw_photos(Path("photos/test"), "cat", "dog", count=2)
     assert "4 validation images" in follow("Test photos")

@@ -151,7 +151,7 @@ def half_speedup(device: torch.device, half: torch.dtype) -> float:
     pairs = [(x.to(dtype), weight.to(dtype)) for dtype in (torch.float32, half)]
     fewest, most = (1, 10) if is_cpu else (2, 8)  # the first round on a GPU also loads libraries
     start, rounds, num_threads = time.thread_time(), [], torch.get_num_threads()
-    # Several threads wait for each other in a loop. Beside other programs they wait longer than they compute.
+    # With several threads, CPU time includes busy waiting, which takes longer than the products if other programs run.
     torch.set_num_threads(1)
     try:
         while len(rounds) < fewest or (len(rounds) < most and time.thread_time() - start < MAX_SECONDS):
@@ -165,8 +165,7 @@ def half_speedup(device: torch.device, half: torch.dtype) -> float:
 def speedup_of(rounds: Sequence[tuple[float, float]]) -> float:
     """Return the speed of half precision relative to float32, from the seconds of both in each round.
 
-    The shortest time of each type is compared, because other work disturbed it least. The first round takes longer, as it
-    prepares the kernels, so it counts only if it is the only one.
+    The shortest times are compared, because other programs disturbed them least.
     """
     whole, halved = (min(times) for times in zip(*rounds, strict=True))
     return whole / halved

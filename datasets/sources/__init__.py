@@ -18,19 +18,8 @@ from utils.text import first_of
 Read = Callable[[Config, Callable[[str], None]], tuple[ImageSet | None, ImageSet | None]]
 
 TORCHVISION = "torchvision/"
-ARCHIVES = (
-    ".zip",
-    ".7z",
-    ".rar",
-    ".tar",
-    ".tgz",
-    ".tbz2",
-    ".txz",
-    ".gz",
-    ".bz2",
-    ".xz",
-    ".zst",
-)  # to be unpacked first
+# Endings of files that the user must unpack first.
+ARCHIVES = (".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz", ".gz", ".bz2", ".xz", ".zst")
 
 
 def find_source(name: str) -> Read:

@@ -114,11 +114,11 @@ def find_test_folders(val: ImageSet) -> list[Path]:
     """
     if val.split.get("rule") != "folders" or not val.is_listing:
         return []
-    beside, used, found = Path(val.split["training"]).parent, Path(val.split["validation"]), []
+    parent, validation, found = Path(val.split["training"]).parent, Path(val.split["validation"]), []
     with contextlib.suppress(OSError):  # the folders were moved during the run
-        for folder in (beside / name for name in _listed(beside)[0] if name.lower() == TEST_NAME):
+        for folder in (parent / name for name in _listed(parent)[0] if name.lower() == TEST_NAME):
             classes = {normalize("NFC", name) for name in subfolders(folder)}
-            if classes and classes <= {*val.classes} and not is_within(folder, used):
+            if classes and classes <= {*val.classes} and not is_within(folder, validation):
                 found.append(folder)
     return found
 

@@ -127,14 +127,17 @@ def confidence(top1: float, num_images: int) -> str:
 
 
 def interval_of(top1: float, num_images: int) -> str:
-    """Return the 95% confidence interval of an accuracy on few images, or "" if there are 1,000 or more.
-
-    It is Wilson's interval, which is valid near 0 and 100% too.
-    """
+    """Return the 95% confidence interval of an accuracy on few images, or "" if there are 1,000 or more."""
     if not (0 < num_images < 1000 and 0 <= top1 <= 100):
         return ""
-    p, z2 = top1 / 100, 1.96**2 / num_images
-    half = math.sqrt(z2 * (p * (1 - p) + z2 / 4))
-    low, high = (100 * (p + z2 / 2 + side * half) / (1 + z2) for side in (-1, 1))
+    low, high = wilson_interval(top1, num_images)
     digits = 0 if num_images < FEW else 1
     return f"{low:.{digits}f} to {high:.{digits}f}%"
+
+
+def wilson_interval(percent: float, total: int) -> tuple[float, float]:
+    """Return Wilson's 95% interval of a percentage of `total` images. It is valid near 0 and 100% too."""
+    p, z2 = percent / 100, 1.96**2 / total
+    half = math.sqrt(z2 * (p * (1 - p) + z2 / 4))
+    low, high = (100 * (p + z2 / 2 + side * half) / (1 + z2) for side in (-1, 1))
+    return low, high

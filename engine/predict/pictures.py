@@ -126,7 +126,7 @@ class Tile(NamedTuple):
     """One image of a sheet."""
 
     pixels: np.ndarray | None  # uint8 [H, W] or [H, W, 1 or 3] of any size; None for an empty place
-    caption: Sequence[str] = ()  # texts, each of which starts a line and continues on the next if it is too wide
+    caption: Sequence[str] = ()  # each text starts on a new line and is wrapped
     frame: str | tuple[int, int, int] | None = None  # the colour of the frame; None for no frame
 
 

@@ -17,6 +17,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_
 
 from datasets.types import ImageSet
 from engine.evaluation.image_test import ImageTest
+from engine.evaluation.scores import wilson_interval
 from extras.exports.photo import PhotoSubject, as_photo, draw
 from models.export.formats import SCOPES, load_onnx
 from models.export.subject import WrongExport
@@ -26,7 +27,7 @@ from utils.text import counted, first_of, format_bytes
 KINDS = ("MatMul", "Gemm", "Conv")  # 8 bits elsewhere save little time, and cost most of the accuracy
 FOR_RANGES, FOR_ACCURACY, FOR_LAYERS = 256, 5000, 16  # numbers of images, drawn by a seed
 MOST_LOST = 2.0  # percentage points of accuracy, at the end of a 95% interval
-MOST_OTHER = 5.0  # percent of the answers that may differ, at the end of a 95% interval, for most_lost to count
+MOST_OTHER = 5.0  # percentage of answers that may differ, at the end of a 95% interval; above it, most_lost is ignored
 DEVIATIONS = 1.96  # half the width of a 95% interval, in standard deviations
 MODEL = "model.model."  # the place of the model in PhotoClassifier
 NUM_NAMED = 3
@@ -43,24 +44,22 @@ class Inputs(CalibrationDataReader):
 
 
 class Agreement(NamedTuple):
-    """How often the 8-bit graph gives another answer than the float32 graph, and how much such an answer costs."""
+    """Counts the answers of the 8-bit graph that differ from those of the float32 graph, and limits their cost."""
 
     num_answers: int
     num_other: int
-    largest_cost: float  # how much less probable than float32's answer another answer is, at most; 1 if all are equal
+    largest_cost: float  # the largest difference in float32 probability between both answers; 1 if all answers agree
 
     @property
     def most_other(self) -> float:
-        """Return the upper end of the 95% interval of the percentage of other answers (Wilson's)."""
-        number, total, squared = self.num_other, self.num_answers, DEVIATIONS**2
-        half = DEVIATIONS * math.sqrt(number * (total - number) / total + squared / 4)
-        return 100 * (number + squared / 2 + half) / (total + squared)
+        """Return the upper end of the 95% interval of the percentage of answers that differ."""
+        return wilson_interval(100 * self.num_other / self.num_answers, self.num_answers)[1]
 
     @property
     def most_lost(self) -> float:
-        """Return the largest loss of accuracy in percentage points: that of the most other answers, at the largest cost.
+        """Return an upper bound of the loss of accuracy in percentage points: the percentage times the largest cost.
 
-        This is a narrower bound than the difference of both accuracies if the other answers are near ties.
+        If the differing answers are near ties, this bound is narrower than the interval of the accuracies' difference.
         """
         return self.largest_cost * self.most_other
 
@@ -76,7 +75,10 @@ class Agreement(NamedTuple):
 
 
 def images_needed(test: ImageTest) -> int | None:
-    """Return how many images narrow the interval of the accuracy enough if the answers stay as they are. None: no number."""
+    """Return the number of images that would make the interval narrow enough, or None if the accuracy is too low.
+
+    It assumes that the shares of differing answers stay the same.
+    """
     change = test.value / 100
     room = MOST_LOST / 100 + change
     share = (test.only_first + test.only_second + 1) / test.num_images
@@ -136,7 +138,7 @@ class Quantizer:
         files = {"float32": before, "int8": after}
         runs, seconds, right = [load_onnx(self.subject, path) for path in files.values()], [0.0, 0.0], ([], [])
         fits: tuple[list, list] = ([], [])  # whether each photo fits the training images, if the graph tells
-        costs = []  # of each answer in 8 bits: how much less probable it is in float32 than the answer there
+        costs = []  # for each image, see `cost`
         for index, pixels in draw(self.subject.photos, FOR_ACCURACY):
             truth, photo, answers = self.truth(index), torch.from_numpy(as_photo(pixels)), []
             for number, run in enumerate(runs):
@@ -172,7 +174,7 @@ class Quantizer:
         return probabilities > 0.5 if self.subject.config.DATA.has_several_labels else probabilities.argmax()
 
     def cost(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
-        """Return how much less probable, in float32, the answer in 8 bits is than the answer there; or this of each label."""
+        """Return the difference in float32 probability between the float32 answer and the 8-bit answer: [1] or [labels]."""
         if self.subject.config.DATA.has_several_labels:
             return np.abs(2 * before - 1) * (self.answer(before) != self.answer(after))
         return np.atleast_1d(before.max() - before[self.answer(after)])

@@ -186,11 +186,11 @@ MOST_PHOTOS = 2000  # maximum number of validation images to compare
 
 
 class Difference(NamedTuple):
-    """How the results of a graph for one photo differ from the original's."""
+    """The differences between the results of a graph and of the original model for one photo."""
 
     probability: float  # the largest difference of a probability
-    is_other_answer: bool  # beyond a near tie
-    is_other_sign: bool  # of `known`, although rounding does not decide it
+    is_other_answer: bool  # whether the answers differ and are not a near tie
+    is_other_sign: bool  # whether the sign of `known` differs by more than rounding explains
 
 
 @dataclass(frozen=True)

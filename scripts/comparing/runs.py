@@ -217,7 +217,7 @@ def identity_of(run: SavedRun) -> dict[str, str]:
     """Return {setting or fact: value as text, without credentials} of everything that influences the result of a run.
 
     Seed and fold are left out, since they tell repetitions apart. With folds, the facts about images differ too.
-    Settings that have no effect with the others, such as those of a ViT for a timm model, have their default.
+    A setting without effect, such as PATCH_SIZE of a timm model, gets its default.
     """
     values = {key: plain(SETTINGS[key].default) if is_idle(key, run) else each for key, each in run.settings.items()}
     found = {key: written(value) for key, value in values.items() if key not in WITHOUT_EFFECT}

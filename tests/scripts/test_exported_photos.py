@@ -86,7 +86,7 @@ def test_other_sign_of_known_decided_by_rounding_refuses_no_export(trained, tmp_
 
 def test_comparison_of_validation_images_sees_how_the_documented_code_reads_them(trained, tmp_path, monkeypatch):
     def read_photo(image, is_turned):
-        return np.zeros((*image.size, 4), np.uint8)  # as if it lost the opacity
+        return np.zeros((*image.size, 4), np.uint8)  # a reader that loses the pixels
 
     monkeypatch.setattr("extras.exports.photo.read_photo", read_photo)
     ended = typed("scripts/export.py", trained, "-output", tmp_path / "x.pt2", "-photo")

@@ -104,7 +104,7 @@ def test_advice_on_amp_is_the_same_beside_other_work(rounds):
 
 
 def test_half_precision_speed_is_measured_in_one_thread(monkeypatch):
-    """The CPU time of several threads includes the time in which they wait for each other."""
+    """With several threads, CPU time includes busy waiting."""
     before, during, multiply = torch.get_num_threads(), set(), torch.mm
     monkeypatch.setattr(torch, "mm", lambda *both: during.add(torch.get_num_threads()) or multiply(*both))
     try:

@@ -174,7 +174,7 @@ def test_run_without_statistics_stores_the_reason(num_val, tokens, makes_batches
 def test_images_whose_scores_are_decided_by_rounding_store_the_reason():
     train, val = drawn(60, 0), drawn(24, 1)
     assert "statistics" in learn.summarize(train, np.arange(60) % 3, val)
-    train.read[:] = 20 * np.eye(6)[np.arange(60) % 3]  # as if each class had a single image
+    train.read[:] = 20 * np.eye(6)[np.arange(60) % 3]  # all images of a class are equal
     val.read[:] = 20 * np.eye(6)[np.arange(24) % 3]
     assert "rounding" in learn.summarize(train, np.arange(60) % 3, val)["reason"]
 

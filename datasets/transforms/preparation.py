@@ -103,4 +103,5 @@ def build_preparation(
 
 def copied(rows: Sequence | np.ndarray, device: torch.device) -> Tensor:
     """Return the rows of all images of a batch on the device, with a single copy for which the host does not wait."""
-    return torch.tensor(rows, pin_memory=has_streams(device)).to(device, non_blocking=True)
+    host = torch.tensor(rows)  # torch.tensor cannot pin what it reads from numpy
+    return (host.pin_memory() if has_streams(device) else host).to(device, non_blocking=True)

@@ -63,7 +63,7 @@ class Counters:
         grad_norm = grad_norm.to(sums)
         counted = torch.stack((*sums, torch.zeros_like(skipped), grad_norm, torch.ones_like(skipped)))
         nothing = torch.zeros_like(counted)
-        nothing[3] = 1
+        nothing[3].fill_(1)  # an assignment would make the host wait for a GPU
         self.totals += torch.where(skipped > 0, nothing, counted)
         self.last = torch.stack((sums[0], sums[2], grad_norm))
         self.skips_in_a_row = (self.skips_in_a_row + 1) * skipped.to(self.skips_in_a_row)

@@ -7,6 +7,7 @@ import torch
 from configs.schema import Config
 from datasets import Mixed, Normalize, Piece, Preparation
 from datasets.order import sample_rng
+from datasets.transforms import preparation
 from datasets.transforms.erase_and_mix import BatchedErasing, Erasing
 from datasets.transforms.preparation import build_preparation
 from tests.support.batches import ERASES, MIXES, SIDE, batch, settings
@@ -113,6 +114,15 @@ def test_device_preparation_matches_host_without_synchronizing(tmp_path):
             (here, targets), (there, same_targets) = (prepare(pinned, torch.bfloat16) for prepare in prepares)
         assert seen == {} and there.device.type == torch.device(DEVICE).type and torch.equal(here, there.cpu())
         assert all(torch.equal(*pair) for pair in zip(targets, (each.cpu() for each in same_targets), strict=True))
+
+
+@pytest.mark.parametrize("rows", [np.arange(6).reshape(2, 3), [(0.5, 1), (2, 3)]])
+def test_rows_of_numpy_and_of_python_are_pinned_for_a_device_with_streams(monkeypatch, rows):
+    pinned = []
+    monkeypatch.setattr(preparation, "has_streams", lambda device: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
+    found = preparation.copied(rows, CPU)
+    assert pinned[0] is found and np.array_equal(found.numpy(), np.asarray(rows))
 
 
 @on_pretend_device

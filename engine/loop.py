@@ -110,7 +110,11 @@ class Loop:
         leave its updates out. NonFinite ends the run (exit code 3) the second time, or if no older checkpoint exists.
         """
         trainer = self.trainer
-        if self.plan.scores_start:
+        if self.plan.config.MODEL.NEW_CLASSIFIER != "random":
+            from engine.features.start import start_classifier
+
+            start_classifier(self.plan, trainer, self.session.log, self.stop, self.score_start)
+        if self.plan.scores_start and not self.saves.before:
             self.score_start()
         while not self.why_finished:
             # The windows reach to the last update that the settings allow. The schedule may end the run earlier.
@@ -124,12 +128,12 @@ class Loop:
                     raise
         self.saves.wait_and_sync_best()
 
-    def score_start(self) -> None:
-        """Evaluate the initial weights as the baseline (epoch 0)."""
+    def score_start(self, of: str = "") -> None:
+        """Evaluate the initial weights as the baseline (epoch 0). `of` ends the line about them."""
         start, saves = time.perf_counter(), self.saves
         saves.before = evaluate_both(self.trainer, self.eval_data, self.bad_images)[""].scores
         self.trainer.notify("on_start_scored", saves.before, time.perf_counter() - start)
-        self.session.log.say(f"before training: {saves.before.describe_short()}")
+        self.session.log.say(f"before training: {saves.before.describe_short()}{of}")
         saves.show("training", before=saves.before.figures())
 
     def one_epoch(self, windows: Iterator[Window]) -> None:

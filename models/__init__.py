@@ -3,7 +3,7 @@
 from torch import nn
 
 from configs.schema import Config
-from models.parts import freeze
+from models.parts import freeze, freeze_statistics
 from utils.torch_internals import import_timm
 
 
@@ -23,6 +23,8 @@ def build_model(config: Config, num_classes: int) -> nn.Module:
 
         model = build_timm(config, num_classes)
     freeze(model, config.MODEL.FREEZE)
+    if config.MODEL.PRETRAINED and config.MODEL.FROZEN_STATISTICS:
+        freeze_statistics(model)
     return model
 
 

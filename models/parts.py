@@ -87,16 +87,27 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
         parameters[name].requires_grad_(False)
     for path, module in model.named_modules():
         if has_running_statistics(module) and _all_frozen(path, module, frozen):
-            # A method set on the module survives copy.deepcopy, DDP and torch.compile. Rejected: resetting these norms
-            # after each model.train(), which new callers would forget.
-            module.train = MethodType(_stay_in_evaluation, module)
-            module.train()
+            _keep_in_evaluation(module)
+
+
+def freeze_statistics(model: nn.Module) -> None:
+    """Let every BatchNorm normalize with its running statistics in training too, and never update them."""
+    for module in model.modules():
+        if has_running_statistics(module):
+            _keep_in_evaluation(module)
 
 
 def _all_frozen(path: str, module: nn.Module, frozen: set[str]) -> bool:
     own = [name for name, _ in module.named_parameters(recurse=False)]
     own = own or [name for name, _ in module.named_buffers(recurse=False)]
     return all(f"{path}.{name}" in frozen for name in own)
+
+
+def _keep_in_evaluation(module: nn.Module) -> None:
+    # A method set on the module survives copy.deepcopy, DDP and torch.compile. Rejected: resetting these norms
+    # after each model.train(), which new callers would forget.
+    module.train = MethodType(_stay_in_evaluation, module)
+    module.train()
 
 
 def _stay_in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:

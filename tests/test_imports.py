@@ -72,11 +72,11 @@ PACKAGES = {
         " sources.torchvision_sets loading build __init__"
     ).split(),
     "models": (
-        "parts features transforms compilation weights.sharded kwargs weights vit timm_models __init__ export"
+        "parts heads features transforms compilation weights.sharded kwargs weights vit timm_models __init__ export"
     ).split(),
     "engine": (
         "parallel precision evaluation train checkpoint record settings_of_weights settings predict session"
-        " provenance memory first_passes plan weights_lines plan_lines quick_checks"
+        " provenance memory first_passes plan features weights_lines plan_lines quick_checks"
         " build batch_size eval_run evaluate_weights check callback_list saves loop run __init__"
     ).split(),
 }

@@ -1,27 +1,22 @@
 """Adds statistics of the training images to best.pth at the end of a run with STRANGERS, for predict.py -unknown."""
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from datasets import BadImages, ImageSet, build_eval_data
+from datasets import ImageSet
 from engine.checkpoint.format import progress_in, save_checkpoint
 from engine.evaluate_weights import load_saved
-from engine.evaluation.evaluate import evaluate
-from engine.evaluation.scores import Scores
-from engine.evaluation.tally import OF_CLASSES
+from engine.features.compute import MOST_IMAGES, features_of_images
 from engine.plan import TrainPlan
 from engine.session import Session
-from engine.train.forecast import MOST_COMPARED
 from engine.train.trainer import Trainer
 from extras.strangers.known import LIKE_ROUNDING, MOST_MOVED, QUANTILE, FeaturePair, Known, Tap, to_plain
 from models.weights.state import CALIBRATION, KNOWN
 from models.weights.torch_files import read_index
-from utils.distributed import Process
 from utils.errors import ConfigError, cause_of
 from utils.text import counted
 
@@ -29,40 +24,12 @@ MANY_IMAGES = 5000  # which take so long that a line says what the run is doing
 FEWEST_IMAGES = 20  # validation images; fewer have no limit that 95% of them reach
 
 
-class Gathered:
-    """Keeps the features and classes of the images of an evaluation, in place of scores."""
-
-    def __init__(self, tap: Tap):
-        self.tap, self.per_image, self.rows = tap, self, []
-        self.indices = np.zeros(0, np.int64)
-        self.num_bad = 0
-
-    def add(self, logits: Tensor, targets: Tensor, num_bad: int) -> None:
-        self.rows.append([each[: len(targets)] for each in (*self.tap.take(), targets)])
-        self.num_bad += num_bad
-
-    def result(self, process: Process) -> Scores:
-        counts = process.join([(sum(len(targets) for *_, targets in self.rows), self.num_bad)])
-        return Scores(0.0, 0.0, 0.0, *(sum(column) for column in zip(*counts, strict=True)))
-
-
 def features_of_set(
     model: nn.Module, images: ImageSet, trainer: Trainer, session: Session
 ) -> tuple[FeaturePair, np.ndarray]:
     """Return the features and classes of the images drawn from a set, as arrays of all processes. Collective."""
-    # The first images of an epoch, because they are in few shards.
-    images = images.take(np.sort(images.epoch_order(trainer.config.SEED, 0)[:MOST_COMPARED]))
-    data = build_eval_data(trainer.config, images, trainer.process)
-    bad_images = BadImages(images, max_fraction=1.0, say=session.log.note)
-    # Compiled graphs do not call the hooks of a tap.
-    eager = torch.compiler.set_stance("force_eager") if trainer.config.COMPILE else contextlib.nullcontext()
-    with contextlib.closing(Tap(model)) as tap, eager:
-        scoring = OF_CLASSES._replace(tally=lambda *given: Gathered(tap))
-        given = (data, trainer.prepare.normalize, trainer.precision, trainer.process, bad_images, scoring)
-        (found,) = evaluate([model], *given)
-    local = [torch.cat(column).cpu().numpy() for column in zip(*found.images.rows, strict=True)]
-    read, middle, classes = map(np.concatenate, zip(*trainer.process.join([local]), strict=True))
-    return FeaturePair(read, middle), classes
+    *pair, classes = features_of_images(model, Tap(model), images, trainer, session.log.note)
+    return FeaturePair(*pair), classes
 
 
 def learn(path: Path, plan: TrainPlan, trainer: Trainer, session: Session) -> None:
@@ -103,7 +70,7 @@ def measure(path: Path, plan: TrainPlan, trainer: Trainer, session: Session) -> 
         return {"reason": "images of varying size and generated images are not supported"}
     model, num_train = load_saved(path, trainer), len(plan.train_set)
     say = session.log.say if num_train + num_val > MANY_IMAGES else session.log.note
-    say(f"comparing up to {MOST_COMPARED:,} training and validation images each, for STRANGERS")
+    say(f"comparing up to {MOST_IMAGES:,} training and validation images each, for STRANGERS")
     try:
         train, classes = features_of_set(model, plan.train_set, trainer, session)
         val, _ = features_of_set(model, plan.eval_set, trainer, session)

@@ -10,6 +10,7 @@ from unicodedata import normalize
 import torch
 from torch import Tensor, nn
 
+from models.heads import output_layers, set_to_zero
 from models.parts import classifier_names
 from models.weights.files import find_file, read_weights
 from models.weights.metadata import (
@@ -47,8 +48,11 @@ def load_pretrained(
 
     With `needs_head`, weights whose classifier does not fit are refused, because a random classifier is useless.
     `classes` are the classes of the model's outputs, which are matched by name if the file names its classes.
-    `settings` are the model's settings by full names, for the error message about another architecture.
+    `settings` are the settings by full names: for the error message about another architecture, and for
+    MODEL.NEW_CLASSIFIER. A frozen classifier never starts from zeros, because it would stay zero.
     """
+    is_frozen = not all(layer.weight.requires_grad for layer in output_layers(model).values())
+    zeros = bool(settings) and settings["MODEL.NEW_CLASSIFIER"] != "random" and not is_frozen
     try:
         path = find_file(source)
         weights = read_weights(path) if path else fetch(source)
@@ -60,7 +64,7 @@ def load_pretrained(
         half = (torch.float16, torch.bfloat16)
         state = {name: tensor.float() if tensor.dtype in half else tensor for name, tensor in weights.state.items()}
         with naming_damage(path or source):
-            lines += _fit_heads(model, state, theirs or [], classes, needs_head)
+            lines += _fit_heads(model, state, theirs or [], classes, needs_head, "zeros" if zeros else "random weights")
         state = _fit_image_size(model, state, lines)
         _fit_channels(model, state, lines)
         changed = differences(weights.record, settings, ARCHITECTURE) if settings else []
@@ -68,18 +72,24 @@ def load_pretrained(
     except ConfigError as error:
         raise ConfigError(f"{setting}: {error}") from None
     model.load_state_dict(state, strict=False)
+    for path, layer in output_layers(model).items() if zeros else ():
+        if f"{path}.weight" not in state:
+            set_to_zero(layer)
     return lines
 
 
 def _fit_heads(
-    model: nn.Module, state: dict[str, Tensor], theirs: list[str], mine: Sequence[str], needs_head: bool
+    model: nn.Module, state: dict[str, Tensor], theirs: list[str], mine: Sequence[str], needs_head: bool, start: str
 ) -> list[str]:
-    """Order the classifiers' rows by class names, and remove classifiers that do not fit. Return lines for the user."""
-    heads, own = classifier_names(model), model.state_dict()
+    """Order the classifiers' rows by class names, and remove classifiers that do not fit. Return lines for the user.
+
+    `start` says how a removed classifier starts.
+    """
+    heads, own = list(output_layers(model)), model.state_dict()
     named = [head for head in heads if f"{head}.weight" in state and len(state[f"{head}.weight"]) >= len(theirs)]
     by_name = []
     if theirs and mine and named and not needs_head:
-        by_name = [_match_classes(own, state, tuple(f"{head}." for head in named), theirs, mine)]
+        by_name = [_match_classes(own, state, tuple(f"{head}." for head in named), theirs, mine, start)]
     # Old ViTs have a hidden layer before the classifier; timm's ViTs do not. The two layers are useful only together.
     dropped = [name for name in state if name.startswith("pre_logits.") and name not in own]
     lines = []
@@ -95,7 +105,7 @@ def _fit_heads(
         else:
             continue
         if reason:
-            lines.append(f"  {head} starts from random weights: {reason}")
+            lines.append(f"  {head} starts from {start}: {reason}")
         dropped += [name for name in state if name.startswith(f"{head}.")]
     if lines and needs_head:
         raise ConfigError(
@@ -107,7 +117,12 @@ def _fit_heads(
 
 
 def _match_classes(
-    own: dict[str, Tensor], state: dict[str, Tensor], heads: tuple[str, ...], theirs: list[str], mine: Sequence[str]
+    own: dict[str, Tensor],
+    state: dict[str, Tensor],
+    heads: tuple[str, ...],
+    theirs: list[str],
+    mine: Sequence[str],
+    start: str,
 ) -> str:
     """Reorder the rows of the classifiers `heads` from the file's classes `theirs` to the model's classes `mine`.
 
@@ -126,7 +141,7 @@ def _match_classes(
                 chosen = [number.get(each, -1) for each in mine] + [-1] * (len(own[name]) - len(mine))
                 state[name] = torch.cat([rows, mean])[chosen]
     if not known:
-        return f"  head starts from random weights: the file has none of these classes (it has {first_of(theirs)})"
+        return f"  head starts from {start}: the file has none of these classes (it has {first_of(theirs)})"
     unused = [name for name in theirs if name not in mine]
     what = f"{len(known)} of {len(mine)}" if new else f"all {len(mine)}"
     more = [f"; {title}: {first_of(names)}" for title, names in (("new", new), ("not used", unused)) if names]
@@ -220,7 +235,7 @@ def _check_same_architecture(
 
 def load_exactly(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
     """Load weights that fit the model exactly. Nothing is resized, dropped or left random."""
-    if model.num_classes and not any(f"{head}.weight" in state for head in classifier_names(model)):
+    if model.num_classes and not any(f"{path}.weight" in state for path in output_layers(model)):
         raise ConfigError(
             f"{path}: these weights have no classifier (TRAIN.OBJECTIVE=features trains none); fine-tune them with labelled "
             "images (-pretrained), or compare images with scripts/embed.py"

@@ -12,6 +12,7 @@ import timm
 import torch
 from PIL import Image
 
+from engine.features import compute
 from engine.predict.output import UNKNOWN, UNSURE, Mark
 from engine.predict.predictor import Guess, Prediction
 from extras.strangers import learn
@@ -82,7 +83,7 @@ def test_unsure_does_not_mark_strangers():
 
 def test_padded_rows_of_a_batch_are_left_out():
     tap = SimpleNamespace(take=lambda: FeaturePair(torch.rand(4, 6), torch.rand(4, 8)))
-    gathered = learn.Gathered(tap)
+    gathered = compute.Gathered(tap)
     gathered.add(torch.rand(4, 3), torch.tensor([0, 1, 2]), 1)
     assert [len(each) for each in gathered.rows[0]] == [3, 3, 3]
     scores = gathered.result(SimpleNamespace(join=lambda items: items))

@@ -1,0 +1,111 @@
+"""Computes the features of the images of a set, in one pass without gradients, with any number of processes."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from datasets import BadImages, EvalData, ImageSet, build_eval_data
+from engine.evaluation.evaluate import evaluate
+from engine.evaluation.scores import Scores
+from engine.evaluation.tally import OF_CLASSES
+from engine.train.trainer import Trainer
+from utils.distributed import Process
+
+MOST_IMAGES = 20_000  # of a set, so that the pass takes a bounded time
+
+
+class Tap(Protocol):
+    """Keeps the features of each batch that a model computes."""
+
+    def take(self) -> Sequence[Tensor]:
+        """Return the features of the newest batch, each [at least B, D]."""
+
+    def close(self) -> None: ...
+
+
+class ReadByLayers:
+    """A tap of what some linear layers of a model read."""
+
+    def __init__(self, layers: Sequence[nn.Module]):
+        self._read: dict[int, Tensor] = {}
+        self._hooks = [
+            layer.register_forward_pre_hook(lambda layer, inputs, number=number: self._keep(number, inputs[0]))
+            for number, layer in enumerate(layers)
+        ]
+
+    def __deepcopy__(self, memo: dict) -> "ReadByLayers":
+        return self  # the half-precision copy of a model has the same tap
+
+    def _keep(self, number: int, read: Tensor) -> None:
+        self._read[number] = read.flatten(1).float()
+
+    def take(self) -> list[Tensor]:
+        return [self._read.pop(number) for number in range(len(self._hooks))]
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+
+class Gathered:
+    """Keeps the features and targets of the images of an evaluation, in place of scores."""
+
+    def __init__(self, tap: Tap):
+        self.tap, self.per_image, self.rows = tap, self, []
+        self.indices = np.zeros(0, np.int64)
+        self.num_bad = 0
+
+    def add(self, logits: Tensor, targets: Tensor, num_bad: int) -> None:
+        self.rows.append([each[: len(targets)] for each in (*self.tap.take(), targets)])
+        self.num_bad += num_bad
+
+    def result(self, process: Process) -> Scores:
+        counts = process.join([(sum(len(targets) for *_, targets in self.rows), self.num_bad)])
+        return Scores(0.0, 0.0, 0.0, *(sum(column) for column in zip(*counts, strict=True)))
+
+
+class Interruptible:
+    """Evaluation data that raise an error between two batches, in all processes after the same batch."""
+
+    def __init__(self, data: EvalData, stop_if_requested: Callable[[], None]):
+        self._data, self._stop_if_requested = data, stop_if_requested
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._data, name)
+
+    def __iter__(self) -> Iterator:
+        for batch in self._data:
+            self._stop_if_requested()
+            yield batch
+
+
+def features_of_images(
+    model: nn.Module,
+    tap: Tap,
+    images: ImageSet,
+    trainer: Trainer,
+    note: Callable[[str], None],
+    stop_if_requested: Callable[[], None] = lambda: None,
+) -> list[np.ndarray]:
+    """Return the features that the tap of the model keeps, and the targets, as arrays over all processes. Collective.
+
+    At most MOST_IMAGES images are drawn from the set; unreadable ones are left out. The rows are in the order of the set.
+    """
+    # The first images of an epoch, because they are in few shards.
+    images = images.take(np.sort(images.epoch_order(trainer.config.SEED, 0)[:MOST_IMAGES]))
+    data = Interruptible(build_eval_data(trainer.config, images, trainer.process), stop_if_requested)
+    bad_images = BadImages(images, max_fraction=1.0, say=note)
+    # Compiled graphs do not call the hooks of a tap.
+    eager = torch.compiler.set_stance("force_eager") if trainer.config.COMPILE else contextlib.nullcontext()
+    with contextlib.closing(tap), eager:
+        scoring = OF_CLASSES._replace(tally=lambda *given: Gathered(tap))
+        given = (data, trainer.prepare.normalize, trainer.precision, trainer.process, bad_images, scoring)
+        (found,) = evaluate([model], *given)
+    local = [torch.cat(column).cpu().numpy() for column in zip(*found.images.rows, strict=True)]
+    indices, *columns = map(np.concatenate, zip(*trainer.process.join([[found.images.indices, *local]]), strict=True))
+    order = np.argsort(indices, kind="stable")
+    return [column[order] for column in columns]

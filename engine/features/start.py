@@ -1,0 +1,78 @@
+"""The start of a new classifier: a linear classifier of the pretrained model's features is fitted and put into the model."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from engine.features.compute import MOST_IMAGES, ReadByLayers, features_of_images
+from engine.features.linear import MOST_PRODUCTS, fit_linear, set_classifier
+from engine.plan import TrainPlan
+from engine.train.stop_conditions import Stopped
+from engine.train.trainer import Trainer
+from models.heads import output_layers, set_to_zero
+from utils.log import Log
+from utils.program import StopSignal
+
+
+def start_classifier(
+    plan: TrainPlan, trainer: Trainer, log: Log, stop: StopSignal, score: Callable[[str], None]
+) -> None:
+    """Fit a linear classifier for a new classifier, and call `score` while the model has it. Collective.
+
+    With MODEL.NEW_CLASSIFIER zeros, the model then starts from zeros again. Nothing happens if the classifier is not new;
+    any other reason against it is logged.
+    """
+    layers = list(output_layers(trainer.model).values())
+    if trainer.step or not trainer.process.all_true(are_zero(layers)):
+        return
+    if not fit(plan, trainer, layers, log, stop):
+        return
+    score(", by a linear classifier of the pretrained features")
+    if plan.config.MODEL.NEW_CLASSIFIER == "zeros":
+        for layer in layers:
+            set_to_zero(layer)
+        trainer.computing.refresh()
+
+
+def fit(plan: TrainPlan, trainer: Trainer, layers: list[nn.Module], log: Log, stop: StopSignal) -> bool:
+    """Put a linear classifier of the training images' features into the model. Return whether there is one."""
+    if reason := why_not(plan, trainer, layers):
+        log.say(f"no linear classifier before training: {reason}")
+        return False
+
+    def stop_if_requested() -> None:
+        signal, _ = trainer.process.delayed_max([stop.number, 0])  # two numbers, as in the votes of the training
+        if signal:
+            raise Stopped(signal)
+
+    tap = ReadByLayers(layers)
+    *features, targets = features_of_images(trainer.model, tap, plan.train_set, trainer, log.note, stop_if_requested)
+    features, targets = torch.cat([torch.from_numpy(each) for each in features], 1), torch.from_numpy(targets)
+    if not len(targets) or not features.isfinite().all():
+        log.say("no linear classifier before training: some features are not finite")
+        return False
+    found = trainer.process.first(lambda: fit_linear(features, targets, layers[0].weight.shape[0]))
+    set_classifier(layers, found)
+    trainer.computing.refresh()
+    return True
+
+
+def are_zero(layers: list[nn.Module]) -> bool:
+    """Return whether all weights are zero, as MODEL.NEW_CLASSIFIER starts a classifier."""
+    return bool(layers) and not any(bool(each.any()) for layer in layers for each in layer.parameters())
+
+
+def why_not(plan: TrainPlan, trainer: Trainer, layers: list[nn.Module]) -> str:
+    """Return why no linear classifier is fitted, or ""."""
+    if trainer.parallel.is_sharded:
+        return "the processes share the model (DIST.STRATEGY fsdp2)"
+    if plan.train_set.makes_batches:
+        return "the images are generated"
+    if any(layer.bias is None for layer in layers):
+        return "the classifier has no bias"
+    num_images, num_classes = min(len(plan.train_set), MOST_IMAGES), layers[0].weight.shape[0]
+    num_features = sum(layer.weight[0].numel() for layer in layers)
+    if num_images * num_features * num_classes > MOST_PRODUCTS:
+        return f"it would take long with {num_images:,} images, {num_features:,} features and {num_classes:,} classes"
+    return ""

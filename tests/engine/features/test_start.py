@@ -1,0 +1,153 @@
+"""A new classifier of pretrained weights starts from zeros or from a linear classifier, and the log says how good that is."""
+
+import itertools
+import math
+import signal
+
+import pytest
+import timm
+import torch
+from torch.nn import functional
+
+from configs.schema import Config
+from configs.values import flatten
+from engine.features import start
+from engine.features.compute import Interruptible
+from engine.train.stop_conditions import Stopped
+from models.heads import output_layers
+from models.weights.load import load_pretrained
+from tests.support.configs import CONVOLUTIONS
+from tests.support.run_hash import run_hash
+from tests.support.runs import epochs_of, run, run_folder, typed
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """Return a folder with digits.yaml and weights of another task: the digits, of which 0 to 4 are one class."""
+    folder = tmp_path_factory.mktemp("start")
+    (folder / "digits.yaml").write_text(CONVOLUTIONS)
+    words = ("-cfg", folder / "digits.yaml", "-output", folder / "runs", "-opts", "MODEL_EMA=false")
+    typed("main_single_gpu.py", *words[:-2], "-epochs", "3").done()
+    state = torch.load(run_folder(folder / "runs") / "best.pth", weights_only=True)["state_dict"]
+    rows = {name: state[name] for name in state if name.startswith("fc.")}
+    state |= {name: torch.cat((each[:5].mean(0, keepdim=True), each[5:])) for name, each in rows.items()}
+    torch.save(state, folder / "six.pth")
+    return folder
+
+
+def words(digits, *options: str) -> list[str]:
+    few = ["TRAIN.NUM_EPOCHS=2", "TRAIN.BASE_LR=1e-3", "SAVE_STEPS=5", "MODEL.FROZEN_STATISTICS=true"]
+    cfg = ["-cfg", str(digits / "digits.yaml"), "-pretrained", str(digits / "six.pth")]
+    return [*cfg, "-opts", *few, *options]
+
+
+def test_linear_classifier_is_measured_and_training_starts_from_zeros(digits, tmp_path):
+    ended = run(
+        "main_single_gpu.py", "-output", str(tmp_path), *words(digits, "MODEL.NEW_CLASSIFIER=zeros", "REPORT=true")
+    )
+    folder = run_folder(tmp_path)
+    before, first, _ = epochs_of(folder)
+    assert "fc starts from zeros" in ended.done().stdout
+    assert f"before training: top-1 {before['eval_top1']:.2f}%" in ended.stdout
+    assert ", by a linear classifier of the pretrained features" in ended.stdout
+    assert before["epoch"] == -1 and before["eval_top1"] > 85
+    steps = (folder / "steps.csv").read_text().splitlines()
+    column = steps[0].split(",").index("loss")
+    assert float(steps[1].split(",")[column]) == pytest.approx(math.log(10), abs=1e-4)
+    assert f"Before training it was {before['eval_top1']:.2f}%" in (folder / "report.html").read_text()
+
+
+def test_training_starts_from_the_linear_classifier_if_asked(digits, tmp_path):
+    ended = run("main_single_gpu.py", "-output", str(tmp_path), *words(digits, "MODEL.NEW_CLASSIFIER=linear"))
+    before, first, _ = epochs_of(run_folder(tmp_path))
+    assert before["eval_top1"] > 85 and first["train_loss"] < 1.0
+    assert ended.done()
+
+
+@pytest.mark.parametrize("kind", ["zeros", "linear"])
+def test_run_killed_in_any_place_of_its_start_ends_with_the_same_weights(digits, tmp_path, kind):
+    flags = words(digits, f"MODEL.NEW_CLASSIFIER={kind}")
+    run("main_single_gpu.py", "-output", str(tmp_path / "unbroken"), "-resume", "auto", *flags).done()
+    wanted = run_hash(run_folder(tmp_path / "unbroken"))
+    for number, (moment, name) in enumerate(itertools.product(("features", "fit"), ("SIGKILL", "SIGTERM"))):
+        output = ["-output", str(tmp_path / str(number)), "-resume", "auto"]
+        told = {"tell": [0, moment, getattr(signal, name)]}
+        broken = run("main_single_gpu.py", *output, *flags, faults=told)
+        assert broken.returncode == (-signal.SIGKILL if name == "SIGKILL" else 128 + signal.SIGTERM), broken.printed
+        run("main_single_gpu.py", *output, *flags).done()
+        folders = sorted((tmp_path / str(number)).iterdir())
+        assert run_hash(folders[-1]) == wanted, (moment, name, folders)
+
+
+def test_two_processes_find_the_linear_classifier_of_one(digits, tmp_path):
+    found = []
+    for count in (1, 2):
+        output = ["-output", str(tmp_path / str(count))]
+        flags = words(digits, "MODEL.NEW_CLASSIFIER=linear", f"DATA.BATCH_SIZE={32 // count}", "TRAIN.NUM_EPOCHS=1")
+        run("main_multi_gpu.py", *output, *flags, processes=count).done()
+        found.append(epochs_of(run_folder(tmp_path / str(count)))[0])
+    assert found[1]["eval_loss"] == pytest.approx(found[0]["eval_loss"], abs=1e-6)
+    assert found[1]["eval_top1"] == found[0]["eval_top1"]
+
+
+def test_signal_ends_the_pass_after_the_batch_in_progress():
+    seen = []
+
+    def stop() -> None:
+        if len(seen) == 2:
+            raise Stopped(signal.SIGTERM)
+
+    with pytest.raises(Stopped):
+        for batch in Interruptible(range(5), stop):
+            seen.append(batch)
+    assert seen == [0, 1]
+
+
+def test_classes_known_by_name_keep_their_rows(digits, tmp_path):
+    typed("main_single_gpu.py", "-cfg", digits / "digits.yaml", "-output", tmp_path / "first").done()
+    flags = words(digits, "MODEL.NEW_CLASSIFIER=zeros", "TRAIN.NUM_EPOCHS=1")
+    flags[3] = str(run_folder(tmp_path / "first") / "best.pth")
+    ended = run("main_single_gpu.py", "-output", str(tmp_path / "second"), *flags).done()
+    assert "all 10 classes by name" in ended.stdout and "linear classifier" not in ended.stdout
+
+
+def test_reasons_against_a_linear_classifier_are_logged(digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(start, "MOST_PRODUCTS", 1000)
+    flags = words(digits, "MODEL.NEW_CLASSIFIER=linear", "TRAIN.NUM_EPOCHS=1")
+    ended = typed("main_single_gpu.py", "-output", tmp_path, *flags).done()
+    assert "no linear classifier before training: it would take long with" in ended.stdout
+    assert epochs_of(run_folder(tmp_path))[0]["epoch"] == 0
+
+
+def test_statistics_of_batchnorm_stay_those_of_the_weights(digits, tmp_path):
+    theirs = torch.load(digits / "six.pth", weights_only=True)
+    for is_frozen in (True, False):
+        output = tmp_path / str(is_frozen)
+        flags = words(digits, f"MODEL.FROZEN_STATISTICS={is_frozen}", "TRAIN.NUM_EPOCHS=1")
+        typed("main_single_gpu.py", "-output", output, *flags).done()
+        ours = torch.load(run_folder(output) / "last.pth", weights_only=True)["state_dict"]
+        means = [name for name in theirs if name.endswith("running_mean")]
+        assert means and all(torch.equal(ours[name], theirs[name]) == is_frozen for name in means)
+        assert not torch.equal(ours["fc.weight"], torch.zeros_like(ours["fc.weight"]))
+
+
+# Small models of different families, each with its classifier in another place or form.
+FAMILIES = """test_vit test_vit2 test_resnet test_efficientnet test_byobnet test_convnext test_nfnet levit_128s dpn68
+deit_tiny_distilled_patch16_224 repvit_m0_9 crossvit_tiny_240 mobilenetv3_small_050 regnetx_002 ghostnet_050 rexnet_100
+edgenext_xx_small mobilevit_xxs efficientvit_b0 tiny_vit_5m_224 xcit_nano_12_p8_224 pvt_v2_b0""".split()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_first_loss_is_that_of_equal_probabilities(name, tmp_path):
+    other = timm.create_model(name, num_classes=5)
+    torch.save(other.state_dict(), tmp_path / "other.pth")
+    model = timm.create_model(name, num_classes=8)
+    settings = flatten(Config()) | {"MODEL.NEW_CLASSIFIER": "zeros"}
+    lines = load_pretrained(model, str(tmp_path / "other.pth"), settings=settings)
+    assert all("starts from zeros" in line for line in lines[1:]) and len(lines) == 1 + len(output_layers(model))
+    size = (model.pretrained_cfg if hasattr(model, "pretrained_cfg") else model.default_cfg)["input_size"]
+    logits = model.train()(torch.rand(2, *size))
+    for each in logits if isinstance(logits, tuple) else [logits]:
+        assert functional.cross_entropy(each, torch.tensor([1, 6])).item() == pytest.approx(math.log(8), abs=1e-6)

@@ -15,7 +15,8 @@ def load_settings(arguments: list[str]) -> LoadedConfig:
     """Load the settings for a command line from these layers. Each overrides the previous ones:
 
     1. settings that follow from the weights that the command line names
-    2. the file of -cfg, or else the settings of the weights' run, or else configs/finetune.yaml (not with -eval)
+    2. the file of -cfg, or else the settings of the weights' run, or else configs/finetune.yaml, or for models with
+       BatchNorm finetune_batchnorm.yaml (not with -eval)
     3. flags and -opts
     """
     command_line = parse(arguments)
@@ -38,8 +39,25 @@ def load_settings(arguments: list[str]) -> LoadedConfig:
         return load(arguments, needs_file=False, weights=layer_of_weights(given, checkpoint))
     file = find_settings_file("finetune")
     loaded = load_settings(["-cfg", file, *arguments])
+    if _has_batchnorm(loaded.config):
+        file = find_settings_file("finetune_batchnorm")
+        loaded = load_settings(["-cfg", file, *arguments])
     note = f"settings: {file} (fine-tuning, DATA.DATASET {loaded.config.DATA.DATASET}); use -cfg for other settings"
     return replace(loaded, notes=[note, *loaded.notes], arguments=arguments)
+
+
+def _has_batchnorm(config: Config) -> bool:
+    import torch
+
+    from models import build_model
+    from models.parts import statistics_of
+    from utils.errors import ConfigError
+
+    try:
+        with torch.device("meta"):
+            return bool(statistics_of(build_model(config, 1)))
+    except ConfigError:  # the run, or a row of -check, reports it
+        return False
 
 
 def _given(layers: Sequence[Layer]) -> dict[str, Text]:

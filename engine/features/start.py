@@ -53,6 +53,7 @@ def fit(plan: TrainPlan, trainer: Trainer, layers: list[nn.Module], log: Log, st
         log.say("no linear classifier before training: some features are not finite")
         return False
     found = trainer.process.first(lambda: fit_linear(features, targets, layers[0].weight.shape[0]))
+    stop_if_requested()  # a resumed run then repeats the pass
     set_classifier(layers, found)
     trainer.computing.refresh()
     return True

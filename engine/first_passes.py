@@ -3,6 +3,8 @@
 They use invented images, and change neither weights nor gradients, buffers and random state.
 """
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +17,6 @@ from datasets.order import Piece
 from engine.memory import flags_for, out_of_memory, raises_when_full, release, shortage, smaller_batch
 from engine.train.optimizers import optimizer_bytes
 from engine.train.trainer import Trainer
-from models.parts import unchanged_buffers
 from utils.log import Log
 from utils.seed import unchanged_random_state
 from utils.text import counted
@@ -133,3 +134,15 @@ def with_largest_images(config: Config) -> Config:
     if train.SIZE_SCHEDULE:
         train = replace(train, SIZE_SCHEDULE=(f"0:{config.largest_train_side}",))
     return replace(config, TRAIN=train, DATA=replace(config.DATA, TRAIN_TOKENS=(max(tokens),) if tokens else ()))
+
+
+@contextlib.contextmanager
+def unchanged_buffers(model: nn.Module) -> Iterator[None]:
+    """Restore all buffers, such as BatchNorm's statistics, when the `with` block ends."""
+    saved = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                buffer.copy_(saved[name])

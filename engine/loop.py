@@ -113,7 +113,7 @@ class Loop:
         if self.plan.config.MODEL.NEW_CLASSIFIER != "random":
             from engine.features.start import start_classifier
 
-            start_classifier(self.plan, trainer, self.session.log, self.stop, self.score_start)
+            start_classifier(self.saves, self.eval_data, self.bad_images, self.stop)
         if self.plan.scores_start and not self.saves.before:
             self.score_start()
         while not self.why_finished:
@@ -128,12 +128,12 @@ class Loop:
                     raise
         self.saves.wait_and_sync_best()
 
-    def score_start(self, of: str = "") -> None:
-        """Evaluate the initial weights as the baseline (epoch 0). `of` ends the line about them."""
+    def score_start(self) -> None:
+        """Evaluate the initial weights as the baseline (epoch 0)."""
         start, saves = time.perf_counter(), self.saves
         saves.before = evaluate_both(self.trainer, self.eval_data, self.bad_images)[""].scores
         self.trainer.notify("on_start_scored", saves.before, time.perf_counter() - start)
-        self.session.log.say(f"before training: {saves.before.describe_short()}{of}")
+        self.session.log.say(f"before training: {saves.before.describe_short()}")
         saves.show("training", before=saves.before.figures())
 
     def one_epoch(self, windows: Iterator[Window]) -> None:
@@ -194,9 +194,9 @@ class Loop:
         lasted = format_duration(time.perf_counter() - self.start)
         files = {"weights": "last.pth", "curves": "loss.png", "logs": "log.txt"}
         things = ", ".join(name for name, file in files.items() if (folder / file).exists())
-        over = f", over {measured_classes(self.plan)}" if best.epoch else ""
+        over = f", over {measured_classes(self.plan)}" if best.exists else ""
         log.say(f"{outcome.sentence}; {self.saves.describe_best()}{over}; {lasted}; {things}: {folder}")
-        if before and best.epoch and not rank_of(best.metric, best.value, best.loss) > before.rank:
+        if before and best.exists and not rank_of(best.metric, best.value, best.loss) > before.rank:
             log.warn(f"no epoch was better than the start; before training: {before.describe_short()}")
         return outcome
 

@@ -94,7 +94,7 @@ class Saves:
         known = self.trainer.best
         self.saver.reload_from_disk()
         # If the state has no best epoch (older than best.pth, or reset by `restore`), best.pth on disk does not count.
-        if not known.epoch:
+        if not known.exists:
             self.saver.best = Best()
         self.wait_and_sync_best()
         if self.trainer.best != known:
@@ -174,7 +174,7 @@ def describe_progress(
     plan: TrainPlan, trainer: Trainer, folder: Path, saved: dict[str, int], best: Best
 ) -> dict[str, Any]:
     """Return the progress of the training, of last.pth (`saved`) and of best.pth on disk, for status.json."""
-    held = {best.metric: best.value, "epoch": best.epoch, "file": BEST} if best.epoch else None
+    held = {best.metric: best.value, "epoch": best.epoch, "file": BEST} if best.exists else None
     return {
         **saved,
         "position": {"epoch": trainer.epoch, "step": trainer.step},

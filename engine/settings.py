@@ -6,8 +6,7 @@ from dataclasses import replace
 from configs.flags import parse
 from configs.load import LoadedConfig, load, name_runs
 from configs.paddlevit import our_name
-from configs.schema import Config
-from configs.values import Text, flatten, is_none
+from configs.values import Text, is_none
 from configs.yaml_files import Layer, find_settings_file, read_layers
 
 
@@ -25,7 +24,7 @@ def load_settings(arguments: list[str]) -> LoadedConfig:
     if not {"MODEL.RESUME", "MODEL.PRETRAINED"} & given.keys():
         return load(arguments)
     # Imported here: reading weights needs torch, whose import takes seconds.
-    from engine.settings_of_weights import checkpoint_of, is_on, layer_of_weights, layers_of_run
+    from engine.settings_of_weights import checkpoint_of, has_batchnorm, is_on, layer_of_weights, layers_of_run
 
     checkpoint = checkpoint_of(given)
     if command_line.cfg:
@@ -39,25 +38,11 @@ def load_settings(arguments: list[str]) -> LoadedConfig:
         return load(arguments, needs_file=False, weights=layer_of_weights(given, checkpoint))
     file = find_settings_file("finetune")
     loaded = load_settings(["-cfg", file, *arguments])
-    if _has_batchnorm(loaded.config):
+    if has_batchnorm(loaded.config):
         file = find_settings_file("finetune_batchnorm")
         loaded = load_settings(["-cfg", file, *arguments])
     note = f"settings: {file} (fine-tuning, DATA.DATASET {loaded.config.DATA.DATASET}); use -cfg for other settings"
     return replace(loaded, notes=[note, *loaded.notes], arguments=arguments)
-
-
-def _has_batchnorm(config: Config) -> bool:
-    import torch
-
-    from models import build_model
-    from models.parts import statistics_of
-    from utils.errors import ConfigError
-
-    try:
-        with torch.device("meta"):
-            return bool(statistics_of(build_model(config, 1)))
-    except ConfigError:  # the run, or a row of -check, reports it
-        return False
 
 
 def _given(layers: Sequence[Layer]) -> dict[str, Text]:
@@ -65,12 +50,3 @@ def _given(layers: Sequence[Layer]) -> dict[str, Text]:
     last = {our_name(key): text for layer in layers for key, text in layer.texts.items()}
     given = {key: text for key, text in last.items() if not is_none(text)}
     return given | name_runs(given)
-
-
-def override(config: Config, arguments: Sequence[str]) -> Config:
-    """Return the settings with the overrides of a command line."""
-    if not arguments:
-        return config
-    from engine.settings_of_weights import layer_from
-
-    return load(list(arguments), beneath=[layer_from("the weights", flatten(config))]).config

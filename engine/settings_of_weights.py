@@ -1,11 +1,13 @@
 """Finds the settings that follow from the weights on the command line: from their run, model and preprocessing."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from configs.combinations import WITHOUT_FILES
-from configs.schema import MACHINE, VIT_FIELDS
-from configs.values import ALL_SETTINGS, SETTINGS, Text, convert, of_role, to_text, today
+from configs.load import load
+from configs.schema import MACHINE, VIT_FIELDS, Config
+from configs.values import ALL_SETTINGS, SETTINGS, Text, convert, flatten, of_role, to_text, today
 from configs.yaml_files import Layer, Quoted
 from utils.errors import ConfigError
 
@@ -79,6 +81,20 @@ def _settings_of_run(recorded: dict[str, Any], given: dict[str, Text], origin: s
     taken.pop("DATA.SYNTHETIC_SIZE", None)
     by_folder = layer_from("for -data_path", {"DATA.DATASET": "imagefolder"})
     return [layer_from(origin, taken), by_folder]
+
+
+def has_batchnorm(config: Config) -> bool:
+    """Return whether the model of these settings has BatchNorm, or another norm with running statistics."""
+    import torch
+
+    from models import build_model
+    from models.parts import statistics_of
+
+    try:
+        with torch.device("meta"):
+            return bool(statistics_of(build_model(config, 1)))
+    except ConfigError:  # the run, or a row of -check, reports it
+        return False
 
 
 def layer_of_weights(given: dict[str, Text], checkpoint: Path | None) -> Layer | None:
@@ -163,3 +179,10 @@ def _to_text(value: Any) -> Text:
     if isinstance(value, list | tuple):
         return [_to_text(each) for each in value]
     return Quoted(value) if isinstance(value, str) else to_text(value)
+
+
+def override(config: Config, arguments: Sequence[str]) -> Config:
+    """Return the settings of some weights with the overrides of a command line."""
+    if not arguments:
+        return config
+    return load(list(arguments), beneath=[layer_from("the weights", flatten(config))]).config

@@ -60,13 +60,13 @@ def describe_other_validation(plan: TrainPlan) -> list[str]:
     then, now, best = plan.inputs.saved["validation"], plan.validation, Best(*plan.inputs.saved["progress"]["best"])
     others = [fact for fact in changed_facts(plan.inputs.saved.get(TRAINED_ON, {}), plan.facts) if "validation" in fact]
     if then == now and not others:
-        if not best.epoch or best.metric == plan.config.TRAIN.BEST_METRIC:
+        if not best.exists or best.metric == plan.config.TRAIN.BEST_METRIC:
             return []
         return [
             f"resume: TRAIN.BEST_METRIC is {plan.config.TRAIN.BEST_METRIC}, so the best epoch so far, {best.epoch} by "
             f"{TITLES[best.metric]}, does not count: the next evaluated epoch becomes best.pth"
         ]
-    if not best.epoch:
+    if not best.exists:
         return []
     return [
         f"resume: other validation images ({then['num_images']} then, {now['num_images']} now), so the best epoch so "

@@ -36,15 +36,18 @@ class Calibration(Callback):
         """Return the calibration of the best epoch, or {} if there is none yet."""
         return self._state
 
+    def fit(self, trainer: Trainer, images: ImageResults | LabelResults) -> None:
+        best, scores = trainer.best, gather_scores(images, trainer.process)
+        weights = {"epoch": best.epoch, "step": trainer.step, "weights": f"state_dict{best.suffix}"}
+        self._state = trainer.process.first(lambda: weights | calibrate(scores))
+        if "reason" in self._state:
+            self._log.note(f"the best weights are not calibrated, because {self._state['reason']}")
+
     def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
         best, process = trainer.best, trainer.process
         if result.images is not None:
-            scores = gather_scores(result.images, process)
-            weights = {"epoch": best.epoch, "step": trainer.step, "weights": f"state_dict{best.suffix}"}
-            self._state = process.first(lambda: weights | calibrate(scores))
-            if "reason" in self._state:
-                self._log.note(f"the best weights are not calibrated, because {self._state['reason']}")
-        elif best.epoch and best.epoch != self._state.get("epoch"):
+            self.fit(trainer, result.images)
+        elif best.exists and best.epoch != self._state.get("epoch"):
             # The run was killed after it wrote best.pth, or the last best.pth could not be written.
             found = process.first(lambda: progress_in(self._best_file).get(CALIBRATION))
             self._state = found or {"epoch": best.epoch}

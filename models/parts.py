@@ -1,11 +1,10 @@
 """Parts of a model: modules by name patterns, frozen parts, the classifier, the first layer, running statistics."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from types import MethodType
 
-import torch
 from torch import Tensor, nn
 
 from utils.errors import ConfigError, did_you_mean
@@ -32,18 +31,6 @@ def statistics_of(model: nn.Module) -> list[Tensor]:
     return [
         buffer for each in model.modules() if has_running_statistics(each) for buffer in each.buffers(recurse=False)
     ]
-
-
-@contextlib.contextmanager
-def unchanged_buffers(model: nn.Module) -> Iterator[None]:
-    """Restore all buffers, such as BatchNorm's statistics, when the `with` block ends."""
-    saved = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                buffer.copy_(saved[name])
 
 
 def starts_with_convolution(model: nn.Module) -> bool:

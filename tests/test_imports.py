@@ -53,7 +53,7 @@ def test_programs_load_run_settings_only_through_settings_module():
     """This way includes the settings of the pretrained weights. Other files read settings without them."""
     files = [*ROOT.glob("*.py"), *(path for room in (*ROOMS, "scripts") for path in (ROOT / room).rglob("*.py"))]
     users = {path.name for path in files if "configs.load.load" in imported(path, also_names=True)}
-    expected = {"settings.py", "make_shards.py", "timm_arguments.py"}
+    expected = {"settings.py", "settings_of_weights.py", "make_shards.py", "timm_arguments.py"}
     assert users == expected
 
 
@@ -76,8 +76,8 @@ PACKAGES = {
     ).split(),
     "engine": (
         "parallel precision evaluation train checkpoint record settings_of_weights settings predict session"
-        " provenance memory first_passes plan features weights_lines plan_lines quick_checks"
-        " build batch_size eval_run evaluate_weights check callback_list saves loop run __init__"
+        " provenance memory first_passes plan weights_lines plan_lines quick_checks"
+        " build batch_size eval_run evaluate_weights check callback_list saves features loop run __init__"
     ).split(),
 }
 

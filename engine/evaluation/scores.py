@@ -98,7 +98,7 @@ class Best(NamedTuple):
     """The best evaluation of a run so far."""
 
     value: float = -1.0  # the value of the deciding metric
-    epoch: int = 0  # counted from 1; 0 if there is no evaluation yet
+    epoch: int = 0  # counted from 1; 0 for the start of a new classifier (MODEL.NEW_CLASSIFIER), or with no evaluation
     loss: float = 0.0
     suffix: str = ""  # "_ema" if the EMA weights are the best
     num_images: int = 0
@@ -108,16 +108,21 @@ class Best(NamedTuple):
     def of(cls, scores: Scores, epoch: int, suffix: str) -> "Best":
         return cls(scores.value, epoch, -scores.rank[1], suffix, scores.num_images, scores.metric)
 
+    @property
+    def exists(self) -> bool:
+        return self[:2] != Best()[:2]
+
     def is_worse_than(self, scores: Scores) -> bool:
-        return not self.epoch or rank_of(self.metric, self.value, self.loss) < scores.rank
+        return not self.exists or rank_of(self.metric, self.value, self.loss) < scores.rank
 
     def describe(self, has_ema: bool) -> str:
-        if not self.epoch:
+        if not self.exists:
             return "no best.pth yet"
         weights = f", {'EMA' if self.suffix else 'raw weights'}" if has_ema else ""
         interval = confidence(self.value, self.num_images) if self.metric == "top1" else ""
         name, value = TITLES[self.metric], format_value(self.metric, self.value)
-        return f"best validation {name} {value} (epoch {self.epoch}{weights}{interval and f'; {interval}'})"
+        when = f"epoch {self.epoch}{weights}" if self.epoch else "before training"
+        return f"best validation {name} {value} ({when}{interval and f'; {interval}'})"
 
 
 def confidence(top1: float, num_images: int) -> str:

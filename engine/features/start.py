@@ -1,42 +1,62 @@
-"""The start of a new classifier: a linear classifier of the pretrained model's features is fitted and put into the model."""
+"""The start of a new classifier: a linear classifier of the pretrained model's features is fitted, scored and saved."""
 
-from collections.abc import Callable
+import time
 
 import torch
 from torch import nn
 
+from datasets import BadImages, EvalData
+from engine.evaluate_weights import evaluate_both
 from engine.features.compute import MOST_IMAGES, ReadByLayers, features_of_images
 from engine.features.linear import MOST_PRODUCTS, fit_linear, set_classifier
 from engine.plan import TrainPlan
+from engine.saves import Saves
 from engine.train.stop_conditions import Stopped
 from engine.train.trainer import Trainer
 from models.heads import output_layers, set_to_zero
-from utils.log import Log
+from models.weights.state import CALIBRATION
 from utils.program import StopSignal
+from utils.runs import BEST
 
 
-def start_classifier(
-    plan: TrainPlan, trainer: Trainer, log: Log, stop: StopSignal, score: Callable[[str], None]
-) -> None:
-    """Fit a linear classifier for a new classifier, and call `score` while the model has it. Collective.
+def start_classifier(saves: Saves, eval_data: EvalData, bad_images: BadImages, stop: StopSignal) -> None:
+    """Fit a linear classifier for a new classifier, evaluate the model with it, and save it as best.pth. Collective.
 
     With MODEL.NEW_CLASSIFIER zeros, the model then starts from zeros again. Nothing happens if the classifier is not new;
     any other reason against it is logged.
     """
+    plan, trainer = saves.plan, saves.trainer
     layers = list(output_layers(trainer.model).values())
-    if trainer.step or not trainer.process.all_true(are_zero(layers)):
+    if trainer.step:
         return
-    if not fit(plan, trainer, layers, log, stop):
-        return
-    score(", by a linear classifier of the pretrained features")
+    if not trainer.best.exists:  # else the run was stopped after it saved this start
+        if not trainer.process.all_true(are_zero(layers)) or not fit(saves, layers, stop):
+            return
+        score(saves, eval_data, bad_images)
     if plan.config.MODEL.NEW_CLASSIFIER == "zeros":
         for layer in layers:
             set_to_zero(layer)
         trainer.computing.refresh()
 
 
-def fit(plan: TrainPlan, trainer: Trainer, layers: list[nn.Module], log: Log, stop: StopSignal) -> bool:
+def score(saves: Saves, eval_data: EvalData, bad_images: BadImages) -> None:
+    """Evaluate the weights before the first update, and save them as the best so far. Collective."""
+    trainer, start = saves.trainer, time.perf_counter()
+    found = evaluate_both(trainer, eval_data, bad_images)[""]
+    saves.before = found.scores
+    saves.compare_with_best({"": found.scores}, epoch=0)
+    trainer.notify("on_start_scored", found.scores, time.perf_counter() - start)
+    if calibration := trainer.parts.get(CALIBRATION):
+        calibration.fit(trainer, found.images.gather(trainer.process))
+    what = "by a linear classifier of the pretrained features"
+    saves.log.say(f"before training: {found.scores.describe_short()}, {what}")
+    saves.save(metric=found.scores.value, extra_names=[BEST])
+    saves.show("training", before=found.scores.figures())
+
+
+def fit(saves: Saves, layers: list[nn.Module], stop: StopSignal) -> bool:
     """Put a linear classifier of the training images' features into the model. Return whether there is one."""
+    plan, trainer, log = saves.plan, saves.trainer, saves.log
     if reason := why_not(plan, trainer, layers):
         log.say(f"no linear classifier before training: {reason}")
         return False

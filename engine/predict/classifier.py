@@ -11,7 +11,8 @@ from configs.schema import Config
 from configs.values import unflatten, wrong_in
 from datasets.classes import read_classes
 from datasets.transforms.pixel_rules import PixelRules
-from engine.settings import load_settings, override
+from engine.settings import load_settings
+from engine.settings_of_weights import override
 from models import build_model
 from models.parts import classifier_names
 from models.weights.files import chosen_weights, find_file, read_checkpoint, read_record, read_state_dict

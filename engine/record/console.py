@@ -135,7 +135,7 @@ class EpochPrinter:
                 if self._has_ema:
                     yield f"EMA {title}", 4 + width, self._show(scores.get("_ema"))
                 is_new = best.epoch == row["epoch"] + 1
-                yield "best", 8, f"{'*' * is_new}{format_value(best.metric, best.value)}" if best.epoch else "-"
+                yield "best", 8, f"{'*' * is_new}{format_value(best.metric, best.value)}" if best.exists else "-"
             elif column.title:
                 value = row[column.name]
                 yield column.title, column.width, "-" if value is None else column.text(value)

@@ -161,15 +161,17 @@ class SavedRun:
     def best(self) -> Best:
         """Return the evaluation of the epoch in best.pth. If the metrics lack that epoch, return their best evaluation.
 
-        Epochs count from 1. Epoch 0 means that nothing was evaluated.
+        Epochs count from 1. Epoch 0 is the start of a new classifier.
         """
         number = self.status.get("best", {}).get("epoch")
         on_disk = best_of([row for row in self.epochs if row["epoch"] + 1 == number], self.metric)
-        found = on_disk if on_disk.epoch else best_of(self.epochs, self.metric)
+        if number == 0 and self.before:
+            on_disk = best_of([self.before | {"epoch": 0}], self.metric)._replace(epoch=0)
+        found = on_disk if on_disk.exists else best_of(self.epochs, self.metric)
         # Unreadable images are not scored. results.json counts the scored images, and status.json all images.
         scored = read_object(self.folder / "results.json").get("num_images")
         num_images = scored if isinstance(scored, int) else self.about.get("validation_images", 0)
-        return found._replace(num_images=num_images if found.epoch else 0)
+        return found._replace(num_images=num_images if found.exists else 0)
 
     @property
     def seconds(self) -> float | None:

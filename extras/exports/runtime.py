@@ -15,7 +15,7 @@ from datasets.sources.images import FileImages
 from datasets.types import Batch, ImageReadError
 from engine.predict.classifier import Classifier, config_of
 from engine.predict.predictor import Predictor
-from engine.settings import override
+from engine.settings_of_weights import override
 from utils.distributed import Process
 from utils.errors import ConfigError, cause_of, naming_damage, needing
 from utils.torch_internals import import_timm

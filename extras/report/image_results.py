@@ -296,7 +296,7 @@ class BestResults(Callback):
     def _are_missing(self) -> bool:
         best = self._trainer.best
         if (
-            not (best.epoch and self._has_classes)
+            not (best.exists and self._has_classes)
             or best in self._held
             or self._has_written(self._draws, with_rates=True)
         ):

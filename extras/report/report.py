@@ -208,20 +208,10 @@ def result(run: SavedRun) -> Iterator[Markup]:
     """Yield paragraphs with the best score, how it was reached, and how the run ended if it did not end as planned."""
     best, planned, done = run.best, run.planned_epochs, run.num_epochs
     epochs = counted(done, "epoch") if done >= planned else f"the first {done:,} of {counted(planned, 'epoch')}"
-    if best.epoch:
+    if best.exists:
         value, name = format_value(best.metric, best.value), TITLES.get(best.metric, best.metric)
         yield element("p", value, " ", element("small", f"validation {name}"), class_="figure")
-        text = f"The best of {epochs} was epoch {best.epoch}"
-        if len(run.suffixes) > 1:
-            text += f", with the {'EMA' if best.suffix else 'raw'} weights"
-        if best.metric == "knn":
-            text += ", on the images of DATA.LABELLED_PATH"
-        elif best.num_images:
-            text += f", on {counted(best.num_images, 'validation image')}"
-        if (before := run.before.get(f"eval_{best.metric}")) is not None:
-            text += f". Before training it was {format_value(best.metric, before)}"
-        if best.metric == "top1" and (interval := interval_of(best.value, best.num_images)):
-            text += f". On other images like these, expect {interval} (95% interval)"
+        text = describe_best(run, epochs)
     else:
         loss = run.epochs[-1].get("train_loss")
         reached = f" to a training loss of {loss:.4f}" if loss is not None else ""
@@ -229,9 +219,28 @@ def result(run: SavedRun) -> Iterator[Markup]:
     if run.seconds:
         text += f". Training and evaluation took {format_duration(run.seconds)}"
     yield element("p", f"{text}.", class_="lead")
-    for notice in (describe_unmeasured(run) if best.epoch else "", describe_overlap(run), describe_end(run, done)):
+    for notice in (describe_unmeasured(run) if best.exists else "", describe_overlap(run), describe_end(run, done)):
         if notice:
             yield element("p", notice, class_="notice")
+
+
+def describe_best(run: SavedRun, epochs: str) -> str:
+    """Return which of the `epochs` was the best, on which images, and how good the model was before training."""
+    best = run.best
+    text = f"The best of {epochs} was epoch {best.epoch}"
+    if not best.epoch:
+        text = f"None of {epochs} was better than a linear classifier of the pretrained features"
+    elif len(run.suffixes) > 1:
+        text += f", with the {'EMA' if best.suffix else 'raw'} weights"
+    if best.metric == "knn":
+        text += ", on the images of DATA.LABELLED_PATH"
+    elif best.num_images:
+        text += f", on {counted(best.num_images, 'validation image')}"
+    if best.epoch and (before := run.before.get(f"eval_{best.metric}")) is not None:
+        text += f". Before training it was {format_value(best.metric, before)}"
+    if best.metric == "top1" and (interval := interval_of(best.value, best.num_images)):
+        text += f". On other images like these, expect {interval} (95% interval)"
+    return text
 
 
 def count_classes(run: SavedRun) -> tuple[int, int]:

@@ -295,7 +295,7 @@ class Group:
         if self.common is not None:
             return 100 * float(np.mean([*self.common[run.folder].values()]))
         if run.metric == self.metric:
-            return run.best.value if run.best.epoch else None
+            return run.best.value if run.best.exists else None
         names = [f"eval_{self.metric}{suffix}" for suffix in run.suffixes]
         values = [row[name] for row in run.epochs for name in names if row.get(name) is not None]
         return max(values, key=lambda value: rank_of(self.metric, value, 0.0), default=None)

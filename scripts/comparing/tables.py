@@ -140,7 +140,7 @@ def _runs(groups: Sequence[Group]) -> str:
         for run in group.runs:
             seed, fold, value = run.settings["SEED"], run.settings["DATA.FOLD"], group.best_of(run)
             figure = "-" if value is None else f"{value:.{_digits(metric)}f}"
-            epoch = run.best.epoch if run.metric == metric and run.best.epoch else "-"
+            epoch = run.best.epoch if run.metric == metric and run.best.exists else "-"
             repetition = f"{seed}, fold {fold}" if fold else seed
             rows.append([group.number, repetition, figure, epoch, run.state, one_line(str(run.folder))])
     return _table(["group", "seed", f"best {TITLES[metric]}", "in epoch", "state", "folder"], rows)

@@ -158,6 +158,7 @@ MOMENTS = {
     "batch size": ("engine.batch_size", "calculate", 1),
     "features": ("engine.features.start", "features_of_images", 1),
     "fit": ("engine.features.start", "fit_linear", 1),
+    "scored start": ("engine.features.start", "set_to_zero", 1),
     "start-up": (engine.build, "build_train_data", 1),
     "training": (Trainer, "update", 3),
     "accumulation": (Trainer, "to_device", 6),

@@ -1,6 +1,7 @@
 """A new classifier of pretrained weights starts from zeros or from a linear classifier, and the log says how good that is."""
 
 import itertools
+import json
 import math
 import signal
 
@@ -18,7 +19,7 @@ from models.heads import output_layers
 from models.weights.load import load_pretrained
 from tests.support.configs import CONVOLUTIONS
 from tests.support.run_hash import run_hash
-from tests.support.runs import epochs_of, run, run_folder, typed
+from tests.support.runs import epochs_of, run, run_folder, status_of, typed
 
 pytestmark = pytest.mark.slow
 
@@ -71,14 +72,37 @@ def test_run_killed_in_any_place_of_its_start_ends_with_the_same_weights(digits,
     flags = words(digits, f"MODEL.NEW_CLASSIFIER={kind}")
     run("main_single_gpu.py", "-output", str(tmp_path / "unbroken"), "-resume", "auto", *flags).done()
     wanted = run_hash(run_folder(tmp_path / "unbroken"))
-    for number, (moment, name) in enumerate(itertools.product(("features", "fit"), ("SIGKILL", "SIGTERM"))):
+    for number, (moment, name) in enumerate(
+        itertools.product(("features", "fit", "scored start", "training"), ("SIGKILL", "SIGTERM"))
+    ):
         output = ["-output", str(tmp_path / str(number)), "-resume", "auto"]
+        if kind == "linear" and moment == "scored start":
+            continue  # nothing is set to zero
         told = {"tell": [0, moment, getattr(signal, name)]}
         broken = run("main_single_gpu.py", *output, *flags, faults=told)
         assert broken.returncode == (-signal.SIGKILL if name == "SIGKILL" else 128 + signal.SIGTERM), broken.printed
         run("main_single_gpu.py", *output, *flags).done()
         folders = sorted((tmp_path / str(number)).iterdir())
         assert run_hash(folders[-1]) == wanted, (moment, name, folders)
+
+
+def test_best_weights_are_the_linear_classifier_if_no_epoch_is_better(digits, tmp_path):
+    flags = words(digits, "MODEL.NEW_CLASSIFIER=zeros", "TRAIN.BASE_LR=1e-9", "TRAIN.END_LR=0", "REPORT=true")
+    ended = run("main_single_gpu.py", "-output", str(tmp_path), *flags).done()
+    folder = run_folder(tmp_path)
+    before, *epochs = epochs_of(folder)
+    assert before["eval_top1"] > max(each["eval_top1"] for each in epochs)
+    assert f"best validation top-1 {before['eval_top1']:.2f}% (before training;" in ended.stdout
+    assert "no epoch was better than the start" in ended.printed
+    status, results = status_of(folder), json.loads((folder / "results.json").read_text())
+    assert status["best_epoch"] == results["epoch"] == 0
+    assert status["best_top1"] == results["value"] == pytest.approx(before["eval_top1"], abs=1e-3)
+    assert results["calibration"]["temperature"] > 0
+    assert "None of 2 epochs was better than a linear classifier" in (folder / "report.html").read_text()
+    again = typed("main_single_gpu.py", "-eval", "-resume", folder / "best.pth", "-output", tmp_path / "eval").done()
+    assert f"top-1 {before['eval_top1']:.3f}%" in again.stdout
+    longer = run("main_single_gpu.py", "-resume", str(folder), "-epochs", "3").done()
+    assert "(before training;" in longer.stdout and epochs_of(folder)[0] == before
 
 
 def test_two_processes_find_the_linear_classifier_of_one(digits, tmp_path):

@@ -30,7 +30,7 @@ def start_classifier(saves: Saves, eval_data: EvalData, bad_images: BadImages, s
     if trainer.step:
         return
     if not trainer.best.exists:  # else the run was stopped after it saved this start
-        if not trainer.process.all_true(are_zero(layers)) or not fit(saves, layers, stop):
+        if not trainer.process.all_true(is_zero(trainer)) or not fit(saves, layers, stop):
             return
         score(saves, eval_data, bad_images)
     if plan.config.MODEL.NEW_CLASSIFIER == "zeros":
@@ -79,9 +79,11 @@ def fit(saves: Saves, layers: list[nn.Module], stop: StopSignal) -> bool:
     return True
 
 
-def are_zero(layers: list[nn.Module]) -> bool:
-    """Return whether all weights are zero, as MODEL.NEW_CLASSIFIER starts a classifier."""
-    return bool(layers) and not any(bool(each.any()) for layer in layers for each in layer.parameters())
+def is_zero(trainer: Trainer) -> bool:
+    """Return whether this process's part of the classifier is zero, as MODEL.NEW_CLASSIFIER starts it."""
+    layers = tuple(f"{path}." for path in output_layers(trainer.model))
+    own = trainer.parallel.parameters(trainer.model)
+    return bool(layers) and not any(bool(each.any()) for name, each in own.items() if name.startswith(layers))
 
 
 def why_not(plan: TrainPlan, trainer: Trainer, layers: list[nn.Module]) -> str:

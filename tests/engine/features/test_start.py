@@ -145,6 +145,15 @@ def test_reasons_against_a_linear_classifier_are_logged(digits, tmp_path, monkey
     assert epochs_of(run_folder(tmp_path))[0]["epoch"] == 0
 
 
+def test_divided_models_start_from_zeros_without_a_linear_classifier(digits, tmp_path):
+    flags = words(
+        digits, "MODEL.NEW_CLASSIFIER=zeros", "TRAIN.NUM_EPOCHS=1", "DIST.STRATEGY=fsdp2", "DATA.BATCH_SIZE=16"
+    )
+    ended = run("main_multi_gpu.py", "-output", str(tmp_path), *flags, processes=2).done()
+    assert "no linear classifier before training: the processes share the model" in ended.stdout
+    assert epochs_of(run_folder(tmp_path))[0]["epoch"] == 0 and "Loss: 2.3026 (2.3026)" in ended.stdout
+
+
 def test_statistics_of_batchnorm_stay_those_of_the_weights(digits, tmp_path):
     theirs = torch.load(digits / "six.pth", weights_only=True)
     for is_frozen in (True, False):
@@ -173,5 +182,9 @@ def test_first_loss_is_that_of_equal_probabilities(name, tmp_path):
     assert all("starts from zeros" in line for line in lines[1:]) and len(lines) == 1 + len(output_layers(model))
     size = (model.pretrained_cfg if hasattr(model, "pretrained_cfg") else model.default_cfg)["input_size"]
     logits = model.train()(torch.rand(2, *size))
+    known = timm.create_model(name, num_classes=5)
+    assert len(load_pretrained(known, str(tmp_path / "other.pth"))) == 1
+    own = known.state_dict()
+    assert all(torch.equal(own[key], value) for key, value in other.state_dict().items())
     for each in logits if isinstance(logits, tuple) else [logits]:
         assert functional.cross_entropy(each, torch.tensor([1, 6])).item() == pytest.approx(math.log(8), abs=1e-6)

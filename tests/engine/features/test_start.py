@@ -15,9 +15,10 @@ from configs.values import flatten
 from engine.features import start
 from engine.features.compute import Interruptible
 from engine.train.stop_conditions import Stopped
+from models import build_model
 from models.heads import output_layers
 from models.weights.load import load_pretrained
-from tests.support.configs import CONVOLUTIONS
+from tests.support.configs import CONVOLUTIONS, small_config
 from tests.support.run_hash import run_hash
 from tests.support.runs import epochs_of, run, run_folder, status_of, typed
 
@@ -145,13 +146,14 @@ def test_reasons_against_a_linear_classifier_are_logged(digits, tmp_path, monkey
     assert epochs_of(run_folder(tmp_path))[0]["epoch"] == 0
 
 
-def test_divided_models_start_from_zeros_without_a_linear_classifier(digits, tmp_path):
-    flags = words(
-        digits, "MODEL.NEW_CLASSIFIER=zeros", "TRAIN.NUM_EPOCHS=1", "DIST.STRATEGY=fsdp2", "DATA.BATCH_SIZE=16"
-    )
-    ended = run("main_multi_gpu.py", "-output", str(tmp_path), *flags, processes=2).done()
+def test_divided_models_start_from_zeros_without_a_linear_classifier(tmp_path):
+    torch.save(build_model(small_config(tmp_path), 6).state_dict(), tmp_path / "six.pth")
+    cfg = ["-cfg", str(tmp_path / "small.yaml"), "-pretrained", str(tmp_path / "six.pth")]
+    opts = ["MODEL.NEW_CLASSIFIER=zeros", "TRAIN.NUM_EPOCHS=1", "DIST.STRATEGY=fsdp2", "DATA.BATCH_SIZE=16"]
+    output = ["-output", str(tmp_path / "o"), "-opts", *opts]
+    ended = run("main_multi_gpu.py", *cfg, *output, processes=2).done()
     assert "no linear classifier before training: the processes share the model" in ended.stdout
-    assert epochs_of(run_folder(tmp_path))[0]["epoch"] == 0 and "Loss: 2.3026 (2.3026)" in ended.stdout
+    assert epochs_of(run_folder(tmp_path / "o"))[0]["epoch"] == 0 and "Loss: 2.3026 (2.3026)" in ended.stdout
 
 
 def test_statistics_of_batchnorm_stay_those_of_the_weights(digits, tmp_path):

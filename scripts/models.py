@@ -167,8 +167,7 @@ def notes(models: list[Model], num_more: int) -> list[str]:
 
 def train(weights: str) -> str:
     """Return the line with the command that fine-tunes these weights."""
-    command = f"python main_single_gpu.py -cfg configs/finetune.yaml -pretrained {weights} -data_path FOLDER"
-    return f"train one: {command}"
+    return f"train one: python main_single_gpu.py -pretrained {weights} -data_path FOLDER"
 
 
 if __name__ == "__main__":

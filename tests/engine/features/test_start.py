@@ -21,6 +21,7 @@ from models.weights.load import load_pretrained
 from tests.support.configs import CONVOLUTIONS, small_config
 from tests.support.run_hash import run_hash
 from tests.support.runs import epochs_of, run, run_folder, status_of, typed
+from tests.support.several_labels import write_digits
 
 pytestmark = pytest.mark.slow
 
@@ -166,6 +167,30 @@ def test_statistics_of_batchnorm_stay_those_of_the_weights(digits, tmp_path):
         means = [name for name in theirs if name.endswith("running_mean")]
         assert means and all(torch.equal(ours[name], theirs[name]) == is_frozen for name in means)
         assert not torch.equal(ours["fc.weight"], torch.zeros_like(ours["fc.weight"]))
+
+
+def test_images_with_several_labels_get_one_regression_for_each(digits, tmp_path):
+    path, _ = write_digits(tmp_path, 400)
+    data = ["DATA.DATASET=csv", f"DATA.DATA_PATH={path}", "DATA.LABEL_SEPARATOR=|", "TRAIN.NUM_EPOCHS=1"]
+    flags = words(digits, "MODEL.NEW_CLASSIFIER=zeros", *data)
+    ended = run("main_single_gpu.py", "-output", str(tmp_path / "o"), *flags).done()
+    before, _ = epochs_of(run_folder(tmp_path / "o"))
+    assert before["eval_map"] > 85 and "Loss: 0.6931 (0.6931)" in ended.stdout
+
+
+def test_images_of_varying_shape_are_measured_too(tmp_path):
+    torch.save(build_model(small_config(tmp_path, "DATA.TOKENS=4"), 6).state_dict(), tmp_path / "six.pth")
+    cfg = [
+        "-cfg",
+        str(tmp_path / "small.yaml"),
+        "-pretrained",
+        str(tmp_path / "six.pth"),
+        "-output",
+        str(tmp_path / "o"),
+    ]
+    opts = ["-opts", "DATA.TOKENS=4", "MODEL.NEW_CLASSIFIER=linear", "TRAIN.NUM_EPOCHS=1"]
+    typed("main_single_gpu.py", *cfg, *opts).done()
+    assert epochs_of(run_folder(tmp_path / "o"))[0]["eval_top1"] > 20
 
 
 # Small models of different families, each with its classifier in another place or form.

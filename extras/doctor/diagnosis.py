@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from configs.schema import Precision as Settings
 from datasets import Mixed
+from engine.first_passes import unchanged_buffers
 from engine.precision import Precision
 from extras.doctor.trace import Location, Trace
 from extras.operator_lists import OpOverrides
-from models.parts import unchanged_buffers
 from models.transforms import ModelTransforms
 from utils.seed import seed_update
 from utils.text import align

@@ -184,8 +184,9 @@ def test_fine_tuning_loads_the_features_but_not_the_maps(tmp_path, start, unbrok
         output = tmp_path / str(number)
         words = ["-cfg", "configs/finetune.yaml", "-pretrained", weights, "-data_path", start.folder / "labelled"]
         words += ["-batch_size", "4", "-epochs", "1", "-num_workers", "0", "-output", output]
-        said = typed("main_single_gpu.py", *words, "-opts", "TRAIN.BASE_LR=0", "TRAIN.WARMUP_START_LR=0").done().stdout
-        assert "head starts from random weights: the file has none" in said
+        words += ["-opts", *(f"TRAIN.{name}=0" for name in ("BASE_LR", "WARMUP_START_LR", "END_LR"))]
+        said = typed("main_single_gpu.py", *words).done().stdout
+        assert "head starts from zeros: the file has none" in said
         tuned, state = read_torch(run_folder(output) / "last.pth")["state_dict"], read_torch(best)
         learned = state[state["preferred"]]
         same = {name for name in learned if not name.startswith("feature_maps.")}

@@ -348,7 +348,7 @@ class Model:
     PRETRAINED: str | None = setting(None, role=RECIPE, may_change=True, help=
         "Weights to start from: a file (.pth, .safetensors, .npz, .pdparams), a run (its folder, or latest), or a timm model name to download.")
     NEW_CLASSIFIER: Literal["random", "zeros", "linear"] = setting("random", role=RECIPE, only=Only("MODEL.PRETRAINED"), help=
-        "How a classifier starts that PRETRAINED does not have: random; zeros, so that all classes are equally probable; linear, from a logistic regression on the features of the pretrained model. With zeros, this regression is only measured, as a baseline. Its features take one pass over the training images, at most 20,000.")
+        "How a classifier starts that PRETRAINED does not have: random; zeros, so that all classes are equally probable; linear, from a logistic regression on the features of the pretrained model. With zeros, this regression is only measured, and is best.pth if no epoch is better. Its features take one pass over the training images, at most 20,000.")
     FROZEN_STATISTICS: bool = setting(False, role=RECIPE, only=Only("MODEL.PRETRAINED"), help=
         "BatchNorm keeps the statistics of PRETRAINED and uses them in training too. Small batches and images of another kind then change the model less.")
     FREEZE: tuple[str, ...] = setting((), role=RECIPE, help=

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,17 +18,8 @@ from utils.distributed import Process
 MOST_IMAGES = 20_000  # of a set, so that the pass takes a bounded time
 
 
-class Tap(Protocol):
-    """Keeps the features of each batch that a model computes."""
-
-    def take(self) -> Sequence[Tensor]:
-        """Return the features of the newest batch, each [at least B, D]."""
-
-    def close(self) -> None: ...
-
-
 class ReadByLayers:
-    """A tap of what some linear layers of a model read."""
+    """Keeps what some linear layers of a model read, for each batch."""
 
     def __init__(self, layers: Sequence[nn.Module]):
         self._read: dict[int, Tensor] = {}
@@ -54,7 +45,8 @@ class ReadByLayers:
 class Gathered:
     """Keeps the features and targets of the images of an evaluation, in place of scores."""
 
-    def __init__(self, tap: Tap):
+    def __init__(self, tap: Any):
+        """`tap.take()` returns the features of the newest batch, each [at least B, D]."""
         self.tap, self.per_image, self.rows = tap, self, []
         self.indices = np.zeros(0, np.int64)
         self.num_bad = 0
@@ -85,7 +77,7 @@ class Interruptible:
 
 def features_of_images(
     model: nn.Module,
-    tap: Tap,
+    tap: Any,
     images: ImageSet,
     trainer: Trainer,
     note: Callable[[str], None],

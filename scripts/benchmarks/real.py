@@ -46,19 +46,18 @@ def main(argv: list[str]) -> int:
         "-epochs", type=at_least(1), nargs="+", default=[10], metavar="N", help="numbers of epochs [10]"
     )
     parser.add_argument("-seeds", type=at_least(0), nargs="+", default=[0, 1, 2], metavar="N", help="seeds [0 1 2]")
-    parser.add_argument("-opts", nargs="+", default=(), metavar="KEY=VALUE", help="other settings of our runs")
     arguments = parser.parse_args(argv)
     keys = [(name, epochs, seed) for seed in arguments.seeds for name in arguments.sets for epochs in arguments.epochs]
     ours = {}
     for key in keys:
-        ours[key] = top1_of(arguments.real, arguments.output, key, arguments.opts)
+        ours[key] = top1_of(arguments.real, arguments.output, key)
         print(f"{key[0]}, {key[1]} epochs, seed {key[2]}: {ours[key][-1]:.1f}%", flush=True)
     stored = json.loads(PEERS.read_text())
     print("\n" + table(ours, stored["runs"]) + "\n\n" + "\n".join(stored["about"]))
     return 0
 
 
-def top1_of(real: Path, output: Path, key: Key, options: Sequence[str]) -> tuple[float, float]:
+def top1_of(real: Path, output: Path, key: Key) -> tuple[float, float]:
     """Return the top-1 of a linear classifier before training, and that after the last epoch of a run."""
     name, epochs, seed = key
     folder = output / f"{name}-{epochs}-{seed}"
@@ -76,7 +75,7 @@ def top1_of(real: Path, output: Path, key: Key, options: Sequence[str]) -> tuple
             "-resume",
             "auto",
         ]
-        opts = ["-opts", *MODEL, f"SEED={seed}", f"VALIDATE_FREQ={epochs}", "REPORT=false", *options]
+        opts = ["-opts", *MODEL, f"SEED={seed}", f"VALIDATE_FREQ={epochs}", "REPORT=false"]
         command = [sys.executable, ROOT / "main_single_gpu.py", *words, *opts]
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
         if done.returncode:

@@ -1,8 +1,8 @@
 """Measures and checks halfstep on a GPU, in three calls of at most 10 minutes. Each row is saved as soon as it is known.
 
-    python scripts/benchmarks/gpu_session.py -output FOLDER -parts machine,probes,small -limit_scale 2
+    python scripts/benchmarks/gpu_session.py -output FOLDER -parts machine,probes,small,float8
     python scripts/benchmarks/gpu_session.py -output FOLDER -parts large,tests
-    python scripts/benchmarks/gpu_session.py -output FOLDER -parts loader,whole_run,recovery,float8
+    python scripts/benchmarks/gpu_session.py -output FOLDER -parts loader,whole_run,recovery
     python scripts/benchmarks/gpu_session.py -output FOLDER -dry    all parts with tiny sizes, without a GPU, in minutes
 
 A part runs a few commands, and is killed if it exceeds its time limit. session.md in FOLDER gets the commands and their
@@ -45,13 +45,13 @@ KILLED = f"{RUN} -dataset synthetic -resume auto -output {{scratch}}/killed -opt
 PARTS = {
     "machine": (15, [f"{PYTHON} -m torch.utils.collect_env"]),
     "probes": (120, [f"{TESTS}/test_probes.py", f"{STEPS} {SMALL} -modes {{features}} {NO_DROPOUT}"]),
-    "small": (155, [f"{BENCHMARKS}/step.py peer {TURNS} {SMALL} {{compile}} -opts {{tiny_timm}}",
+    "small": (300, [f"{BENCHMARKS}/step.py peer {TURNS} {SMALL} {{compile}} -opts {{tiny_timm}}",
                     f"{STEPS} {SMALL} -modes {{modes}} {NO_DROPOUT}", f"{STEPS} {SMALL} {{compile}} -modes {{half}} {NO_DROPOUT}"]),
     "large": (150, [f"{STEPS} {LARGE} {{compile}} -modes bf16 {NO_DROPOUT}"]),
     "tests": (330, [f"{TESTS}/test_numbers.py tests/gpu/test_cuda.py"]),
     "loader": (170, [PHOTOS, f"{BENCHMARKS}/loader.py limits -seconds {{seconds}} {SMALL} {OF_PHOTOS} -amp -opts {{tiny}}",
                      f"{BENCHMARKS}/loader.py limits -seconds {{seconds}} {SMALL} {OF_PHOTOS} -amp -opts DATA.CACHE=256 {{tiny}}"]),
-    "whole_run": (140, [PHOTOS, f"{RUN} {OF_PHOTOS} {{compile}} -output {{scratch}}/runs -opts {{tiny}}"]),
+    "whole_run": (250, [PHOTOS, f"{RUN} {OF_PHOTOS} {{compile}} -output {{scratch}}/runs -opts {{tiny}}"]),
     "recovery": (130, [f"timeout -s KILL {{alive}} {KILLED}", KILLED,
                        f"{RUN} -dataset synthetic -batch_size {{auto}} -output {{scratch}}/auto -opts DATA.SYNTHETIC_SIZE={{train}} {{tiny}}"]),
     "float8": (120, [f"{STEPS} {BASE} {{compile}} -modes {{float8}} {NO_DROPOUT}"]),

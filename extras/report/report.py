@@ -225,7 +225,7 @@ def result(run: SavedRun) -> Iterator[Markup]:
 
 
 def describe_best(run: SavedRun, epochs: str) -> str:
-    """Return which of the `epochs` was the best, on which images, and how good the model was before training."""
+    """Return the sentences about the best epoch and the score before training. `epochs`: the number of epochs as text."""
     best = run.best
     text = f"The best of {epochs} was epoch {best.epoch}"
     if not best.epoch:

@@ -86,7 +86,7 @@ def top1_of(real: Path, output: Path, key: Key) -> tuple[float, float]:
 
 
 def few(real: Path, output: Path, name: str, seed: int) -> Path:
-    """Return the folder of a set. With a number in its name, links to so many training images of each class."""
+    """Return the folder of a set. A number in its name limits the training images of each class; the folder then has links."""
     base, count = re.fullmatch(r"([a-z]+)(\d*)", name).groups()
     if not count:
         return real / base
@@ -104,7 +104,7 @@ def few(real: Path, output: Path, name: str, seed: int) -> Path:
 
 
 def table(ours: dict[Key, tuple[float, float]], peers: list[dict]) -> str:
-    """Return a row for each set and number of epochs, with our mean and the mean of each peer beside ours."""
+    """Return a table with a row for each set and number of epochs: the means of our runs and of each peer's."""
     names = list(dict.fromkeys(run["peer"] for run in peers))
     rows = []
     for name, epochs in dict.fromkeys(key[:2] for key in ours):

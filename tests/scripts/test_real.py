@@ -1,6 +1,6 @@
 """Real weights on real photos: predictions as timm's, a fine-tuning run, and the benchmark of real sets.
 
-The weights and photos come from packages. Tests that need a package or a client that is not there are skipped.
+The weights and photos come from packages. A test is skipped if a package or its client is not available.
 """
 
 import json
@@ -55,7 +55,7 @@ def test_predictions_on_photos_are_those_of_timm(sets, tmp_path):
 
 
 def test_three_epochs_on_160_stamps_classify_most_of_the_others(sets, tmp_path):
-    """Of the 220 others, 35% belong to the largest class, and a random start reaches 45%."""
+    """35% of the 220 validation images belong to the largest class."""
     weights, stamps = sets("lite0.safetensors"), sets("stamps")
     photos = real.few(stamps.parent, tmp_path, "stamps20", seed=0)
     assert len(list((photos / "train").rglob("*.jpg"))) == 160

@@ -1,4 +1,4 @@
-"""The linear classifier of features, beside scikit-learn's, and in layers of several forms."""
+"""The linear classifier of features equals scikit-learn's, and several kinds of layers compute its logits."""
 
 import numpy as np
 import pytest

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    """Return a folder with digits.yaml and weights of another task: the digits, of which 0 to 4 are one class."""
+    """Return a folder with digits.yaml, and six.pth: weights for six classes, in which the digits 0 to 4 are one class."""
     folder = tmp_path_factory.mktemp("start")
     (folder / "digits.yaml").write_text(CONVOLUTIONS)
     words = ("-cfg", folder / "digits.yaml", "-output", folder / "runs", "-opts", "MODEL_EMA=false")
@@ -80,9 +80,9 @@ def test_run_killed_in_any_place_of_its_start_ends_with_the_same_weights(digits,
     ):
         output = ["-output", str(tmp_path / str(number)), "-resume", "auto"]
         if kind == "linear" and moment == "scored start":
-            continue  # nothing is set to zero
-        told = {"tell": [0, moment, getattr(signal, name)]}
-        broken = run("main_single_gpu.py", *output, *flags, faults=told)
+            continue  # this start never sets weights to zero
+        faults = {"tell": [0, moment, getattr(signal, name)]}
+        broken = run("main_single_gpu.py", *output, *flags, faults=faults)
         assert broken.returncode == (-signal.SIGKILL if name == "SIGKILL" else 128 + signal.SIGTERM), broken.printed
         run("main_single_gpu.py", *output, *flags).done()
         folders = sorted((tmp_path / str(number)).iterdir())

@@ -8,7 +8,7 @@ from torch import nn
 
 from datasets import BadImages, EvalData
 from engine.evaluation.evaluate import Evaluation, evaluate
-from engine.evaluation.tally import ImageResults, LabelResults
+from engine.evaluation.tally import OF_CLASSES, ImageResults, LabelResults, Scoring
 from engine.plan import TrainPlan
 from engine.session import Session
 from engine.train.trainer import Trainer
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from extras.report.image_results import BestResults
 
 
-def evaluate_both(trainer: Trainer, data: EvalData, bad_images: BadImages) -> dict[str, Evaluation]:
+def evaluate_both(
+    trainer: Trainer, data: EvalData, bad_images: BadImages, scoring: Scoring = OF_CLASSES
+) -> dict[str, Evaluation]:
     """Evaluate the raw weights and the EMA weights, if any. Before the first update both are equal: skip the EMA."""
     models = {"": trainer.model} | ({"_ema": trainer.ema.model} if trainer.ema and trainer.step else {})
     normalize, metric = trainer.prepare.normalize, trainer.config.TRAIN.BEST_METRIC
@@ -30,7 +32,9 @@ def evaluate_both(trainer: Trainer, data: EvalData, bad_images: BadImages) -> di
             list(models.values()), data, trainer.prepare, trainer.loss, trainer.process, bad_images
         )
     else:
-        found = evaluate(list(models.values()), data, normalize, trainer.precision, trainer.process, bad_images)
+        found = evaluate(
+            list(models.values()), data, normalize, trainer.precision, trainer.process, bad_images, scoring
+        )
     found = [each._replace(scores=replace(each.scores, metric=metric)) for each in found]
     return dict(zip(models, found, strict=True))
 

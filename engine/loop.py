@@ -130,11 +130,9 @@ class Loop:
 
     def score_start(self) -> None:
         """Evaluate the initial weights as the baseline (epoch 0)."""
-        start, saves = time.perf_counter(), self.saves
-        saves.before = evaluate_both(self.trainer, self.eval_data, self.bad_images)[""].scores
-        self.trainer.notify("on_start_scored", saves.before, time.perf_counter() - start)
-        self.session.log.say(f"before training: {saves.before.describe_short()}")
-        saves.show("training", before=saves.before.figures())
+        start = time.perf_counter()
+        scores = evaluate_both(self.trainer, self.eval_data, self.bad_images)[""].scores
+        self.saves.note_start(scores, time.perf_counter() - start)
 
     def one_epoch(self, windows: Iterator[Window]) -> None:
         """Train, evaluate and save one epoch, or the rest of an epoch after a resume.

@@ -26,8 +26,9 @@ OK, WARN, WRONG = "ok", "WARN", "WRONG"
 CUSTOMARY = {name: row.usual_rates for name, row in TORCH_OPTIMIZERS.items()}
 RATE_FACTOR = 10  # a learning rate outside the usual range by more than this factor is reported
 # The highest learning rates for fine-tuning, relative to the highest usual rate from scratch. With layer decay the
-# limit is higher, because layers near the input get only a small part of the rate.
-OF_TRAINED, WITH_LAYER_DECAY = 0.5, 2.5
+# limit is higher, because layers near the input get only a small part of the rate. Models with BatchNorm tolerate more
+# if its statistics are frozen.
+OF_TRAINED, WITH_LAYER_DECAY, AND_FROZEN_STATISTICS = 0.5, 2.5, 5.0
 USUAL_LAYER_DECAY = 0.75
 MAX_INITIAL = 0.01  # the largest accepted share of initial weights in the final EMA
 OTHER_FILES = 2**20  # assumed size of a run's logs, tables and curves in bytes
@@ -79,7 +80,7 @@ def check_rate(settings: Train, global_batch: int) -> Finding:
     """Compare the highest learning rate with the usual range."""
     name, scaled_for = settings.OPTIMIZER.NAME, settings.LINEAR_SCALED_LR
     rate = settings.BASE_LR * batch_factor(settings, global_batch)
-    per_256 = rate * 256 / global_batch
+    per_256 = settings.BASE_LR * batch_factor(settings, 256) if scaled_for else rate * 256 / global_batch
     origin = f" (TRAIN.BASE_LR {settings.BASE_LR:g}, scaled from {scaled_for} images)" if scaled_for else ""
     text = f"{rate:.3g}{origin} for {counted(global_batch, 'image')} per update, {per_256:.3g} per 256 images"
     if name not in CUSTOMARY:
@@ -110,7 +111,8 @@ def check_fine_tuning(config: Config, global_batch: int) -> list[Finding]:
     _, from_scratch = CUSTOMARY[settings.OPTIMIZER.NAME]
     rate = settings.BASE_LR * batch_factor(settings, global_batch)
     scale = math.sqrt(global_batch / 256) * from_scratch
-    limit = scale * (WITH_LAYER_DECAY if has_decay else OF_TRAINED)
+    factor = AND_FROZEN_STATISTICS if model.FROZEN_STATISTICS else WITH_LAYER_DECAY
+    limit = scale * (factor if has_decay else OF_TRAINED)
     how = f"with TRAIN.LAYER_DECAY {settings.LAYER_DECAY:g}" if has_decay else "without TRAIN.LAYER_DECAY"
     text = (
         f"the learning rate is {rate:.3g} for {counted(global_batch, 'image')} per update; trained weights tolerate up to "

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,11 +11,18 @@ from torch import Tensor, nn
 from datasets import BadImages, EvalData, ImageSet, build_eval_data
 from engine.evaluation.evaluate import evaluate
 from engine.evaluation.scores import Scores
-from engine.evaluation.tally import OF_CLASSES
+from engine.evaluation.tally import OF_CLASSES, Tally
+from engine.train.forecast import MOST_COMPARED
 from engine.train.trainer import Trainer
 from utils.distributed import Process
 
-MOST_IMAGES = 20_000  # of a set, so that the pass takes a bounded time
+
+class ImageFeatures(NamedTuple):
+    """The features of the readable images of a set, in the order of the images."""
+
+    indices: np.ndarray  # int64 [n], of the images in their set
+    features: list[np.ndarray]  # arrays [n, D], one for each place in the model
+    targets: np.ndarray  # as in Batch
 
 
 class ReadByLayers:
@@ -59,6 +66,25 @@ class Gathered:
         counts = process.join([(sum(len(targets) for *_, targets in self.rows), self.num_bad)])
         return Scores(0.0, 0.0, 0.0, *(sum(column) for column in zip(*counts, strict=True)))
 
+    def of_all(self, indices: np.ndarray, process: Process) -> ImageFeatures:
+        """Return what all processes have kept. `indices`: those of the images of this process. Collective."""
+        local = [torch.cat(column).cpu().numpy() for column in zip(*self.rows, strict=True)]
+        indices, *columns, targets = map(np.concatenate, zip(*process.join([[indices, *local]]), strict=True))
+        order = np.argsort(indices, kind="stable")
+        return ImageFeatures(indices[order], [column[order] for column in columns], targets[order])
+
+
+class TallyWithFeatures(Tally):
+    """Scores the images of an evaluation, and keeps their features."""
+
+    def __init__(self, tap: Any, *given: Any):
+        super().__init__(*given)
+        self.gathered = Gathered(tap)
+
+    def add(self, logits: Tensor, targets: Tensor, num_excluded: int) -> None:
+        super().add(logits, targets, num_excluded)
+        self.gathered.add(logits, targets, num_excluded)
+
 
 class Interruptible:
     """Evaluation data that raise an error between two batches, in all processes after the same batch."""
@@ -75,6 +101,14 @@ class Interruptible:
             yield batch
 
 
+@contextlib.contextmanager
+def tapped(tap: Any, trainer: Trainer) -> Iterator[None]:
+    """Compute without compiled graphs, which do not call the hooks of a tap, and remove the hooks at the end."""
+    eager = torch.compiler.set_stance("force_eager") if trainer.config.COMPILE else contextlib.nullcontext()
+    with contextlib.closing(tap), eager:
+        yield
+
+
 def features_of_images(
     model: nn.Module,
     tap: Any,
@@ -82,22 +116,19 @@ def features_of_images(
     trainer: Trainer,
     note: Callable[[str], None],
     stop_if_requested: Callable[[], None] = lambda: None,
-) -> list[np.ndarray]:
-    """Return the features that the tap of the model keeps, and the targets, as arrays over all processes. Collective.
+) -> ImageFeatures:
+    """Return the features that the tap of the model keeps, over all processes. Collective.
 
-    At most MOST_IMAGES images are drawn from the set; unreadable ones are left out. The rows are in the order of the set.
+    At most MOST_COMPARED images are drawn from the set; unreadable ones are left out.
     """
     # The first images of an epoch, because they are in few shards.
-    images = images.take(np.sort(images.epoch_order(trainer.config.SEED, 0)[:MOST_IMAGES]))
+    drawn = np.sort(images.epoch_order(trainer.config.SEED, 0)[:MOST_COMPARED])
+    images = images.take(drawn)
     data = Interruptible(build_eval_data(trainer.config, images, trainer.process), stop_if_requested)
     bad_images = BadImages(images, max_fraction=1.0, say=note)
-    # Compiled graphs do not call the hooks of a tap.
-    eager = torch.compiler.set_stance("force_eager") if trainer.config.COMPILE else contextlib.nullcontext()
-    with contextlib.closing(tap), eager:
+    with tapped(tap, trainer):
         scoring = OF_CLASSES._replace(tally=lambda *given: Gathered(tap))
         given = (data, trainer.prepare.normalize, trainer.precision, trainer.process, bad_images, scoring)
         (found,) = evaluate([model], *given)
-    local = [torch.cat(column).cpu().numpy() for column in zip(*found.images.rows, strict=True)]
-    indices, *columns = map(np.concatenate, zip(*trainer.process.join([[found.images.indices, *local]]), strict=True))
-    order = np.argsort(indices, kind="stable")
-    return [column[order] for column in columns]
+    found = found.images.of_all(found.images.indices, trainer.process)
+    return found._replace(indices=drawn.astype(np.int64)[found.indices])

@@ -1,16 +1,26 @@
 """The start of a new classifier: a linear classifier of the pretrained model's features is fitted, scored and saved."""
 
 import time
+from typing import Any
 
 import torch
 from torch import nn
 
 from datasets import BadImages, EvalData
 from engine.evaluate_weights import evaluate_both
-from engine.features.compute import MOST_IMAGES, ReadByLayers, features_of_images
+from engine.evaluation.tally import OF_CLASSES
+from engine.features.compute import (
+    ImageFeatures,
+    ReadByLayers,
+    TallyWithFeatures,
+    features_of_images,
+    tapped,
+)
 from engine.features.linear import MOST_PRODUCTS, fit_linear, set_classifier
+from engine.features.saved import save_features
 from engine.plan import TrainPlan
 from engine.saves import Saves
+from engine.train.forecast import MOST_COMPARED
 from engine.train.stop_conditions import Stopped
 from engine.train.trainer import Trainer
 from models.heads import output_layers, set_to_zero
@@ -30,36 +40,44 @@ def start_classifier(saves: Saves, eval_data: EvalData, bad_images: BadImages, s
     if trainer.step:
         return
     if not trainer.best.exists:  # else the run was stopped after it saved this start
-        if not trainer.process.all_true(is_zero(trainer)) or not fit(saves, layers, stop):
+        if not trainer.process.all_true(is_zero(trainer)) or not (found := fit(saves, layers, stop)):
             return
-        score(saves, eval_data, bad_images)
+        score(saves, layers, found, eval_data, bad_images)
     if plan.config.MODEL.NEW_CLASSIFIER == "zeros":
         for layer in layers:
             set_to_zero(layer)
         trainer.computing.refresh()
 
 
-def score(saves: Saves, eval_data: EvalData, bad_images: BadImages) -> None:
-    """Evaluate the weights before the first update, and save them as the best so far. Collective."""
-    trainer, start = saves.trainer, time.perf_counter()
-    found = evaluate_both(trainer, eval_data, bad_images)[""]
-    saves.before = found.scores
+def score(
+    saves: Saves, layers: list[nn.Module], train: ImageFeatures, eval_data: EvalData, bad_images: BadImages
+) -> None:
+    """Evaluate the weights before the first update, save them as the best so far, and write features.npz. Collective."""
+    plan, trainer, start = saves.plan, saves.trainer, time.perf_counter()
+    tap, tallies = ReadByLayers(layers), []
+
+    def tally(*given: Any) -> TallyWithFeatures:
+        tallies.append(TallyWithFeatures(tap, *given))
+        return tallies[-1]
+
+    with tapped(tap, trainer):
+        found = evaluate_both(trainer, eval_data, bad_images, OF_CLASSES._replace(tally=tally))[""]
+    val = tallies[0].gathered.of_all(found.images.indices, trainer.process)
+    seconds = time.perf_counter() - start
     saves.compare_with_best({"": found.scores}, epoch=0)
-    trainer.notify("on_start_scored", found.scores, time.perf_counter() - start)
     if calibration := trainer.parts.get(CALIBRATION):
         calibration.fit(trainer, found.images.gather(trainer.process))
-    what = "by a linear classifier of the pretrained features"
-    saves.log.say(f"before training: {found.scores.describe_short()}, {what}")
+    trainer.process.first(lambda: save_features(saves.session, (plan.train_set, plan.eval_set), (train, val)))
     saves.save(metric=found.scores.value, extra_names=[BEST])
-    saves.show("training", before=found.scores.figures())
+    saves.note_start(found.scores, seconds, ", by a linear classifier of the pretrained features")
 
 
-def fit(saves: Saves, layers: list[nn.Module], stop: StopSignal) -> bool:
-    """Put a linear classifier of the training images' features into the model. Return whether there is one."""
+def fit(saves: Saves, layers: list[nn.Module], stop: StopSignal) -> ImageFeatures | None:
+    """Put a linear classifier of the training images' features into the model. Return the features if there is one."""
     plan, trainer, log = saves.plan, saves.trainer, saves.log
     if reason := why_not(plan, trainer, layers):
         log.say(f"no linear classifier before training: {reason}")
-        return False
+        return None
 
     def stop_if_requested() -> None:
         signal, _ = trainer.process.delayed_max([stop.number, 0])  # two numbers, as in the votes of the training
@@ -67,16 +85,16 @@ def fit(saves: Saves, layers: list[nn.Module], stop: StopSignal) -> bool:
             raise Stopped(signal)
 
     tap = ReadByLayers(layers)
-    *features, targets = features_of_images(trainer.model, tap, plan.train_set, trainer, log.note, stop_if_requested)
-    features, targets = torch.cat([torch.from_numpy(each) for each in features], 1), torch.from_numpy(targets)
+    found = features_of_images(trainer.model, tap, plan.train_set, trainer, log.note, stop_if_requested)
+    features, targets = torch.cat([*map(torch.from_numpy, found.features)], 1), torch.from_numpy(found.targets)
     if not len(targets) or not features.isfinite().all():
         log.say("no linear classifier before training: some features are not finite")
-        return False
-    found = trainer.process.first(lambda: fit_linear(features, targets, layers[0].weight.shape[0]))
+        return None
+    classifier = trainer.process.first(lambda: fit_linear(features, targets, layers[0].weight.shape[0]))
     stop_if_requested()  # a resumed run then repeats the pass
-    set_classifier(layers, found)
+    set_classifier(layers, classifier)
     trainer.computing.refresh()
-    return True
+    return found
 
 
 def is_zero(trainer: Trainer) -> bool:
@@ -94,7 +112,7 @@ def why_not(plan: TrainPlan, trainer: Trainer, layers: list[nn.Module]) -> str:
         return "the images are generated"
     if any(layer.bias is None for layer in layers):
         return "the classifier has no bias"
-    num_images, num_classes = min(len(plan.train_set), MOST_IMAGES), layers[0].weight.shape[0]
+    num_images, num_classes = min(len(plan.train_set), MOST_COMPARED), layers[0].weight.shape[0]
     num_features = sum(layer.weight[0].numel() for layer in layers)
     if num_images * num_features * num_classes > MOST_PRODUCTS:
         return f"it would take long with {num_images:,} images, {num_features:,} features and {num_classes:,} classes"

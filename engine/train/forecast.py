@@ -17,7 +17,7 @@ from utils.text import counted, format_duration
 NOT_TYPICAL, MEASURED = 3, 10  # number of slow updates after a start; number of updates needed for a measurement
 MARKS = 200  # approximate number of points in time that are kept to measure updates
 END_BY_START = 1 / 2  # estimate of the work after the last evaluation, as a fraction of the time until the first update
-MOST_COMPARED = 20_000  # training images, and validation images, that STRANGERS compares at the end of a run
+MOST_COMPARED = 20_000  # images of a set whose features are computed in one pass, so that it takes a bounded time
 ENOUGH = 10.0  # seconds of training after which the log gets an estimate
 
 

@@ -10,9 +10,10 @@ from torch import nn
 from datasets import ImageSet
 from engine.checkpoint.format import progress_in, save_checkpoint
 from engine.evaluate_weights import load_saved
-from engine.features.compute import MOST_IMAGES, features_of_images
+from engine.features.compute import features_of_images
 from engine.plan import TrainPlan
 from engine.session import Session
+from engine.train.forecast import MOST_COMPARED
 from engine.train.trainer import Trainer
 from extras.strangers.known import LIKE_ROUNDING, MOST_MOVED, QUANTILE, FeaturePair, Known, Tap, to_plain
 from models.weights.state import CALIBRATION, KNOWN
@@ -28,7 +29,7 @@ def features_of_set(
     model: nn.Module, images: ImageSet, trainer: Trainer, session: Session
 ) -> tuple[FeaturePair, np.ndarray]:
     """Return the features and classes of the images drawn from a set, as arrays of all processes. Collective."""
-    *pair, classes = features_of_images(model, Tap(model), images, trainer, session.log.note)
+    _, pair, classes = features_of_images(model, Tap(model), images, trainer, session.log.note)
     return FeaturePair(*pair), classes
 
 
@@ -70,7 +71,7 @@ def measure(path: Path, plan: TrainPlan, trainer: Trainer, session: Session) -> 
         return {"reason": "images of varying size and generated images are not supported"}
     model, num_train = load_saved(path, trainer), len(plan.train_set)
     say = session.log.say if num_train + num_val > MANY_IMAGES else session.log.note
-    say(f"comparing up to {MOST_IMAGES:,} training and validation images each, for STRANGERS")
+    say(f"comparing up to {MOST_COMPARED:,} training and validation images each, for STRANGERS")
     try:
         train, classes = features_of_set(model, plan.train_set, trainer, session)
         val, _ = features_of_set(model, plan.eval_set, trainer, session)

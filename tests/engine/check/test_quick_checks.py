@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.load import LoadedConfig
+from configs.load import LoadedConfig, load
 from datasets import build_order
 from engine import check, quick_checks
 from engine.batch_size import MemoryEstimate
@@ -16,6 +16,7 @@ from engine.quick_checks import (
     WRONG,
     check_disk,
     check_fine_tuning,
+    check_rate,
     check_shared_memory,
     loader_processes,
 )
@@ -39,6 +40,14 @@ def test_check_warning_of_high_fine_tuning_rate_suggests_options_that_fix_it(tmp
     if told.startswith(WARN):
         _, advice = found()[0].remedy.split("-opts ")
         assert [finding.verdict for finding in found(*advice.split())] == [OK]
+
+
+@pytest.mark.parametrize("name", ["finetune", "finetune_batchnorm"])
+@pytest.mark.parametrize("batch", [8, 32, 256, 1024])
+def test_fine_tuning_recipes_get_no_warning_about_their_own_rates(name, batch):
+    config = load(["-cfg", f"configs/{name}.yaml", "-pretrained", "resnet50"]).config
+    findings = [check_rate(config.TRAIN, batch), *check_fine_tuning(config, batch)]
+    assert [finding.verdict for finding in findings] == [OK, OK]
 
 
 def test_too_little_disk_space_for_checkpoints_fails_or_warns(tmp_path, monkeypatch):

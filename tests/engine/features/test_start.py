@@ -6,6 +6,7 @@ import math
 import re
 import signal
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -15,6 +16,8 @@ from configs.schema import Config
 from configs.values import flatten
 from engine.features import start
 from engine.features.compute import Interruptible
+from engine.features.linear import fit_linear
+from engine.features.saved import read_features
 from engine.train.stop_conditions import Stopped
 from models import build_model
 from models.heads import output_layers
@@ -61,6 +64,11 @@ def test_linear_classifier_is_measured_and_training_starts_from_zeros(digits, tm
     column = steps[0].split(",").index("loss")
     assert float(steps[1].split(",")[column]) == pytest.approx(math.log(10), abs=1e-4)
     assert f"Before training it was {before['eval_top1']:.2f}%" in (folder / "report.html").read_text()
+    train, val = read_features(folder)
+    assert (len(train.names), len(val.names)) == (1438, 359)
+    weight, bias = fit_linear(*map(torch.from_numpy, (train.features, train.targets)), num_classes=10)
+    found = (torch.from_numpy(val.features).double() @ weight.T + bias).argmax(1).numpy()
+    assert 100 * (found == val.targets).mean() == pytest.approx(before["eval_top1"], abs=0.6)  # two images
 
 
 def test_training_starts_from_the_linear_classifier_if_asked(digits, tmp_path):
@@ -111,12 +119,17 @@ def test_best_weights_are_the_linear_classifier_if_no_epoch_is_better(digits, tm
 
 
 def test_two_processes_find_the_linear_classifier_of_one(digits, tmp_path):
-    found = []
+    found, features = [], []
     for count in (1, 2):
         output = ["-output", str(tmp_path / str(count))]
         flags = words(digits, "MODEL.NEW_CLASSIFIER=linear", f"DATA.BATCH_SIZE={32 // count}", "TRAIN.NUM_EPOCHS=1")
         run("main_multi_gpu.py", *output, *flags, processes=count).done()
         found.append(epochs_of(run_folder(tmp_path / str(count)))[0])
+        features.append(read_features(run_folder(tmp_path / str(count))))
+    for one, two in zip(*features, strict=True):
+        for column, other in zip(one[:-1], two[:-1], strict=True):
+            assert np.array_equal(column, other)
+        assert np.allclose(one.features, two.features, atol=1e-5)
     assert found[1]["eval_loss"] == pytest.approx(found[0]["eval_loss"], abs=1e-6)
     assert found[1]["eval_top1"] == found[0]["eval_top1"]
 

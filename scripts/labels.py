@@ -100,8 +100,8 @@ def check_next(arguments: argparse.Namespace) -> None:
 
 def choose(arguments: argparse.Namespace) -> int:
     """Choose photos to label. Return the exit code."""
+    from engine.features.embedder import Embedder, find_photos
     from engine.predict.classifier import load_classifier
-    from extras.embeddings import Embedder, find_photos
     from extras.labels.data import DataSet, config_of
     from extras.labels.next import choose_next
     from utils.distributed import Process, choose_device  # local: importing torch takes seconds

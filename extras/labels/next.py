@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from datasets.sources.images import FileImages
+from engine.features.embedder import Embedder, Photos, Table, normalized, thumbnail
 from engine.predict.output import copy_into
 from engine.predict.pictures import Tile
 from engine.record.saved_files import write_table
-from extras.embeddings import Embedder, Photos, Table, normalized, thumbnail
 from extras.labels.alike import Pictures, find_groups
 from extras.labels.data import DataSet
 from extras.labels.review import draw_sheets, refuse_other_sheets

@@ -14,7 +14,7 @@ from PIL import Image
 from timm.models.vision_transformer import VisionTransformer
 
 from datasets.transforms.pixel_rules import PixelRules
-from extras.embeddings import find_photos
+from engine.features.embedder import find_photos
 from tests.extras.embeddings.conftest import draw, make_hub, make_photos
 from tests.support.refusals import assert_names
 from tests.support.runs import run, typed

@@ -10,8 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
+from engine.features.embedder import normalized
 from engine.predict.predictor import Guess
-from extras.embeddings import NEAREST, TEMPERATURE, Examples, normalized
+from extras.embeddings import NEAREST, TEMPERATURE, Examples
 from tests.extras.embeddings.conftest import draw, make_hub
 from tests.support.cases import cases_of, names_of
 from tests.support.refusals import assert_names

@@ -1,0 +1,199 @@
+"""Computes the features of the photos of a folder, or of any set of images, with any weights, for commands."""
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from datasets import BadImages, ImageSet, Normalize
+from datasets.loading.readers import Buffers, EvalReader
+from datasets.loading.workers import choose_workers, make_loader
+from datasets.order import Piece
+from datasets.sources.folder import FolderScan, describe_left_out
+from datasets.sources.images import FileImages
+from datasets.transforms.pixel_rules import PixelRules
+from datasets.types import ImageReadError
+from engine.precision import Precision, set_matmul
+from engine.predict.classifier import Classifier
+from engine.predict.output import THUMBNAIL
+from engine.predict.pictures import fitted
+from engine.predict.predictor import FEW
+from models.features import features_of, widths_of
+from models.transforms import choose_transforms
+from utils.distributed import Process
+from utils.errors import ConfigError
+from utils.log import shown
+from utils.text import natural
+
+
+class Photos(Sequence):
+    """The photos in a folder and its subfolders."""
+
+    def __init__(self, folder: Path, paths: list[str]):
+        """`paths` are relative to the folder."""
+        self.folder, self.paths = folder, paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> str:
+        """Return the path of a photo as scripts/predict.py prints it."""
+        return os.path.normpath(os.path.join(self.folder, self.paths[index]))
+
+    def images(self, rules: PixelRules) -> FileImages:
+        """Return the photos as an image set without classes."""
+        return FileImages(self.folder, self.paths, np.zeros(len(self), np.uint8), [], rules)
+
+
+def find_photos(flag: str, folder: Path, report: Callable[[str], None]) -> Photos:
+    """Return all photos in a folder and its subfolders in natural order: 2.jpg before 10.jpg.
+
+    `flag` names the argument in error messages. `report` prints which files were left out.
+    """
+    if not folder.is_dir():
+        problem = "is not a folder" if folder.exists() else "does not exist"
+        raise ConfigError(f"{flag}: {folder} {problem}; name a folder of images")
+    scan = FolderScan(folder, [])
+    photos = Photos(folder, sorted(scan.images_below(""), key=natural))
+    for line in describe_left_out(folder, scan.left_out):
+        report(line)
+    return photos
+
+
+class Table(NamedTuple):
+    """The features of the readable images of a set, in the order of the images."""
+
+    indices: np.ndarray  # int64 [n], indices of the images in their set
+    sizes: np.ndarray  # int32 [n, 2], width and height of the images as they are displayed
+    features: np.ndarray  # float32 [n, D]
+    logits: np.ndarray  # float32 [n, classes], divided by the temperature of the classifier; [n, 0] if not asked for
+    known: (
+        np.ndarray
+    )  # float32 [n], how well images fit the training images; NaN if not asked for or without statistics
+
+
+class SizedReader(EvalReader):
+    """A reader whose targets are the index, width and height of each image."""
+
+    def allocate(self, piece: Piece, pinned: bool = False) -> Buffers:
+        buffers = super().allocate(piece, pinned)
+        return buffers._replace(targets=torch.zeros((len(piece.indices), 3), dtype=torch.int64, pin_memory=pinned))
+
+    def fill(self, piece: Piece, positions: range, buffers: Buffers) -> list[int]:
+        bad: list[int] = []
+        for position in positions:
+            index = int(piece.indices[position])
+            try:
+                image = self.image_set.read(index)
+                self.transform(image, buffers.images[position])
+                height, width = image.shape[:2]
+                buffers.targets[position] = torch.tensor([index, width, height])
+            except ImageReadError:
+                bad.append(index)
+        return bad
+
+
+class Embedder:
+    """A model that returns features, on the device of this process, in the precision in which its run was evaluated."""
+
+    def __init__(self, trained: Classifier, process: Process, say: Callable[[str], None], with_logits: bool = False):
+        """Move the model to the device. `say` logs messages about unreadable images."""
+        self.num_logits = len(trained.classes) if with_logits else 0
+        self.trained, self.process, self.say, self.config = trained, process, say, trained.config
+        data = self.config.DATA
+        if data.TOKENS:
+            raise ConfigError(
+                f"{trained.source}: a model with DATA.TOKENS ({data.TOKENS}) is not supported here; name a model that takes "
+                "square images"
+            )
+        self.rules, self.batch_size = PixelRules.of(data), data.BATCH_SIZE_EVAL or data.BATCH_SIZE
+        try:
+            self.width = widths_of(trained.model, data.IMAGE_CHANNELS, data.IMAGE_SIZE).pooled
+        except ConfigError as error:
+            raise ConfigError(f"{trained.source}: {error}") from None
+        self.precision = Precision(self.config, process.device)
+        set_matmul(self.config.PRECISION.MATMUL)
+        self.transforms = choose_transforms(self.config, process.device, self.precision.half)
+        self.transforms.apply(trained.model)
+        self.model = self.precision.computing(trained.model.to(process.device)).eval()
+        self.normalize = Normalize(data).to(process.device)
+        self._known = None
+        if with_logits:
+            from extras.strangers.known import watch
+
+            self._known = watch(self.model, trained.calibration, trained.source)
+
+    def facts(self) -> dict[str, Any]:
+        """Return everything that the features depend on, apart from the images, as plain values for a JSON file."""
+        known = self.trained.facts()
+        model = {name: known["model"][name] for name in ("weights", "key", "architecture", "epoch")}
+        return {
+            "model": model | {"features": self.width},
+            "preprocessing": known["preprocessing"],
+            "precision": self.precision.name,
+            "device": self.process.device.type,
+            "batch_size": self.batch_size,
+        }
+
+    def __call__(self, images: ImageSet) -> Table:
+        """Return the features of the readable images."""
+        config = self.config
+        if len(images) <= FEW:
+            config = replace(config, DATA=replace(config.DATA, NUM_WORKERS=0))
+        bad_images = BadImages(images, max_fraction=1.0, say=self.say)
+        workers = choose_workers(config, images, self.process)
+        load = make_loader(SizedReader(images, config), workers, self.process.device)
+        starts = range(self.batch_size, len(images), self.batch_size)
+        pieces = [Piece(0, indices, len(indices)) for indices in np.split(np.arange(len(images)), starts)]
+        found = []
+        with contextlib.closing(load(iter(pieces))) as batches:
+            pairs = zip(pieces, batches, strict=True)
+            for _, batch in shown(pairs, "features", len(images), size=lambda pair: len(pair[0].indices)):
+                bad_images.note(batch.bad)
+                targets, features = batch.targets.cpu().numpy(), np.empty((0, self.width), np.float32)
+                logits, known = np.empty((0, self.num_logits), np.float32), np.empty(0, np.float32)
+                if batch.num_samples:
+                    features, logits, known = self._features(batch.images.to(self.process.device))
+                found.append((targets[:, 0], targets[:, 1:].astype(np.int32), features, logits, known))
+        return Table(*map(np.concatenate, zip(*found, strict=True)))
+
+    @torch.no_grad()
+    def _features(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the features, the logits, and how well the images fit the training images."""
+        images = self.normalize(pixels, self.precision.input_dtype(self.model))
+
+        def forward() -> tuple[Tensor, Tensor]:
+            with self.precision.autocast():
+                found = features_of(self.model, images, self.num_logits > 0)
+            return found.pooled, found.pooled[:, :0] if found.logits is None else found.logits
+
+        features, logits = (each.float() for each in forward())
+        if not (features.isfinite().all() and logits.isfinite().all()):
+            from extras.doctor.trace import refuse_not_finite
+
+            refuse_not_finite(self.trained.source, self.model, self.transforms, forward)
+        known = self._known() if self._known else features.new_full((len(features),), math.nan)
+        if self.num_logits:
+            logits = logits / (self.trained.temperature or 1)
+        return features.cpu().numpy(), logits.cpu().numpy(), known.cpu().numpy()
+
+
+def normalized(features: np.ndarray) -> np.ndarray:
+    """Return the rows scaled to length 1. A row of zeros stays zero, so its similarity to everything is 0."""
+    lengths = np.linalg.norm(features, axis=1, keepdims=True)
+    return features / np.where(lengths == 0, 1, lengths)
+
+
+def thumbnail(images: FileImages, index: int) -> np.ndarray | None:
+    """Return a small copy of an image, or None if it cannot be read."""
+    try:
+        return np.asarray(fitted(images.read(index), THUMBNAIL))
+    except ImageReadError:
+        return None

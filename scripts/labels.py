@@ -1,13 +1,17 @@
-"""Finds wrong labels with the predictions of finished runs, and chooses the photos without labels to label next.
+"""Finds wrong labels, before a training or with finished runs, and chooses the photos without labels to label next.
 
+    python scripts/labels.py vit_small_patch16_224 -data_path photos
+    python scripts/labels.py vit_small_patch16_224 -data_path photos -apply labels/labels.csv
     python scripts/sweep.py -cfg configs/finetune.yaml -data_path photos -folds 5 -output sweeps/folds
     python scripts/labels.py sweeps/folds
     python scripts/labels.py sweeps/folds -apply sweeps/folds/labels/labels.csv
     python scripts/labels.py vit_small_patch16_224 -next 100 unlabelled -into to_label
     python scripts/labels.py output/train-20260102-03-04-05 -next 100 unlabelled -into to_label
 
-In a sweep with -folds, every image has a prediction by a model that was not trained on it. With a single run, only
-the held-out images are judged. labels.csv lists images whose label the model doubts, equal or nearly equal images
+Weights judge all labels of a data set in about the time of an evaluation, without training: the label of each image is
+predicted from the features and labels of all other images. In a sweep with -folds, every image also has a prediction by a
+model that was not trained on it. With a single run, only the held-out images have one, and if the run kept the features
+from before its training, these judge all. labels.csv lists images whose label the model doubts, equal or nearly equal images
 with different labels, and copies of training images among the validation images; labels.png shows them. Write yes into
 the column `confirmed`, and change the suggestion if another class is right. -apply writes train.csv and val.csv, which
 list all images with the corrected labels, and prints the command that trains from them. It changes no file of the data.
@@ -35,27 +39,36 @@ from utils.errors import ConfigError
 from utils.runs import folder_of
 
 COMPUTED = ("fractals", "synthetic")  # data sets whose classes are not those of photos
-OF_NEXT = ("into", "strangers", "raw", "cfg", "opts", "amp", "batch_size", "device", "ngpus")  # flags that need -next
+OF_NEXT = ("into", "strangers")  # flags that need -next
+OF_WEIGHTS = (
+    "dataset",
+    "raw",
+    "cfg",
+    "opts",
+    "amp",
+    "batch_size",
+    "device",
+)  # flags that a finished run has no use for
 
 
 def main(argv: list[str]) -> int:
     arguments = parse(argv)
     if arguments.next:
         return choose(arguments)
-    from extras.labels.command import Source, apply, find
+    from extras.labels.command import apply, find
 
-    source = replace(find_source(arguments.source, Source), data_path=arguments.data_path)
+    source = replace(find_source(arguments), data_path=arguments.data_path)
     if arguments.apply:
-        apply(source, arguments.data_path, arguments.apply, arguments.output)
+        apply(source, arguments.apply, arguments.output)
     else:
-        find(source, arguments.data_path, arguments.output, not arguments.no_copies)
+        find(source, arguments.output, not arguments.no_copies)
     return 0
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = Parser(__doc__)
     add = parser.add_argument
-    add("source", metavar="run", help=f"{RUN_HELP}; or the folder of a sweep with -folds; with -next, any weights")
+    add("source", metavar="run", help=f"{RUN_HELP}; or the folder of a sweep with -folds; or any weights")
     add(
         "-output",
         type=Path,
@@ -65,7 +78,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     add("-no_copies", action="store_true", help="do not look for copies (the search reads every image)")
     add("-apply", type=Path, metavar="FILE", help="write lists with the confirmed labels of this labels.csv")
-    add("-data_path", type=Path, metavar="PATH", help="where the data are now, if they were moved after the run")
+    add("-data_path", type=Path, metavar="PATH", help="the data; with a run, only if they were moved after the run")
+    add("-dataset", metavar="NAME", help="with weights, the kind of data, for example csv [imagefolder]")
     add = parser.add_argument_group("photos without labels").add_argument
     add("-next", nargs=2, metavar=("N", "PHOTOS"), help="choose N photos of this folder whose labels help most")
     add("-into", type=Path, metavar="FOLDER", help="also copy the chosen photos to this folder")
@@ -73,6 +87,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add_model_flags(parser, argparse.SUPPRESS)  # -ngpus has no effect here
     parser.set_defaults(attention=None)  # a flag of predict.py, whose checks are used here
     arguments = parser.parse_args(argv)
+    if (arguments.ngpus or 1) > 1:
+        raise ConfigError("-ngpus: labels.py uses one process; leave it out")
     if arguments.next:
         check_next(arguments)
         return arguments
@@ -86,11 +102,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def check_next(arguments: argparse.Namespace) -> None:
     """Convert the two values of -next. Raise ConfigError for flags that do nothing with it."""
-    for name in ("apply", "no_copies"):
+    for name in ("apply", "no_copies", "dataset"):
         if getattr(arguments, name):
             raise ConfigError(f"-{name} has no effect with -next; leave it out")
-    if (arguments.ngpus or 1) > 1:
-        raise ConfigError("-ngpus: labels.py uses one process; leave it out")
     number, arguments.photos = arguments.next[0], local_path(arguments.next[1])
     try:
         arguments.next = at_least(1)(number)
@@ -125,11 +139,21 @@ def choose(arguments: argparse.Namespace) -> int:
     return choose_next(arguments, photos, Embedder(trained, process, print, with_logits=data is not None), data)
 
 
-def find_source(given: str, source: type):
-    """Return the runs to read: the finished runs of the best point of a sweep, or a single run."""
-    folder = folder_of(given)
-    if not (folder / FILE).exists():
-        return source(folder, [SavedRun.open(folder)], 0)
+def find_source(arguments: argparse.Namespace):
+    """Return the finished runs of the best point of a sweep, a single run, or weights with the settings of their data."""
+    from extras.labels.command import Source
+
+    folder = folder_of(arguments.source)
+    is_sweep, is_run = (folder / FILE).exists(), (folder / "config.yaml").exists()
+    if arguments.data_path and not (is_sweep or is_run):
+        return load_weights(arguments, Source)
+    for name in OF_WEIGHTS:
+        if getattr(arguments, name) not in (None, False, [], "auto"):
+            raise ConfigError(
+                f"-{name} has no effect with the run {arguments.source}; leave it out, or give weights and -data_path"
+            )
+    if not is_sweep:
+        return Source(folder, [SavedRun.open(folder)], 0)
     sweep = read_sweep(folder)
     if not sweep.folds:
         raise ConfigError(
@@ -145,7 +169,26 @@ def find_source(given: str, source: type):
             f"{folder}: no trial of this sweep is done; continue it: python scripts/sweep.py -output {shlex.quote(str(folder))}"
         )
     runs = [SavedRun.open(folder / trial.name) for trial in done]
-    return source(folder, runs, len(trials) - len(done), sweep.folds)
+    return Source(folder, runs, len(trials) - len(done), sweep.folds)
+
+
+def load_weights(arguments: argparse.Namespace, source: type):
+    """Load the weights whose features judge the labels of -data_path."""
+    from engine.predict.classifier import load_classifier
+    from extras.labels.command import DATASET
+
+    dataset = ["-dataset", arguments.dataset or DATASET, "-data_path", str(arguments.data_path)]
+    flags = [*settings_flags(arguments), *dataset]
+    weights = load_classifier(arguments.source, flags, arguments.raw, needs_classes=False)
+    config = replace(weights.config, START=replace(weights.config.START, EVAL=False))  # the training images too
+    weights = replace(weights, config=config)
+    if arguments.output:
+        refuse_among_photos(arguments.data_path, {"-output": arguments.output})
+    given = [
+        *(["-cfg", arguments.cfg] if arguments.cfg else []),
+        *(["-opts", *arguments.opts] if arguments.opts else []),
+    ]
+    return source(Path(), [], 0, weights=weights, flags=tuple(given), device=arguments.device)
 
 
 if __name__ == "__main__":

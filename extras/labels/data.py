@@ -2,10 +2,11 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,6 @@ from datasets.sources.images import FileImages
 from datasets.split import DRAWN
 from engine.record.saved_files import read_table, to_number
 from engine.record.saved_run import SavedRun
-from extras.labels.ranking import UNKNOWN, Predictions
 from utils.errors import ConfigError, DataError
 from utils.runs import changed_facts
 from utils.text import csv_cell, first_of
@@ -27,14 +27,13 @@ from utils.text import csv_cell, first_of
 TABLE, RECORD = "predictions.csv", "results.json"
 COLUMNS = ("image", "label", "prediction", "probability", "label_probability")
 PARTS = ("training", "validation")
+UNKNOWN = -1  # class number of a prediction that is not a class of the data set
 
 
 def config_of(run: SavedRun, data_path: Path | None) -> Config:
     """Return the settings of a run. `data_path`: where the data are now, if they were moved after the run."""
     config = unflatten(run.settings)
-    title = f"{run.folder}: "
-    if config.DATA.has_several_labels:
-        raise ConfigError(f"{title}its images can have several labels; give a run with one label per image")
+    refuse_several_labels(run.folder, config)
     path, recorded = config.DATA.DATA_PATH, run.about.get("data_path")
     if data_path:
         path = str(data_path)
@@ -43,6 +42,13 @@ def config_of(run: SavedRun, data_path: Path | None) -> Config:
         is_same = os.path.realpath(Path(path).expanduser()) == recorded
         path = path if is_same else recorded
     return replace(config, DATA=replace(config.DATA, DATA_PATH=path))
+
+
+def refuse_several_labels(source: Path | str, config: Config) -> None:
+    if config.DATA.has_several_labels:
+        raise ConfigError(
+            f"{source}: its images can have several labels; only data with one label per image are judged"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,6 +177,33 @@ def refuse_other_data(run: SavedRun, data: DataSet) -> None:
         f"{run.folder}: {data.place} does not contain the data of this run ({changed}); train again on this data, or "
         "give the run's data with -data_path"
     )
+
+
+class Predictions(NamedTuple):
+    """Predictions for held-out images, each image once. One table holds all folds of one seed."""
+
+    images: np.ndarray  # int64 [n]: numbers of the images in the data set
+    predicted: np.ndarray  # int64 [n]: class numbers
+    probabilities: np.ndarray  # float64 [n]: probability of the predicted class
+    of_labels: np.ndarray  # float64 [n]: probability of the image's label
+
+
+def probabilities_of(tables: Sequence[Predictions], labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """Return [N, C]: the mean probabilities of the tables that judge an image, or NaN.
+
+    A table has only the probabilities of the prediction and of the label. The other classes share the rest equally.
+    """
+    total, counts = np.zeros((len(labels), num_classes)), np.zeros((len(labels), 1))
+    for images, predicted, probabilities, of_labels in tables:
+        rows, own = np.arange(len(images)), labels[images]
+        known = np.full((len(images), num_classes), np.nan)
+        is_class = predicted != UNKNOWN
+        known[rows[is_class], predicted[is_class]] = probabilities[is_class]
+        known[rows, own] = of_labels
+        rest = np.maximum(1 - np.nansum(known, 1), 0) / np.maximum(np.isnan(known).sum(1), 1)
+        np.add.at(total, images, np.where(np.isnan(known), rest[:, None], known))
+        np.add.at(counts, images, 1)
+    return np.where(counts > 0, total / np.maximum(counts, 1), np.nan)
 
 
 def read_predictions(run: SavedRun, data: DataSet) -> Predictions:

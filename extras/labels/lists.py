@@ -125,9 +125,9 @@ def _check(config: Config, data: DataSet, labels: np.ndarray) -> None:
                 raise DataError(f"{path} is a link that leads out of {data.root}; copy the file into that folder")
 
 
-def command_to_train(run: Path, before: Config, lists: Config) -> str:
-    """Return the command that trains from the lists with the other settings of a run, which are `before`."""
+def command_to_train(words: Sequence[str], before: Config, lists: Config) -> str:
+    """Return the command that trains from the lists with other settings as in `before`, which `words` name."""
     old, new = flatten(before), flatten(lists)
     options = [f"{key}={to_text(new[key])}" for key in new if new[key] != old[key] and key not in BY_FLAG]
-    words = ["-cfg", str(run / "config.yaml"), "-dataset", "csv", "-data_path", lists.DATA.DATA_PATH]
+    words = [*words, "-dataset", "csv", "-data_path", lists.DATA.DATA_PATH]
     return shlex.join(["python", "main_single_gpu.py", *words, "-opts", *options])

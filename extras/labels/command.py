@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from configs.schema import Config
+from datasets.identity import ImageContents
 from engine.record.saved_run import SavedRun
-from extras.labels.alike import Copy, Pictures, find_copies, find_groups
+from extras.labels.copies import Copy, find_copies
 from extras.labels.data import DataSet, config_of, read_predictions, refuse_other_data
 from extras.labels.lists import LISTS, command_to_train, correct, write_lists
 from extras.labels.ranking import Doubt, Predictions, find_doubts
@@ -59,9 +60,9 @@ def find(source: Source, data_path: Path | None, output: Path | None, finds_copi
     doubts = find_doubts(data.labels, tables, len(data.classes))
     copies: list[Copy] = []
     if finds_copies:
-        pictures = Pictures(len(data))
-        pictures.read(data.images())
-        copies = find_copies(find_groups(pictures), data, folds)
+        contents = ImageContents(len(data), data.find)
+        contents.read()
+        copies = find_copies(contents.groups(), data, folds)
     rows = rows_of(doubts, copies, data)
     sheets = write_review(folder, rows, data)
     for line in summary(doubts, copies, data, finds_copies):

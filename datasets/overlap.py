@@ -5,13 +5,13 @@ import mmap
 from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 
+from datasets.identity import digest
 from datasets.types import ImageReadError, ImageSet
 from utils.distributed import Process
 
@@ -21,13 +21,6 @@ MOST_ALIKE = 4  # the most training images with which a validation image is comp
 NUM_BYTES = 256
 # The keys of the state in a checkpoint: the result, or before it [index, fingerprint] of each training image so far.
 NUM_IN_TRAINING, FINGERPRINTS = "num_in_training", "fingerprints"
-
-
-def fingerprint(pixels: np.ndarray) -> int:
-    """Return a 64-bit hash, never 0, of the shape and of some bytes of the image. Equal images have equal hashes."""
-    flat = pixels.reshape(-1)
-    spread = flat[:: max(1, flat.size // NUM_BYTES)].tobytes()
-    return int.from_bytes(blake2b(spread, digest_size=8, key=repr(pixels.shape).encode()).digest(), "little") | 1
 
 
 class Fingerprints:
@@ -45,7 +38,7 @@ class Fingerprints:
 
     def add(self, index: int, pixels: np.ndarray) -> None:
         if self.values is not None:
-            self.values[index] = fingerprint(pixels)
+            self.values[index] = digest(pixels, NUM_BYTES)
 
     def rows(self, chosen: np.ndarray | None = None) -> np.ndarray:
         """Return uint64 [N, 2]: index and fingerprint of the images that were read, or of the chosen images."""

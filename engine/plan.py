@@ -14,7 +14,7 @@ from torch import nn
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
 from configs.values import flatten
-from datasets import ImageSet, SavedData, build_order, check_policy, class_weights, identity, renumber
+from datasets import ImageSet, SavedData, build_order, check_policy, class_weights, renumber, validation_facts
 from datasets.fingerprint import data_facts
 from datasets.order import Order
 from engine.checkpoint.resume import TRAINED_ON, WITHOUT_STATE, find_checkpoint, global_batch_to_keep, is_run
@@ -193,7 +193,9 @@ def plan_training(inputs: Inputs, load_data: LoadData, find_batch_size: FindBatc
         eval_set=val,
         order=build_order(config, train, process.world_size, global_batch),
         class_weights=class_weights(config, train),
-        validation=process.first(lambda: identity(val)),  # in one process, because there may be millions of names
+        validation=process.first(
+            lambda: validation_facts(val)
+        ),  # in one process, because there may be millions of names
         facts=facts,
     )
 

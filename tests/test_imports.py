@@ -68,8 +68,8 @@ def test_no_test_module_imports_another():
 # {folder: its files and packages, from bottom to top}. A file may import its own package and the packages before it.
 PACKAGES = {
     "datasets": (
-        "order index types labels balance fingerprint split classes bad_images overlap transforms sources"
-        " sources.torchvision_sets loading build __init__"
+        "order index types labels balance fingerprint split classes bad_images transforms sources"
+        " sources.torchvision_sets loading identity overlap build __init__"
     ).split(),
     "models": (
         "parts heads features transforms compilation weights.sharded kwargs weights vit timm_models __init__ export"

@@ -105,11 +105,11 @@ def _held_out_then(config: Config, image_set: ImageSet, saved: SavedData) -> tup
         )
     record = _with_class_folders(image_set, record, saved) | {"training": title, "validation": title}
     parts = divide(image_set, record)
-    is_copy = identity(parts[1]) == saved.validation and not is_other_data(saved.facts, parts[1])
+    is_copy = validation_facts(parts[1]) == saved.validation and not is_other_data(saved.facts, parts[1])
     return parts if is_same or is_copy else None
 
 
-def identity(image_set: ImageSet) -> dict[str, int | str]:
+def validation_facts(image_set: ImageSet) -> dict[str, int | str]:
     """Return facts that identify a validation set in any folder: the number, file names and classes of its images."""
     meanings = image_set.target_names()
     classes = [meanings[target] for target in image_set.targets.tolist()]

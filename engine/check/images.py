@@ -2,10 +2,9 @@
 
 import contextlib
 import functools
-import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from configs.combinations import IN_THEIR_ORDER
 from configs.schema import Config
 from datasets.bad_images import num_allowed
+from datasets.identity import Group, ImageContents
 from datasets.types import ImageReadError, ImageSet
 from engine.evaluation.scores import FEW, interval_of
 from engine.quick_checks import WARN, WRONG, Finding
@@ -25,13 +25,12 @@ UNEVEN = 10  # the ratio of largest to smallest class above which classes are re
 
 
 class ScanResult:
-    """The size and pixel digest, or the error, of each image in a set or in a sample spread evenly over the set."""
+    """The size, or the error, of each image in a set or in a sample spread evenly over the set."""
 
     def __init__(self, image_set: ImageSet, most: int | None = None):
         self.image_set, total = image_set, len(image_set)
         self.count = min(total, most or total)
         self.sides = np.zeros((self.count, 2), dtype=np.int32)  # height, width
-        self.digests = np.zeros(self.count, dtype=np.uint64)  # digests of the pixels; 0 for an unreadable image
         self.reasons: dict[int, str] = {}  # errors of unreadable images
 
     @property
@@ -58,8 +57,11 @@ class ScanResult:
     def describe_count(self) -> str:
         return f"{self.count:,}" + f" of {len(self.image_set):,}" * self.is_sample
 
-    def scan(self, numbers: range) -> Counter[str]:
-        """Read the images with these numbers in the sample. Return how many files of each unusual kind there are."""
+    def scan(self, numbers: range, contents: ImageContents, start: int) -> Counter[str]:
+        """Read the images with these numbers in the sample, and return how many files of each unusual kind there are.
+
+        Add their pixels to `contents`, in which the number of the first image is `start`.
+        """
         kinds: Counter[str] = Counter()
         for number in numbers:
             index = self.index(number)
@@ -70,20 +72,36 @@ class ScanResult:
                 self.reasons[number] = str(error)
                 continue
             self.sides[number] = pixels.shape[:2]
-            digest = hashlib.blake2b(repr(pixels.shape).encode(), digest_size=8)
-            digest.update(np.ascontiguousarray(pixels))
-            self.digests[number] = int.from_bytes(digest.digest(), "little")
+            contents.add(start + number, pixels)
         return kinds
 
 
-def scan_images(scan: ScanResult, title: str) -> Counter[str]:
+def contents_of(scans: Sequence[ScanResult]) -> ImageContents:
+    """Return empty contents for the images of all scans, numbered from the first image of the first scan."""
+
+    def find(number: int) -> tuple[ImageSet, int]:
+        scan, number = scan_of(scans, number)
+        return scan.image_set, scan.index(number)
+
+    return ImageContents(sum(scan.count for scan in scans), find)
+
+
+def scan_of(scans: Sequence[ScanResult], number: int) -> tuple[ScanResult, int]:
+    """Return the scan that has an image of the contents of all scans, and the number of the image in this scan."""
+    is_first = number < scans[0].count
+    return scans[0 if is_first else -1], number - (0 if is_first else scans[0].count)
+
+
+def scan_images(scan: ScanResult, contents: ImageContents, start: int, title: str) -> Counter[str]:
     """Read the images in threads, with a progress bar on a terminal. Return counts of unusual kinds of files."""
     block = max(BLOCK, scan.count // MAX_BLOCKS)
     blocks = [range(start, min(start + block, scan.count)) for start in range(0, scan.count, block)]
     kinds: Counter[str] = Counter()
     with (
         ThreadPoolExecutor() as pool,
-        contextlib.closing(pool.map(scan.scan, blocks)) as results,  # after Ctrl-C, no further blocks start
+        contextlib.closing(
+            pool.map(lambda numbers: scan.scan(numbers, contents, start), blocks)
+        ) as results,  # after Ctrl-C, no further blocks start
     ):
         pairs = zip(blocks, results, strict=True)
         for _, result in shown(pairs, title, scan.count, size=lambda pair: len(pair[0])):
@@ -98,21 +116,21 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
     if val.makes_batches:  # images generated on the device, with random classes
         return
     yield check_classes(config, train, val)
-    scans, kinds = [], Counter()
-    for part, image_set in (("training", train), ("validation", val)):
-        if image_set is not None:
-            scan = ScanResult(image_set, config.START.CHECK_IMAGES)
-            kinds.update(scan_images(scan, f"reading {part} images"))
-            yield check_readable(part, scan, config.DATA.MAX_BAD_FRACTION)
-            yield check_sizes(part, scan, config)
-            if config.DATA.TOKENS:
-                from extras.native_aspect.models import describe_shapes
+    parts = [("validation", val)] if train is None else [("training", train), ("validation", val)]
+    scans = [ScanResult(image_set, config.START.CHECK_IMAGES) for _, image_set in parts]
+    contents, start, kinds = contents_of(scans), 0, Counter()
+    for (part, _), scan in zip(parts, scans, strict=True):
+        kinds.update(scan_images(scan, contents, start, f"reading {part} images"))
+        start += scan.count
+        yield check_readable(part, scan, config.DATA.MAX_BAD_FRACTION)
+        yield check_sizes(part, scan, config)
+        if config.DATA.TOKENS:
+            from extras.native_aspect.models import describe_shapes
 
-                yield Finding(f"{part} shapes", describe_shapes(config, scan.sides[scan.readable], part == "training"))
-            scans.append(scan)
+            yield Finding(f"{part} shapes", describe_shapes(config, scan.sides[scan.readable], part == "training"))
     if kinds:
         yield Finding("kinds of files", ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common()))
-    if found := check_duplicates(None if train is None else scans[0], scans[-1]):
+    if found := check_duplicates(scans, contents):
         yield found
 
 
@@ -180,20 +198,28 @@ def check_sizes(part: str, scan: ScanResult, config: Config) -> Finding:
     return Finding(title, f"smallest {smallest}, median {median}, largest {largest}{of}{note}")
 
 
-def check_duplicates(train: ScanResult | None, val: ScanResult) -> Finding | None:
-    """Report validation images with the same pixels as a training image, and equal images in different classes.
+def check_duplicates(scans: Sequence[ScanResult], contents: ImageContents) -> Finding | None:
+    """Report validation images that are also training images, and images in two classes, with the sign of `sign_of`.
 
-    In evaluation, `train` is None, and the result is None unless equal images have different classes.
+    In evaluation, there is one scan, and the result is None unless an image is in two classes.
     """
+    train, val = scans[0] if len(scans) > 1 else None, scans[-1]
     twins, clashes = [], []
-    for group in same_pixels([val] if train is None else [train, val]):
-        in_training = [number for scan, number in group if scan is train]
-        twins += [(number, in_training[0]) for scan, number in group if scan is val and in_training]
+    for group in contents.groups():
+        names = {number: scan.name(place) for number in group for scan, place in [scan_of(scans, number)]}
+        in_training = [number for number in group if train and number < train.count]
+        for number in group:
+            if in_training and number >= train.count:
+                other = next((each for each in in_training if group[each] == group[number]), in_training[0])
+                twins.append(f"{names[number]} {sign_of(group, number, other)} {names[other]}")
         by_class = {}
-        for scan, number in group:
-            name = scan.class_names[scan.image_set.targets[scan.index(number)]]
-            by_class.setdefault(name, f"{scan.name(number)} ({name})")
-        clashes += [f"{one} = {other}" for one, other in itertools.pairwise(by_class.values())]
+        for number in group:
+            scan, place = scan_of(scans, number)
+            by_class.setdefault(scan.class_names[scan.image_set.targets[scan.index(place)]], number)
+        clashes += [
+            f"{names[one]} ({name}) {sign_of(group, one, other)} {names[other]} ({other_name})"
+            for (name, one), (other_name, other) in itertools.pairwise(by_class.items())
+        ]
     texts, remedies = [], []
     if train:
         is_sample = train.is_sample or val.is_sample
@@ -201,12 +227,13 @@ def check_duplicates(train: ScanResult | None, val: ScanResult) -> Finding | Non
     if twins:
         share = f"{len(twins):,} of {of if is_sample else counted(val.count, 'validation image')}"
         how = "is also a training image" if len(twins) == 1 else "are also training images"
-        pairs = [f"{val.name(twin)} = {train.name(origin)}" for twin, origin in sorted(twins)]
-        texts.append(f"{share} {how}:\n{first_of(pairs, LINE_EACH)}")
+        texts.append(f"{share} {how}{explain_signs(twins)}:\n{first_of(twins, LINE_EACH)}")
         remedies.append("remove them from one of the two sets: they make the accuracy look too high")
     if clashes:
         are = "is" if len(clashes) == 1 else "are"
-        texts.append(f"{counted(len(clashes), 'image')} {are} in two classes:\n{first_of(clashes, LINE_EACH)}")
+        texts.append(
+            f"{counted(len(clashes), 'image')} {are} in two classes{explain_signs(clashes)}:\n{first_of(clashes, LINE_EACH)}"
+        )
         remedies.append("keep only one class for each of them")
     if texts:
         return Finding("duplicates", "\n".join(texts), WARN, "; ".join(remedies))
@@ -218,12 +245,10 @@ def check_duplicates(train: ScanResult | None, val: ScanResult) -> Finding | Non
     )
 
 
-def same_pixels(scans: list[ScanResult]) -> Iterable[list[tuple[ScanResult, int]]]:
-    """Return groups of images with the same pixels. Each image is given as its scan and its number in that scan."""
-    digests, counts = np.unique(np.concatenate([scan.digests[scan.readable] for scan in scans]), return_counts=True)
-    repeated = digests[counts > 1]
-    groups: dict[int, list[tuple[ScanResult, int]]] = {digest: [] for digest in repeated.tolist()}
-    for scan in scans:
-        for number in np.flatnonzero(np.isin(scan.digests, repeated)).tolist():
-            groups[int(scan.digests[number])].append((scan, number))
-    return groups.values()
+def sign_of(group: Group, one: int, other: int) -> str:
+    """Return the sign between the names of two images: = for equal pixels, ~ for near copies."""
+    return "=" if group[one] == group[other] else "~"
+
+
+def explain_signs(pairs: Sequence[str]) -> str:
+    return " (~: nearly equal)" if any(" ~ " in pair for pair in pairs) else ""

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from configs.schema import Config
+from datasets.identity import ImageContents
 from engine.features.doubts import Doubts, judge_labels
 from engine.features.saved import read_features
 from engine.predict.classifier import Classifier
 from engine.record.saved_run import SavedRun
-from extras.labels.alike import Copy, Pictures, find_copies, find_groups
+from extras.labels.copies import Copy, find_copies
 from extras.labels.data import (
     DataSet,
     Predictions,
@@ -78,9 +79,9 @@ def find(source: Source, output: Path | None, finds_copies: bool) -> None:
     data, doubts, folds = (judge_by_weights if source.weights else judge_by_runs)(source)
     copies: list[Copy] = []
     if finds_copies:
-        pictures = Pictures(len(data))
-        pictures.read(data.images())
-        copies = find_copies(find_groups(pictures), data, folds)
+        contents = ImageContents(len(data), data.find)
+        contents.read()
+        copies = find_copies(contents.groups(), data, folds)
     rows = rows_of(doubts, copies, data)
     sheets = write_review(folder, rows, data)
     for line in summary(doubts, copies, data, finds_copies):

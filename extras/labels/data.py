@@ -2,7 +2,7 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -141,10 +141,6 @@ class DataSet:
     def find(self, number: int) -> tuple[ImageSet, int]:
         """Return the part that contains an image, and the index of the image in this part."""
         return self.parts[int(self.is_held_out[number])], int(self._places[number])
-
-    def images(self) -> Iterator[tuple[ImageSet, int]]:
-        """Return an iterator over the part and the index of each image, in the order of their numbers."""
-        return map(self.find, range(len(self)))
 
     def name(self, number: int) -> str:
         """Return the path of an image relative to `root`, or its name in tables if it is not a file."""

@@ -4,7 +4,7 @@ import shutil
 
 from datasets import load_image_sets
 from datasets.fingerprint import data_facts
-from datasets.split import identity
+from datasets.split import validation_facts
 from datasets.types import SavedData
 from tests.support.image_sets import load, make_folders, noise, settings, shades
 from utils.runs import changed_facts
@@ -52,7 +52,7 @@ def test_renumbering_classes_keeps_the_label_fingerprint(tmp_path):
 def test_evaluation_scores_every_image_if_names_match_but_contents_differ(tmp_path):
     make_folders(tmp_path / "photos", {"ant": 30, "bee": 30})
     train, val = load("imagefolder", tmp_path / "photos")
-    kept = SavedData(val.classes, val.split, identity(val), data_facts(train, val))
+    kept = SavedData(val.classes, val.split, validation_facts(val), data_facts(train, val))
     shutil.copytree(tmp_path / "photos", tmp_path / "copy")
     for path, is_same in (("copy", True), ("other", False)):
         if not is_same:

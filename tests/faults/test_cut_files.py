@@ -273,11 +273,11 @@ def test_file_is_old_or_new_after_kill_at_any_operation(tmp_path, writer, before
 
 # {file that writes without utils/files.py: why a kill does no harm}
 DIRECT = {
+    "datasets/identity.py": "an unnamed temporary file",
     "datasets/index.py": "unnamed temporary files",
     "engine/session.py": "the empty lock of a run's folder",
     "extras/cache.py": "the index, written last, makes the data count",
     "extras/exports/web.py": "a temporary path of `staged`",
-    "extras/labels/alike.py": "an unnamed temporary file",
     "models/compilation.py": "an unnamed temporary file",
     "models/export/formats.py": "a temporary path of `staged`",
     "models/export/hugging_face.py": "a temporary path of `staged`",

@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -16,10 +17,13 @@ from engine.features.compute import (
     features_of_images,
     tapped,
 )
+from engine.features.doubts import judge_labels
 from engine.features.linear import MOST_PRODUCTS, fit_linear, set_classifier
 from engine.features.saved import save_features
 from engine.plan import TrainPlan
+from engine.record.next_steps import command
 from engine.saves import Saves
+from engine.session import Session
 from engine.train.forecast import MOST_COMPARED
 from engine.train.stop_conditions import Stopped
 from engine.train.trainer import Trainer
@@ -27,6 +31,8 @@ from models.heads import output_layers, set_to_zero
 from models.weights.state import CALIBRATION
 from utils.program import StopSignal
 from utils.runs import BEST
+
+MOST_JUDGED = 50_000  # images x classes; above it, judging the labels takes more than some seconds on one core
 
 
 def start_classifier(saves: Saves, eval_data: EvalData, bad_images: BadImages, stop: StopSignal) -> None:
@@ -68,8 +74,22 @@ def score(
     if calibration := trainer.parts.get(CALIBRATION):
         calibration.fit(trainer, found.images.gather(trainer.process))
     trainer.process.first(lambda: save_features(saves.session, (plan.train_set, plan.eval_set), (train, val)))
+    trainer.process.first(lambda: name_doubts(saves.session, train, plan.num_classes))
     saves.save(metric=found.scores.value, extra_names=[BEST])
     saves.note_start(found.scores, seconds, ", by a linear classifier of the pretrained features")
+
+
+def name_doubts(session: Session, found: ImageFeatures, num_classes: int) -> None:
+    """Log how many labels of the training images are probably wrong, if any are, and the command that shows them."""
+    if found.targets.ndim == 2 or len(found.targets) * num_classes > MOST_JUDGED:
+        return
+    doubts = judge_labels(found.targets, num_classes, np.concatenate(found.features, 1))
+    low, number, high = doubts.expected
+    if low > 0:
+        session.log.say(
+            f"about {number:,.0f} of {len(found.targets):,} training labels are probably wrong (95%: {low:,.0f} to "
+            f"{high:,.0f}); after the run: {command('scripts/labels.py', session.path)}"
+        )
 
 
 def fit(saves: Saves, layers: list[nn.Module], stop: StopSignal) -> ImageFeatures | None:

@@ -28,13 +28,13 @@ def after_training(config: Config, process: Process, folder: Path, eval_set: Ima
         photos = config.DATA.LABELLED_PATH or "YOUR_LABELLED_PHOTOS"
         tune = ("-cfg", "configs/finetune.yaml", "-pretrained", weights, "-data_path", photos, *["-amp"] * config.AMP)
         has_classes = config.TRAIN.OBJECTIVE == "classes"
-        rows += _use_of(weights, eval_set) if has_classes else [("fine-tune", _command("main_single_gpu.py", *tune))]
+        rows += _use_of(weights, eval_set) if has_classes else [("fine-tune", command("main_single_gpu.py", *tune))]
         if config.DATA.DATASET == "imagefolder" and has_classes:
             from datasets.sources.folder import find_test_folders
 
             for test_folder in find_test_folders(eval_set):
                 test = ("-eval", "-pretrained", weights, "-data_path", test_folder)
-                rows.append(("test", _command("main_single_gpu.py", *test)))
+                rows.append(("test", command("main_single_gpu.py", *test)))
     if state in longer and (folder / "last.pth").exists():
         rows += [("train longer" if longer[state] else "continue", resume_command(process, folder, longer[state]))]
     return _lines(rows)
@@ -57,19 +57,19 @@ def _files(folder: Path, name: str) -> list[tuple[str, str]]:
 
 def _use_of(weights: Path, eval_set: ImageSet) -> list[tuple[str, str]]:
     target = weights.with_suffix(".safetensors")
-    rows = [("export", _command("scripts/export.py", weights, "-output", target))] if target != weights else []
+    rows = [("export", command("scripts/export.py", weights, "-output", target))] if target != weights else []
     has_files = eval_set.root is not None and Path(image := eval_set.name(0)).is_file()
     if has_files and image.isprintable():  # so that users can copy the command
-        rows.insert(0, ("predict", _command("scripts/predict.py", weights, Path(image))))
+        rows.insert(0, ("predict", command("scripts/predict.py", weights, Path(image))))
     return rows
 
 
 def resume_command(process: Process, folder: Path, words: list[str | int]) -> str:
     """Return the command that continues a run, with additional flags."""
     if process.world_size == 1:
-        return _command("main_single_gpu.py", "-resume", folder, *words)
+        return command("main_single_gpu.py", "-resume", folder, *words)
     if process.local_size == process.world_size:
-        return _command("main_multi_gpu.py", "-resume", folder, "-ngpus", process.world_size, *words)
+        return command("main_multi_gpu.py", "-resume", folder, "-ngpus", process.world_size, *words)
     return f"the same command with {shlex.join(['-resume', _path(folder), *map(str, words)])}"
 
 
@@ -77,7 +77,7 @@ def _lines(rows: list[tuple[str, str]]) -> list[str]:
     return ["next:", *align([(f"  {what}", how) for what, how in rows])] if rows else []
 
 
-def _command(script: str, *words: str | int | Path) -> str:
+def command(script: str, *words: str | int | Path) -> str:
     texts = [_path(each) if isinstance(each, Path) else str(each) for each in words]
     python = "python" if shutil.which("python") == sys.executable else _short(sys.executable)
     return shlex.join([python, _short(str(ROOT / script)), *texts])

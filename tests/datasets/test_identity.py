@@ -99,6 +99,16 @@ def test_images_of_a_fixed_camera_with_noise_only_are_the_same():
     assert len(group) == 12, "more copies than an image has candidates"
 
 
+def test_group_in_two_clusters_of_copies_is_joined():
+    """The candidates of an image are the others of its cluster, because these are more similar to it."""
+    whole, images = np.asarray(scene(0)), []
+    for part in (whole, np.asarray(cropped(scene(0), 7, 5, 0, 0))):
+        for seed in range(8):
+            noise = np.random.default_rng(seed).normal(0, 2, part.shape)
+            images.append((part + noise).clip(0, 255).astype(np.uint8))
+    assert [len(group) for group in groups_of(images)] == [16]
+
+
 def test_drawings_that_differ_in_a_sign_are_different():
     images = []
     for sign in "0123456789":

@@ -16,9 +16,10 @@ with different labels, and copies of training images among the validation images
 the column `confirmed`, and change the suggestion if another class is right. -apply writes train.csv and val.csv, which
 list all images with the corrected labels, and prints the command that trains from them. It changes no file of the data.
 
--next chooses photos that differ from each other: with a run, photos that confuse its model; with pretrained weights, typical
-photos. next.csv lists them, next.png shows them, and -into copies them. Photos with a label and
-further copies of a photo are left out. Unreadable photos are reported, and the exit code is 2.
+-next chooses photos that differ from each other: with a run, photos that are similar to many of which its model is not sure;
+with pretrained weights, typical photos. next.csv lists them, next.png shows them, and -into copies them. Photos with a
+label and further copies of a photo are left out, and left_out.csv names their twins. Unreadable photos are reported, and the
+exit code is 2.
 """
 
 import argparse
@@ -76,7 +77,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
         help="folder for labels.csv and labels.png [labels in the run's folder]; with -apply, for the lists [corrected "
         "in the folder of FILE]; with -next, for next.csv and next.png [next in the run's folder, or here]",
     )
-    add("-no_copies", action="store_true", help="do not look for copies (the search reads every image)")
+    add(
+        "-no_copies",
+        action="store_true",
+        help="do not look for copies (the search reads every image); with -next, leave out no photo",
+    )
     add("-apply", type=Path, metavar="FILE", help="write lists with the confirmed labels of this labels.csv")
     add("-data_path", type=Path, metavar="PATH", help="the data; with a run, only if they were moved after the run")
     add("-dataset", metavar="NAME", help="with weights, the kind of data, for example csv [imagefolder]")
@@ -102,7 +107,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def check_next(arguments: argparse.Namespace) -> None:
     """Convert the two values of -next. Raise ConfigError for flags that do nothing with it."""
-    for name in ("apply", "no_copies", "dataset"):
+    for name in ("apply", "dataset"):
         if getattr(arguments, name):
             raise ConfigError(f"-{name} has no effect with -next; leave it out")
     number, arguments.photos = arguments.next[0], local_path(arguments.next[1])

@@ -1,18 +1,20 @@
 """Chooses the photos whose labels will help a model most, and writes them to next.csv and next.png."""
 
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from datasets.identity import ImageContents
 from datasets.sources.images import FileImages
+from datasets.types import ImageSet
 from engine.features.embedder import Embedder, Photos, Table, normalized, thumbnail
 from engine.predict.output import copy_into
 from engine.predict.pictures import Tile
 from engine.record.saved_files import write_table
-from extras.labels.alike import Pictures, find_groups
 from extras.labels.data import DataSet
 from extras.labels.review import draw_sheets, refuse_other_sheets
 from utils.errors import ConfigError, cause_of
@@ -22,10 +24,16 @@ from utils.text import counted
 TABLE, SHEET = "next.csv", "next.png"
 COLUMNS = ("image", "order", "guess", "probability", "reason")
 KIND = Kind("a table of scripts/labels.py -next", (b"\xef\xbb\xbfimage,order,",))
-# With a run, k-means divides the least certain photos into N clusters and chooses the photo nearest to each centre.
-# BENCHMARKS.md, "Photos to label next", compares this with other methods. Rejected: extra centres at labelled photos, and
-# weights by margin. Neither made a difference larger than the noise.
-NUM_UNSURE = 4  # the number of photos that are clustered, for each photo to choose
+LEFT_OUT, LEFT_OUT_COLUMNS = "left_out.csv", ("image", "same_as", "reason")
+LABELLED, COPY = "labelled already", "a copy of another photo"
+LEFT_OUT_KIND = Kind("a table of scripts/labels.py -next", (b"\xef\xbb\xbfimage,same_as,",))
+# Without a classifier, k-means divides all photos into N clusters and chooses the photo nearest to each centre. With a
+# classifier, each chosen photo stands for the uncertain photos that are similar to it. BENCHMARKS.md, "Photos to label next",
+# compares this with other methods. Rejected: k-means with a classifier, which was worse than random photos on emoji from
+# 100 labels on, and the features of labelled photos, which made no difference.
+WIDTH = 0.2  # photos count as similar if their cosine is above 1 - WIDTH, or a little less
+NUM_UNSURE = 15  # the number of least certain photos that are compared, for each photo to choose
+MOST_AT_ONCE = 400  # photos that are chosen from the same least certain photos
 NUM_ROUNDS = 10  # rounds of k-means
 BLOCK = 4096  # the number of photos that are compared with all centres at once
 
@@ -36,19 +44,24 @@ BLOCK = 4096  # the number of photos that are compared with all centres at once
 def choose_next(given: Namespace, photos: Photos, embedder: Embedder, data: DataSet | None) -> int:
     """Choose photos and write them. Return the exit code, which is 2 if some photos cannot be read.
 
-    `given` has the flags `next`, `output`, `into` and `strangers`. `data`: the images on which the classifier was trained
-    and evaluated, or None if the weights are not those of a run.
+    `given` has the flags `next`, `output`, `into`, `no_copies` and `strangers`. `data`: the images on which the classifier
+    was trained and evaluated, or None if the weights are not those of a run.
     """
     check_output(given.output)
     images = photos.images(embedder.rules)
     table = embedder(images)
     num_unreadable = len(photos) - len(table.indices)
-    is_new, num_labelled = find_new(images, table.indices, data)
-    left_out = f", {num_labelled:,} of them left out (labelled already)" if num_labelled else ""
-    print(f"{photos.folder}: {counted(len(photos), 'photo')}{left_out}")
+    is_new, twins = np.ones(len(table.indices), bool), []
+    if not given.no_copies:
+        is_new, twins = find_new(images, table.indices, photos, data)
+    write_left_out(given.output, twins)
+    counts = Counter(reason for *_, reason in twins).items()
+    left_out = f", left out: {', '.join(f'{count:,} {reason}' for reason, count in counts)}" if twins else ""
+    print(f"{photos.folder}: {counted(len(photos), 'photo')}{left_out}; see {given.output / LEFT_OUT}")
     if not is_new.any():
         raise ConfigError(
-            f"-next: no photo in {photos.folder} can be chosen, because none is new and readable; add photos"
+            f"-next: no photo in {photos.folder} can be chosen, because none is new and readable; add photos, or leave out none "
+            f"with -no_copies (see {given.output / LEFT_OUT})"
         )
     table = Table(*(column[is_new] for column in table))
     if len(table.indices) < given.next:
@@ -79,6 +92,7 @@ def choose_next(given: Namespace, photos: Photos, embedder: Embedder, data: Data
 def check_output(folder: Path) -> None:
     """Make the folder of the table and the sheets. Raise ConfigError if they would replace files of somebody else."""
     refuse_other_kind("-output", folder / TABLE, KIND, "choose another folder")
+    refuse_other_kind("-output", folder / LEFT_OUT, LEFT_OUT_KIND, "choose another folder")
     refuse_other_sheets(folder / SHEET, folder / TABLE)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -86,20 +100,37 @@ def check_output(folder: Path) -> None:
         raise ConfigError(f"-output: cannot make the folder {folder} ({cause_of(error)}); choose another") from None
 
 
-def find_new(images: FileImages, indices: np.ndarray, data: DataSet | None) -> tuple[np.ndarray, int]:
-    """Return whether each photo is new, bool [n], and the number of photos that have a label.
+def find_new(
+    images: FileImages, indices: np.ndarray, photos: Photos, data: DataSet | None
+) -> tuple[np.ndarray, list[tuple[str, str, str]]]:
+    """Return whether each photo is new, bool [n], and for each other photo its path, its twin, and why it is left out.
 
-    A photo has a label if it is equal or nearly equal to an image of the data. Of several nearly equal photos without a
-    label, only the first is new.
+    A photo has a label if it is the same as an image of the data. Of several photos without a label that are the same, only
+    the first is new.
     """
-    known = [] if data is None else list(data.images())
-    pictures = Pictures(len(known) + len(indices))
-    pictures.read(known + [(images, index) for index in indices.tolist()])
-    first = np.arange(len(known) + len(indices))  # the number of the first of the copies of each image
-    for group in find_groups(pictures):
-        first[list(group)] = min(group)
-    first = first[len(known) :] - len(known)  # negative: the number of an image of the data
-    return first == np.arange(len(first)), int((first < 0).sum())
+    num_known = 0 if data is None else len(data)
+
+    def find(number: int) -> tuple[ImageSet, int]:
+        return data.find(number) if number < num_known else (images, int(indices[number - num_known]))
+
+    contents = ImageContents(num_known + len(indices), find)
+    contents.read()
+    is_new, twins = np.ones(len(indices), bool), []
+    for group in contents.groups():
+        first, *others = sorted(group)
+        part, index = find(first)
+        for photo in (number - num_known for number in others if number >= num_known):
+            is_new[photo] = False
+            twins.append((photos[indices[photo]], part.name(index), LABELLED if first < num_known else COPY))
+    return is_new, twins
+
+
+def write_left_out(folder: Path, rows: Sequence[tuple[str, str, str]]) -> None:
+    """Write the table of the photos that are left out: path, twin and reason."""
+    try:
+        write_table(folder / LEFT_OUT, LEFT_OUT_COLUMNS, rows, encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"-output: cannot write to {folder} ({cause_of(error)}); choose another folder") from None
 
 
 def describe(probabilities: np.ndarray, is_stranger: bool, classes: Sequence[str]) -> tuple[str, str, str]:
@@ -159,14 +190,39 @@ def useful(features: np.ndarray, probabilities: np.ndarray, count: int) -> np.nd
     """Return the rows of `count` photos, the most useful first.
 
     `features`: float32 [n, D]. `probabilities`: float32 [n, classes] from a classifier, or [n, 0]. Without a classifier,
-    return typical photos. With a classifier, return typical photos among those of which it is least sure.
+    return typical photos. With a classifier, return photos that are similar to many of which it is not sure.
     """
-    features = normalized(features)
     if probabilities.shape[1] < 2:
-        return typical(features, count)
+        return typical(normalized(features), count)
+    features = normalized(features - features.mean(0))
     second, first = np.partition(probabilities, -2, axis=1)[:, -2:].T
-    unsure = np.argsort(first - second, kind="stable")[: NUM_UNSURE * count]
-    return unsure[np.sort(typical(features[unsure], count))]
+    doubts = 1 - (first - second)
+    chosen, rest = [], np.argsort(-doubts, kind="stable")
+    while len(chosen) < count:
+        part = min(count - len(chosen), MOST_AT_ONCE)
+        rows = rest[: NUM_UNSURE * part]
+        found = rows[covering(features[rows], doubts[rows], part)]
+        chosen += found.tolist()
+        rest = rest[~np.isin(rest, found)]
+    return np.array(chosen)
+
+
+def covering(features: np.ndarray, doubts: np.ndarray, count: int) -> np.ndarray:
+    """Return at most `count` doubtful rows to which the other doubtful rows are similar, the most useful first.
+
+    Each one adds most to the sum over all rows of doubt x similarity to the most similar chosen row.
+    """
+    similarities = doubts[:, None] * np.exp((features @ features.T - 1) / WIDTH) * doubts
+    covered = np.zeros(len(features), np.float32)
+    gains = similarities.sum(1)
+    chosen: list[int] = []
+    while len(chosen) < min(count, len(features)):
+        row = int(gains.argmax())
+        gains[row] = np.maximum(similarities[row] - covered, 0).sum()  # the other old gains are upper bounds
+        if row == gains.argmax():
+            chosen.append(row)
+            covered, gains[row] = np.maximum(covered, similarities[row]), -np.inf
+    return np.array(chosen)
 
 
 def typical(features: np.ndarray, count: int) -> np.ndarray:

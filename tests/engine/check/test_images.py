@@ -72,6 +72,15 @@ def test_same_image_in_two_classes_is_reported(photos):
     assert_names(found["duplicates"].text, photos / "val/cat/copy.png", photos / "val/dog/copy.png")
 
 
+def test_near_copies_in_both_parts_are_duplicates(photos):
+    patches = noise(8, 6).resize((120, 90), Image.Resampling.BICUBIC)
+    patches.save(photos / "train/cat/0.png")
+    patches.save(photos / "val/dog/small.jpg", quality=60)
+    verdict, text = found_in(photos)["duplicates"]
+    assert verdict == WARN and text.count(" ~ ") == 3
+    assert_names(text, f"{photos / 'val/dog/small.jpg'} ~ {photos / 'train/cat/0.png'}", "in two classes")
+
+
 def test_sampled_image_check_states_the_sample_size(photos):
     for number in range(6, 100):
         noise(12, 10 + number).save(photos / "train/dog" / f"{number}.png")

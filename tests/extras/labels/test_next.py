@@ -71,7 +71,10 @@ def test_run_guesses_as_predict_does_and_leaves_out_labelled_photos(new_digits):
     ended = typed(SCRIPT, new_digits, "-next", 8, "photos", "-output", "out").done()
     rows = rows_of("out/next.csv")
     assert len(rows) == 8 and not any("known" in row["image"] for row in rows)
-    assert "34 photos, 4 of them" in ended.stdout
+    assert_names(ended.stdout, "34 photos", "4 labelled already", "out/left_out.csv")
+    left_out = rows_of("out/left_out.csv")
+    assert {row["image"] for row in left_out} == {f"photos/known{number}.bmp" for number in range(4)}
+    assert all(row["same_as"] and row["reason"] == "labelled already" for row in left_out)
     typed("scripts/predict.py", new_digits, *chosen("out"), "-csv", "theirs.csv").done()
     for ours, theirs in zip(rows, rows_of("theirs.csv"), strict=True):
         assert ours["guess"] == theirs["class"]
@@ -84,7 +87,39 @@ def test_near_copies_are_chosen_once(photos):
     shutil.copy("photos/4.png", "photos/twin.png")
     ended = typed(SCRIPT, "hub", "-next", 12, photos).done()
     assert len(chosen()) == 10 and "photos/twin.png" not in chosen() and "photos/3.png" in chosen()
+    twins = {row["image"]: row["same_as"] for row in rows_of("next/left_out.csv")}
+    assert twins == {"photos/copy.jpg": "photos/3.png", "photos/twin.png": "photos/4.png"}
     assert "10 photos" in ended.stdout and "12" in ended.stdout
+
+
+@pytest.mark.slow
+def test_no_copies_leaves_out_no_photo(new_digits):
+    shutil.copy("photos/4.png", "photos/twin.png")
+    typed(SCRIPT, new_digits, "-next", 35, "photos", "-output", "out", "-no_copies").done()
+    assert len(chosen("out")) == 35 and {"photos/known0.bmp", "photos/twin.png"} <= {*chosen("out")}
+    assert rows_of("out/left_out.csv") == []
+
+
+@pytest.mark.slow
+def test_photos_like_labelled_ones_with_another_detail_are_chosen(here, trained):  # noqa: F811
+    """A digit with a dark corner is another photo. Half of the photos are digits of the run, saved again."""
+    (here / "photos").mkdir()
+    train, _ = load_image_sets(small_config(here))
+    for number in range(8):
+        pixels = train.read(number)[:, :, 0].repeat(8, 0).repeat(8, 1)
+        Image.fromarray(pixels).save(f"photos/same{number}.png")
+        pixels[:12, :12] = 255 - pixels[:12, :12]
+        Image.fromarray(pixels).save(f"photos/other{number}.png")
+    typed(SCRIPT, trained, "-next", 8, "photos", "-output", "out").done()
+    assert sorted(chosen("out")) == [f"photos/other{number}.png" for number in range(8)]
+
+
+@pytest.mark.slow
+def test_table_of_another_program_named_left_out_is_kept(photos):
+    Path("next").mkdir()
+    Path("next/left_out.csv").write_text("image,date\n")
+    typed(SCRIPT, "hub", "-next", 3, photos).refused("-output", "next/left_out.csv")
+    assert Path("next/left_out.csv").read_text() == "image,date\n"
 
 
 @pytest.mark.slow
@@ -166,13 +201,27 @@ def test_typical_photos_come_from_different_groups_the_largest_first():
 
 
 def test_classifier_chooses_unsure_photos_from_different_groups():
-    probabilities = np.full((105, 2), (0.99, 0.01), np.float32)
-    unsure = [0, 1, 2, 31, 32, 40, 41, 42, 100, 101, 103, 104]
-    probabilities[unsure, 0] = np.linspace(0.51, 0.6, len(unsure))
-    probabilities[:, 1] = 1 - probabilities[:, 0]
+    probabilities = np.full((105, 2), (1, 0), np.float32)
+    unsure = [0, 1, 2, 31, 32, 40, 41, 42, 43, 100, 101, 103]
+    probabilities[unsure] = 0.5
     found = useful(groups_of_features(30, 5, 60, 10), probabilities, 3).tolist()
-    assert {*found} <= {*unsure} and found == sorted(found, key=unsure.index)
-    assert len({int(np.searchsorted([30, 35, 95], row, "right")) for row in found}) == 3
+    assert {*found} <= {*unsure}
+    groups = [int(np.searchsorted([30, 35, 95], row, "right")) for row in found]
+    assert groups[0] == 2 and {*groups} == {0, 2, 3}, "the largest group of unsure photos comes first"
+
+
+def test_less_certain_of_two_equal_groups_comes_first():
+    features = np.concatenate([groups_of_features(20, 20), groups_of_features(0, 0, 20)])
+    certain = np.repeat([0.9, 0.6, 0.8], 20)
+    found = useful(features, np.stack([certain, 1 - certain], 1), 3) // 20
+    assert found.tolist() == [1, 2, 0]
+
+
+@pytest.mark.parametrize("classes", [0, 3])
+def test_choices_of_many_photos_name_each_photo_once(classes):
+    features = np.random.default_rng(0).normal(size=(900, 4)).astype(np.float32)
+    probabilities = np.random.default_rng(1).dirichlet(np.ones(3), 900)[:, :classes]
+    assert len({*useful(features, probabilities, 850).tolist()}) == 850
 
 
 def test_equal_features_still_give_as_many_photos_as_asked():
@@ -191,7 +240,7 @@ def test_sheets_beyond_100_photos_are_numbered_and_replaced(photos):
     with Image.open("next/next-2.png") as sheet:
         assert [caption[1] for _, caption in tiles_of(sheet)] == chosen()[100:]
     typed(SCRIPT, "hub", "-next", 2, photos).done()
-    assert sorted(os.listdir("next")) == ["next.csv", "next.png"]
+    assert sorted(os.listdir("next")) == ["left_out.csv", "next.csv", "next.png"]
 
 
 @pytest.mark.slow

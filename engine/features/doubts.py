@@ -26,7 +26,6 @@ FEWEST = 0.05  # wrong labels that count as none
 MOST_WRONG = 0.8  # of all labels, at most
 SMALLEST = 1e-6  # probability in a table, which rounds
 START = -3.0  # log-odds of a wrong label from which each fit starts; far below, the likelihood is flat
-FEWEST_OF_CLASS = 2  # images; nothing can be said about the only image of a class
 
 
 class Doubts(NamedTuple):
@@ -35,7 +34,7 @@ class Doubts(NamedTuple):
     wrong: np.ndarray  # float64 [N]: probability that the label is wrong
     suggestions: np.ndarray  # int64 [N]: the most probable other class
     confidences: np.ndarray  # float64 [N]: probability of the suggestion
-    # bool [N]: whether the label is rather wrong than right, if as many labels are wrong as the interval allows
+    # bool [N]: another class is predicted, and the label is rather wrong than right if as many are wrong as may be
     is_doubtful: np.ndarray
     is_judged: np.ndarray  # bool [N]
     num_correct: int  # judged images whose label is predicted from the other images
@@ -70,12 +69,14 @@ def judge_labels(
     uses_features = has_features.sum() >= has_probabilities.sum()
     known = np.flatnonzero(has_features if uses_features else has_probabilities)
     counts = np.bincount(labels[known], minlength=num_classes)
-    places = np.flatnonzero(counts[labels[known]] >= FEWEST_OF_CLASS)
-    rows, classes = known[places], np.flatnonzero(counts >= FEWEST_OF_CLASS)
+    # Features say nothing about the only image of a class. A model was trained on others.
+    classes = np.flatnonzero(counts >= (2 if uses_features else 0))
+    places = np.flatnonzero(np.isin(labels[known], classes))
+    rows = known[places]
     count = len(labels)
     empty = np.zeros(count), np.zeros(count, np.int64), np.zeros(count), np.zeros(count, bool), np.zeros(count, bool)
     found = Doubts(*empty, 0, (0.0, 0.0, 0.0))
-    if len(classes) < 2:
+    if len(classes) < 2 or not len(rows):
         return found
     given: list[Tensor] = []
     if has_probabilities[known].all():
@@ -242,7 +243,7 @@ def _judge(labels: np.ndarray, classes: np.ndarray, sets: Iterator[list[Tensor]]
         model.probability_wrong(model.values).numpy(),
         classes[suggestions.numpy()],
         confidences.numpy(),
-        (model.probability_wrong(high) > 0.5).numpy(),
+        ((model.probability_wrong(high) > 0.5) & (shares.argmax(1) != numbers)).numpy(),
         np.ones(len(labels), bool),
         num_correct,
         tuple(model.number_wrong(values) for values in (low, model.values, high)),

@@ -154,9 +154,7 @@ def find_source(arguments: argparse.Namespace):
         return load_weights(arguments, Source)
     for name in OF_WEIGHTS:
         if getattr(arguments, name) not in (None, False, [], "auto"):
-            raise ConfigError(
-                f"-{name} has no effect with the run {arguments.source}; leave it out, or give weights and -data_path"
-            )
+            raise ConfigError(f"-{name} has no effect without -next, or weights and -data_path; leave it out")
     if not is_sweep:
         return Source(folder, [SavedRun.open(folder)], 0)
     sweep = read_sweep(folder)

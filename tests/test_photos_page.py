@@ -94,19 +94,20 @@ def test_photos_page_commands_produce_predictions(here):
     shutil.copy("photos/dog/0.png", "photos/cat/IMG_0042.jpg")
     assert "2 of 3" in follow("A new class", made="output/train-20260116-10-11-12")
     before = parts(Path(folders["output/train-20260116-10-11-12"]))
-    assert "predictions for 77 of 77 images by 2 runs" in follow("A wrong label", part=slice(0, 2))
+    assert "features of 77 of 77 images" in follow("A wrong label", part=slice(0, 1))
+    assert "predictions for 77 of 77 images by 2 runs" in follow("A wrong label", part=slice(1, 3))
     table = Path("sweeps/photos/labels/labels.csv")
     (row,) = [each for each in rows_of(table) if each["image"] == "cat/IMG_0042.jpg"]
     assert "equal to dog/0.png, labelled dog" in row["reason"]
     table.write_text(f"image,label,suggestion,confirmed\n{row['image']},cat,dog,yes\n", encoding="utf-8")
-    said = follow("A wrong label", part=slice(2, 3))
+    said = follow("A wrong label", part=slice(3, 4))
     (printed,) = [line for line in said.splitlines() if line.startswith("  python main_single_gpu.py")]
     typed(*shlex.split(printed)[1:]).done()
     new = max(Path("output").glob("train-*"), key=lambda path: path.stat().st_mtime_ns)
     folders["output/train-20260123-10-11-12"] = str(new)
     labels = {row["image"]: row["label"] for row in rows_of(new / "predictions.csv")}
     assert labels.get("cat/IMG_0042.jpg", "dog") == "dog" and labels.keys() <= before.keys()
-    assert "that all have scored" in follow("A wrong label", part=slice(3, 4))
+    assert "that all have scored" in follow("A wrong label", part=slice(4, 5))
     follow("Train longer")
     state = torch.load(Path(folders["output/train-20260123-10-11-12"]) / "last.pth", weights_only=True)
     assert (state["epoch"], state["class_names"]) == (2, ["cat", "dog", "zebra"])

@@ -23,10 +23,9 @@ MOST_LANDMARKS = 2000
 CONFUSED = 0.5
 DROP = 1.92  # of the log-likelihood at both ends of a 95% interval
 FEWEST = 0.05  # wrong labels that count as none
-MOST_WRONG = 0.8  # of all labels, at most
+MOST_WRONG = 0.4  # of all labels; with half of them, features that say nothing would make every label doubtful
 SMALLEST = 1e-6  # probability in a table, which rounds
 START = -3.0  # log-odds of a wrong label from which each fit starts; far below, the likelihood is flat
-FEWEST_OF_CLASS = 2  # images; nothing can be said about the only image of a class
 
 
 class Doubts(NamedTuple):
@@ -35,7 +34,7 @@ class Doubts(NamedTuple):
     wrong: np.ndarray  # float64 [N]: probability that the label is wrong
     suggestions: np.ndarray  # int64 [N]: the most probable other class
     confidences: np.ndarray  # float64 [N]: probability of the suggestion
-    # bool [N]: whether the label is rather wrong than right, if as many labels are wrong as the interval allows
+    # bool [N]: another class is predicted, and the label is rather wrong than right if as many are wrong as may be
     is_doubtful: np.ndarray
     is_judged: np.ndarray  # bool [N]
     num_correct: int  # judged images whose label is predicted from the other images
@@ -70,20 +69,25 @@ def judge_labels(
     uses_features = has_features.sum() >= has_probabilities.sum()
     known = np.flatnonzero(has_features if uses_features else has_probabilities)
     counts = np.bincount(labels[known], minlength=num_classes)
-    places = np.flatnonzero(counts[labels[known]] >= FEWEST_OF_CLASS)
-    rows, classes = known[places], np.flatnonzero(counts >= FEWEST_OF_CLASS)
+    # Features say nothing about the only image of a class. A model was trained on others.
+    classes = np.flatnonzero(counts >= (2 if uses_features else 0))
+    places = np.flatnonzero(np.isin(labels[known], classes))
+    rows = known[places]
     count = len(labels)
     empty = np.zeros(count), np.zeros(count, np.int64), np.zeros(count), np.zeros(count, bool), np.zeros(count, bool)
     found = Doubts(*empty, 0, (0.0, 0.0, 0.0))
-    if len(classes) < 2:
+    if len(classes) < 2 or not len(rows):
         return found
     given: list[Tensor] = []
     if has_probabilities[known].all():
         given = [torch.from_numpy(np.log(np.maximum(probabilities[np.ix_(rows, classes)], SMALLEST)))]
     sets = iter([given])
     if uses_features:
+        parts = components(torch.from_numpy(features[known]))
+        if not len(parts[0]):  # all images have equal features
+            return found
         targets = torch.from_numpy(labels[known][:, None] == classes).double()
-        predicted = leave_one_out(components(torch.from_numpy(features[known])), targets)
+        predicted = leave_one_out(parts, targets)
         sets = ([each[places], *given] for each in predicted)
     part = _judge(labels[rows], classes, sets)
     for whole, each in zip(found[:5], part[:5], strict=True):
@@ -242,7 +246,7 @@ def _judge(labels: np.ndarray, classes: np.ndarray, sets: Iterator[list[Tensor]]
         model.probability_wrong(model.values).numpy(),
         classes[suggestions.numpy()],
         confidences.numpy(),
-        (model.probability_wrong(high) > 0.5).numpy(),
+        ((model.probability_wrong(high) > 0.5) & (shares.argmax(1) != numbers)).numpy(),
         np.ones(len(labels), bool),
         num_correct,
         tuple(model.number_wrong(values) for values in (low, model.values, high)),

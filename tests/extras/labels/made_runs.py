@@ -16,7 +16,7 @@ from scripts.sweeping import Sweep
 from tests.engine.check.small_photos import CLEAN
 from utils.text import csv_cell, csv_text
 
-SURE = 0.9  # the probability of predictions that the test does not give
+SURE = 0.99  # the probability of predictions that the test does not give
 
 
 def draw_image(path: Path, seed: int, size: tuple[int, int] = (48, 36)) -> None:

@@ -45,7 +45,7 @@ def find(
 ) -> None:
     """Make a run that doubts these held-out images (image, prediction), and find the wrong labels."""
     shutil.rmtree("run", ignore_errors=True)
-    predictions = {image: (prediction, 0.8, 0.1) for image, prediction in doubts}
+    predictions = {image: (prediction, 0.8, 1e-4) for image, prediction in doubts}
     make_run(Path("run"), Path(data), predictions, *options, dataset=dataset)
     typed(SCRIPT, "run", "-no_copies").done()
 
@@ -159,7 +159,7 @@ def test_own_validation_folder_keeps_its_images(here):
 
 
 def test_sweep_lists_the_parts_of_its_first_fold(photos):
-    make_sweep(Path("sweep"), photos, {"cat/25.png": ("dog", 0.9, 0.05)}, folds=2)
+    make_sweep(Path("sweep"), photos, {"cat/25.png": ("dog", 0.9, 1e-4)}, folds=2)
     typed(SCRIPT, "sweep", "-no_copies").done()
     table, before = Path("sweep/labels/labels.csv"), labels_of("photos", "DATA.FOLD=0/2")
     confirm(table=table)

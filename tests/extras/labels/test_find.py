@@ -38,7 +38,7 @@ def held_out(run: Path) -> list[str]:
     return [row["image"] for row in rows_of(run / "predictions.csv")]
 
 
-def doubt(run: Path, image: str, prediction: str, probability: float = 0.8, of_label: float = 0.1) -> None:
+def doubt(run: Path, image: str, prediction: str, probability: float = 0.8, of_label: float = 1e-4) -> None:
     """Change the prediction of a run for an image."""
     path = run / "predictions.csv"
     lines = path.read_text().splitlines()
@@ -51,28 +51,35 @@ def test_run_lists_its_doubtful_held_out_images(here):
     make_photos(here / "photos", COUNTS)
     run = make_run(here / "run", here / "photos", None, HALF)
     cat, bird = (next(name for name in held_out(run) if name.startswith(each)) for each in ("cat", "bird"))
-    doubt(run, cat, "dog", 0.7, 0.2)
-    doubt(run, bird, "cat", 0.8, 0.1)
+    doubt(run, cat, "dog", 0.7, 2e-4)
+    doubt(run, bird, "cat", 0.8, 1e-4)
     ended = typed(SCRIPT, "run").done()
-    assert rows_of("run/labels/labels.csv") == [
-        dict(zip(COLUMNS, (bird, "bird", "cat", "0.8000", "predicted cat", ""), strict=True)),
-        dict(zip(COLUMNS, (cat, "cat", "dog", "0.7000", "predicted dog", ""), strict=True)),
+    rows = rows_of("run/labels/labels.csv")
+    first, second = (row.pop("confidence") for row in rows)
+    assert 0.5 < float(second) < float(first) <= 1
+    others = [name for name in COLUMNS if name != "confidence"]
+    assert rows == [
+        dict(zip(others, (bird, "bird", "cat", "predicted cat", ""), strict=True)),
+        dict(zip(others, (cat, "cat", "dog", "predicted dog", ""), strict=True)),
     ]
     assert Path("run/labels/labels.csv").read_bytes().startswith(b"\xef\xbb\xbf")  # Excel reads it as UTF-8
     with Image.open("run/labels/labels.png") as sheet:
         captions = [caption for _, caption in tiles_of(sheet)]
-    assert captions == [["bird -> cat 0.80", bird, "predicted cat"], ["cat -> dog 0.70", cat, "predicted dog"]]
+    titles = f"bird -> cat {float(first):.2f}", f"cat -> dog {float(second):.2f}"
+    assert captions == [[titles[0], bird, "predicted cat"], [titles[1], cat, "predicted dog"]]
     assert_cases("labels-run", ended.stdout)
 
 
 def test_sweep_judges_every_image_and_averages_its_seeds(here):
     make_photos(here / "photos", COUNTS)
-    make_sweep(here / "sweep", here / "photos", {"cat/25.png": ("dog", 0.9, 0.05)}, folds=2, seeds=(3, 4))
+    make_sweep(here / "sweep", here / "photos", {"cat/25.png": ("dog", 0.9, 1e-4)}, folds=2, seeds=(3, 4))
     (first,) = [each for each in here.glob("sweep/trial-*") if "cat/25.png" in held_out(each)][:1]
-    doubt(first, "cat/25.png", "dog", 0.7, 0.15)
     ended = typed(SCRIPT, "sweep").done()
     (row,) = rows_of("sweep/labels/labels.csv")
-    assert (row["image"], row["suggestion"], row["confidence"]) == ("cat/25.png", "dog", "0.8000")
+    assert (row["image"], row["suggestion"]) == ("cat/25.png", "dog")
+    doubt(first, "cat/25.png", "cat", 0.9, 0.9)  # now the seeds disagree
+    typed(SCRIPT, "sweep").done()
+    assert rows_of("sweep/labels/labels.csv") == []
     assert "predictions for 60 of 60 images by 4 runs" in ended.stdout
 
 
@@ -138,7 +145,7 @@ def test_doubtful_digit_is_listed_with_its_number_in_the_whole_set(here):
     make_run(here / "run", None, dataset="digits")
     name, label = ((row := rows_of("run/predictions.csv")[5])["image"], row["label"])
     assert labels[int(name.removeprefix("digits image #"))] == int(label)
-    make_run(here / "run", None, {name: (str(9 - int(label)), 0.9, 0.05)}, dataset="digits")
+    make_run(here / "run", None, {name: (str(9 - int(label)), 0.9, 1e-4)}, dataset="digits")
     ended = typed(SCRIPT, "run", "-no_copies").done()
     assert [(row["image"], row["label"]) for row in rows_of("run/labels/labels.csv")] == [(name, label)]
     assert "cannot be corrected" in ended.stdout

@@ -1,0 +1,121 @@
+"""The judgement of labels: leave-one-out predictions compared with explicit fits, the expected number, and difficult sets."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.metrics import average_precision_score
+from sklearn.model_selection import cross_val_predict
+
+from engine.features.doubts import PENALTIES, components, judge_labels, leave_one_out
+
+
+def clusters(count: int, num_classes: int, distance: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return features [count, 16] of overlapping classes, and their labels."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(count) % num_classes
+    return (distance * rng.normal(size=(num_classes, 16))[labels] + rng.normal(size=(count, 16))), labels
+
+
+def changed(labels: np.ndarray, number: int, num_classes: int) -> np.ndarray:
+    rng = np.random.default_rng(1)
+    rows = rng.choice(len(labels), number, replace=False)
+    found = labels.copy()
+    found[rows] = (labels[rows] + rng.integers(1, num_classes, number)) % num_classes
+    return found
+
+
+def test_components_are_those_of_the_centred_kernel():
+    features, _ = clusters(40, 4, 1.0)
+    values, vectors = components(torch.from_numpy(features))
+    rows = (features - features.mean(0)) / features.std(0) / 4
+    lengths = np.linalg.norm(rows, axis=1)
+    cosines = rows @ rows.T / np.outer(lengths, lengths)
+    kernel = (2 * cosines + cosines**2) * np.sqrt(np.outer(lengths, lengths))
+    centre = np.eye(40) - 1 / 40
+    np.testing.assert_allclose((vectors * values) @ vectors.T, centre @ kernel @ centre, atol=1e-4)
+
+
+def test_leave_one_out_equals_fits_without_the_image():
+    features, labels = clusters(30, 3, 1.0)
+    targets = np.eye(3)[labels]
+    values, vectors = found = components(torch.from_numpy(features))
+    rows = (vectors * values.sqrt()).numpy()
+    for penalty, scores in zip(PENALTIES, leave_one_out(found, torch.from_numpy(targets)), strict=True):
+        alpha = penalty * float(values.sum()) / 30
+        for image in (0, 7, 29):
+            others = np.arange(30) != image
+            expected = Ridge(alpha).fit(rows[others], targets[others]).predict(rows[[image]])[0]
+            np.testing.assert_allclose(scores[image], expected, atol=1e-8)
+
+
+@pytest.mark.parametrize("number", [0, 6, 30])
+def test_interval_contains_the_number_of_wrong_labels(number):
+    features, labels = clusters(600, 5, 1.0)
+    given = changed(labels, number, 5)
+    found = judge_labels(given, 5, features)
+    low, estimate, high = found.expected
+    assert low <= number <= high < number + 25 and low <= estimate <= high
+    assert len(found.ranked) <= 1.5 * number + 1
+    assert np.isin(np.flatnonzero(given != labels), found.ranked).sum() >= 0.8 * number
+    listed = found.ranked[given[found.ranked] != labels[found.ranked]]
+    assert (found.suggestions[listed] == labels[listed]).mean() > 0.9 if number else not len(listed)
+
+
+def test_ranking_is_at_least_that_of_a_logistic_regression():
+    features, labels = clusters(400, 5, 0.7)
+    given = changed(labels, 20, 5)
+    wrong = given != labels
+    shares = cross_val_predict(LogisticRegression(max_iter=1000), features, given, cv=5, method="predict_proba")
+    reference = average_precision_score(wrong, -shares[np.arange(400), given])
+    assert average_precision_score(wrong, judge_labels(given, 5, features).wrong) >= reference
+
+
+def test_predictions_and_features_together_find_more():
+    features, labels = clusters(400, 4, 0.6)
+    given = changed(labels, 20, 4)
+    logits = np.random.default_rng(2).normal(size=(400, 4)) + 2.5 * np.eye(4)[labels]
+    shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    alone = [judge_labels(given, 4, features), judge_labels(given, 4, None, shares)]
+    both = judge_labels(given, 4, features, shares)
+    precision = [average_precision_score(given != labels, each.wrong) for each in (*alone, both)]
+    assert precision[2] > max(precision[:2])
+    assert both.accuracy > max(each.accuracy for each in alone)
+
+
+def test_predictions_for_few_images_do_not_replace_features_of_all():
+    features, labels = clusters(100, 2, 1.0)
+    shares = np.full((100, 2), np.nan)
+    shares[:20] = 0.5
+    found, alone = judge_labels(labels, 2, features, shares), judge_labels(labels, 2, features)
+    assert all(np.array_equal(*each) for each in zip(found, alone, strict=True))
+
+
+def test_unreadable_images_and_single_images_are_not_judged():
+    features, labels = clusters(60, 3, 1.0)
+    labels = np.where(labels == 2, 3, labels)  # class 2 has no images
+    labels[[4, 5]] = 4, 5
+    labels[[7, 8]] = 6
+    features[9] = np.nan
+    found = judge_labels(labels, 8, features)
+    assert np.flatnonzero(~found.is_judged).tolist() == [4, 5, 9]
+    assert not found.wrong[[4, 5, 9]].any() and np.isfinite(found.wrong).all()
+    assert not np.isin(found.suggestions[found.is_judged], [2, 4, 5, 7]).any()
+
+
+@pytest.mark.parametrize("features", [np.ones((40, 8)), np.zeros((40, 8)), np.eye(40)[:, :3]])
+def test_features_that_say_nothing_make_no_label_doubtful(features):
+    found = judge_labels(np.arange(40) % 2, 2, features)
+    assert not found.is_doubtful.any() and np.isfinite(found.wrong).all()
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 0], [0, 1, 2], [0]])
+def test_set_without_two_classes_to_compare_is_not_judged(labels):
+    found = judge_labels(np.array(labels), 3, np.random.default_rng(0).normal(size=(len(labels), 4)))
+    assert not found.is_judged.any() and found.expected == (0, 0, 0) and found.accuracy == 0
+
+
+def test_judgement_is_the_same_in_a_second_call():
+    features, labels = clusters(100, 4, 0.7)
+    first, second = (judge_labels(labels, 4, features) for _ in range(2))
+    assert all(np.array_equal(*each) for each in zip(first, second, strict=True))

@@ -1,5 +1,6 @@
 """Evaluates the weights of a training run: after an epoch, and best.pth at the end."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,10 +9,10 @@ from torch import nn
 
 from datasets import BadImages, EvalData
 from engine.evaluation.evaluate import Evaluation, evaluate
-from engine.evaluation.tally import ImageResults, LabelResults
-from engine.plan import TrainPlan
+from engine.evaluation.tally import OF_CLASSES, ImageResults, LabelResults, Scoring
 from engine.session import Session
 from engine.train.trainer import Trainer
+from models.weights.state import CALIBRATION
 from utils.program import StopSignal
 from utils.runs import BEST
 
@@ -30,26 +31,27 @@ def evaluate_both(trainer: Trainer, data: EvalData, bad_images: BadImages) -> di
             list(models.values()), data, trainer.prepare, trainer.loss, trainer.process, bad_images
         )
     else:
-        found = evaluate(list(models.values()), data, normalize, trainer.precision, trainer.process, bad_images)
+        with scoring_of(trainer, list(models.values())) as scoring:
+            given = (data, normalize, trainer.precision, trainer.process, bad_images, scoring)
+            found = evaluate(list(models.values()), *given)
     found = [each._replace(scores=replace(each.scores, metric=metric)) for each in found]
     return dict(zip(models, found, strict=True))
 
 
-def complete_best(
-    session: Session,
-    plan: TrainPlan,
-    trainer: Trainer,
-    data: EvalData,
-    bad_images: BadImages,
-    results: "BestResults",
-    stop: StopSignal,
-) -> None:
-    """At the end of a run, add what best.pth lacks: statistics of STRANGERS, and results of its images. Collective."""
-    path = session.path / BEST
-    if plan.config.learns_strangers:
-        from extras.strangers.learn import learn
+def scoring_of(trainer: Trainer, models: list[nn.Module]) -> AbstractContextManager[Scoring]:
+    """Return the scoring for an evaluation. If the run is calibrated, it also keeps features of the images."""
+    if CALIBRATION not in trainer.parts:
+        return nullcontext(OF_CLASSES)
+    from engine.confidence.fit import keeping_features
 
-        learn(path, plan, trainer, session)
+    return keeping_features(models, trainer.config)
+
+
+def complete_best(
+    session: Session, trainer: Trainer, data: EvalData, bad_images: BadImages, results: "BestResults", stop: StopSignal
+) -> None:
+    """At the end of a run, add the results of best.pth's images if an earlier start has not written them. Collective."""
+    path = session.path / BEST
     results.complete(lambda: evaluate_saved(path, trainer, data, bad_images), lambda: bool(stop.number))
 
 

@@ -12,10 +12,12 @@ import numpy as np
 
 from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import CALIBRATION, progress_in
+from engine.confidence.fit import gather_features, learn, why_not
 from engine.evaluation.tally import ImageResults, LabelResults
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult
 from engine.train.trainer import Trainer
+from models.weights.state import KNOWN
 from utils.distributed import Process
 from utils.log import Log
 
@@ -37,11 +39,21 @@ class Calibration(Callback):
         return self._state
 
     def fit(self, trainer: Trainer, images: ImageResults | LabelResults) -> None:
-        best, scores = trainer.best, gather_scores(images, trainer.process)
+        best, process = trainer.best, trainer.process
+        scores, features = gather_scores(images, process), gather_features(images, process)
         weights = {"epoch": best.epoch, "step": trainer.step, "weights": f"state_dict{best.suffix}"}
-        self._state = trainer.process.first(lambda: weights | calibrate(scores))
+
+        def fit_all() -> dict[str, Any]:
+            found = calibrate(scores)
+            if found.get("curve"):
+                found[KNOWN] = learn(features, found["temperature"], why_not(trainer.model, trainer.config))
+            return weights | found
+
+        self._state = process.first(fit_all)
         if "reason" in self._state:
             self._log.note(f"the best weights are not calibrated, because {self._state['reason']}")
+        if reason := self._state.get(KNOWN, {}).get("reason"):
+            self._log.note(f"-unknown will not compare photos with the validation images, because {reason}")
 
     def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
         best, process = trainer.best, trainer.process

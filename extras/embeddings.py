@@ -22,13 +22,13 @@ from datasets.sources.folder import FolderScan, describe_left_out, subfolders
 from datasets.sources.images import FileImages
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
+from engine.confidence.known import watch
 from engine.precision import Precision, set_matmul
 from engine.predict.classifier import Classifier
 from engine.predict.output import NUM_COLUMNS, THUMBNAIL, UNSURE, Mark, Output, write_picture
 from engine.predict.pictures import Tile, contact_sheet, fitted
 from engine.predict.predictor import FEW, Guess, Prediction
 from extras.doctor.trace import refuse_not_finite
-from extras.strangers.known import watch
 from models.features import features_of, widths_of
 from models.transforms import choose_transforms
 from utils import VERSION

@@ -157,6 +157,7 @@ class PerImage:
     def __init__(self):
         self._rows: list[Tensor] = []  # float32 [B, 4]; float32 is exact for class numbers up to 16 million
         self.scores: AllScores | None = None  # None if there are too many; used instead of `_rows` with several labels
+        self.features: list[tuple] = []  # of some of the images, for each batch; only FeatureTally keeps them
         # Set at the end of the evaluation: the indices of these images, and the counts of all processes.
         self.indices, self.counts, self.has_several_labels = np.zeros(0, np.int64), np.zeros((3, 0), np.int64), False
 

@@ -405,14 +405,14 @@ def calibration(run: SavedRun) -> Markup | None:
 
 
 def unknown_photos(record: dict[str, Any] | None) -> list[Markup]:
-    """Return a histogram of how well the validation images fit the training images, if that was measured."""
+    """Return a histogram of how well each validation image fits the others, if that was measured."""
     if not record:
         return []
     points = [((low + high) / 2, count) for low, high, count in record["histogram"]]
     text = (
-        f"How well {counted(record['num_validation'], 'validation image')} fit "
-        f"{counted(record['num_training'], 'training image')}: 1 is usual. predict.py -unknown gives no answer for "
-        "photos left of the dashed line, where 5% of these are. Images outside the picture count at its ends."
+        f"How well each of {counted(record['num_validation'], 'validation image')} fits the others: 1 is usual. predict.py "
+        "-unknown gives no answer for photos left of the dashed line, where 5% of these are. Images outside the picture "
+        "count at its ends."
     )
     plot = Plot("", "validation images", {"validation images": points}, "fit", limit=0.0)
     return [element("p", text, class_="soft"), figure(plot)]

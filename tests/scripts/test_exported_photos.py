@@ -7,10 +7,10 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from extras.strangers.known import from_plain, to_plain
 from PIL import Image
 
 from extras.exports.web import RUNTIME
-from extras.strangers.known import from_plain, to_plain
 from models.export.formats import FORMATS
 from tests.support.refusals import assert_names
 from tests.support.runs import ROOT, rows_of, run, run_folder, typed

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import timm
 import torch
+from extras.strangers.known import MOST_BYTES, Distance, FeaturePair, Known, Tap, from_plain, to_plain, widths_within
 from PIL import Image
 
 from engine.features import compute
 from engine.predict.output import UNKNOWN, UNSURE, Mark
 from engine.predict.predictor import Guess, Prediction
 from extras.strangers import learn
-from extras.strangers.known import MOST_BYTES, Distance, FeaturePair, Known, Tap, from_plain, to_plain, widths_within
 from models.weights.torch_files import read_torch
 from tests.support.refusals import assert_names
 from tests.support.run_hash import state_hash

@@ -64,7 +64,7 @@ def keeping_features(models: list[nn.Module], config: Config) -> Iterator[Scorin
     with contextlib.ExitStack() as stack:
         scoring = OF_CLASSES
         if not why_not(models[0], config):
-            taps = [stack.enter_context(contextlib.closing(Tap(model))) for model in models]
+            taps = [stack.enter_context(contextlib.closing(Tap(model, Known.middle_of))) for model in models]
             left = iter(taps)
             scoring = OF_CLASSES._replace(tally=lambda *given: FeatureTally(next(left), *given))
         yield scoring
@@ -77,7 +77,7 @@ def why_not(model: nn.Module, config: Config) -> str:
     if config.COMPILE:
         return "a compiled model (COMPILE) does not show its features"
     try:
-        Tap(model).close()
+        Tap(model, Known.middle_of).close()
     except ConfigError as error:
         return str(error)
     return ""
@@ -130,7 +130,8 @@ def fit(features: Features, temperature: float) -> tuple[Known, Tensor]:
 def fit_neighbours(features: Tensor) -> tuple[Neighbours, Tensor]:
     """Return the images as neighbours, and the distance of each image to the nearest other one."""
     images = functional.normalize(features)
-    return Neighbours(images), distance_of((images @ images.T).fill_diagonal_(-1))
+    stored = images.half()
+    return Neighbours(stored), distance_of((images @ stored.T.double()).fill_diagonal_(-1))
 
 
 def fit_spread(features: Tensor) -> tuple[Spread, Tensor]:
@@ -149,8 +150,8 @@ def fit_spread(features: Tensor) -> tuple[Spread, Tensor]:
     chosen = values.argsort(descending=True)[: min(num_images - 1, width)]
     weights = 1 / ((1 - shrinkage) * values[chosen] + shrinkage * usual).clamp(min=LEAST * usual)
     others = 1 / (shrinkage * usual).clamp(min=LEAST * usual) if len(chosen) < width else weights.new_zeros(())
-    directions = directions[:, chosen]
-    squares = (rest @ directions).square() @ weights
+    directions = directions[:, chosen].half()
+    squares = (rest @ directions.double()).square() @ weights
     # Leaving out one image changes the mean and the covariance by multiples of its own deviation.
     left_out = (1 - shrinkage) / (num_images - 1) * squares
     grown = (num_images / (num_images - 1)) ** 2 / (1 - left_out).clamp(min=LEAST)

@@ -38,12 +38,12 @@ class Features(NamedTuple):
 class Tap:
     """Keeps the features of each batch that a model computes."""
 
-    def __init__(self, model: nn.Module, middle_of: Callable[[int], int] | None = None):
-        """`middle_of`: returns the index of the layer in the middle, for a number of layers [two thirds of it]."""
+    def __init__(self, model: nn.Module, middle_of: Callable[[int], int]):
+        """`middle_of` returns the index of the layer in the middle for a number of layers."""
         self._kept: dict[str, Tensor] = {}
         try:
             layers = list(model.feature_info)
-            layer = layers[middle_of(len(layers)) if middle_of else len(layers) * 2 // 3]
+            layer = layers[middle_of(len(layers))]
             self._width, middle = layer["num_chs"], model.get_submodule(layer["module"])
             head = model.get_submodule(classifier_names(model)[0])
         except (AttributeError, IndexError, KeyError):
@@ -117,13 +117,15 @@ class Known(nn.Module):
     Its output has shape [B].
     """
 
-    middle_of = None
-
     def __init__(self, read: Neighbours, middle: Spread, scales: Tensor, temperature: float):
         """`scales` [4, 2]: limit and median of the parts of the score and of their sum, on validation images."""
         super().__init__()
         self.read, self.middle, self.temperature = read, middle, temperature
         self.register_buffer("scales", scales.float())
+
+    @staticmethod
+    def middle_of(num_layers: int) -> int:
+        return max(min(num_layers * 2 // 3, num_layers - 2), 0)  # the last layer of a ViT computes only what is read
 
     def forward(self, features: Features) -> Tensor:
         distances = self.read(features.read), self.middle(features.middle)

@@ -7,9 +7,9 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from extras.strangers.known import from_plain, to_plain
 from PIL import Image
 
+from engine.confidence.known import from_plain, to_plain
 from extras.exports.web import RUNTIME
 from models.export.formats import FORMATS
 from tests.support.refusals import assert_names
@@ -22,9 +22,7 @@ onnx = pytest.importorskip("onnx")
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, small_yaml):
     output = tmp_path_factory.mktemp("trained")
-    run(
-        "main_single_gpu.py", "-cfg", str(small_yaml), "-output", str(output), "-epochs", "4", "-opts", "STRANGERS=true"
-    ).done()
+    run("main_single_gpu.py", "-cfg", str(small_yaml), "-output", str(output), "-epochs", "4").done()
     return run_folder(output)
 
 
@@ -62,7 +60,7 @@ def with_known_decided_by_rounding(trained, path) -> None:
     """Write the checkpoint of a run whose limit and median of the scores are nearly the same."""
     state = torch.load(trained / "best.pth", weights_only=True)
     statistics = state["calibration"]["known"]["statistics"]
-    known = from_plain(statistics)
+    known = from_plain(statistics, state["calibration"]["temperature"])
     known.scales[:, 1] = known.scales[:, 0] + known.scales[:, 0].abs() * 1e-6
     statistics |= to_plain(known)
     torch.save(state, path)

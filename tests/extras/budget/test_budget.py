@@ -129,7 +129,6 @@ class Run:
 def config(tmp_path):
     def make(budget: str, *options: str):
         usual = ["TRAIN.NUM_EPOCHS=3000", "TRAIN.WARMUP_EPOCHS=320", "TRAIN.BASE_LR=3e-3", f"TRAIN.END_LR={END_LR}"]
-        usual.append("STRANGERS=true")  # so that work after the last evaluation takes time
         return small_config(tmp_path, *usual, f"TRAIN.BUDGET={budget}", "REPORT_FREQ=10", *options)
 
     return make

@@ -1,18 +1,15 @@
 """Evaluates the weights of a training run: after an epoch, and best.pth at the end."""
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch import nn
-
 from datasets import BadImages, EvalData
+from engine.confidence.fit import keeping_features
 from engine.evaluation.evaluate import Evaluation, evaluate
-from engine.evaluation.tally import OF_CLASSES, ImageResults, LabelResults, Scoring
+from engine.evaluation.tally import ImageResults, LabelResults
 from engine.session import Session
 from engine.train.trainer import Trainer
-from models.weights.state import CALIBRATION
 from utils.program import StopSignal
 from utils.runs import BEST
 
@@ -31,20 +28,11 @@ def evaluate_both(trainer: Trainer, data: EvalData, bad_images: BadImages) -> di
             list(models.values()), data, trainer.prepare, trainer.loss, trainer.process, bad_images
         )
     else:
-        with scoring_of(trainer, list(models.values())) as scoring:
+        with keeping_features(list(models.values()), trainer) as scoring:
             given = (data, normalize, trainer.precision, trainer.process, bad_images, scoring)
             found = evaluate(list(models.values()), *given)
     found = [each._replace(scores=replace(each.scores, metric=metric)) for each in found]
     return dict(zip(models, found, strict=True))
-
-
-def scoring_of(trainer: Trainer, models: list[nn.Module]) -> AbstractContextManager[Scoring]:
-    """Return the scoring for an evaluation. If the run is calibrated, it also keeps features of the images."""
-    if CALIBRATION not in trainer.parts:
-        return nullcontext(OF_CLASSES)
-    from engine.confidence.fit import keeping_features
-
-    return keeping_features(models, trainer.config)
 
 
 def complete_best(
@@ -55,19 +43,13 @@ def complete_best(
     results.complete(lambda: evaluate_saved(path, trainer, data, bad_images), lambda: bool(stop.number))
 
 
-def load_saved(path: Path, trainer: Trainer) -> nn.Module:
-    """Load the better weights of best.pth into the trainer's model, so the training must be over. Return the model."""
+def evaluate_saved(path: Path, trainer: Trainer, data: EvalData, bad_images: BadImages) -> ImageResults | LabelResults:
+    """Evaluate best.pth again. Its better weights replace those of the trainer's model, so the training must be over."""
     from engine.checkpoint.find import read_checkpoint
 
     suffix = trainer.best.suffix
     key, model = f"state_dict{suffix}", trainer.ema.model if suffix and trainer.ema else trainer.model
     state = trainer.parallel.local_part({key: read_checkpoint(path, lazily=True)[key]})
     trainer.parallel.load(model, state[key])
-    return model
-
-
-def evaluate_saved(path: Path, trainer: Trainer, data: EvalData, bad_images: BadImages) -> ImageResults | LabelResults:
-    """Evaluate best.pth again, as in `load_saved`."""
-    model = load_saved(path, trainer)
     (found,) = evaluate([model], data, trainer.prepare.normalize, trainer.precision, trainer.process, bad_images)
     return found.images.gather(trainer.process)

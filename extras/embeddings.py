@@ -22,7 +22,7 @@ from datasets.sources.folder import FolderScan, describe_left_out, subfolders
 from datasets.sources.images import FileImages
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
-from engine.confidence.known import watch
+from engine.confidence.stored import watch
 from engine.precision import Precision, set_matmul
 from engine.predict.classifier import Classifier
 from engine.predict.output import NUM_COLUMNS, THUMBNAIL, UNSURE, Mark, Output, write_picture

@@ -21,10 +21,11 @@ from engine.confidence.known import (
     combine,
     distance_of,
     parts_of,
-    scaled,
     to_plain,
 )
 from engine.evaluation.tally import OF_CLASSES, ImageResults, Scoring, Tally
+from engine.train.trainer import Trainer
+from models.weights.state import CALIBRATION
 from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.text import counted
@@ -59,11 +60,11 @@ class FeatureTally(Tally):
 
 
 @contextlib.contextmanager
-def keeping_features(models: list[nn.Module], config: Config) -> Iterator[Scoring]:
-    """Yield a scoring with which an evaluation of these models keeps features, if the models show them."""
+def keeping_features(models: list[nn.Module], trainer: Trainer) -> Iterator[Scoring]:
+    """Yield a scoring with which an evaluation keeps features, if the run is calibrated and the models show them."""
     with contextlib.ExitStack() as stack:
         scoring = OF_CLASSES
-        if not why_not(models[0], config):
+        if CALIBRATION in trainer.parts and not why_not(models[0], trainer.config):
             taps = [stack.enter_context(contextlib.closing(Tap(model, Known.middle_of))) for model in models]
             left = iter(taps)
             scoring = OF_CLASSES._replace(tally=lambda *given: FeatureTally(next(left), *given))
@@ -94,7 +95,7 @@ def gather_features(images: ImageResults, process: Process) -> Features | None:
 
 
 def learn(features: Features | None, temperature: float, reason: str) -> dict[str, Any]:
-    """Return the statistics and their figures, or the reason why there are none. `reason`: why there are no features."""
+    """Return the statistics, or the reason why there are none. `reason`: why there are no features."""
     if features is None:
         return {"reason": reason or "this model does not show the output of a layer in the middle"}
     num_images = len(features.logits)
@@ -102,7 +103,7 @@ def learn(features: Features | None, temperature: float, reason: str) -> dict[st
         return {"reason": f"there are {counted(num_images, 'validation image')}, fewer than {FEWEST_IMAGES}"}
     if not all(each.isfinite().all() for each in features):
         return {"reason": "some features are not finite"}
-    known, scores = fit(features, temperature)
+    known = fit(features, temperature)
     noise = np.random.default_rng(0)
     moved = Features(
         *(
@@ -112,26 +113,24 @@ def learn(features: Features | None, temperature: float, reason: str) -> dict[st
     )
     if (~((known(moved) - known(features)).abs() <= MOST_MOVED)).float().mean() > QUANTILE:  # ~: true for NaN too
         return {"reason": "the images are so much alike that rounding decides which of them fit"}
-    figures = {"num_validation": num_images, "histogram": histogram(scores.numpy())}
-    return {"statistics": to_plain(known), "figures": figures}
+    return {"statistics": to_plain(known)}
 
 
-def fit(features: Features, temperature: float) -> tuple[Known, Tensor]:
-    """Return the statistics of some images, and the score of each of them among the others."""
+def fit(features: Features, temperature: float) -> Known:
+    """Return the statistics of some images. Limits and medians are those of each image's distances to the others."""
     read, nearest = fit_neighbours(features.read.double())
     middle, outlying = fit_spread(features.middle.double())
     parts = parts_of(features.logits.double(), temperature, nearest, outlying)
     scales = torch.stack([scale_of(each) for each in parts])
-    total = combine(parts, scales, len(nearest))
-    of_total = scale_of(total)
-    return Known(read, middle, torch.cat([scales, of_total[None]]), temperature), scaled(total, of_total)
+    of_total = scale_of(combine(parts, scales, len(nearest)))
+    return Known(read, middle, torch.cat([scales, of_total[None]]), temperature)
 
 
 def fit_neighbours(features: Tensor) -> tuple[Neighbours, Tensor]:
     """Return the images as neighbours, and the distance of each image to the nearest other one."""
     images = functional.normalize(features)
-    stored = images.half()
-    return Neighbours(stored), distance_of((images @ stored.T.double()).fill_diagonal_(-1))
+    stored = images.half().double()
+    return Neighbours(stored), distance_of((images @ functional.normalize(stored).T).fill_diagonal_(-1))
 
 
 def fit_spread(features: Tensor) -> tuple[Spread, Tensor]:
@@ -164,10 +163,3 @@ LEAST = 1e-3  # the smallest variance, as a share of the mean variance, so that 
 def scale_of(values: Tensor) -> Tensor:
     """Return the limit below which a new image of the same kind lies with a probability of at most 5%, and the median."""
     return torch.stack([values.sort().values[int(QUANTILE * (len(values) + 1)) - 1], values.median()])
-
-
-def histogram(scores: np.ndarray) -> list[list[float]]:
-    """Return [lower end, upper end, count] of bins. Scores outside the bins count in the outermost ones."""
-    ends = np.linspace(-2, 2, 21).round(1)
-    counts, _ = np.histogram(scores.clip(ends[0], ends[-1]), ends)
-    return [[*each] for each in zip(ends[:-1].tolist(), ends[1:].tolist(), counts.tolist(), strict=True)]

@@ -7,17 +7,14 @@ Mahalanobis distance to all images. BENCHMARKS.md, "Strangers", compares the sco
 
 import base64
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from models.parts import classifier_names
-from models.weights.state import KNOWN
-from utils.errors import ConfigError, naming_damage
+from utils.errors import ConfigError
 
 LIKE_ROUNDING = 1e-4  # relative noise, a little more than that of rounding
 # Such noise moves a score by less, unless images are so much alike that rounding decides their scores.
@@ -82,9 +79,9 @@ class Neighbours(nn.Module):
     """The distance to the nearest of some images, of features that are scaled to length 1."""
 
     def __init__(self, images: Tensor):
-        """`images` [N, D] have length 1."""
+        """`images`: their features [N, D]."""
         super().__init__()
-        self.register_buffer("images", images.float())
+        self.register_buffer("images", functional.normalize(images.float()))
 
     def forward(self, features: Tensor) -> Tensor:
         return distance_of(functional.normalize(features) @ self.images.T)
@@ -152,64 +149,12 @@ def scaled(values: Tensor, scale: Tensor) -> Tensor:
     return (values - scale[0]) / (scale[1] - scale[0]).clamp(min=torch.finfo(torch.float32).tiny)
 
 
-class OldKnown(nn.Module):
-    """The score of runs of halfstep 2.1: two Mahalanobis distances to the training images, without the confidence."""
-
-    def __init__(self, saved: dict[str, Tensor]):
-        super().__init__()
-        for name, value in saved.items():
-            self.register_buffer(name.replace(".", "_"), value)
-
-    @staticmethod
-    def middle_of(num_layers: int) -> int:
-        return (num_layers - 1) // 2
-
-    def forward(self, features: Features) -> Tensor:
-        read = scaled(self._closeness(features.read, "read"), self.scales[0])
-        return scaled(read + scaled(self._closeness(features.middle, "middle"), self.scales[1]), self.scales[2])
-
-    def _closeness(self, features: Tensor, name: str) -> Tensor:
-        mean, factor, centres = (getattr(self, f"{name}_{part}") for part in ("mean", "factor", "centres"))
-        width = len(mean)  # the means of groups of neighbouring columns, if the features are wider
-        size = features.shape[1] // width
-        features = features[:, : size * width].unflatten(1, (width, size)).mean(2)
-        place = (features - mean) @ factor
-        squares = place.square().sum(1, keepdim=True) + centres.square().sum(1)
-        return -(squares - 2 * place @ centres.T).amin(1)
-
-
-# --- statistics in a file ---
+MATRICES = ("read.images", "middle.directions")  # they have 16 bits in a file
 
 
 def to_plain(known: Known) -> dict[str, Any]:
-    """Return the statistics as JSON values. Arrays become text; matrices have 16 bits."""
+    """Return the statistics as JSON values. Arrays become text."""
     arrays = {
         name: value.numpy().astype("<f2" if name in MATRICES else "<f4") for name, value in known.state_dict().items()
     }
     return {name: [list(each.shape), base64.b64encode(each.tobytes()).decode()] for name, each in arrays.items()}
-
-
-MATRICES = ("read.images", "middle.directions")
-
-
-def from_plain(saved: dict[str, Any], temperature: float) -> Known | OldKnown:
-    """Return the statistics that `to_plain`, or halfstep 2.1, has written. Raise an error if they are damaged."""
-    arrays = {}
-    for name, (shape, text) in saved.items():
-        values = np.frombuffer(base64.b64decode(text), "<f2" if name in MATRICES else "<f4")
-        arrays[name] = torch.from_numpy(values.astype(np.float32)).reshape(shape)
-    if "read.factor" in arrays:
-        return OldKnown(arrays)
-    middle = Spread(*(arrays[f"middle.{name}"] for name in ("mean", "directions", "weights", "rest")))
-    return Known(Neighbours(arrays["read.images"]), middle, arrays["scales"], temperature)
-
-
-def watch(model: nn.Module, calibration: dict[str, Any], source: str | Path) -> Callable[[], Tensor] | None:
-    """Return a function that returns the scores of the newest batch of a model, or None if there are no statistics."""
-    saved = calibration.get(KNOWN, {}).get("statistics")
-    if not saved:
-        return None
-    with naming_damage(Path(source)):
-        known = from_plain(saved, calibration["temperature"]).to(next(model.parameters()).device)
-    tap = Tap(model, known.middle_of)
-    return lambda: known(tap.take())

@@ -79,7 +79,7 @@ class Predictor:
         """Return a function that returns [B]: how well the newest batch fits the validation images. None: no statistics."""
         if not self.classifier.calibration.get(KNOWN):
             return None
-        from engine.confidence.known import watch
+        from engine.confidence.stored import watch
 
         return watch(self.model, self.classifier.calibration, self.classifier.source)
 

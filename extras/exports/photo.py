@@ -18,7 +18,8 @@ from datasets.transforms.crop import EvalTransform, Normalize, pillow_resizes_he
 from datasets.transforms.decode import open_image
 from datasets.transforms.pixel_rules import PixelRules, to_array
 from datasets.types import ImageReadError, ImageSet
-from engine.confidence.known import LIKE_ROUNDING, MOST_MOVED, watch
+from engine.confidence.known import LIKE_ROUNDING, MOST_MOVED
+from engine.confidence.stored import watch
 from extras.unknown import ROUNDING, find_answered
 from models.export.subject import Calibrated, Subject, WrongExport
 from models.weights.metadata import CALIBRATION

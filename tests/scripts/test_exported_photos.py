@@ -9,7 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from engine.confidence.known import from_plain, to_plain
+from engine.confidence.known import to_plain
+from engine.confidence.stored import from_plain
 from extras.exports.web import RUNTIME
 from models.export.formats import FORMATS
 from tests.support.refusals import assert_names
@@ -194,7 +195,7 @@ def test_graph_with_photo_knows_how_well_photos_fit(trained, photo_graph, photos
     ended = typed(
         "scripts/predict.py", tmp_path / "x.onnx", photos, "-unknown", 0.5, "-json", tmp_path / "x.json"
     ).done()
-    assert_names(ended.stderr, "no statistics of the training images", "-photo")
+    assert_names(ended.stderr, "no statistics of the validation images", "-photo")
     assert "known" not in json.loads((tmp_path / "x.json").read_text())["images"][0]
 
 
@@ -253,7 +254,7 @@ def test_page_in_8_bits_has_the_graph_and_asks_no_other_place(trained, photos, t
     words = ("-to", "web", "-output", tmp_path / "page", "-int8", "-accept", "-runtime", package)
     ended = typed("scripts/export.py", trained, *words).done()
     assert_names(ended.stdout, "float32", "int8", "359 right", "95% interval", "python -m http.server")
-    assert ended.stdout.count("% fit the training images") == 2
+    assert ended.stdout.count("% fit the validation images") == 2
     facts = json.loads((tmp_path / "page/model.json").read_text())
     assert facts["classes"] == list("0123456789") and 0 < facts["threshold"] <= 1
     for each, name in zip(facts["runtime"], RUNTIME, strict=True):

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from engine.confidence import fit
 from engine.confidence.known import Features, Known, Tap, to_plain
-from engine.confidence.stored import from_plain
+from engine.confidence.stored import OldKnown, from_plain
 from engine.predict.output import UNKNOWN, UNSURE, Mark
 from engine.predict.predictor import Guess, Prediction
 from models.weights.torch_files import read_torch
@@ -284,6 +284,11 @@ def test_statistics_of_version_2_1_0_give_the_same_scores(digits, tmp_path):
     found = scores(SAVED / "2.1.0.pth", [digits / "4"], tmp_path / "x.json")
     names = [each["image_path"] for each in json.loads((tmp_path / "x.json").read_text())["images"]]
     assert dict(zip([Path(each).name for each in names], found, strict=True)) == pytest.approx(expected, abs=2e-3)
+
+
+def test_statistics_of_version_2_1_0_are_those_of_its_layer_in_the_middle():
+    assert [OldKnown.middle_of(count) for count in (1, 2, 5, 12)] == [0, 0, 2, 5]
+    assert [Known.middle_of(count) for count in (1, 2, 5, 12)] == [0, 0, 3, 8]
 
 
 def test_setting_of_version_2_1_0_for_statistics_still_loads(convolutions, tmp_path):

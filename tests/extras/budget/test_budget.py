@@ -114,10 +114,7 @@ class Run:
             self.save()
             if trainer.step >= until:
                 return self
-        updates = min(self.trainer.step, self.world.changes_at), max(self.trainer.step - self.world.changes_at, 0)
-        slowness = self.world.then if updates[1] else 1
-        compared = (ORDER.num_images + 64) / 64 / 3 * self.world.update * slowness  # forward passes
-        self.world.now += self.world.save + compared + self.world.end_work
+        self.world.now += self.world.save + self.world.end_work
         return self
 
     @property

@@ -30,7 +30,7 @@ from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.text import counted
 
-MOST_IMAGES = 1000  # more make no difference
+MOST_IMAGES = 1000  # so that a fit takes at most half a second on one CPU core
 MOST_VALUES = 1_800_000  # of the features of all images, so that the statistics take at most 5 MB of text in a file
 FEWEST_IMAGES = 20  # fewer have no limit that 95% of them reach
 QUANTILE = 0.05  # the share of the validation images below the limit

@@ -9,13 +9,16 @@ from utils.errors import ConfigError
 class Removed(NamedTuple):
     """A setting that a release removed."""
 
-    default: str  # its default, as `plain_word` returns it: every run now behaves that way
-    remedy: str  # what to do if the setting has any other value, as the end of a sentence
+    default: (
+        str | None
+    )  # its default, as `plain_word` returns it: every run now behaves that way. None: any value loads
+    remedy: str = ""  # what to do if the setting has any other value, as the end of a sentence
 
 
 # {full key: the removed setting}. None of them affected the result of a run, so runs that have them can be resumed.
 REMOVED: dict[str, Removed] = {
     "PRECISION.EXPLAIN": Removed("false", "see the types of each module with scripts/doctor.py"),
+    "STRANGERS": Removed(None),  # every run with CALIBRATE now has statistics for -unknown
 }
 REMOVED_FLAGS: dict[str, str] = {  # {flag: what to do instead}
     "-explain_precision": "see the types of each module with scripts/doctor.py",
@@ -29,7 +32,7 @@ REMOVED_FLAGS: dict[str, str] = {  # {flag: what to do instead}
 def check_removed(texts: Mapping[str, Any], origin: str) -> None:
     """Raise ConfigError for removed settings, unless they have their defaults. `texts`: {full key: text}."""
     for key in REMOVED.keys() & texts.keys():
-        if plain_word(texts[key]) != REMOVED[key].default:
+        if REMOVED[key].default not in (None, plain_word(texts[key])):
             raise ConfigError(
                 f"{origin}: {key} is {texts[key]!r}, but halfstep has no such setting; {REMOVED[key].remedy}, and "
                 "remove this setting"

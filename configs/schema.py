@@ -647,15 +647,13 @@ class Config:
         "Draw the wrong predictions (confusion.png, mistakes.png) and a training batch (train_batch.png), and write report.html; tables with the same data are always written.")
     CALIBRATE: bool = setting(True, role=RECORD, help=
         "Fit a temperature to the validation images and store it in best.pth, so that probabilities of predict.py say how often the model is right. The weights do not change.")
-    STRANGERS: bool = setting(False, role=RECORD, only=Only("CALIBRATE"), help=
-        "At the end of a run, compute statistics of the features of up to 20,000 training and 20,000 validation images, and store them in best.pth. predict.py -unknown uses them to reject photos that differ from the training images.")
     TRACK: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = setting(("tensorboard",), role=RECORD, help=
         "Trackers that show the run: tensorboard (files in the run folder), wandb (Weights & Biases), mlflow; empty: none. See docs/tracking.md.")
 
     @property
     def learns_strangers(self) -> bool:
-        """Whether the end of a run measures the statistics of STRANGERS."""
-        return self.STRANGERS and self.CALIBRATE and self.TRAIN.OBJECTIVE == "classes"
+        """Whether the evaluations of a new best epoch measure statistics for predict.py -unknown."""
+        return self.CALIBRATE and self.MODEL.PRETRAINED is not None and self.TRAIN.OBJECTIVE == "classes"
 
     @property
     def train_sizes(self) -> dict[int, int]:

@@ -1,15 +1,13 @@
 """Evaluates the weights of a training run: after an epoch, and best.pth at the end."""
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from datasets import BadImages, EvalData
 from engine.evaluation.evaluate import Evaluation, evaluate
-from engine.evaluation.tally import OF_CLASSES, ImageResults, LabelResults, Scoring
-from engine.plan import TrainPlan
+from engine.evaluation.tally import OF_CLASSES, ImageResults, LabelResults, TwoTallies
 from engine.session import Session
 from engine.train.trainer import Trainer
 from utils.program import StopSignal
@@ -19,10 +17,11 @@ if TYPE_CHECKING:
     from extras.report.image_results import BestResults
 
 
-def evaluate_both(
-    trainer: Trainer, data: EvalData, bad_images: BadImages, scoring: Scoring = OF_CLASSES
-) -> dict[str, Evaluation]:
-    """Evaluate the raw weights and the EMA weights, if any. Before the first update both are equal: skip the EMA."""
+def evaluate_both(trainer: Trainer, data: EvalData, bad_images: BadImages, also: Any = None) -> dict[str, Evaluation]:
+    """Evaluate the raw weights and the EMA weights, if any. Before the first update both are equal: skip the EMA.
+
+    `also`: an object whose `add` gets each batch too, as that of Tally.
+    """
     models = {"": trainer.model} | ({"_ema": trainer.ema.model} if trainer.ema and trainer.step else {})
     normalize, metric = trainer.prepare.normalize, trainer.config.TRAIN.BEST_METRIC
     if trainer.config.TRAIN.OBJECTIVE == "features":
@@ -32,44 +31,36 @@ def evaluate_both(
             list(models.values()), data, trainer.prepare, trainer.loss, trainer.process, bad_images
         )
     else:
-        found = evaluate(
-            list(models.values()), data, normalize, trainer.precision, trainer.process, bad_images, scoring
-        )
+        with contextlib.ExitStack() as stack:
+            scoring = OF_CLASSES
+            if trainer.config.learns_strangers:
+                from engine.confidence.fit import keeping_features
+
+                scoring = stack.enter_context(keeping_features(list(models.values()), trainer))
+            if also is not None:
+                tally = scoring.tally
+                scoring = scoring._replace(tally=lambda *given: TwoTallies(tally(*given), also))
+            given = (data, normalize, trainer.precision, trainer.process, bad_images, scoring)
+            found = evaluate(list(models.values()), *given)
     found = [each._replace(scores=replace(each.scores, metric=metric)) for each in found]
     return dict(zip(models, found, strict=True))
 
 
 def complete_best(
-    session: Session,
-    plan: TrainPlan,
-    trainer: Trainer,
-    data: EvalData,
-    bad_images: BadImages,
-    results: "BestResults",
-    stop: StopSignal,
+    session: Session, trainer: Trainer, data: EvalData, bad_images: BadImages, results: "BestResults", stop: StopSignal
 ) -> None:
-    """At the end of a run, add what best.pth lacks: statistics of STRANGERS, and results of its images. Collective."""
+    """At the end of a run, add the results of best.pth's images if an earlier start has not written them. Collective."""
     path = session.path / BEST
-    if plan.config.learns_strangers:
-        from extras.strangers.learn import learn
-
-        learn(path, plan, trainer, session)
     results.complete(lambda: evaluate_saved(path, trainer, data, bad_images), lambda: bool(stop.number))
 
 
-def load_saved(path: Path, trainer: Trainer) -> nn.Module:
-    """Load the better weights of best.pth into the trainer's model, so the training must be over. Return the model."""
+def evaluate_saved(path: Path, trainer: Trainer, data: EvalData, bad_images: BadImages) -> ImageResults | LabelResults:
+    """Evaluate best.pth again. Its better weights replace those of the trainer's model, so the training must be over."""
     from engine.checkpoint.find import read_checkpoint
 
     suffix = trainer.best.suffix
     key, model = f"state_dict{suffix}", trainer.ema.model if suffix and trainer.ema else trainer.model
     state = trainer.parallel.local_part({key: read_checkpoint(path, lazily=True)[key]})
     trainer.parallel.load(model, state[key])
-    return model
-
-
-def evaluate_saved(path: Path, trainer: Trainer, data: EvalData, bad_images: BadImages) -> ImageResults | LabelResults:
-    """Evaluate best.pth again, as in `load_saved`."""
-    model = load_saved(path, trainer)
     (found,) = evaluate([model], data, trainer.prepare.normalize, trainer.precision, trainer.process, bad_images)
     return found.images.gather(trainer.process)

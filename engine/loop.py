@@ -93,7 +93,7 @@ class Loop:
         finally:
             self.saves.saver.wait()
         results = self.watchers.report.results
-        complete_best(self.session, self.plan, self.trainer, self.eval_data, self.bad_images, results, self.stop)
+        complete_best(self.session, self.trainer, self.eval_data, self.bad_images, results, self.stop)
         why = self.why_finished
         return Outcome("done", ExitCode.DONE, why, reason=None if why == DONE else EARLY_STOP)
 

@@ -16,6 +16,7 @@ from engine.evaluation.tally import ImageResults, LabelResults
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult
 from engine.train.trainer import Trainer
+from models.weights.state import KNOWN
 from utils.distributed import Process
 from utils.log import Log
 
@@ -37,11 +38,17 @@ class Calibration(Callback):
         return self._state
 
     def fit(self, trainer: Trainer, images: ImageResults | LabelResults) -> None:
-        best, scores = trainer.best, gather_scores(images, trainer.process)
+        best, process, scores = trainer.best, trainer.process, gather_scores(images, trainer.process)
         weights = {"epoch": best.epoch, "step": trainer.step, "weights": f"state_dict{best.suffix}"}
-        self._state = trainer.process.first(lambda: weights | calibrate(scores))
+        self._state = process.first(lambda: weights | calibrate(scores))
         if "reason" in self._state:
             self._log.note(f"the best weights are not calibrated, because {self._state['reason']}")
+        if trainer.config.learns_strangers and self._state.get("curve"):
+            from engine.confidence.fit import learn
+
+            self._state[KNOWN] = learn(images, trainer, self._state["temperature"])
+            if reason := self._state[KNOWN].get("reason"):
+                self._log.note(f"-unknown will not compare photos with the validation images, because {reason}")
 
     def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
         best, process = trainer.best, trainer.process

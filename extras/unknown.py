@@ -94,9 +94,9 @@ def find_threshold(classifier: Classifier, share: float, report: Callable[[str],
         )
     known = calibration.get(KNOWN)
     if known is None or "reason" in known:
-        why = known["reason"] if known else "-resume of its finished run with -opts STRANGERS=true adds them"
+        why = known["reason"] if known else "a run has them if it began with -pretrained in this version or later"
         report(
-            f"-unknown {share}: {classifier.source} has no statistics of the training images ({why}), so only the "
+            f"-unknown {share}: {classifier.source} has no statistics of the validation images ({why}), so only the "
             "confidence decides"
         )
     return found.confidence - ROUNDING

@@ -326,7 +326,7 @@ def report_end(arguments: argparse.Namespace, output: "Output") -> None:
         answered, both = 1 - marked.total() / output.num_read, marked[True, True]
         report(
             f"-unknown {arguments.unknown}: answers {answered:.1%} of {counted(output.num_read, 'image')}; the confidence of "
-            f"{marked[True, False] + both} is too low, and {marked[False, True] + both} do not fit the training images "
+            f"{marked[True, False] + both} is too low, and {marked[False, True] + both} do not fit the validation images "
             f"({both} of them both)"
         )
     if output.num_unreadable:

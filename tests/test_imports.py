@@ -75,7 +75,7 @@ PACKAGES = {
         "parts heads features transforms compilation weights.sharded kwargs weights vit timm_models __init__ export"
     ).split(),
     "engine": (
-        "parallel precision evaluation train checkpoint record settings_of_weights settings predict session"
+        "parallel precision evaluation train checkpoint confidence record settings_of_weights settings predict session"
         " provenance memory first_passes plan weights_lines plan_lines quick_checks"
         " build batch_size eval_run evaluate_weights check callback_list saves features loop run __init__"
     ).split(),

@@ -57,9 +57,12 @@ def look_at_the_result(follow) -> None:
 
 @pytest.mark.usefixtures("signal_handlers")
 def test_photos_page_commands_produce_predictions(here):
-    draw_photos(here / "photos", "cat", "dog", count=24)
-    draw_photos(here / "new_photos", "cat", "dog", count=2)
-    draw_photos(here / "their_photos", "dog")
+    for folder, classes, options in (
+        ("photos", ("cat", "dog"), {"count": 24}),
+        ("new_photos", ("cat", "dog"), {"count": 2}),
+        ("their_photos", ("dog",), {}),
+    ):
+        draw_photos(here / folder, *classes, **options)
     config = read_settings(["-cfg", write(CLEAN, "tiny.yaml")]).config
     torch.save(build_model(config, 2).state_dict(), "tiny.pth")
     folders: dict[str, str] = {}  # {a run's folder on the page: its folder in this test}

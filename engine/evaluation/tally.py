@@ -83,6 +83,17 @@ class Tally:
         return Scores(loss / total, 100 * top1 / total, 100 * top5 / total, int(count), int(excluded), **also)
 
 
+class TwoTallies:
+    """A tally, and another object that gets the same batches."""
+
+    def __init__(self, tally: Any, other: Any):
+        self._both, self.per_image, self.result = (tally, other), tally.per_image, tally.result
+
+    def add(self, *batch: Any) -> None:
+        for each in self._both:
+            each.add(*batch)
+
+
 class Scoring(NamedTuple):
     """What the outputs of a model are compared with, and who adds up the results."""
 
@@ -157,6 +168,7 @@ class PerImage:
     def __init__(self):
         self._rows: list[Tensor] = []  # float32 [B, 4]; float32 is exact for class numbers up to 16 million
         self.scores: AllScores | None = None  # None if there are too many; used instead of `_rows` with several labels
+        self.features: list[tuple] = []  # of some of the images, for each batch; only FeatureTally keeps them
         # Set at the end of the evaluation: the indices of these images, and the counts of all processes.
         self.indices, self.counts, self.has_several_labels = np.zeros(0, np.int64), np.zeros((3, 0), np.int64), False
 

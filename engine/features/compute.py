@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from datasets import BadImages, EvalData, ImageSet, build_eval_data
 from engine.evaluation.evaluate import evaluate
 from engine.evaluation.scores import Scores
-from engine.evaluation.tally import OF_CLASSES, Tally
-from engine.train.forecast import MOST_COMPARED
+from engine.evaluation.tally import OF_CLASSES
 from engine.train.trainer import Trainer
 from utils.distributed import Process
+
+MOST_IMAGES = 20_000  # of a set, so that the pass takes a bounded time
 
 
 class ImageFeatures(NamedTuple):
@@ -74,18 +75,6 @@ class Gathered:
         return ImageFeatures(indices[order], [column[order] for column in columns], targets[order])
 
 
-class TallyWithFeatures(Tally):
-    """Scores the images of an evaluation, and keeps their features."""
-
-    def __init__(self, tap: Any, *given: Any):
-        super().__init__(*given)
-        self.gathered = Gathered(tap)
-
-    def add(self, logits: Tensor, targets: Tensor, num_excluded: int) -> None:
-        super().add(logits, targets, num_excluded)
-        self.gathered.add(logits, targets, num_excluded)
-
-
 class Interruptible:
     """Evaluation data that raise an error between two batches, in all processes after the same batch."""
 
@@ -119,10 +108,10 @@ def features_of_images(
 ) -> ImageFeatures:
     """Return the features that the tap of the model keeps, over all processes. Collective.
 
-    At most MOST_COMPARED images are drawn from the set; unreadable ones are left out.
+    At most MOST_IMAGES images are drawn from the set; unreadable ones are left out.
     """
     # The first images of an epoch, because they are in few shards.
-    drawn = np.sort(images.epoch_order(trainer.config.SEED, 0)[:MOST_COMPARED])
+    drawn = np.sort(images.epoch_order(trainer.config.SEED, 0)[:MOST_IMAGES])
     images = images.take(drawn)
     data = Interruptible(build_eval_data(trainer.config, images, trainer.process), stop_if_requested)
     bad_images = BadImages(images, max_fraction=1.0, say=note)

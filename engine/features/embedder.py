@@ -20,6 +20,7 @@ from datasets.sources.folder import FolderScan, describe_left_out
 from datasets.sources.images import FileImages
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
+from engine.confidence.stored import watch
 from engine.precision import Precision, set_matmul
 from engine.predict.classifier import Classifier
 from engine.predict.output import THUMBNAIL
@@ -124,11 +125,7 @@ class Embedder:
         self.transforms.apply(trained.model)
         self.model = self.precision.computing(trained.model.to(process.device)).eval()
         self.normalize = Normalize(data).to(process.device)
-        self._known = None
-        if with_logits:
-            from extras.strangers.known import watch
-
-            self._known = watch(self.model, trained.calibration, trained.source)
+        self._known = watch(self.model, trained.calibration, trained.source) if with_logits else None
 
     def facts(self) -> dict[str, Any]:
         """Return everything that the features depend on, apart from the images, as plain values for a JSON file."""

@@ -1,7 +1,6 @@
 """The start of a new classifier: a linear classifier of the pretrained model's features is fitted, scored and saved."""
 
 import time
-from typing import Any
 
 import numpy as np
 import torch
@@ -9,11 +8,11 @@ from torch import nn
 
 from datasets import BadImages, EvalData
 from engine.evaluate_weights import evaluate_both
-from engine.evaluation.tally import OF_CLASSES
 from engine.features.compute import (
+    MOST_IMAGES,
+    Gathered,
     ImageFeatures,
     ReadByLayers,
-    TallyWithFeatures,
     features_of_images,
     tapped,
 )
@@ -24,7 +23,6 @@ from engine.plan import TrainPlan
 from engine.record.next_steps import command
 from engine.saves import Saves
 from engine.session import Session
-from engine.train.forecast import MOST_COMPARED
 from engine.train.stop_conditions import Stopped
 from engine.train.trainer import Trainer
 from models.heads import output_layers, set_to_zero
@@ -60,15 +58,11 @@ def score(
 ) -> None:
     """Evaluate the weights before the first update, save them as the best so far, and write features.npz. Collective."""
     plan, trainer, start = saves.plan, saves.trainer, time.perf_counter()
-    tap, tallies = ReadByLayers(layers), []
-
-    def tally(*given: Any) -> TallyWithFeatures:
-        tallies.append(TallyWithFeatures(tap, *given))
-        return tallies[-1]
-
+    tap = ReadByLayers(layers)
+    gathered = Gathered(tap)
     with tapped(tap, trainer):
-        found = evaluate_both(trainer, eval_data, bad_images, OF_CLASSES._replace(tally=tally))[""]
-    val = tallies[0].gathered.of_all(found.images.indices, trainer.process)
+        found = evaluate_both(trainer, eval_data, bad_images, gathered)[""]
+    val = gathered.of_all(found.images.indices, trainer.process)
     seconds = time.perf_counter() - start
     saves.compare_with_best({"": found.scores}, epoch=0)
     if calibration := trainer.parts.get(CALIBRATION):
@@ -132,7 +126,7 @@ def why_not(plan: TrainPlan, trainer: Trainer, layers: list[nn.Module]) -> str:
         return "the images are generated"
     if any(layer.bias is None for layer in layers):
         return "the classifier has no bias"
-    num_images, num_classes = min(len(plan.train_set), MOST_COMPARED), layers[0].weight.shape[0]
+    num_images, num_classes = min(len(plan.train_set), MOST_IMAGES), layers[0].weight.shape[0]
     num_features = sum(layer.weight[0].numel() for layer in layers)
     if num_images * num_features * num_classes > MOST_PRODUCTS:
         return f"it would take long with {num_images:,} images, {num_features:,} features and {num_classes:,} classes"

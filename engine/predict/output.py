@@ -37,14 +37,14 @@ PER_SHEET, THUMBNAIL, NUM_COLUMNS = 100, 150, 10
 class Mark(NamedTuple):
     """The mark of images whose most probable class has a probability below the threshold.
 
-    With UNKNOWN, images that do not fit the training images have this mark too.
+    With UNKNOWN, images that do not fit the validation images have this mark too.
     """
 
     word: str
     threshold: float
 
     def reasons(self, prediction: Prediction) -> tuple[bool, bool]:
-        """Return whether the probability is too low, and whether the image does not fit the training images."""
+        """Return whether the probability is too low, and whether the image does not fit the validation images."""
         is_strange = self.word == UNKNOWN and prediction.known is not None and prediction.known < 0
         return prediction.guesses[0].probability < self.threshold, is_strange
 

@@ -38,7 +38,7 @@ class Prediction(NamedTuple):
     path: str
     guesses: list[Guess]  # the most probable first
     picture: Any = None  # the item that `draw` returned for this image
-    known: float | None = None  # how well it fits the training images; negative for a stranger; None if not measured
+    known: float | None = None  # how well it fits the validation images; negative for a stranger; None if not measured
     mark: str = ""  # "unsure" or "unknown" if the highest probability is too low
 
 
@@ -76,10 +76,10 @@ class Predictor:
         self.known = self._watch_features()
 
     def _watch_features(self) -> Callable[[], Tensor] | None:
-        """Return a function that returns [B]: how well the newest batch fits the training images. None: no statistics."""
+        """Return a function that returns [B]: how well the newest batch fits the validation images. None: no statistics."""
         if not self.classifier.calibration.get(KNOWN):
             return None
-        from extras.strangers.known import watch
+        from engine.confidence.stored import watch
 
         return watch(self.model, self.classifier.calibration, self.classifier.source)
 
@@ -121,7 +121,7 @@ class Predictor:
 
     @torch.no_grad()
     def _probabilities(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return probabilities [B, classes], and how well the images fit the training images [B], if that is known."""
+        """Return probabilities [B, classes], and how well the images fit the validation images [B], if that is known."""
         images = self.normalize(pixels, self.precision.input_dtype(self.model))
 
         def forward() -> Tensor:

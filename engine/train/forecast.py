@@ -17,7 +17,6 @@ from utils.text import counted, format_duration
 NOT_TYPICAL, MEASURED = 3, 10  # number of slow updates after a start; number of updates needed for a measurement
 MARKS = 200  # approximate number of points in time that are kept to measure updates
 END_BY_START = 1 / 2  # estimate of the work after the last evaluation, as a fraction of the time until the first update
-MOST_COMPARED = 20_000  # images of a set whose features are computed in one pass, so that it takes a bounded time
 ENOUGH = 10.0  # seconds of training after which the log gets an estimate
 
 
@@ -34,7 +33,6 @@ class RunTimes:
     update: float = 0.0
     evaluation: float = 0.0
     end_work: float = 0.0  # pictures, tables and report after the last evaluation; an estimate
-    end_in_updates: float = 0.0  # an estimate of the comparison of images for STRANGERS at the end of the run
 
     @classmethod
     def of(
@@ -43,16 +41,12 @@ class RunTimes:
         """Return the times of a run before anything is measured. `num_evaluated` is the number of validation images."""
         # An evaluation makes a forward pass, which takes a third of the time of a training step.
         forwards = num_evaluated * order.steps_per_epoch / order.num_images
-        num_compared = 0
-        if config.learns_strangers:
-            num_compared = min(order.num_images, MOST_COMPARED) + min(num_evaluated, MOST_COMPARED)
         return cls(
             order=order,
             validate_freq=config.VALIDATE_FREQ,
             most_updates=config.TRAIN.NUM_EPOCHS * order.steps_per_epoch,
             evaluation_in_updates=forwards / 3 * (1 + config.TRAIN.MODEL_EMA),
             longest_save=longest_save,
-            end_in_updates=num_compared * order.steps_per_epoch / order.num_images / 3,
         )
 
     def until_end(self, step: int, num_updates: int, num_done: int | None = None) -> float:
@@ -69,8 +63,8 @@ class RunTimes:
         return training + num_evaluations * evaluation + (evaluation + self.after_last_evaluation())
 
     def after_last_evaluation(self) -> float:
-        """Return the seconds of a save, the comparison of images, and the pictures, tables and report."""
-        return self.longest_save() + self.end_in_updates * self.update + self.end_work
+        """Return the seconds of a save, and of the pictures, tables and report."""
+        return self.longest_save() + self.end_work
 
 
 class UpdateTimer:

@@ -137,7 +137,7 @@ class Quantizer:
         """Return a text with the accuracy, size and speed of both files, and two comparisons of their answers."""
         files = {"float32": before, "int8": after}
         runs, seconds, right = [load_onnx(self.subject, path) for path in files.values()], [0.0, 0.0], ([], [])
-        fits: tuple[list, list] = ([], [])  # whether each photo fits the training images, if the graph tells
+        fits: tuple[list, list] = ([], [])  # whether each photo fits the validation images, if the graph tells
         costs = []  # for each image, see `cost`
         for index, pixels in draw(self.subject.photos, FOR_ACCURACY):
             truth, photo, answers = self.truth(index), torch.from_numpy(as_photo(pixels)), []
@@ -155,7 +155,7 @@ class Quantizer:
         test = ImageTest(len(first), int((first & ~second).sum()), int((second & ~first).sum()))
         lines = [
             f"{name}: {each.mean():.2%} of {len(each)} right, {format_bytes(path.stat().st_size)}, {speed:.1f} images/s"
-            + (f", {np.mean(fit):.1%} fit the training images" if fit else "")
+            + (f", {np.mean(fit):.1%} fit the validation images" if fit else "")
             for (name, path), each, speed, fit in zip(files.items(), (first, second), speeds, fits, strict=True)
         ]
         low, high = test.interval

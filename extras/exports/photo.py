@@ -18,7 +18,8 @@ from datasets.transforms.crop import EvalTransform, Normalize, pillow_resizes_he
 from datasets.transforms.decode import open_image
 from datasets.transforms.pixel_rules import PixelRules, to_array
 from datasets.types import ImageReadError, ImageSet
-from extras.strangers.known import LIKE_ROUNDING, MOST_MOVED, watch
+from engine.confidence.known import LIKE_ROUNDING, MOST_MOVED
+from engine.confidence.stored import watch
 from extras.unknown import ROUNDING, find_answered
 from models.export.subject import Calibrated, Subject, WrongExport
 from models.weights.metadata import CALIBRATION
@@ -159,7 +160,7 @@ def height_first(pixels: Tensor, rows: Tensor, row_unit: Tensor, columns: Tensor
 class PhotoClassifier(nn.Module):
     """A model with its preprocessing: one photo, uint8 [H, W, 3 or 4], to its probabilities [classes].
 
-    With `known`, it also returns how well the photo fits the training images.
+    With `known`, it also returns how well the photo fits the validation images.
     """
 
     def __init__(self, model: nn.Module, data: Data, known: Callable[[], Tensor] | None):
@@ -205,7 +206,7 @@ class PhotoSubject(Subject):
 
     @cached_property
     def known(self) -> Callable[[], Tensor] | None:
-        """Return a function that returns how well the newest batch fits the training images. None: no statistics."""
+        """Return a function that returns how well the newest batch fits the validation images. None: no statistics."""
         return watch(self.model, self.record.get(CALIBRATION, {}), self.source)
 
     @property
@@ -282,7 +283,7 @@ class PhotoSubject(Subject):
         return Difference(float((found - expected).abs().max()), bool(lost > MOST_DIFFERENCE), is_other_sign)
 
     def _rounding_decides(self, score: Tensor, pixels: np.ndarray) -> bool:
-        """Return whether the score of an image depends on its rounding, as with few training images that are all alike."""
+        """Return whether the score of an image depends on its rounding, as with few validation images that are all alike."""
         image = self._prepared(pixels)
         noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0))
         _, again = self.graph.answer(image * (1 + LIKE_ROUNDING * noise))

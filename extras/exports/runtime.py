@@ -59,7 +59,7 @@ class Graph(nn.Module):
         self.takes_photo = self.input == "photo"
         self.known: list[
             np.ndarray
-        ] = []  # the second output for the newest photo: how well it fits the training images
+        ] = []  # the second output for the newest photo: how well it fits the validation images
         self.returns_known = len(self.session.get_outputs()) > 1
         self.num_classes = len(self.facts["class_names"])
         self.runtime = f"onnxruntime {onnxruntime.__version__} ({self.session.get_providers()[0]})"

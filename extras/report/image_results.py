@@ -25,7 +25,7 @@ from engine.session import Session
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult
 from engine.train.trainer import Trainer
-from models.weights.state import CALIBRATION, KNOWN
+from models.weights.state import CALIBRATION
 from utils.distributed import Process
 from utils.errors import ConfigError, cause_of
 from utils.files import write_text
@@ -332,9 +332,7 @@ class BestResults(Callback):
                 self._saved_calibration = best, progress_in(self._best_file).get(CALIBRATION, {})
             found = self._saved_calibration[1]
         is_of_best = found.get("epoch") == best.epoch and "figures" in found
-        known = found.get(KNOWN, {}).get("figures")
-        figures = {"temperature": found["temperature"], **found["figures"]} if is_of_best else None
-        return figures | {KNOWN: known} if figures and known else figures
+        return {"temperature": found["temperature"], **found["figures"]} if is_of_best else None
 
 
 def leave_results(session: Session, plan: EvalPlan, found: dict[str, Evaluation]) -> None:

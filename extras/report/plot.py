@@ -32,7 +32,6 @@ class Plot(NamedTuple):
     skipped: Sequence[Point] = ()  # the points of skipped updates
     is_scale: bool = False  # whether these are loss scales: drawn as steps, on a logarithmic axis
     is_reliability: bool = False  # whether both axes are shares from 0 to 1: drawn with a diagonal
-    limit: float | None = None  # for a histogram: the place of a dashed line, with the images left of it rejected
 
     @property
     def text(self) -> str:
@@ -92,8 +91,8 @@ def figure_of(plot: Plot, title: str):
     axes = figure.subplots(gridspec_kw=MARGINS)
     for name, points in plot.curves.items():
         style = {"marker": "." if len(points) < MOST_MARKED else ""}
-        if plot.is_scale or plot.limit is not None:
-            style = {"drawstyle": "steps-post" if plot.is_scale else "steps-mid"}
+        if plot.is_scale:
+            style = {"drawstyle": "steps-post"}
         axes.plot(*zip(*points, strict=True), label=name, **style)
     if plot.best:
         axes.plot(*plot.best, "ko", fillstyle="none", label=f"best epoch, {plot.best[0]}")
@@ -107,8 +106,6 @@ def figure_of(plot: Plot, title: str):
         axes.plot([0, 1], [0, 1], "--", color="gray", linewidth=1)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
         axes.set(xlim=(0, 1), ylim=(0, 1.02))
-    if plot.limit is not None:
-        axes.axvline(plot.limit, linestyle="--", color="gray", linewidth=1)
     if plot.is_scale:
         axes.set_yscale("log", base=2)
     axes.set(xlabel=plot.x, ylabel="" if title == plot.title else plot.title)

@@ -9,7 +9,6 @@ import os
 import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
@@ -20,7 +19,6 @@ from engine.predict.pictures import tiles_of
 from engine.record.saved_files import PICTURES, read_json, read_table, title_of, to_number
 from engine.record.saved_run import SavedRun, written
 from extras.report.plot import Plot, plots_of, to_png
-from models.weights.state import KNOWN
 from utils import VERSION
 from utils.errors import ConfigError, cause_of, naming_damage
 from utils.files import Kind, content_of, write_text
@@ -401,21 +399,7 @@ def calibration(run: SavedRun) -> Markup | None:
         how, diagram = "These are too few images for a reliability diagram: its points would be mostly chance.", []
     soft = element("p", f"predict.py prints calibrated probabilities. {how}", class_="soft")
     with naming_damage(path):
-        return section("Calibration", element("p", text), soft, *diagram, *unknown_photos(record.get(KNOWN)))
-
-
-def unknown_photos(record: dict[str, Any] | None) -> list[Markup]:
-    """Return a histogram of how well the validation images fit the training images, if that was measured."""
-    if not record:
-        return []
-    points = [((low + high) / 2, count) for low, high, count in record["histogram"]]
-    text = (
-        f"How well {counted(record['num_validation'], 'validation image')} fit "
-        f"{counted(record['num_training'], 'training image')}: 1 is usual. predict.py -unknown gives no answer for "
-        "photos left of the dashed line, where 5% of these are. Images outside the picture count at its ends."
-    )
-    plot = Plot("", "validation images", {"validation images": points}, "fit", limit=0.0)
-    return [element("p", text, class_="soft"), figure(plot)]
+        return section("Calibration", element("p", text), soft, *diagram)
 
 
 def precision(run: SavedRun) -> Markup | None:

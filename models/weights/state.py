@@ -18,7 +18,7 @@ from utils.text import format_bytes
 MOST_UNPACKED = 20  # the largest accepted ratio of unpacked to compressed size
 SMALL = 10**8  # a model with up to this number of weights is accepted for a file of any size
 CALIBRATION = "calibration"  # the key of the temperature, in a checkpoint and in the metadata of an export
-KNOWN = "known"  # the key, in a calibration, of the statistics of the training images for predict.py -unknown
+KNOWN = "known"  # the key, in a calibration, of the statistics of the validation images for predict.py -unknown
 RESTORE = "restore it, or use another file"  # the remedy in messages about damaged files
 
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
+from engine.confidence.known import to_plain
+from engine.confidence.stored import from_plain
 from extras.exports.web import RUNTIME
-from extras.strangers.known import from_plain, to_plain
 from models.export.formats import FORMATS
 from tests.support.refusals import assert_names
 from tests.support.runs import ROOT, rows_of, run, run_folder, typed
@@ -22,9 +23,7 @@ onnx = pytest.importorskip("onnx")
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, small_yaml):
     output = tmp_path_factory.mktemp("trained")
-    run(
-        "main_single_gpu.py", "-cfg", str(small_yaml), "-output", str(output), "-epochs", "4", "-opts", "STRANGERS=true"
-    ).done()
+    run("main_single_gpu.py", "-cfg", str(small_yaml), "-output", str(output), "-epochs", "4").done()
     return run_folder(output)
 
 
@@ -62,7 +61,7 @@ def with_known_decided_by_rounding(trained, path) -> None:
     """Write the checkpoint of a run whose limit and median of the scores are nearly the same."""
     state = torch.load(trained / "best.pth", weights_only=True)
     statistics = state["calibration"]["known"]["statistics"]
-    known = from_plain(statistics)
+    known = from_plain(statistics, state["calibration"]["temperature"])
     known.scales[:, 1] = known.scales[:, 0] + known.scales[:, 0].abs() * 1e-6
     statistics |= to_plain(known)
     torch.save(state, path)
@@ -196,7 +195,7 @@ def test_graph_with_photo_knows_how_well_photos_fit(trained, photo_graph, photos
     ended = typed(
         "scripts/predict.py", tmp_path / "x.onnx", photos, "-unknown", 0.5, "-json", tmp_path / "x.json"
     ).done()
-    assert_names(ended.stderr, "no statistics of the training images", "-photo")
+    assert_names(ended.stderr, "no statistics of the validation images", "-photo")
     assert "known" not in json.loads((tmp_path / "x.json").read_text())["images"][0]
 
 
@@ -255,7 +254,7 @@ def test_page_in_8_bits_has_the_graph_and_asks_no_other_place(trained, photos, t
     words = ("-to", "web", "-output", tmp_path / "page", "-int8", "-accept", "-runtime", package)
     ended = typed("scripts/export.py", trained, *words).done()
     assert_names(ended.stdout, "float32", "int8", "359 right", "95% interval", "python -m http.server")
-    assert ended.stdout.count("% fit the training images") == 2
+    assert ended.stdout.count("% fit the validation images") == 2
     facts = json.loads((tmp_path / "page/model.json").read_text())
     assert facts["classes"] == list("0123456789") and 0 < facts["threshold"] <= 1
     for each, name in zip(facts["runtime"], RUNTIME, strict=True):

@@ -8,6 +8,7 @@ import yaml
 
 from configs.load import LoadedConfig, load
 from configs.schema import Config
+from models import build_model
 
 CPU = torch.device("cpu")
 
@@ -36,6 +37,15 @@ def small_config(folder: Path, *options: str) -> Config:
     path = folder / "small.yaml"
     path.write_text(SMALL)
     return load(["-cfg", str(path), *(["-opts", *options] if options else [])]).config
+
+
+def beginning_with_weights(settings: Path, num_classes: int = 10) -> Path:
+    """Return a settings file like this one whose runs begin with weights of a file. The weights are random."""
+    weights, path = settings.with_name(f"{settings.stem}-begin.pth"), settings.with_name(f"{settings.stem}-begin.yaml")
+    torch.manual_seed(0)
+    torch.save(build_model(load(["-cfg", str(settings)]).config, num_classes).state_dict(), weights)
+    path.write_text(f"BASE: [{settings}]\nMODEL: {{PRETRAINED: {weights}}}\n")
+    return path
 
 
 def write(text: str, name: str = "x.yaml") -> str:

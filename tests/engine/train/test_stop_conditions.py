@@ -1,7 +1,6 @@
 """RUN.MAX_TIME and TRAIN.EARLY_STOP end a run in time with a complete state, and the remaining time is estimated."""
 
 import signal
-from types import SimpleNamespace
 
 import pytest
 
@@ -103,17 +102,6 @@ class MovesTime(Callback):
 
     def on_update(self, trainer) -> None:
         self.now += 100 if trainer.step == 1 else 10
-
-
-@pytest.mark.parametrize(("num_images", "seconds"), [(6400, 330.0), (64000, 300 * 26.4 / 64)])
-def test_remaining_time_includes_the_comparison_of_images_for_strangers(tmp_path, num_images, seconds):
-    order, left = SimpleNamespace(steps_per_epoch=300, num_images=num_images), []
-    for value in ("true", "false"):
-        times = RunTimes.of(small_config(tmp_path, f"STRANGERS={value}"), order, 6400 if num_images > 20000 else 640)
-        times.update = 3.0
-        left.append(times.until_end(0, 300))
-    # Forward passes of 7,040 images, or of 20,000 training and 6,400 validation images, each a third of an update.
-    assert left[0] - left[1] == pytest.approx(seconds)
 
 
 def test_remaining_time_includes_updates_evaluations_and_final_work(tmp_path):

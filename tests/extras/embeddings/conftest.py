@@ -67,6 +67,6 @@ def trained(tmp_path_factory):
     """Return the folder of a run with the CONVOLUTIONS settings."""
     output = tmp_path_factory.mktemp("trained")
     (output / "settings.yaml").write_text(CONVOLUTIONS)
-    words = ["-cfg", str(output / "settings.yaml"), "-output", str(output / "runs"), "-opts", "STRANGERS=true"]
+    words = ["-cfg", str(output / "settings.yaml"), "-output", str(output / "runs")]
     run("main_single_gpu.py", *words).done()
     return run_folder(output / "runs")

@@ -1,0 +1,171 @@
+"""Fits the statistics of known.py to validation images, whose features the evaluation of a new best epoch computes."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from configs.schema import Config
+from engine.confidence.known import (
+    LIKE_ROUNDING,
+    MOST_MOVED,
+    Features,
+    Known,
+    Neighbours,
+    Spread,
+    Tap,
+    combine,
+    distance_of,
+    parts_of,
+    to_plain,
+)
+from engine.evaluation.tally import OF_CLASSES, ImageResults, Scoring, Tally
+from engine.train.trainer import Trainer
+from models.weights.state import CALIBRATION
+from utils.distributed import Process
+from utils.errors import ConfigError
+from utils.text import counted
+
+MOST_IMAGES = 1000  # so that a fit takes at most half a second on one CPU core
+MOST_VALUES = 1_800_000  # of the features of all images, so that the statistics take at most 5 MB of text in a file
+FEWEST_IMAGES = 20  # fewer have no limit that 95% of them reach
+QUANTILE = 0.05  # the share of the validation images below the limit
+
+
+# --- features of an evaluation ---
+
+
+class FeatureTally(Tally):
+    """A tally that also keeps features of some images, evenly spaced in the share of each process."""
+
+    def __init__(self, tap: Tap, *given: Any):
+        super().__init__(*given)
+        self.tap, self._num_seen = tap, 0
+
+    def add(self, logits: Tensor, targets: Tensor, num_excluded: int) -> None:
+        super().add(logits, targets, num_excluded)
+        try:
+            features = self.tap.take()
+        except ConfigError:
+            return
+        width = features.read.shape[1] + features.middle.shape[1]
+        every = -(-self.num_images // max(1, min(MOST_IMAGES, MOST_VALUES // width)))
+        chosen = slice(-self._num_seen % every, len(targets), every)
+        self.per_image.features.append(Features(*(each[chosen].clone() for each in features)))
+        self._num_seen += len(targets)
+
+
+@contextlib.contextmanager
+def keeping_features(models: list[nn.Module], trainer: Trainer) -> Iterator[Scoring]:
+    """Yield a scoring with which an evaluation keeps features, if the run is calibrated and the models show them."""
+    with contextlib.ExitStack() as stack:
+        scoring = OF_CLASSES
+        if CALIBRATION in trainer.parts and not why_not(models[0], trainer.config):
+            taps = [stack.enter_context(contextlib.closing(Tap(model, Known.middle_of))) for model in models]
+            left = iter(taps)
+            scoring = OF_CLASSES._replace(tally=lambda *given: FeatureTally(next(left), *given))
+        yield scoring
+
+
+def why_not(model: nn.Module, config: Config) -> str:
+    """Return why a model shows no features, or an empty string."""
+    if config.DATA.TOKENS:
+        return "images of varying size are not supported"
+    if config.COMPILE:
+        return "a compiled model (COMPILE) does not show its features"
+    try:
+        Tap(model, Known.middle_of).close()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def gather_features(images: ImageResults, process: Process) -> Features | None:
+    """Return the features that all processes have kept, or None. Collective."""
+    rows = [[torch.cat(column).cpu() for column in zip(*images.local.features, strict=True)]]
+    rows = [each for each in process.join(rows) if each]
+    return Features(*(torch.cat(column) for column in zip(*rows, strict=True))) if rows else None
+
+
+# --- the fit ---
+
+
+def learn(images: ImageResults, trainer: Trainer, temperature: float) -> dict[str, Any]:
+    """Return the statistics of the images of an evaluation, or the reason why there are none. Collective."""
+    features, reason = gather_features(images, trainer.process), why_not(trainer.model, trainer.config)
+    return trainer.process.first(lambda: summarize(features, temperature, reason))
+
+
+def summarize(features: Features | None, temperature: float, reason: str) -> dict[str, Any]:
+    """Return the statistics, or the reason why there are none. `reason`: why there are no features."""
+    if features is None:
+        return {"reason": reason or "this model does not show the output of a layer in the middle"}
+    num_images = len(features.logits)
+    if num_images < FEWEST_IMAGES:
+        return {"reason": f"there are {counted(num_images, 'validation image')}, fewer than {FEWEST_IMAGES}"}
+    if not all(each.isfinite().all() for each in features):
+        return {"reason": "some features are not finite"}
+    known = fit(features, temperature)
+    noise = np.random.default_rng(0)
+    moved = Features(
+        *(
+            each * torch.from_numpy(1 + LIKE_ROUNDING * noise.standard_normal(each.shape, np.float32))
+            for each in features
+        )
+    )
+    if (~((known(moved) - known(features)).abs() <= MOST_MOVED)).float().mean() > QUANTILE:  # ~: true for NaN too
+        return {"reason": "the images are so much alike that rounding decides which of them fit"}
+    return {"statistics": to_plain(known)}
+
+
+def fit(features: Features, temperature: float) -> Known:
+    """Return the statistics of some images. Limits and medians are those of each image's distances to the others."""
+    read, nearest = fit_neighbours(features.read.double())
+    middle, outlying = fit_spread(features.middle.double())
+    parts = parts_of(features.logits.double(), temperature, nearest, outlying)
+    scales = torch.stack([scale_of(each) for each in parts])
+    of_total = scale_of(combine(parts, scales, len(nearest)))
+    return Known(read, middle, torch.cat([scales, of_total[None]]), temperature)
+
+
+def fit_neighbours(features: Tensor) -> tuple[Neighbours, Tensor]:
+    """Return the images as neighbours, and the distance of each image to the nearest other one."""
+    images = functional.normalize(features)
+    stored = images.half().double()
+    return Neighbours(stored), distance_of((images @ functional.normalize(stored).T).fill_diagonal_(-1))
+
+
+def fit_spread(features: Tensor) -> tuple[Spread, Tensor]:
+    """Return the mean and the covariance of the images, and the distance of each image to the others.
+
+    The covariance is that of Ledoit and Wolf (doi:10.1016/S0047-259X(03)00096-4), which needs fewer images than features.
+    """
+    (num_images, width), mean = features.shape, features.mean(0)
+    rest = features - mean
+    values, directions = torch.linalg.eigh(rest.T @ rest / num_images)
+    usual = values.mean().clamp(min=torch.finfo(torch.float32).tiny)
+    spread = values.square().sum() - width * usual**2
+    noise = (rest.square().sum(1).square().mean() - values.square().sum()) / num_images
+    shrinkage = (noise / spread).clamp(0, 1).nan_to_num(1)
+    # Without these images, the other directions have no variance but that of the shrinkage.
+    chosen = values.argsort(descending=True)[: min(num_images - 1, width)]
+    weights = 1 / ((1 - shrinkage) * values[chosen] + shrinkage * usual).clamp(min=LEAST * usual)
+    others = 1 / (shrinkage * usual).clamp(min=LEAST * usual) if len(chosen) < width else weights.new_zeros(())
+    directions = directions[:, chosen].half()
+    squares = (rest @ directions.double()).square() @ weights
+    # Leaving out one image changes the mean and the covariance by multiples of its own deviation.
+    left_out = (1 - shrinkage) / (num_images - 1) * squares
+    grown = (num_images / (num_images - 1)) ** 2 / (1 - left_out).clamp(min=LEAST)
+    return Spread(mean, directions, weights, others), (grown * squares).sqrt()
+
+
+LEAST = 1e-3  # the smallest variance, as a share of the mean variance, so that no distance depends on rounding
+
+
+def scale_of(values: Tensor) -> Tensor:
+    """Return the limit below which a new image of the same kind lies with a probability of at most 5%, and the median."""
+    return torch.stack([values.sort().values[int(QUANTILE * (len(values) + 1)) - 1], values.median()])

@@ -1,1 +1,0 @@
-"""Recognizes photos of something else than a model's classes."""

@@ -57,6 +57,7 @@ def test_interval_contains_the_number_of_wrong_labels(number):
     low, estimate, high = found.expected
     assert low <= number <= high < number + 25 and low <= estimate <= high
     assert len(found.ranked) <= 1.5 * number + 1
+    assert (np.diff(found.wrong[found.ranked]) <= 0).all()
     assert np.isin(np.flatnonzero(given != labels), found.ranked).sum() >= 0.8 * number
     listed = found.ranked[given[found.ranked] != labels[found.ranked]]
     assert (found.suggestions[listed] == labels[listed]).mean() > 0.9 if number else not len(listed)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from datasets import BadImages, EvalData
 from engine.evaluation.evaluate import Evaluation, evaluate
+from engine.evaluation.scores import Scores
 from engine.evaluation.tally import OF_CLASSES, ImageResults, LabelResults, TwoTallies
 from engine.session import Session
 from engine.train.trainer import Trainer
@@ -44,6 +45,14 @@ def evaluate_both(trainer: Trainer, data: EvalData, bad_images: BadImages, also:
             found = evaluate(list(models.values()), *given)
     found = [each._replace(scores=replace(each.scores, metric=metric)) for each in found]
     return dict(zip(models, found, strict=True))
+
+
+def note_start(saves: Any, scores: Scores, seconds: float, by: str = "") -> None:
+    """Report the scores of the weights before the first update, as the baseline of the run. `saves`: its Saves. Collective."""
+    saves.before = scores
+    saves.trainer.notify("on_start_scored", scores, seconds)
+    saves.log.say(f"before training: {scores.describe_short()}{by}")
+    saves.show("training", before=scores.figures())
 
 
 def complete_best(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datasets import BadImages, EvalData, Window
 from engine.callback_list import Watchers
 from engine.checkpoint.async_saver import BEST
-from engine.evaluate_weights import complete_best, evaluate_both
+from engine.evaluate_weights import complete_best, evaluate_both, note_start
 from engine.evaluation.scores import rank_of
 from engine.memory import naming_remedy
 from engine.plan import TrainPlan
@@ -132,7 +132,7 @@ class Loop:
         """Evaluate the initial weights as the baseline (epoch 0)."""
         start = time.perf_counter()
         scores = evaluate_both(self.trainer, self.eval_data, self.bad_images)[""].scores
-        self.saves.note_start(scores, time.perf_counter() - start)
+        note_start(self.saves, scores, time.perf_counter() - start)
 
     def one_epoch(self, windows: Iterator[Window]) -> None:
         """Train, evaluate and save one epoch, or the rest of an epoch after a resume.

@@ -52,13 +52,6 @@ class Saves:
         progress = describe_progress(self.plan, self.trainer, self.folder, self.saver.newest, self.saver.best)
         self.session.status(state, **progress, run=self.saver.run or self.session.identity._asdict(), **facts)
 
-    def note_start(self, scores: Scores, seconds: float, by: str = "") -> None:
-        """Report the scores of the weights before the first update, as the baseline of the run. Collective."""
-        self.before = scores
-        self.trainer.notify("on_start_scored", scores, seconds)
-        self.log.say(f"before training: {scores.describe_short()}{by}")
-        self.show("training", before=scores.figures())
-
     def save(self, metric: float | None = None, extra_names: Iterable[str] = ()) -> None:
         """Save last.pth, also under the names in `extra_names`. Return when the state is copied; a thread writes it."""
         trainer, parallel = self.trainer, self.trainer.parallel

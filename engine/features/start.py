@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from datasets import BadImages, EvalData
-from engine.evaluate_weights import evaluate_both
+from engine.evaluate_weights import evaluate_both, note_start
 from engine.features.compute import (
     MOST_IMAGES,
     Gathered,
@@ -70,7 +70,7 @@ def score(
     trainer.process.first(lambda: save_features(saves.session, (plan.train_set, plan.eval_set), (train, val)))
     trainer.process.first(lambda: name_doubts(saves.session, train, plan.num_classes))
     saves.save(metric=found.scores.value, extra_names=[BEST])
-    saves.note_start(found.scores, seconds, ", by a linear classifier of the pretrained features")
+    note_start(saves, found.scores, seconds, ", by a linear classifier of the pretrained features")
 
 
 def name_doubts(session: Session, found: ImageFeatures, num_classes: int) -> None:

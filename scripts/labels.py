@@ -84,7 +84,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     add("-apply", type=Path, metavar="FILE", help="write lists with the confirmed labels of this labels.csv")
     add("-data_path", type=Path, metavar="PATH", help="the data; with a run, only if they were moved after the run")
-    add("-dataset", metavar="NAME", help="with weights, the kind of data, for example csv [imagefolder]")
+    add(
+        "-dataset",
+        metavar="NAME",
+        help="judge -data_path by these weights, even if they are a run's: the kind of data, for example csv [imagefolder]",
+    )
     add = parser.add_argument_group("photos without labels").add_argument
     add("-next", nargs=2, metavar=("N", "PHOTOS"), help="choose N photos of this folder whose labels help most")
     add("-into", type=Path, metavar="FOLDER", help="also copy the chosen photos to this folder")
@@ -150,7 +154,7 @@ def find_source(arguments: argparse.Namespace):
 
     folder = folder_of(arguments.source)
     is_sweep, is_run = (folder / FILE).exists(), (folder / "config.yaml").exists()
-    if arguments.data_path and not (is_sweep or is_run):
+    if arguments.data_path and (arguments.dataset or not (is_sweep or is_run)):
         return load_weights(arguments, Source)
     for name in OF_WEIGHTS:
         if getattr(arguments, name) not in (None, False, [], "auto"):

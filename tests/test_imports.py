@@ -77,7 +77,8 @@ PACKAGES = {
     "engine": (
         "parallel precision evaluation train checkpoint confidence record settings_of_weights settings predict session"
         " provenance memory first_passes plan weights_lines plan_lines quick_checks"
-        " build batch_size eval_run evaluate_weights check callback_list saves features loop run __init__"
+        " build batch_size eval_run evaluate_weights features check callback_list saves features.saved"
+        " features.start loop run __init__"
     ).split(),
 }
 

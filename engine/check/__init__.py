@@ -49,6 +49,7 @@ from engine.train.stop_conditions import why_finished
 from engine.train.trainer import Trainer
 from engine.weights_lines import describe_evaluation
 from models import describe
+from models.heads import output_layers
 from utils.distributed import Process, choose_device
 from utils.errors import UserError
 from utils.host import count_cores, find_devices
@@ -240,6 +241,8 @@ def check_training(table: Table, plan: TrainPlan, folder: Path | None, startup: 
             finished = why_finished(config.TRAIN, trainer.schedule.num_epochs, trainer.epoch, trainer.not_better)
             if finished:
                 table.say(f"this run is already finished ({finished}): nothing to do")
+    for finding in check_labels(plan, trainer):
+        table.add(finding)
     startup += time.monotonic() - start
     if is_sharded(config, plan.process):
         table.add(Finding("memory", "not measured, because DIST.STRATEGY fsdp2 divides the model among the processes"))
@@ -255,6 +258,33 @@ def check_training(table: Table, plan: TrainPlan, folder: Path | None, startup: 
     if enough and WRONG not in table.verdicts and not finished:
         with table.section("time"):
             table.say(estimate_time(single, trainer, startup))
+
+
+def check_labels(plan: TrainPlan, trainer: Trainer) -> Iterator[Finding]:
+    """Count the training labels that are probably wrong, by the features for which a run would fit a new classifier."""
+    if plan.config.MODEL.NEW_CLASSIFIER == "random" or plan.inputs.checkpoint:
+        return
+    from engine.features.compute import ReadByLayers, features_of_images, has_zero_classifier
+    from engine.features.doubts import MOST_JUDGED, describe_doubts
+    from engine.record.next_steps import command
+
+    data, images, most = plan.config.DATA, plan.train_set, plan.config.START.CHECK_IMAGES
+    if images.makes_batches or trainer.parallel.is_sharded or not has_zero_classifier(trainer):
+        return
+    if most and most < len(images):
+        images = images.take(np.linspace(0, len(images) - 1, most).astype(np.int64))
+    if len(images) * plan.num_classes > MOST_JUDGED:
+        return
+    tap = ReadByLayers([*output_layers(trainer.model).values()])
+    # Unreadable images are reported in another row.
+    found = features_of_images(trainer.model, tap, images, trainer, note=lambda line: None)
+    if text := describe_doubts(found.targets, plan.num_classes, found.joined):
+        given = plan.inputs.loaded.arguments
+        options = given[given.index("-opts") :] if "-opts" in given else []
+        words = (plan.config.MODEL.PRETRAINED, "-dataset", data.DATASET, "-data_path", data.DATA_PATH, *options)
+        yield Finding("labels", text, WARN, f"list them: {command('scripts/labels.py', *words)}")
+    elif len(found.targets):
+        yield Finding("labels", f"no sign of wrong ones among {len(found.targets):,}")
 
 
 def measure_memory(table: Table, trainer: Trainer, free: int) -> None:
@@ -299,7 +329,8 @@ def estimate_time(plan: TrainPlan, trainer: Trainer, startup: float) -> str:
     with naming_remedy(trainer, None):  # if memory runs out
         make_updates(plan, trainer, forecast)
     times.evaluation = time_evaluation(plan, trainer)
-    times.before_first_update = startup + times.evaluation * plan.scores_start
+    scores_start = plan.scores_start or plan.config.MODEL.NEW_CLASSIFIER != "random"
+    times.before_first_update = startup + times.evaluation * scores_start
     each = f"; {times.update:.3g} s per update, {times.evaluation:.3g} s per evaluation"
     if plan.config.TRAIN.BUDGET:
         from extras.budget import Allowance, Budget

@@ -13,6 +13,7 @@ from engine.evaluation.evaluate import evaluate
 from engine.evaluation.scores import Scores
 from engine.evaluation.tally import OF_CLASSES
 from engine.train.trainer import Trainer
+from models.heads import output_layers
 from utils.distributed import Process
 
 MOST_IMAGES = 20_000  # of a set, so that the pass takes a bounded time
@@ -24,6 +25,11 @@ class ImageFeatures(NamedTuple):
     indices: np.ndarray  # int64 [n], of the images in their set
     features: list[np.ndarray]  # arrays [n, D], one for each place in the model
     targets: np.ndarray  # as in Batch
+
+    @property
+    def joined(self) -> np.ndarray:
+        """Return the features of all places side by side: [n, sum of D]."""
+        return np.concatenate(self.features, axis=1)
 
 
 class ReadByLayers:
@@ -121,3 +127,10 @@ def features_of_images(
         (found,) = evaluate([model], *given)
     found = found.images.of_all(found.images.indices, trainer.process)
     return found._replace(indices=drawn.astype(np.int64)[found.indices])
+
+
+def has_zero_classifier(trainer: Trainer) -> bool:
+    """Return whether this process's part of the classifier is zero, as MODEL.NEW_CLASSIFIER starts it."""
+    layers = tuple(f"{path}." for path in output_layers(trainer.model))
+    own = trainer.parallel.parameters(trainer.model)
+    return bool(layers) and not any(bool(each.any()) for name, each in own.items() if name.startswith(layers))

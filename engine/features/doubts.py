@@ -25,6 +25,7 @@ DROP = 1.92  # of the log-likelihood at both ends of a 95% interval
 FEWEST = 0.05  # wrong labels that count as none
 MOST_WRONG = 0.4  # of all labels; with half of them, features that say nothing would make every label doubtful
 SMALLEST = 1e-6  # probability in a table, which rounds
+MOST_JUDGED = 50_000  # images x classes; above it, judging labels takes more than some seconds on one core
 START = -3.0  # log-odds of a wrong label from which each fit starts; far below, the likelihood is flat
 
 
@@ -93,6 +94,16 @@ def judge_labels(
     for whole, each in zip(found[:5], part[:5], strict=True):
         whole[rows] = each
     return Doubts(*found[:5], *part[5:])
+
+
+def describe_doubts(labels: np.ndarray, num_classes: int, features: np.ndarray) -> str:
+    """Return how many labels are probably wrong by the features, or "" if none are, or if judging them takes long."""
+    if labels.ndim == 2 or len(labels) * num_classes > MOST_JUDGED:  # 2: several labels
+        return ""
+    low, number, high = judge_labels(labels, num_classes, features).expected
+    if low == 0:
+        return ""
+    return f"about {number:,.0f} of {len(labels):,} labels are probably wrong (95%: {low:,.0f} to {high:,.0f})"
 
 
 # --- leave-one-out predictions ---

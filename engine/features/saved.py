@@ -29,8 +29,7 @@ def save_features(
     arrays = {}
     for name, images, part in zip(PARTS, sets, found, strict=True):
         names = [images.table_name(index) for index in part.indices.tolist()]
-        features = np.concatenate(part.features, axis=1)
-        columns = {"indices": part.indices, "names": names, "targets": part.targets, "features": features}
+        columns = {"indices": part.indices, "names": names, "targets": part.targets, "features": part.joined}
         arrays |= {f"{name}_{column}": values for column, values in columns.items()}
     try:
         with replacing(session.path / FILE, check=session.check_folder) as file:

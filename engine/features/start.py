@@ -2,7 +2,6 @@
 
 import time
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -14,23 +13,21 @@ from engine.features.compute import (
     ImageFeatures,
     ReadByLayers,
     features_of_images,
+    has_zero_classifier,
     tapped,
 )
-from engine.features.doubts import judge_labels
+from engine.features.doubts import describe_doubts
 from engine.features.linear import MOST_PRODUCTS, fit_linear, set_classifier
 from engine.features.saved import save_features
 from engine.plan import TrainPlan
 from engine.record.next_steps import command
 from engine.saves import Saves
-from engine.session import Session
 from engine.train.stop_conditions import Stopped
 from engine.train.trainer import Trainer
 from models.heads import output_layers, set_to_zero
 from models.weights.state import CALIBRATION
 from utils.program import StopSignal
 from utils.runs import BEST
-
-MOST_JUDGED = 50_000  # images x classes; above it, judging the labels takes more than some seconds on one core
 
 
 def start_classifier(saves: Saves, eval_data: EvalData, bad_images: BadImages, stop: StopSignal) -> None:
@@ -44,7 +41,7 @@ def start_classifier(saves: Saves, eval_data: EvalData, bad_images: BadImages, s
     if trainer.step:
         return
     if not trainer.best.exists:  # else the run was stopped after it saved this start
-        if not trainer.process.all_true(is_zero(trainer)) or not (found := fit(saves, layers, stop)):
+        if not trainer.process.all_true(has_zero_classifier(trainer)) or not (found := fit(saves, layers, stop)):
             return
         score(saves, layers, found, eval_data, bad_images)
     if plan.config.MODEL.NEW_CLASSIFIER == "zeros":
@@ -68,22 +65,10 @@ def score(
     if calibration := trainer.parts.get(CALIBRATION):
         calibration.fit(trainer, found.images.gather(trainer.process))
     trainer.process.first(lambda: save_features(saves.session, (plan.train_set, plan.eval_set), (train, val)))
-    trainer.process.first(lambda: name_doubts(saves.session, train, plan.num_classes))
+    if text := trainer.process.first(lambda: describe_doubts(train.targets, plan.num_classes, train.joined)):
+        saves.log.say(f"training images: {text}; after the run: {command('scripts/labels.py', saves.folder)}")
     saves.save(metric=found.scores.value, extra_names=[BEST])
     note_start(saves, found.scores, seconds, ", by a linear classifier of the pretrained features")
-
-
-def name_doubts(session: Session, found: ImageFeatures, num_classes: int) -> None:
-    """Log how many labels of the training images are probably wrong, if any are, and the command that shows them."""
-    if found.targets.ndim == 2 or len(found.targets) * num_classes > MOST_JUDGED:
-        return
-    doubts = judge_labels(found.targets, num_classes, np.concatenate(found.features, 1))
-    low, number, high = doubts.expected
-    if low > 0:
-        session.log.say(
-            f"about {number:,.0f} of {len(found.targets):,} training labels are probably wrong (95%: {low:,.0f} to "
-            f"{high:,.0f}); after the run: {command('scripts/labels.py', session.path)}"
-        )
 
 
 def fit(saves: Saves, layers: list[nn.Module], stop: StopSignal) -> ImageFeatures | None:
@@ -100,7 +85,7 @@ def fit(saves: Saves, layers: list[nn.Module], stop: StopSignal) -> ImageFeature
 
     tap = ReadByLayers(layers)
     found = features_of_images(trainer.model, tap, plan.train_set, trainer, log.note, stop_if_requested)
-    features, targets = torch.cat([*map(torch.from_numpy, found.features)], 1), torch.from_numpy(found.targets)
+    features, targets = torch.from_numpy(found.joined), torch.from_numpy(found.targets)
     if not len(targets) or not features.isfinite().all():
         log.say("no linear classifier before training: some features are not finite")
         return None
@@ -109,13 +94,6 @@ def fit(saves: Saves, layers: list[nn.Module], stop: StopSignal) -> ImageFeature
     set_classifier(layers, classifier)
     trainer.computing.refresh()
     return found
-
-
-def is_zero(trainer: Trainer) -> bool:
-    """Return whether this process's part of the classifier is zero, as MODEL.NEW_CLASSIFIER starts it."""
-    layers = tuple(f"{path}." for path in output_layers(trainer.model))
-    own = trainer.parallel.parameters(trainer.model)
-    return bool(layers) and not any(bool(each.any()) for name, each in own.items() if name.startswith(layers))
 
 
 def why_not(plan: TrainPlan, trainer: Trainer, layers: list[nn.Module]) -> str:

@@ -67,7 +67,7 @@ class Source:
 
     def command(self, *words: str) -> str:
         words = (*words, *(["-data_path", str(self.data_path)] if self.data_path else []), *self.flags)
-        if self.weights and self.config.DATA.DATASET != DATASET:
+        if self.weights:
             words = (*words, "-dataset", self.config.DATA.DATASET)
         return shlex.join(["python", "scripts/labels.py", self.name, *words])
 

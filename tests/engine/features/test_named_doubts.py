@@ -1,37 +1,61 @@
-"""The first lines of a fine-tuning run name the number of labels that are probably wrong."""
+"""The first lines of a fine-tuning run, and -check, name the number of labels that are probably wrong."""
 
-from pathlib import Path
-from types import SimpleNamespace
+import re
+import shlex
+import shutil
 
 import numpy as np
 import pytest
 
-from engine.features import start
-from engine.features.compute import ImageFeatures
+from engine.features import doubts
+from engine.features.doubts import describe_doubts
+from engine.quick_checks import WARN
+from tests.support.runs import run_folder, typed
 
 NUM_CLASSES, NUM_WRONG = 4, 20
 
 
-def logged(num_wrong: int, **changes) -> list[str]:
+def described(num_wrong: int, **changes) -> str:
     random = np.random.default_rng(0)
-    targets = np.arange(400) % NUM_CLASSES
-    features = 0.5 * random.normal(size=(NUM_CLASSES, 64))[targets] + random.normal(size=(400, 64))
-    targets[:num_wrong] = (targets[:num_wrong] + 1) % NUM_CLASSES
-    lines = []
-    session = SimpleNamespace(path=Path("runs/one"), log=SimpleNamespace(say=lines.append))
-    found = ImageFeatures(np.arange(400), [features[:, :40], features[:, 40:]], targets)
-    start.name_doubts(session, found._replace(**changes), NUM_CLASSES)
-    return lines
+    labels = np.arange(400) % NUM_CLASSES
+    features = 0.5 * random.normal(size=(NUM_CLASSES, 64))[labels] + random.normal(size=(400, 64))
+    labels[:num_wrong] = (labels[:num_wrong] + random.integers(1, NUM_CLASSES, num_wrong)) % NUM_CLASSES
+    return describe_doubts(**({"labels": labels, "features": features, "num_classes": NUM_CLASSES} | changes))
 
 
-def test_wrong_labels_are_counted_and_the_command_that_shows_them_is_named():
-    (line,) = logged(NUM_WRONG)
-    assert int(line.split()[1]) == pytest.approx(NUM_WRONG, abs=4)
-    assert line.endswith("scripts/labels.py runs/one")
+def test_number_of_wrong_labels_is_described():
+    assert int(described(NUM_WRONG).split()[1]) == pytest.approx(NUM_WRONG, abs=4)
 
 
 def test_nothing_is_said_about_right_labels_several_labels_or_too_many_images(monkeypatch):
-    assert logged(0) == []
-    assert logged(NUM_WRONG, targets=np.zeros((400, NUM_CLASSES))) == []
-    monkeypatch.setattr(start, "MOST_JUDGED", 400 * NUM_CLASSES - 1)
-    assert logged(NUM_WRONG) == []
+    assert described(0) == ""
+    assert described(NUM_WRONG, labels=np.zeros((400, NUM_CLASSES))) == ""
+    monkeypatch.setattr(doubts, "MOST_JUDGED", 400 * NUM_CLASSES - 1)
+    assert described(NUM_WRONG) == ""
+
+
+@pytest.mark.slow
+def test_check_and_first_lines_of_a_run_name_wrong_labels_and_the_command_that_lists_them(
+    convolutions, digit_files, tmp_path
+):
+    typed("main_single_gpu.py", "-cfg", convolutions, "-output", tmp_path / "base", "-epochs", 3).done()
+    weights = run_folder(tmp_path / "base") / "best.pth"
+    photos = tmp_path / "photos"
+    for number, file in enumerate(sorted(digit_files.glob("*/*.png"))):
+        digit = int(file.parent.name)
+        name = (digit + 1 + number // 8 % 9) % 10 if number % 8 == 0 else digit
+        (photos / f"class {name}").mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, photos / f"class {name}" / f"{file.parent.name}-{file.name}")
+    words = ["-cfg", convolutions, "-pretrained", weights, "-dataset", "imagefolder", "-data_path", photos]
+    words += ["-output", tmp_path / "runs", "-epochs", 1, "-opts", "MODEL.NEW_CLASSIFIER=zeros"]
+    checked = typed("main_single_gpu.py", "-check", *words).done().stdout
+    trained = typed("main_single_gpu.py", *words).done().stdout
+    (row,) = [line for line in checked.splitlines() if line.startswith("labels ")]
+    (line,) = [line for line in trained.splitlines() if line.startswith("training images: about")]
+    (command,) = [line for line in checked.splitlines() if "scripts/labels.py" in line]
+    assert row.split()[1] == WARN and re.search(r"about \d+ of ([\d,]+) labels", row)[0] in line
+    assert line.endswith(f"scripts/labels.py {run_folder(tmp_path / 'runs')}")
+    for each in (line, typed(*shlex.split(command.partition("python ")[2])).done().stdout):
+        assert int(re.search(r"about (\d+)", each.partition("wrong labels:")[2] or each)[1]) == pytest.approx(
+            45, abs=15
+        )

@@ -43,7 +43,7 @@ def choose_photos(follow) -> None:
     follow("Which photos to label next", part=slice(0, 1))
     assert len(os.listdir("to_label")) == 4
     shutil.rmtree("to_label")
-    assert "1 of them" in follow("Which photos to label next", part=slice(1, 2))
+    assert "1 labelled already" in follow("Which photos to label next", part=slice(1, 2))
     assert sorted(os.listdir("to_label")) == ["0.png", "1.png", "2.png"]
 
 

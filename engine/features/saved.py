@@ -53,7 +53,7 @@ def read_features(folder: Path) -> list[SavedFeatures]:
     if not path.exists():
         return []
     try:
-        with np.load(path) as file:  # without pickles, which could execute code
+        with np.load(path, allow_pickle=False) as file:
             return [SavedFeatures(*(file[f"{part}_{name}"] for name in SavedFeatures._fields)) for part in PARTS]
     except (OSError, KeyError, ValueError, BadZipFile) as error:
         raise ConfigError(f"{path}: damaged ({error}); delete it to continue without its contents") from None

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from datasets import SavedData, build_eval_data, build_train_data, identity, load_image_sets
+from datasets import SavedData, build_eval_data, build_train_data, load_image_sets, validation_facts
 from datasets.sources.images import FileImages
 from datasets.split import divide, new_record
 from datasets.transforms.pixel_rules import PixelRules
@@ -128,7 +128,7 @@ def test_validation_set_identity_depends_on_labels_but_not_their_order(tmp_path)
     for labels in (["cat|dog", "cat"], ["dog|cat", "cat"], ["dog", "cat"]):
         write(tmp_path / "train.csv", separated())
         write(tmp_path / "val.csv", separated(labels, of="v"))
-        found.append(identity(load("csv", tmp_path, **SEPARATED)[1]))
+        found.append(validation_facts(load("csv", tmp_path, **SEPARATED)[1]))
     assert found[0] == found[1] != found[2]
 
 

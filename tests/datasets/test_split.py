@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datasets import ImageSet, SavedData, identity, load_image_sets
+from datasets import ImageSet, SavedData, load_image_sets, validation_facts
 from datasets.sources.images import FileImages
 from datasets.split import divide, new_record, write_split
 from datasets.split.by_hash import warn_of_other_folders
@@ -84,7 +84,10 @@ def relabelled(tmp_path) -> tuple[Path, str]:
 def test_relabelled_list_keeps_the_split_in_evaluation(relabelled):
     file, changed = relabelled
     train, val = load("csv", file)
-    kept, before = SavedData(val.classes, val.split, identity(val)), {val.key(index) for index in range(len(val))}
+    kept, before = (
+        SavedData(val.classes, val.split, validation_facts(val)),
+        {val.key(index) for index in range(len(val))},
+    )
     file.write_text(changed)
     _, scored = load_image_sets(settings("csv", file, evaluate=True), saved=kept)
     assert {scored.key(index) for index in range(len(scored))} == before
@@ -99,13 +102,13 @@ def test_renamed_class_keeps_the_split_in_every_resume(relabelled):
     _, val = load("csv", file)
     before = {val.key(index) for index in range(len(val))}
     for name in ("fox", "gnu"):
-        kept = SavedData(val.classes, val.split, identity(val))
+        kept = SavedData(val.classes, val.split, validation_facts(val))
         file.write_text(re.sub(r",(cat|fox)\n", f",{name}\n", file.read_text()))
         config = replaced(settings("csv", file), START={"ALLOW_CHANGED": ("CLASS_NAMES",)})
         for _ in range(2):
             _, val = load_image_sets(config, saved=kept)
             assert {val.key(index) for index in range(len(val))} == before
-            kept = SavedData(val.classes, val.split, identity(val))
+            kept = SavedData(val.classes, val.split, validation_facts(val))
 
 
 @pytest.mark.slow
@@ -156,7 +159,7 @@ def test_evaluation_of_copied_data_scores_the_held_out_images(tmp_path, given):
     (tmp_path / "here" / "a.csv").write_text("\n".join(["image_path,target,day", *rows, ""]))
     dataset, file, group = ("csv", "a.csv", {"GROUP_BY": "day"}) if "GROUP_BY" in given else ("imagefolder", "", {})
     _, val = load(dataset, tmp_path / "here" / file, **given)
-    kept = SavedData(val.classes, val.split, identity(val))
+    kept = SavedData(val.classes, val.split, validation_facts(val))
     shutil.copytree(tmp_path / "here", tmp_path / "copy")
     for place in ("here", "copy"):  # with the original VAL_FRACTION and FOLD
         train, scored = load_image_sets(settings(dataset, tmp_path / place / file, evaluate=True, **group), saved=kept)
@@ -178,7 +181,7 @@ def test_evaluation_warns_only_of_images_found_in_the_training_folder(tmp_path):
     for shade, part in ((0, "train"), (100, "val"), (200, "test")):
         make_folders(tmp_path / part, {"ant": 5, "bee": 5}, shade)
     _, val = load("imagefolder", tmp_path)
-    kept = SavedData(val.classes, val.split, identity(val))
+    kept = SavedData(val.classes, val.split, validation_facts(val))
     assert warnings_of_evaluation("imagefolder", tmp_path / "test", kept) == []  # with the file names of train/
     assert_names(*warnings_of_evaluation("imagefolder", tmp_path / "train", kept), "DATA.DATA_PATH", tmp_path / "train")
     shutil.copy(tmp_path / "train/bee/03.JPEG", tmp_path / "test/bee")
@@ -194,7 +197,7 @@ def test_evaluation_of_another_list_in_the_same_folder_gets_no_warning(tmp_path)
         rows = [f"{name}/{number:02d}.JPEG,{name}" for name in ("ant", "bee") for number in numbers]
         (tmp_path / f"{part}.csv").write_text("\n".join(["image_path,target", *rows, ""]))
     _, val = load("csv", tmp_path)
-    kept = SavedData(val.classes, val.split, identity(val))
+    kept = SavedData(val.classes, val.split, validation_facts(val))
     assert warnings_of_evaluation("csv", tmp_path / "test.csv", kept) == []
     assert_names(*warnings_of_evaluation("csv", tmp_path / "train.csv", kept), "DATA.DATA_PATH", tmp_path / "train.csv")
 
@@ -307,7 +310,7 @@ def test_unused_validation_fraction_is_reported(tmp_path):
 
 def test_evaluation_scores_the_fold_that_a_run_held_out():
     _, val = load("digits", FOLD="3/5")
-    kept = SavedData(val.classes, val.split, identity(val))
+    kept = SavedData(val.classes, val.split, validation_facts(val))
     for fold in ("3/5", "0/5"):
         _, scored = load_image_sets(settings("digits", evaluate=True, FOLD=fold), saved=kept)
         assert keys(scored) == keys(val) and "3/5" in scored.notes[0]

@@ -13,6 +13,7 @@ from engine.confidence.known import to_plain
 from engine.confidence.stored import from_plain
 from extras.exports.web import RUNTIME
 from models.export.formats import FORMATS
+from tests.support.configs import beginning_with_weights
 from tests.support.refusals import assert_names
 from tests.support.runs import ROOT, rows_of, run, run_folder, typed
 
@@ -23,7 +24,8 @@ onnx = pytest.importorskip("onnx")
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, small_yaml):
     output = tmp_path_factory.mktemp("trained")
-    run("main_single_gpu.py", "-cfg", str(small_yaml), "-output", str(output), "-epochs", "4").done()
+    settings = beginning_with_weights(small_yaml)
+    run("main_single_gpu.py", "-cfg", str(settings), "-output", str(output), "-epochs", "4").done()
     return run_folder(output)
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from tests.scripts.conftest import digits  # noqa: F401
-from tests.support.configs import CONVOLUTIONS
+from tests.support.configs import CONVOLUTIONS, beginning_with_weights
 from tests.support.runs import run, run_folder
 
 ARGUMENTS = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
@@ -64,9 +64,10 @@ def photos(here):
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
-    """Return the folder of a run with the CONVOLUTIONS settings."""
+    """Return the folder of a run with the CONVOLUTIONS settings, which began with weights of a file."""
     output = tmp_path_factory.mktemp("trained")
     (output / "settings.yaml").write_text(CONVOLUTIONS)
-    words = ["-cfg", str(output / "settings.yaml"), "-output", str(output / "runs")]
+    settings = beginning_with_weights(output / "settings.yaml")
+    words = ["-cfg", str(settings), "-output", str(output / "runs")]
     run("main_single_gpu.py", *words).done()
     return run_folder(output / "runs")

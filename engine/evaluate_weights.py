@@ -1,6 +1,7 @@
 """Evaluates the weights of a training run: after an epoch, and best.pth at the end."""
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from datasets import BadImages, EvalData
 from engine.evaluation.evaluate import Evaluation, evaluate
 from engine.evaluation.scores import Scores
-from engine.evaluation.tally import OF_CLASSES, ImageResults, LabelResults, TwoTallies
+from engine.evaluation.tally import OF_CLASSES, ImageResults, LabelResults, Scoring
 from engine.session import Session
 from engine.train.trainer import Trainer
 from utils.program import StopSignal
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
     from extras.report.image_results import BestResults
 
 
-def evaluate_both(trainer: Trainer, data: EvalData, bad_images: BadImages, also: Any = None) -> dict[str, Evaluation]:
+def evaluate_both(
+    trainer: Trainer, data: EvalData, bad_images: BadImages, change: Callable[[Scoring], Scoring] | None = None
+) -> dict[str, Evaluation]:
     """Evaluate the raw weights and the EMA weights, if any. Before the first update both are equal: skip the EMA.
 
-    `also`: an object whose `add` gets each batch too, as that of Tally.
+    `change` returns another scoring, which keeps more.
     """
     models = {"": trainer.model} | ({"_ema": trainer.ema.model} if trainer.ema and trainer.step else {})
     normalize, metric = trainer.prepare.normalize, trainer.config.TRAIN.BEST_METRIC
@@ -38,9 +41,7 @@ def evaluate_both(trainer: Trainer, data: EvalData, bad_images: BadImages, also:
                 from engine.confidence.fit import keeping_features
 
                 scoring = stack.enter_context(keeping_features(list(models.values()), trainer))
-            if also is not None:
-                tally = scoring.tally
-                scoring = scoring._replace(tally=lambda *given: TwoTallies(tally(*given), also))
+            scoring = change(scoring) if change else scoring
             given = (data, normalize, trainer.precision, trainer.process, bad_images, scoring)
             found = evaluate(list(models.values()), *given)
     found = [each._replace(scores=replace(each.scores, metric=metric)) for each in found]

@@ -29,6 +29,8 @@ from utils.program import OF_THE_DISK, exit_code_and_message, restore_gc, revisi
 from utils.runs import Identity
 from utils.text import cut, printable
 
+NUM_TRIES, BETWEEN_TRIES = 11, 0.1  # to lock a run's folder; seconds between two tries
+
 
 class Session:
     """Process, log and folder of a run, from start to end. Only process 0 writes status.json and config.yaml."""
@@ -217,22 +219,28 @@ def make_folder(config: Config, kind: str, existing: Path | None) -> tuple[Path,
 def lock_folder(folder: Path) -> tuple[IO[bytes], bool]:
     """Lock a run's folder. Return its lock file, and whether the file system has locks.
 
-    The system releases the lock when the process ends, even after kill -9.
+    The system releases the lock when the process ends, even after kill -9. The loader processes of a killed run end a little
+    later than the run, so a held lock is tried again for a second.
     """
     try:
         file = open(folder / LOCK, "r+b", opener=creating)  # noqa: SIM115
     except OSError as error:
         raise cannot_write(str(folder), error) from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError) as error:
-        raise ConfigError(
-            f"SAVE: another run is writing to {folder}; wait for it, stop it, or choose another folder with -output or "
-            "-name"
-        ) from error
-    except OSError:
-        return file, False
-    return file, True
+    tries_left = NUM_TRIES
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file, True
+        except (BlockingIOError, PermissionError) as error:
+            tries_left -= 1
+            if not tries_left:
+                raise ConfigError(
+                    f"SAVE: another run is writing to {folder}; wait for it, stop it, or choose another folder with "
+                    "-output or -name"
+                ) from error
+            time.sleep(BETWEEN_TRIES)
+        except OSError:
+            return file, False
 
 
 def new_folder(config: Config, kind: str) -> Path:

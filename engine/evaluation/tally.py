@@ -83,17 +83,6 @@ class Tally:
         return Scores(loss / total, 100 * top1 / total, 100 * top5 / total, int(count), int(excluded), **also)
 
 
-class TwoTallies:
-    """A tally, and another object that gets the same batches."""
-
-    def __init__(self, tally: Any, other: Any):
-        self._both, self.per_image, self.result = (tally, other), tally.per_image, tally.result
-
-    def add(self, *batch: Any) -> None:
-        for each in self._both:
-            each.add(*batch)
-
-
 class Scoring(NamedTuple):
     """What the outputs of a model are compared with, and who adds up the results."""
 

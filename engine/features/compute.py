@@ -81,6 +81,17 @@ class Gathered:
         return ImageFeatures(indices[order], [column[order] for column in columns], targets[order])
 
 
+class TwoTallies:
+    """A tally, and another object that gets the same batches."""
+
+    def __init__(self, tally: Any, other: Any):
+        self._both, self.per_image, self.result = (tally, other), tally.per_image, tally.result
+
+    def add(self, *batch: Any) -> None:
+        for each in self._both:
+            each.add(*batch)
+
+
 class Interruptible:
     """Evaluation data that raise an error between two batches, in all processes after the same batch."""
 

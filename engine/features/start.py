@@ -7,11 +7,13 @@ from torch import nn
 
 from datasets import BadImages, EvalData
 from engine.evaluate_weights import evaluate_both, note_start
+from engine.evaluation.tally import Scoring
 from engine.features.compute import (
     MOST_IMAGES,
     Gathered,
     ImageFeatures,
     ReadByLayers,
+    TwoTallies,
     features_of_images,
     has_zero_classifier,
     tapped,
@@ -56,15 +58,20 @@ def score(
     """Evaluate the weights before the first update, save them as the best so far, and write features.npz. Collective."""
     plan, trainer, start = saves.plan, saves.trainer, time.perf_counter()
     tap = ReadByLayers(layers)
-    gathered = Gathered(tap)
+    gathered = Gathered(tap) if len(plan.eval_set) <= MOST_IMAGES else None
+
+    def also_gathering(scoring: Scoring) -> Scoring:
+        return scoring._replace(tally=lambda *given: TwoTallies(scoring.tally(*given), gathered))
+
     with tapped(tap, trainer):
-        found = evaluate_both(trainer, eval_data, bad_images, gathered)[""]
-    val = gathered.of_all(found.images.indices, trainer.process)
+        found = evaluate_both(trainer, eval_data, bad_images, also_gathering if gathered else None)[""]
     seconds = time.perf_counter() - start
     saves.compare_with_best({"": found.scores}, epoch=0)
     if calibration := trainer.parts.get(CALIBRATION):
         calibration.fit(trainer, found.images.gather(trainer.process))
-    trainer.process.first(lambda: save_features(saves.session, (plan.train_set, plan.eval_set), (train, val)))
+    if gathered:
+        val = gathered.of_all(found.images.indices, trainer.process)
+        trainer.process.first(lambda: save_features(saves.session, (plan.train_set, plan.eval_set), (train, val)))
     if text := trainer.process.first(lambda: describe_doubts(train.targets, plan.num_classes, train.joined)):
         saves.log.say(f"training images: {text}; after the run: {command('scripts/labels.py', saves.folder)}")
     saves.save(metric=found.scores.value, extra_names=[BEST])

@@ -127,6 +127,13 @@ def test_resumed_run_keeps_its_folder_and_name(tmp_path):
     assert make_folder(config_of(tmp_path), "train", mine) == (mine, False)
 
 
+def test_folder_of_a_killed_run_is_locked_when_its_loader_processes_have_ended(tmp_path, monkeypatch):
+    left = [BlockingIOError(errno.EAGAIN, "planted"), BlockingIOError(errno.EAGAIN, "planted"), None]
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=left))
+    file, is_locked = lock_folder(tmp_path)
+    assert is_locked and not file.closed
+
+
 @pytest.mark.parametrize(("number", "has_lock"), [(errno.ENOSYS, False), (errno.ENOTSUP, False), (errno.EACCES, None)])
 @pytest.mark.usefixtures("here")
 def test_file_system_without_locks_only_causes_a_warning(tmp_path, monkeypatch, capsys, number, has_lock):

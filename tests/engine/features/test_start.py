@@ -81,7 +81,8 @@ def test_training_starts_from_the_linear_classifier_if_asked(digits, tmp_path):
 @pytest.mark.parametrize("kind", ["zeros", "linear"])
 def test_run_killed_in_any_place_of_its_start_ends_with_the_same_weights(digits, tmp_path, kind):
     flags = words(digits, f"MODEL.NEW_CLASSIFIER={kind}")
-    run("main_single_gpu.py", "-output", str(tmp_path / "unbroken"), "-resume", "auto", *flags).done()
+    quick = {"judge_no_labels": []}
+    run("main_single_gpu.py", "-output", str(tmp_path / "unbroken"), "-resume", "auto", *flags, faults=quick).done()
     wanted = run_hash(run_folder(tmp_path / "unbroken"))
     for number, (moment, name) in enumerate(
         itertools.product(("features", "fit", "scored start", "training"), ("SIGKILL", "SIGTERM"))
@@ -89,10 +90,10 @@ def test_run_killed_in_any_place_of_its_start_ends_with_the_same_weights(digits,
         output = ["-output", str(tmp_path / str(number)), "-resume", "auto"]
         if kind == "linear" and moment == "scored start":
             continue  # this start never sets weights to zero
-        faults = {"tell": [0, moment, getattr(signal, name)]}
+        faults = {"tell": [0, moment, getattr(signal, name)], **quick}
         broken = run("main_single_gpu.py", *output, *flags, faults=faults)
         assert broken.returncode == (-signal.SIGKILL if name == "SIGKILL" else 128 + signal.SIGTERM), broken.printed
-        run("main_single_gpu.py", *output, *flags).done()
+        run("main_single_gpu.py", *output, *flags, faults=quick).done()
         folders = sorted((tmp_path / str(number)).iterdir())
         assert run_hash(folders[-1]) == wanted, (moment, name, folders)
 

@@ -14,6 +14,7 @@ from PIL import Image
 from sklearn.covariance import LedoitWolf
 from torch.nn import functional
 
+from configs.load import load
 from engine.confidence import fit
 from engine.confidence.known import Features, Known, Tap, to_plain
 from engine.confidence.stored import OldKnown, from_plain
@@ -299,11 +300,11 @@ def test_statistics_of_version_2_1_0_are_those_of_its_layer_in_the_middle():
     assert [Known.middle_of(count) for count in (1, 2, 5, 12)] == [0, 0, 3, 8]
 
 
-def test_setting_of_version_2_1_0_for_statistics_still_loads(convolutions, tmp_path):
-    for value in ("true", "false"):
-        settings = tmp_path / f"{value}.yaml"
-        settings.write_text(CONVOLUTIONS + f"STRANGERS: {value}\n")
-        typed("main_single_gpu.py", "-check", "-cfg", settings, "-output", tmp_path).done()
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_setting_of_version_2_1_0_for_statistics_still_loads(value, tmp_path):
+    settings = tmp_path / "old.yaml"
+    settings.write_text(CONVOLUTIONS + f"STRANGERS: {value}\n")
+    assert load(["-cfg", str(settings)]).config == load(["-cfg", str(settings), "-opts", "CALIBRATE=true"]).config
 
 
 def test_sharded_run_stores_statistics_in_its_index(small_yaml, digits, tmp_path):

@@ -30,6 +30,7 @@ from models.features import features_of, widths_of
 from models.transforms import choose_transforms
 from utils.distributed import Process
 from utils.errors import ConfigError
+from utils.host import keep_freed_memory
 from utils.log import shown
 from utils.text import natural
 
@@ -119,6 +120,7 @@ class Embedder:
             self.width = widths_of(trained.model, data.IMAGE_CHANNELS, data.IMAGE_SIZE).pooled
         except ConfigError as error:
             raise ConfigError(f"{trained.source}: {error}") from None
+        keep_freed_memory(process.device)
         self.precision = Precision(self.config, process.device)
         set_matmul(self.config.PRECISION.MATMUL)
         self.transforms = choose_transforms(self.config, process.device, self.precision.half)

@@ -19,6 +19,7 @@ from engine.predict.classifier import Classifier
 from models.transforms import choose_transforms
 from models.weights.state import KNOWN
 from utils.distributed import Process
+from utils.host import keep_freed_memory
 
 FEW = 64  # reading this many images takes less time than starting workers
 
@@ -65,6 +66,7 @@ class Predictor:
         """
         self.classifier, self.process, self.flip, self.say = classifier, process, flip, say
         config = classifier.config
+        keep_freed_memory(process.device)
         self.precision = Precision(config, process.device)
         set_matmul(config.PRECISION.MATMUL)
         self.transforms = choose_transforms(config, process.device, self.precision.half)

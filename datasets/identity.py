@@ -35,8 +35,8 @@ NUM_DISTANCES = 2**24  # distances that are computed at once
 # The comparison, from the tiny pictures to the images themselves. A round: pixels on each side, steps of the alignment, pixels
 # on each side of an area, and the largest difference of near copies. The difference of two areas is the difference of their mean
 # colours, in units of NOISE levels (of 255) plus DETAIL times the contrast inside them, because saving and resizing change
-# details most. In the last round, 99% of 300 near copies differ by at most 0.83, different emoji by 1.3, and images of a
-# fixed camera in which a disc of 6% of the width has moved by 1.3.
+# details most. In the last round, 99% of 300 near copies differ by at most 0.83. Different emoji differ by 1.3, and so do
+# two images of a fixed camera if a disc of 6% of the width has moved.
 TINY_ROUNDS = ((SIDE, 2, 2, 4.0),)
 ROUNDS = ((32, 2, 2, 3.0), (128, 1, 6, 1.0))
 THUMBNAIL = 192  # pixels on each side of the images that are compared, at most
@@ -55,7 +55,7 @@ def digest(pixels: np.ndarray, num_bytes: int = 0) -> int:
 
 
 class ImageContents:
-    """The digests and tiny pictures of images, by which the same images are found. The pictures are in a temporary file."""
+    """The digest and a tiny picture of each image, for finding the same images. A temporary file holds the pictures."""
 
     def __init__(self, count: int, find: Callable[[int], tuple[ImageSet, int]]):
         """`find(number)` returns the set and the index of an image, to read it."""
@@ -124,9 +124,8 @@ class ImageContents:
     def _candidates(self, numbers: np.ndarray) -> set[tuple[int, int]]:
         """Return the pairs of images that may be near copies: NUM_CANDIDATES for each image, or a few more."""
         features, contrasts = self._features(numbers)
-        column = (
-            features.var(0).argmax() if len(numbers) else 0
-        )  # images that differ much in this feature are not compared
+        # Images that differ much in the feature that varies most are not compared.
+        column = features.var(0).argmax() if len(numbers) else 0
         order = np.flatnonzero(contrasts >= LEAST_CONTRAST)
         order = order[np.argsort(features[order, column], kind="stable")]
         features, limits, numbers = features[order], SHARE * contrasts[order], numbers[order]
@@ -224,9 +223,8 @@ def better_place(place: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.nd
 def largest_difference(one: np.ndarray, other: np.ndarray, area: int) -> float:
     """Return the largest difference between areas of two images, float32 [H, W, 3]. ROUNDS describes it."""
     means = [means_of_areas(each, area) for each in (one, other)]
-    spreads = [
-        means_of_areas(each**2, area) - mean**2 for each, mean in zip((one, other), means, strict=True)
-    ]  # an object that only one image shows has no contrast in the other image
+    # The smaller contrast counts, because an object that only one image shows has none in the other.
+    spreads = [means_of_areas(each**2, area) - mean**2 for each, mean in zip((one, other), means, strict=True)]
     details = np.sqrt(np.maximum(np.minimum(*spreads), 0)).max(2)
     return float((np.abs(means[0] - means[1]).max(2) / (NOISE + DETAIL * details)).max())
 

@@ -261,7 +261,7 @@ def check_training(table: Table, plan: TrainPlan, folder: Path | None, startup: 
 
 
 def check_labels(plan: TrainPlan, trainer: Trainer) -> Iterator[Finding]:
-    """Count the training labels that are probably wrong, by the features for which a run would fit a new classifier."""
+    """Count the training labels that are probably wrong, with the features that a run uses to fit a new classifier."""
     if plan.config.MODEL.NEW_CLASSIFIER == "random" or plan.inputs.checkpoint:
         return
     from engine.features.compute import ReadByLayers, features_of_images, has_zero_classifier

@@ -60,7 +60,7 @@ class ScanResult:
     def scan(self, numbers: range, contents: ImageContents, start: int) -> Counter[str]:
         """Read the images with these numbers in the sample, and return how many files of each unusual kind there are.
 
-        Add their pixels to `contents`, in which the number of the first image is `start`.
+        Also add the images to `contents`, which numbers the first image of the sample `start`.
         """
         kinds: Counter[str] = Counter()
         for number in numbers:
@@ -97,11 +97,10 @@ def scan_images(scan: ScanResult, contents: ImageContents, start: int, title: st
     block = max(BLOCK, scan.count // MAX_BLOCKS)
     blocks = [range(start, min(start + block, scan.count)) for start in range(0, scan.count, block)]
     kinds: Counter[str] = Counter()
+    scan_block = functools.partial(scan.scan, contents=contents, start=start)
     with (
         ThreadPoolExecutor() as pool,
-        contextlib.closing(
-            pool.map(lambda numbers: scan.scan(numbers, contents, start), blocks)
-        ) as results,  # after Ctrl-C, no further blocks start
+        contextlib.closing(pool.map(scan_block, blocks)) as results,  # after Ctrl-C, no further blocks start
     ):
         pairs = zip(blocks, results, strict=True)
         for _, result in shown(pairs, title, scan.count, size=lambda pair: len(pair[0])):

@@ -25,7 +25,7 @@ MOST_MOVED = 0.05
 
 
 class Features(NamedTuple):
-    """What a model computes for a batch of images."""
+    """What the score of a batch of images is computed from."""
 
     read: Tensor  # [B, D], what the classifier reads
     middle: Tensor  # [B, E], the mean output of a layer in the middle

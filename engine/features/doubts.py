@@ -23,10 +23,10 @@ MOST_LANDMARKS = 2000
 CONFUSED = 0.5
 DROP = 1.92  # of the log-likelihood at both ends of a 95% interval
 FEWEST = 0.05  # wrong labels that count as none
-MOST_WRONG = 0.4  # of all labels; with half of them, features that say nothing would make every label doubtful
+MOST_WRONG = 0.4  # of all labels; if half could be wrong, features without information would make all labels doubtful
 SMALLEST = 1e-6  # probability in a table, which rounds
 MOST_JUDGED = 50_000  # images x classes; above it, judging labels takes more than some seconds on one core
-START = -3.0  # log-odds of a wrong label from which each fit starts; far below, the likelihood is flat
+START = -3.0  # log-odds of a wrong label at the start of a fit; at much lower values the likelihood is flat
 
 
 class Doubts(NamedTuple):
@@ -117,7 +117,7 @@ def leave_one_out(components: tuple[Tensor, Tensor], targets: Tensor) -> Iterato
     for penalty in PENALTIES:
         shares = values / (values + penalty * values.sum() / count + 1e-12)
         found = mean + (vectors * shares) @ along
-        # Share of each image's own target in its prediction, by which the prediction without it follows exactly.
+        # How much each image's own target contributes to its prediction. Without this part, the prediction is exact.
         own = (1 / count + squares @ shares).clamp(max=0.999)[:, None]
         yield (found - own * targets) / (1 - own)
 

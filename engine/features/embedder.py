@@ -76,9 +76,8 @@ class Table(NamedTuple):
     sizes: np.ndarray  # int32 [n, 2], width and height of the images as they are displayed
     features: np.ndarray  # float32 [n, D]
     logits: np.ndarray  # float32 [n, classes], divided by the temperature of the classifier; [n, 0] if not asked for
-    known: (
-        np.ndarray
-    )  # float32 [n], how well images fit the training images; NaN if not asked for or without statistics
+    # float32 [n], how well images fit the validation images; NaN if not asked for, or if there are no statistics
+    known: np.ndarray
 
 
 class SizedReader(EvalReader):
@@ -165,7 +164,7 @@ class Embedder:
 
     @torch.no_grad()
     def _features(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the features, the logits, and how well the images fit the training images."""
+        """Return the features, the logits, and how well the images fit the validation images."""
         images = self.normalize(pixels, self.precision.input_dtype(self.model))
 
         def forward() -> tuple[Tensor, Tensor]:

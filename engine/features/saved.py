@@ -15,7 +15,7 @@ from utils.text import format_bytes
 
 FILE = "features.npz"
 PARTS = ("training", "validation")
-MOST_BYTES = 2**27  # of the features; a file that would be larger is not written
+MOST_BYTES = 2**27  # largest size of the features; larger ones are not written
 
 
 def save_features(

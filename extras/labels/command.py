@@ -46,13 +46,13 @@ WORTH_READING = 0.25  # share of wrong labels that a list should have
 
 @dataclass(frozen=True)
 class Source:
-    """What judges the labels: the predictions and the features of finished runs, or the features of any weights."""
+    """What labels are judged with: predictions and features of finished runs, or features of any weights."""
 
-    folder: Path  # of the run or the sweep; for weights, the folder in which the results get a folder
+    folder: Path  # the folder of the run or the sweep; for weights, the current folder
     runs: list[SavedRun]
     num_missing: int  # trials of the sweep that are not done
     folds: int | None = None
-    data_path: Path | None = None  # where the data are now, if they were moved after the run; for weights, their folder
+    data_path: Path | None = None  # the data to judge with weights; for runs, the new place of moved data
     weights: Classifier | None = None
     flags: tuple[str, ...] = ()  # settings given with the weights
     device: str = "auto"

@@ -72,7 +72,7 @@ def choose_next(given: Namespace, photos: Photos, embedder: Embedder, data: Data
     is_stranger = table.known < 0
     if data is not None and np.isnan(table.known).all():
         print(
-            f"strangers are not recognized, because {embedder.trained.source} has no statistics of the training images"
+            f"strangers are not recognized, because {embedder.trained.source} has no statistics of the validation images"
         )
 
     def choose(rows: np.ndarray, count: int) -> np.ndarray:
@@ -126,7 +126,7 @@ def find_new(
 
 
 def write_left_out(folder: Path, rows: Sequence[tuple[str, str, str]]) -> None:
-    """Write the table of the photos that are left out: path, twin and reason."""
+    """Write a row for each photo that is left out: its path, its twin and the reason."""
     try:
         write_table(folder / LEFT_OUT, LEFT_OUT_COLUMNS, rows, encoding="utf-8-sig")
     except OSError as error:

@@ -125,6 +125,8 @@ def run_program(program: str, arguments: Sequence[str], faults: dict[str, list])
     """Run the program as `python FILE ARGUMENTS` or `python -m MODULE ARGUMENTS`."""
     for name, values in faults.items():
         getattr(importlib.import_module("tests.support.planted"), name)(*values)
+    if "LINES_FOLDER" in os.environ:
+        importlib.import_module("tests.mistakes.recorder").record_program()
     sys.argv = [program, *arguments]
     if program.endswith(".py"):
         sys.path[0] = str(Path(program).parent)

@@ -1,0 +1,118 @@
+"""Chooses the tests of a line: those that execute it, as recorder.py recorded them, the cheapest first."""
+
+import difflib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from coverage.numbits import numbits_to_nums
+
+from tests.mistakes.mutants import Mutant
+
+SECONDS_ALONE = 1.0  # a test that takes longer runs together with the other tests of its file, which share fixtures
+
+
+def record(project: Path, folder: Path) -> None:
+    """Run the whole suite of a copy of the project, record the lines of each test, and keep the text of its files."""
+    folder.mkdir(parents=True)
+    environment = os.environ | {"LINES_FOLDER": str(folder), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-p", "tests.mistakes.recorder", "-n", "3", "--dist", "loadfile"]
+    subprocess.run(command, cwd=project, env=environment)
+    keep_texts(project, folder)
+
+
+def keep_texts(project: Path, folder: Path) -> None:
+    texts = {file: (project / file).read_text() for file in program_files(project)}
+    (folder / "files.txt").write_text(json.dumps(texts))  # not .json, as the records of processes
+
+
+def program_files(project: Path) -> list[str]:
+    """Return all Python files of the program."""
+    listed = subprocess.check_output(["git", "ls-files", "*.py"], cwd=project, text=True).splitlines()
+    return [file for file in listed if not file.startswith("tests/")]
+
+
+class Lines:
+    """Which tests execute which lines, and how long each test takes."""
+
+    def __init__(self, folder: Path):
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.contexts: dict[str, dict[str, set[int]]] = defaultdict(
+            lambda: defaultdict(set)
+        )  # {file: {context: lines}}
+        self.users: dict[str, set[str]] = defaultdict(set)  # {context: tests}; a test uses itself and its fixtures
+        self.texts = json.loads((folder / "files.txt").read_text())
+        for path in folder.glob("*.json"):
+            facts = json.loads(path.read_text())
+            for test, seconds in facts["seconds"].items():
+                self.seconds[test] += seconds
+                self.users[test].add(test)
+            for test, contexts in facts["fixtures"].items():
+                for context in contexts:
+                    self.users[context].add(test)
+            for context, files in facts["lines"].items():
+                for file, bits in files.items():
+                    self.contexts[file][context].update(numbits_to_nums(bytes.fromhex(bits)))
+
+    def tests_of(self, file: str, text: str, mutant: Mutant) -> list[str]:
+        """Return the tests that can notice a mutant of this file, whose present text is `text`."""
+        moved = Moved(self.texts.get(file, ""), text)
+        if mutant.function is None:  # executed by the import: tests of the lines that use the name, then of the file
+            lines = [each for name in (file, *self.texts) for each in self._uses(name, mutant.name)]
+            found = self._executing(lines), self._executing([(file, None)])
+        else:
+            first, last = mutant.lines
+            if first < mutant.function[0]:  # the head of a function
+                first, last = mutant.function[0], mutant.function[1]
+            found = (self._executing((file, moved.before(line)) for line in range(first, last + 1)),)
+            if not found[0]:  # a new line: the tests of its function
+                found = (self._executing((file, moved.before(line)) for line in range(*mutant.function)),)
+        chosen = [test for tests in found for test in self._cheapest_first(tests)]
+        return list(dict.fromkeys(chosen))
+
+    def _uses(self, file: str, name: str) -> list[tuple[str, int]]:
+        if not name:
+            return []
+        lines = enumerate(self.texts.get(file, "").splitlines(), start=1)
+        return [(file, number) for number, line in lines if re.search(rf"\b{name}\b", line)]
+
+    def _executing(self, lines: Iterable[tuple[str, int | None]]) -> set[str]:
+        """Return the tests that execute one of these lines, or any line of a file (None)."""
+        wanted = defaultdict(set)
+        for file, line in lines:
+            wanted[file].add(line)
+        found: set[str] = set()
+        for file, numbers in wanted.items():
+            for context, executed in self.contexts[file].items():
+                if context in self.users and (None in numbers or executed & numbers):
+                    found |= self.users[context]
+        return found
+
+    def _cheapest_first(self, tests: set[str]) -> list[str]:
+        alone = [test for test in tests if self.seconds[test] <= SECONDS_ALONE]
+        files = defaultdict(list)
+        for test in sorted(tests - {*alone}, key=self.seconds.__getitem__):
+            files[test.split("::")[0]].append(test)
+        together = sorted(files.values(), key=lambda group: sum(map(self.seconds.__getitem__, group)))
+        return [*sorted(alone, key=self.seconds.__getitem__), *(test for group in together for test in group)]
+
+
+class Moved:
+    """Finds lines of a file in an older text of it."""
+
+    def __init__(self, old: str, new: str):
+        matches = difflib.SequenceMatcher(None, old.splitlines(), new.splitlines(), autojunk=False)
+        self.old = {
+            block.b + index + 1: block.a + index + 1
+            for block in matches.get_matching_blocks()
+            for index in range(block.size)
+        }
+
+    def before(self, line: int) -> int:
+        """Return the number of this line in the old text, or 0 if it was not there."""
+        return self.old.get(line, 0)

@@ -1,0 +1,97 @@
+"""The tool that measures the tests: which mistakes it can make in a text, and which tests it chooses for a line."""
+
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+
+from tests.mistakes.lines import Lines, Moved, keep_texts, program_files
+from tests.mistakes.mutants import apply, find_mutants, is_python
+from tests.mistakes.plant import ROOT, draw
+
+PROGRAM = '''
+def mean_width(images, rank, local_rank, key=False):
+    """Docs."""
+    total = 0
+    for image in sorted(images):
+        if not image.width > 8 and rank == 0:
+            continue
+        total += resize(image.height, image.width, by=min(2, 3))
+    return total / -len(images)
+'''
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("image.width > 8", "image.width >= 8"),
+        ("image.width > 8", "image.height > 8"),
+        ("8 and rank", "8 or rank"),
+        ("if not image.width > 8 and rank == 0", "if not (not image.width > 8 and rank == 0)"),
+        ("if not image", "if image"),
+        ("rank == 0", "local_rank == 0"),
+        ("rank == 0", "rank != 0"),
+        ("sorted(images)", "list(images)"),
+        ("continue", "break"),
+        ("total += resize(image.height, image.width, by=min(2, 3))", "pass"),
+        ("image.height, image.width", "image.width, image.height"),
+        (", by=min(2, 3)", ""),
+        ("min(2, 3)", "max(2, 3)"),
+        ("total = 0", "total = (0 + 1)"),
+        ("total / -len", "total * -len"),
+        ("-len(images)", "len(images)"),
+        ("key=False", "key=True"),
+    ],
+)
+def test_mistake_is_among_the_mutants_of_a_text(old, new):
+    assert PROGRAM.count(old) == 1
+    assert PROGRAM.replace(old, new) in {apply(PROGRAM, each) for each in find_mutants(PROGRAM)}
+
+
+def test_nearly_all_mutants_of_the_program_are_valid_python():
+    texts = {file: (ROOT / file).read_text() for file in random.Random(0).sample(program_files(ROOT), 20)}
+    mutants = [(file, each) for file, text in texts.items() for each in find_mutants(text)]
+    mutants = random.Random(0).sample(mutants, 100)
+    assert sum(is_python(apply(texts[file], each)) for file, each in mutants) >= 98
+
+
+def test_drawing_depends_on_the_seed_and_the_chosen_lines():
+    texts = {"a.py": PROGRAM, "b.py": PROGRAM}
+    assert draw(texts, None, 1, 8) == draw(texts, None, 1, 8) != draw(texts, None, 2, 8)
+    assert {(file, each.line) for file, each in draw(texts, {"b.py": {6, 8}}, 1, None)} == {("b.py", 6), ("b.py", 8)}
+
+
+def test_line_is_found_in_an_older_text():
+    moved = Moved("a\nb\nc\n", "new\na\nc\n")
+    assert [moved.before(line) for line in (1, 2, 3)] == [0, 1, 3]
+
+
+STARTING = """
+import pytest
+from tests.support.runs import run
+
+@pytest.fixture(scope="module")
+def ended():
+    return run("scripts/models.py", "test_vit*")
+
+def test_started(ended):
+    ended.done()
+
+def test_other():
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_lines_of_started_programs_belong_to_the_tests_of_their_fixture(tmp_path):
+    (tmp_path / "test_it.py").write_text(STARTING)
+    environment = os.environ | {"LINES_FOLDER": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mistakes.recorder", str(tmp_path)]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    keep_texts(ROOT, tmp_path)
+    text = (ROOT / "scripts/models.py").read_text()
+    main = text[: text.index("def main(")].count("\n") + 1
+    mutant = next(each for each in find_mutants(text) if each.function and each.line > main)
+    assert Lines(tmp_path).tests_of("scripts/models.py", text, mutant) == ["test_it.py::test_started"]

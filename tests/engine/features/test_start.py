@@ -1,6 +1,5 @@
 """A new classifier of pretrained weights starts from zeros or from a linear classifier, and the log says how good that is."""
 
-import itertools
 import json
 import math
 import re
@@ -78,24 +77,26 @@ def test_training_starts_from_the_linear_classifier_if_asked(digits, tmp_path):
     assert ended.done()
 
 
-@pytest.mark.parametrize("kind", ["zeros", "linear"])
+# {kind of start: the places at which a run is killed or stopped}. A linear start never sets weights to zero.
+STOPS = {"zeros": ["features KILL", "fit TERM", "scored start KILL", "scored start TERM"], "linear": ["fit KILL"]}
+
+
+@pytest.mark.parametrize("kind", STOPS)
 def test_run_killed_in_any_place_of_its_start_ends_with_the_same_weights(digits, tmp_path, kind):
-    flags = words(digits, f"MODEL.NEW_CLASSIFIER={kind}")
+    """tests/faults/test_killed.py interrupts runs in their later parts."""
+    flags = words(digits, f"MODEL.NEW_CLASSIFIER={kind}", "TRAIN.NUM_EPOCHS=1")
     quick = {"judge_no_labels": []}
     run("main_single_gpu.py", "-output", str(tmp_path / "unbroken"), "-resume", "auto", *flags, faults=quick).done()
     wanted = run_hash(run_folder(tmp_path / "unbroken"))
-    for number, (moment, name) in enumerate(
-        itertools.product(("features", "fit", "scored start", "training"), ("SIGKILL", "SIGTERM"))
-    ):
-        output = ["-output", str(tmp_path / str(number)), "-resume", "auto"]
-        if kind == "linear" and moment == "scored start":
-            continue  # this start never sets weights to zero
-        faults = {"tell": [0, moment, getattr(signal, name)], **quick}
+    for place in STOPS[kind]:
+        moment, _, name = place.rpartition(" ")
+        output = ["-output", str(tmp_path / place), "-resume", "auto"]
+        faults = {"tell": [0, moment, signal.Signals[f"SIG{name}"]], **quick}
         broken = run("main_single_gpu.py", *output, *flags, faults=faults)
-        assert broken.returncode == (-signal.SIGKILL if name == "SIGKILL" else 128 + signal.SIGTERM), broken.printed
+        assert broken.returncode == (-signal.SIGKILL if name == "KILL" else 128 + signal.SIGTERM), broken.printed
         run("main_single_gpu.py", *output, *flags, faults=quick).done()
-        folders = sorted((tmp_path / str(number)).iterdir())
-        assert run_hash(folders[-1]) == wanted, (moment, name, folders)
+        folders = sorted((tmp_path / place).iterdir())
+        assert run_hash(folders[-1]) == wanted, (place, folders)
 
 
 def test_best_weights_are_the_linear_classifier_if_no_epoch_is_better(digits, tmp_path):
@@ -197,14 +198,7 @@ def test_images_with_several_labels_get_one_regression_for_each(digits, tmp_path
 
 def test_images_of_varying_shape_are_measured_too(tmp_path):
     torch.save(build_model(small_config(tmp_path, "DATA.TOKENS=4"), 6).state_dict(), tmp_path / "six.pth")
-    cfg = [
-        "-cfg",
-        str(tmp_path / "small.yaml"),
-        "-pretrained",
-        str(tmp_path / "six.pth"),
-        "-output",
-        str(tmp_path / "o"),
-    ]
+    cfg = ["-cfg", tmp_path / "small.yaml", "-pretrained", tmp_path / "six.pth", "-output", tmp_path / "o"]
     opts = ["-opts", "DATA.TOKENS=4", "MODEL.NEW_CLASSIFIER=linear", "TRAIN.NUM_EPOCHS=1"]
     typed("main_single_gpu.py", *cfg, *opts).done()
     assert epochs_of(run_folder(tmp_path / "o"))[0]["eval_top1"] > 20

@@ -145,6 +145,8 @@ def test_evaluation_report_and_comparison_show_the_better_weights(trained, calib
     typed("main_single_gpu.py", "-eval", "-pretrained", trained.folder, "-output", tmp_path).done()
     results = json.loads((run_folder(tmp_path) / "results.json").read_text())
     assert (results["weights"], results["value"]) == (word.lower(), pytest.approx(trained.top1))
+    of_run = json.loads((trained.folder / "results.json").read_text())
+    assert results["loss"] == of_run["loss"] and "calibration" not in results, "a score is without the temperature"
     monkeypatch.setattr("extras.report.plot.Plotter.draw", lambda *arguments, **options: None)
     typed("scripts/report.py", trained.folder).done()
     page = (trained.folder / "report.html").read_text()

@@ -88,6 +88,7 @@ def trained(request, tmp_path_factory, convolutions, calibrated) -> Trained:
     original = loop.train_epoch
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "train_epoch", train_epoch)
+        patch.setattr("engine.features.doubts.MOST_JUDGED", 0)  # to count wrong labels takes seconds
         options = [f"CALIBRATE={str(is_calibrated).lower()}", f"DATA.FOLD={fold}"]
         words = ["-cfg", convolutions, "-output", output, "-epochs", len(epochs), "-batch_size", 360, "-opts", *options]
         said = typed("main_single_gpu.py", *words).done()

@@ -214,6 +214,8 @@ def test_features_that_are_not_finite_store_the_reason():
 
 # --- whole runs ---
 
+QUICK = {"draw_no_curves": [], "judge_no_labels": []}
+
 
 def without_statistics(calibrated, folder):
     """Copy a run, without the statistics in its best.pth, as older versions wrote it."""
@@ -259,7 +261,7 @@ def test_two_processes_fit_the_statistics_of_one(small_yaml, digits, tmp_path, s
     for count, script in ((1, "main_single_gpu.py"), (2, "main_multi_gpu.py")):
         words = ["-cfg", settings, "-output", str(tmp_path / str(count)), "-batch_size", str(32 // count)]
         words += ["-ngpus", "2", "-opts", f"DIST.STRATEGY={strategy}"] if count == 2 else []
-        run(script, *words, processes=count, faults={"draw_no_curves": []}).done()
+        run(script, *words, processes=count, faults=QUICK).done()
         folder = run_folder(tmp_path / str(count))
         state = torch.load(folder / "best.pth", weights_only=True)["calibration"]  # of the index, if it has shards
         found.append(from_plain(state["known"]["statistics"], state["temperature"]))
@@ -271,7 +273,7 @@ def test_two_processes_fit_the_statistics_of_one(small_yaml, digits, tmp_path, s
 def test_statistics_are_those_of_the_best_weights_and_not_of_the_last(convolutions, digits, tmp_path):
     rising = ["TRAIN.WARMUP_START_LR=3e-3", "TRAIN.BASE_LR=1", "TRAIN.WARMUP_EPOCHS=3", "TRAIN.GRAD_CLIP=null"]
     words = ["-cfg", str(convolutions), "-output", str(tmp_path), "-epochs", "3", "-opts", *rising, "REPORT=false"]
-    run("main_single_gpu.py", *words, faults={"draw_no_curves": []}).done()
+    run("main_single_gpu.py", *words, faults=QUICK).done()
     folder = run_folder(tmp_path)
     assert read_torch(folder / "best.pth")["epoch"] < read_torch(folder / "last.pth")["epoch"] == 2
     assert (scores(folder, [digits / str(number) for number in range(10)], tmp_path / "x.json") >= 0).mean() > 0.9
@@ -300,10 +302,10 @@ def test_killed_run_ends_with_the_statistics_of_an_uninterrupted_one(tmp_path, s
     found = []
     for name, fault in (("whole", {}), ("killed", {"kill_before": ["replace .best.pth.tmp best.pth", 2]})):
         words = ["-cfg", str(beginning_with_weights(small_yaml)), "-output", str(tmp_path / name), "-resume", "auto"]
-        ended = run("main_single_gpu.py", *words, faults=fault | {"draw_no_curves": []})
+        ended = run("main_single_gpu.py", *words, faults=fault | QUICK)
         if fault:
             assert ended.returncode == -signal.SIGKILL, ended.printed
-            run("main_single_gpu.py", *words, faults={"draw_no_curves": []}).done()
+            run("main_single_gpu.py", *words, faults=QUICK).done()
         found.append(read_torch(run_folder(tmp_path / name) / "best.pth"))
     assert "statistics" in found[0]["calibration"]["known"]
     assert state_hash(found[0]["calibration"]) == state_hash(found[1]["calibration"])

@@ -1,7 +1,5 @@
 """The precedence of values, settings that must be set together, and the resulting config."""
 
-import dataclasses
-
 import pytest
 
 from configs.load import load, to_yaml
@@ -30,11 +28,6 @@ def test_setting_takes_value_and_origin_of_its_last_source():
     }
     values = flatten(loaded.config)
     assert {key: (values[key], loaded.origins[key]) for key in expected} == expected
-
-
-def test_grey_images_use_one_mean_and_deviation():
-    config = load_text("DATA: {IMAGE_CHANNELS: 1, IMAGENET_STD: 0.3}").config
-    assert (config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD) == ((0.5,), (0.3,))
 
 
 @pytest.mark.parametrize(
@@ -68,14 +61,6 @@ def test_programs_that_do_not_train_use_default_for_auto_batch_size():
         loaded = load_text(f"DATA: {{BATCH_SIZE: {size}}}").with_default_batch_size()
         assert (loaded.config.DATA.BATCH_SIZE, len(loaded.notes)) == (expected, num_notes)
         assert "x.yaml" in loaded.origins["DATA.BATCH_SIZE"]
-
-
-def test_config_is_immutable():
-    config = load_text("").config
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        config.SEED = 1
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        config.TRAIN.OPTIMIZER.EPS = 1.0
 
 
 @pytest.mark.parametrize("text", cases_of("mistakes-without_effect"))
@@ -144,7 +129,16 @@ def test_empty_name_is_accepted_for_a_new_run():
 
 
 @pytest.mark.parametrize("dataset", ["imagefolder", "csv", "shards", "digits"])
-@pytest.mark.parametrize("start", ["https:/me:secret@", "https://me:secret@", "s3:/me:secret@", "HTTPS://me:secret@"])
+@pytest.mark.parametrize(
+    "start",
+    [
+        "https:/me:secret@",
+        "https://me:secret@",
+        "s3:/me:secret@",
+        "HTTPS://me:secret@",
+        "gs://bucket/x?Signature=secret&",
+    ],
+)
 def test_refused_url_of_data_hides_its_password(dataset, start):
     with pytest.raises(ConfigError) as caught:
         load_text(f"DATA: {{DATASET: {dataset}, DATA_PATH: '{start}server/x'}}\nMODEL: {{TYPE: vit}}")

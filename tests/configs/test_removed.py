@@ -6,7 +6,7 @@ from configs.load import to_yaml
 from configs.removed import REMOVED, REMOVED_FLAGS, Removed
 from configs.values import flatten, unflatten
 from scripts.command_line import Parser
-from tests.support.configs import load_text, write, yaml_of
+from tests.support.configs import load_text, yaml_of
 from tests.support.refusals import refused
 from tests.support.runs import typed
 from utils.errors import ConfigError
@@ -46,12 +46,6 @@ def test_error_for_removed_script_flag_names_its_replacement(monkeypatch):
     monkeypatch.setitem(REMOVED_FLAGS, "-gone", "give -output twice")
     with refused(ConfigError, "-gone", "-output"):
         Parser("a script").parse_args(["-gone", "3"])
-
-
-@pytest.mark.usefixtures("gone")
-def test_run_with_removed_setting_in_file_exits_with_2():
-    write(yaml_of({GONE: "3"}))
-    typed("main_single_gpu.py", "-cfg", "x.yaml").refused("x.yaml", GONE, "TRAIN.SMOOTHING")
 
 
 def test_explain_precision_is_refused_unless_it_is_false():

@@ -12,7 +12,6 @@ from datasets.sources.torchvision_sets import TorchvisionImages
 from datasets.transforms import decode
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
-from extras import cache
 from scripts import make_shards
 from tests.data_zoo.files import (
     GREY,
@@ -234,12 +233,3 @@ def test_shards_have_the_same_pixels_as_the_image_files(tmp_path, unusual):
         wanted = [pixels.tolist() for pixels in read_all(load("imagefolder", unusual, EXIF=exif)[0])]
         in_shards = [pixels.tolist() for pixels in read_all(load("shards", tmp_path / "shards", EXIF=exif)[0])]
         assert sorted(in_shards) == sorted(wanted)
-
-
-def test_cache_has_the_same_pixels_as_the_image_files(tmp_path, unusual):
-    says = cache.CacheProgress(say=lambda line: None, warn=lambda line: None)
-    for rules in ({}, {"EXIF": "ignore"}, {"IMAGENET_MEAN": MEAN}, {}):  # each cache fits only its rules
-        config = settings("imagefolder", unusual, CACHE="disk", CACHE_PATH=str(tmp_path / "cache"), **rules)
-        from_files = load("imagefolder", unusual, **rules)
-        cached = cache.cache_image_sets(config, from_files, says)[0]
-        assert [each.tolist() for each in read_all(cached)] == [each.tolist() for each in read_all(from_files[0])]

@@ -241,36 +241,6 @@ def test_map_recall_and_f1_match_scikit_learn(scored, monkeypatch, world_size):
     assert len({each.map for each in results}) == 1
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("has_several_labels", [False, True])
-def test_average_precision_and_auc_of_each_class_match_scikit_learn(scored, world_size, has_several_labels):
-    from sklearn.metrics import average_precision_score, roc_auc_score
-
-    logits, targets = scored
-    if not has_several_labels:
-        targets = targets.argmax(1)
-
-    def rank(process):
-        found, share = module.AllScores(), torch.arange(process.rank, NUM_IMAGES, process.world_size)
-        for part in share.split(67):
-            found.add(logits[part], targets[part])
-        return found.ranking(process)
-
-    scores = logits if has_several_labels else logits.double().log_softmax(1)
-    found = Threads(world_size).run(rank)
-    for number in range(NUM_CLASSES):
-        is_class = targets[:, number] if has_several_labels else targets == number
-        for each in found:
-            if is_class.any():
-                expected = (
-                    average_precision_score(is_class, scores[:, number]),
-                    roc_auc_score(is_class, scores[:, number]),
-                )
-                assert (each.average_precision[number], each.auc[number]) == pytest.approx(expected, abs=1e-9)
-            else:
-                assert np.isnan(each.average_precision[number]) and np.isnan(each.auc[number])
-
-
 def test_large_evaluations_keep_no_scores(monkeypatch):
     monkeypatch.setattr("engine.evaluation.tally.MOST_SCORES", 299 * 4)
     found = Tally(CPU, torch.float64, num_images=300)

@@ -264,12 +264,6 @@ def make_sets(folder: Path) -> None:
         write_parquet(folder / f"parquet/{part}.parquet", rows(range(4)))
 
 
-def check_sets(folder: Path, data_set: str) -> None:
-    for images in load_images(data_set, folder / data_set):
-        assert len(images) == len(images.targets) == (2 if data_set == "csv" else 4)
-        assert len({images.name(number) for number in range(len(images))}) == len(images)
-
-
 class Hostile(NamedTuple):
     """A file, and what each reader of it must say."""
 

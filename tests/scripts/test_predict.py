@@ -112,7 +112,7 @@ def test_second_prediction_ignores_outputs_of_the_first(trained, digits, tmp_pat
     photos.mkdir()
     for number, image in enumerate(sorted(digits.glob("[0-9]/*.png"))[:3]):
         shutil.copy(image, photos / f"{number}.png")
-    outputs = ["-into", photos / "sorted", "-sheet", photos / "sheet.png"]
+    outputs = ["-into", photos / "sorted", "-sheet", photos / "sheet.png", "-attention", photos / "maps"]
     first, _ = type_in(trained, photos, *outputs)
     after = sorted(photos.rglob("*"))
     assert [line[0] for line in first] == [str(photos / f"{number}.png") for number in range(3)]
@@ -192,7 +192,7 @@ def test_two_processes_write_the_same_predictions_as_one(trained, digits, tmp_pa
     broken.write_bytes(b"no picture")
     seven, *images = [path for digit in "73" for path in sorted((digits / digit).iterdir())[:10]]
     images = [seven, *images, broken, seven]  # four batches of 7
-    files = {"csv": "classes.csv", "json": "classes.json", "sheet": "sheet.png"}
+    files = {"csv": "classes.csv", "json": "classes.json", "sheet": "sheet.png", "attention": "maps"}
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
     words = [str(word) for word in (trained, *images, "-top", 2, "-batch_size", 7)]
@@ -202,7 +202,7 @@ def test_two_processes_write_the_same_predictions_as_one(trained, digits, tmp_pa
     assert ended.returncode == 2, ended.stderr
     assert [line.split("\t") for line in ended.stdout.splitlines()] == lines and len(lines) == 21
     written = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*.*"))
-    assert len(written) == 3
+    assert len(written) == 3 + len(lines), "an attention map for each image that can be read"
     for path in written:
         assert (tmp_path / "one" / path).read_bytes() == (tmp_path / "two" / path).read_bytes(), path
 

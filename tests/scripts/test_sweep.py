@@ -89,10 +89,6 @@ def rows(folder: Path) -> list[dict[str, str]]:
     return rows_of(folder / "trials.csv")
 
 
-def best_row(printed: str) -> str:
-    return [line for line in printed.splitlines() if line.startswith("|")][2]
-
-
 GRID = ["-over", "TRAIN.BASE_LR=0.1,0.3", "MODEL.DEPTH=1,2", "-seeds", "0,1", "-folds", "2"]
 
 

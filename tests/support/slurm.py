@@ -17,67 +17,7 @@ MISSING = (
     "root" if os.getuid() else f"{' '.join(LACKING)} (apt-get install slurmctld slurmd slurm-client munge iproute2)"
 )
 IS_MISSING = bool(LACKING or os.getuid())
-
-SLURM_CONF = """
-ClusterName=halfstep
-SlurmctldHost=head(10.78.0.254)
-SlurmUser=root
-AuthType=auth/munge
-AuthInfo=socket={room}/munge.socket,cred_expire=5
-StateSaveLocation={room}/state
-SlurmdSpoolDir={room}/%n
-SlurmctldPidFile={room}/slurmctld.pid
-SlurmdPidFile={room}/%n.pid
-ProctrackType=proctrack/linuxproc
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-GresTypes=gpu
-SlurmdParameters=config_overrides
-SchedulerParameters=batch_sched_delay=0,sched_interval=2
-ReturnToService=2
-SlurmdTimeout=9
-KillWait=3
-TCPTimeout=2
-NodeName=n[1-2] NodeAddr=10.78.0.[1-2] CPUs=8 Gres=gpu:4
-PartitionName=all Nodes=ALL Default=YES
-"""
-
-# The script of the first process. If slurmd ends, it is restarted once the file n1.off or n2.off is gone.
-HEAD = """
-set -e
-hostname head
-mount --bind hosts /etc/hosts
-ip link set lo up
-ip link add cables type bridge
-ip addr add 10.78.0.254/24 dev cables
-ip link set cables up
-munged --foreground --force --key-file=munge.key --socket=munge.socket --pid-file=munge.pid --log-file=munge.log \
-    --seed-file=munge.seed &
-until [ -S munge.socket ]; do sleep 0.05; done
-slurmctld -D -i &> slurmctld.log &
-for number in 1 2; do
-    unshare --net --uts sleep infinity &
-    inside="nsenter --target $! --net --uts"
-    until [ "$(readlink /proc/$!/ns/uts)" != "$(readlink /proc/self/ns/uts)" ]; do sleep 0.05; done
-    ip link add n$number type veth peer name eth0 netns $!
-    ip link set n$number master cables up
-    $inside hostname n$number
-    $inside ip addr add 10.78.0.$number/24 dev eth0
-    $inside ip link set eth0 up
-    $inside ip link set lo up
-    while sleep 0.1; do [ -e n$number.off ] || $inside slurmd -D -N n$number &>> n$number.log || true; done &
-done
-wait
-"""
-
-LOSE = """
-touch n2.off
-ip link set n2 down
-host=$(readlink /proc/$(cat n2.pid)/ns/uts)
-for each in /proc/[0-9]*; do
-    [ "$(readlink $each/ns/uts)" != "$host" ] || [ "$(cat $each/comm)" = sleep ] || kill -9 ${each#/proc/}
-done
-"""
+FILES = Path(__file__).parents[1] / "data/slurm"  # the configuration, and scripts of the cluster
 
 
 class Slurm:
@@ -86,7 +26,7 @@ class Slurm:
     def __init__(self, room: Path):
         self.room = room
         (room / "state").mkdir()
-        (room / "slurm.conf").write_text(SLURM_CONF.format(room=room))
+        (room / "slurm.conf").write_text((FILES / "slurm.conf").read_text().format(room=room))
         (room / "gres.conf").write_text(f"Name=gpu File={room}/gpu[0-3]\n")
         (room / "hosts").write_text("127.0.0.1 localhost\n10.78.0.254 head\n10.78.0.1 n1\n10.78.0.2 n2\n")
         (room / "munge.key").write_bytes(os.urandom(128))
@@ -96,7 +36,7 @@ class Slurm:
         self.environment = os.environ | {"SLURM_CONF": str(room / "slurm.conf"), "OMP_NUM_THREADS": "1"}
         spaces = "unshare --pid --fork --kill-child --mount-proc --mount --net --uts".split()
         # --pdeathsig: no process is left behind if pytest is killed.
-        words = ["setpriv", "--pdeathsig", "KILL", *spaces, "bash", "-c", HEAD]
+        words = ["setpriv", "--pdeathsig", "KILL", *spaces, "bash", str(FILES / "head.sh")]
         with open(room / "head.log", "w") as log:
             self.process = subprocess.Popen(words, stdout=log, stderr=log, cwd=room, env=self.environment)
         wait_until(self._is_up, 60)
@@ -130,7 +70,7 @@ class Slurm:
 
     def lose_node(self) -> None:
         """Cut the second node's network and kill everything on it."""
-        self.run("bash", "-c", LOSE)
+        self.run("bash", str(FILES / "lose.sh"))
 
     def bring_node_back(self) -> None:
         self.run("bash", "-c", "ip link set n2 up && rm n2.off")

@@ -38,7 +38,7 @@ def test_nothing_is_said_about_right_labels_several_labels_or_too_many_images(mo
 def test_check_and_first_lines_of_a_run_name_wrong_labels_and_the_command_that_lists_them(
     convolutions, digit_files, tmp_path
 ):
-    typed("main_single_gpu.py", "-cfg", convolutions, "-output", tmp_path / "base", "-epochs", 3).done()
+    typed("main_single_gpu.py", "-cfg", convolutions, "-output", tmp_path / "base", "-epochs", 1).done()
     weights = run_folder(tmp_path / "base") / "best.pth"
     photos = tmp_path / "photos"
     for number, file in enumerate(sorted(digit_files.glob("*/*.png"))):

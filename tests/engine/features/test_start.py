@@ -1,10 +1,10 @@
 """A new classifier of pretrained weights starts from zeros or from a linear classifier, and the log says how good that is."""
 
-import itertools
 import json
 import math
 import re
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ from models.heads import output_layers
 from models.weights.load import load_pretrained
 from tests.support.configs import CONVOLUTIONS, small_config
 from tests.support.run_hash import run_hash
-from tests.support.runs import epochs_of, run, run_folder, status_of, typed
+from tests.support.runs import Ended, epochs_of, run, run_folder, status_of, typed
 from tests.support.several_labels import write_digits
 
 pytestmark = pytest.mark.slow
@@ -50,10 +50,15 @@ def words(digits, *options: str) -> list[str]:
     return [*cfg, "-opts", *few, *options]
 
 
+def train(output: Path, flags: list[str], processes: int = 1, **faults: list) -> Ended:
+    """Run without the seconds that counting wrong labels takes. test_named_doubts.py counts them."""
+    script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
+    words = ["-output", str(output), *flags]
+    return run(script, *words, processes=processes, faults={"judge_no_labels": []} | faults)
+
+
 def test_linear_classifier_is_measured_and_training_starts_from_zeros(digits, tmp_path):
-    ended = run(
-        "main_single_gpu.py", "-output", str(tmp_path), *words(digits, "MODEL.NEW_CLASSIFIER=zeros", "REPORT=true")
-    )
+    ended = train(tmp_path, words(digits, "MODEL.NEW_CLASSIFIER=zeros", "REPORT=true"), draw_no_curves=[])
     folder = run_folder(tmp_path)
     before, first, _ = epochs_of(folder)
     assert "fc starts from zeros" in ended.done().stdout
@@ -64,43 +69,42 @@ def test_linear_classifier_is_measured_and_training_starts_from_zeros(digits, tm
     column = steps[0].split(",").index("loss")
     assert float(steps[1].split(",")[column]) == pytest.approx(math.log(10), abs=1e-4)
     assert f"Before training it was {before['eval_top1']:.2f}%" in (folder / "report.html").read_text()
-    train, val = read_features(folder)
-    assert (len(train.names), len(val.names)) == (1438, 359)
-    weight, bias = fit_linear(*map(torch.from_numpy, (train.features, train.targets)), num_classes=10)
+    known, val = read_features(folder)
+    assert (len(known.names), len(val.names)) == (1438, 359)
+    weight, bias = fit_linear(*map(torch.from_numpy, (known.features, known.targets)), num_classes=10)
     found = (torch.from_numpy(val.features).double() @ weight.T + bias).argmax(1).numpy()
     assert 100 * (found == val.targets).mean() == pytest.approx(before["eval_top1"], abs=0.6)  # two images
 
 
 def test_training_starts_from_the_linear_classifier_if_asked(digits, tmp_path):
-    ended = run("main_single_gpu.py", "-output", str(tmp_path), *words(digits, "MODEL.NEW_CLASSIFIER=linear"))
+    ended = train(tmp_path, words(digits, "MODEL.NEW_CLASSIFIER=linear"))
     before, first, _ = epochs_of(run_folder(tmp_path))
     assert before["eval_top1"] > 85 and first["train_loss"] < 1.0
     assert ended.done()
 
 
-@pytest.mark.parametrize("kind", ["zeros", "linear"])
+# {kind of start: the places at which a run is killed or stopped}. A linear start never sets weights to zero.
+STOPS = {"zeros": ["features KILL", "fit TERM", "scored start KILL", "scored start TERM"], "linear": ["fit KILL"]}
+
+
+@pytest.mark.parametrize("kind", STOPS)
 def test_run_killed_in_any_place_of_its_start_ends_with_the_same_weights(digits, tmp_path, kind):
-    flags = words(digits, f"MODEL.NEW_CLASSIFIER={kind}")
-    quick = {"judge_no_labels": []}
-    run("main_single_gpu.py", "-output", str(tmp_path / "unbroken"), "-resume", "auto", *flags, faults=quick).done()
+    """tests/faults/test_killed.py interrupts runs in their later parts."""
+    flags = ["-resume", "auto", *words(digits, f"MODEL.NEW_CLASSIFIER={kind}", "TRAIN.NUM_EPOCHS=1")]
+    train(tmp_path / "unbroken", flags).done()
     wanted = run_hash(run_folder(tmp_path / "unbroken"))
-    for number, (moment, name) in enumerate(
-        itertools.product(("features", "fit", "scored start", "training"), ("SIGKILL", "SIGTERM"))
-    ):
-        output = ["-output", str(tmp_path / str(number)), "-resume", "auto"]
-        if kind == "linear" and moment == "scored start":
-            continue  # this start never sets weights to zero
-        faults = {"tell": [0, moment, getattr(signal, name)], **quick}
-        broken = run("main_single_gpu.py", *output, *flags, faults=faults)
-        assert broken.returncode == (-signal.SIGKILL if name == "SIGKILL" else 128 + signal.SIGTERM), broken.printed
-        run("main_single_gpu.py", *output, *flags, faults=quick).done()
-        folders = sorted((tmp_path / str(number)).iterdir())
-        assert run_hash(folders[-1]) == wanted, (moment, name, folders)
+    for place in STOPS[kind]:
+        moment, _, name = place.rpartition(" ")
+        broken = train(tmp_path / place, flags, tell=[0, moment, signal.Signals[f"SIG{name}"]])
+        assert broken.returncode == (-signal.SIGKILL if name == "KILL" else 128 + signal.SIGTERM), broken.printed
+        train(tmp_path / place, flags).done()
+        folders = sorted((tmp_path / place).iterdir())
+        assert run_hash(folders[-1]) == wanted, (place, folders)
 
 
 def test_best_weights_are_the_linear_classifier_if_no_epoch_is_better(digits, tmp_path):
     flags = words(digits, "MODEL.NEW_CLASSIFIER=zeros", "TRAIN.BASE_LR=0.1", "REPORT=true")
-    ended = run("main_single_gpu.py", "-output", str(tmp_path), *flags).done()
+    ended = train(tmp_path, flags, draw_no_curves=[]).done()
     folder = run_folder(tmp_path)
     before, *epochs = epochs_of(folder)
     assert before["eval_top1"] > max(each["eval_top1"] for each in epochs)
@@ -111,8 +115,7 @@ def test_best_weights_are_the_linear_classifier_if_no_epoch_is_better(digits, tm
     assert status["best_top1"] == results["value"] == pytest.approx(before["eval_top1"], abs=1e-3)
     assert results["calibration"]["temperature"] > 0
     assert "None of 2 epochs was better than a linear classifier" in (folder / "report.html").read_text()
-    evaluated = ("-eval", "-resume", str(folder / "best.pth"), "-output", str(tmp_path / "eval"))
-    again = run("main_single_gpu.py", *evaluated).done()
+    again = train(tmp_path / "eval", ["-eval", "-resume", str(folder / "best.pth")]).done()
     top1 = float(re.search(r"top-1 ([\d.]+)%", again.stdout)[1])
     assert top1 == pytest.approx(before["eval_top1"], abs=1e-3)
     longer = run("main_single_gpu.py", "-resume", str(folder), "-epochs", "3").done()
@@ -122,9 +125,8 @@ def test_best_weights_are_the_linear_classifier_if_no_epoch_is_better(digits, tm
 def test_two_processes_find_the_linear_classifier_of_one(digits, tmp_path):
     found, features = [], []
     for count in (1, 2):
-        output = ["-output", str(tmp_path / str(count))]
         flags = words(digits, "MODEL.NEW_CLASSIFIER=linear", f"DATA.BATCH_SIZE={32 // count}", "TRAIN.NUM_EPOCHS=1")
-        run("main_multi_gpu.py", *output, *flags, processes=count).done()
+        train(tmp_path / str(count), flags, processes=count).done()
         found.append(epochs_of(run_folder(tmp_path / str(count)))[0])
         features.append(read_features(run_folder(tmp_path / str(count))))
     for one, two in zip(*features, strict=True):
@@ -152,7 +154,7 @@ def test_classes_known_by_name_keep_their_rows(digits, tmp_path):
     typed("main_single_gpu.py", "-cfg", digits / "digits.yaml", "-output", tmp_path / "first").done()
     flags = words(digits, "MODEL.NEW_CLASSIFIER=zeros", "TRAIN.NUM_EPOCHS=1")
     flags[3] = str(run_folder(tmp_path / "first") / "best.pth")
-    ended = run("main_single_gpu.py", "-output", str(tmp_path / "second"), *flags).done()
+    ended = train(tmp_path / "second", flags).done()
     assert "all 10 classes by name" in ended.stdout and "linear classifier" not in ended.stdout
 
 
@@ -168,8 +170,7 @@ def test_divided_models_start_from_zeros_without_a_linear_classifier(tmp_path):
     torch.save(build_model(small_config(tmp_path), 6).state_dict(), tmp_path / "six.pth")
     cfg = ["-cfg", str(tmp_path / "small.yaml"), "-pretrained", str(tmp_path / "six.pth")]
     opts = ["MODEL.NEW_CLASSIFIER=zeros", "TRAIN.NUM_EPOCHS=1", "DIST.STRATEGY=fsdp2", "DATA.BATCH_SIZE=16"]
-    output = ["-output", str(tmp_path / "o"), "-opts", *opts]
-    ended = run("main_multi_gpu.py", *cfg, *output, processes=2).done()
+    ended = train(tmp_path / "o", [*cfg, "-opts", *opts], processes=2).done()
     assert "no linear classifier before training: the processes share the model" in ended.stdout
     assert epochs_of(run_folder(tmp_path / "o"))[0]["epoch"] == 0 and "Loss: 2.3026 (2.3026)" in ended.stdout
 
@@ -179,7 +180,7 @@ def test_statistics_of_batchnorm_stay_those_of_the_weights(digits, tmp_path):
     for is_frozen in (True, False):
         output = tmp_path / str(is_frozen)
         flags = words(digits, f"MODEL.FROZEN_STATISTICS={is_frozen}", "TRAIN.NUM_EPOCHS=1")
-        typed("main_single_gpu.py", "-output", output, *flags).done()
+        train(output, flags).done()
         ours = torch.load(run_folder(output) / "last.pth", weights_only=True)["state_dict"]
         means = [name for name in theirs if name.endswith("running_mean")]
         assert means and all(torch.equal(ours[name], theirs[name]) == is_frozen for name in means)
@@ -190,23 +191,16 @@ def test_images_with_several_labels_get_one_regression_for_each(digits, tmp_path
     path, _ = write_digits(tmp_path, 400)
     data = ["DATA.DATASET=csv", f"DATA.DATA_PATH={path}", "DATA.LABEL_SEPARATOR=|", "TRAIN.NUM_EPOCHS=1"]
     flags = words(digits, "MODEL.NEW_CLASSIFIER=zeros", *data)
-    ended = run("main_single_gpu.py", "-output", str(tmp_path / "o"), *flags).done()
+    ended = train(tmp_path / "o", flags).done()
     before, _ = epochs_of(run_folder(tmp_path / "o"))
     assert before["eval_map"] > 85 and "Loss: 0.6931 (0.6931)" in ended.stdout
 
 
 def test_images_of_varying_shape_are_measured_too(tmp_path):
     torch.save(build_model(small_config(tmp_path, "DATA.TOKENS=4"), 6).state_dict(), tmp_path / "six.pth")
-    cfg = [
-        "-cfg",
-        str(tmp_path / "small.yaml"),
-        "-pretrained",
-        str(tmp_path / "six.pth"),
-        "-output",
-        str(tmp_path / "o"),
-    ]
+    cfg = ["-cfg", str(tmp_path / "small.yaml"), "-pretrained", str(tmp_path / "six.pth")]
     opts = ["-opts", "DATA.TOKENS=4", "MODEL.NEW_CLASSIFIER=linear", "TRAIN.NUM_EPOCHS=1"]
-    typed("main_single_gpu.py", *cfg, *opts).done()
+    train(tmp_path / "o", [*cfg, *opts]).done()
     assert epochs_of(run_folder(tmp_path / "o"))[0]["eval_top1"] > 20
 
 

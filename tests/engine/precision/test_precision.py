@@ -8,7 +8,6 @@ import pytest
 import torch
 import yaml
 
-from configs.load import load
 from engine.precision import Precision, choose_half, half_speedup, set_matmul, speed_advice
 from engine.train.optimizers import build_optimizer
 from models import build_model
@@ -16,7 +15,7 @@ from models.transforms import choose_transforms
 from models.transforms.blocks import HalfResidual
 from tests.support.cases import cases_of, value_of
 from tests.support.configs import CPU, replaced, small_config
-from tests.support.refusals import assert_names, refused
+from tests.support.refusals import refused
 from tests.support.trainers import make_trainer, scaled_step, update
 from utils.errors import ConfigError
 from utils.host import speedup_of
@@ -205,13 +204,6 @@ def test_torch_grad_scaler_state_is_restored(tmp_path):
     state.scale(torch.ones(()))
     precision.load_state_dict(state.state_dict())
     assert precision.scaler.get_scale() == 512
-
-
-def test_apex_o1_becomes_autocast_with_a_note(tmp_path):
-    (tmp_path / "apex.yaml").write_text("PRECISION: {MODE: apex_o1}")
-    loaded = load(["-cfg", str(tmp_path / "apex.yaml")])
-    assert loaded.config.PRECISION.MODE == "autocast"
-    assert_names(loaded.notes[0], "apex_o1", "autocast")
 
 
 @pytest.mark.parametrize(("mode", "precision"), [("tf32", "high"), ("ieee", "highest")])

@@ -88,6 +88,7 @@ def trained(request, tmp_path_factory, convolutions, calibrated) -> Trained:
     original = loop.train_epoch
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "train_epoch", train_epoch)
+        patch.setattr("engine.features.doubts.MOST_JUDGED", 0)  # to count wrong labels takes seconds
         options = [f"CALIBRATE={str(is_calibrated).lower()}", f"DATA.FOLD={fold}"]
         words = ["-cfg", convolutions, "-output", output, "-epochs", len(epochs), "-batch_size", 360, "-opts", *options]
         said = typed("main_single_gpu.py", *words).done()
@@ -145,6 +146,8 @@ def test_evaluation_report_and_comparison_show_the_better_weights(trained, calib
     typed("main_single_gpu.py", "-eval", "-pretrained", trained.folder, "-output", tmp_path).done()
     results = json.loads((run_folder(tmp_path) / "results.json").read_text())
     assert (results["weights"], results["value"]) == (word.lower(), pytest.approx(trained.top1))
+    of_run = json.loads((trained.folder / "results.json").read_text())
+    assert results["loss"] == of_run["loss"] and "calibration" not in results, "a score is without the temperature"
     monkeypatch.setattr("extras.report.plot.Plotter.draw", lambda *arguments, **options: None)
     typed("scripts/report.py", trained.folder).done()
     page = (trained.folder / "report.html").read_text()

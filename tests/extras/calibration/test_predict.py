@@ -89,15 +89,6 @@ def test_calibration_of_other_weights_is_not_used(calibrated, digits, tmp_path, 
     typed("scripts/predict.py", path, in_order(digits)[0], "-unknown", 0.9).refused("-unknown", "best.pth")
 
 
-def test_evaluation_does_not_use_the_temperature(calibrated, tmp_path):
-    flags = ["-eval", "-pretrained", str(calibrated), "-output", str(tmp_path)]
-    run("main_single_gpu.py", *flags).done()
-    found, run_record = (
-        json.loads((folder / "results.json").read_text()) for folder in (run_folder(tmp_path), calibrated)
-    )
-    assert found["loss"] == run_record["loss"] and "calibration" not in found
-
-
 def sequential(points: list[Answered], share: float) -> Answered | None:
     """Return the last point that passes the binomial test before the first that fails, as the page of predict.py says."""
     total, found, number = points[-1].num_images, None, max(1, points[-1].num_images // 10)
@@ -194,14 +185,6 @@ def test_all_images_are_unknown_if_no_confidence_is_right_often_enough(calibrate
     lines, ended = predicted(path, *in_order(digits)[:5], "-unknown", 0.95)
     assert [line[3] for line in lines] == ["unknown"] * 5
     assert_names(ended.stderr, "no confidence threshold", "answers 0.0% of 5 images")
-
-
-@pytest.mark.parametrize(
-    "flags",
-    ["-unknown 0", "-unknown 1", "-unknown 1.5", "-unknown nan", "-unknown 0.9 -unsure 0.5"],
-)
-def test_mistake_in_unknown_flag_is_refused(calibrated, digits, flags):
-    typed("scripts/predict.py", calibrated, in_order(digits)[0], *flags.split()).refused("-unknown")
 
 
 def test_unknown_is_refused_without_a_calibration(calibrated, digits, tmp_path):

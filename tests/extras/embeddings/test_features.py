@@ -161,13 +161,6 @@ def test_model_for_grey_images_reads_colour_photos(here, hub, photos):
     assert facts["preprocessing"]["input_size"] == [1, 32, 32] and len(paths_in("x.npz")) == 10
 
 
-@pytest.mark.parametrize("folder", ["nowhere", "hub/config.json", "empty"])
-def test_photos_argument_without_images_is_refused(here, hub, folder):
-    os.makedirs("empty")
-    typed(SCRIPT, hub, folder, "-output", "features.npz").refused(folder)
-    assert not Path("features.npz").exists()
-
-
 def test_photos_are_listed_in_the_order_of_predict(here):
     names = [
         "10.png",

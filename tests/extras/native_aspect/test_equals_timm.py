@@ -17,7 +17,7 @@ from datasets import build_eval_data, build_normalize, build_train_data, load_im
 from extras.native_aspect.batches import SequenceTransform
 from extras.native_aspect.models import grids_of, new_batch, pictures_of
 from models import build_model
-from tests.extras.native_aspect.photos import GREY, SHAPES, VIT, settings
+from tests.extras.native_aspect.photos import VIT, settings
 from tests.support.configs import CPU, replaced
 from tests.support.trainers import make_trainer, update
 from utils.distributed import Process
@@ -70,21 +70,6 @@ WIDE = "MODEL.KWARGS.embed_dim=64", "DATA.TOKENS=40"
 @pytest.fixture(scope="module")
 def config(folder):
     return settings(folder, *WIDE)
-
-
-@pytest.mark.parametrize(("options", "channels"), [((), 3), (GREY, 1)], ids=["colour", "grey"])
-def test_logits_of_ten_aspect_ratios_equal_timms(folder, options, channels):
-    config = settings(folder, *WIDE, *options)
-    pixels, images = ours(config)
-    model = build_model(config, 5).eval()
-    theirs = timm.create_model(config.MODEL.NAME, num_classes=5, in_chans=channels, **config.MODEL.KWARGS).eval()
-    theirs.load_state_dict(model.state_dict())
-    expected = timms(config, pixels)
-    assert len({tuple(each) for each in grids_of(pixels).tolist()}) >= 8 and len(SHAPES) == 10
-    for name in ("patch_coord", "patch_valid"):
-        assert torch.equal(images[name], expected[name])
-    with torch.no_grad():
-        torch.testing.assert_close(model(images), theirs(expected), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])

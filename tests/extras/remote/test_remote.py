@@ -287,13 +287,6 @@ def test_unavailable_server_ends_run_that_can_be_resumed(tmp_path, start):
 # --- URLs, credentials, packages ---
 
 
-@pytest.mark.parametrize("url", ["http://me:hunter2@127.0.0.1:1/set", "gs://bucket/set?Signature=hunter2"])
-def test_url_with_credentials_is_refused_without_printing_them(tmp_path, start, url):
-    ended = start(tmp_path / "o", *flags_of(url, tmp_path / "caches"))
-    assert ended.returncode == 2 and "DATA.DATA_PATH" in ended.printed and "hunter2" not in ended.printed
-    assert not list(tmp_path.iterdir())
-
-
 def test_netrc_password_appears_in_no_run_file(tmp_path, start, monkeypatch):
     make_set(tmp_path / "set")
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password hunter2\n")

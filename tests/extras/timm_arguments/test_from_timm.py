@@ -18,6 +18,7 @@ from engine.train.optimizers import build_optimizer, parameter_groups
 from engine.train.schedule import Schedule
 from extras.timm_arguments import translate
 from models import build_model
+from tests.support.cases import cases_of, content_of, names_of, value_of
 from tests.support.configs import meta_device, write
 from tests.support.forks import ROOT
 from tests.support.refusals import assert_names
@@ -133,63 +134,18 @@ def test_translated_published_recipe_matches_objects_built_by_timm(tmp_path, nam
     assert our_augmentation(config) == timms_augmentation(args, theirs)
 
 
-# {arguments: settings that they lead to}
-TRANSLATED = {
-    "": "DATA.DATASET=imagefolder DEVICE=auto MODEL.NUM_CLASSES=1000 TRAIN.LOSS=cross_entropy TRAIN.MODEL_EMA=False",
-    "--cutmix 1 --mixup-mode elem --bce-loss": "TRAIN.MIXUP_MODE=elem TRAIN.LOSS=bce",
-    "-b 32 --mixup .2": "DATA.BATCH_SIZE=32 TRAIN.MIXUP_GROUP=32",
-    "--model-ema --model-ema-warmup": "TRAIN.MODEL_EMA_WARMUP=timm",
-    "--model-ema": "TRAIN.MODEL_EMA_WARMUP=False TRAIN.MODEL_EMA_DECAY=0.9998",
-    "a --data-dir b --dataset torch/cifar10": "DATA.DATASET=torchvision/CIFAR10 DATA.DATA_PATH=b",
-    "--dataset wds/x c": "DATA.DATASET=shards DATA.DATA_PATH=c",
-    "--in-chans 1 --num-classes 7": "DATA.IMAGE_CHANNELS=1 DATA.IMAGENET_MEAN=[0.449] MODEL.NUM_CLASSES=7",
-    "--in-chans 1 --input-size 1 64 64 --mean .4": "DATA.IMAGE_SIZE=64 DATA.IMAGENET_MEAN=[0.4]",
-    "--pretrained --pretrained-path x.pth": "MODEL.PRETRAINED=x.pth",
-    "--pretrained --initial-checkpoint y.pth": "MODEL.PRETRAINED=y.pth",
-    "--opt momentum": "TRAIN.OPTIMIZER.NAME=SGD TRAIN.OPTIMIZER.KWARGS={'nesterov':False}",
-    "--opt adamw --momentum .7 --opt-eps 1e-3": "TRAIN.OPTIMIZER.MOMENTUM=None TRAIN.OPTIMIZER.EPS=0.001",
-    "--sched none": "TRAIN.LR_SCHEDULER.NAME=constant TRAIN.WARMUP_EPOCHS=0.0",
-    "--epochs 20 --cooldown-epochs 5": "TRAIN.NUM_EPOCHS=25 TRAIN.LR_SCHEDULER.COOLDOWN_EPOCHS=5",
-    "--sched multistep --decay-milestones 3 5 --epochs 20": "TRAIN.LR_SCHEDULER.MILESTONES=[2,4] TRAIN.NUM_EPOCHS=20",
-    "--sched step": "TRAIN.LR_SCHEDULER.DECAY_EPOCHS=90.0",
-    "--lr-base .4 --lr-base-size 512 --opt adamw": "TRAIN.BASE_LR=0.2",
-    "--lr-base .4 --lr-base-size 512 --opt adamw --lr-base-scale linear": "TRAIN.BASE_LR=0.1",
-    "torchrun --nnodes 2 --nproc-per-node=2 train.py --lr-base .4 --lr-base-size 512": "TRAIN.BASE_LR=0.4",
-    "./distributed_train.sh 4 --lr-base .4 --lr-base-size 512": "TRAIN.BASE_LR=0.4",
-    "--recovery-interval 50 --aug-repeats 3 --log-wandb": "SAVE_STEPS=50 TRAIN.REPEATED_AUG=3 TRACK=['tensorboard','wandb']",
-    "--torchcompile inductor --torchcompile-mode reduce-overhead --device cpu": "COMPILE=reduce-overhead DEVICE=cpu",
-    "--grad-accum-steps 2": "DATA.DROP_LAST=False TRAIN.ACCUM_ITER=2",
-    "--grad-accum-steps 0 --validation-batch-size 0": "TRAIN.ACCUM_ITER=1 DATA.BATCH_SIZE_EVAL=None",
-    "--model-kwargs act_layer=007 a=1e3 b=[1,'2'] img_size=32": "DATA.IMAGE_SIZE=32",
-    "--val-split val --train-split training --model-dtype float32": "DATA.DATASET=imagefolder",
-    "--seed 9007199254740993 --epochs 3 --epochs 4": "SEED=9007199254740993 TRAIN.NUM_EPOCHS=4",
-}
-
-
-@pytest.mark.parametrize("arguments", TRANSLATED)
+@pytest.mark.parametrize("arguments", cases_of("timm_arguments-translated"))
 def test_timm_arguments_become_equivalent_settings(here, arguments):
     rate = [] if "--lr-base" in arguments else ["--lr", ".1"]
-    translation = translate([*shlex.split(arguments), *rate])
+    translation = translate([*shlex.split(content_of(arguments)), *rate])
     values = flatten(load(["-cfg", write(translation.yaml)]).config)
-    for key, _, value in (word.partition("=") for word in TRANSLATED[arguments].split()):
+    for key, _, value in (word.partition("=") for word in value_of("timm_arguments-translated", arguments).split()):
         assert str(values[key]).replace(" ", "") == value, key
 
 
-# {command: the command that trains}
-COMMANDS = {
-    "--experiment 007": "python main_single_gpu.py -cfg my.yaml -name=007",
-    "./distributed_train.sh 4 DIR": "python main_multi_gpu.py -ngpus 4 -cfg my.yaml",
-    "A='b c' torchrun --nproc_per_node 2 train.py": "A='b c' torchrun --nproc_per_node 2 main_multi_gpu.py -cfg my.yaml",
-    "torchrun --nproc_per_node 1 train.py": "python main_single_gpu.py -cfg my.yaml",
-    "python3 -m torch.distributed.launch --nproc 8 train.py": (
-        "python3 -m torch.distributed.launch --nproc 8 main_multi_gpu.py -cfg my.yaml"
-    ),
-}
-
-
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", cases_of("timm_arguments-commands"))
 def test_training_command_starts_as_many_processes_as_timm(command):
-    assert translate([*shlex.split(command), "--lr", ".1"]).command == COMMANDS[command]
+    assert translate([*shlex.split(command), "--lr", ".1"]).command == value_of("timm_arguments-commands", command)
 
 
 def test_small_differences_from_timm_are_named():
@@ -282,64 +238,14 @@ def test_args_yaml_gives_same_settings_as_its_command_line(tmp_path):
     assert dict(config.TRAIN.OPTIMIZER.KWARGS) == {"nesterov": True} and config.TRAIN.OPTIMIZER.MOMENTUM == 0.8
 
 
-# {arguments without an equivalent: a word of the message}
-REFUSED = {
-    "--modle x": "modle",
-    "--model resnet5000": "resnet5000",
-    "--epochs 2.5": "epochs",
-    "--lr nan": "--lr",
-    "--amp-dtype half": "--amp-dtype",
-    "--opt kron": "kron",
-    "--opt nosuch": "nosuch",
-    "--opt-kwargs nosuch=1": "nosuch",
-    "--opt-kwargs caution": "caution",
-    "--model-kwargs a={}": "{}",
-    "--sched tanh": "tanh",
-    "--sched multistep --sched-on-updates": "--sched-on-updates",
-    "--val-split ''": "--val-split",
-    "--dataset hfds/x": "hfds/x",
-    "--lr-noise .4 .9 --no-aug --jsd-loss": "--jsd-loss --lr-noise --no-aug",
-    "--lr-base 1 --lr-base-size 0": "--lr-base-size",
-    "--naflex-loader": "--naflex-loader",
-    "--resume x.pth": "--resume",
-    "--kd-model-name resnet18": "--kd-model-name",
-    "--task multilabel --multilabel-threshold .4": "--task --multilabel-threshold",
-    "--train-crop-mode rkrc": "--train-crop-mode",
-    "--input-size 3 224 192": "--input-size",
-    "--in-chans 1 --input-size 3 64 64": "--in-chans",
-    "--mean .5 .5": "--mean",
-    "--clip-grad 0": "--clip-grad",
-    "--aa nope": "nope",
-    "--aug-repeats 2.5": "--aug-repeats",
-    "--device cuda:1": "--device cuda:1",
-    "--torchcompile aot_eager": "aot_eager",
-    "--output null": "--output",
-    "--loss asl": "asl",
-    "--loss ce --bce-loss": "--loss",
-    "torchrun --nproc_per_node 2 train.py --sync-bn": "--sync-bn",
-    "torchrun --nproc_per_node gpu train.py": "gpu",
-    "torchrun --nnodes 1:2 train.py": "nnodes",
-    "torchrun --nproc_per_node 0 train.py": "nproc_per_node",
-    "srun --ntasks 8 python train.py": "srun",
-    "WORLD_SIZE=16 RANK=3 python train.py photos": "WORLD_SIZE",
-    "./distributed_train.sh --data-dir d": "distributed_train.sh",
-    "'python train.py DIR --model resnet18'": "quotes",
-    "--data-dir 'photos --model resnet18'": "quotes",
-    "args.yaml": "modle",
-    "1.yaml": "amp",
-    "2.yaml": "epochs",
-    "3.yaml": "--lr-noise",
-}
-
-
-@pytest.mark.parametrize("words", REFUSED)
+@pytest.mark.parametrize("words", cases_of("timm_arguments-mistakes"))
 def test_timm_argument_without_equivalent_is_refused_by_name(here, words):
     for name, text in {"args": "modle: x", "1": "amp: maybe", "2": "epochs: [3]", "3": "lr_noise: [0.4, 0.9]"}.items():
         (here / f"{name}.yaml").write_text(f"{text}\n")
     rate = [] if "--lr" in words or ".yaml" in words or "'python" in words else ["--lr", ".1"]
     ended = typed("scripts/from_timm.py", "--", *shlex.split(words), *rate)
     assert ended.returncode == 2 and not ended.stdout
-    assert_names(ended.stderr, *REFUSED[words].split())
+    assert_names(ended.stderr, *names_of("timm_arguments-mistakes", words))
 
 
 def test_every_timm_argument_is_documented_and_gets_a_flag_suggestion():

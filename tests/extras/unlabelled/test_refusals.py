@@ -8,6 +8,7 @@ import torch
 from extras.unlabelled.training import make_feature_training
 from models import build_model
 from tests.extras.unlabelled.support import SMALL, digits_config, draw_photos, teacher_of
+from tests.support.cases import cases_of, names_of
 from tests.support.configs import CPU, replaced
 from tests.support.refusals import refused
 from tests.support.runs import rows, typed
@@ -38,37 +39,9 @@ def words(tmp_path_factory):
     return words
 
 
-SETTINGS = {  # {name: (options, names in the message)}
-    "no teacher": (["TRAIN.TEACHER_MODEL=none"], ["TRAIN.TEACHER_MODEL", "TRAIN.OBJECTIVE"]),
-    "classes": (["TRAIN.OBJECTIVE=classes"], ["DATA.DATASET", "TRAIN.OBJECTIVE", "imagefolder"]),
-    "top1": (["TRAIN.BEST_METRIC=top1"], ["TRAIN.BEST_METRIC", "similarity", "knn"]),
-    "similarity of classes": (
-        ["TRAIN.OBJECTIVE=classes", "DATA.DATASET=imagefolder", "TRAIN.BEST_METRIC=similarity"],
-        ["TRAIN.BEST_METRIC", "TRAIN.OBJECTIVE"],
-    ),
-    "knn": (["TRAIN.BEST_METRIC=knn"], ["TRAIN.BEST_METRIC", "DATA.LABELLED_PATH"]),
-    "mixup": (["TRAIN.MIXUP_ALPHA=0.8"], ["TRAIN.MIXUP_ALPHA", "TRAIN.OBJECTIVE"]),
-    "smoothing": (["TRAIN.SMOOTHING=0.1"], ["TRAIN.SMOOTHING", "TRAIN.OBJECTIVE"]),
-    "loss": (["TRAIN.LOSS=bce"], ["TRAIN.LOSS", "TRAIN.OBJECTIVE"]),
-    "sampler": (["DATA.SAMPLER=balanced"], ["DATA.SAMPLER", "TRAIN.OBJECTIVE"]),
-    "cutmix": (["TRAIN.CUTMIX_MINMAX=[0.2,0.8]"], ["TRAIN.CUTMIX_MINMAX", "TRAIN.OBJECTIVE"]),
-    "weights": (["TRAIN.CLASS_WEIGHTS=auto"], ["TRAIN.CLASS_WEIGHTS", "TRAIN.OBJECTIVE"]),
-    "distillation": (["TRAIN.DISTILLATION_TYPE=soft"], ["TRAIN.DISTILLATION_TYPE", "TRAIN.OBJECTIVE"]),
-    "labels": (["DATA.LABEL_SEPARATOR='|'", "DATA.DATASET=csv"], ["DATA.LABEL_SEPARATOR", "TRAIN.OBJECTIVE"]),
-    "small image": (["MODEL.PATCH_SIZE=32"], ["MODEL.PATCH_SIZE", "DATA.IMAGE_SIZE"]),
-    "schedule": (
-        ["TRAIN.SIZE_SCHEDULE=[0:8,1:16]"],
-        ["TRAIN.SIZE_SCHEDULE", "2 x 2", "4 x 4", "TRAIN.FEATURES=pooled"],
-    ),
-    "no folder": (["DATA.LABELLED_PATH=FOLDER/none"], ["DATA.LABELLED_PATH", "none"]),
-    "one class": (["DATA.LABELLED_PATH=FOLDER/labelled"], ["DATA.LABELLED_PATH", 2]),
-}
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_setting_that_contradicts_learning_features_is_refused(words, name):
-    options, names = SETTINGS[name]
-    typed("main_single_gpu.py", *words(*options)).refused(*names)
+@pytest.mark.parametrize("options", cases_of("unlabelled-mistakes"))
+def test_setting_that_contradicts_learning_features_is_refused(words, options):
+    typed("main_single_gpu.py", *words(*options.split())).refused(*names_of("unlabelled-mistakes", options))
 
 
 def test_different_patch_grids_are_refused_unless_only_pooled_features_are_learned(words):

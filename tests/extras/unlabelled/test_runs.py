@@ -4,7 +4,6 @@ import functools
 import math
 import re
 
-import numpy as np
 import pytest
 import timm
 import torch
@@ -127,17 +126,6 @@ def test_knn_accuracies_of_raw_and_ema_weights_equal_those_computed_by_hand(tmp_
         similarity, knn, _ = scored_by_hand(start, state, suffix)
         assert row[f"eval_knn{suffix}"] == pytest.approx(knn)
         assert row[f"eval_similarity{suffix}"] == pytest.approx(similarity, abs=1e-3)
-
-
-def test_knn_accuracy_counts_votes_of_other_images_only():
-    # Two groups of directions. The last image of class 0 lies among the images of class 1.
-    angles = np.radians([0, 1, 2, 90, 91, 92, 91.5])
-    features = np.stack([np.cos(angles), np.sin(angles)], 1) * np.array([[1], [5], [1], [2], [1], [1], [1]])
-    targets = np.array([0, 0, 0, 1, 1, 1, 0])
-    assert knn_accuracy(features, targets) == pytest.approx(100 * 6 / 7)
-    order = np.array([6, 2, 4, 0, 1, 5, 3])
-    assert knn_accuracy(features[order], targets[order]) == pytest.approx(100 * 6 / 7)
-    assert knn_accuracy(features[:4:3], targets[:4:3]) == 0  # an image does not vote for itself
 
 
 def test_metrics_have_similarity_and_knn_but_no_accuracy(start, unbroken):

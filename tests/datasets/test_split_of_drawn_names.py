@@ -58,12 +58,19 @@ class Parts(NamedTuple):
 
 
 def parts_of(
-    data: Data, fraction: float = 0.1, fold: Fold | None = None, root: str = "/", groups: dict | None = None
+    data: Data,
+    fraction: float = 0.1,
+    fold: Fold | None = None,
+    root: str = "/",
+    groups: dict | None = None,
+    meanings: dict | None = None,
 ) -> Parts:
-    """Divide the images without reading files."""
+    """Divide the images without reading files. `meanings`: the names of the classes, if labels are numbers."""
     classes = sorted(data)
     pairs = [(f"{name}/{file}", number) for number, name in enumerate(classes) for file in data[name]]
     images = FileImages(root, [key for key, _ in pairs], [number for _, number in pairs], classes, PixelRules(3))
+    if meanings:
+        images.labels_are_numbers, images.classes = True, [meanings[name] for name in classes]
     record = new_record("hash", "here", fraction, fold)
     if groups:
         images.groups = Texts.of([groups[key].encode() for key, _ in pairs])
@@ -88,6 +95,15 @@ def test_growing_or_renamed_class_moves_training_images_only_with_a_note(data, f
     name, new = draw.draw(st.sampled_from(sorted(data))), draw.draw(names().filter(lambda text: text not in data))
     renamed = {new if each == name else each: files for each, files in data.items()}
     assert before.moved(parts_of(renamed, fraction), renamed=(name, new)) == []
+
+
+@given(class_folders(), FRACTIONS)
+@examples(20)
+def test_numbers_as_labels_leave_no_folder_out_of_the_hash(data, fraction):
+    """Other folders may have numbers as names too."""
+    named = {name: f"class {name}" for name in data}
+    parts = [parts_of(data, fraction, meanings=meanings).parts for meanings in (named, {name: name for name in data})]
+    assert parts[0] == parts[1]
 
 
 @given(class_folders(), FRACTIONS, FRACTIONS)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from datasets import ImageSet
 from datasets.balance import order_of_balanced_epochs
 from datasets.order import Order, Piece, grouped_shuffled
+from engine.memory import flags_for, smaller_batch
 from tests.support.properties import examples
 
 
@@ -119,6 +120,22 @@ def test_update_has_the_same_images_after_resuming_with_other_processes(order, d
     assert resumed.steps_per_epoch == order.steps_per_epoch
     for step in data.draw(st.permutations(steps)):
         assert occurrences(resumed, step) == expected[step]
+
+
+@given(orders(), st.integers(0, 6))
+@examples(100)
+def test_smaller_micro_batch_is_the_largest_that_divides_an_update(order, half):
+    order = replace(
+        order, batch_size=2 * half or order.batch_size, resumed_global_batch=order.global_batch * half or None
+    )
+    of_process, largest = order.global_batch // order.world_size, order.largest_piece(0)
+    found = smaller_batch(order)
+    fitting = [size for size in range(1, largest) if of_process % size == 0 and size % order.unit == 0]
+    assert found == max(fitting, default=0)
+    if found and order.global_batch % order.world_size == 0:
+        batch_size, num_accumulated = numbers_in(" ".join(flags_for(order, found)))
+        smaller = replace(order, batch_size=batch_size, num_accumulated=num_accumulated, resumed_global_batch=None)
+        assert smaller.global_batch == order.global_batch and smaller.largest_piece(0) <= batch_size == found
 
 
 @given(orders())

@@ -25,7 +25,7 @@ def test_accuracy_on_few_images_has_scipys_wilson_interval(total, share, metric)
     right = round(share * total)
     percent = 100 * right / max(total, 1)
     text, best = confidence(percent, total), Best(percent, 3, num_images=total, metric=metric).describe(False)
-    assert bool(text) == (0 < total < 1000)
+    assert bool(text) == (0 < total < 1000) and confidence(math.nan, total) == ""
     if text:
         assert (text in best) == (metric == "top1")
         level, *ends, count = re.findall(r"[\d.]+", text)

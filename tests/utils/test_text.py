@@ -43,12 +43,13 @@ def test_durations_are_read_back_to_their_last_digit(seconds):
     assert all(each < 60 for each in values) and bool(days) == (round(seconds) >= 86400)
 
 
-@given(st.integers(0, 40), st.integers(0, 2**41), st.integers(-(2**24), 2**24))
+@given(st.integers(0, 40), st.integers(0, 2**41) | st.just(2**30), st.integers(-(2**24), 2**24))
 @examples(200)
 def test_compared_sizes_are_written_differently_if_they_differ(shift, one, change):
     one, other = one >> shift, max((one >> shift) + (change >> shift % 25), 0)
     texts = text.format_bytes_apart(one, other)
     assert (texts[0] == texts[1]) == (one == other)
+    assert ["GiB" in text.format_bytes(each) for each in (one, other)] == [one >= 2**30, other >= 2**30]
     for size, written in zip((one, other), texts, strict=True):
         value, digit = amount(written)
         assert abs(value - size) <= digit and (value >= size or "." in written), "whole units are rounded up"

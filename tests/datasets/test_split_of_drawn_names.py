@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 from unicodedata import normalize
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -97,6 +98,23 @@ def test_growing_or_renamed_class_moves_training_images_only_with_a_note(data, f
     assert before.moved(parts_of(renamed, fraction), renamed=(name, new)) == []
 
 
+@given(class_folders(), FRACTIONS, st.data())
+@examples(40)
+def test_log_names_every_image_that_relabelling_moves_between_parts(data, fraction, draw):
+    """Images move to the folders of other classes. Their names stay different, so that each can be found again."""
+    of_name = {f"{number} {file}".replace("/", " "): name for name in data for number, file in enumerate(data[name])}
+    images = {f"{name} {file}": name for file, name in of_name.items()}
+    after = {file: draw.draw(st.sampled_from(sorted(data))) for file in images}
+    found = []
+    for classes in (images, after):
+        folders = {name: [file for file in classes if classes[file] == name] for name in sorted(data)}
+        parts = parts_of({name: files for name, files in folders.items() if files}, fraction)
+        found.append(({key.partition("/")[2]: part for key, part in parts.parts.items()}, parts.log))
+    (before, first), (then, second) = found
+    assert before.keys() == then.keys()
+    assert all(file in f"{first}\n{second}" for file, part in before.items() if then[file] != part)
+
+
 @given(class_folders(), FRACTIONS)
 @examples(20)
 def test_numbers_as_labels_leave_no_folder_out_of_the_hash(data, fraction):
@@ -162,9 +180,13 @@ def test_split_csv_names_every_image_for_csv_readers_and_for_ours(tmp_path_facto
     parts = divide(
         FileImages(root, files, [0] * len(files), ["a"], PixelRules(3)), new_record("hash", "here", 0.5, None)
     )
-    write_split(root / "split.csv", *parts)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("datasets.index.CHUNK", 2)
+        write_split(root / "split.csv", *parts)
     with open(root / "split.csv", newline="", encoding="utf-8", errors="surrogateescape") as rows:
-        found = {name: part for name, part in [*csv.reader(rows)][1:]}
+        header, *lines = csv.reader(rows)
+        found = {name: part for name, part in lines}
+    assert header == ["image", "part"] and len(lines) == len(files)
     assert found == {part.key(n): name for name, part in zip(PARTS, parts, strict=True) for n in range(len(part))}
     assert len(found) == len(files) and describe_changed_images(root / "split.csv", *parts) == ([], False)
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.evaluation.scores import Best
 from extras.report.plot import Plotter, figure_of, plots_of
 from tests.support.properties import examples
 
@@ -75,39 +74,6 @@ def test_curves_of_updates_have_every_known_value_and_mark_skips(rows):
         assert dict(found["loss_scale.png"].skipped) == {
             step: each for step, each in known["loss_scale"].items() if step in more
         }
-
-
-COLUMNS = [
-    "train_loss",
-    "eval_loss",
-    "eval_loss_ema",
-    "train_top1",
-    "eval_top1",
-    "eval_top1_ema",
-    "eval_top5",
-    "eval_macro_f1",
-]
-
-
-@given(
-    st.lists(st.fixed_dictionaries(dict.fromkeys(COLUMNS, NUMBER)), min_size=1, max_size=4),
-    st.sampled_from(["top1", "macro_f1"]),
-)
-@examples(100)
-def test_curves_of_epochs_have_every_known_value(rows, metric):
-    rows = [{"epoch": number, **row} for number, row in enumerate(rows)]
-    known = {name: [(row["epoch"] + 1, row[name]) for row in rows if row[name] is not None] for name in COLUMNS}
-    shown = {*COLUMNS} - ({"eval_macro_f1"} if metric == "top1" else set())
-    if all(value == 100 for _, value in known["eval_top5"]):
-        shown.remove("eval_top5")
-    found = {
-        plot.file: sorted(plot.curves.values()) for plot in plots_of(rows, [], metric, Best(epoch=1, metric=metric))
-    }
-    wanted = {}
-    for name in sorted(shown):
-        if known[name]:
-            wanted.setdefault("loss.png" if "loss" in name else "accuracy.png", []).append(known[name])
-    assert found == {file: sorted(curves) for file, curves in wanted.items()}
 
 
 def test_curves_are_drawn_each_minute_and_at_end(tmp_path, monkeypatch):

@@ -12,7 +12,6 @@ from scipy.stats import binomtest
 
 from engine.evaluation.image_test import ImageTest
 from engine.evaluation.scores import Best, Scores, confidence
-from engine.record.saved_files import best_of
 from tests.support.properties import examples
 
 METRICS = ["top1", "top5", "loss", "macro_recall", "macro_f1", "micro_f1", "map"]
@@ -69,27 +68,6 @@ def test_best_epoch_has_the_best_metric_then_the_smallest_loss(pair):
     assert Best().is_worse_than(one) and not Best().exists and Best.of(one, 3, "").exists
     if not math.isnan(one.value):  # a resumed run compares its best epoch with best.pth, also with a NaN loss
         assert Best.of(one, 3, "") == Best.of(replace(one), 3, "")
-
-
-CELL = st.none() | VALUES.filter(math.isfinite)
-
-
-@given(st.lists(st.tuples(CELL, CELL, CELL, CELL), max_size=5), st.sampled_from(["top1", "loss"]), st.integers(-1, 0))
-@examples(100)
-def test_best_epoch_of_a_table_is_its_first_best_row(cells, metric, first):
-    """Row -1 has the scores before training, which do not count."""
-    names = ("eval_top1", "eval_loss", "eval_top1_ema", "eval_loss_ema")
-    rows = [{"epoch": first + number} | dict(zip(names, row, strict=True)) for number, row in enumerate(cells)]
-    best, key = None, None
-    for row in rows[-first:]:
-        for suffix in ("", "_ema"):
-            value, loss = row[f"eval_{metric}{suffix}"], row[f"eval_loss{suffix}"]
-            if value is not None:
-                of_row = (-value if metric == "loss" else value, -math.inf if loss is None else -loss)
-                if key is None or of_row > key:
-                    best, key = (row["epoch"] + 1, value, suffix), of_row
-    found = best_of(rows, metric)
-    assert (found.epoch, found.value, found.suffix) == best if best else not found.exists
 
 
 @given(scores("top1"), st.sets(st.sampled_from(["macro_recall", "macro_f1", "micro_f1", "map"])))

@@ -1,7 +1,6 @@
 """Names, URLs and cells in messages and tables."""
 
 import io
-import itertools
 import re
 import sys
 
@@ -55,27 +54,6 @@ def test_compared_sizes_are_written_differently_if_they_differ(shift, one, chang
         value, digit = amount(written)
         assert abs(value - size) <= digit and (value >= size or "." in written), "whole units are rounded up"
         assert text.format_bytes(size) == written or one != other
-
-
-CELL = st.text("ab 1|-", max_size=4).map(str.strip)
-
-
-@given(st.integers(1, 3).flatmap(lambda width: st.lists(st.lists(CELL, min_size=width, max_size=width), min_size=2)))
-@examples(100)
-def test_cells_of_aligned_tables_stand_in_their_columns(table):
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row, line in zip(table, text.align(table), strict=True):
-        start = 0
-        for number, (cell, width) in enumerate(zip(row, widths, strict=True)):
-            is_right = number > 0 and cell[:1] == "1"
-            assert line[start : start + width].ljust(width) == (
-                " " * (width - len(cell)) + cell if is_right else cell.ljust(width)
-            )
-            start += width + 2
-    header, rule, *lines = text.markdown_table(table[0], table[1:]).splitlines()
-    edges = [place for place, sign in enumerate(rule) if sign == "|"]
-    for row, line in zip(table, [header, *lines], strict=True):
-        assert [line[start + 1 : end].strip() for start, end in itertools.pairwise(edges)] == row
 
 
 @pytest.mark.parametrize(("encoding", "cat"), [("utf-8", "猫"), ("ascii", "\\u732b")])

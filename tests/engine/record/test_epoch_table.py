@@ -6,13 +6,15 @@ from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import pytest
+
 from datasets import load_image_sets
 from engine.evaluation.scores import Best, Scores
 from engine.record import columns, console
 from engine.record.advice import DataWaitAdvice
 from engine.record.columns import Epoch, epoch_row, peak_memory
 from engine.record.console import EpochPrinter
-from engine.record.metrics import Recorder, StepRows
+from engine.record.metrics import EpochRows, Recorder, StepRows
 from engine.train.counters import EpochResult, Report
 from tests.support.configs import CPU, small_config
 from tests.support.runs import epochs_of, rows_of
@@ -126,6 +128,21 @@ def test_full_disk_delays_the_epoch_row_until_close(tmp_path, monkeypatch):
     again.on_start_scored(trainer, SCORES, 1.0)
     again.close()
     assert len(epochs_of(tmp_path)) == 1, "a restarted run must have only one row before its first epoch"
+
+
+@pytest.mark.parametrize("has_budget", [False, True])
+def test_steps_csv_has_num_updates_column_only_for_runs_with_budget(tmp_path, has_budget):
+    StepRows(tmp_path, 0, has_budget).close()
+    assert ("num_updates" in (tmp_path / "steps.csv").read_text().strip().split(",")) is has_budget
+
+
+def test_resumed_run_keeps_earlier_epoch_rows(tmp_path):
+    for first, epoch in ((0, 0), (1, 1), (1, 1)):
+        rows = EpochRows(tmp_path, first)
+        rows.add({"epoch": epoch, "train_loss": 1.0, **({"eval_top1": 5.0} if epoch else {})})
+        assert rows.is_written
+    assert [row["epoch"] for row in epochs_of(tmp_path)] == [0, 1]
+    assert (tmp_path / "metrics.csv").read_text() == "epoch,train_loss,eval_top1\n0,1.0,\n1,1.0,5.0\n"
 
 
 def test_peak_cpu_memory_is_reported_in_bytes():

@@ -8,7 +8,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import expit, log_softmax, softmax
 
 from extras import calibration
-from extras.calibration import calibrate, confidence_curve, expected_error, fit_temperature, measure, reliability
+from extras.calibration import confidence_curve, expected_error, fit_temperature, measure, reliability
 
 PRIOR_VARIANCE = 0.25
 
@@ -96,20 +96,6 @@ def test_measures_of_several_labels_cover_all_image_label_pairs():
     measured = measure(logits, targets, temperature)
     assert measured.confidences == pytest.approx(shares.ravel()) and (measured.are_right == targets.ravel()).all()
     assert measured.losses.mean() == pytest.approx(-np.log(np.where(targets, shares, 1 - shares)).mean())
-
-
-@pytest.mark.parametrize("has_several_labels", [False, True])
-def test_calibration_stores_the_measures_before_and_after_the_fit(has_several_labels):
-    logits, labels = draw(300, 5, 0.4)
-    targets = np.arange(5) == labels[:, None] if has_several_labels else labels
-    found = calibrate((logits, targets))
-    assert np.ravel(found["temperature"]) == pytest.approx(fit_temperature(logits, targets))
-    for name, temperature in (("before", np.ones(1)), ("after", fit_temperature(logits, targets))):
-        measured = measure(logits, targets, temperature)
-        figures = {key.removesuffix(f"_{name}"): value for key, value in found["figures"].items() if name in key}
-        assert figures["bins"] == reliability(measured) and figures["ece"] == expected_error(figures["bins"])
-        assert figures["nll"] == pytest.approx(measured.losses.mean())
-    assert found["curve"] == ([] if has_several_labels else confidence_curve(measured))
 
 
 def test_certain_predictions_have_finite_losses():

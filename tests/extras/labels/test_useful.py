@@ -68,11 +68,5 @@ def test_each_unsure_photo_adds_most_to_the_covered_doubt(seed, count, wanted, n
             assert covered(chosen) == pytest.approx(best, abs=1e-4)
 
 
-def test_choices_of_many_photos_name_each_photo_once():
-    features = drawn_features(0, 900, 4)
-    probabilities = np.random.default_rng(1).dirichlet(np.ones(3), 900)
-    assert len({*useful(features, probabilities, 850).tolist()}) == 850
-
-
 def test_equal_features_still_give_as_many_photos_as_asked():
     assert len({*useful(np.ones((6, 3), np.float32), NO_CLASSES[:6], 4).tolist()}) == 4

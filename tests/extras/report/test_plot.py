@@ -3,11 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from extras.report.plot import Plotter, figure_of, plots_of
-from tests.support.properties import examples
 
 pytestmark = pytest.mark.slow
 
@@ -43,37 +40,6 @@ def marked(axes) -> tuple[float, float]:
 def test_best_epoch_is_marked_in_curve_of_chosen_metric(rows, metric, in_accuracy, in_loss):
     found = drawn(rows, metric)
     assert marked(found["accuracy.png"]) == in_accuracy and marked(found["loss.png"]) == in_loss
-
-
-NUMBER = st.none() | st.sampled_from([0.0, 1.0, 2.0, 100.0])
-UPDATES = st.lists(
-    st.fixed_dictionaries({name: NUMBER for name in ("lr", "grad_norm", "loss_scale", "skipped")}), max_size=8
-)
-
-
-@given(UPDATES)
-@examples(100)
-def test_curves_of_updates_have_every_known_value_and_mark_skips(rows):
-    """Scales of 0 are unknown. A scale that never changes is not drawn."""
-    steps = [{"step": 10 * number, **row} for number, row in enumerate(rows)]
-    found = {plot.file: plot for plot in plots_of([], steps, "top1")}
-    known = {
-        name: {row["step"]: row[name] for row in steps if row[name] is not None}
-        for name in ("lr", "grad_norm", "loss_scale")
-    }
-    scales = {step: scale for step, scale in known["loss_scale"].items() if scale}
-    wanted = {f"{name}.png": known[name] for name in ("lr", "grad_norm") if len(known[name]) > 1}
-    wanted |= {"loss_scale.png": scales} if len({*scales.values()}) > 1 else {}
-    assert {file: dict(*plot.curves.values()) for file, plot in found.items()} == wanted
-    for plot in found.values():
-        ends = [*dict(*plot.curves.values()).values()]
-        assert [float(word) for word in plot.text.split() if word.isdecimal()] == [ends[0], ends[-1]]
-    if "loss_scale.png" in wanted:
-        totals = [row["skipped"] or 0 for row in steps]
-        more = {steps[n]["step"] for n in range(1, len(steps)) if totals[n] > totals[n - 1]}
-        assert dict(found["loss_scale.png"].skipped) == {
-            step: each for step, each in known["loss_scale"].items() if step in more
-        }
 
 
 def test_curves_are_drawn_each_minute_and_at_end(tmp_path, monkeypatch):

@@ -2,15 +2,19 @@
 
 import re
 import shlex
+from difflib import SequenceMatcher
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from configs.load import load
 from configs.timm_arguments import SUPPORTED, TIMM_ARGUMENTS
-from configs.typed_names import ALIASES, NOT_HERE
+from configs.typed_names import ALIASES, NOT_HERE, suggest_flag, suggest_key
 from configs.values import ALL_SETTINGS
 from tests.support.cases import cases_of, names_of
 from tests.support.configs import load_text, write
+from tests.support.properties import examples
 from tests.support.refusals import assert_names, refused
 from utils.errors import ConfigError
 
@@ -66,6 +70,30 @@ def test_suggestions_for_flags_of_other_trainers_name_existing_settings():
         if not words.startswith("-"):
             load_text("", "-opts", "SEED=0", *(word for word in words.split() if "=" in word))
             assert {re.split("=|(?<=KWARGS)[.]", word)[0] for word in words.split()} <= set(ALL_SETTINGS)
+
+
+OTHER_NAMES = {name for names in (*ALIASES.values(), *NOT_HERE.values()) for name in names.split()}
+OTHER_NAMES |= {name.replace("-", "_") for each in TIMM_ARGUMENTS.values() for name in (each.name, each.short) if name}
+
+
+@given(st.sampled_from([*ALL_SETTINGS]), st.integers(0, 30), st.sampled_from(["{1}", "{0}{0}{1}", "{1}{0}", "x{1}"]))
+@examples(200)
+def test_setting_with_a_typing_mistake_is_suggested(key, place, form):
+    """A letter is missing, double, or another letter, or two letters are exchanged."""
+    section, dot, name = key.rpartition(".")
+    place %= len(name)
+    typed = name[:place] + form.format(name[place], name[place + 1 : place + 2]) + name[place + 2 :]
+    assume(typed.lower() not in OTHER_NAMES and typed.lower() != name.lower())
+
+    def alikeness(other: str) -> float:
+        return SequenceMatcher(None, typed.lower(), other.rpartition(".")[2].lower()).ratio()
+
+    found = suggest_key(f"{section}{dot}{typed}", ALL_SETTINGS).partition("did you mean ")[2].rstrip("?")
+    words = suggest_flag(f"--{typed.lower().replace('_', '-')}", {}).partition("-opts ")[2].partition("=")[0]
+    for each in (found, words):
+        assert each in ALL_SETTINGS if each else alikeness(name) < 0.75
+        assert not each or alikeness(each) >= alikeness(name) - 1e-9
+    assert found == key or found.rpartition(".")[2] != name, "the section is that of the typed key"
 
 
 def test_original_paddlevit_command_line_is_accepted():

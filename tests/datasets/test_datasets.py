@@ -5,7 +5,6 @@ import hashlib
 import numpy as np
 import pytest
 
-from datasets.order import shuffled
 from datasets.sources.arrays import DIGITS
 from datasets.sources.computed import FRACTAL_CLASSES, cloud_maps, find_system
 from tests.support.image_sets import error_of, load, make_folders
@@ -81,8 +80,3 @@ def test_data_with_more_classes_than_model_outputs_is_refused(tmp_path):
     message = error_of("imagefolder", tmp_path, num_classes=2)
     assert_names(message, "cat/00.JPEG", "MODEL.NUM_CLASSES", "2", "-num_classes 3")
     assert len(load("imagefolder", tmp_path, num_classes=9)[0].classes) == 3
-
-
-def test_shuffle_is_stable_across_numpy_versions():
-    assert shuffled(10, 0, 0).tolist() == [3, 2, 1, 8, 6, 0, 7, 4, 5, 9]
-    assert shuffled(10, 0, 1).tolist() != shuffled(10, 1, 0).tolist()

@@ -115,13 +115,6 @@ def test_csv_classes_must_be_utf8_unlike_file_names(tmp_path):
     assert_names(error_of("csv", tmp_path), "train.csv", "UTF-8")
 
 
-def test_csv_error_after_blank_lines_names_the_line_of_the_file(tmp_path):
-    rows = "\n\nimages/1.jpg;dog\n;\n\nimages/2.jpg;1 ÿ\n"
-    for header, line in (("image_path;target", 7), ("sep=;\nimage_path;target", 8)):
-        make_csv(tmp_path / "train.csv", rows, header, "cp1252")
-        assert_names(error_of("csv", tmp_path), f"train.csv, line {line}", "target", "UTF-8")
-
-
 @pytest.mark.parametrize(
     ("header", "row", "empty"),
     [

@@ -1,7 +1,5 @@
 """Images held out for validation, and the split, classes and class order in a checkpoint."""
 
-import csv
-import os
 import re
 import shutil
 from pathlib import Path
@@ -9,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datasets import ImageSet, SavedData, load_image_sets, validation_facts
+from datasets import SavedData, load_image_sets, validation_facts
 from datasets.sources.images import FileImages
-from datasets.split import divide, new_record, write_split
+from datasets.split import divide, new_record
 from datasets.split.by_hash import warn_of_other_folders
 from datasets.transforms.pixel_rules import PixelRules
 from tests.support.cases import names_of
@@ -28,33 +26,6 @@ def parts_of(dataset: str, path, **options) -> dict[str, str]:
     """Return {name of an image: its part}."""
     train, val = load(dataset, path, **options)
     return {each.key(index): part for part, each in zip("tv", (train, val), strict=True) for index in range(len(each))}
-
-
-def in_parts(names: list[str], fraction: float = 0.2) -> tuple[dict[str, str], str]:
-    """Return {path below the class folder: part} of images in class folders, and the log lines."""
-    classes = sorted({name.partition("/")[0] for name in names})
-    images = FileImages("/", names, [classes.index(name.partition("/")[0]) for name in names], classes, RULES)
-    train, val = divide(images, new_record("hash", "here", fraction, None))
-    found = {key.partition("/")[2]: part for part, each in (("t", train), ("v", val)) for key in keys(each)}
-    return found, "\n".join(val.notes)
-
-
-def test_log_names_every_image_that_relabelling_moves_between_parts():
-    num_named = 0
-    for seed in range(20):
-        random = np.random.default_rng(seed)
-        of_class = dict(zip("abcd", (40, 25, 6, 3), strict=True))
-        names = [f"{name}/day {number % 3}/{name}{number}.jpg" for name, n in of_class.items() for number in range(n)]
-        before, first = in_parts(names)
-        moved = set(random.permutation(len(names))[:31].tolist())
-        after, then = in_parts(
-            [f"{random.choice(list('abcd'))}{name[1:]}" if row in moved else name for row, name in enumerate(names)]
-        )
-        assert after.keys() == before.keys()
-        changed = [name for name, part in before.items() if part != after[name]]
-        assert all(name in f"{first}\n{then}" for name in changed)
-        num_named += len(changed)
-    assert 0 < num_named < 40, "some images must change part, and the log must name them"
 
 
 def test_classes_sharing_file_names_keep_their_validation_share():
@@ -223,24 +194,6 @@ def test_run_logs_data_source_and_writes_split_csv(tmp_path, small_yaml):
     assert_names(next(line for line in printed.splitlines() if "training images: " in line), tmp_path / "photos")
     found = {row["image"]: row["part"][0] for row in rows_of(run_folder(tmp_path / "output") / "split.csv")}
     assert found == parts_of("imagefolder", tmp_path / "photos")
-
-
-def test_split_csv_lists_names_of_any_bytes_in_chunks(tmp_path, monkeypatch):
-    names = [b"a.png", b"k\xe4fer.png", "ü".encode()] * 3
-
-    class Named(ImageSet):
-        root = tmp_path
-
-        def name(self, index):
-            return os.fsdecode(names[self.row(index)])
-
-    monkeypatch.setattr("datasets.index.CHUNK", 2)
-    parts = divide(Named(np.zeros(len(names), int), ["a"]), new_record("position", "here", 0.5, None))
-    write_split(tmp_path / "split.csv", *parts)
-    with open(tmp_path / "split.csv", newline="", errors="surrogateescape") as file:
-        found = [*csv.reader(file)]
-    rows = [[key, name] for name, part in zip(("train", "val"), parts, strict=True) for key in keys(part)]
-    assert found == [["image", "part"], *rows]
 
 
 def test_groups_equal_to_classes_cannot_be_split(tmp_path):

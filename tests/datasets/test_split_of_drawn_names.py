@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 from unicodedata import normalize
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,12 +59,19 @@ class Parts(NamedTuple):
 
 
 def parts_of(
-    data: Data, fraction: float = 0.1, fold: Fold | None = None, root: str = "/", groups: dict | None = None
+    data: Data,
+    fraction: float = 0.1,
+    fold: Fold | None = None,
+    root: str = "/",
+    groups: dict | None = None,
+    meanings: dict | None = None,
 ) -> Parts:
-    """Divide the images without reading files."""
+    """Divide the images without reading files. `meanings`: the names of the classes, if labels are numbers."""
     classes = sorted(data)
     pairs = [(f"{name}/{file}", number) for number, name in enumerate(classes) for file in data[name]]
     images = FileImages(root, [key for key, _ in pairs], [number for _, number in pairs], classes, PixelRules(3))
+    if meanings:
+        images.labels_are_numbers, images.classes = True, [meanings[name] for name in classes]
     record = new_record("hash", "here", fraction, fold)
     if groups:
         images.groups = Texts.of([groups[key].encode() for key, _ in pairs])
@@ -88,6 +96,32 @@ def test_growing_or_renamed_class_moves_training_images_only_with_a_note(data, f
     name, new = draw.draw(st.sampled_from(sorted(data))), draw.draw(names().filter(lambda text: text not in data))
     renamed = {new if each == name else each: files for each, files in data.items()}
     assert before.moved(parts_of(renamed, fraction), renamed=(name, new)) == []
+
+
+@given(class_folders(), FRACTIONS, st.data())
+@examples(40)
+def test_log_names_every_image_that_relabelling_moves_between_parts(data, fraction, draw):
+    """Images move to the folders of other classes. Their names stay different, so that each can be found again."""
+    of_name = {f"{number} {file}".replace("/", " "): name for name in data for number, file in enumerate(data[name])}
+    images = {f"{name} {file}": name for file, name in of_name.items()}
+    after = {file: draw.draw(st.sampled_from(sorted(data))) for file in images}
+    found = []
+    for classes in (images, after):
+        folders = {name: [file for file in classes if classes[file] == name] for name in sorted(data)}
+        parts = parts_of({name: files for name, files in folders.items() if files}, fraction)
+        found.append(({key.partition("/")[2]: part for key, part in parts.parts.items()}, parts.log))
+    (before, first), (then, second) = found
+    assert before.keys() == then.keys()
+    assert all(file in f"{first}\n{second}" for file, part in before.items() if then[file] != part)
+
+
+@given(class_folders(), FRACTIONS)
+@examples(20)
+def test_numbers_as_labels_leave_no_folder_out_of_the_hash(data, fraction):
+    """Other folders may have numbers as names too."""
+    named = {name: f"class {name}" for name in data}
+    parts = [parts_of(data, fraction, meanings=meanings).parts for meanings in (named, {name: name for name in data})]
+    assert parts[0] == parts[1]
 
 
 @given(class_folders(), FRACTIONS, FRACTIONS)
@@ -146,9 +180,13 @@ def test_split_csv_names_every_image_for_csv_readers_and_for_ours(tmp_path_facto
     parts = divide(
         FileImages(root, files, [0] * len(files), ["a"], PixelRules(3)), new_record("hash", "here", 0.5, None)
     )
-    write_split(root / "split.csv", *parts)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("datasets.index.CHUNK", 2)
+        write_split(root / "split.csv", *parts)
     with open(root / "split.csv", newline="", encoding="utf-8", errors="surrogateescape") as rows:
-        found = {name: part for name, part in [*csv.reader(rows)][1:]}
+        header, *lines = csv.reader(rows)
+        found = {name: part for name, part in lines}
+    assert header == ["image", "part"] and len(lines) == len(files)
     assert found == {part.key(n): name for name, part in zip(PARTS, parts, strict=True) for n in range(len(part))}
     assert len(found) == len(files) and describe_changed_images(root / "split.csv", *parts) == ([], False)
 

@@ -1,5 +1,6 @@
 """Drawn orders: every update gets its images once, whatever the processes, the micro-batches and the first update."""
 
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from datasets import ImageSet
 from datasets.balance import order_of_balanced_epochs
 from datasets.order import Order, Piece, grouped_shuffled
+from engine.memory import flags_for, smaller_batch
 from tests.support.properties import examples
 
 
@@ -52,6 +54,17 @@ def occurrences(order: Order, step: int) -> list[tuple[int, int]]:
     return [pair for part in parts for pair in zip(*(each.tolist() for each in part), strict=True)]
 
 
+def window_by_hand(order: Order, step: int) -> list[int]:
+    """Return the images of an update. They repeat in rounds, each of which starts one image later."""
+    epoch, number = divmod(step, order.steps_per_epoch)
+    start = number * order.global_batch
+    size = min(order.global_batch, order.num_images - start)
+    first, distinct = number * -(-order.global_batch // order.num_repeats), -(-size // order.num_repeats)
+    images = order.epoch_order(order.seed, epoch)[first : first + distinct].tolist()
+    rounds = [images[turn % distinct :] + images[: turn % distinct] for turn in range(order.num_repeats)]
+    return sum(rounds, [])[:size]
+
+
 def epoch_of(order: Order, epoch: int) -> range:
     return range(epoch * order.steps_per_epoch, (epoch + 1) * order.steps_per_epoch)
 
@@ -64,7 +77,7 @@ def test_windows_are_divided_exactly_among_ranks_without_splitting_pairs(order, 
         num_micro_batches = -(-len(window) // (order.batch_size * order.world_size))
         assert len(window) == order.window_size(step) and order.num_micro_batches(step) == num_micro_batches
         assert len(pieces) == num_micro_batches * order.world_size and {piece.epoch for piece in pieces} == {epoch}
-        assert [image for image, _ in occurrences(order, step)] == window.tolist()
+        assert [image for image, _ in occurrences(order, step)] == window.tolist() == window_by_hand(order, step)
         filled = [piece for piece in pieces if piece.num_samples]
         assert max(len(piece.indices) for piece in filled) <= order.largest_piece(step) <= order.batch_size
         assert all(piece.num_samples == len(piece.indices) for piece in filled)
@@ -72,6 +85,28 @@ def test_windows_are_divided_exactly_among_ranks_without_splitting_pairs(order, 
         if order.in_pairs:
             assert all(piece.first % 2 == 0 for piece in filled)
             assert sum(piece.num_samples % 2 for piece in pieces) == len(window) % 2
+
+
+def numbers_in(text: str) -> list[int]:
+    return [*map(int, re.findall(r"\d+", text))]
+
+
+@given(orders(), st.integers(1, 4), st.integers(1, 5))
+@examples(60)
+def test_descriptions_of_an_epoch_count_its_updates_and_pieces(order, half_batch, world_size):
+    """A resumed run can have pieces of two sizes."""
+    sizes = [order.window_size(step) for step in epoch_of(order, 0)]
+    full = [size for size in sizes if size == order.global_batch]
+    of_epoch = numbers_in(order.describe_epoch().replace(f" ({order.describe_split()})", ""))
+    assert of_epoch[:2] == ([len(full), order.global_batch] if full else [1, *sizes])
+    rest = order.num_images % order.global_batch if full and order.num_repeats == 1 else 0
+    assert of_epoch[2:] == [rest] * bool(rest)
+    resumed = replace(order, batch_size=2 * half_batch, world_size=world_size, resumed_global_batch=order.global_batch)
+    for each in (order, resumed):
+        *of_pieces, processes, num_micro_batches = numbers_in(each.describe_split())
+        if full and not order.in_pairs:
+            assert of_pieces == sorted({piece.num_samples for piece in in_order(each, 0)})
+            assert (processes, num_micro_batches) == (each.world_size, each.num_micro_batches(0))
 
 
 @given(orders(), st.data())
@@ -85,6 +120,22 @@ def test_update_has_the_same_images_after_resuming_with_other_processes(order, d
     assert resumed.steps_per_epoch == order.steps_per_epoch
     for step in data.draw(st.permutations(steps)):
         assert occurrences(resumed, step) == expected[step]
+
+
+@given(orders(), st.integers(0, 6))
+@examples(100)
+def test_smaller_micro_batch_is_the_largest_that_divides_an_update(order, half):
+    order = replace(
+        order, batch_size=2 * half or order.batch_size, resumed_global_batch=order.global_batch * half or None
+    )
+    of_process, largest = order.global_batch // order.world_size, order.largest_piece(0)
+    found = smaller_batch(order)
+    fitting = [size for size in range(1, largest) if of_process % size == 0 and size % order.unit == 0]
+    assert found == max(fitting, default=0)
+    if found and order.global_batch % order.world_size == 0:
+        batch_size, num_accumulated = numbers_in(" ".join(flags_for(order, found)))
+        smaller = replace(order, batch_size=batch_size, num_accumulated=num_accumulated, resumed_global_batch=None)
+        assert smaller.global_batch == order.global_batch and smaller.largest_piece(0) <= batch_size == found
 
 
 @given(orders())

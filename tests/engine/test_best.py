@@ -1,14 +1,13 @@
 """The choice of a run's best epoch and best weights."""
 
 import shutil
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from engine.eval_run import weights_to_score
-from engine.evaluation.scores import Best, Scores, confidence
+from engine.evaluation.scores import Best
 from models.weights.files import read_record
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, run, run_folder, status_of
@@ -55,24 +54,6 @@ def test_smallest_loss_is_best_until_another_metric_is_chosen(scored):
     assert any("TRAIN.BEST_METRIC" in line for line in lines)
 
 
-def test_scores_are_ranked_by_the_chosen_metric():
-    low, high = Scores(1, 50, 100, 9, 0, macro_recall=40.0), Scores(2, 40, 100, 9, 0, macro_recall=45.0)
-    assert low.rank > high.rank
-    assert replace(low, metric="macro_recall").rank < replace(high, metric="macro_recall").rank
-    assert replace(low, metric="loss").rank > replace(high, metric="loss").rank
-    assert replace(low, loss=float("nan")).rank < replace(low, loss=1e9).rank < low.rank
-
-
-def test_equal_scores_are_ranked_by_smaller_loss_then_earlier_epoch():
-    scores = Scores(1, 50, 100, 9, 0)
-    lower = replace(scores, loss=0.5)
-    assert Best.of(scores, 3, "").is_worse_than(lower) and not Best.of(lower, 3, "").is_worse_than(scores)
-    assert Best().is_worse_than(scores) and not Best.of(scores, 3, "").is_worse_than(scores)
-    # Also with a NaN loss, because a resumed run compares its best epoch with best.pth.
-    first, again = (Best.of(replace(scores, loss=float("nan")), 3, "") for _ in range(2))
-    assert first == again
-
-
 @pytest.mark.parametrize("names", [["state_dict"], ["state_dict", "state_dict_ema"], ["model", "model_ema"]])
 def test_ema_weights_in_foreign_checkpoints_are_labelled(tmp_path, names):
     path = saved({name: {"head.weight": torch.ones(2, 2)} for name in names}, tmp_path / "x.pth")
@@ -106,12 +87,3 @@ def test_changed_validation_images_invalidate_the_best_epoch(scored, tmp_path, s
         lines, folder = scored([50, 1.0], words=words)
         assert read(folder / "best.pth")["epoch"] == epoch - 1
         assert len([line for line in lines if "best.pth" in line and "90.00%" in line]) == (epoch == 2)
-
-
-@pytest.mark.parametrize(
-    "top1, count, low, high",
-    [(81.25, 16, "57", "93"), (100, 16, "81", "100"), (0, 16, "0", "19"), (50, 400, "45.1", "54.9")],
-)
-def test_accuracy_on_few_images_has_a_wilson_interval(top1, count, low, high):
-    assert_names(confidence(top1, count), f"{low} to {high}%", f"{count} images")
-    assert confidence(top1, 1000) == confidence(top1, 0) == "", "no interval for many images or an unknown number"

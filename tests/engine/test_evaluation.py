@@ -1,10 +1,13 @@
 """Scores match counts in plain Python, image by image; multi-label scores match scikit-learn, for any number of processes."""
 
-import warnings
+import weakref
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score, f1_score, recall_score, roc_auc_score
 from torch import nn
 
 from datasets import BadImages, Normalize, build_eval_data, load_image_sets
@@ -20,6 +23,7 @@ from engine.precision import Precision
 from engine.predict.classifier import load_classifier
 from engine.predict.predictor import Predictor
 from tests.support.configs import CPU, small_config
+from tests.support.properties import examples
 from tests.support.refusals import assert_names
 from tests.support.runs import ROOT, epochs_of, run, run_folder, run_fresh, status_of
 from tests.support.several_labels import write_digits
@@ -136,25 +140,6 @@ def test_raw_and_ema_weights_are_scored_in_one_pass(tmp_path, monkeypatch):
     assert both[""].scores.loss != both["_ema"].scores.loss
 
 
-def test_macro_recall_and_f1_match_scikit_learn():
-    from sklearn.metrics import balanced_accuracy_score, f1_score
-
-    rng = torch.Generator().manual_seed(0)
-    logits, targets = torch.randn(300, 20, generator=rng), torch.randint(3, 15, (300,), generator=rng)
-    logits[torch.arange(300), targets] += 1.5
-    tally = Tally(CPU, torch.float64, num_images=300)
-    for part in (slice(0, 256), slice(256, 300), slice(300, 300)):  # the last part is that of a process without images
-        tally.add(logits[part], targets[part], num_excluded=0)
-    scores, predicted, present = tally.result(Process(CPU)), logits.argmax(1), targets.unique()
-    assert len(present) == 12 and len(predicted.unique()) > 12, "classes without images must be predicted too"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # scikit-learn warns of these classes
-        assert scores.macro_recall == pytest.approx(100 * balanced_accuracy_score(targets, predicted), abs=1e-6)
-    f1 = f1_score(targets, predicted, labels=present, average="macro")
-    assert scores.macro_f1 == pytest.approx(100 * f1, abs=1e-6)
-    assert scores.num_images == 300
-
-
 def test_non_finite_logits_count_as_wrong():
     logits = torch.tensor([[0, float("inf"), 0], [0, float("nan"), 0], [0, 1, 0]])
     tally = Tally(CPU, torch.float64, num_images=300)
@@ -190,55 +175,84 @@ def test_evaluation_uses_batch_norm_statistics_of_rank_0(tmp_path):
     assert loss(Second(CPU), 5.0) == loss(Process(CPU), 1.0) != loss(Process(CPU), 5.0)
 
 
-NUM_IMAGES, NUM_CLASSES = 403, 9
+@st.composite
+def evaluations(draw) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw logits [N, C] and class numbers [N], or logits that tie and labels [N, C]. Some classes have no images."""
+    count, classes = draw(st.integers(0, 40)), draw(st.integers(2, 8))
+    rng = torch.Generator().manual_seed(draw(st.integers(0, 999)))
+    logits = torch.randn(count, classes, generator=rng)
+    if draw(st.booleans()):
+        targets = torch.randint(draw(st.integers(1, classes)), (count,), generator=rng)
+        return logits + nn.functional.one_hot(targets, classes), targets
+    labels = (torch.rand(count, classes, generator=rng) < torch.linspace(0, draw(st.floats(0, 1)), classes)).float()
+    return (2 * logits + labels).round() / 2 + torch.arange(classes) / 1000, labels  # no ties within an image
 
 
-@pytest.fixture(scope="module")
-def scored():
-    """Return logits with many ties, and labels. The last class has no image, but is predicted."""
-    rng = torch.Generator().manual_seed(0)
-    targets = (torch.rand(NUM_IMAGES, NUM_CLASSES, generator=rng) < torch.linspace(0.02, 0.6, NUM_CLASSES)).float()
-    targets[:, -1] = 0
-    logits = torch.randn(NUM_IMAGES, NUM_CLASSES, generator=rng) + 1.5 * targets - 0.5
-    return (logits * 4).round() / 4, targets
-
-
-def tally(process, logits, targets):
-    """Score like an evaluation: each process gets every world_size-th image, in batches; the last batch may be empty."""
-    found, share = (
-        Tally(CPU, torch.float64, num_images=300),
-        torch.arange(process.rank, len(logits), process.world_size),
-    )
-    for start in range(0, max(1, -(-len(logits) // process.world_size)), 67):
-        part = share[start : start + 67]
-        found.add(logits[part], targets[part], num_excluded=0)
-    return found.result(process)
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_map_recall_and_f1_match_scikit_learn(scored, monkeypatch, world_size):
-    from sklearn.metrics import average_precision_score, f1_score, recall_score
-
-    monkeypatch.setattr(module, "BYTES_ON_DEVICE", 1000)
-    moves, move = [], module.AllScores._move
-    monkeypatch.setattr(module.AllScores, "_move", lambda scores: moves.append(scores) or move(scores))
-    monkeypatch.setattr(module, "BYTES_AT_ONCE", 9 * NUM_IMAGES * 2)  # two classes at once
-    logits, targets = scored
-    results = Threads(world_size).run(lambda process: tally(process, logits, targets))
-    assert len(moves) > 2 * world_size, "the device must not keep all scores until the end"
-    predicted, labels = (logits > 0).numpy(), np.flatnonzero(targets.any(0))
-    assert len(labels) == NUM_CLASSES - 1 and predicted[:, -1].any()
-    expected = {
-        "map": average_precision_score(targets[:, labels], logits[:, labels], average="macro"),
-        "macro_recall": recall_score(targets, predicted, labels=labels, average="macro"),
-        "macro_f1": f1_score(targets, predicted, labels=labels, average="macro"),
-        "micro_f1": f1_score(targets, predicted, average="micro"),
+def by_scikit_learn(logits: torch.Tensor, targets: torch.Tensor) -> tuple[dict[str, float], np.ndarray]:
+    """Return the scores in percent, and the average precision and AUC of each class."""
+    (count, classes), is_multi = logits.shape, targets.ndim == 2
+    actual = (targets if is_multi else nn.functional.one_hot(targets, classes)).numpy() > 0
+    best = np.argsort(-logits.numpy(), axis=1)
+    predicted = logits.numpy() > 0 if is_multi else np.eye(classes)[best[:, 0]] > 0
+    right, present = np.take_along_axis(actual, best, 1), np.flatnonzero(actual.any(0))
+    loss = nn.functional.binary_cross_entropy_with_logits if is_multi else nn.functional.cross_entropy
+    how = {"labels": present, "average": "macro", "zero_division": 0}
+    confidences = (logits if is_multi else logits.double().log_softmax(1)).numpy()
+    ranking = np.full((2, classes), np.nan)
+    for number in present:
+        ranking[0, number] = average_precision_score(actual[:, number], confidences[:, number])
+        if not actual[:, number].all():
+            ranking[1, number] = roc_auc_score(actual[:, number], confidences[:, number])
+    scores = {
+        "loss": loss(logits.double(), targets.double() if is_multi else targets).item() if count else 0,
+        "top1": 100 * right[:, 0].mean() if count else 0,
+        "top5": 100 * right[:, :5].any(1).mean() if count else 0,
+        "macro_recall": 100 * recall_score(actual, predicted, **how) if len(present) else 0,
+        "macro_f1": 100 * f1_score(actual, predicted, **how) if len(present) else 0,
     }
-    for scores in results:
-        for name, value in expected.items():
-            assert getattr(scores, name) == pytest.approx(100 * value, abs=1e-6), name
-        assert scores.num_images == NUM_IMAGES
-    assert len({each.map for each in results}) == 1
+    if is_multi:
+        scores["micro_f1"] = 100 * f1_score(actual, predicted, average="micro", zero_division=0) if count else 0
+        scores["map"] = 100 * ranking[0, present].mean() if len(present) else 0
+    return scores, ranking
+
+
+@given(evaluations(), st.integers(1, 3), st.integers(1, 20), st.sampled_from([100, 2**26]))
+@examples(80)
+def test_scores_and_rankings_match_scikit_learn_for_any_number_of_processes(drawn, world_size, size, num_bytes):
+    """Each process gets every world_size-th image, in batches. The last batch is that of a process without images."""
+    logits, targets = drawn
+
+    def score(process: Process) -> tuple:
+        found, share = (
+            Tally(CPU, torch.float64, len(logits)),
+            torch.arange(process.rank, len(logits), process.world_size),
+        )
+        for part in [*share.split(size), share[:0]]:
+            found.add(logits[part], targets[part], num_excluded=1)
+        return found.result(process), found.per_image.scores.ranking(process)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(module, "BYTES_ON_DEVICE", num_bytes)
+        patched.setattr(module, "BYTES_AT_ONCE", num_bytes)
+        results = Threads(world_size).run(score)
+    expected, ranking = by_scikit_learn(logits, targets)
+    for scores, of_classes in results:
+        assert {name: getattr(scores, name) for name in expected} == pytest.approx(expected, abs=1e-4)
+        assert scores.num_images == len(logits) and scores.num_excluded >= world_size
+        np.testing.assert_allclose(np.array(of_classes), ranking, atol=1e-9)
+    assert len({scores for scores, _ in results}) == 1
+
+
+def test_scores_leave_the_device_before_they_fill_it(monkeypatch):
+    monkeypatch.setattr(module, "BYTES_ON_DEVICE", 1000)
+    found, on_device = module.AllScores(), weakref.WeakSet()
+    for _ in range(10):
+        scores = torch.randn(20, 9)  # 720 bytes
+        on_device.add(scores)
+        found.add(scores, torch.zeros(20, dtype=torch.int64))
+        del scores
+        assert len(on_device) < 2
+    assert found.on_host()[0].shape == (200, 9)
 
 
 def test_large_evaluations_keep_no_scores(monkeypatch):
@@ -277,15 +291,6 @@ def test_image_results_keep_only_top_100_and_true_labels():
         assert kept == sorted(kept, key=lambda number: -row[number])
 
 
-def test_multi_label_top1_accepts_any_true_label(scored):
-    logits, targets = scored
-    scores = tally(Process(CPU), logits, targets)
-    right = [bool(labels[row.topk(1).indices[0]]) for row, labels in zip(logits, targets, strict=True)]
-    assert scores.top1 == pytest.approx(100 * np.mean(right))
-    losses = torch.nn.functional.binary_cross_entropy_with_logits(logits.double(), targets.double())
-    assert scores.loss == pytest.approx(losses.item(), rel=1e-6)
-
-
 def test_multi_label_run_selects_by_map_and_predicts_labels_above_one_half(tmp_path, small_yaml):
     file, _ = write_digits(tmp_path, 120)
     words = ["DATA.LABEL_SEPARATOR=|", "DATA.VAL_FRACTION=0.3", "TRAIN.NUM_EPOCHS=1", "TRAIN.BASE_LR=0.01"]
@@ -304,11 +309,3 @@ def test_multi_label_run_selects_by_map_and_predicts_labels_above_one_half(tmp_p
     )
     expected = [[guess for guess in each.guesses if guess.probability > 0.5] for each in some]
     assert [each.guesses for each in above] == expected
-
-
-def test_scores_are_zero_without_labels_or_images():
-    for logits in (torch.zeros(3, 2), torch.zeros(0, 2)):
-        scores = tally(Process(CPU), logits, torch.zeros_like(logits))
-        assert (scores.map, scores.macro_recall, scores.macro_f1, scores.micro_f1) == (0, 0, 0, 0)
-    scores = tally(Process(CPU), logits, torch.zeros(0, dtype=torch.int64))  # one class per image
-    assert (scores.top1, scores.loss, scores.macro_recall, scores.macro_f1, scores.num_images) == (0, 0, 0, 0, 0)

@@ -14,7 +14,6 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.evaluation.image_test import ImageTest
 from engine.record.saved_run import SavedRun
 from scripts.comparing import statistics
 from scripts.comparing.runs import Group, find_runs, group_runs, image_test, other_data
@@ -371,12 +370,6 @@ def test_json_verdict_on_several_seeds_uses_their_spread(folder, tmp_path):
     for words in ([folder, "-json"], [folder, folder / "1e-3-0", "-json"], [*folder.glob("1e-3-*"), "-json"]):
         out, err = type_in(*words, exit_with=2)
         assert not out and "-json" in err
-
-
-@pytest.mark.parametrize("counts", [(0, 0), (3, 3), (0, 6), (5, 15), (2500, 2600)])
-def test_mcnemar_probability_matches_the_binomial_distribution(counts):
-    expected = scipy.stats.binomtest(counts[0], sum(counts)).pvalue if sum(counts) else 1
-    assert ImageTest(10_000, *counts).p == pytest.approx(expected)
 
 
 def test_runs_without_an_epoch_are_skipped_unless_named(folder):

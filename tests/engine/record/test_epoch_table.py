@@ -88,7 +88,7 @@ USUAL = {
 
 
 def test_metrics_row_holds_all_values_of_an_epoch(monkeypatch):
-    monkeypatch.setattr(columns, "peak_memory", lambda device: 64 * 2**20)
+    monkeypatch.setattr(columns, "peak_memory", lambda device: 64 * 2**20 + 99_999)
     report = replace(REPORT, loss_scale=1024.0, skipped=3, mean_grad_norm=0.75)
     assert epoch_row(epoch_of(3, result(report, raw=F1))) == USUAL
 

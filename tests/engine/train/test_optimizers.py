@@ -89,6 +89,7 @@ def test_parameter_groups_match_timm_for_each_parameter(tmp_path, name):
     model, train = on_meta(name), small_config(tmp_path).TRAIN
     options = {"no_weight_decay_list": model.no_weight_decay() if hasattr(model, "no_weight_decay") else ()}
     options |= {"weight_decay": train.WEIGHT_DECAY}
+    model.get_classifier().odd = torch.nn.ParameterDict({"bias": torch.zeros(2, 3), "scale": torch.zeros(2, 3)})
     own = dict(model.named_parameters())
     plain = described(model, parameter_groups(train, model, own))
     assert plain == described(model, param_groups_weight_decay(model, **options))

@@ -12,7 +12,7 @@ from PIL import Image
 
 from datasets import load_image_sets
 from engine.predict.pictures import tiles_of
-from extras.labels.next import TABLE, in_order, useful
+from extras.labels.next import TABLE, in_order
 from models.weights.torch_files import read_torch
 from tests.extras.embeddings.conftest import draw, make_hub, trained  # noqa: F401
 from tests.extras.unlabelled.support import SMALL as FEATURES
@@ -184,47 +184,6 @@ def test_copies_go_to_no_folder_of_the_training_images(here):
     draw(here / "photos/1.png", 1)
     typed(SCRIPT, folder, "-next", 1, "photos", "-into", table / "new").refused("-into", "new")
     assert not (table / "new").exists()
-
-
-def groups_of_features(*sizes: int) -> np.ndarray:
-    """Return features [n, 8] of groups in different directions, the members of each group close together."""
-    random = np.random.default_rng(0)
-    owners = np.repeat(np.arange(len(sizes)), sizes)
-    return (np.eye(8)[owners] + random.normal(0, 0.002, (len(owners), 8))).astype(np.float32)
-
-
-def test_typical_photos_come_from_different_groups_the_largest_first():
-    found = useful(groups_of_features(30, 5, 60, 10), np.empty((105, 0), np.float32), 4)
-    assert [int(np.searchsorted([30, 35, 95], row, "right")) for row in found] == [2, 0, 3, 1]
-
-
-def test_classifier_chooses_unsure_photos_from_different_groups():
-    probabilities = np.full((105, 2), (1, 0), np.float32)
-    unsure = [0, 1, 2, 31, 32, 40, 41, 42, 43, 100, 101, 103]
-    probabilities[unsure] = 0.5
-    found = useful(groups_of_features(30, 5, 60, 10), probabilities, 3).tolist()
-    assert {*found} <= {*unsure}
-    groups = [int(np.searchsorted([30, 35, 95], row, "right")) for row in found]
-    assert groups[0] == 2 and {*groups} == {0, 2, 3}, "the largest group of unsure photos comes first"
-
-
-def test_less_certain_of_two_equal_groups_comes_first():
-    features = np.concatenate([groups_of_features(20, 20), groups_of_features(0, 0, 20)])
-    certain = np.repeat([0.9, 0.6, 0.8], 20)
-    found = useful(features, np.stack([certain, 1 - certain], 1), 3) // 20
-    assert found.tolist() == [1, 2, 0]
-
-
-@pytest.mark.parametrize("classes", [0, 3])
-def test_choices_of_many_photos_name_each_photo_once(classes):
-    features = np.random.default_rng(0).normal(size=(900, 4)).astype(np.float32)
-    probabilities = np.random.default_rng(1).dirichlet(np.ones(3), 900)[:, :classes]
-    assert len({*useful(features, probabilities, 850).tolist()}) == 850
-
-
-def test_equal_features_still_give_as_many_photos_as_asked():
-    found = useful(np.ones((6, 3), np.float32), np.empty((6, 0), np.float32), 4).tolist()
-    assert len({*found}) == 4
 
 
 # --- files ---

@@ -4,7 +4,6 @@ import functools
 import math
 import re
 
-import numpy as np
 import pytest
 import timm
 import torch
@@ -119,17 +118,6 @@ def test_knn_accuracies_of_raw_and_ema_weights_equal_those_computed_by_hand(tmp_
     assert (metric, num_images) == ("knn", count) and value == pytest.approx(row[f"eval_knn{suffix}"])
     # The mean of two cosines, and the sum of two losses.
     assert loss == pytest.approx(2 - 2 * row[f"eval_similarity{suffix}"] / 100, abs=1e-5)
-
-
-def test_knn_accuracy_counts_votes_of_other_images_only():
-    # Two groups of directions. The last image of class 0 lies among the images of class 1.
-    angles = np.radians([0, 1, 2, 90, 91, 92, 91.5])
-    features = np.stack([np.cos(angles), np.sin(angles)], 1) * np.array([[1], [5], [1], [2], [1], [1], [1]])
-    targets = np.array([0, 0, 0, 1, 1, 1, 0])
-    assert knn_accuracy(features, targets) == pytest.approx(100 * 6 / 7)
-    order = np.array([6, 2, 4, 0, 1, 5, 3])
-    assert knn_accuracy(features[order], targets[order]) == pytest.approx(100 * 6 / 7)
-    assert knn_accuracy(features[:4:3], targets[:4:3]) == 0  # an image does not vote for itself
 
 
 def test_metrics_have_similarity_and_knn_but_no_accuracy(start, unbroken):

@@ -39,11 +39,6 @@ def is_share(value: float) -> bool:
 # --- images, their order, and batches ---
 
 
-def taken_rows(it, part):
-    places = {0, len(part) - 1} if len(part) else ()
-    return len(part) == len(it.indices) and all(part.row(n) == it.self.row(int(it.indices[n])) for n in places)
-
-
 def each_image_in_one_part(it, parts):
     whole = it.image_set
     rows = np.arange(len(whole)) if whole.rows is None else whole.rows
@@ -70,8 +65,8 @@ def pieces_of_window(it, pieces):
 
 def parts_of_batch(it, parts):
     ends = np.cumsum([0, *(len(part.targets) for part in parts)]).tolist()
-    firsts = [part.piece and part.piece.first - parts[0].piece.first for part in parts]
-    return ends[-1] == len(it.self.targets) and (parts[0].piece is None or firsts == ends[:-1])
+    whole, firsts = it.self.piece, [part.piece and part.piece.first for part in parts]
+    return ends[-1] == len(it.self.targets) and (not whole or firsts == [whole.first + end for end in ends[:-1]])
 
 
 def shares_of_ranks(it, data):
@@ -144,11 +139,6 @@ def larger_share(it, classes):
 
 
 # --- a step, an evaluation, and what is written of them ---
-
-
-def sums_of_batch(it, sums):
-    _, right, images = sums.tolist() if is_readable(sums) else (0, 0, it.batch.num_samples)
-    return images == it.batch.num_samples and 0 <= right <= images + 1e-6
 
 
 def rates_of_step(it, nothing):
@@ -243,11 +233,6 @@ def features_of_targets(it, found):
     return is_complete and (found.targets.ndim > 1 or np.array_equal(found.targets, it.images.targets[found.indices]))
 
 
-def sizes_of_photos(it, table):
-    pairs = [*zip(table.indices.tolist(), table.sizes.tolist(), strict=True)][:1]
-    return len({*map(len, table)}) == 1 and all(size == [*it.images.read(index).shape[1::-1]] for index, size in pairs)
-
-
 def fits(width: int, height: int, pixels: np.ndarray | None, side: int) -> bool:
     """Return whether width x height is the size of this image after it was enlarged or reduced to the square."""
     rows, columns = (1, 1) if pixels is None else pixels.shape[:2]
@@ -271,7 +256,6 @@ def tiles_in_rows(it, picture):
 
 
 CONTRACTS: dict[str, Callable[[SimpleNamespace, Any], bool]] = {
-    "datasets.types.ImageSet.take": taken_rows,
     "datasets.split.divide": each_image_in_one_part,
     "datasets.order.Order.pieces": pieces_of_window,
     "datasets.types.Batch.parts": parts_of_batch,
@@ -286,7 +270,6 @@ CONTRACTS: dict[str, Callable[[SimpleNamespace, Any], bool]] = {
     "datasets.transforms.preparation.Preparation.__call__": prepared,
     "datasets.transforms.erase_and_mix.Mixing.targets": shares_of_pixels,
     "datasets.transforms.preparation.dominant_class": larger_share,
-    "engine.train.trainer.Trainer.forward_and_backward": sums_of_batch,
     "engine.train.trainer.Trainer.update": rates_of_step,
     "engine.train.trainer.Trainer.report": report_of_last_step,
     "engine.train.schedule.Schedule.__call__": rate_in_range,
@@ -298,7 +281,6 @@ CONTRACTS: dict[str, Callable[[SimpleNamespace, Any], bool]] = {
     "engine.saves.describe_progress": progress_of_best,
     "engine.predict.predictor.Predictor.__call__": most_probable_first,
     "engine.features.compute.features_of_images": features_of_targets,
-    "engine.features.embedder.Embedder.__call__": sizes_of_photos,
     "engine.predict.pictures.fitted": lambda it, picture: fits(*picture.size, it.pixels, it.side),
     "engine.predict.pictures.contact_sheet": tiles_in_rows,
 }

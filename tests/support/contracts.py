@@ -63,12 +63,6 @@ def pieces_of_window(it, pieces):
     )
 
 
-def parts_of_batch(it, parts):
-    ends = np.cumsum([0, *(len(part.targets) for part in parts)]).tolist()
-    whole, firsts = it.self.piece, [part.piece and part.piece.first for part in parts]
-    return ends[-1] == len(it.self.targets) and (not whole or firsts == [whole.first + end for end in ends[:-1]])
-
-
 def shares_of_ranks(it, data):
     shares = [type(data)(data.image_set, 1, rank, data.world_size, None).share for rank in range(data.world_size)]
     is_complete = sorted(np.concatenate(shares).tolist()) == [*range(len(it.image_set))]
@@ -258,7 +252,6 @@ def tiles_in_rows(it, picture):
 CONTRACTS: dict[str, Callable[[SimpleNamespace, Any], bool]] = {
     "datasets.split.divide": each_image_in_one_part,
     "datasets.order.Order.pieces": pieces_of_window,
-    "datasets.types.Batch.parts": parts_of_batch,
     "datasets.build.build_eval_data": shares_of_ranks,
     "datasets.loading.readers.TrainReader.batch": batch_of_piece,
     "datasets.loading.readers.EvalReader.batch": batch_of_piece,

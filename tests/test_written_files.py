@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow.parquet
 import pytest
-import timm
 import torch
 from PIL import Image
 from timm.models import VisionTransformer, load_checkpoint
@@ -80,8 +78,6 @@ def made(tmp_path_factory):
         typed(*train, "first").done()
         files = ("-csv", "p.csv", "-json", "p.json", "-sheet", "p.png", "-top", 3)
         assert typed("scripts/predict.py", "o/first", "photos/val", *files).returncode == 2  # a photo is unreadable
-        typed("scripts/embed.py", "o/first", "photos/val", "-output", "features.parquet")
-        typed("scripts/export.py", "o/first", "-to", "hf", "-output", "hf").done()
         for path in Path("photos").rglob("broken.png"):
             path.unlink()
         typed("scripts/make_shards.py", *shards).done()
@@ -169,19 +165,6 @@ def test_files_of_a_run_name_the_same_best_epoch(computed):
     assert table == epochs and [*table[0]][:6] == ["epoch", "train_loss", "eval_loss", "eval_top1", "eval_top5", "lr"]
 
 
-def test_learning_rates_in_tables_follow_the_schedule(made):
-    """A warm-up of one epoch of three updates, then half a cosine."""
-
-    def rate(step: int) -> float:
-        if step < 3:
-            return 1e-6 + (RATE - 1e-6) * step / 3
-        return RATE * (1 + math.cos(math.pi * (step / 3 - 1) / (NUM_EPOCHS - 1))) / 2
-
-    steps, epochs = rows_of("o/first/steps.csv"), epochs_of(Path("o/first"))
-    assert [float(row["lr"]) for row in steps] == pytest.approx([rate(int(row["step"])) for row in steps])
-    assert [row["lr"] for row in epochs] == pytest.approx([rate(row["step"] - 1) for row in epochs])
-
-
 def test_files_of_predictions_have_calibrated_probabilities_of_each_class(computed):
     shares = (computed.logits / computed.results["calibration"]["temperature"]).softmax(1)
     expected = dict(zip(computed.paths, shares.tolist(), strict=True))
@@ -240,25 +223,6 @@ def test_picture_of_the_confusion_matrix_has_labels_as_rows(made):
     assert np.array_equal(reddish, np.where(counts == 0, 0, np.where(np.eye(3) == 1, -1, 1)))
 
 
-def test_features_have_the_size_of_each_photo_and_timms_values(computed):
-    rows = pyarrow.parquet.read_table("features.parquet").to_pylist()
-    with torch.no_grad():
-        expected = computed.model.forward_head(computed.model.forward_features(computed.images), pre_logits=True)
-    of_path = dict(zip(computed.paths, expected.numpy(), strict=True))
-    assert sorted(f"val/{row['path']}" for row in rows) == sorted(of_path)
-    for row in rows:
-        with Image.open(Path("photos/val", row["path"])) as photo:
-            assert (row["width"], row["height"]) == photo.size
-        assert row["features"] == pytest.approx(of_path[f"val/{row['path']}"], abs=20 * CLOSE)
-
-
-def test_hub_folder_gives_the_logits_and_names_in_timm(computed):
-    model = timm.create_model("local-dir:hf", pretrained=True).eval()
-    with torch.no_grad():
-        assert torch.allclose(model(computed.images), computed.logits, atol=1e-5)
-    assert model.pretrained_cfg["label_names"] == CLASSES and model.pretrained_cfg["mean"] == [*MEAN]
-
-
 def test_shards_hold_every_photo_with_its_class_number(made):
     assert Path("shards/classes.txt").read_text().splitlines() == CLASSES
     for part in ("train", "val"):
@@ -279,5 +243,18 @@ def test_split_csv_lists_each_photo_once_in_the_part_that_is_scored(made):
     assert [image for image, part in rows if part == "val"] == scored and 0 < len(scored) < len(rows) / 2
 
 
+# --- the contracts of tests/support/contracts.py ---
+
+
 def test_every_contract_is_checked_in_these_runs(made):
+    """A missing interface is noticed earlier, by `install`."""
     assert contracts.CONTRACTS.keys() <= contracts.CALLED
+
+
+def test_broken_contract_names_interface_and_result():
+    halved = contracts.checked("here.halved", lambda number: number // 2, lambda it, result: 2 * result == it.number)
+    assert halved(6) == 3 and not contracts.BROKEN
+    with pytest.raises(AssertionError, match=r"here\.halved.* 3"):
+        halved(number=7)
+    assert len(contracts.BROKEN) == 1, "the program may have caught the error"
+    contracts.BROKEN.clear()

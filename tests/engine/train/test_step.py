@@ -7,8 +7,10 @@ from timm.utils import ModelEmaV3, dispatch_clip_grad
 from configs.schema import Train
 from engine.parallel import Parallel
 from engine.precision import Clipping
+from engine.train.counters import Counters
 from engine.train.ema import Ema, decay_at
 from tests.support.configs import CPU, replaced, small_config
+from tests.support.threads import Threads
 from tests.support.trainers import make_trainer, update
 from utils.distributed import Process
 from utils.seed import seed_update
@@ -46,6 +48,18 @@ def test_valid_update_resets_the_count_of_consecutive_skips(tmp_path):
         in_a_row.append(update(trainer).report().skips_in_a_row)
         poison.remove()
     assert in_a_row == [1, 2, 0, 1]
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_reported_gradient_norm_is_independent_of_world_size(world_size):
+    def read(process):
+        counters = Counters(CPU)
+        for norm in (2.0, 6.0):  # the norm of the whole gradient, as every process knows it
+            counters.add(torch.ones(3), torch.tensor(norm), torch.tensor(0.0))
+        return counters.read(process)
+
+    for report in Threads(world_size).run(read):
+        assert (report["grad_norm"], report["mean_grad_norm"]) == (6, 4)
 
 
 @pytest.mark.parametrize("warm_up, decays", [("false", [0, 0.15, 0.15]), ("true", [0, 1 / 10, 0.15])])

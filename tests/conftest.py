@@ -6,15 +6,25 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import contracts
 from tests.support.configs import SMALL
 from tests.support.forks import end_server, kill_started
 from utils.program import STOPPING
+
+contracts.install()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_left_running():
     yield
     kill_started()
+
+
+@pytest.fixture(autouse=True)
+def contracts_hold():
+    contracts.BROKEN.clear()
+    yield
+    assert not contracts.BROKEN
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from tests.support.cases import names_of
 from tests.support.configs import replaced
 from tests.support.image_sets import draw, error_of, load, make_folders, make_set, settings, shades
 from tests.support.refusals import assert_names, refused
-from tests.support.runs import rows_of, run_folder, typed
+from tests.support.runs import run_folder, typed
 from utils.errors import ConfigError, DataError
 
 RULES = PixelRules(3)
@@ -183,17 +183,6 @@ def test_numeric_labels_keep_numbers_and_take_checkpoint_class_names(tmp_path):
     assert [train.classes[n] for n in train.targets] == [f"{number % 3}" for number in range(30)]
     with refused(DataError, "DATA.DATA_PATH", "2"):
         load_image_sets(settings("shards", tmp_path), saved=SavedData(["c", "b"], {}))
-
-
-@pytest.mark.usefixtures("signal_handlers")
-def test_run_logs_data_source_and_writes_split_csv(tmp_path, small_yaml):
-    make_folders(tmp_path / "photos", {"ant": 20, "bee": 20})
-    flags = ["-cfg", small_yaml, "-dataset", "imagefolder", "-data_path", tmp_path / "photos"]
-    flags += ["-output", tmp_path / "output", "-epochs", "1", "-batch_size", "10"]
-    printed = typed("main_single_gpu.py", *flags).done().stdout
-    assert_names(next(line for line in printed.splitlines() if "training images: " in line), tmp_path / "photos")
-    found = {row["image"]: row["part"][0] for row in rows_of(run_folder(tmp_path / "output") / "split.csv")}
-    assert found == parts_of("imagefolder", tmp_path / "photos")
 
 
 def test_groups_equal_to_classes_cannot_be_split(tmp_path):

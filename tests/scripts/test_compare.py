@@ -89,6 +89,7 @@ def test_runs_differing_only_in_seed_form_a_group(folder):
     out, _ = type_in(folder)
     for row, values in zip(table(out, "Results"), OF_RATE.values(), strict=True):
         assert row["best top-1, %"] == f"{numpy.mean(values):.2f} ± {numpy.std(values, ddof=1):.2f}"
+        assert (row["images/s"], row["time"]) == ("101 ± 0", "33.0 s")
     assert "SAVE" not in out and "TAG" not in out
 
 
@@ -123,6 +124,8 @@ def test_folds_of_cross_validation_count_as_repetitions(tmp_path):
     assert other_data(runs) == []
     groups = group_runs(runs, None)
     assert [len(group.runs) for group in groups] == [2, 2]
+    seeds = [row["seed"] for row in table(type_in(tmp_path)[0], "Runs")]
+    assert seeds == ["0, fold 0/2", "0, fold 1/2"] * 2
 
 
 @pytest.mark.parametrize("change", cases_of("mistakes-of_other_data"))

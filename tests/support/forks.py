@@ -16,6 +16,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NoReturn
 
+from tests.support import contracts
+
 ROOT = Path(__file__).parent.parent.parent
 DEADLINE = 600.0  # seconds; normal waits take moments, so only a process that hangs reaches it
 STARTED: list[BaseProcess] = []  # processes that the tests of a module started
@@ -115,6 +117,9 @@ def run_to_the_end(
             print(end.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
+    if contracts.BROKEN:  # the program may have caught the error
+        print(*contracts.BROKEN, sep="\n", file=sys.stderr)
+        code = 1
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -20,6 +20,7 @@ for package in map(importlib.import_module, PACKAGES):
 for each in MODULES:
     with contextlib.suppress(ImportError):  # some modules are optional
         importlib.import_module(each)
+importlib.import_module("tests.support.contracts").install()
 # The files of tests need not survive a crash of the machine, and a run would wait for the disk 20 times.
 os.fsync = lambda file: None
 gc.collect()

@@ -51,18 +51,9 @@ RUNS = {
     " DATA.IMAGENET_MEAN=[0.5] DATA.IMAGENET_STD=[0.3] TRAIN.NUM_EPOCHS=8",
 }
 SWEEP = "-folds 3 -over TRAIN.BASE_LR=1e-2,3e-3 -opts TRAIN.NUM_EPOCHS=5"
-WITHOUT_WEIGHTS, WITH_LAST = ("vit2", "sweep"), ("vit",)
-NEVER_READ = (
-    "*.html",
-    "*.png",
-    "log*.txt",
-    ".*",
-    "*.csv.gz",
-    "checkpoint-*.pth",
-    "previous.pth",
-    "steps.csv",
-    "trial-*.txt",
-)
+WITHOUT_WEIGHTS, COMPLETE = ("vit2", "sweep"), "vit"  # stored without weights, and with all files
+NEVER_READ = "*.html accuracy.png loss.png *.txt .* *.csv.gz checkpoint-*.pth previous.pth".split()
+ONLY_IN_COMPLETE = "last.pth confusion.png mistakes.png train_batch.png steps.csv".split()
 
 
 def pixels_of(random: np.random.RandomState, colour: tuple[int, int, int], size: tuple[int, int]) -> np.ndarray:
@@ -134,8 +125,9 @@ def train(root: Path) -> None:
     shutil.rmtree(STORED, ignore_errors=True)
     shutil.copytree(root / "runs", STORED, ignore=shutil.ignore_patterns(*NEVER_READ))
     for path in [path for path in STORED.rglob("*") if path.is_file()]:
-        kind = path.relative_to(STORED).parts[0]
-        if path.name == "last.pth" and kind not in WITH_LAST or path.suffix == ".pth" and kind in WITHOUT_WEIGHTS:
+        run_name = path.relative_to(STORED).parts[0]
+        is_left_out = path.name in ONLY_IN_COMPLETE and run_name != COMPLETE
+        if is_left_out or (path.suffix == ".pth" and run_name in WITHOUT_WEIGHTS):
             path.unlink()
         elif path.suffix in (".json", ".yaml", ".csv"):  # no file names a folder of this machine
             path.write_bytes(path.read_bytes().replace(f"{root}/".encode(), b"").replace(str(root).encode(), b"."))

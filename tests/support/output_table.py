@@ -97,7 +97,8 @@ ROWS = {
     "predict_attention": "predict.py runs/vit new/in new/4.png -attention maps -unsure 0.5 -sheet out.png",
     "predict_attention_labels": "predict.py runs/labels new/in -attention maps -flip -raw",
     "predict_settings": "predict.py runs/vit -list photos.txt -opts DATA.CROP_PCT=1.0 DATA.CROP_MODE=squash -amp false -top 6 -ngpus 1",
-    "predict_cfg": "predict.py runs/vit -cfg base.yaml -list photos.txt -json out.json",
+    "predict_cfg": "predict.py runs/vit -cfg base.yaml -opts DATA.EXIF=ignore -list photos.txt -json out.json",
+    "predict_all_labels": "predict.py runs/labels/best.pth photos/Apple new/5.png -csv out.csv -sheet out.png",
     # report.py
     **{f"report_{name}": f"report.py runs/{name} -output page.html" for name in MODELS},
     "report_sweep": "report.py runs/sweep/trial-001 -output page.html",
@@ -118,7 +119,8 @@ ROWS = {
     "labels_weights": "labels.py runs/vit/best.pth -data_path photos -dataset imagefolder -raw -output found -batch_size 7",
     "labels_next": "labels.py runs/vit -next 5 new -output next -into chosen",
     "labels_next_raw": "labels.py runs/convnet -next 3 new -output next -strangers -raw -no_copies",
-    "labels_next_moved": "labels.py runs/lora -next 4 new -strangers -data_path photos -output next -amp false",
+    "labels_next_settings": "labels.py runs/vit -next 4 new -device cpu -opts DATA.CROP_PCT=1.0 -cfg base.yaml -output next",
+    "labels_next_moved": "labels.py runs/lora -next 14 new -strangers -data_path photos -output next -amp false",
     # embed.py
     "embed_npz": "embed.py runs/vit new -output features.npz",
     "embed_parquet": "embed.py runs/labels new -output features.parquet -batch_size 4 -raw",
@@ -132,6 +134,7 @@ ROWS = {
     "export_mean": "export.py runs/vit/best runs/vit/last runs/vit/last -output mean.safetensors -ema",
     "export_raw": "export.py runs/lora -to safetensors -output raw.bin -raw && predict.py raw.bin new/1.png -top 6",
     "export_hf": "export.py runs/lora -to hf -output hub",
+    "export_hf_worse": "export.py runs/labels -to hf -output hub -raw",
     "export_onnx": "export.py runs/lora -output out.onnx -calibrated",
     "export_photo": "export.py runs/vit -output out.onnx -photo -data_path photos && predict.py out.onnx new -top 2 -json out.json",
     "export_torch": "export.py runs/convnet -output out.pt2 -photo -data_path photos",
@@ -144,7 +147,7 @@ ROWS = {
     "from_timm_file": "from_timm.py -- args.yaml --bce-loss --model-ema --drop-path 0.1 --amp",
     "make_shards": "make_shards.py -dataset imagefolder -data_path photos -output shards -samples_per_shard 9 -shuffle_seed 3"
     " -opts DATA.VAL_FRACTION=0.3 && main_single_gpu.py -check -cfg base.yaml -dataset shards -data_path shards",
-    "doctor": "doctor.py runs/vit -amp_dtype float16",
+    "doctor": "doctor.py runs/vit/last.pth -amp_dtype float16 -cfg base.yaml",
     # the programs themselves
     **{
         f"eval_{name}": f"main_single_gpu.py -eval -resume runs/{name} -output runs/evaluated -name {name}"
@@ -199,7 +202,7 @@ def outputs_of(commands: str, root: Path, folder: Path) -> str:
         for path in files_in(folder):
             if before.get(path) != path.stat().st_mtime_ns and not path.name.startswith("."):
                 original = given.setdefault(path.read_bytes(), path.relative_to(folder))
-                is_copy = original != path.relative_to(folder) and path.suffix in (".png", ".jpg", ".pth")
+                is_copy = original != path.relative_to(folder) and original.parts[0] != "runs"
                 texts += [f"=== {path.relative_to(folder)}", f"a copy of {original}" if is_copy else describe(path)]
     finally:
         os.chdir(place)
@@ -251,6 +254,11 @@ def describe_picture(file: Path | io.BytesIO) -> str:
     """Return size and mode of a picture, and the mean colours of its parts in hexadecimal digits, a line for each row."""
     with Image.open(file) as picture:
         lines = [f"{picture.format} {picture.mode}, width {picture.width}, height {picture.height}"]
+        lines += [
+            f"{name}: {text}"
+            for name, text in getattr(picture, "text", {}).items()
+            if not text.startswith("Matplotlib")
+        ]
         pixels = np.asarray(picture.convert("RGB"), float)
     for row in np.array_split(pixels, min(GRID, len(pixels))):
         parts = np.array_split(row, min(GRID, row.shape[1]), axis=1)
@@ -390,13 +398,15 @@ def difference(expected: str, found: str, row: str = "") -> str:
 
 def _without_values(line: str, tolerance: float) -> str:
     """Return the line without its fractional numbers and colours, and with a tolerance without any numbers."""
+    line = COLOUR.sub("#", line)
     line = NUMBER.sub(lambda found: "0." if tolerance or not found[0].lstrip("+-").isdigit() else found[0], line)
-    return re.sub(r" +", " ", COLOUR.sub("#", line))
+    return re.sub(r" +", " ", line)
 
 
 def _close(one: str, two: str, tolerance: float) -> bool:
     """Return whether all numbers agree within 2e-4 or one unit of their last digit, and all colours within 6 of 255."""
-    for mine, other in zip(NUMBER.findall(one), NUMBER.findall(two), strict=True):
+    numbers = (NUMBER.findall(COLOUR.sub("#", line)) for line in (one, two))
+    for mine, other in zip(*numbers, strict=True):
         places = len(mine.partition(".")[2]) if "e" not in mine else 9
         unit = 10.0**-places if places else 0
         allowed = max(2e-4, max(2e-4, tolerance) * abs(float(mine)), 1.01 * unit)

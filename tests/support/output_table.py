@@ -48,7 +48,7 @@ VOLATILE = {
         rf"\b{re.escape(version(name).partition('+')[0])}(\+\w+)?\b": f"<{name}>"
         for name in ("torch", "timm", "onnxruntime")
     },
-    r"\b" + re.escape(utils.VERSION) + r"(, commit \w+( with changes)?)?": "<halfstep>",
+    r"\b" + re.escape(utils.VERSION) + r"(, commit [\w-]+)?": "<halfstep>",
     r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?(\.\d+)?(\+\d\d:\d\d|Z)?( UTC)?": "DATE",
     r"train-\d{8}-\d\d-\d\d-\d\d": "train-DATE",
 }

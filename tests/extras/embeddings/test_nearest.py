@@ -1,6 +1,5 @@
 """A few examples classify photos without training, and the most similar photos are found."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -16,7 +15,7 @@ from extras.embeddings import NEAREST, TEMPERATURE, Examples
 from tests.extras.embeddings.conftest import draw, make_hub
 from tests.support.cases import cases_of, names_of
 from tests.support.refusals import assert_names
-from tests.support.runs import rows_of, typed
+from tests.support.runs import typed
 
 pytestmark = pytest.mark.slow  # it trains runs and starts programs
 
@@ -57,35 +56,6 @@ def test_first_class_wins_a_tie_and_zero_features_match_nothing():
         assert examples.guesses(np.array([photo], np.float32), 2) == [[Guess(0, "a", 0.5), Guess(1, "b", 0.5)]]
 
 
-@pytest.fixture
-def ten_digits(here, digits):
-    """Copy five examples of each digit and other digits to the current folder."""
-    for folder in sorted(digits.glob("[0-9]")):
-        for number, image in enumerate(sorted(folder.iterdir())[:15]):
-            target = here / ("examples" if number < 5 else "photos") / folder.name / image.name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(image, target)
-    return "photos"
-
-
-def test_five_examples_classify_and_write_the_tables_of_predict(here, trained, ten_digits):
-    outputs = ["-csv", "x.csv", "-json", "x.json", "-sheet", "x.png", "-into", "sorted", "-unsure", 0.3, "-top", 2]
-    lines = lines_of(trained, "photos", "-examples", "examples", *outputs)
-    right = [path.split("/")[1] == name for path, name, *_ in lines]
-    assert len(lines) == 100 and np.mean(right) > 0.8
-    typed("scripts/predict.py", trained, "photos", "-csv", "y.csv", "-json", "y.json", "-unsure", 0.3, "-top", 2).done()
-    table, others = rows_of("x.csv"), rows_of("y.csv")
-    assert [*table[0]] == [*others[0]] and [row["image_path"] for row in table] == [row["image_path"] for row in others]
-    assert [[row["image_path"], row["class"]] for row in table] == [line[:2] for line in lines]
-    document, other = (json.loads(Path(name).read_text()) for name in ("x.json", "y.json"))
-    assert {*document} == {*other, "examples"} and {*document["model"]} == {*other["model"]}
-    assert document["examples"]["per_class"] == [5] * 10 and document["preprocessing"] == other["preprocessing"]
-    copies = [path.parent.name for path in Path("sorted").rglob("*.png")]
-    assert len(copies) == 100 and copies.count("unsure") == sum(row["unsure"] == "unsure" for row in table)
-    with Image.open("x.png") as sheet:
-        assert sheet.width > 1000
-
-
 def test_copy_of_the_query_is_the_most_similar_photo(here, hub, photos):
     shutil.copy("photos/3.png", "photos/copy of 3.png")
     with Image.open("photos/3.png") as image:
@@ -101,16 +71,6 @@ def test_copy_of_the_query_is_the_most_similar_photo(here, hub, photos):
     found = lines_of(hub, photos, "-near", outside, "-sheet", "x.jpg", "-top", 99)
     assert {path for path, _ in found[:3]} == {"photos/copy of 3.png", "photos/3.png", "photos/more/larger.png"}
     assert len(found) == 12
-
-
-def test_similarities_are_cosines_of_the_stored_features(here, hub, photos):
-    found = lines_of(hub, photos, "-near", "photos/0.png", "-sheet", "x.png", "-output", "x.npz")
-    table = np.load("x.npz")
-    features = normalized(table["features"])
-    expected = dict(zip(table["paths"].tolist(), (features @ features[0]).tolist(), strict=True))
-    assert len(found) == 9
-    for path, similarity in found:
-        assert float(similarity) == pytest.approx(expected[path.removeprefix("photos/")], abs=1e-4)
 
 
 def test_unreadable_photos_are_counted_and_left_out(here, hub, photos):

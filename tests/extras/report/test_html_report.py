@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
@@ -80,18 +79,6 @@ def trained(tmp_path_factory) -> Path:
     words = ["-cfg", str(folder / "small.yaml"), "-epochs", "1", "-amp", "-output", str(folder / "o p's")]
     run("main_single_gpu.py", *words, faults={"draw_no_curves": []}).done()
     return run_folder(folder / "o p's")
-
-
-def test_finished_run_has_a_report_of_its_results(trained):
-    page, run = Page(trained / "report.html"), SavedRun.open(trained)
-    assert f"{run.best.value:.2f}%" in page.text and f"epoch {run.best.epoch}" in page.text
-    assert {"validation_images", "validation_digest", "device_name", "parameters"} <= set(run.about)
-    assert f"{run.about['parameters']:,} parameters" in page.text and "359 validation images" in page.text
-    assert {"Training curves", "Settings", "How to repeat it"} <= set(page.headings)
-    assert "Precision" not in page.headings, "bfloat16 skips no updates"
-    assert "learning rate up to 0.000" in page.text, "warm-up does not reach TRAIN.BASE_LR"
-    path = shlex.quote(str(trained / "config.yaml"))
-    assert f"python main_single_gpu.py -cfg {path}" in page.text
 
 
 def test_resume_writes_the_report_of_a_killed_run(trained, tmp_path):

@@ -1,0 +1,416 @@
+"""The table of outputs: commands on small stored runs, and the text of everything that each of them prints and writes.
+
+tests/test_outputs.py compares the texts with the expected ones in tests/data/outputs, which scripts/maintenance/outputs.py
+writes.
+"""
+
+import base64
+import csv
+import difflib
+import io
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import tarfile
+import zlib
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+import utils
+from tests.support.forks import ROOT
+from tests.support.output_runs import BASE, STORED, write_data
+from tests.support.run_hash import NOT_REPEATABLE
+from tests.support.runs import rows_of, typed
+
+EXPECTED = ROOT / "tests/data/outputs"
+BASE64 = r"(?=[\w+/]*[G-Zg-z+/])[\w+/]{24,}=*|[\w+/]{6,}==?"
+GRID = 10  # a picture is described by the mean colours of GRID x GRID parts
+# Small files that commands read, in addition to data and runs
+FILES = {
+    "base.yaml": BASE,
+    "photos.txt": "new/10.png\n\n  new/in\nphotos/äpfel/3*.png\n",
+    "names.txt": "one\ntwo, three\nfour\nfünf\nsix/seven\n八\n",
+    "args.yaml": "model: vit_tiny_patch16_224\nlr: 0.001\nopt: adamw\nepochs: 30\nwarmup_epochs: 3\nsmoothing: 0.2\n"
+    "train_interpolation: ''\nreprob: 0.25\ndata_dir: photos\n",
+    "runtime/ort.wasm.bundle.min.mjs": "// a runtime\n",
+    "runtime/ort-wasm-simd-threaded.wasm": "binary\n",
+}
+# Parts of the output that depend on the machine, the moment or the version: {pattern: placeholder}
+VOLATILE = {
+    **{
+        rf"\b{re.escape(version(name).partition('+')[0])}(\+\w+)?\b": f"<{name}>"
+        for name in ("torch", "timm", "onnxruntime")
+    },
+    r"\b" + re.escape(utils.VERSION) + r"(, commit [\w-]+)?": "<halfstep>",
+    r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?(\.\d+)?(\+\d\d:\d\d|Z)?( UTC)?": "DATE",
+    r"train-\d{8}-\d\d-\d\d-\d\d": "train-DATE",
+}
+# The same for commands that measure times, memory and speed
+OF_PROGRAMS = {
+    r"\btime: \d+\.\d+( s)?$": "time: N",
+    r"[\d,.]+ images/s, [\d,]+ MB": "N images/s, N MB",
+    r"time: [\d.]+% waiting.*": "time: N% waiting",
+    r"; [\d.]+ s;": "; N s;",
+    r"(, as -amp is off).*": r"\1",
+    r"^.*of the time is spent waiting for data.*\n": "",
+    r"of [\d.,]+ [KMGT]iB free": "of N free",
+    r"about .* until [\d:]+; .*": "about N",
+    r"^(memory +\w+ +).*": r"\1N",
+    r"^/run/(id|began|saved): .*": r"/run/\1: N",
+    r'"(host|pid|pid_ticks|python|device_name|id|validation_digest)": [^,\n]*': r'"\1": N',
+}
+# Rows of which all numbers may differ by this share
+LOOSE = {"doctor": 0.02}
+# Rows that take more than a second
+SLOW = {
+    "export_onnx",
+    "export_torch",
+    "export_web",
+    "train",
+    "labels_weights",
+    "labels_sweep",
+    "check_labels",
+}
+COLOUR = re.compile(r"#([0-9a-f]{6})\b")
+NUMBER = re.compile(r"(?<![\w.])([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)(?![\w])")
+
+MODELS = "vit convnet lora labels native".split()
+# {row: commands, separated by &&}. A flag occurs at least once, most together with another one.
+ROWS = {
+    # predict.py
+    **{
+        f"predict_{name}": f"predict.py runs/{name} new -top 3 -csv out.csv -json out.json -sheet out.png"
+        for name in MODELS
+    },
+    "predict_plain": "predict.py runs/vit/last photos/猫 'new/*.png' 'new/in/[23].png' @photos.txt -raw -into sorted",
+    "predict_raw": "predict.py runs/labels new -raw -flip -json out.json -batch_size 3 -top 2",
+    "predict_flip": "predict.py runs/convnet new -flip -csv out.csv -classes names.txt -unsure 0.4 -into sorted",
+    "predict_unknown": "predict.py runs/lora new photos/zebra -unknown 0.8 -csv out.csv -json out.json -into sorted -sheet a.jpg",
+    "predict_unknown_run": "predict.py runs/vit new -unknown 0.6 -top 2 -device cpu",
+    "predict_attention": "predict.py runs/vit new/in new/4.png -attention maps -unsure 0.5 -sheet out.png",
+    "predict_attention_labels": "predict.py runs/labels new/in -attention maps -flip -raw",
+    "predict_settings": "predict.py runs/vit -list photos.txt -opts DATA.CROP_PCT=1.0 DATA.CROP_MODE=squash -amp false -top 6 -ngpus 1",
+    "predict_cfg": "predict.py runs/vit -cfg base.yaml -opts DATA.EXIF=ignore -list photos.txt -json out.json",
+    "predict_all_labels": "predict.py runs/labels/best.pth photos/Apple new/5.png -csv out.csv -sheet out.png",
+    # report.py
+    **{f"report_{name}": f"report.py runs/{name} -output page.html" for name in MODELS},
+    "report_sweep": "report.py runs/sweep/trial-001 -output page.html",
+    # compare.py
+    "compare": "compare.py runs/vit runs/vit2",
+    "compare_sweep": "compare.py runs/sweep",
+    "compare_all": "compare.py runs/vit runs/convnet runs/native runs/lora",
+    "compare_metric": "compare.py runs/vit runs/vit2 runs/native -metric macro_f1",
+    "compare_loss": "compare.py runs/sweep -metric loss",
+    "compare_json": "compare.py runs/vit runs/vit2 -json",
+    "compare_json_metric": "compare.py runs/vit runs/vit2 -json -metric macro_f1",
+    "compare_json_loss": "compare.py 'runs/sweep/trial-00[012]' 'runs/sweep/trial-00[345]' -json -metric loss",
+    "compare_any_data": "compare.py runs/labels runs/vit -any_data -metric top1",
+    # labels.py
+    "labels_run": "labels.py runs/vit -output found",
+    "labels_sweep": "labels.py runs/sweep -output found && confirm found/labels.csv && labels.py runs/sweep -apply found/labels.csv -output lists",
+    "labels_lora": "labels.py runs/lora -output found -no_copies",
+    "labels_weights": "labels.py runs/vit/best.pth -data_path photos -dataset imagefolder -raw -output found -batch_size 7",
+    "labels_next": "labels.py runs/vit -next 5 new -output next -into chosen",
+    "labels_next_raw": "labels.py runs/convnet -next 3 new -output next -strangers -raw -no_copies",
+    "labels_next_settings": "labels.py runs/vit -next 4 new -device cpu -opts DATA.CROP_PCT=1.0 -cfg base.yaml -output next",
+    "labels_next_moved": "labels.py runs/lora -next 14 new -strangers -data_path photos -output next -amp false",
+    # embed.py
+    "embed_npz": "embed.py runs/vit new -output features.npz",
+    "embed_parquet": "embed.py runs/labels new -output features.parquet -batch_size 4 -raw",
+    "embed_examples": "embed.py runs/convnet new -examples photos -top 2 -csv out.csv -json out.json -sheet out.png",
+    "embed_into": "embed.py runs/lora new -examples photos -into sorted -unsure 0.5 -device cpu",
+    "embed_near": "embed.py runs/vit photos -near new/3.png -top 5 -sheet near.jpg",
+    "embed_settings": "embed.py runs/vit photos -near new/in/2.png -opts DATA.CROP_MODE=squash -cfg base.yaml -amp false",
+    # export.py
+    **{f"export_{name}": f"export.py runs/{name} -output out.safetensors" for name in MODELS},
+    "export_checkpoint": "export.py runs/vit/last -output whole.pth",
+    "export_mean": "export.py runs/vit/best runs/vit/last runs/vit/last -output mean.safetensors -ema",
+    "export_raw": "export.py runs/lora -to safetensors -output raw.bin -raw && predict.py raw.bin new/1.png -top 6",
+    "export_hf": "export.py runs/lora -to hf -output hub",
+    "export_hf_worse": "export.py runs/labels -to hf -output hub -raw",
+    "export_onnx": "export.py runs/lora -output out.onnx -calibrated",
+    "export_photo": "export.py runs/vit -output out.onnx -photo -data_path photos && predict.py out.onnx new -top 2 -json out.json",
+    "export_torch": "export.py runs/convnet -output out.pt2 -photo -data_path photos",
+    "export_web": "export.py runs/vit -to web -output page -runtime runtime && predict.py page/model.onnx new -top 2 -json out.json",
+    # the others
+    "models": "models.py && models.py test_vit && models.py 'vit_tiny*' in21k -all",
+    "sweep_table": "sweep.py -output runs/sweep -table && sweep.py -output runs/sweep -trial 4",
+    "sweep_plan": "sweep.py -cfg base.yaml -over MODEL.DEPTH=2,4 TRAIN.BASE_LR=1e-3,3e-3 -seeds 0,2 -folds 2 -output grid -table",
+    "from_timm": "from_timm.py -- train.py photos --model test_vit --opt lamb -b 64 --lr-base 0.01 --epochs 7 --mixup 0.2 --aa rand-m7 --val-split val",
+    "from_timm_file": "from_timm.py -- args.yaml --bce-loss --model-ema --drop-path 0.1 --amp",
+    "make_shards": "make_shards.py -dataset imagefolder -data_path photos -output shards -samples_per_shard 9 -shuffle_seed 3"
+    " -opts DATA.VAL_FRACTION=0.3 && main_single_gpu.py -check -cfg base.yaml -dataset shards -data_path shards",
+    "doctor": "doctor.py runs/vit/last.pth -amp_dtype float16 -cfg base.yaml",
+    # the programs themselves
+    **{
+        f"eval_{name}": f"main_single_gpu.py -eval -resume runs/{name} -output runs/evaluated -name {name}"
+        for name in MODELS
+    },
+    "eval_pretrained": "main_single_gpu.py -eval -pretrained runs/lora -output runs/evaluated -name new",
+    "check": "main_single_gpu.py -cfg base.yaml -check -check_images 20",
+    "check_labels": "main_single_gpu.py -check -resume runs/labels",
+    # A few updates with SGD, whose rounding errors stay small
+    "train": "main_single_gpu.py -pretrained runs/vit -name new -epochs 2 -opts TRAIN.OPTIMIZER.NAME=SGD TRAIN.BASE_LR=0.3"
+    " && predict.py output/new new -unknown 0.8",
+}
+
+
+def make_root(root: Path) -> Path:
+    """Write the data and the stored runs into a folder, which each row gets a copy of."""
+    write_data(root)
+    shutil.copytree(STORED, root / "runs")
+    for name, text in FILES.items():
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text(text, encoding="utf-8")
+    return root
+
+
+def confirm(table: Path) -> None:
+    """Confirm every second suggestion of a labels.csv, as a user does, and change the last one."""
+    rows = rows_of(table)
+    for row in rows[::2]:
+        row["confirmed"] = "yes"
+    next(row for row in rows[::-2] if row["suggestion"])["suggestion"] = "猫"
+    with open(table, "w", encoding="utf-8-sig", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def outputs_of(commands: str, root: Path, folder: Path) -> str:
+    """Run the commands of a row in a copy of `root`, and return what they print and the files that they write."""
+    shutil.copytree(root, folder)
+    before = {path: path.stat().st_mtime_ns for path in files_in(folder)}
+    given = {path.read_bytes(): path.relative_to(folder) for path in before}
+    texts, place = [], Path.cwd()
+    os.chdir(folder)
+    try:
+        for command in commands.split(" && "):
+            script, *words = shlex.split(command)
+            if script == "confirm":
+                confirm(Path(*words))
+                continue
+            ended = typed(script if script.startswith("main_") else f"scripts/{script}", *words)
+            texts += [f"$ {command}", f"exit code {ended.returncode}", ended.stdout, "--- stderr", ended.stderr]
+        for path in files_in(folder):
+            if before.get(path) != path.stat().st_mtime_ns and not path.name.startswith("."):
+                original = given.setdefault(path.read_bytes(), path.relative_to(folder))
+                is_copy = original != path.relative_to(folder) and original.parts[0] != "runs"
+                texts += [f"=== {path.relative_to(folder)}", f"a copy of {original}" if is_copy else describe(path)]
+    finally:
+        os.chdir(place)
+    return without_volatile("\n".join(texts), folder, VOLATILE | (OF_PROGRAMS if "main_" in commands else {}))
+
+
+def files_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def without_volatile(text: str, folder: Path, volatile: dict[str, str]) -> str:
+    """Return the text with placeholders for everything volatile, and for the folders of the row and of the program."""
+    text = text.replace(str(folder), "HERE").replace(str(Path(utils.__file__).parents[1]), "PROGRAM")
+    for pattern, placeholder in volatile.items():
+        text = re.sub(pattern, placeholder, text, flags=re.MULTILINE)
+    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+
+
+def describe(path: Path) -> str:
+    """Return the content of a file as text. Pictures, weights and graphs become short descriptions."""
+    describer = DESCRIBERS.get(path.name) or DESCRIBERS.get(path.suffix)
+    return describer(path) if describer else f"{path.stat().st_size} bytes"
+
+
+def describe_text(path: Path) -> str:
+    """Return the text of a file. An embedded picture is described like its file."""
+
+    def picture(found: re.Match) -> str:
+        return f"{found[1]},{describe_picture(io.BytesIO(base64.b64decode(found[2])))}"
+
+    text = path.read_bytes().decode("utf-8").replace("\r", "<CR>").replace("\ufeff", "<BOM>")
+    return re.sub(r"(data:image/\w+;base64),([\w+/=]+)", picture, text).replace("><", ">\n<")
+
+
+def describe_settings(path: Path) -> str:
+    """Return the settings of a file that are not defaults."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return "\n".join(line for line in lines if not line.endswith("# default"))
+
+
+def describe_metrics(path: Path) -> str:
+    """Return the rows of metrics.csv, metrics.jsonl or steps.csv without times and speeds."""
+    is_table = path.suffix == ".csv"
+    rows = rows_of(path) if is_table else [json.loads(line) for line in path.read_text().splitlines()]
+    return "\n".join(str({name: value for name, value in row.items() if name not in NOT_REPEATABLE}) for row in rows)
+
+
+def describe_picture(file: Path | io.BytesIO) -> str:
+    """Return size and mode of a picture, and the mean colours of its parts in hexadecimal digits, a line for each row."""
+    with Image.open(file) as picture:
+        lines = [f"{picture.format} {picture.mode}, width {picture.width}, height {picture.height}"]
+        lines += [
+            f"{name}: {text}"
+            for name, text in getattr(picture, "text", {}).items()
+            if not text.startswith("Matplotlib")
+        ]
+        pixels = np.asarray(picture.convert("RGB"), float)
+    for row in np.array_split(pixels, min(GRID, len(pixels))):
+        parts = np.array_split(row, min(GRID, row.shape[1]), axis=1)
+        lines.append(" ".join("#" + bytes(part.mean((0, 1)).round().astype(int).tolist()).hex() for part in parts))
+    return "\n".join(lines)
+
+
+def describe_arrays(arrays: dict) -> str:
+    """Return name, type, shape and three statistics of each array, which depend on the order of the elements."""
+    lines = []
+    for name, array in arrays.items():
+        line = f"{name} {array.dtype} {list(array.shape)}"
+        if array.dtype.kind in "fiub" and array.size:
+            values = array.astype(float).ravel()
+            weighted = (values * np.cos(np.arange(values.size))).sum()
+            line += f" mean {values.mean():.5f} size {np.abs(values).mean():.5f} order {weighted:.5f}"
+        elif array.size:
+            line += f" {array.ravel().tolist()}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def describe_npz(path: Path) -> str:
+    with np.load(path) as arrays:
+        return describe_arrays(dict(arrays))
+
+
+def describe_parquet(path: Path) -> str:
+    import pyarrow.parquet
+
+    table = pyarrow.parquet.read_table(path)
+    metadata = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+    columns = {name: np.array(table[name].to_pylist()) for name in table.column_names}
+    return f"{describe_arrays(columns)}\n{metadata}"
+
+
+def describe_safetensors(path: Path) -> str:
+    from safetensors import safe_open
+
+    with safe_open(path, "np") as file:
+        metadata = {name: _parsed(value) for name, value in sorted((file.metadata() or {}).items())}
+        arrays = {name: file.get_tensor(name) for name in sorted(file.keys())}
+    return f"{describe_arrays(arrays)}\n{json.dumps(metadata, indent=1, ensure_ascii=False)}"
+
+
+def _parsed(value: str) -> object:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def describe_checkpoint(path: Path) -> str:
+    """Return the plain values and the tensors of a checkpoint, each with its keys."""
+    import torch
+
+    lines, arrays = [], {}
+
+    def walk(key: str, value: object) -> None:
+        if isinstance(value, torch.Tensor):
+            arrays[key] = value.float().numpy()
+        elif isinstance(value, dict):
+            for name, inner in value.items():
+                walk(f"{key}/{name}", inner)
+        else:
+            lines.append(f"{key}: {re.sub(BASE64, 'BASE64', repr(value))}")
+
+    walk("", torch.load(path, weights_only=True))
+    return "\n".join([*lines, describe_arrays(arrays)])
+
+
+def describe_onnx(path: Path) -> str:
+    """Return inputs, outputs and metadata of a graph, and its outputs for a fixed input."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    facts = session.get_modelmeta().custom_metadata_map
+    lines = [f"{key}: {value}" for key, value in sorted(facts.items())]
+    ports = [("in", each) for each in session.get_inputs()] + [("out", each) for each in session.get_outputs()]
+    lines += [f"{way} {each.name} {each.type} {each.shape}" for way, each in ports]
+    inputs = {}
+    for each, free in zip(session.get_inputs(), ([2, 3, 16, 16], []), strict=False):
+        sides = [
+            size if isinstance(size, int) else (free + [19, 27, 3])[place] for place, size in enumerate(each.shape)
+        ]
+        values = np.arange(math.prod(sides)).reshape(sides) % 251
+        inputs[each.name] = values.astype(np.uint8) if "uint8" in each.type else (values / 251).astype(np.float32)
+    results = dict(zip([each.name for each in session.get_outputs()], session.run(None, inputs), strict=True))
+    return "\n".join(
+        [*lines, describe_arrays(results), *(str(np.round(each, 4).tolist()) for each in results.values())]
+    )
+
+
+def describe_tar(path: Path) -> str:
+    """Return the members of a tar file. Their pixels are described by their checksum."""
+    with tarfile.open(path) as tar:
+        contents = {member.name: tar.extractfile(member).read() for member in tar}
+    shown = (content.decode() if len(content) < 9 else f"{zlib.crc32(content):08x}" for content in contents.values())
+    return "\n".join(f"{name} {text}" for name, text in zip(contents, shown, strict=True))
+
+
+TEXTS = ".txt .csv .json .jsonl .yaml .html .md .js .css".split()
+DESCRIBERS: dict[str, Callable[[Path], str]] = {
+    **dict.fromkeys(TEXTS, describe_text),
+    **dict.fromkeys([".png", ".jpg"], describe_picture),
+    **dict.fromkeys(["metrics.csv", "metrics.jsonl", "steps.csv"], describe_metrics),
+    "config.yaml": describe_settings,
+    "log.txt": lambda path: "not compared: the terminal has the same lines",
+    "report.html": lambda path: "not compared: other rows write the page of a stored run, without new times",
+    ".bin": describe_safetensors,
+    ".pt2": lambda path: "a graph",
+    ".npz": describe_npz,
+    ".parquet": describe_parquet,
+    ".safetensors": describe_safetensors,
+    ".pth": describe_checkpoint,
+    ".onnx": describe_onnx,
+    ".tar": describe_tar,
+}
+
+
+def difference(expected: str, found: str, row: str = "") -> str:
+    """Return the lines that differ by more than rounding as a readable diff, or an empty text."""
+    tolerance = LOOSE.get(row, 0.0)
+    old, new = expected.splitlines(), found.splitlines()
+    shapes = [[_without_values(line, tolerance) for line in lines] for lines in (old, new)]
+    lines = []
+    for kind, start, end, new_start, new_end in difflib.SequenceMatcher(None, *shapes, autojunk=False).get_opcodes():
+        if kind == "equal":
+            pairs = zip(old[start:end], new[new_start:new_end], strict=True)
+            lines += [
+                line for pair in pairs if not _close(*pair, tolerance) for line in (f"- {pair[0]}", f"+ {pair[1]}")
+            ]
+        else:
+            lines += [f"- {line}" for line in old[start:end]] + [f"+ {line}" for line in new[new_start:new_end]]
+    return "\n".join(lines)
+
+
+def _without_values(line: str, tolerance: float) -> str:
+    """Return the line without its fractional numbers and colours, and with a tolerance without any numbers."""
+    line = COLOUR.sub("#", line)
+    line = NUMBER.sub(lambda found: "0." if tolerance or not found[0].lstrip("+-").isdigit() else found[0], line)
+    return re.sub(r" +", " ", line)
+
+
+def _close(one: str, two: str, tolerance: float) -> bool:
+    """Return whether all numbers agree within 2e-4 or one unit of their last digit, and all colours within 6 of 255."""
+    numbers = (NUMBER.findall(COLOUR.sub("#", line)) for line in (one, two))
+    for mine, other in zip(*numbers, strict=True):
+        places = len(mine.partition(".")[2]) if "e" not in mine else 9
+        unit = 10.0**-places if places else 0
+        allowed = max(2e-4, max(2e-4, tolerance) * abs(float(mine)), 1.01 * unit)
+        if abs(float(mine) - float(other)) > allowed:
+            return False
+    mine, other = (bytes.fromhex("".join(COLOUR.findall(line))) for line in (one, two))
+    return all(abs(a - b) <= 6 for a, b in zip(mine, other, strict=True))

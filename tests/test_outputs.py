@@ -1,0 +1,43 @@
+"""Each command of the table of outputs prints and writes the expected texts, tables, pictures and weights."""
+
+import shlex
+from importlib import import_module
+
+import pytest
+
+from tests.support.output_table import EXPECTED, ROWS, SLOW, difference, make_root, outputs_of
+
+# {script: {flag: why no row has it}}
+WITHOUT_ROW = {
+    "doctor": {"-batch": "it needs a run that overflowed, as in tests/extras/doctor"},
+    "export": dict.fromkeys(["-int8", "-keep_float", "-accept"], "the rounding to 8 bits depends on the processor"),
+}
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory):
+    return make_root(tmp_path_factory.mktemp("outputs") / "root")
+
+
+@pytest.mark.parametrize("row", [pytest.param(row, marks=[pytest.mark.slow] * (row in SLOW)) for row in ROWS])
+def test_command_prints_and_writes_the_expected_outputs(root, tmp_path, signal_handlers, row):
+    found = outputs_of(ROWS[row], root, tmp_path / "here")
+    expected = (EXPECTED / f"{row}.txt").read_text(encoding="utf-8")
+    changed = difference(expected, found, row)
+    hint = f"if this change is intended: python scripts/maintenance/outputs.py -write {row}"
+    assert not changed, f"{row} has other outputs; {hint}\n{changed}"
+
+
+def test_every_row_has_a_file_of_expected_outputs():
+    assert {path.stem for path in EXPECTED.iterdir()} == ROWS.keys()
+
+
+@pytest.mark.parametrize("script", "predict report compare labels embed export models doctor sweep make_shards".split())
+def test_every_flag_of_a_script_occurs_in_a_row(script, capsys):
+    with pytest.raises(SystemExit):
+        import_module(f"scripts.{script}").main(["-h"])
+    flags = {word.split(",")[0] for line in capsys.readouterr().out.splitlines() for word in line[2:].split()[:1]}
+    flags = {flag for flag in flags if flag.startswith("-")} - {"-h"}
+    commands = [shlex.split(command) for commands in ROWS.values() for command in commands.split(" && ")]
+    used = {word for name, *words in commands if name == f"{script}.py" for word in words}
+    assert flags - used == WITHOUT_ROW.get(script, {}).keys()

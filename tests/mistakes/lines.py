@@ -72,7 +72,7 @@ class Lines:
             found = (self._executing((file, moved.before(line)) for line in range(first, last + 1)),)
             if not found[0]:  # a new line: the tests of its function
                 found = (self._executing((file, moved.before(line)) for line in range(*mutant.function)),)
-        chosen = [test for tests in found for test in self._cheapest_first(tests)]
+        chosen = [test for tests in found for test in self._cheapest_first(tests, f"tests/{Path(file).parent}/")]
         return list(dict.fromkeys(chosen))
 
     def _uses(self, file: str, name: str) -> list[tuple[str, int]]:
@@ -93,13 +93,15 @@ class Lines:
                     found |= self.users[context]
         return found
 
-    def _cheapest_first(self, tests: set[str]) -> list[str]:
+    def _cheapest_first(self, tests: set[str], near: str) -> list[str]:
+        """Order tests: short ones in the folder `near`, other short ones, then the rest by file."""
         alone = [test for test in tests if self.seconds[test] <= SECONDS_ALONE]
         files = defaultdict(list)
         for test in sorted(tests - {*alone}, key=self.seconds.__getitem__):
             files[test.split("::")[0]].append(test)
         together = sorted(files.values(), key=lambda group: sum(map(self.seconds.__getitem__, group)))
-        return [*sorted(alone, key=self.seconds.__getitem__), *(test for group in together for test in group)]
+        alone.sort(key=lambda test: (not test.startswith(near), self.seconds[test]))
+        return [*alone, *(test for group in together for test in group)]
 
 
 class Moved:

@@ -130,7 +130,10 @@ class Source:
             if isinstance(node, ast.JoinedStr):  # its parts have no usable places
                 continue
             yield from self._of_expression(node)
-            waiting += [each for each in ast.iter_child_nodes(node) if each not in annotations_of(node)]
+            is_check = isinstance(node, ast.keyword) and node.arg == "strict"  # zip(..., strict=True) finds bugs only
+            waiting += [
+                each for each in ast.iter_child_nodes(node) if not is_check and each not in annotations_of(node)
+            ]
 
     # One case for each kind of expression reads better than a table of functions.
     def _of_expression(self, node: ast.AST) -> Iterator[tuple[str, int, int, str]]:  # noqa: C901
@@ -148,6 +151,8 @@ class Source:
                 yield "not, minus", *self.place(node), self.text(node.operand)
             case ast.Constant(value=bool(value)):
                 yield "constant", *self.place(node), str(not value)
+            case ast.Constant(value=0.0) if isinstance(node.value, float):
+                yield "constant", *self.place(node), "1.0"
             case ast.Constant(value=int() | float()):
                 for change in ("+ 1", "- 1") if isinstance(node.value, int) else ("* 2", "/ 2"):
                     yield "constant", *self.place(node), f"({self.text(node)} {change})"
@@ -177,14 +182,15 @@ class Source:
     def _of_call(self, node: ast.Call) -> Iterator[tuple[str, int, int, str]]:
         if isinstance(node.func, ast.Name) and node.func.id in ("sorted", "reversed") and node.args:
             yield "order left out", *self.place(node), f"list({self.text(node.args[0])})"
+        is_symmetric = isinstance(node.func, ast.Name) and node.func.id in ("min", "max")
         for first, second in zip(node.args, node.args[1:], strict=False):
-            if not {ast.Starred, ast.GeneratorExp} & {type(first), type(second)}:
+            if not is_symmetric and not {ast.Starred, ast.GeneratorExp} & {type(first), type(second)}:
                 swapped = f"{self.text(second)}, {self.text(first)}"
                 yield "arguments swapped", self.place(first)[0], self.place(second)[1], swapped
         arguments = [*node.args, *node.keywords]
         for keyword in node.keywords:
             index = arguments.index(keyword)
-            if keyword.arg and index:
+            if keyword.arg and keyword.arg != "strict" and index:
                 yield "keyword left out", self.place(arguments[index - 1])[1], self.place(keyword)[1], ""
 
 

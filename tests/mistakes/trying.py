@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn, TextIO
 
 from scripts.benchmarks.gpu_session import kill_children
+from utils.program import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 COPY = Path()  # this worker's copy of the project
@@ -88,6 +89,7 @@ def start_worker(folder: Path) -> None:
     COPY = folder / str(os.getpid())
     COPY.mkdir()
     copy_project(COPY)
+    die_with_parent()
     ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: processes that a test leaves become children of this one
 
 
@@ -157,6 +159,7 @@ def become_pytest(copy: Path, tests: list[str], log: Path) -> NoReturn:
     with open(log, "a") as file, suppress(BaseException):
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+        die_with_parent()
         ctypes.CDLL(None).prctl(36, 0)  # its own children are not its worker's
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
         sys.dont_write_bytecode = True

@@ -27,6 +27,7 @@ LIBRARIES = (
 )
 # A test at the time limit hangs because of the mistake if it took this many times as long as usual.
 HANGS = 5
+NO_TESTS = 5  # pytest's exit code if none of the recorded tests exists any more
 NEGLIGIBLE = 10.0  # seconds; a test that takes less time may be slow by chance
 
 
@@ -115,7 +116,8 @@ def try_job(job: Job, limit: float, stop: float | None) -> tuple[str, Tried] | N
     if code is None:
         hangs = test and begin + seconds - since > max(NEGLIGIBLE, HANGS * job.usual.get(test, 0))
         return job.id, Tried("noticed" if hangs else "late", test, seconds)
-    return job.id, Tried("noticed" if code else "lives", test if code else "", seconds)
+    outcome = {0: "lives", NO_TESTS: "untested"}.get(code, "noticed")
+    return job.id, Tried(outcome, test if outcome == "noticed" else "", seconds)
 
 
 def wait(pid: int, limit: float) -> int | None:
@@ -147,7 +149,6 @@ class Chosen:
     def pytest_collection_modifyitems(self, items: list) -> None:
         order = {item: self.order.get(item.nodeid, self.order.get(item.nodeid.split("::")[0])) for item in items}
         items[:] = sorted((item for item in items if order[item] is not None), key=order.get)
-        assert items, "none of the chosen tests was found"
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         print(f"\nbegin {time.monotonic()} {nodeid}", file=self.log, flush=True)
@@ -170,7 +171,7 @@ def become_pytest(copy: Path, tests: list[str], log: Path) -> NoReturn:
         sys.path[:] = [str(copy), *(each for each in sys.path if Path(each or ".").resolve() != ROOT)]
         import pytest
 
-        files = list(dict.fromkeys(test.split("::")[0] for test in tests))
+        files = [file for file in dict.fromkeys(test.split("::")[0] for test in tests) if Path(file).exists()]
         options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={copy}.tmp"]
         code = int(pytest.main([*options, *files], plugins=[Chosen(tests, file)]))
     os._exit(code)

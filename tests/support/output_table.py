@@ -136,7 +136,6 @@ ROWS = {
     "export_hf": "export.py runs/lora -to hf -output hub",
     "export_hf_worse": "export.py runs/labels -to hf -output hub -raw",
     "export_onnx": "export.py runs/lora -output out.onnx -calibrated",
-    "export_photo": "export.py runs/vit -output out.onnx -photo -data_path photos && predict.py out.onnx new -top 2 -json out.json",
     "export_torch": "export.py runs/convnet -output out.pt2 -photo -data_path photos",
     "export_web": "export.py runs/vit -to web -output page -runtime runtime && predict.py page/model.onnx new -top 2 -json out.json",
     # the others

@@ -184,7 +184,8 @@ class Source:
             yield "order left out", *self.place(node), f"list({self.text(node.args[0])})"
         is_symmetric = isinstance(node.func, ast.Name) and node.func.id in ("min", "max")
         for first, second in zip(node.args, node.args[1:], strict=False):
-            if not is_symmetric and not {ast.Starred, ast.GeneratorExp} & {type(first), type(second)}:
+            is_same = self.text(first) == self.text(second)
+            if not (is_symmetric or is_same) and not {ast.Starred, ast.GeneratorExp} & {type(first), type(second)}:
                 swapped = f"{self.text(second)}, {self.text(first)}"
                 yield "arguments swapped", self.place(first)[0], self.place(second)[1], swapped
         arguments = [*node.args, *node.keywords]

@@ -172,8 +172,8 @@ def read_results(path: Path) -> list[dict]:
 
 def diff(old: str, new: str) -> str:
     """Return the changed lines of a file, each with - or +."""
-    compared = difflib.unified_diff(old.splitlines(), new.splitlines(), n=0, lineterm="")
-    return "\n".join(line for line in compared if not line.startswith(("---", "+++", "@@")))
+    _, _, *compared = difflib.unified_diff(old.splitlines(), new.splitlines(), n=0, lineterm="")
+    return "\n".join(line for line in compared if not line.startswith("@@"))
 
 
 def report(rows: list[dict]) -> str:

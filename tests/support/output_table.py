@@ -60,6 +60,7 @@ OF_PROGRAMS = {
     r"; [\d.]+ s;": "; N s;",
     r"(, as -amp is off).*": r"\1",
     r"^.*of the time is spent waiting for data.*\n": "",
+    r"^.*time: about .*, until [\d:]+.*\n": "",  # only if a run takes long
     r"of [\d.,]+ [KMGT]iB free": "of N free",
     r"about .* until [\d:]+; .*": "about N",
     r"^(memory +\w+ +).*": r"\1N",

@@ -49,15 +49,19 @@ class Lines:
         self.texts = json.loads((folder / "files.txt").read_text())
         for path in folder.glob("*.json"):
             facts = json.loads(path.read_text())
-            for test, seconds in facts["seconds"].items():
-                self.seconds[test] += seconds
-                self.users[test].add(test)
+            for context, seconds in facts["seconds"].items():
+                self.seconds[context] += seconds
             for test, contexts in facts["fixtures"].items():
+                self.users[test].add(test)
                 for context in contexts:
                     self.users[context].add(test)
             for context, files in facts["lines"].items():
                 for file, bits in files.items():
                     self.contexts[file][context].update(numbits_to_nums(bytes.fromhex(bits)))
+        # A test that runs alone has to make its fixtures.
+        for context, seconds in [*self.seconds.items()]:
+            for test in self.users[context] - {context}:
+                self.seconds[test] += seconds
 
     def tests_of(self, file: str, text: str, mutant: Mutant) -> list[str]:
         """Return the tests that can notice a mutant of this file, whose present text is `text`."""

@@ -2,7 +2,7 @@
 
     LINES_FOLDER=FOLDER python -m pytest -p tests.mistakes.recorder -n 3 --dist loadfile
 
-Each process writes a JSON file to FOLDER: {"lines": {context: {file: bits of its lines in hex}}, "seconds": {test: seconds},
+Each process writes a JSON file to FOLDER: {"lines": {context: {file: bits of its lines in hex}}, "seconds": {context: seconds},
 "fixtures": {test: contexts of its fixtures}}. A context is a test, or a fixture that several tests share.
 """
 
@@ -12,6 +12,7 @@ import multiprocessing.util
 import os
 import sys
 import tempfile
+import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -83,13 +84,15 @@ def name_of(definition) -> str:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef, request):
-    before = os.environ.get(CONTEXT, "")
+    before, begin = os.environ.get(CONTEXT, ""), time.perf_counter()
     if RECORDERS and fixturedef.scope != "function":
-        RECORDERS[0].switch(name_of(fixturedef))
+        name = name_of(fixturedef)
+        RECORDERS[0].switch(name)
         try:
             return (yield)
         finally:
             RECORDERS[0].switch(before)
+            RECORDERS[0].facts["seconds"][name] += time.perf_counter() - begin
     return (yield)
 
 

@@ -28,7 +28,7 @@ LIBRARIES = (
 # A test at the time limit hangs because of the mistake if it took this many times as long as usual.
 HANGS = 5
 NO_TESTS = 5  # pytest's exit code if none of the recorded tests exists any more
-NEGLIGIBLE = 10.0  # seconds; a test that takes less time may be slow by chance
+NEGLIGIBLE = 60.0  # seconds; a test that takes less time may be slow by chance
 
 
 class Job(NamedTuple):

@@ -28,7 +28,7 @@ def record(project: Path, folder: Path) -> None:
 
 def keep_texts(project: Path, folder: Path) -> None:
     texts = {file: (project / file).read_text() for file in program_files(project)}
-    (folder / "files.txt").write_text(json.dumps(texts))  # not .json, as the records of processes
+    (folder / "files.txt").write_text(json.dumps(texts))  # .txt, because each .json file is the record of a process
 
 
 def program_files(project: Path) -> list[str]:
@@ -42,9 +42,8 @@ class Lines:
 
     def __init__(self, folder: Path):
         self.seconds: dict[str, float] = defaultdict(float)
-        self.contexts: dict[str, dict[str, set[int]]] = defaultdict(
-            lambda: defaultdict(set)
-        )  # {file: {context: lines}}
+        # {file: {context: lines}}
+        self.contexts: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
         self.users: dict[str, set[str]] = defaultdict(set)  # {context: tests}; a test uses itself and its fixtures
         self.texts = json.loads((folder / "files.txt").read_text())
         for path in folder.glob("*.json"):
@@ -65,17 +64,18 @@ class Lines:
 
     def tests_of(self, file: str, text: str, mutant: Mutant) -> list[str]:
         """Return the tests that can notice a mutant of this file, whose present text is `text`."""
-        moved = Moved(self.texts.get(file, ""), text)
         if mutant.function is None:  # executed by the import: tests of the lines that use the name, then of the file
             lines = [each for name in (file, *self.texts) for each in self._uses(name, mutant.name)]
-            found = self._executing(lines), self._executing([(file, None)])
+            found = [self._executing(lines), self._executing([(file, None)])]
         else:
-            first, last = mutant.lines
-            if first < mutant.function[0]:  # the head of a function
-                first, last = mutant.function[0], mutant.function[1]
-            found = (self._executing((file, moved.before(line)) for line in range(first, last + 1)),)
-            if not found[0]:  # a new line: the tests of its function
-                found = (self._executing((file, moved.before(line)) for line in range(*mutant.function)),)
+            moved = Moved(self.texts.get(file, ""), text)
+            spans = [mutant.lines, mutant.function]  # the tests of the function are for its head, and for new lines
+            if mutant.lines[0] < mutant.function[0]:
+                spans = [mutant.function]
+            tests = [
+                self._executing((file, moved.before(line)) for line in range(first, last + 1)) for first, last in spans
+            ]
+            found = [next(filter(None, tests), set())]
         chosen = [test for tests in found for test in self._cheapest_first(tests, f"tests/{Path(file).parent}/")]
         return list(dict.fromkeys(chosen))
 

@@ -29,7 +29,7 @@ class Mutant(NamedTuple):
     """A small mistake: the bytes from `start` to `end` of a file become `new`."""
 
     operator: str
-    line: int  # of the first changed byte, from 1
+    line: int  # where the change begins, counted from 1
     start: int
     end: int
     new: str

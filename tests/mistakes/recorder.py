@@ -92,7 +92,9 @@ def pytest_fixture_setup(fixturedef, request):
             return (yield)
         finally:
             RECORDERS[0].switch(before)
-            RECORDERS[0].facts["seconds"][name] += time.perf_counter() - begin
+            seconds = time.perf_counter() - begin
+            RECORDERS[0].facts["seconds"][name] += seconds
+            RECORDERS[0].facts["seconds"][before] -= seconds  # which contains it
     return (yield)
 
 
@@ -111,7 +113,7 @@ def pytest_sessionfinish(session) -> None:
 
 def record_program() -> None:
     """Record the lines of this process and of its forks, for the context in the environment."""
-    sys.settrace(None)  # of the process that this one is a fork of
+    sys.settrace(None)  # a fork inherits the recording of its parent
     recorder = Recorder()
     recorder.switch(os.environ[CONTEXT])
     RECORDERS[:] = [recorder]

@@ -42,10 +42,10 @@ class Job(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """How the tests went: noticed, lives, late (not noticed in time) or untested; the test that failed, and seconds."""
+    """How the tests of a mistake ended."""
 
-    outcome: str
-    test: str
+    outcome: str  # noticed, lives, late (not noticed in time), or untested
+    test: str  # the test that failed, or that ran at the time limit
     seconds: float
 
 
@@ -75,6 +75,8 @@ def import_libraries() -> None:
 
 def try_all(jobs: list[Job], limit: float, num_workers: int, stop: float | None = None) -> Iterator[tuple[str, Tried]]:
     """Try the jobs in several processes, each with a copy of the project. Begin none after the time `stop`."""
+    if not jobs:
+        return
     import_libraries()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         context = multiprocessing.get_context("fork")
@@ -112,9 +114,10 @@ def try_job(job: Job, limit: float, stop: float | None) -> tuple[str, Tried] | N
         path.write_text(text, encoding="utf-8")
         kill_children()
         shutil.rmtree(f"{COPY}.tmp", ignore_errors=True)
-    seconds, (test, since) = time.monotonic() - begin, last_test(log)
+    end, (test, since) = time.monotonic(), last_test(log)
+    seconds = end - begin
     if code is None:
-        hangs = test and begin + seconds - since > max(NEGLIGIBLE, HANGS * job.usual.get(test, 0))
+        hangs = test and end - since > max(NEGLIGIBLE, HANGS * job.usual.get(test, 0))
         return job.id, Tried("noticed" if hangs else "late", test, seconds)
     outcome = {0: "lives", NO_TESTS: "untested"}.get(code, "noticed")
     return job.id, Tried(outcome, test if outcome == "noticed" else "", seconds)
@@ -161,7 +164,6 @@ def become_pytest(copy: Path, tests: list[str], log: Path) -> NoReturn:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
         die_with_parent()
-        ctypes.CDLL(None).prctl(36, 0)  # its own children are not its worker's
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
         sys.dont_write_bytecode = True
         os.chdir(copy)
@@ -171,6 +173,9 @@ def become_pytest(copy: Path, tests: list[str], log: Path) -> NoReturn:
         sys.path[:] = [str(copy), *(each for each in sys.path if Path(each or ".").resolve() != ROOT)]
         import pytest
 
+        # The programs that tests start import the main module of this process: here that of pytest, not plant.py, which
+        # would import the project without the mistake.
+        sys.modules["__main__"] = importlib.import_module("pytest.__main__")
         files = [file for file in dict.fromkeys(test.split("::")[0] for test in tests) if Path(file).exists()]
         options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={copy}.tmp"]
         code = int(pytest.main([*options, *files], plugins=[Chosen(tests, file)]))

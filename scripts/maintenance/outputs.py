@@ -50,9 +50,8 @@ def main() -> int:
             if arguments.write and changed:
                 EXPECTED.mkdir(exist_ok=True)
                 path.write_text(found, encoding="utf-8")
-            print(
-                f"{row:26} {'written' if arguments.write else 'differs'}" if changed else f"{row:26} equal", flush=True
-            )
+            state = "equal" if not changed else "written" if arguments.write else "differs"
+            print(f"{row:26} {state}", flush=True)
             if changed and not arguments.write:
                 print(changed)
     return int(num_changed > 0 and not arguments.write)

@@ -55,7 +55,7 @@ def occurrences(order: Order, step: int) -> list[tuple[int, int]]:
 
 
 def window_by_hand(order: Order, step: int) -> list[int]:
-    """Return the images of an update. They repeat in rounds, each of which starts one image later."""
+    """Return the images of an update. They repeat in rounds, and each round starts one image later."""
     epoch, number = divmod(step, order.steps_per_epoch)
     start = number * order.global_batch
     size = min(order.global_batch, order.num_images - start)

@@ -129,7 +129,7 @@ def train(root: Path) -> None:
         is_left_out = path.name in ONLY_IN_COMPLETE and run_name != COMPLETE
         if is_left_out or (path.suffix == ".pth" and run_name in WITHOUT_WEIGHTS):
             path.unlink()
-        elif path.suffix in (".json", ".yaml", ".csv"):  # no file names a folder of this machine
+        elif path.suffix in (".json", ".yaml", ".csv"):  # so that no file names a folder of this machine
             path.write_bytes(path.read_bytes().replace(f"{root}/".encode(), b"").replace(str(root).encode(), b"."))
 
 

@@ -67,7 +67,7 @@ OF_PROGRAMS = {
     r"^/run/(id|began|saved): .*": r"/run/\1: N",
     r'"(host|pid|pid_ticks|python|device_name|id|validation_digest)": [^,\n]*': r'"\1": N',
 }
-# Rows of which all numbers may differ by this share
+# {row: share by which all its numbers may differ}
 LOOSE = {"doctor": 0.02}
 # Rows that take more than a second
 SLOW = {

@@ -14,6 +14,7 @@ from coverage.numbits import numbits_to_nums
 
 from tests.mistakes.mutants import Mutant
 
+FEW = 2  # tests of a function with many parameters that come before the others
 SECONDS_ALONE = 1.0  # a test that takes longer runs together with the other tests of its file, which share fixtures
 
 
@@ -98,10 +99,19 @@ class Lines:
         return found
 
     def _cheapest_first(self, tests: set[str], near: str) -> list[str]:
-        """Order tests: short ones in the folder `near`, other short ones, then the rest by file."""
+        """Order tests: first some of each function, because its other parameters seldom notice more, then the rest."""
+        functions = defaultdict(list)
+        for test in sorted(tests, key=self.seconds.__getitem__):
+            functions[test.split("[")[0]].append(test)
+        some = [test for group in functions.values() for test in group[:FEW]]
+        rest = [test for group in functions.values() for test in group[FEW:]]
+        return [test for part in (some, rest) for test in self._ordered(part, near)]
+
+    def _ordered(self, tests: list[str], near: str) -> list[str]:
+        """Order tests: short ones in the folder `near`, other short ones, then the rest by file, each by time."""
         alone = [test for test in tests if self.seconds[test] <= SECONDS_ALONE]
         files = defaultdict(list)
-        for test in sorted(tests - {*alone}, key=self.seconds.__getitem__):
+        for test in sorted({*tests} - {*alone}, key=self.seconds.__getitem__):
             files[test.split("::")[0]].append(test)
         together = sorted(files.values(), key=lambda group: sum(map(self.seconds.__getitem__, group)))
         alone.sort(key=lambda test: (not test.startswith(near), self.seconds[test]))

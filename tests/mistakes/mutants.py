@@ -22,6 +22,7 @@ PAIRS = [("min", "max"), ("any", "all"), ("height", "width"), ("floor", "ceil"),
 PAIRS += [("minimum", "maximum"), ("amin", "amax"), ("argmin", "argmax"), ("left", "right"), ("top", "bottom")]
 PAIRS += [("rank", "local_rank"), ("world_size", "local_size"), ("state_dict", "state_dict_ema"), ("raw", "ema")]
 PAIRS += [("train", "val"), ("training", "validation"), ("start", "end"), ("mean", "std")]
+SYMMETRIC = {"min", "max", "minimum", "maximum", "equal", "array_equal", "isclose", "samefile", "gcd"}
 TWINS = dict(PAIRS) | {second: first for first, second in PAIRS}
 
 
@@ -182,7 +183,7 @@ class Source:
     def _of_call(self, node: ast.Call) -> Iterator[tuple[str, int, int, str]]:
         if isinstance(node.func, ast.Name) and node.func.id in ("sorted", "reversed") and node.args:
             yield "order left out", *self.place(node), f"list({self.text(node.args[0])})"
-        is_symmetric = isinstance(node.func, ast.Name) and node.func.id in ("min", "max")
+        is_symmetric = getattr(node.func, "id", getattr(node.func, "attr", "")) in SYMMETRIC
         for first, second in zip(node.args, node.args[1:], strict=False):
             is_same = self.text(first) == self.text(second)
             if not (is_symmetric or is_same) and not {ast.Starred, ast.GeneratorExp} & {type(first), type(second)}:

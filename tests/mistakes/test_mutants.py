@@ -50,6 +50,22 @@ def test_mistake_is_among_the_mutants_of_a_text(old, new):
     assert PROGRAM.replace(old, new) in {apply(PROGRAM, each) for each in find_mutants(PROGRAM)}
 
 
+@pytest.mark.parametrize("call", ["min(a, b)", "np.array_equal(a, b)", "os.path.samefile(a, b)"])
+def test_order_of_arguments_that_does_not_matter_is_no_mistake(call):
+    assert not [each for each in find_mutants(f"found = {call}\n") if each.operator == "arguments swapped"]
+    assert [each for each in find_mutants("found = close(a, b)\n") if each.operator == "arguments swapped"]
+
+
+def test_first_tests_of_each_function_come_before_its_others(tmp_path):
+    seconds = {f"tests/x/test_a.py::test_many[{number}]": 0.1 + number / 100 for number in range(9)}
+    seconds |= {"tests/y/test_b.py::test_one": 0.5, "tests/y/test_b.py::test_long": 5.0}
+    (tmp_path / "files.txt").write_text("{}")
+    chosen = Lines(tmp_path)
+    chosen.seconds = seconds
+    many, (one, long) = list(seconds)[:9], list(seconds)[9:]
+    assert chosen._cheapest_first({*seconds}, "tests/x/") == [*many[:2], one, long, *many[2:]]
+
+
 def test_nearly_all_mutants_of_the_program_are_valid_python():
     texts = {file: (ROOT / file).read_text() for file in random.Random(0).sample(program_files(ROOT), 20)}
     mutants = [(file, each) for file, text in texts.items() for each in find_mutants(text)]

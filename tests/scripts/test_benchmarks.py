@@ -7,8 +7,10 @@ import shlex
 from argparse import Namespace
 
 import pytest
+import torch
 
 from configs.load import load
+from configs.schema import Config
 from scripts.benchmarks import gpu_session, loader, parity, step
 from scripts.benchmarks.common import Refused, Turns, take_turns
 from scripts.benchmarks.photos import make_photos
@@ -38,6 +40,26 @@ def test_step_benchmark_modes_report_consistent_speeds(small_yaml):
     image = 3 * 2 * (4 * 16 * 16 + 2 * block + 16 * 1000) / 1e9
     peak = float(re.search(r"float32 ([0-9.e+]+)", ended.stdout)[1])
     assert float(fp32["FLOPs utilisation, %"]) == pytest.approx(100 * image * rates[0] / peak, rel=0.01)
+
+
+@pytest.mark.parametrize("accumulate", [1, 5])
+def test_linear_benchmark_updates_as_often_as_it_says(accumulate):
+    torch.set_num_threads(1)
+    loss = step.train_linear(Config(), "cpu", (8, 4), 500, accumulate)[1]
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(8, 8) for _ in range(3)]
+    batches = [torch.randn(2, 4, 8) for _ in range(10)]
+    weights, gradients = [weight for layer in layers for weight in layer.parameters()], []
+    for number in range(500):
+        images, targets = batches[number % 10]
+        output = layers[2](layers[1](layers[0](images).relu()).relu())
+        last = (output - targets).square().mean()
+        gradients += [torch.autograd.grad(last, weights)]
+        if len(gradients) == accumulate:
+            for weight, *each in zip(weights, *gradients, strict=True):
+                weight.data -= 1e-4 * torch.stack(each).mean(0)
+            gradients = []
+    assert loss == pytest.approx(last.item(), abs=1e-6)
 
 
 class FakeWorker:

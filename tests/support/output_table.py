@@ -4,9 +4,13 @@ tests/test_outputs.py compares the texts with the expected ones in tests/data/ou
 writes.
 """
 
+import argparse
 import base64
+import contextlib
 import csv
 import difflib
+import importlib
+import inspect
 import io
 import json
 import math
@@ -19,6 +23,7 @@ import zlib
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 from PIL import Image
@@ -82,6 +87,7 @@ SLOW = {
 COLOUR = re.compile(r"#([0-9a-f]{6})\b")
 NUMBER = re.compile(r"(?<![\w.])([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)(?![\w])")
 
+SCRIPTS = "compare doctor embed export from_timm labels make_shards models predict report sweep".split()
 MODELS = "vit convnet lora labels native".split()
 # {row: commands, separated by &&}. A flag occurs at least once, most together with another one.
 ROWS = {
@@ -148,6 +154,7 @@ ROWS = {
     "make_shards": "make_shards.py -dataset imagefolder -data_path photos -output shards -samples_per_shard 9 -shuffle_seed 3"
     " -opts DATA.VAL_FRACTION=0.3 && main_single_gpu.py -check -cfg base.yaml -dataset shards -data_path shards",
     "doctor": "doctor.py runs/vit/last.pth -amp_dtype float16 -cfg base.yaml",
+    "flags": " && ".join(f"flags {name}" for name in SCRIPTS),
     # the programs themselves
     **{
         f"eval_{name}": f"main_single_gpu.py -eval -resume runs/{name} -output runs/evaluated -name {name}"
@@ -197,6 +204,9 @@ def outputs_of(commands: str, root: Path, folder: Path) -> str:
             if script == "confirm":
                 confirm(Path(*words))
                 continue
+            if script == "flags":
+                texts += [f"$ {command}", flags_of(words[0])]
+                continue
             ended = typed(script if script.startswith("main_") else f"scripts/{script}", *words)
             texts += [f"$ {command}", f"exit code {ended.returncode}", ended.stdout, "--- stderr", ended.stderr]
         for path in files_in(folder):
@@ -207,6 +217,23 @@ def outputs_of(commands: str, root: Path, folder: Path) -> str:
     finally:
         os.chdir(place)
     return without_volatile("\n".join(texts), folder, VOLATILE | (OF_PROGRAMS if "main_" in commands else {}))
+
+
+def flags_of(script: str) -> str:
+    """Return the flags of a script with everything that its parser knows of them. The layout of -h depends on Python."""
+    stopped = patch.object(argparse.ArgumentParser, "parse_args", autospec=True, side_effect=KeyboardInterrupt)
+    with contextlib.suppress(KeyboardInterrupt), stopped as parse:
+        importlib.import_module(f"scripts.{script}").main([])
+    parser = parse.call_args.args[0]
+    lines = [f"{parser.usage}; {parser.epilog}"]
+    for action in parser._actions:
+        facts = {name: getattr(action, name) for name in "nargs const default choices required metavar help".split()}
+        if action.type:
+            bounds = inspect.getclosurevars(action.type).nonlocals if inspect.isfunction(action.type) else {}
+            facts["type"] = (action.type.__name__, bounds)
+        known = " ".join(f"{name}={value!r}" for name, value in facts.items() if value not in (None, False))
+        lines.append(f"{' '.join(action.option_strings)} {known}")
+    return "\n".join(lines)
 
 
 def files_in(folder: Path) -> list[Path]:

@@ -225,7 +225,7 @@ class Fake(Tracker):
 
     def __init__(self, folder: Path, **raised: Exception | float):
         super().__init__("wandb", small_config(folder), folder)
-        self.rows, self.ending, self._raised = [], None, raised
+        self.rows, self.returns, self.ending, self._raised = [], [], None, raised
 
     def _reach(self, place: str) -> None:
         found = self._raised.get(place, 0)
@@ -241,6 +241,9 @@ class Fake(Tracker):
     def add(self, rows) -> None:
         self._reach("add")
         self.rows += [(row.axis, row.number) for row in rows]
+
+    def go_back(self, step: int, epoch: int) -> None:
+        self.returns.append((step, epoch))
 
     def end(self, ending: Ending) -> None:
         self._reach("end")
@@ -273,7 +276,7 @@ def test_tracker_gets_unsent_rows_exactly_once(tmp_path):
         path.write_text(text or "")
         tracker = Fake(tmp_path)
         log = track(tracker)
-        assert tracker.rows == expected
+        assert tracker.rows == expected and tracker.returns == [(8, 1)] * 2
         assert tracker.ending.state == "done" and not log.warned
         assert len(log.said) == 1 and "secret" not in log.said[0]
         assert json.loads(path.read_text()) == {"id": "a", "step": 15, "epoch": 1}

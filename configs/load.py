@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from configs import flags
 from configs.combinations import check_combinations, is_typed
-from configs.paddlevit import replace_words, translate_paddlevit
 from configs.removed import REMOVED, check_removed
 from configs.schema import AUTO, MODEL, VIT_FIELDS, Config, Data
 from configs.tables import LOSSES, TORCH_OPTIMIZERS, names_with
+from configs.translate.paddlevit import replace_words, translate_paddlevit
 from configs.values import (
     ALL_SETTINGS,
     OPEN_SECTIONS,

@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-from configs.timm_arguments import OTHER_LOSSES, TIMM_ARGUMENTS
+from configs.translate.timm_arguments import OTHER_LOSSES, TIMM_ARGUMENTS
 from configs.values import ALL_SETTINGS, SECTIONS, Text, quoted
 
 # {setting, setting=value, or flag without a setting: its names in Hugging Face and other trainers}. The names are in

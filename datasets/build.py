@@ -187,7 +187,7 @@ def _loader_of(config: Config, image_set: ImageSet, process: Process, batch_size
     if image_set.makes_batches:
         return image_set.makes_batches(config, batch_size, process.rank, process.device)
     if config.DATA.TOKENS:
-        from extras.native_aspect.batches import EvalSequenceReader, TrainSequenceReader
+        from datasets.native_aspect import EvalSequenceReader, TrainSequenceReader
 
         reader = TrainSequenceReader if is_training else EvalSequenceReader
     else:

@@ -56,7 +56,7 @@ def read_through_cache(config: Config, image_sets: ImageSets, **progress) -> Ima
     """Return image sets that read from the cache if DATA.CACHE is set. `progress` has the fields of CacheProgress."""
     if config.DATA.CACHE == "none":
         return image_sets
-    from extras.cache import CacheProgress, cache_image_sets
+    from datasets.cache import CacheProgress, cache_image_sets
 
     return cache_image_sets(config, image_sets, CacheProgress(**progress))
 
@@ -100,11 +100,11 @@ def make_wrappers(
     """
     wrappers: list[StepWrapper] = []
     if config.TRAIN.DISTILLATION_TYPE != "none":
-        from extras.distillation import make_distillation
+        from engine.train.distillation import make_distillation
 
         wrappers.append(make_distillation(config, process, log, num_classes, classes))
     if config.TRAIN.OBJECTIVE == "features":
-        from extras.unlabelled.training import make_feature_training
+        from engine.tasks.features import make_feature_training
 
         wrappers.append(make_feature_training(config, process, log, is_trial=classes is None))
     return wrappers

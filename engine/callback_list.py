@@ -20,8 +20,8 @@ from engine.train.stop_conditions import BadImageLimit, SkipLimit, TimeLimit
 from engine.train.trainer import Trainer
 
 if TYPE_CHECKING:
-    from extras.report import RunReport
-    from extras.trackers import Trackers
+    from engine.record.trackers import Trackers
+    from engine.report import RunReport
 
 T = TypeVar("T", bound=Callback)
 
@@ -59,15 +59,15 @@ def choose_callbacks(
     times = RunTimes.of(config, plan.order, len(plan.eval_set), lambda: saver.longest)
     forecast = add(Forecast(config, times, started, session.beat, log.say))
     if config.CALIBRATE and config.TRAIN.OBJECTIVE == "classes":
-        from extras.calibration import Calibration
+        from engine.confidence.calibration import Calibration
 
         add(Calibration(session.path, log, trainer, plan.inputs.saved.get("calibration", {})))
-    from extras.report import RunReport
+    from engine.report import RunReport
 
     report = RunReport(session, plan, trainer)
     callbacks += report.callbacks
     if process.is_first and config.START.PROFILE:
-        from extras.profiler import Profiler
+        from engine.train.profiler import Profiler
 
         add(Profiler(config.START.PROFILE, session.path / "trace.json.gz", log.say))
     add(Console(config, log, timing, forecast))
@@ -80,7 +80,7 @@ def choose_callbacks(
             add(DataWaitAdvice(config, plan.train_set, process, log.say))
         if config.START.MAX_TIME:
             add(TimeLimit(to_seconds(config.START.MAX_TIME), started, lambda: saver.longest))
-    from extras.doctor import Doctor
+    from engine.doctor import Doctor
 
     about = {"class_names": list(plan.classes), "class_weights": plan.class_weights}
     # The doctor examines in process 0 and copies the whole model, so it does not examine a sharded run.
@@ -107,7 +107,7 @@ def callbacks_that_save(
     """Return the last callbacks of this process. They call `save`, which returns when the checkpoint is on the disk."""
     if not plan.config.TRAIN.BUDGET:
         return []
-    from extras.budget import Allowance, Budget
+    from engine.train.budget import Allowance, Budget
 
     # A new run counts from the start of the program. A resumed run counts from now, because its number of updates is
     # chosen and has no reserve for another start of the program.

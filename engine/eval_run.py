@@ -52,7 +52,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         evaluate, data=data, normalize=normalize, precision=precision, process=process, bad_images=bad_images
     )
     if learns_features:
-        from extras.unlabelled.evaluation import load_evaluation
+        from engine.tasks.features_scored import load_evaluation
 
         change_model, score = load_evaluation(plan, normalize, log, data, bad_images)
     found, transforms = {}, choose_transforms(config, process.device, precision.half)
@@ -73,7 +73,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         log.say(scores.describe_all(name, measured_classes(plan)))
         transforms.revert(model)  # the next weights are loaded into the same model
     if not learns_features:
-        from extras.report.image_results import leave_results
+        from engine.report.image_results import leave_results
 
         leave_results(session, plan, found)
     figures = {name.strip().lower() or "raw": each.scores.figures() for name, each in found.items()}
@@ -88,7 +88,7 @@ def refuse_outputs(
     plan: EvalPlan, model: nn.Module, transforms: ModelTransforms, data: EvalData, normalize: nn.Module
 ) -> NoReturn:
     """Raise ConfigError for a model with non-finite outputs, after finding the first batch that produces them."""
-    from extras.doctor.trace import refuse_not_finite
+    from models.trace import refuse_not_finite
 
     precision = plan.precision
     model = precision.computing(model).eval()

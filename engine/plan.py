@@ -140,7 +140,7 @@ def refusals(config: Config) -> dict[str, Callable[[], object]]:
         "optimizer": lambda: check_optimizer(config),
     }
     if config.TRACK:
-        from extras.trackers import check_trackers
+        from engine.record.trackers import check_trackers
 
         checks["tracking"] = lambda: check_trackers(config)
     return checks

@@ -21,7 +21,7 @@ def describe_training(plan: TrainPlan, model: str) -> list[str]:
         sizes = (f"{side} x {side} from epoch {start + 1} on" for start, side in plan.config.train_sizes.items())
         lines.append(f"training images: {', '.join(sizes)}; evaluation at {plan.config.DATA.IMAGE_SIZE}")
     if plan.config.DATA.TOKENS:
-        from extras.native_aspect.models import describe_sequences
+        from models.native_aspect import describe_sequences
 
         lines.append(describe_sequences(plan.config))
     return lines + [line for note in notes_on(plan).values() for line in note]

@@ -53,7 +53,7 @@ class Precision:
         self.is_naive, self.is_float8 = (config.AMP and settings.MODE == mode for mode in ("naive", "float8"))
         self.half, self.reason = choose_half(config.AMP, settings.DTYPE, device, has_bfloat16(device))
         if self.is_float8:
-            from extras.float8 import check_float8
+            from models.transforms.float8 import check_float8
 
             check_float8(device)
             self.half, self.reason = torch.bfloat16, "PRECISION.MODE is float8"

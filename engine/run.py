@@ -136,7 +136,7 @@ def open_trackers(config: Config, folder: Path, process: Process, log: Log) -> A
     """Open the trackers that TRACK names."""
     if not config.TRACK:
         return nullcontext()
-    from extras.trackers import track
+    from engine.record.trackers import track
 
     return track(config, folder, process, log)
 
@@ -154,7 +154,7 @@ def leave_finished(
     session.log.say(f"this run is already finished, after {counted(trainer.epoch, 'epoch')}: {reason}")
     # Only last.pth has the final state, and only if NUM_EPOCHS was not lowered below the number of trained epochs.
     if trainer.epoch <= trainer.schedule.num_epochs and plan.inputs.checkpoint == session.path / "last.pth":
-        from extras.report import RunReport
+        from engine.report import RunReport
 
         report = RunReport(session, plan, trainer)
         bad_images = BadImages(plan.eval_set, plan.config.DATA.MAX_BAD_FRACTION, session.log.warn)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from configs.flags import parse
 from configs.load import LoadedConfig, load, name_runs
-from configs.paddlevit import our_name
+from configs.translate.paddlevit import our_name
 from configs.values import Text, is_none
 from configs.yaml_files import Layer, find_settings_file, read_layers
 

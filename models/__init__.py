@@ -11,7 +11,7 @@ def build_model(config: Config, num_classes: int) -> nn.Module:
     """Return the model with random weights from torch's seed, on torch's default device, with MODEL.FREEZE applied."""
     import_timm()
     if config.DATA.TOKENS:
-        from extras.native_aspect.models import build_native
+        from models.native_aspect import build_native
 
         model = build_native(config, num_classes)
     elif config.MODEL.TYPE == "vit":
@@ -35,7 +35,7 @@ def add_adapters(model: nn.Module, config: Config) -> nn.Module:
     """
     if not config.MODEL.LORA.RANK or config.START.EVAL:
         return model
-    from extras.lora import add_adapters as add_lora
+    from models.lora import add_adapters as add_lora
 
     return add_lora(model, config.MODEL.LORA)
 

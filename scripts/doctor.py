@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("-amp_dtype", choices=("float16", "bfloat16"), help=half_help)
     arguments = parser.parse_args(argv)
 
-    from extras.doctor.overflow import replay_run
+    from engine.doctor.overflow import replay_run
 
     replay_run(arguments.source, arguments.batch, arguments.cfg, arguments.amp_dtype)
     return 0

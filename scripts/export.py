@@ -236,7 +236,7 @@ def write_graph(part: Part, to: str, target: Path, graph: Graph) -> str:
         return formats.export(Subject(*given), to, target)
     from datasets import load_image_sets
     from datasets.types import SavedData
-    from extras.exports.photo import PhotoSubject
+    from engine.export.photo import PhotoSubject
 
     if graph.data_path:
         config = replace(config, DATA=replace(config.DATA, DATA_PATH=str(graph.data_path)))
@@ -245,12 +245,12 @@ def write_graph(part: Part, to: str, target: Path, graph: Graph) -> str:
     subject, change = PhotoSubject(*given, photos=val), None
     if graph.int8:
         with needing("onnx onnxscript onnxruntime", "-int8"):
-            from extras.exports.int8 import Quantizer
+            from engine.export.int8 import Quantizer
 
         change = Quantizer(subject, train, *graph.int8)
     if to != "web":
         return formats.export(subject, to, target, change)
-    from extras.exports.web import GRAPH, write_page
+    from engine.export.web import GRAPH, write_page
 
     formats.check_target(to, "", target)
     with formats.staged(target) as folder:

@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     arguments = parse(argv)
     if arguments.next:
         return choose(arguments)
-    from extras.labels.command import apply, find
+    from scripts.labelling.command import apply, find
 
     source = replace(find_source(arguments), data_path=arguments.data_path)
     if arguments.apply:
@@ -125,8 +125,8 @@ def choose(arguments: argparse.Namespace) -> int:
     """Choose photos to label. Return the exit code."""
     from engine.features.embedder import Embedder, find_photos
     from engine.predict.classifier import load_classifier
-    from extras.labels.data import DataSet, config_of
-    from extras.labels.next import choose_next
+    from scripts.labelling.data import DataSet, config_of
+    from scripts.labelling.next import choose_next
     from utils.distributed import Process, choose_device  # local: importing torch takes seconds
 
     photos, folder = find_photos("-next", arguments.photos, print), folder_of(arguments.source)
@@ -150,7 +150,7 @@ def choose(arguments: argparse.Namespace) -> int:
 
 def find_source(arguments: argparse.Namespace):
     """Return the finished runs of the best point of a sweep, a single run, or weights with the settings of their data."""
-    from extras.labels.command import Source
+    from scripts.labelling.command import Source
 
     folder = folder_of(arguments.source)
     is_sweep, is_run = (folder / FILE).exists(), (folder / "config.yaml").exists()
@@ -182,7 +182,7 @@ def find_source(arguments: argparse.Namespace):
 def load_weights(arguments: argparse.Namespace, source: type):
     """Load the weights whose features judge the labels of -data_path."""
     from engine.predict.classifier import load_classifier
-    from extras.labels.command import DATASET
+    from scripts.labelling.command import DATASET
 
     dataset = ["-dataset", arguments.dataset or DATASET, "-data_path", str(arguments.data_path)]
     flags = [*settings_flags(arguments), *dataset]

@@ -264,7 +264,7 @@ def maps_to_write(arguments: argparse.Namespace, paths: list[str]) -> dict[Path,
     """Return {file: its flag} for the attention maps. Make the folders of -attention and -into."""
     names: list[str] = []
     if arguments.attention:
-        from extras.attention_maps import map_names
+        from engine.predict.attention_maps import map_names
 
         names = map_names(paths)
     for flag, folder in (("-attention", arguments.attention), ("-into", arguments.into)):
@@ -288,7 +288,7 @@ def predict(arguments: argparse.Namespace, paths: list[str], process: "Process")
     classifier = process.after_first(lambda: load_classifier(*given))
     maps = None
     if arguments.attention:
-        from extras.attention_maps import Maps
+        from engine.predict.attention_maps import Maps
 
         maps = process.after_first(lambda: Maps.of(classifier, process.device, arguments.attention, paths))
     for flag in ("into", "unsure", "unknown"):
@@ -296,7 +296,7 @@ def predict(arguments: argparse.Namespace, paths: list[str], process: "Process")
             raise ConfigError(f"-{flag}: with this model an image can have several classes or none; leave -{flag} out")
     make = Predictor
     if classifier.takes_photo:
-        from extras.exports.runtime import PhotoPredictor as make
+        from engine.export.runtime import PhotoPredictor as make
     predictor = make(classifier, process, arguments.flip, report)
     if process.is_first:
         several = "" if process.world_size == 1 else f", {counted(process.world_size, 'process')}"
@@ -338,7 +338,7 @@ def mark_of(arguments: argparse.Namespace, classifier: "Classifier", reports: bo
     from engine.predict.output import UNKNOWN, UNSURE, Mark
 
     if arguments.unknown is not None:
-        from extras.unknown import find_threshold
+        from engine.confidence.unknown import find_threshold
 
         return Mark(UNKNOWN, find_threshold(classifier, arguments.unknown, report if reports else lambda line: None))
     return None if arguments.unsure is None else Mark(UNSURE, arguments.unsure)

@@ -20,7 +20,7 @@ from utils.files import refuse_other_kind
 
 
 def main(argv: list[str]) -> int:
-    from extras.report.report import PAGE, REPORT, write_report
+    from engine.report.report import PAGE, REPORT, write_report
 
     parser = Parser(__doc__)
     parser.add_argument("run", type=Path, help=RUN_HELP)

@@ -19,7 +19,7 @@ from typing import Any
 
 from configs.flags import parse
 from configs.load import LoadedConfig
-from configs.paddlevit import our_name
+from configs.translate.paddlevit import our_name
 from configs.values import SETTINGS, convert
 from engine.evaluation.scores import TITLES, format_value
 from engine.record.saved_files import read_table, read_text

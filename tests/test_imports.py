@@ -6,54 +6,40 @@ import pytest
 
 from tests.support.modules import ROOT, imported, imported_at_the_top
 
-ROOMS = ("configs", "models", "datasets", "engine", "extras", "utils")
-
-# {folder: the folders of the project that its files may import}
-# Folders other than extras import an extra only inside the functions that use it.
-ARROWS = {
-    "extras": ("extras", "engine", "models", "datasets", "configs", "utils"),
-    "engine": ("engine", "models", "datasets", "configs", "utils"),
-    "models": ("models", "configs.schema", "configs.values", "utils"),
-    "datasets": ("datasets", "configs.schema", "configs.tables", "utils"),
-    "configs": ("configs", "utils"),
-    "utils": ("utils",),
-}
+# The folders of the program from bottom to top. The files of a folder import only their own folder and those before it.
+TOWER = ("utils", "configs", "models", "datasets", "engine", "scripts")
+# Modules of a folder that the folder above it may import, if not all
+PARTS = {"models": ("configs.schema", "configs.values"), "datasets": ("configs.schema", "configs.tables")}
 
 
 def allowed(name: str, arrows: tuple[str, ...]) -> bool:
     return any(name == arrow or name.startswith(arrow + ".") for arrow in arrows)
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_packages_import_only_in_the_documented_direction(room):
+@pytest.mark.parametrize("room", TOWER)
+def test_folders_import_only_themselves_and_those_below(room):
     files = sorted((ROOT / room).rglob("*.py"))
     assert files
+    below = TOWER[: TOWER.index(room)]
+    arrows = (room, *(each for each in below if each != "configs" or room not in PARTS), *PARTS.get(room, ()))
     for path in files:
-        rooms = {*ROOMS, "main_single_gpu", "main_multi_gpu"} - ({"extras"} if room != "extras" else set())
-        ours = {name for name in imported(path) if name.split(".")[0] in rooms}
-        wrong = {name for name in ours if not allowed(name, ARROWS[room])}
+        ours = {name for name in imported(path) if name.split(".")[0] in (*TOWER, "main_single_gpu", "main_multi_gpu")}
+        wrong = {name for name in ours if not allowed(name, arrows)}
         assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
-
-
-def test_program_never_imports_extras_at_module_top():
-    rooms = ("configs", "datasets", "engine", "models", "scripts", "utils")
-    for path in [*ROOT.glob("main_*.py"), *(path for room in rooms for path in (ROOT / room).rglob("*.py"))]:
-        early = [module for module in imported_at_the_top(path) if module.split(".")[0] == "extras"]
-        assert not early, f"{path.relative_to(ROOT)}: import {early} inside the `if` of its setting"
 
 
 def test_program_never_imports_libraries_that_import_public_datasets_package():
     banned = ("accelerate", "transformers", "torch.hub", "datasets.load")
-    for room in ROOMS:
+    for room in TOWER:
         for path in (ROOT / room).rglob("*.py"):
             assert not {name for name in imported(path, also_names=True) if allowed(name, banned)}, path
 
 
 def test_programs_load_run_settings_only_through_settings_module():
     """This way includes the settings of the pretrained weights. Other files read settings without them."""
-    files = [*ROOT.glob("*.py"), *(path for room in (*ROOMS, "scripts") for path in (ROOT / room).rglob("*.py"))]
+    files = [*ROOT.glob("*.py"), *(path for room in TOWER for path in (ROOT / room).rglob("*.py"))]
     users = {path.name for path in files if "configs.load.load" in imported(path, also_names=True)}
-    expected = {"settings.py", "settings_of_weights.py", "make_shards.py", "timm_arguments.py"}
+    expected = {"settings.py", "settings_of_weights.py", "make_shards.py", "translating.py"}
     assert users == expected
 
 

@@ -11,11 +11,11 @@ import pkgutil
 import re
 from pathlib import Path
 
+import extras
 import pytest
 import torch
 
 import engine
-import extras
 from configs.tables import LOSSES, SOURCES, TORCH_OPTIMIZERS, import_named
 from configs.values import SETTINGS
 from datasets.sources import find_source

@@ -26,7 +26,7 @@ class SyntheticImages(ImageSet):
 
     def makes_batches(self, config: Config, batch_size: int, rank: int, device: torch.device) -> Callable:
         if config.DATA.TOKENS:
-            from extras.native_aspect.batches import SyntheticSequences
+            from datasets.native_aspect import SyntheticSequences
 
             return SyntheticSequences(config, self, batch_size, rank, device)
         return SyntheticBatches(config, self, batch_size, rank, device)

@@ -341,7 +341,7 @@ def _opened(folder: ShardFolder, table: ShardTable, number: int) -> Tar:
 def read_shards(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | None, ImageSet | None]:
     """Return training and validation shards, or all shards and None, from a server if DATA.DATA_PATH is a URL."""
     if is_url(config.DATA.DATA_PATH):
-        from extras.remote import ServerFolder
+        from datasets.sources.remote import ServerFolder
 
         return read_from(ServerFolder(config, say), config)
     return read_from(ShardFolder(data_root(config.DATA, EXPECTS, reads_tars=True)), config)

@@ -84,7 +84,7 @@ class SizedPreparation:
 def build_normalize(data: Data, dtype: torch.dtype = torch.float32) -> Normalize:
     """Return the normalization of the images of a batch. See Normalize for `dtype`."""
     if data.TOKENS:
-        from extras.native_aspect.batches import PatchNormalize
+        from datasets.native_aspect import PatchNormalize
 
         return PatchNormalize(data, dtype)
     return Normalize(data, dtype)
@@ -95,7 +95,7 @@ def build_preparation(
 ) -> Preparation | SizedPreparation:
     """Return the preparation for these settings. If `is_compiled`, it has one compiled kernel per batch size."""
     if config.DATA.TOKENS:
-        from extras.native_aspect.batches import SequencePreparation
+        from datasets.native_aspect import SequencePreparation
 
         return SequencePreparation(config, normalize)
     return (SizedPreparation if config.TRAIN.SIZE_SCHEDULE else Preparation)(config, normalize, is_compiled)

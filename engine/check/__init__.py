@@ -333,7 +333,7 @@ def estimate_time(plan: TrainPlan, trainer: Trainer, startup: float) -> str:
     times.before_first_update = startup + times.evaluation * scores_start
     each = f"; {times.update:.3g} s per update, {times.evaluation:.3g} s per evaluation"
     if plan.config.TRAIN.BUDGET:
-        from extras.budget import Allowance, Budget
+        from engine.train.budget import Allowance, Budget
 
         allowance = Allowance(plan.config.TRAIN.BUDGET, time.monotonic(), plan.inputs.saved.get("budget", {}))
         budget, schedule = Budget(step, forecast, allowance), trainer.schedule

@@ -174,7 +174,7 @@ class Embedder:
 
         features, logits = (each.float() for each in forward())
         if not (features.isfinite().all() and logits.isfinite().all()):
-            from extras.doctor.trace import refuse_not_finite
+            from models.trace import refuse_not_finite
 
             refuse_not_finite(self.trained.source, self.model, self.transforms, forward)
         known = self._known() if self._known else features.new_full((len(features),), math.nan)

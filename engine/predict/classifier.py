@@ -91,7 +91,7 @@ def load_classifier(
             f"{path}: this exported graph cannot be used here; use the run, a .safetensors file, or with predict.py .onnx"
         )
     if ending == ".onnx":
-        from extras.exports.runtime import load_exported
+        from engine.export.runtime import load_exported
 
         found = load_exported(path, flags, raw)
     elif path is not None and OURS <= read_record(path).keys():

@@ -132,7 +132,7 @@ class Predictor:
 
         logits = widen(forward())
         if not are_finite(logits).all():
-            from extras.doctor.trace import refuse_not_finite
+            from models.trace import refuse_not_finite
 
             refuse_not_finite(self.classifier.source, self.model, self.transforms, forward)
         known = self.known() if self.known else None

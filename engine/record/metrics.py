@@ -19,8 +19,8 @@ from utils.log import Log
 from utils.text import csv_text
 
 if TYPE_CHECKING:
-    from extras.report.plot import Plotter
-    from extras.trackers import Trackers
+    from engine.record.trackers import Trackers
+    from engine.report.plot import Plotter
 
 
 class EpochRows:

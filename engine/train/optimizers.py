@@ -33,7 +33,7 @@ def build_optimizer(
     own = dict(model.named_parameters()) if own is None else own
     groups = parameter_groups(settings, model, own)
     if settings.OPTIMIZER.NAME not in OURS:
-        from extras.timm_optimizers import build_timms
+        from engine.train.timm_optimizers import build_timms
 
         return build_timms(settings, groups, settings.BASE_LR if peak is None else peak)
     # On MPS the fused kernels of older torch versions ignore found_inf and grad_scale, so no update would be skipped.
@@ -142,7 +142,7 @@ def changes_by_element(name: str) -> bool:
     """Return whether each element of a weight is updated by its own gradients only, so that weights can be sharded."""
     if name in OURS:
         return True
-    from extras.timm_optimizers import BY_ELEMENT
+    from engine.train.timm_optimizers import BY_ELEMENT
 
     return name in BY_ELEMENT
 
@@ -151,7 +151,7 @@ def find_class(chosen: Optimizer) -> Callable:
     """Return the class of the chosen optimizer. If it is not torch's, import timm, which takes seconds."""
     if chosen.NAME in OURS:
         return without_compiler(getattr(torch.optim, chosen.NAME))
-    from extras.timm_optimizers import find_timms
+    from engine.train.timm_optimizers import find_timms
 
     return find_timms(chosen.NAME)
 

@@ -54,7 +54,7 @@ def timm_config(subject: Subject) -> dict[str, Any]:
             "pos_embed": "learn" if settings.POS_EMBED == "sincos2d" else settings.POS_EMBED,
         }
     if subject.config.DATA.TOKENS:
-        from extras.native_aspect.models import arguments_of
+        from models.native_aspect import arguments_of
 
         architecture, arguments = arguments_of(subject.config)
         has_fixed_size = False

@@ -71,7 +71,7 @@ def model_card(subject: Subject) -> str:
     header |= {"model-index": [model_index(subject)]} if subject.figures else {}
     code, more = CODE_FOR_TIMM, USE_IN_TRANSFORMERS
     if subject.config.DATA.TOKENS:
-        from extras.native_aspect.models import code_for_timm
+        from models.native_aspect import code_for_timm
 
         code, more = code_for_timm(subject.config), ""
     turn, upright = (TURN, "it is turned upright, and ") if subject.record["exif"] == "apply" else ("", "")

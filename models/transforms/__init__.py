@@ -40,7 +40,7 @@ def choose_transforms(
     settings, data, is_autocast = config.PRECISION, config.DATA, half is not None and config.PRECISION.MODE != "naive"
     transforms: list[ModelTransform] = []
     if settings.CUSTOM_BLACK_LIST or settings.CUSTOM_WHITE_LIST:
-        from extras.operator_lists import OpOverrides
+        from models.transforms.operator_lists import OpOverrides
 
         if half is not None and not is_autocast:
             raise ConfigError(
@@ -59,7 +59,7 @@ def choose_transforms(
 
         transforms.append(GpuKernels())
     if half is not None and settings.MODE == "float8":
-        from extras.float8 import Float8
+        from models.transforms.float8 import Float8
 
         # Float8 is after the overrides and ClassTokenBlock, because it converts neither overridden layers nor layers
         # that ClassTokenBlock gives few rows.

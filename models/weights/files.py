@@ -33,7 +33,7 @@ def read_google(path: Path) -> Weights:
 
 def read_paddle(path: Path) -> Weights:
     """Read a .pdparams file of PaddleViT. Raise ConfigError for other files."""
-    from extras.paddlevit import read_paddle_weights
+    from models.weights.paddle import read_paddle_weights
 
     return read_paddle_weights(path)
 

@@ -168,7 +168,7 @@ def merged(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor]:
     state = {name: tensor for name, tensor in state.items() if not name.startswith(FEATURE_MAPS)}
     if not any(BASE_LAYER in name for name in state):
         return state
-    from extras.lora import merge_adapters
+    from models.lora import merge_adapters
 
     return merge_adapters(state, settings)
 

@@ -56,7 +56,7 @@ class LoaderWorker:
 
     def __init__(self, argv: list[str]):
         from datasets import build_train_data, choose_workers, load_image_sets
-        from extras.cache import CacheProgress, cache_image_sets
+        from datasets.cache import CacheProgress, cache_image_sets
         from utils.distributed import Process
 
         self.config = config = load_settings(argv).with_default_batch_size().config

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from configs.load import load
-from configs.timm_arguments import SUPPORTED, TIMM_ARGUMENTS
+from configs.translate.timm_arguments import SUPPORTED, TIMM_ARGUMENTS
 from configs.typed_names import ALIASES, NOT_HERE, suggest_flag, suggest_key
 from configs.values import ALL_SETTINGS
 from tests.support.cases import cases_of, names_of

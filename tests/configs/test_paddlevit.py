@@ -1,7 +1,7 @@
 """PaddleViT's settings are recognised, and the modules for them are imported only then."""
 
 from configs.load import load
-from configs.paddlevit import our_name
+from configs.translate.paddlevit import our_name
 from engine.settings import load_settings
 from tests.support.configs import load_text, write
 from tests.support.modules import ROOT

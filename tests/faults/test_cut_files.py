@@ -137,13 +137,13 @@ def write_cache(folder: Path, version: int) -> None:
 
 
 def cache_at(folder: Path, version: int):
-    from extras.cache import CacheLocation
+    from datasets.cache import CacheLocation
 
     return CacheLocation(folder, "digits-train", str(version))
 
 
 def read_cache(folder: Path) -> dict[str, Any]:
-    from extras.cache import open_cache
+    from datasets.cache import open_cache
 
     caches = {f"images {version}": open_cache(cache_at(folder, version)) for version in (1, 2)}
     return {name: [each.read(number).tobytes() for number in range(2)] for name, each in caches.items() if each}
@@ -154,7 +154,7 @@ def pull_tar(folder: Path, version: int) -> None:
 
 
 def tar_cache(folder: Path):
-    from extras.remote import TarCache
+    from datasets.sources.remote import TarCache
 
     return TarCache(folder, SimpleNamespace(copy=lambda name, size, file: file.write(b"x" * size), url_of=str), 999)
 
@@ -166,7 +166,7 @@ def read_tars(folder: Path) -> dict[str, Any]:
 
 def write_embeddings(folder: Path, version: int) -> None:
     from engine.features.embedder import Photos, Table
-    from extras.embeddings import write_features
+    from scripts.labelling.embeddings import write_features
 
     features, nothing = np.full((1, 3), version, np.float32), np.zeros((1, 0), np.float32)
     table = Table(np.array([0]), np.ones((1, 2), np.int32), features, logits=nothing, known=nothing)
@@ -174,15 +174,15 @@ def write_embeddings(folder: Path, version: int) -> None:
 
 
 def write_labels(folder: Path, version: int) -> None:
-    from extras.labels.review import Row, write_review
+    from scripts.labelling.review import Row, write_review
 
     data = SimpleNamespace(name=lambda number: "a.png", label=lambda number: "cat", root=folder)
-    with patch("extras.labels.review.draw_sheets", return_value=[]):
+    with patch("scripts.labelling.review.draw_sheets", return_value=[]):
         write_review(folder, [Row(0, f"dog {version}", 0.5, "")], data)
 
 
 def write_overflow(folder: Path, version: int) -> None:
-    from extras.doctor.overflow import Batches, save_overflow
+    from engine.doctor.overflow import Batches, save_overflow
 
     save_overflow(folder, Batches(version, 0, [(batch(2), 1.0)]))
 
@@ -276,8 +276,8 @@ DIRECT = {
     "datasets/identity.py": "an unnamed temporary file",
     "datasets/index.py": "unnamed temporary files",
     "engine/session.py": "the empty lock of a run's folder",
-    "extras/cache.py": "the index, written last, makes the data count",
-    "extras/exports/web.py": "a temporary path of `staged`",
+    "datasets/cache.py": "the index, written last, makes the data count",
+    "engine/export/web.py": "a temporary path of `staged`",
     "models/compilation.py": "an unnamed temporary file",
     "models/export/formats.py": "a temporary path of `staged`",
     "models/export/hugging_face.py": "a temporary path of `staged`",

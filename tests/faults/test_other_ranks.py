@@ -117,7 +117,7 @@ def test_process_with_different_code_is_refused_naming_the_file(tiny, photos, tm
         shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "main_multi_gpu.py", checkout)
     shutil.copy(ROOT / "main_single_gpu.py", checkout)
-    older = ["engine/train/loss.py", "extras/lora.py"]
+    older = ["engine/train/loss.py", "models/lora.py"]
     for name in older:
         (checkout / name).open("a").write("# an older version\n")
     flags, (first, second) = flags_of(tiny, photos), as_ranks(2)

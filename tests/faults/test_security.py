@@ -80,8 +80,8 @@ def test_durations_never_use_the_wall_clock():
     names = ("record/saved_run", "train/forecast", "session")
     times_of_day = [
         "utils/runs.py",
-        "extras/budget.py",
-        "extras/trackers/servers.py",
+        "engine/train/budget.py",
+        "engine/record/trackers/servers.py",
         *(f"engine/{name}.py" for name in names),
     ]
     for file, function, _ in calls():

@@ -11,7 +11,7 @@ from PIL import Image
 
 from engine.confidence.known import to_plain
 from engine.confidence.stored import from_plain
-from extras.exports.web import RUNTIME
+from engine.export.web import RUNTIME
 from models.export.formats import FORMATS
 from tests.support.configs import beginning_with_weights
 from tests.support.refusals import assert_names
@@ -90,7 +90,7 @@ def test_comparison_of_validation_images_sees_how_the_documented_code_reads_them
     def read_photo(image, is_turned):
         return np.zeros((*image.size, 4), np.uint8)  # a reader that loses the pixels
 
-    monkeypatch.setattr("extras.exports.photo.read_photo", read_photo)
+    monkeypatch.setattr("engine.export.photo.read_photo", read_photo)
     ended = typed("scripts/export.py", trained, "-output", tmp_path / "x.pt2", "-photo")
     assert ended.returncode == 1 and not any(tmp_path.iterdir())
     assert_names(ended.stderr, "359 validation images")

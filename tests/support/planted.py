@@ -124,9 +124,9 @@ def limit_open_files(step: int) -> None:
 
 def impatient(seconds: float) -> None:
     """Set the number of seconds for which requests to a server are retried."""
-    import extras.remote
+    import datasets.sources.remote
 
-    extras.remote.PATIENCE = seconds
+    datasets.sources.remote.PATIENCE = seconds
 
 
 def score(*figures: list[float]) -> None:
@@ -295,9 +295,9 @@ def pass_time(seconds: float, later_seconds: float, step: int) -> None:
 
     To process 1, an update seems to take twice as long as to process 0.
     """
-    import extras.budget
+    import engine.train.budget
 
-    now, allowance = [0.0], extras.budget.Allowance
+    now, allowance = [0.0], engine.train.budget.Allowance
 
     def clock() -> float:
         return now[0]
@@ -314,7 +314,7 @@ def pass_time(seconds: float, later_seconds: float, step: int) -> None:
 
     before_each(Trainer, "update", pass_on)
     engine.callback_list.Forecast = PassingForecast
-    extras.budget.Allowance = lambda text, started, saved: allowance(text, 0.0, saved, clock)
+    engine.train.budget.Allowance = lambda text, started, saved: allowance(text, 0.0, saved, clock)
 
 
 def kill_after_choice(later: int) -> None:
@@ -433,14 +433,14 @@ def enter_network(name: str) -> None:
 
 def draw_nothing() -> None:
     """Draw no pictures and no image tables, which take longer than these runs."""
-    from extras.report.image_results import BestResults, ResultFiles
+    from engine.report.image_results import BestResults, ResultFiles
 
     draw_no_curves()
     ResultFiles.write = BestResults.complete = lambda *arguments, **options: None
 
 
 def draw_no_curves() -> None:
-    from extras.report.plot import Plotter
+    from engine.report.plot import Plotter
 
     Plotter.draw = lambda *arguments, **options: None
 
@@ -467,7 +467,7 @@ def mislabel(*numbers: int) -> None:
 
 def kill_before_results() -> None:
     """Kill the run with SIGKILL before it writes per-image results: best.pth and last.pth are already on the disk."""
-    from extras.report.image_results import ResultFiles
+    from engine.report.image_results import ResultFiles
 
     ResultFiles.write = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
 
@@ -530,6 +530,6 @@ def die_when_shown(step: int, *patterns: str) -> None:
 
 def wait_long_for_trackers() -> None:
     """Let the end of a run wait until its trackers have ended, however busy the machine is. This is not a fault."""
-    import extras.trackers
+    import engine.record.trackers
 
-    extras.trackers.PATIENCE = extras.trackers.LONGEST_END = DEADLINE
+    engine.record.trackers.PATIENCE = engine.record.trackers.LONGEST_END = DEADLINE

@@ -30,7 +30,7 @@ def test_check_passes_a_clean_run(check):
 
 
 def test_check_reads_the_files_of_cached_images(check, photos, tmp_path):
-    from extras.cache import CacheProgress, cache_image_sets
+    from datasets.cache import CacheProgress, cache_image_sets
 
     options = ["DATA.CACHE=8", f"DATA.CACHE_PATH={tmp_path / 'cache'}"]
     config, *sets = sets_of(photos, *options)

@@ -1,0 +1,275 @@
+"""Saves the update of a run that overflowed, replays it in the run or for scripts/doctor.py, and writes doctor.yaml."""
+
+import contextlib
+import copy
+import shlex
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from configs.schema import Config
+from configs.values import flatten, unflatten
+from datasets import (
+    Batch,
+    Piece,
+    Preparation,
+    SavedData,
+    build_normalize,
+    build_preparation,
+    build_train_data,
+    load_image_sets,
+)
+from engine.build import read_through_cache
+from engine.doctor.diagnosis import Case, Diagnosis, diagnose
+from engine.precision import Precision, set_matmul
+from engine.settings import load_settings
+from engine.train.loss import Loss, build_loss
+from engine.train.trainer import Trainer
+from models import build_model
+from models.transforms import choose_transforms
+from models.weights.files import read_checkpoint
+from models.weights.load import load_exactly
+from models.weights.state import merged
+from models.weights.torch_files import read_torch
+from utils.distributed import Process, choose_device
+from utils.errors import ConfigError, cause_of
+from utils.files import Kind, refuse_other_kind, replacing, write_text
+from utils.log import Log
+from utils.runs import weights_in, without_latest
+from utils.seed import unchanged_random_state
+from utils.text import counted
+
+OVERFLOW_FILE = "overflow-batch.pth"
+DOCTOR_FILE = "doctor.yaml"  # the settings that prevent the overflow
+PRESCRIPTION = Kind("a file of scripts/doctor.py", (b"BASE: config.yaml\nPRECISION:", b"PRECISION:"))
+
+
+@dataclass
+class Batches:
+    """The batches of one update in one process, from a run, a file or the data set."""
+
+    step: int
+    rank: int
+    batches: list[tuple[Batch, float]]  # each with its weight in the update's loss
+    state: dict = field(default_factory=dict)  # further content of the file, such as the run's weights and settings
+
+
+def save_overflow(folder: Path, update: Batches) -> str:
+    """Write the update of this process; process 0 adds its `state`. Return a sentence on how to use the file."""
+    batches, shares = zip(*update.batches, strict=True)
+    content = {
+        "step": update.step,
+        "rank": update.rank,
+        "shares": list(shares),
+        "images": torch.cat([batch.images.cpu() for batch in batches]),
+        "targets": torch.cat([batch.targets.cpu() for batch in batches]),
+        "sizes": [len(batch.targets) for batch in batches],
+        # The pieces determine mixing and erasing. They are saved as plain values, because torch reads with weights_only.
+        "pieces": [
+            {**batch.piece._asdict(), "indices": batch.piece.indices.tolist(), "repeats": batch.piece.repeats.tolist()}
+            for batch in batches
+        ],
+    }
+    name = OVERFLOW_FILE if update.rank == 0 else f"overflow-batch-{update.rank}.pth"
+    with replacing(folder / name) as file:
+        torch.save(content | (update.state if update.rank == 0 else {}), file)
+    return f"to see where it breaks: python scripts/doctor.py {shlex.quote(str(folder))}"
+
+
+def read_overflow(path: Path) -> Batches:
+    """Read a file that save_overflow wrote."""
+    if not path.is_file():
+        raise ConfigError(
+            f"-batch: there is no file {path}; a run writes {OVERFLOW_FILE} into its folder when it stops"
+        )
+    state = read_torch(path)
+    if not isinstance(state, dict) or not {"images", "targets", "sizes", "pieces", "shares"} <= state.keys():
+        raise ConfigError(f"-batch: {path} contains no batch; give a run's {OVERFLOW_FILE}")
+    batches = []
+    for *tensors, plain, share in zip(
+        state["images"].split(state["sizes"]),
+        state["targets"].split(state["sizes"]),
+        state["pieces"],
+        state["shares"],
+        strict=True,
+    ):
+        arrays = {name: np.array(plain[name]) for name in ("indices", "repeats")}
+        batches.append((Batch(*tensors, len(tensors[0]), [], Piece(**plain | arrays)), share))
+    return Batches(state["step"], state["rank"], batches, state)
+
+
+def make_case(
+    config: Config, model: torch.nn.Module, prepare: Preparation, update: Batches, scale: float, loss: Loss
+) -> Case:
+    """Return an update of a run with these settings, to replay on `model`, which has no transforms yet.
+
+    `prepare`, `loss`: the run's preparation and loss, on the device of the replay.
+    """
+    # Both replays use one model. A white list would bring half precision into the float32 replay, and naive mode has
+    # no lists. float8 layers scale their inputs, so they cannot overflow.
+    settings = replace(config.PRECISION, MODE="autocast", CUSTOM_WHITE_LIST=())
+    config = replace(config, PRECISION=settings)
+    precision = Precision(config, prepare.device)
+    transforms = choose_transforms(config, prepare.device, precision.half)
+    transforms.apply(model)
+    return Case(
+        model.to(prepare.device),
+        precision,
+        transforms,
+        loss,
+        [(*prepare(batch), share) for batch, share in update.batches],
+        scale,
+        (config.SEED, update.step, update.rank),
+    )
+
+
+def prescribe(found: Diagnosis, config: Config, folder: Path) -> str:
+    """Write the settings that prevent the overflow, if any, to doctor.yaml. Return its text, or an empty string."""
+    settings = [f"    {name}: {value}" for name, value in found.prescription(config.PRECISION).items()]
+    if not settings:
+        return ""
+    base = ["BASE: config.yaml"] if (folder / "config.yaml").exists() else []
+    text = "\n".join([*base, "PRECISION:", *settings]) + "\n"
+    write_text(folder / DOCTOR_FILE, text)
+    return text
+
+
+# --- in a run ---
+
+
+def save_last_update(config: Config, folder: Path, log: Log, update: Batches, trainer: Trainer) -> str:
+    """Save the last update in every process. Return advice, or an empty text if it cannot be saved. Collective."""
+    parallel = trainer.parallel
+    update.state = {
+        **update.state,
+        **parallel.gather_state({"state_dict": parallel.local_state(trainer.model)}),
+        "config": flatten(config),
+        "seed": config.SEED,
+        "amp_scaler": trainer.precision.state_dict(),
+    }
+    try:
+        return save_overflow(folder, update)
+    except (OSError, RuntimeError) as error:
+        log.warn(f"cannot save the last batch in {folder} ({cause_of(error)})")
+        return ""
+
+
+def examine(config: Config, folder: Path, log: Log, update: Batches, trainer: Trainer) -> str:
+    """Return the finding and the remedy for an update, or an empty string if the doctor fails."""
+    try:
+        with unchanged_random_state(trainer.process.device):
+            model, scale = copy.deepcopy(trainer.model), trainer.precision.scaler.get_scale()
+            trainer.transforms.revert(model)
+            found = diagnose(make_case(config, model, trainer.prepare, update, scale, trainer.loss))
+        is_written = bool(prescribe(found, config, folder))
+    except Exception as error:  # for example, out of memory or a full disk; no error here ends the run
+        log.warn(
+            f"the doctor cannot examine step {update.step} ({type(error).__name__}: {error}); training continues without it"
+        )
+        return ""
+    log.say(f"doctor: updates are skipped, the last one at step {update.step}. Replay of that step: {found.finding()}")
+    path, remedies = shlex.quote(str(folder / DOCTOR_FILE)), []
+    if is_written:
+        settings = ", ".join(f"{name}: {value}" for name, value in found.prescription(config.PRECISION).items())
+        outcome = "is finite" if found.is_fixed else "still breaks"
+        log.say(f"doctor: {settings}; with these settings the replayed update {outcome}; to use them: -cfg {path}")
+        remedies += [f"-cfg {path}"] if found.is_fixed else []
+    finding = f"the update breaks at {found.finding()}" if found.first else found.finding()
+    if found.breaks_in_float32:
+        return finding
+    remedies += ["-amp_dtype bfloat16"] if found.half is torch.float16 else []
+    return f"{finding}; try {' or '.join(remedies or ['a lower TRAIN.BASE_LR'])}"
+
+
+# --- scripts/doctor.py ---
+
+
+def replay_run(source: str, batch: Path | None, cfg: str | None, half: str | None) -> None:
+    """Replay an update of a run and print the findings. The arguments come from scripts/doctor.py."""
+    folder, state, batches = find_run(source, batch)
+    refuse_other_kind("run", folder / DOCTOR_FILE, PRESCRIPTION, "rename it")
+    config = unflatten(state["config"])
+    if cfg:
+        config = load_settings(["-cfg", cfg]).with_default_batch_size().config
+    if config.TRAIN.OBJECTIVE != "classes":
+        raise ConfigError(
+            f"{folder}: the run learns features (TRAIN.OBJECTIVE), and its updates cannot be replayed without the teacher; "
+            "read the doctor's lines in the run's log.txt"
+        )
+    config, scale = precision_of(config, state, half)
+    device = choose_device("auto", local_rank=0)
+    set_matmul(config.PRECISION.MATMUL)
+    prepare = build_preparation(config, build_normalize(config.DATA).to(device))
+    loss = build_loss(config, state.get("class_weights"), device)
+    for each in batches or [next_batch(config, state)]:
+        model = build_model(config, config.MODEL.NUM_CLASSES or len(state["class_names"]))
+        load_exactly(model, merged(state["state_dict"], state["config"]), Path("the run's weights"))
+        found = diagnose(make_case(config, model, prepare, each, scale, loss))
+        if found.first:
+            break
+    num_images = sum(len(batch.targets) for batch, _ in each.batches)
+    print(f"step {each.step}, process {each.rank}: {counted(num_images, 'image')}; loss scale {scale:g}")
+    print("\n".join(found.lines()))
+    # Without a saved overflow, only the next update was replayed. If it is finite, no setting needs to change.
+    text = prescribe(found, config, folder) if found.first or batches else ""
+    if text:
+        target = folder / DOCTOR_FILE
+        command = f"python main_single_gpu.py -cfg {shlex.quote(str(target))}"
+        print(f"\n{text}\nwritten to {target}; to train with it: {command}")
+
+
+def find_run(source: str, batch: Path | None) -> tuple[Path, dict, list]:
+    """Find the run's folder, the checkpoint to replay with, and the saved batches (one per process), if any."""
+    path = Path(without_latest(source)).expanduser()
+    folder = path if path.is_dir() else path.parent
+    files = [batch] if batch else sorted(folder.glob("overflow-batch*.pth"))
+    batches = [read_overflow(file) for file in files]
+    if path.is_dir():
+        # The weights at the overflow are newer than the last checkpoint.
+        if batches and "state_dict" in batches[0].state:
+            return folder, batches[0].state, batches
+        path = weights_in(folder)
+        if path is None:
+            raise ConfigError(
+                f"{folder} has neither {OVERFLOW_FILE} nor best.pth or last.pth; give the folder of a run, or a "
+                "checkpoint"
+            )
+    _, state = read_checkpoint(path, {"state_dict", "config", "class_names"})
+    return folder, state, batches
+
+
+def precision_of(config: Config, state: dict, wanted: str | None) -> tuple[Config, float]:
+    """Return the settings with the half type to examine, and the loss scale for this type."""
+    saved = state.get("amp_scaler", {})
+    half = str(saved.get("dtype", "None")).removeprefix("torch.")
+    half = wanted or (half if half != "None" else None)
+    if half is None:
+        raise ConfigError(
+            "this run computed in float32 (AMP is false); give the half type to examine with -amp_dtype float16 or "
+            "-amp_dtype bfloat16"
+        )
+    first = config.PRECISION.INIT_LOSS_SCALING if half == "float16" else 1.0
+    scale = saved.get("scale", first) if saved.get("dtype") == f"torch.{half}" else first
+    if config.PRECISION.MODE != "autocast" or config.PRECISION.CUSTOM_WHITE_LIST:
+        print("replayed with PRECISION.MODE autocast and without CUSTOM_WHITE_LIST")
+    if config.TRAIN.DISTILLATION_TYPE != "none":
+        print("replayed without the teacher: the loss uses only the labels")
+    return replace(config, AMP=True, PRECISION=replace(config.PRECISION, DTYPE=half)), float(scale)
+
+
+def next_batch(config: Config, state: dict) -> Batches:
+    """Return the batches of the run's next update. They depend only on seed and step."""
+    kept = SavedData(state["class_names"], state.get("split", {}))
+    image_sets = load_image_sets(config, saved=kept)
+    train_set, _ = read_through_cache(config, image_sets, say=print, warn=print, may_build=False)
+    per_process = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER
+    world_size = max(state["config"].get("GLOBAL_BATCH", per_process) // per_process, 1)
+    read_here = replace(config, DATA=replace(config.DATA, NUM_WORKERS=0))
+    data = build_train_data(read_here, train_set, Process(torch.device("cpu"), world_size=world_size))
+    step = state.get("step", 0)
+    with contextlib.closing(data.windows(step, step + 1)) as windows:
+        window = next(windows)
+        shares = [(each, each.num_samples * world_size / window.num_samples) for each in window.batches]
+    return Batches(step, 0, shares)

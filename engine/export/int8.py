@@ -1,0 +1,229 @@
+"""Changes the graph of an exported model to 8 bits, and compares its accuracy with the accuracy in float32."""
+
+import ast
+import fnmatch
+import logging
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+import torch
+from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+
+from datasets.types import ImageSet
+from engine.evaluation.image_test import ImageTest
+from engine.evaluation.scores import wilson_interval
+from engine.export.photo import PhotoSubject, as_photo, draw
+from models.export.formats import SCOPES, load_onnx
+from models.export.subject import WrongExport
+from utils.errors import ConfigError
+from utils.text import counted, first_of, format_bytes
+
+KINDS = ("MatMul", "Gemm", "Conv")  # 8 bits elsewhere save little time, and cost most of the accuracy
+FOR_RANGES, FOR_ACCURACY, FOR_LAYERS = 256, 5000, 16  # numbers of images, drawn by a seed
+MOST_LOST = 2.0  # percentage points of accuracy, at the end of a 95% interval
+MOST_OTHER = 5.0  # percentage of answers that may differ, at the end of a 95% interval; above it, most_lost is ignored
+DEVIATIONS = 1.96  # half the width of a 95% interval, in standard deviations
+MODEL = "model.model."  # the place of the model in PhotoClassifier
+NUM_NAMED = 3
+
+
+class Inputs(CalibrationDataReader):
+    """Photos for onnxruntime, which measures the range of each value on them."""
+
+    def __init__(self, photos: Iterable[np.ndarray]):
+        self._photos = iter(photos)
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        return next(({"photo": photo} for photo in self._photos), None)
+
+
+class Agreement(NamedTuple):
+    """Counts the answers of the 8-bit graph that differ from those of the float32 graph, and limits their cost."""
+
+    num_answers: int
+    num_other: int
+    largest_cost: float  # the largest difference in float32 probability between both answers; 1 if all answers agree
+
+    @property
+    def most_other(self) -> float:
+        """Return the upper end of the 95% interval of the percentage of answers that differ."""
+        return wilson_interval(100 * self.num_other / self.num_answers, self.num_answers)[1]
+
+    @property
+    def most_lost(self) -> float:
+        """Return an upper bound of the loss of accuracy in percentage points: the percentage times the largest cost.
+
+        If the differing answers are near ties, this bound is narrower than the interval of the accuracies' difference.
+        """
+        return self.largest_cost * self.most_other
+
+    @property
+    def is_close(self) -> bool:
+        return self.most_other <= MOST_OTHER and self.most_lost <= MOST_LOST
+
+    def __str__(self) -> str:
+        return (
+            f"other answers: {self.num_other:,} of {self.num_answers:,}, which lose at most {self.most_lost:.2f} points "
+            "(95% interval)"
+        )
+
+
+def images_needed(test: ImageTest) -> int | None:
+    """Return the number of images that would make the interval narrow enough, or None if the accuracy is too low.
+
+    It assumes that the shares of differing answers stay the same.
+    """
+    change = test.value / 100
+    room = MOST_LOST / 100 + change
+    share = (test.only_first + test.only_second + 1) / test.num_images
+    return math.ceil((DEVIATIONS / room) ** 2 * (share - change**2)) if room > 0 else None
+
+
+@dataclass
+class Quantizer:
+    """Changes the file of a float32 graph to 8 bits if that keeps the accuracy."""
+
+    subject: PhotoSubject
+    train: ImageSet
+    keep_float: Sequence[str]  # patterns of layers
+    accepts_any: bool  # whether the accuracy may be lower
+
+    def __call__(self, path: Path) -> str:
+        """Replace the graph in the file. Return both accuracies. Raise WrongExport if too much accuracy is lost."""
+        model = onnx.load(path)
+        layers = layers_of(model)
+        if unknown := [name for name in self.keep_float if not fnmatch.filter(layers, name)]:
+            raise ConfigError(
+                f"-keep_float: no layer is called {unknown[0]}; layers: {first_of(list(layers), limit=8)}"
+            )
+        layers = {
+            name: nodes
+            for name, nodes in layers.items()
+            if not any(fnmatch.fnmatch(name, each) for each in self.keep_float)
+        }
+        if not layers:
+            raise ConfigError("-keep_float: no layer is left for 8 bits; name fewer layers")
+        photos = [as_photo(pixels) for _, pixels in draw(self.train, FOR_RANGES)]
+        changed = path.with_name(f"8-bits-{path.name}")
+        quantize(path, changed, photos, [node for nodes in layers.values() for node in nodes])
+        told, test, agreement = self.compare(path, changed)
+        low, high = test.interval
+        is_kept = low >= -MOST_LOST or (high >= 0 and agreement.is_close)
+        if not is_kept and not self.accepts_any:
+            worst = self.worst_layers(path, changed, photos[:FOR_LAYERS], layers)[:NUM_NAMED]
+            needed = images_needed(test)
+            more = f", give about {counted(needed, 'validation image')}" if needed else ""
+            raise WrongExport(
+                f"-int8: the accuracy may be lower by more than {MOST_LOST:g} points, so no file was written; these layers "
+                f"change the answers most: {', '.join(worst)}; name them with -keep_float{more}, or add -accept\n{told}"
+            )
+        result = onnx.load(changed)
+        for node in result.graph.node:
+            del node.metadata_props[:]
+        del result.metadata_props[:]  # onnxruntime has added some of its own
+        result.metadata_props.extend(model.metadata_props)
+        result.producer_name = model.producer_name  # so that the file is recognized as ours
+        onnx.save(result, path)
+        changed.unlink()
+        return told
+
+    def compare(self, before: Path, after: Path) -> tuple[str, ImageTest, Agreement]:
+        """Return a text with the accuracy, size and speed of both files, and two comparisons of their answers."""
+        files = {"float32": before, "int8": after}
+        runs, seconds, right = [load_onnx(self.subject, path) for path in files.values()], [0.0, 0.0], ([], [])
+        fits: tuple[list, list] = ([], [])  # whether each photo fits the validation images, if the graph tells
+        costs = []  # for each image, see `cost`
+        for index, pixels in draw(self.subject.photos, FOR_ACCURACY):
+            truth, photo, answers = self.truth(index), torch.from_numpy(as_photo(pixels)), []
+            for number, run in enumerate(runs):
+                start = time.perf_counter()
+                results = run(photo)
+                seconds[number] += time.perf_counter() - start
+                answers.append(self.probabilities(results))
+                if self.subject.known:
+                    fits[number].append(results[1] >= 0)
+                right[number].append(np.atleast_1d(self.answer(answers[-1]) == truth))
+            costs.append(self.cost(*answers))
+        speeds = [len(right[0]) / each for each in seconds]
+        first, second = map(np.concatenate, right)
+        test = ImageTest(len(first), int((first & ~second).sum()), int((second & ~first).sum()))
+        lines = [
+            f"{name}: {each.mean():.2%} of {len(each)} right, {format_bytes(path.stat().st_size)}, {speed:.1f} images/s"
+            + (f", {np.mean(fit):.1%} fit the validation images" if fit else "")
+            for (name, path), each, speed, fit in zip(files.items(), (first, second), speeds, fits, strict=True)
+        ]
+        low, high = test.interval
+        lines.append(f"int8 - float32: {test.value:+.2f} points (95% interval {low:+.2f} to {high:+.2f})")
+        costs = np.concatenate(costs)
+        others = costs[costs > 0]
+        agreement = Agreement(len(costs), len(others), float(others.max()) if len(others) else 1.0)
+        return "\n".join([*lines, str(agreement)]), test, agreement
+
+    def probabilities(self, results: Any) -> np.ndarray:
+        """Return the probabilities in the results of a graph."""
+        return (results[0] if self.subject.known else results).numpy()
+
+    def answer(self, probabilities: np.ndarray) -> Any:
+        """Return the most probable class, or for each label whether it applies."""
+        return probabilities > 0.5 if self.subject.config.DATA.has_several_labels else probabilities.argmax()
+
+    def cost(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
+        """Return the difference in float32 probability between the float32 answer and the 8-bit answer: [1] or [labels]."""
+        if self.subject.config.DATA.has_several_labels:
+            return np.abs(2 * before - 1) * (self.answer(before) != self.answer(after))
+        return np.atleast_1d(before.max() - before[self.answer(after)])
+
+    def truth(self, index: int) -> Any:
+        """Return the class of a validation image, or for each label whether it applies."""
+        images = self.subject.photos
+        number = int(images.targets[index])
+        if images.label_sets is None:
+            return number
+        return np.isin(np.arange(len(images.classes)), list(images.label_sets[number]))
+
+    def worst_layers(
+        self, source: Path, target: Path, photos: Sequence[np.ndarray], layers: dict[str, list[str]]
+    ) -> list[str]:
+        """Return the layers, first those that change the probabilities most when only they have 8 bits."""
+
+        def answers(path: Path) -> np.ndarray:
+            run = load_onnx(self.subject, path)
+            return np.stack([self.probabilities(run(torch.from_numpy(photo))) for photo in photos])
+
+        expected, changes = answers(source), {}
+        for layer, nodes in layers.items():
+            quantize(source, target, photos, nodes)
+            changes[layer] = float(np.abs(answers(target) - expected).sum())
+        return sorted(changes, key=changes.get, reverse=True)
+
+
+def quantize(source: Path, target: Path, photos: Iterable[np.ndarray], nodes: list[str]) -> None:
+    """Write the graph with these nodes in 8 bits: weights for each channel, and ranges of values as in these photos."""
+    logging.getLogger().setLevel(logging.ERROR)  # onnxruntime recommends its own preprocessing at each call
+    quantize_static(
+        source,
+        target,
+        Inputs(photos),
+        op_types_to_quantize=list(KINDS),
+        nodes_to_quantize=nodes,
+        per_channel=True,
+        reduce_range=True,  # weights of 7 bits, because sums of 8-bit products saturate on processors without VNNI
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+    )
+
+
+def layers_of(model: onnx.ModelProto) -> dict[str, list[str]]:
+    """Return the nodes of each layer of the model that can have 8 bits, without the nodes that prepare the photo."""
+    found: dict[str, list[str]] = {}
+    for node in model.graph.node:
+        scopes = ast.literal_eval({each.key: each.value for each in node.metadata_props}.get(SCOPES, "[]"))
+        if node.op_type in KINDS and len(scopes) > 1 and scopes[-2].startswith(MODEL):
+            found.setdefault(scopes[-2].removeprefix(MODEL), []).append(node.name)
+    return found

@@ -1,0 +1,320 @@
+"""A graph that takes a decoded photo of any size: resize, crop, normalization, model, temperature, probabilities."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor, nn
+from torch.export import Dim
+
+from configs.schema import Data
+from datasets.transforms.crop import EvalTransform, Normalize, pillow_resizes_height_first
+from datasets.transforms.decode import open_image
+from datasets.transforms.pixel_rules import PixelRules, to_array
+from datasets.types import ImageReadError, ImageSet
+from engine.confidence.known import LIKE_ROUNDING, MOST_MOVED
+from engine.confidence.stored import watch
+from engine.confidence.unknown import ROUNDING, find_answered
+from models.export.subject import Calibrated, Subject, WrongExport
+from models.weights.metadata import CALIBRATION
+from utils.errors import ConfigError
+from utils.text import counted
+from utils.torch_internals import RESIZE_KERNELS
+
+MOST_BITS = 22  # torch's kernels multiply weights by at most 2**22
+GREY = (19595, 38470, 7471)  # Pillow's weights of red, green and blue, in 1/65536
+CUBIC = -0.5  # the parameter of Pillow's bicubic kernel
+
+
+def refuse_unsupported(data: Data) -> None:
+    """Raise ConfigError if the graph cannot prepare photos as the run did."""
+    found = {
+        f"DATA.INTERPOLATION {data.INTERPOLATION}": data.INTERPOLATION not in RESIZE_KERNELS,
+        "DATA.CROP_MODE border": data.CROP_MODE == "border",
+        f"DATA.CROP_PCT {data.CROP_PCT:g} (above 1)": data.CROP_PCT > 1,
+        f"DATA.TOKENS {data.TOKENS}": bool(data.TOKENS),
+    }
+    if reasons := [name for name, applies in found.items() if applies]:
+        raise ConfigError(
+            f"-photo: the graph does not resize photos with {' and '.join(reasons)}; leave -photo out, and resize them "
+            "before the model"
+        )
+
+
+class Photo(nn.Module):
+    """Photos, uint8 [H, W, 3 or 4] of any size, to model inputs, uint8 values as float32 [C, side, side].
+
+    The fourth channel is the opacity. Transparent pixels get the colour that datasets/ puts behind them.
+
+    The resize is two matrix products. As in torch's kernels, weights have 16 bits, and the result of each product is
+    rounded to whole pixels, so every program computes the same pixels.
+    """
+
+    def __init__(self, data: Data):
+        super().__init__()
+        self.transform, self.channels = EvalTransform(data), data.IMAGE_CHANNELS
+        self.height_may_be_first = pillow_resizes_height_first()
+        self.register_buffer("background", torch.tensor(PixelRules.of(data).background, dtype=torch.float32))
+
+    def forward(self, photo: Tensor) -> Tensor:
+        sizes = [torch.full((), length, dtype=torch.int64) for length in photo.shape[:2]]
+        resized = self._sizes(*sizes)
+        rows, columns = (
+            self._weights(length, size, new) for length, size, new in zip(photo.shape[:2], sizes, resized, strict=True)
+        )
+        # Transposed here, because torch 2.11 takes a transposed input of a branch for an alias.
+        weighted = (self._coloured(photo), *rows, columns[0].T, columns[1])
+        if not self.height_may_be_first:
+            return width_first(*weighted)
+        shrinks = [size - new for size, new in zip(sizes, resized, strict=True)]
+        return torch.cond(shrinks[0] > (2 * shrinks[1]).clamp(min=0), height_first, width_first, weighted)
+
+    def _coloured(self, photo: Tensor) -> Tensor:
+        layers = photo.permute(2, 0, 1)
+        # With one more layer, the slices have the same sizes for 3 and 4 channels, so torch.export can trace both.
+        layers = torch.cat([layers, torch.full_like(layers[:1], 255)])
+        colours, opacity = layers[:3], layers[3].float()
+        is_transparent = opacity.amin((0, 1)) < 255
+        # Most photos are opaque, and then need half the memory.
+        pixels = torch.cond(is_transparent, on_background, on_nothing, (colours, opacity, self.background))
+        if self.channels == 1:
+            red, green, blue = pixels
+            pixels = ((red * GREY[0] + green * GREY[1] + blue * GREY[2] + 32768) / 65536).floor()[None]
+        return pixels
+
+    def _sizes(self, height: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
+        side = self.transform.resized_side
+        if self.transform.mode == "squash":
+            return torch.full_like(height, side), torch.full_like(width, side)
+        short = torch.minimum(height, width)
+        return side * height // short, side * width // short
+
+    def _weights(self, length: int, size: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weights [side, length] of the pixels along one side, times `unit`, and `unit`, a power of two.
+
+        Every integer here fits into 32 bits, because some programs have no longer ones.
+        """
+        scale = (size / new).clamp(min=1)
+        taps = 2 * torch.arange(length) + 1
+        # Twice the places of the new pixels in the photo, from its middle: whole numbers and a rest, which float32 keeps.
+        moved = (2 * (torch.arange(self.transform.side) + self._start(new)) + 1 - new) * size
+        whole = torch.div(moved, new, rounding_mode="floor")
+        rest = (moved - whole * new) / new
+        distances = (taps - size - whole[:, None]) - rest[:, None]
+        # The first pixel of the resized photo, which the crop leaves out, may have the largest weight.
+        distances = torch.cat([distances, taps[None] - size / new]) / (2 * scale)
+        weights = kernel(distances.abs(), self.transform.interpolation)
+        weights = weights / weights.sum(1, keepdim=True)
+        steps = 2.0 ** torch.arange(1, MOST_BITS + 1)
+        unit = 2.0 ** (weights.max() * steps < 2**15 - 0.5).sum().float()
+        scaled = weights[:-1] * unit
+        return (scaled.abs() + 0.5).floor() * scaled.sign(), unit
+
+    def _start(self, length: Tensor) -> Tensor:
+        """Return the start of the crop, as EvalTransform does; round() rounds a half to the even number."""
+        spare = length - self.transform.side
+        half = spare // 2
+        return half + half % 2 * (spare % 2)
+
+
+def kernel(distances: Tensor, interpolation: str) -> Tensor:
+    """Return the weights of pixels at these distances, with Pillow's kernels."""
+    if interpolation == "bilinear":
+        return (1 - distances).clamp(min=0)
+    near = ((CUBIC + 2) * distances - (CUBIC + 3)) * distances**2 + 1
+    far = ((CUBIC * distances - 5 * CUBIC) * distances + 8 * CUBIC) * distances - 4 * CUBIC
+    return torch.where(distances < 1, near, torch.where(distances < 2, far, 0.0))
+
+
+def on_background(colours: Tensor, opacity: Tensor, background: Tensor) -> Tensor:
+    """Return colours [3, H, W] with an opacity [H, W] on a background [3], as Pillow pastes them."""
+    background = background[:, None, None]
+    # The sums are whole numbers that float32 keeps, and no quotient ends in one half.
+    sums = (colours.float() - background) * opacity + background * 255
+    return (sums / 255 + 0.5).floor()
+
+
+def on_nothing(colours: Tensor, opacity: Tensor, background: Tensor) -> Tensor:
+    """Return opaque colours, uint8 [3, H, W], as float32."""
+    return colours.float()
+
+
+def rounded(sums: Tensor, unit: Tensor) -> Tensor:
+    return (sums / unit + 0.5).floor().clamp(0, 255)
+
+
+def width_first(pixels: Tensor, rows: Tensor, row_unit: Tensor, columns: Tensor, column_unit: Tensor) -> Tensor:
+    return rounded(rows @ rounded(pixels @ columns, column_unit), row_unit)
+
+
+def height_first(pixels: Tensor, rows: Tensor, row_unit: Tensor, columns: Tensor, column_unit: Tensor) -> Tensor:
+    return rounded(rounded(rows @ pixels, row_unit) @ columns, column_unit)
+
+
+class PhotoClassifier(nn.Module):
+    """A model with its preprocessing: one photo, uint8 [H, W, 3 or 4], to its probabilities [classes].
+
+    With `known`, it also returns how well the photo fits the validation images.
+    """
+
+    def __init__(self, model: nn.Module, data: Data, known: Callable[[], Tensor] | None):
+        """`model`: a model that divides its logits by the temperature. `known`: returns the score of its last batch."""
+        super().__init__()
+        self.prepare, self.normalize, self.model, self.known = Photo(data), Normalize(data), model, known
+        self.has_several_labels = data.has_several_labels
+
+    def forward(self, photo: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        return self.answer(self.normalize(self.prepare(photo)[None]))
+
+    def answer(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        logits = self.model(images)[0]
+        probabilities = logits.sigmoid() if self.has_several_labels else logits.softmax(0)
+        return (probabilities, self.known()[0]) if self.known else probabilities
+
+
+# Height and width of drawn photos
+SHAPES = ((1, 1), (2, 300), (300, 2), (31, 47), (480, 640), (1300, 150), (150, 1300))
+MOST_DIFFERENCE = 5e-3  # limit for each probability, which changes a little if single pixels differ by 1
+MOST_CHANGED = 1e-3  # limit for the share of photos with another answer
+SHARE = 0.95  # the share of right answers above the threshold, as with `predict.py -unknown 0.95`
+MOST_PHOTOS = 2000  # maximum number of validation images to compare
+
+
+class Difference(NamedTuple):
+    """The differences between the results of a graph and of the original model for one photo."""
+
+    probability: float  # the largest difference of a probability
+    is_other_answer: bool  # whether the answers differ and are not a near tie
+    is_other_sign: bool  # whether the sign of `known` differs by more than rounding explains
+
+
+@dataclass(frozen=True)
+class PhotoSubject(Subject):
+    """A model to export with its preprocessing, and the validation images that check the graph."""
+
+    photos: ImageSet | None = None  # decoded by `read`
+    dimensions = {0: Dim("height", min=1), 1: Dim("width", min=1), 2: Dim("channels", min=3, max=4)}
+
+    def __post_init__(self):
+        refuse_unsupported(self.config.DATA)
+
+    @cached_property
+    def known(self) -> Callable[[], Tensor] | None:
+        """Return a function that returns how well the newest batch fits the validation images. None: no statistics."""
+        return watch(self.model, self.record.get(CALIBRATION, {}), self.source)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("photo", "probabilities", *(["known"] if self.known else []))
+
+    @cached_property
+    def graph(self) -> PhotoClassifier:
+        model = Calibrated(self.model, self.temperature or 1.0)
+        return PhotoClassifier(model, self.config.DATA, self.known).eval()
+
+    @property
+    def threshold(self) -> float:
+        """Return the probability below which a photo is unknown: SHARE of the answers above it are right. 0: unknown."""
+        curve = self.record.get(CALIBRATION, {}).get("curve")
+        found, _ = find_answered(curve or [], SHARE)
+        return (found.confidence - ROUNDING if found else 1.0) if curve else 0.0
+
+    @property
+    def facts(self) -> dict[str, str]:
+        return super().facts | {"unknown_below": json.dumps(self.threshold)}
+
+    @property
+    def example(self) -> Tensor:
+        return torch.from_numpy(next(each for each in drawn_photos() if min(each.shape[:2]) > 300))
+
+    def expected(self, pixels: np.ndarray) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the results for an image, uint8 [H, W, C], as scripts/predict.py computes them."""
+        return self.graph.answer(self._prepared(pixels))
+
+    def _prepared(self, pixels: np.ndarray) -> Tensor:
+        data = self.config.DATA
+        image = torch.empty((data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE), dtype=torch.uint8)
+        EvalTransform(data)(pixels, image)
+        return self.graph.normalize(image[None])
+
+    def check(self, run: Callable[[Tensor], Tensor]) -> str:
+        """Compare the graph with the original on drawn photos and on validation images. Raise WrongExport if they differ."""
+        rules = PixelRules.of(self.config.DATA)
+        drawn = ((to_array(Image.fromarray(photo), rules), photo) for photo in drawn_photos())
+        largest = max(self._compare(run, *each).probability for each in drawn)
+        if not largest <= MOST_DIFFERENCE:
+            raise WrongExport(f"its probabilities of drawn photos differ by up to {largest:.1e}")
+        found = {}
+        for index, pixels in draw(self.photos, MOST_PHOTOS):
+            with open_image(self.photos.file(index)[1], rules) as image:
+                found[index] = self._compare(run, pixels, read_photo(image, rules.applies_exif))
+        changed = {"another answer": [index for index, each in found.items() if each.is_other_answer]}
+        if self.known:
+            changed["another sign of known"] = [index for index, each in found.items() if each.is_other_sign]
+        counts = ", ".join(f"{len(indices)} with {what}" for what, indices in changed.items())
+        largest = max(each.probability for each in found.values())
+        result = (
+            f"{counted(len(found), 'validation image')}, {counts}, largest difference of probabilities {largest:.1e}"
+        )
+        for what, indices in changed.items():
+            if len(indices) > MOST_CHANGED * len(found):
+                first = self.photos.table_name(indices[0])
+                raise WrongExport(f"too many images, such as {first}, have {what} ({result})")
+        return result
+
+    def _compare(self, run: Callable[[Tensor], Tensor], pixels: np.ndarray, photo: np.ndarray) -> Difference:
+        """Compare the graph's results for a photo with the original's for the pixels that predict.py reads."""
+        expected, found = self.expected(pixels), run(torch.from_numpy(photo))
+        is_other_sign = False
+        if self.known:
+            (expected, score), (found, other) = expected, found
+            is_other_sign = bool((score < 0) != (other < 0)) and abs(score) > MOST_MOVED
+            is_other_sign = is_other_sign and not self._rounding_decides(score, pixels)
+        if self.config.DATA.has_several_labels:
+            lost = ((expected - 0.5).abs() * ((expected > 0.5) != (found > 0.5))).max()
+        else:
+            lost = expected.max() - expected[found.argmax()]
+        return Difference(float((found - expected).abs().max()), bool(lost > MOST_DIFFERENCE), is_other_sign)
+
+    def _rounding_decides(self, score: Tensor, pixels: np.ndarray) -> bool:
+        """Return whether the score of an image depends on its rounding, as with few validation images that are all alike."""
+        image = self._prepared(pixels)
+        noise = torch.randn(image.shape, generator=torch.Generator().manual_seed(0))
+        _, again = self.graph.answer(image * (1 + LIKE_ROUNDING * noise))
+        return not abs(again - score) <= MOST_MOVED  # true for NaN too
+
+
+def drawn_photos() -> Iterator[np.ndarray]:
+    """Yield noise, with noise as its opacity, ramps and thin lines. Their pixels depend most on the exact resize."""
+    rng = np.random.default_rng(0)
+    for height, width in SHAPES:
+        ramp = np.add.outer(np.arange(height), np.arange(width))[..., None] // [1, 2, 3]
+        for pixels in (rng.integers(0, 256, (height, width, 4)), ramp % 256, ramp % 7 // 6 * 255):
+            yield pixels.astype(np.uint8)
+
+
+def draw(images: ImageSet, most: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield up to `most` readable images, drawn by a seed, with their indices."""
+    for index in np.random.default_rng(0).permutation(len(images))[:most].tolist():
+        with contextlib.suppress(ImageReadError):
+            yield index, images.read(index)
+
+
+def read_photo(image: Image.Image, is_turned: bool) -> np.ndarray:
+    """Return an opened image file as a photo, uint8 [H, W, 4], with the code of docs/exporting.md."""
+    if is_turned:
+        image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):  # 16 bits
+        image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
+    return np.array(image.convert("RGBA"))
+
+
+def as_photo(pixels: np.ndarray) -> np.ndarray:
+    """Return an image of one or three colours, uint8 [H, W, C], as a photo, uint8 [H, W, 3]."""
+    return pixels.repeat(3 // pixels.shape[2], axis=2)

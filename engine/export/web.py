@@ -1,0 +1,68 @@
+"""Writes a folder with a web page that classifies photos with an exported graph, on the device that opens the page."""
+
+import base64
+import hashlib
+import html
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from datasets.transforms.pixel_rules import PixelRules
+from engine.export.photo import PhotoSubject
+from utils.errors import ConfigError
+
+PAGE = Path(__file__).with_name("page")
+GRAPH, FACTS = "model.onnx", "model.json"
+# The files of onnxruntime-web that the page loads, with the checksums of the version that is loaded from the network.
+VERSION, PLACE = "1.30.0", "https://cdn.jsdelivr.net"
+RUNTIME = {
+    "ort.wasm.bundle.min.mjs": "PLWz+nHEVHpjwBsO0YVdvQj6n5814Iv8E3b8FG0Rp/uIAtjFMCKOpP66iPzedrIG",
+    "ort-wasm-simd-threaded.wasm": "vjBJ1z7qrhkTyYsNqKeF6c7N+nOJSU94czEo+tvZcu8G75JparGq9kB+kTnEUNVM",
+}
+
+
+def write_page(folder: Path, subject: PhotoSubject, title: str, runtime: Path | None) -> None:
+    """Write the page of a graph into a folder. `runtime`: an installed onnxruntime-web to copy, or None."""
+    for path in PAGE.iterdir():
+        text = path.read_text(encoding="utf-8")
+        place = "" if runtime else f" {PLACE}"
+        text = text.replace("PAGE_TITLE", html.escape(title)).replace("RUNTIME_PLACE", place)
+        (folder / path.name).write_text(text, encoding="utf-8")
+    facts = facts_of(subject) | {"runtime": copied(folder, runtime) if runtime else pinned()}
+    (folder / FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+
+
+def facts_of(subject: PhotoSubject) -> dict[str, Any]:
+    """Return what the page needs to know about photos and answers."""
+    data, rules = subject.config.DATA, PixelRules.of(subject.config.DATA)
+    return {
+        "classes": subject.labels,
+        "several": data.has_several_labels,
+        "threshold": subject.threshold,
+        "turns": rules.applies_exif,
+        "max_pixels": rules.max_pixels,
+    }
+
+
+def pinned() -> list[dict[str, str]]:
+    """Return addresses and checksums of the runtime's files in the network."""
+    folder = f"{PLACE}/npm/onnxruntime-web@{VERSION}/dist"
+    return [{"url": f"{folder}/{name}", "integrity": f"sha384-{digest}"} for name, digest in RUNTIME.items()]
+
+
+def copied(folder: Path, runtime: Path) -> list[dict[str, str]]:
+    """Copy the runtime's files from an installed package. Return their addresses and checksums."""
+    (folder / "runtime").mkdir()
+    found = []
+    for name in RUNTIME:
+        source = next((place / name for place in (runtime / "dist", runtime) if (place / name).is_file()), None)
+        if source is None:
+            raise ConfigError(
+                f"-runtime: {runtime} has no {name}; name the folder of an installed package: npm install "
+                f"onnxruntime-web@{VERSION}, then -runtime node_modules/onnxruntime-web"
+            )
+        shutil.copyfile(source, folder / "runtime" / name)
+        digest = base64.b64encode(hashlib.sha384(source.read_bytes()).digest()).decode()
+        found.append({"url": f"runtime/{name}", "integrity": f"sha384-{digest}"})
+    return found

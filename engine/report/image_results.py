@@ -1,0 +1,346 @@
+"""Writes tables, pictures and a record of an evaluation, and keeps the results of the best epoch."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL.Image import DecompressionBombError
+
+from configs.schema import Config
+from datasets import ImageSet
+from engine.checkpoint.async_saver import BEST
+from engine.checkpoint.format import progress_in
+from engine.evaluation.all_scores import Ranking
+from engine.evaluation.evaluate import Evaluation
+from engine.evaluation.scores import Best
+from engine.evaluation.tally import MOST_SCORES, ImageResults, LabelResults
+from engine.plan import EvalPlan
+from engine.record.saved_files import read_object, write_table
+from engine.session import Session
+from engine.train.callback import Callback
+from engine.train.counters import EpochResult
+from engine.train.trainer import Trainer
+from models.weights.state import CALIBRATION
+from utils.distributed import Process
+from utils.errors import ConfigError, cause_of
+from utils.files import write_text
+from utils.log import Log
+
+# --- the tables ---
+
+
+PREDICTIONS, PER_CLASS, CONFUSION = "predictions.csv", "per_class.csv", "confusion.csv"
+PREDICTION_COLUMNS = ("image", "label", "prediction", "probability", "label_probability")
+COUNTED_COLUMNS = ("class", "precision", "recall", "f1", "count", "predicted", "taken_for", "times_taken_for")
+RATE_COLUMNS = ("sensitivity", "specificity", "auc", "average_precision")
+CLASS_COLUMNS = COUNTED_COLUMNS + RATE_COLUMNS
+CELL_COLUMNS = ("label", "prediction", "count")
+CORNER = "label \\ prediction"  # the top left cell of the matrix
+# The most classes for which confusion.csv is a matrix (of 8 MB). With more classes, the file lists the non-zero cells.
+MOST_CLASSES = 2000
+SEPARATOR = "|"  # separates several labels of an image
+
+Results = ImageResults | LabelResults
+
+
+class Names:
+    """The names of classes. An output without a class is named by its number, such as "class 7"."""
+
+    def __init__(self, classes: Sequence[str]):
+        self._classes = classes
+
+    def __getitem__(self, number: int) -> str:
+        return self._classes[number] if number < len(self._classes) else f"class {number}"
+
+    def shown(self, results: Results) -> np.ndarray:
+        """Return the classes of the data set, and any other class that was predicted."""
+        actual, predicted, _ = results.counts
+        is_shown = (actual + predicted) > 0
+        is_shown[: len(self._classes)] = True
+        return np.flatnonzero(is_shown)
+
+
+def with_ranking(
+    results: Results, process: Process, log: Log, should_stop: Callable[[], bool] = lambda: False
+) -> Results:
+    """Return the results with the AUC and average precision of each class, unless `should_stop` ends it. Collective."""
+    num_images, num_classes = len(results.indices), results.counts.shape[1]
+    if scores := results.local.scores:
+        return replace(results, ranking=scores.ranking(process, should_stop))
+    log.say(
+        f"per_class.csv: auc and average_precision are empty, because {num_images:,} images x {num_classes:,} classes "
+        f"are more than {MOST_SCORES:,} scores"
+    )
+    return replace(results, ranking=Ranking(*np.full((2, num_classes), np.nan)))
+
+
+def write_tables(folder: Path, results: Results, image_set: ImageSet) -> None:
+    """Write all tables of one evaluation. Raise OSError if the disk is full."""
+    names = Names(image_set.classes)
+    rows = prediction_rows(results, image_set, names)
+    write_table(folder / PREDICTIONS, PREDICTION_COLUMNS, rows)
+    write_table(folder / PER_CLASS, CLASS_COLUMNS, class_rows(results, names))
+    if isinstance(results, ImageResults):
+        write_table(folder / CONFUSION, *confusion_rows(results, names))
+
+
+def prediction_rows(results: Results, image_set: ImageSet, names: Names) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each image that could be read."""
+    if isinstance(results, LabelResults):
+        yield from label_rows(results, image_set, names)
+        return
+    columns = results.indices, results.labels, results.predictions, results.probabilities, results.label_probabilities
+    for index, label, prediction, *probabilities in zip(*(each.tolist() for each in columns), strict=True):
+        yield image_set.table_name(index), names[label], names[prediction], *map(format_share, probabilities)
+
+
+def label_rows(results: LabelResults, image_set: ImageSet, names: Names) -> Iterator[tuple[str, ...]]:
+    """Yield rows with all labels in one cell, all predicted classes in another, and their probabilities in two more."""
+    starts, ends = (np.searchsorted(results.images, results.indices, side=side) for side in ("left", "right"))
+    for index, start, end in zip(results.indices.tolist(), starts.tolist(), ends.tolist(), strict=True):
+        cells = {}
+        for name, chosen in (("label", results.are_labels), ("prediction", results.are_predicted)):
+            rows = start + np.flatnonzero(chosen[start:end])
+            cells[name] = SEPARATOR.join(names[number] for number in results.classes[rows].tolist())
+            cells[f"{name}s"] = SEPARATOR.join(map(format_share, results.probabilities[rows].tolist()))
+        yield image_set.table_name(index), cells["label"], cells["prediction"], cells["predictions"], cells["labels"]
+
+
+def class_rows(results: Results, names: Names) -> Iterator[tuple]:
+    """Yield a row for each class. Undefined values, such as the recall of a class without images, stay empty."""
+    taken_for = most_taken_for(results) if isinstance(results, ImageResults) else {}
+    rates = class_rates(results)
+    for number in names.shown(results).tolist():
+        actual, predicted, right = results.counts[:, number].tolist()
+        other, times = taken_for.get(number, (None, 0))
+        yield (
+            names[number],
+            format_share(right / predicted) if predicted else "",
+            format_share(right / actual) if actual else "",
+            format_share(2 * right / (actual + predicted)) if actual + predicted else "",
+            actual,
+            predicted,
+            "" if other is None else names[other],
+            times or "",
+            *(format_share(each) if math.isfinite(each) else "" for each in rates[number].tolist()),
+        )
+
+
+def class_rates(results: Results) -> np.ndarray:
+    """Return float64 [classes, 4], the RATE_COLUMNS of each class. Undefined rates are NaN."""
+    num_images = len(results.indices)
+    actual, predicted, right = results.counts.astype(np.float64)
+    others = num_images - actual
+    ranking = results.ranking or Ranking(*np.full((2, len(actual)), np.nan))
+    with np.errstate(invalid="ignore"):
+        specificity = (others - (predicted - right)) / others
+        return np.stack([right / actual, specificity, ranking.auc, ranking.average_precision], axis=1)
+
+
+def class_records(results: Results, names: Names) -> dict[str, dict[str, float | None]]:
+    """Return {class: {rate: value}} for results.json. Undefined rates are None."""
+    rates, numbers = class_rates(results).tolist(), names.shown(results).tolist()
+    records = {names[each]: zip(RATE_COLUMNS, rates[each], strict=True) for each in numbers}
+    return {name: {key: rate if math.isfinite(rate) else None for key, rate in row} for name, row in records.items()}
+
+
+def most_taken_for(results: ImageResults) -> dict[int, tuple[int, int]]:
+    """Return {class with mistakes: (its most frequent wrong prediction, count)}. The first prediction wins a tie."""
+    labels, predictions, counts = cells(results)
+    found: dict[int, tuple[int, int]] = {}
+    for label, prediction, count in zip(labels.tolist(), predictions.tolist(), counts.tolist(), strict=True):
+        if label != prediction and count > found.get(label, (0, 0))[1]:
+            found[label] = prediction, count
+    return found
+
+
+def cells(results: ImageResults) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the non-zero cells of the confusion matrix, row by row: labels, predictions, counts."""
+    num_classes = results.counts.shape[1]
+    numbers, counts = np.unique(results.labels * num_classes + results.predictions, return_counts=True)
+    return *np.divmod(numbers, max(num_classes, 1)), counts
+
+
+def confusion_rows(results: ImageResults, names: Names) -> tuple[Sequence[str], Iterable[Sequence]]:
+    """Return the header and the rows of confusion.csv: a matrix, or a list of its cells."""
+    labels, predictions, counts = cells(results)
+    shown = names.shown(results)
+    if len(shown) > MOST_CLASSES:
+        rows = zip(labels.tolist(), predictions.tolist(), counts.tolist(), strict=True)
+        return CELL_COLUMNS, ((names[label], names[prediction], count) for label, prediction, count in rows)
+    matrix = np.zeros((len(shown), len(shown)), np.int64)
+    matrix[np.searchsorted(shown, labels), np.searchsorted(shown, predictions)] = counts
+    titles = [names[number] for number in shown.tolist()]
+    return (CORNER, *titles), ([title, *row] for title, row in zip(titles, matrix.tolist(), strict=True))
+
+
+def format_share(value: float) -> str:
+    return f"{value:.6f}"
+
+
+PER_CLASS_KEY = "per_class"  # the key of the per-class rates in results.json; added at the end of a run
+RECORD, CONFUSION_PICTURE, MISTAKES_PICTURE = "results.json", "confusion.png", "mistakes.png"
+Calibration = dict[str, Any] | None  # the figures of a calibration, or None if there is none
+
+
+class ResultFiles:
+    """Writes tables and pictures of an evaluation. If the disk is full, it warns once, and the run continues."""
+
+    def __init__(self, folder: Path, image_set: ImageSet, log: Log):
+        self._folder, self._image_set, self._log = folder, image_set, log
+        self._has_failed = False
+
+    def write(self, results: Results, best: Best, with_pictures: bool, calibration: Calibration = None) -> None:
+        """Write the results of the evaluation that `best` describes, and the figures of its calibration, if any."""
+        record = self._folder / RECORD
+        try:
+            record.unlink(missing_ok=True)  # while the tables may mix two evaluations, there is no record
+            write_tables(self._folder, results, self._image_set)
+            facts = record_of(best) | ({"left_out": left_out} if (left_out := self._image_set.left_out) else {})
+            facts |= {"num_in_training": self._image_set.num_in_training}
+            facts |= {CALIBRATION: calibration} if calibration else {}
+            if results.ranking:
+                facts[PER_CLASS_KEY] = class_records(results, Names(self._image_set.classes))
+            write_text(record, to_json(facts))
+            if with_pictures:
+                self._draw(results)
+                write_text(record, to_json(facts | {"pictures": True}))
+        except (OSError, DecompressionBombError) as error:  # PIL also applies DATA.MAX_PIXELS to captions
+            if not self._has_failed:
+                self._log.warn(f"cannot write the image results in {self._folder} ({cause_of(error)})")
+            self._has_failed = True
+
+    def _draw(self, results: Results) -> None:
+        from engine.predict.pictures import write_picture  # local: only pictures need it
+        from engine.report.image_sheets import draw_confusion, draw_mistakes
+
+        if isinstance(results, ImageResults):
+            names = Names(self._image_set.classes)
+            write_picture(draw_confusion(results, names), self._folder / CONFUSION_PICTURE)
+        if not self._image_set.makes_batches:
+            write_picture(draw_mistakes(results, self._image_set), self._folder / MISTAKES_PICTURE)
+
+    def belong_to(
+        self, best: Best, with_pictures: bool, with_rates: bool = False, calibration: Calibration = None
+    ) -> bool:
+        """Return whether the folder has this evaluation's results, including pictures and class rates if requested."""
+        wanted = record_of(best) | ({"pictures": True} if with_pictures else {})
+        wanted |= {CALIBRATION: calibration} if calibration else {}
+        wanted |= {"num_in_training": self._image_set.num_in_training}
+        found = read_object(self._folder / RECORD)
+        has_rates = PER_CLASS_KEY in found or not with_rates
+        return has_rates and all(found.get(key) == value for key, value in wanted.items())
+
+
+def record_of(best: Best) -> dict[str, Any]:
+    """Return the content of results.json for this evaluation."""
+    return {
+        "epoch": best.epoch,
+        "weights": "ema" if best.suffix else "raw",
+        "metric": best.metric,
+        "value": best.value if math.isfinite(best.value) else None,
+        "loss": best.loss if math.isfinite(best.loss) else None,
+        "num_images": best.num_images,
+    }
+
+
+def to_json(record: dict[str, Any]) -> str:
+    return json.dumps({key: value for key, value in record.items() if value is not None}, indent=2) + "\n"
+
+
+SECONDS_BETWEEN = 60.0
+PAUSE_FACTOR = 100  # pause after a write, in multiples of its duration, so that writing takes less than 1% of a run
+
+
+class BestResults(Callback):
+    """Keeps the results of the best epoch in every process, and writes them in process 0."""
+
+    def __init__(self, config: Config, folder: Path, image_set: ImageSet, log: Log, trainer: Trainer):
+        self._best_file, self._log, self._trainer = folder / BEST, log, trainer
+        self._files, self._draws = ResultFiles(folder, image_set, log), config.REPORT
+        self._has_classes = config.TRAIN.OBJECTIVE == "classes"  # without classes, images have no results
+        # The results of the best epoch, and of the previous best, which counts again if best.pth cannot be written.
+        self._held: dict[Best, Results] = {}
+        self._saved_calibration: tuple[Best, dict[str, Any]] | None = None  # the one in best.pth, and its epoch
+        self._next_write = time.monotonic() + SECONDS_BETWEEN
+
+    def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
+        if result.images is not None:
+            self._held = dict([*self._held.items(), (trainer.best, result.images)][-2:])
+        if time.monotonic() > self._next_write:
+            start = time.monotonic()
+            self._write(with_pictures=False)
+            took = time.monotonic() - start
+            self._next_write = time.monotonic() + max(SECONDS_BETWEEN, PAUSE_FACTOR * took)
+
+    def complete(self, evaluate_best: Callable[[], Results], should_stop: Callable[[], bool]) -> None:
+        """At the end of a run, evaluate best.pth again if the folder has no results for it. Collective.
+
+        An earlier start may have been killed before it wrote them. Images are ranked by the scores of each class only
+        here, because ranking takes seconds if there are many classes. If `should_stop` ends the ranking, the results
+        lack the rates of classes and pictures, so a resumed run completes them.
+        """
+        trainer = self._trainer
+        if trainer.process.first(self._are_missing):
+            self._held = {trainer.best: evaluate_best()}
+        if results := self._held.get(trainer.best):
+            results = with_ranking(results, trainer.process, self._log, should_stop)
+            self._held = {trainer.best: results}
+            self._draws = self._draws and results.ranking is not None
+
+    def _are_missing(self) -> bool:
+        best = self._trainer.best
+        if (
+            not (best.exists and self._has_classes)
+            or best in self._held
+            or self._has_written(self._draws, with_rates=True)
+        ):
+            return False
+        from engine.checkpoint.find import read_checkpoint
+
+        try:
+            return Best(*read_checkpoint(self._best_file, lazily=True)["progress"]["best"]) == best
+        except (ConfigError, KeyError):
+            self._log.warn(f"cannot read {self._best_file}, so there are no image results for it")
+            return False
+
+    def close(self) -> None:
+        self._write(with_pictures=self._draws)
+
+    def _write(self, with_pictures: bool) -> None:
+        best = self._trainer.best
+        if not self._trainer.process.is_first or best not in self._held:
+            return
+        results = self._held[best]
+        if not self._has_written(with_pictures, with_rates=results.ranking is not None):
+            self._files.write(results, best, with_pictures, self._calibration())
+
+    def _has_written(self, with_pictures: bool, with_rates: bool) -> bool:
+        return self._files.belong_to(self._trainer.best, with_pictures, with_rates, self._calibration())
+
+    def _calibration(self) -> Calibration:
+        """Return the figures of the best epoch's calibration, from this run or from best.pth."""
+        part, best = self._trainer.parts.get(CALIBRATION), self._trainer.best
+        found = part.state() if part else {}
+        if found.get("epoch") != best.epoch:
+            if self._saved_calibration is None or self._saved_calibration[0] != best:
+                self._saved_calibration = best, progress_in(self._best_file).get(CALIBRATION, {})
+            found = self._saved_calibration[1]
+        is_of_best = found.get("epoch") == best.epoch and "figures" in found
+        return {"temperature": found["temperature"], **found["figures"]} if is_of_best else None
+
+
+def leave_results(session: Session, plan: EvalPlan, found: dict[str, Evaluation]) -> None:
+    """Write tables and pictures for the weights with the best score. Collective."""
+    metric = plan.config.TRAIN.BEST_METRIC
+    scores = {name: replace(each.scores, metric=metric) for name, each in found.items()}
+    name, best = max(scores.items(), key=lambda item: item[1].rank)
+    images = with_ranking(found[name].images.gather(session.process), session.process, session.log)
+    if session.process.is_first:
+        files = ResultFiles(session.path, plan.eval_set, session.log)
+        files.write(images, Best.of(best, 0, "_ema" if name else ""), plan.config.REPORT)

@@ -1,0 +1,188 @@
+"""Pictures of images and classes: confusion.png, mistakes.png, train_batch.png."""
+
+import functools
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from configs.schema import Config
+from datasets import Batch, ImageSet, Mixed, build_normalize, build_preparation
+from datasets.types import ImageReadError
+from engine.evaluation.tally import ImageResults, LabelResults
+from engine.predict.pictures import Tile, contact_sheet, fitted, lettering, write_picture
+from engine.report.image_results import Names, Results, cells
+from engine.train.callback import Callback
+from engine.train.counters import Report
+from engine.train.trainer import Trainer
+from utils.errors import UserError, cause_of
+from utils.log import Log
+from utils.text import counted, first_of
+
+# 36 is even, because neighboring images of a training batch are mixed in pairs.
+NUM_SHOWN, NUM_THREADS, SIDE = 36, 6, 150
+
+
+def draw_mistakes(results: Results, image_set: ImageSet) -> Image.Image:
+    """Return a sheet of the most confident mistakes, the most confident first. Only images on the sheet are read."""
+    names = Names(image_set.classes)
+    number, errors = most_certain_errors(results, names)
+    with ThreadPoolExecutor(NUM_THREADS) as pool:  # reading from a large file or a server is slow
+        pixels = pool.map(functools.partial(pixels_of, image_set), [index for index, _ in errors])
+        pairs = zip(pixels, errors, strict=True)
+        tiles = [Tile(image, [*caption, image_set.table_name(index)]) for image, (index, caption) in pairs]
+    shown = f", the {len(tiles)} that the model was most certain of" if len(tiles) < number else ""
+    title = f"{counted(number, 'mistake')} in {counted(len(results.indices), 'validation image')}{shown}"
+    return contact_sheet(tiles, side=SIDE, title=title)
+
+
+def most_certain_errors(results: Results, names: Names) -> tuple[int, list[tuple[int, list[str]]]]:
+    """Return the number of mistakes, and (image index, caption) for each of the most confident mistakes.
+
+    For images with several labels, each missed label and each wrong prediction is a mistake.
+    """
+    if isinstance(results, ImageResults):
+        wrong, images = np.flatnonzero(results.labels != results.predictions), results.indices
+        certainty, caption_of = results.probabilities, _caption
+    else:
+        wrong, images = np.flatnonzero(results.are_labels != results.are_predicted), results.images
+        certainty = np.where(results.are_predicted, results.probabilities, 1 - results.probabilities)
+        caption_of = _label_caption
+    chosen = wrong[np.argsort(-certainty[wrong], kind="stable")][:NUM_SHOWN].tolist()
+    return len(wrong), [(int(images[row]), caption_of(results, row, names)) for row in chosen]
+
+
+def _caption(results: ImageResults, row: int, names: Names) -> list[str]:
+    label, prediction = names[results.labels[row]], names[results.predictions[row]]
+    certain, of_label = results.probabilities[row], results.label_probabilities[row]
+    return [f"label: {label} ({of_label:.1%})", f"model: {prediction} ({certain:.1%})"]
+
+
+def _label_caption(results: LabelResults, row: int, names: Names) -> list[str]:
+    how = "not a label" if results.are_predicted[row] else "a label"
+    return [f"{how}: {names[results.classes[row]]}", f"model: {results.probabilities[row]:.1%}"]
+
+
+def pixels_of(image_set: ImageSet, index: int) -> np.ndarray | None:
+    """Return a small copy of the image, or None if it cannot be read. 36 large photos would take a gigabyte."""
+    try:
+        return np.asarray(fitted(image_set.read(index), SIDE))
+    except (ImageReadError, UserError):
+        return None
+
+
+MATRIX_SIDE, SMALLEST_MARK = 800, 3  # pixels: largest side of the matrix, smallest side of a mark
+SMALLEST_CELL, LARGEST_CELL, ON_A_PHONE = 30, 48, 300  # pixels: bounds of a cell; side of a matrix that fits on a phone
+MOST_WITH_NUMBERS, NUM_NAMED = 40, 25  # with more than 40 classes: no counts, and about 25 names
+NAMES_WIDTH, GAP = 130, 12
+RIGHT, WRONG = (31, 119, 180), (214, 39, 40)  # colors of cells on and off the diagonal
+WHITE_TEXT = 0.85  # darkness above which white text is easier to read than black text
+
+
+def draw_confusion(results: ImageResults, names: Names) -> Image.Image:
+    """Draw the confusion matrix: rows are labels, columns predictions. Darker means a larger share of the row."""
+    letters, shown = lettering(11), names.shown(results)
+    titles, has_numbers = [names[number] for number in shown.tolist()], len(shown) <= MOST_WITH_NUMBERS
+    pitch = cell_size(len(shown), letters.width(str(results.counts[0].max(initial=0))))
+    side = round(pitch * len(shown))
+    every = 1 if has_numbers else -(-len(shown) // NUM_NAMED)
+    margin = GAP + round(min(NAMES_WIDTH, max(map(letters.width, titles[::every]))))
+    left, top = GAP + margin, 2 * GAP + letters.height
+    title = f"{counted(len(results.indices), 'validation image')}: rows are labels, columns predictions"
+    width = max(left + side, GAP + round(letters.width(title))) + GAP
+    picture = Image.new("RGB", (width, top + side + margin + GAP), "white")
+    draw = ImageDraw.Draw(picture)
+    letters.draw(draw, (GAP, GAP), title)
+    draw.rectangle((left - 1, top - 1, left + side, top + side), outline="grey")
+    labels, predictions, counts = cells(results)
+    darkness = 0.15 + 0.85 * counts / np.maximum(results.counts[0][labels], 1)
+    rows, columns = (np.searchsorted(shown, each) for each in (labels, predictions))
+    order = np.argsort(darkness, kind="stable")  # where cells overlap, the largest share is on top
+    drawn = (each[order].tolist() for each in (rows, columns, counts, darkness))
+    for row, column, count, dark in zip(*drawn, strict=True):
+        x, y, size = left + column * pitch, top + row * pitch, max(pitch, SMALLEST_MARK)
+        color = tuple(round(255 + dark * (each - 255)) for each in (RIGHT if row == column else WRONG))
+        draw.rectangle((x, y, x + size - 1, y + size - 1), fill=color)
+        if has_numbers:
+            middle = (x + pitch / 2, y + pitch / 2)
+            letters.draw(draw, middle, str(count), "white" if dark > WHITE_TEXT else "black", anchor="mm")
+    for number, title in enumerate(titles[::every]):
+        text, middle = letters.fit(title, NAMES_WIDTH), number * every * pitch + pitch / 2
+        letters.draw(draw, (left - 6, top + middle), text, anchor="rm")
+        turned = Image.new("RGB", (NAMES_WIDTH, letters.height), "white")
+        letters.draw(ImageDraw.Draw(turned), (NAMES_WIDTH, letters.height / 2), text, anchor="rm")
+        place = round(left + middle - letters.height / 2), top + side + 6
+        picture.paste(turned.transpose(Image.Transpose.ROTATE_90), place)
+    return picture
+
+
+def cell_size(num_classes: int, width: float) -> float:
+    """Return the side of a cell of the matrix in pixels. `width`: the width of the largest count."""
+    smallest = max(SMALLEST_CELL, width + 6)
+    return min(max(smallest, ON_A_PHONE / num_classes), LARGEST_CELL, MATRIX_SIDE / num_classes)
+
+
+TRAIN_BATCH = "train_batch.png"
+
+
+class TrainBatch(Callback):
+    """Draws train_batch.png at the first report of a new run.
+
+    The batch is prepared once more, on the host. So the device only copies some pixels, a compiled preparation gets no
+    batch of another size, and the run's random generators are not used.
+    """
+
+    def __init__(self, config: Config, folder: Path, classes: list[str], log: Log):
+        self._config, self._path, self._log = config, folder / TRAIN_BATCH, log
+        self._names = Names(classes)
+        self._batch: Batch | None = None
+        self._is_taken = False
+
+    def on_micro_batch(self, trainer: Trainer, batch: Batch, share: float) -> None:
+        if trainer.step == 0 and not self._is_taken:
+            part = batch.parts(NUM_SHOWN)[0]
+            # Copies: a device may reuse the memory of a batch once the update has read it.
+            self._batch = part._replace(images=part.images.clone(), targets=part.targets.clone())
+            self._is_taken = True
+
+    def on_report(self, trainer: Trainer, report: Report) -> None:
+        if self._batch is None:
+            return
+        batch, self._batch = self._batch, None
+        try:
+            write_picture(self._draw(batch), self._path)
+        except (OSError, Image.DecompressionBombError) as error:  # PIL also applies DATA.MAX_PIXELS to captions
+            self._log.warn(f"cannot write {self._path} ({cause_of(error)}); training continues")
+
+    def _draw(self, batch: Batch) -> Image.Image:
+        pixels, targets = prepared(self._config, batch)
+        pairs = zip(pixels, self._captions(targets), strict=True)
+        tiles = [Tile(image.permute(1, 2, 0).numpy(), [caption]) for image, caption in pairs]
+        return contact_sheet(tiles, title="images of the first update, as the model gets them")
+
+    def _captions(self, targets: Tensor | Mixed) -> list[str]:
+        if not isinstance(targets, Mixed):
+            return [self._name(target) for target in targets]
+        return [
+            self._name(first)
+            if share > 0.995
+            else f"{share:.0%} {self._name(first)}, {1 - share:.0%} {self._name(second)}"
+            for first, second, share in zip(targets.first, targets.second, targets.share.tolist(), strict=True)
+        ]
+
+    def _name(self, target: Tensor) -> str:
+        """Return the name of an image's class, or the names of all its labels."""
+        numbers = target.nonzero()[:, 0].tolist() if target.ndim else [int(target)]
+        return first_of([self._names[number] for number in numbers]) or "no label"
+
+
+def prepared(config: Config, batch: Batch) -> tuple[Sequence[Tensor], Tensor | Mixed]:
+    """Return a training batch as the model gets it: images as uint8 [C, H, W] on the host, and targets."""
+    batch = batch._replace(images=batch.images.cpu(), targets=batch.targets.cpu())
+    normalize = build_normalize(config.DATA, torch.float32)
+    images, targets = build_preparation(config, normalize)(batch)
+    return normalize.pixels(images), targets

@@ -1,0 +1,458 @@
+"""Writes report.html: a run on one page that needs no other files, no network and no scripts."""
+
+import base64
+import hashlib
+import html
+import io
+import math
+import os
+import shlex
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from PIL import Image
+
+from configs.schema import RECORD
+from configs.values import of_role
+from engine.evaluation.scores import TITLES, format_value, interval_of
+from engine.predict.pictures import tiles_of
+from engine.record.saved_files import PICTURES, read_json, read_table, title_of, to_number
+from engine.record.saved_run import SavedRun, written
+from engine.report.plot import Plot, plots_of, to_png
+from utils import VERSION
+from utils.errors import ConfigError, cause_of, naming_damage
+from utils.files import Kind, content_of, write_text
+from utils.log import Log
+from utils.text import counted, escape_controls, format_bytes, format_duration, redacted
+
+# --- HTML elements and pictures of a page ---
+
+# The first bytes that `write_page` writes. Pages of other programs start differently.
+PAGE = Kind("a report of a run", (b'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',), b"style-src")
+VOID = ("meta", "img", "source", "br")
+STYLE = Path(__file__).parent / "style.css"
+MOST_BYTES = 160_000  # a picture up to this size is embedded unchanged
+LARGEST = 2**26  # bytes; a larger file is not read as a run's picture
+WIDTH, QUALITY = 1000, 60  # width in pixels of a larger picture, and JPEG quality of photos
+MOST_COLORS = 256  # an image with more colors is a photo
+
+
+class Markup(str):
+    """Text that is HTML already and must not be escaped."""
+
+
+def escaped(value: object) -> Markup:
+    """Return a value as HTML text, with control characters escaped.
+
+    Halves of surrogate pairs, which file names can contain, become question marks.
+    """
+    if isinstance(value, Markup):
+        return value
+    return Markup(html.escape(escape_controls(str(value).encode("utf-8", "replace").decode())))
+
+
+def element(name: str, /, *children: object, **attributes: object) -> Markup:
+    """Return an HTML element. `class_` sets class, `aria_label` sets aria-label.
+
+    Attributes and children that are None are left out.
+    """
+    given = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
+    words = [f' {key}="{escaped(value)}"' for key, value in given.items()]
+    inside = "".join(escaped(child) for child in children if child is not None)
+    start = f"<{name}{''.join(words)}>"
+    return Markup(start if name in VOID else f"{start}{inside}</{name}>")
+
+
+def section(title: str, *children: object) -> Markup:
+    """Return a section of a page with this heading and these children."""
+    return element("section", element("h2", title), *children)
+
+
+def table(
+    columns: Iterable[object], rows: Iterable[Iterable[object]], label: str, numbers: Iterable[int] = ()
+) -> Markup:
+    """Return a table that scrolls in its own frame if it is too wide. `numbers`: indices of right-aligned columns."""
+    place = dict.fromkeys(numbers, "number")
+    head = [element("th", each, scope="col", class_=place.get(index)) for index, each in enumerate(columns)]
+    body = [element("tr", *(element("td", cell, class_=place.get(i)) for i, cell in enumerate(row))) for row in rows]
+    return scrolling(element("table", element("thead", element("tr", *head)), element("tbody", *body)), label)
+
+
+def scrolling(content: Markup, label: str) -> Markup:
+    """Return a frame in which content wider than the page can be scrolled, also with the keyboard."""
+    return element("div", content, class_="scroll", tabindex="0", role="region", aria_label=label)
+
+
+def write_page(path: Path, title: str, body: Iterable[object]) -> None:
+    """Write a page with a security policy that allows only the page's style sheet and embedded pictures."""
+    style = STYLE.read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=policy),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="referrer", content="no-referrer"),
+        element("title", title),
+        element("style", Markup(style)),
+    )
+    write_text(path, f"<!doctype html>\n{element('html', head, element('body', *body), lang='en')}\n")
+
+
+def contact_sheet(path: Path, alt: str) -> Markup | None:
+    """Return the images of a sheet one by one, with captions as text. A row has as many images as fit into the window.
+
+    Return None if the file is not a sheet.
+    """
+    try:
+        with Image.open(io.BytesIO(content_of(path, LARGEST)), formats=("PNG",)) as image:
+            tiles = tiles_of(image)
+    except (OSError, ValueError, TypeError, RecursionError, Image.DecompressionBombError):
+        return None
+    figures = [
+        element("figure", picture(*smallest(pixels), alt, "tile"), *(element("figcaption", line) for line in caption))
+        for pixels, caption in tiles
+    ]
+    has_names = any(len(caption) > 1 for _, caption in tiles)
+    return element("div", *figures, class_="tiles" if has_names else "small tiles") if figures else None
+
+
+def smallest(image: Image.Image) -> tuple[bytes, str]:
+    """Return the encoded image and its format: PNG if that is smaller, which is likely for drawings, otherwise JPEG."""
+    image = image.convert("RGB")
+    kinds = {"jpeg": {"quality": QUALITY, "optimize": True}}
+    if image.getcolors(MOST_COLORS):  # PNG is never smaller for photos, and encoding 240 x 240 pixels takes 20 ms
+        kinds["png"] = {"optimize": True}
+    found = []
+    for kind, options in kinds.items():
+        target = io.BytesIO()
+        image.save(target, kind, **options)
+        found.append((target.getvalue(), kind))
+    return min(found, key=lambda each: len(each[0]))
+
+
+def embedded(path: Path, alt: str, class_: str) -> Markup | None:
+    """Return a picture of the run, smaller if it is large. Return None if the file is not a picture."""
+    try:
+        content, kind = content_of(path, LARGEST), "png"
+        if len(content) > MOST_BYTES or not content.startswith(b"\x89PNG"):
+            with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
+                image.thumbnail((WIDTH, 4 * WIDTH))
+                content, kind = smallest(image)
+    except (OSError, ValueError, Image.DecompressionBombError):
+        return None
+    return picture(content, kind, alt, class_)
+
+
+def picture(content: bytes, kind: str, alt: str, class_: str) -> Markup:
+    source = f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+    return element("img", src=source, alt=alt, class_=f"picture {class_}")
+
+
+# --- the report ---
+
+
+REPORT = "report.html"
+CAPTIONS = {
+    "confusion.png": (
+        "Confusion matrix",
+        "Rows are labels, columns are predictions. Everything off the diagonal is wrong.",
+    ),
+    "mistakes.png": (
+        "Most confident mistakes",
+        "Validation images with the label, the prediction and their probabilities. Some labels may be wrong.",
+    ),
+    "train_batch.png": (
+        "Training images",
+        "Images of the first update as the model gets them: cropped, augmented and mixed.",
+    ),
+}
+SETTING = ("setting", "value", "from")
+# The table of classes shows at most this many, those with the lowest F1.
+MOST_ROWS = 15
+FEWEST_IMAGES, FEWEST_IN_BIN = 50, 5  # with fewer images, no reliability diagram; in a bin, no point in the diagram
+
+
+def write_report(run: SavedRun, path: Path) -> None:
+    """Write the report of a run to `path`. Raise OSError if the disk is full."""
+    foot = element("footer", f"halfstep {VERSION}, {written_date(run.status.get('time'))}")
+    of_images = pictures(run)
+    body = [
+        *(head(run), curves(run), of_images.get("confusion.png"), class_table(run), calibration(run)),
+        *(of_images.get("mistakes.png"), of_images.get("train_batch.png")),
+        *(precision(run), settings(run), repeat(run), foot),
+    ]
+    write_page(path, title_of(run.settings), body)
+
+
+def write_at_end(folder: str | os.PathLike, log: Log) -> None:
+    """Write the report of a run that has just ended. An error does not change its exit code: the weights are saved."""
+    path = Path(folder) / REPORT
+    try:
+        write_report(SavedRun.open(folder), path)
+    except ConfigError as error:  # no epoch was finished
+        log.note(f"{REPORT} was not written: {error}")
+    except Exception as error:  # a full disk, or a bug, which must not turn a finished run into a failed one
+        log.warn(f"cannot write {path} ({cause_of(error)}); run scripts/report.py to write it later")
+
+
+def head(run: SavedRun) -> Markup:
+    folder = element("p", run.folder.resolve().name, class_="path soft")
+    return element("header", element("h1", title_of(run.settings)), folder, *result(run), facts(run))
+
+
+def result(run: SavedRun) -> Iterator[Markup]:
+    """Yield paragraphs with the best score, how it was reached, and how the run ended if it did not end as planned."""
+    best, planned, done = run.best, run.planned_epochs, run.num_epochs
+    epochs = counted(done, "epoch") if done >= planned else f"the first {done:,} of {counted(planned, 'epoch')}"
+    if best.exists:
+        value, name = format_value(best.metric, best.value), TITLES.get(best.metric, best.metric)
+        yield element("p", value, " ", element("small", f"validation {name}"), class_="figure")
+        text = describe_best(run, epochs)
+    else:
+        loss = run.epochs[-1].get("train_loss")
+        reached = f" to a training loss of {loss:.4f}" if loss is not None else ""
+        text = f"Trained for {epochs}{reached}; never evaluated"
+    if run.seconds:
+        text += f". Training and evaluation took {format_duration(run.seconds)}"
+    yield element("p", f"{text}.", class_="lead")
+    for notice in (describe_unmeasured(run) if best.exists else "", describe_overlap(run), describe_end(run, done)):
+        if notice:
+            yield element("p", notice, class_="notice")
+
+
+def describe_best(run: SavedRun, epochs: str) -> str:
+    """Return the sentences about the best epoch and the score before training. `epochs`: the number of epochs as text."""
+    best = run.best
+    text = f"The best of {epochs} was epoch {best.epoch}"
+    if not best.epoch:
+        text = f"None of {epochs} was better than a linear classifier of the pretrained features"
+    elif len(run.suffixes) > 1:
+        text += f", with the {'EMA' if best.suffix else 'raw'} weights"
+    if best.metric == "knn":
+        text += ", on the images of DATA.LABELLED_PATH"
+    elif best.num_images:
+        text += f", on {counted(best.num_images, 'validation image')}"
+    if best.epoch and (before := run.before.get(f"eval_{best.metric}")) is not None:
+        text += f". Before training it was {format_value(best.metric, before)}"
+    if best.metric == "top1" and (interval := interval_of(best.value, best.num_images)):
+        text += f". On other images like these, expect {interval} (95% interval)"
+    return text
+
+
+def count_classes(run: SavedRun) -> tuple[int, int]:
+    """Return the number of classes with validation images (0: unknown, in older runs), and the number of all classes."""
+    return run.about.get("validation_classes", 0), run.about.get("classes", 0)
+
+
+def describe_overlap(run: SavedRun) -> str:
+    """Return a sentence about validation images that are also training images, or an empty string if there are none."""
+    if not (number := run.about.get("validation_images_in_training")):
+        return ""
+    total = counted(run.about.get("validation_images", 0), "validation image")
+    return f"{number:,} of {total} are also training images, so the accuracy is too high. -check names them."
+
+
+def describe_unmeasured(run: SavedRun) -> str:
+    """Return a sentence about classes without validation images, or an empty string if there are none."""
+    measured, total = count_classes(run)
+    if not 0 < measured < total:
+        return ""
+    return (
+        f"The validation images have only {measured:,} of {counted(total, 'class')}, so nothing shows how well the model "
+        "recognizes the others; add validation images of them."
+    )
+
+
+def describe_end(run: SavedRun, last: int) -> str:
+    """Return how the run ended, or an empty string if it ended as planned. `last`: its last epoch."""
+    state, reason = run.state, run.status.get("reason")
+    if state == "done":
+        return "TRAIN.EARLY_STOP ended the run: no new best epoch for long enough." if reason == "early stop" else ""
+    signal = f" by signal {run.status['signal']}" if "signal" in run.status else ""
+    text = {
+        "stopped": f"The run was stopped after epoch {last}{signal}",
+        "failed": f"The run ended with an error after epoch {last}",
+        "save_failed": "The last checkpoint could not be saved",
+        "running": f"The run is still going; this is the state after epoch {last}",
+        "killed": f"The run was killed; this is the state after epoch {last}",
+    }.get(state, "")
+    return text and f"{text}: {reason}" if reason else text
+
+
+def facts(run: SavedRun) -> Markup:
+    about, given = run.about, run.settings
+    numbers = ["training_images", "validation_images", "classes", "images_per_update"]
+    if given.get("TRAIN.OBJECTIVE") == "features":
+        numbers.remove("classes")
+    scored, available = run.best.num_images, about.get("validation_images", 0)
+    unreadable = f"{scored:,} of {available:,}; the rest cannot be read" if 0 < scored < available else ""
+    measured, total = count_classes(run)
+    rate = max(row.get("lr") or 0 for row in [*run.steps, *run.epochs])  # unlike BASE_LR, scaled with the batch size
+    parameters, processes = about.get("parameters"), about.get("processes", 1)
+    found = {
+        "Model": f"{given['MODEL.NAME']}, {counted(parameters, 'parameter')}" if parameters else "",
+        "Pretrained weights": given["MODEL.PRETRAINED"],
+        **{key.replace("_", " ").capitalize(): f"{about[key]:,}" for key in numbers if about.get(key)},
+        **({"Validation images": unreadable} if unreadable else {}),
+        **({"Classes": f"{total:,}, {measured:,} of them with validation images"} if 0 < measured < total else {}),
+        "Image size": f"at most {tokens:,} patches"
+        if (tokens := given.get("DATA.TOKENS"))
+        else f"{given['DATA.IMAGE_SIZE']} x {given['DATA.IMAGE_SIZE']}",
+        "Optimizer": f"{given['TRAIN.OPTIMIZER.NAME']}, learning rate up to {rate:.3g}",
+        "Precision": about.get("precision") or ("-amp" if given["AMP"] else "float32"),
+        "Device": f"{f'{processes} x ' if processes > 1 else ''}{about.get('device_name', '')}",
+        "Time": format_duration(run.seconds) if run.seconds else "",
+        "Speed": f"{run.speed:,.{max(0, 2 - math.floor(math.log10(run.speed)))}f} images/s" if run.speed else "",
+        "Memory, at most": format_bytes(run.memory) if run.memory else "",
+    }
+    rows = [element("div", element("dt", name), element("dd", value)) for name, value in found.items() if value]
+    return element("dl", *rows, class_="facts")
+
+
+def curves(run: SavedRun) -> Markup | None:
+    """Return the section with the curves, drawn from the run's current tables."""
+    found = [figure(plot) for plot in plots(run) if plot.file != "loss_scale.png"]
+    return section("Training curves", element("div", *found, class_="grid")) if found else None
+
+
+def plots(run: SavedRun) -> Iterator[Plot]:
+    return plots_of(run.epochs, run.steps, run.metric, run.best)
+
+
+def figure(plot: Plot) -> Markup:
+    return element("figure", picture(to_png(plot, plot.title), "png", plot.text, "drawing"))
+
+
+def pictures(run: SavedRun) -> dict[str, Markup]:
+    """Return {file: section} for the pictures in the run's folder, without pictures of an incomplete evaluation.
+
+    Sheets are shown image by image. Other pictures keep their size, so that their text can be read, and scroll.
+    """
+    found, has_results = {}, bool(read_json(run.folder / "results.json"))
+    for name in PICTURES:
+        title, text = CAPTIONS[name]
+        path = run.folder / name
+        if not (path.is_file() and (has_results or name == "train_batch.png")):
+            continue
+        content = contact_sheet(path, title)
+        if not content:
+            whole = embedded(path, f"{title}: {text}", class_="drawing" if name == "confusion.png" else "sheet")
+            content = whole and scrolling(whole, title)
+        if content:
+            found[name] = section(title, element("p", text, class_="soft"), content)
+    return found
+
+
+def class_table(run: SavedRun) -> Markup | None:
+    """Return a table of the classes with the lowest F1, or of all if there are few; None if at most one has images."""
+    record = read_json(run.folder / "results.json")
+    rows = read_table(run.folder / "per_class.csv") if record else []
+    rated = [row for row in rows if row.get("count", "0") not in ("", "0")]
+    if len(rated) < 2:
+        return None
+    rated.sort(key=lambda row: to_number(row.get("f1", "")) or 0)
+    shown = rated[:MOST_ROWS]
+    cells = []
+    for row in shown:
+        taken = row.get("taken_for", "")
+        often = f" ({row.get('times_taken_for')} of {row['count']})" if taken else ""
+        names = ("f1", "recall", "precision", "specificity", "auc")
+        shares = (to_number(row.get(name, "")) for name in names)
+        percents = ("" if share is None else f"{share:.1%}" for share in shares)
+        cells.append((row.get("class", ""), *percents, row["count"], taken + often))
+    notes = []
+    if record.get("epoch") != run.best.epoch:
+        notes.append(f"Results of epoch {record.get('epoch')}, which was the best when these figures were written.")
+    if len(shown) < len(rated):
+        notes.append(f"{len(shown)} of {counted(len(rated), 'class')} with images; per_class.csv has all of them.")
+    title = "Classes, lowest F1 first" if len(shown) == len(rated) else "Classes with the lowest F1"
+    columns = ("class", "F1", "recall", "precision", "specificity", "AUC", "images", "most often mistaken for")
+    soft = [element("p", note, class_="soft") for note in notes]
+    return section(title, *soft, table(columns, cells, title, numbers=range(1, 7)))
+
+
+def calibration(run: SavedRun) -> Markup | None:
+    """Return the section on calibration, or None if the results are incomplete or have no calibration."""
+    path = run.folder / "results.json"
+    record = read_json(path).get("calibration")
+    if not record:
+        return None
+    with naming_damage(path):
+        bins = {name: record[f"bins_{name}"] for name in ("before", "after")}
+        curves = {name: [each[:2] for each in found if each[2] >= FEWEST_IN_BIN] for name, found in bins.items()}
+        one = isinstance(record["temperature"], float)
+        temperature = (
+            f"The temperature is {record['temperature']:.2f}." if one else "Each label has its own temperature."
+        )
+        text = (
+            f"Expected calibration error on {counted(record['num_images'], 'validation image')}: "
+            f"{record['ece_before']:.1%} before the calibration, {record['ece_after']:.1%} after it. {temperature}"
+        )
+        is_enough = record["num_images"] >= FEWEST_IMAGES
+    if is_enough and (shown := {name: points for name, points in curves.items() if points}):
+        how = "Below the dashed line, the model is too confident. Each point is a bin with at least "
+        how += f"{FEWEST_IN_BIN} images; the share of right answers of fewer images is mostly chance."
+        diagram = [figure(Plot("", "share of right answers", shown, "confidence", is_reliability=True))]
+    else:
+        how, diagram = "These are too few images for a reliability diagram: its points would be mostly chance.", []
+    soft = element("p", f"predict.py prints calibrated probabilities. {how}", class_="soft")
+    with naming_damage(path):
+        return section("Calibration", element("p", text), soft, *diagram)
+
+
+def precision(run: SavedRun) -> Markup | None:
+    """Return the section on half precision, or None if the loss scale never changed and no update was skipped."""
+    parts = []
+    if skipped := run.num_skipped:
+        updates = run.steps[-1]["step"] + 1 if run.steps else run.epochs[-1].get("step")
+        of = f" of {updates:,.0f}" if updates else ""
+        parts.append(element("p", f"Skipped updates: {skipped:,}{of}, because gradients were not finite."))
+    for first, last in run.left_out:
+        text = f"Updates {first:,} to {last:,} were left out after a rollback; see bad_batches.jsonl."
+        parts.append(element("p", text))
+    parts += [figure(plot) for plot in plots(run) if plot.file == "loss_scale.png"]
+    return section("Precision", *parts) if parts else None
+
+
+def settings(run: SavedRun) -> Markup:
+    """Return the section with the settings from flags, -opts or the data, followed by all settings."""
+    rows = {
+        key: (element("code", key), element("code", written(value)), run.origins[key])
+        for key, value in run.settings.items()
+    }
+    origins = {key: row[2] for key, row in rows.items() if row[2] != "default"}
+    of_file = {key: origin for key, origin in origins.items() if origin.endswith((".yaml", ".yml"))}
+    given = [rows[key] for key in origins if key not in of_file and key not in of_role(RECORD)]
+    files = ", ".join(dict.fromkeys(of_file.values())) or "the defaults"
+    parts = [element("p", f"In addition to {files}:"), table(SETTING, given, "Settings given on the command line")]
+    everything = table(SETTING, rows.values(), "All settings")
+    return section(
+        "Settings",
+        *(parts if given else [element("p", f"Same as {files}.")]),
+        element("details", element("summary", f"All {len(rows)} settings"), everything),
+    )
+
+
+def repeat(run: SavedRun) -> Markup:
+    """Return the section with the command lines, versions, folder and dates of the run."""
+    about, status = run.about, run.status
+    processes = about.get("processes", 1)
+    program = ["main_multi_gpu.py", "-ngpus", str(processes)] if processes > 1 else ["main_single_gpu.py"]
+    commands = {"Repeat it": shlex.join(["python", *program, "-cfg", str(run.folder / "config.yaml")])}
+    if started := about.get("command"):
+        commands = {"It was started with": redacted(shlex.join(["python", program[0], *started]))} | commands
+    facts = {name: about.get(name.lower()) for name in ("halfstep", "torch", "timm", "Python")}
+    facts |= {"host": status.get("host"), "started": written_date(status.get("started"))}
+    facts |= {"ended": written_date(status.get("time")), "folder": run.folder.resolve()}
+    blocks = [
+        element("div", element("h3", title), element("pre", element("code", line))) for title, line in commands.items()
+    ]
+    rows = [(name, value) for name, value in facts.items() if value]
+    return section("How to repeat it", *blocks, table(("version", ""), rows, "Versions, place and dates"))
+
+
+def written_date(text: str | None) -> str:
+    """Return a date from status.json in the form 2026-01-02 03:04."""
+    return (text or "")[:16].replace("T", " ")

@@ -1,0 +1,171 @@
+"""Evaluates a student on held-out images: similarity to its teacher, loss, and the k-NN accuracy on labelled images."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from datasets import BadImages, EvalData, build_preparation
+from engine.checkpoint.resume import is_run
+from engine.evaluation.evaluate import Evaluation, evaluate
+from engine.evaluation.scores import TITLES, Scores, format_value
+from engine.evaluation.tally import OF_CLASSES, Scoring, widen
+from engine.plan import EvalPlan
+from engine.tasks.features import (
+    FeatureLoss,
+    FeaturePreparation,
+    FeatureTargets,
+    make_feature_training,
+    mean_cosine,
+)
+from engine.train.loss import build_loss
+from utils.distributed import Process
+from utils.errors import ConfigError
+from utils.log import Log
+from utils.text import counted
+
+NEIGHBOURS = 5  # the nearest images that vote for the class of an image
+TEMPERATURE = 0.07  # of the votes' weights, exp(cosine / TEMPERATURE), as in DINO (arXiv:2104.14294)
+ROWS_AT_ONCE = 1024  # images whose similarities to all others are in memory at once
+NO_ACCURACY = {"top1": math.nan, "top5": math.nan}
+
+
+@dataclass(frozen=True)
+class FeatureScores(Scores):
+    """The scores of a model that learns features. Its accuracies are NaN, because it has no classes."""
+
+    similarity: float = math.nan  # mean cosine between student and teacher, in percent
+    knn: float | None = None  # k-NN accuracy, in percent; None without labelled images
+
+    def more(self) -> dict[str, float]:
+        return {"similarity": self.similarity} | ({} if self.knn is None else {"knn": self.knn})
+
+    def figures(self) -> dict[str, float]:
+        return {key: value for key, value in super().figures().items() if math.isfinite(value)}
+
+    def describe(self, name: str) -> str:
+        return ", ".join([f"{name} Loss: {self.loss:.4f}", *(f"{name} {text}" for text in self._texts())])
+
+    def describe_all(self, name: str, classes: str) -> str:
+        scores = ", ".join([*self._texts(), f"loss {self.loss:.4f}"])
+        return f"{name}{scores} of {counted(self.num_images, 'image')}{self._excluded()}"
+
+    def _texts(self) -> Iterator[str]:
+        for name, value in self.more().items():
+            yield f"{TITLES[name]} {format_value(name, value)}"
+
+
+def evaluate_features(
+    models: Sequence[nn.Module],
+    data: EvalData,
+    prepare: FeaturePreparation,
+    loss: FeatureLoss,
+    process: Process,
+    bad_images: BadImages,
+) -> list[Evaluation]:
+    """Evaluate models: similarity and loss on `data`, k-NN accuracy on the labelled images, if any. Collective.
+
+    The teacher computes each batch once for all models.
+    """
+    how = prepare.normalize, prepare.precision, process
+    scoring = Scoring(partial(SimilarityTally, loss), lambda images, labels: prepare.targets_of(images, len(labels)))
+    found = evaluate(models, data, *how, bad_images, scoring)
+    if prepare.labelled is None:
+        return found
+    scoring = OF_CLASSES._replace(tally=NeighbourTally)
+    others = evaluate(models, prepare.labelled.data, *how, prepare.labelled.bad_images, scoring)
+    pairs = zip(found, others, strict=True)
+    return [each._replace(scores=replace(each.scores, knn=other.scores.knn)) for each, other in pairs]
+
+
+class SimilarityTally:
+    """Sums the loss and the cosine between the features of student and teacher. It keeps no results of images."""
+
+    def __init__(self, loss: FeatureLoss, device: torch.device, dtype: torch.dtype, num_images: int):
+        self._loss, self.per_image = loss, self
+        self._sums = torch.zeros(4, dtype=dtype, device=device)  # loss, cosine, images, unreadable images
+
+    def add(self, outputs: tuple[Tensor, ...], targets: FeatureTargets, num_excluded: int) -> None:
+        count = len(targets.features[0])
+        *mapped, _ = (widen(each[:count]) for each in outputs)
+        pairs = zip(mapped, targets.features, strict=True)
+        cosines = [mean_cosine(ours, widen(theirs)) for ours, theirs in pairs]
+        self._sums[0] += self._loss.of_images(mapped, targets).to(self._sums).sum()
+        self._sums[1] += torch.stack(cosines).mean(0).to(self._sums).sum()
+        self._sums[2] += count
+        self._sums[3] += num_excluded
+
+    def result(self, process: Process) -> FeatureScores:
+        loss, cosine, count, excluded = process.sum(self._sums).tolist()
+        total = max(count, 1)
+        means = {"loss": loss / total, "similarity": 100 * cosine / total}
+        return FeatureScores(**means, **NO_ACCURACY, num_images=int(count), num_excluded=int(excluded))
+
+    def gather(self, process: Process) -> None:
+        return None
+
+
+class NeighbourTally:
+    """Keeps the student's own pooled features of labelled images for their k-NN accuracy."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, num_images: int):
+        self._rows: list[tuple[np.ndarray, np.ndarray]] = []  # features [B, D] and labels [B]
+        self._num_excluded, self.per_image = 0, self
+        self.indices = np.zeros(0, np.int64)  # of this process's images, set at the end of the evaluation
+
+    def add(self, outputs: tuple[Tensor, ...], labels: Tensor, num_excluded: int) -> None:
+        self._rows.append((widen(outputs[-1][: len(labels)]).cpu().numpy(), labels.cpu().numpy()))
+        self._num_excluded += num_excluded
+
+    def result(self, process: Process) -> FeatureScores:
+        features, labels = (np.concatenate(column) for column in zip(*self._rows, strict=True))
+        parts = process.join([(self.indices, features, labels, [self._num_excluded])])
+        indices, features, labels, excluded = (np.concatenate(column) for column in zip(*parts, strict=True))
+        order = np.argsort(indices, kind="stable")
+        knn = process.first(lambda: knn_accuracy(features[order], labels[order]))
+        counts = {"num_images": len(indices), "num_excluded": int(excluded.sum())}
+        return FeatureScores(math.nan, **NO_ACCURACY, **counts, knn=knn)
+
+
+def knn_accuracy(features: np.ndarray, targets: np.ndarray) -> float:
+    """Return the percentage of images whose class wins the vote of their nearest other images.
+
+    `features` [N, D], `targets` [N]. The NEIGHBOURS images with the largest cosine vote, and nearer images have more
+    weight. The result does not depend on the order of the images, unless cosines are equal.
+    """
+    features = features.astype(np.float64)
+    features /= np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+    num_images, num_right = len(features), 0
+    k = min(NEIGHBOURS, num_images - 1)
+    for start in range(0, num_images, ROWS_AT_ONCE):
+        rows = np.arange(start, min(start + ROWS_AT_ONCE, num_images))
+        cosines = features[rows] @ features.T
+        cosines[rows - start, rows] = -np.inf
+        nearest = np.argsort(-cosines, axis=1, kind="stable")[:, :k]
+        weights = np.exp(np.take_along_axis(cosines, nearest, 1) / TEMPERATURE)
+        votes = np.zeros((len(rows), int(targets.max()) + 1))
+        np.add.at(votes, (np.repeat(rows - start, k), targets[nearest].ravel()), weights.ravel())
+        num_right += int((votes.argmax(1) == targets[rows]).sum())
+    return 100 * num_right / max(num_images, 1)
+
+
+def load_evaluation(
+    plan: EvalPlan, normalize: nn.Module, log: Log, data: EvalData, bad_images: BadImages
+) -> tuple[Callable[[nn.Module], None], Callable[[Sequence[nn.Module]], list[Evaluation]]]:
+    """Load the teacher for -eval. Return a function that makes a model a student, and one that evaluates students."""
+    if not is_run(plan.inputs.saved):
+        raise ConfigError(
+            "-eval: these weights have no feature maps, without which the similarity to the teacher cannot be measured; "
+            "name a run's checkpoint with -resume, or fine-tune the weights (TRAIN.OBJECTIVE=classes)"
+        )
+    training = make_feature_training(plan.config, plan.process, log)
+    prepare = build_preparation(plan.config, normalize, is_compiled=False)
+    prepare, loss = training.wrap(prepare, build_loss(plan.config), plan.precision)
+    score = partial(
+        evaluate_features, data=data, prepare=prepare, loss=loss, process=plan.process, bad_images=bad_images
+    )
+    return training.change_model, score

@@ -1,1 +1,0 @@
-"""TRAIN.OBJECTIVE features: a model learns the features of a teacher from images without labels."""

@@ -1,0 +1,288 @@
+"""DATA.CACHE: reading from a cache, building and rebuilding it, and errors."""
+
+import errno
+import fcntl
+import itertools
+import os
+import pickle
+import signal
+import warnings
+from functools import partial
+from pathlib import Path
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import datasets.cache as cache_module
+from configs.schema import Config
+from datasets import build_train_data, load_image_sets
+from datasets.cache import CacheFile, CacheLocation, CacheProgress, cache_image_sets, locate_cache, write_cache
+from datasets.index import IndexBuilder
+from datasets.types import ImageReadError, ImageSet
+from tests.support.cases import cases_of, names_of
+from tests.support.configs import CPU, replaced
+from tests.support.image_sets import draw, make_set, noise, settings
+from tests.support.loading import folder_settings, taken
+from tests.support.refusals import assert_names, flip
+from utils.distributed import Process
+from utils.errors import StoppedBySignal
+from utils.program import exit_code
+
+NUM_IMAGES, BROKEN = 21, (2, 11)
+
+
+@pytest.fixture
+def photos(tmp_path) -> Path:
+    """Write JPEGs and PNGs of many sizes, two of them truncated."""
+    for part, count in (("train", NUM_IMAGES), ("val", 3)):
+        for index in range(count):
+            path = tmp_path / "photos" / part / f"class{index % 3}" / f"{index // 3:02}.{'jpg' if index % 2 else 'png'}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            noise(20 + index, 40 - index).save(path)
+    for index, path in enumerate(sorted((tmp_path / "photos" / "train").rglob("*.*g"))):
+        if index in BROKEN:
+            path.write_bytes(path.read_bytes()[:60])
+    return tmp_path / "photos"
+
+
+class Messages:
+    """The lines and warnings of one start."""
+
+    def __init__(self, **options):
+        self.lines, self.warnings = [], []
+        self.progress = CacheProgress(self.lines.append, self.warnings.append, **options)
+
+
+def config_of(photos: Path, **data) -> Config:
+    defaults = {"CACHE": "disk", "CACHE_PATH": str(photos.parent / "cache"), "IMAGE_SIZE": 16, "MAX_BAD_FRACTION": 0.5}
+    return replaced(folder_settings(photos, 2), DATA=defaults | data)
+
+
+def cached(config: Config, messages: Messages | None = None):
+    """Return the training set."""
+    return cache_image_sets(config, load_image_sets(config), (messages or Messages()).progress)[0]
+
+
+def is_cached(image_set: ImageSet) -> bool:
+    return isinstance(getattr(image_set.read, "__self__", None), CacheFile)
+
+
+def outcomes(image_set) -> list:
+    """Return the pixels of each image, or the reason why it cannot be read."""
+    found = []
+    for index in range(len(image_set)):
+        try:
+            found.append(image_set.read(index).tolist())
+        except ImageReadError as error:
+            found.append(str(error))
+    return found
+
+
+def files_of(config: Config, part: str = "training") -> set[str]:
+    return {path.name for path in Path(config.DATA.CACHE_PATH).glob("*") if part in path.name}
+
+
+# --- reading ---
+
+
+def test_cache_returns_the_images_targets_and_names_of_the_files(photos):
+    missing = sorted((photos / "train").rglob("*.*g"))[BROKEN[0]]
+    missing.unlink()
+    missing.symlink_to("gone.png")
+    config = config_of(photos, NUM_WORKERS=2, WORKERS="processes")
+    files, images = load_image_sets(config)[0], cached(config)
+    assert is_cached(images) and len(images) == NUM_IMAGES and images.classes == files.classes
+    assert images.targets.tolist() == files.targets.tolist() and outcomes(images) == outcomes(files)
+    assert [index for index, each in enumerate(outcomes(images)) if isinstance(each, str)] == list(BROKEN)
+    # Worker processes that are not forked receive the set by pickle.
+    assert outcomes(pickle.loads(pickle.dumps(images))) == outcomes(files)
+    for index in range(NUM_IMAGES):
+        of_cache, of_files = ((each.name(index), each.key(index), each.table_name(index)) for each in (images, files))
+        assert of_cache == of_files
+    assert images.read(0).base is not None, "must not be a copy"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.from_numpy(images.read(0))
+    assert_trains_alike(config, files, images)
+
+
+def assert_trains_alike(config: Config, *image_sets) -> None:
+    plain, from_cache = (taken(build_train_data(config, each, Process(CPU)).windows(2, 9)) for each in image_sets)
+    assert plain == from_cache
+
+
+def test_cache_larger_than_memory_is_accepted(tmp_path):
+    size = 4 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    location = CacheLocation(tmp_path, "large", "key")
+    location.data.touch()
+    os.truncate(location.data, size)  # a hole, which uses no disk space
+    builder = IndexBuilder(cache_module.COLUMNS)
+    builder.finish({"size": size, "channels": 3}).save(location.index)
+    assert CacheFile(location).data[-1] == 0
+
+
+def test_cached_images_are_shrunk_but_never_enlarged(photos):
+    config, messages = config_of(photos, CACHE=24), Messages()
+    files, images = load_image_sets(config)[0], cached(config, messages)
+    assert not messages.warnings
+    cached(replaced(config, DATA={"CACHE": 15}), messages)
+    assert len(messages.warnings) == 1 and "DATA.CACHE" in messages.warnings[0]
+    for index in set(range(NUM_IMAGES)) - set(BROKEN):
+        before, after = files.read(index), images.read(index)
+        short = min(before.shape[:2])
+        if short <= 24:
+            assert np.array_equal(before, after)
+        else:
+            size = tuple(24 * each // short for each in before.shape[:2])
+            wanted = Image.fromarray(before).resize(size[::-1], Image.Resampling.BICUBIC)
+            assert after.shape[:2] == size and abs(np.array(wanted).astype(int) - after).max() <= 1
+
+
+def test_cached_shards_are_shuffled_like_the_original_shards(tmp_path):
+    make_set(tmp_path / "shards")
+    config = settings("shards", tmp_path / "shards", BATCH_SIZE=7, IMAGE_CHANNELS=3, SHUFFLE_BUFFER=4, VAL_FRACTION=0.0)
+    config = replaced(config, DATA={"CACHE": "disk", "CACHE_PATH": str(tmp_path / "cache")})
+    assert is_cached(images := cached(config))
+    assert_trains_alike(config, load_image_sets(config)[0], images)
+    os.utime(next((tmp_path / "shards").glob("train*.tar")), ns=(1, 1))
+    cached(config, messages := Messages())
+    assert any(line.startswith("cache: writing 30 images") for line in messages.lines)
+
+
+def test_cache_is_reused_only_if_pixels_would_be_identical(photos):
+    """Other rules for grey images, orientation or background need another cache."""
+    given = [{}, {}, {"EXIF": "ignore"}, {"IMAGENET_MEAN": (0.1, 0.1, 0.1)}, {"CACHE": 9}]
+    given.append({"CACHE": 9, "INTERPOLATION": "bilinear"})
+    configs = [config_of(photos, **data) for data in given]
+    keys = [locate_cache(each, "training", load_image_sets(each)[0]).key for each in configs]
+    assert keys[0] == keys[1] and len(set(keys)) == len(given) - 1
+    without_effect = config_of(photos, INTERPOLATION="bilinear")
+    assert locate_cache(without_effect, "training", load_image_sets(without_effect)[0]).key == keys[0]
+
+
+def test_image_sets_in_memory_or_of_unknown_kind_are_not_cached(tmp_path):
+    messages, config = Messages(), settings("digits", CACHE="disk", CACHE_PATH=str(tmp_path / "cache"))
+    sets = load_image_sets(config)[0], ImageSet([0], ["a"])
+    assert cache_image_sets(config, sets, messages.progress) == sets
+    assert len(messages.lines) == 2 and not messages.warnings
+    assert not (tmp_path / "cache").exists()
+
+
+# --- building ---
+
+
+def test_cached_image_files_are_synced_to_disk(photos, monkeypatch):
+    config, synced, fsync = config_of(photos), [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino) or fsync(file))
+    cached(config)
+    assert {path.stat().st_ino for path in Path(config.DATA.CACHE_PATH).glob("*.data")} < {*synced}
+
+
+def test_signal_stops_cache_build_and_leaves_no_files(photos):
+    config, numbers = config_of(photos), iter([0] * 9)
+    with pytest.raises(StoppedBySignal) as caught:
+        cached(config, Messages(signal=lambda: next(numbers, signal.SIGTERM)))
+    assert not files_of(config)
+    assert exit_code(Mock(side_effect=caught.value), []) == 128 + signal.SIGTERM
+
+
+def test_run_reads_files_while_another_run_builds_the_cache(photos):
+    config, messages = config_of(photos), Messages()
+    location = locate_cache(config, "training", load_image_sets(config)[0])
+    location.folder.mkdir()
+    with open(location.folder / f"{location.data_set}.lock", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert not is_cached(cached(config, messages)) and not messages.warnings
+    assert is_cached(cached(config))
+
+
+def test_process_that_may_not_build_reads_files_until_cache_exists(photos):
+    messages = Messages(may_build=False)
+    assert not is_cached(cached(config_of(photos), messages)) and not (photos.parent / "cache").exists()
+    cached(config_of(photos))
+    assert is_cached(cached(config_of(photos), messages)) and not messages.warnings
+
+
+# --- errors ---
+
+
+def full(location, num_channels, images) -> None:
+    def until_full():
+        yield from itertools.islice(images, 9)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write_cache(location, num_channels, until_full())
+
+
+NO_CACHE = {
+    "the disk is full at the tenth image": lambda patch, cache: patch.setattr(cache_module, "write_cache", full),
+    "the disk is too small": lambda patch, cache: patch.setattr(cache_module, "free_bytes", lambda folder: 20_000),
+    "a file has its name": lambda patch, cache: cache.write_text(""),
+}
+
+
+@pytest.mark.parametrize("fault", cases_of("cache-mistakes_of_a_cache"))
+def test_failed_cache_build_warns_and_leaves_no_files(photos, monkeypatch, fault):
+    NO_CACHE[fault](monkeypatch, photos.parent / "cache")
+    config, messages = config_of(photos), Messages()
+    images = cached(config, messages)
+    assert not is_cached(images) and images.read(0).shape
+    assert_names(messages.warnings[0], *names_of("cache-mistakes_of_a_cache", fault))
+    assert not files_of(config)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 5)
+
+
+DAMAGED = [("data", cut), ("index", cut), ("index", partial(flip, place=0)), ("index", partial(flip, place=60))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "damage"), DAMAGED)
+def test_damaged_cache_is_detected_and_rebuilt(photos, name, damage):
+    config, messages = config_of(photos), Messages()
+    wanted = outcomes(cached(config))
+    damage(next(Path(config.DATA.CACHE_PATH).glob(f"*training*.{name}")))
+    assert outcomes(cached(config, messages)) == wanted and not messages.warnings
+    assert any(line.startswith("cache: writing 21 images") for line in messages.lines)
+
+
+def test_cache_notices_changes_behind_links_to_the_images(photos, tmp_path):
+    (linked := tmp_path / "linked").mkdir()
+    for path in photos.rglob("*.*g"):
+        (place := linked / path.relative_to(photos)).parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(path)
+    config = config_of(linked)
+    before = outcomes(cached(config))
+    changed = sorted((photos / "train").rglob("*.jpg"))[0]
+    draw(changed, 200)
+    after = outcomes(cached(config))
+    assert after == outcomes(load_image_sets(config)[0]) != before
+
+
+def test_changed_image_files_or_settings_replace_the_old_cache(photos):
+    config = config_of(photos)
+    folder = Path(config.DATA.CACHE_PATH)
+    images = cached(config)
+    wanted = outcomes(images)
+    before, val = files_of(config), files_of(config, "validation")
+    older = folder / f"{next(iter(before)).rpartition('-')[0]}-{'0' * 16}.index"
+    for path in (older, older.with_suffix(".data")):
+        path.write_bytes(b"halfstep cache 3\n")
+    stranger = folder / older.name.replace("training", "training-x")
+    stranger.write_bytes(b"not ours")
+    os.utime(next((photos / "train").rglob("*.jpg")), ns=(1, 1))
+    for changed in (config, replaced(config, DATA={"CACHE": 20})):
+        cached(changed, messages := Messages())
+        after = files_of(config) - {stranger.name}
+        assert len(after) == 2 and not after & before and any("removed" in line for line in messages.lines)
+        assert stranger.exists() and (files_of(config, "validation") >= val or changed != config)
+        before = after
+    assert outcomes(images) == wanted
+    photos.rename(photos.parent / "others")  # another data set with the same layout
+    cached(replaced(config, DATA={"DATA_PATH": str(photos.parent / "others")}))
+    assert before < files_of(config) - {stranger.name} and len(files_of(config) - {stranger.name}) == 4

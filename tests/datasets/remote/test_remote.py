@@ -1,0 +1,352 @@
+"""Shards on a server: the same images and results as from a local disk, a bounded cache, and faults of the server."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from extras import remote as requests
+
+from datasets import load_image_sets
+from datasets.sources.remote import NUM_PULLERS, Server, ServerFolder, TarCache, parse_address, tars_in_turn
+from datasets.sources.shards import ShardTar
+from tests.support.image_sets import load, make_set, samples, settings, shades, write_tar
+from tests.support.refusals import flip
+from tests.support.run_hash import run_hash
+from tests.support.runs import run_folder, wait_until
+from tests.support.seen import seen
+from tests.support.seen import settings as seen_settings
+from tests.support.servers import HttpFolder, s3_folder
+from utils.errors import ConfigError, DataError
+from utils.files import locked
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    make_set(tmp_path / "set")
+    return tmp_path / "set"
+
+
+@pytest.fixture
+def caches(tmp_path) -> str:
+    return str(tmp_path / "caches")
+
+
+def remote(url: str, caches: str, **data):
+    return load_image_sets(settings("shards", url, CACHE_PATH=caches, **data), say=lambda line: None)
+
+
+def held(caches: str) -> set[str]:
+    """Return the cached tars by their names on the server."""
+    return {f"{path.name.split('.')[0]}.tar" for path in Path(caches).rglob("*.tar")}
+
+
+def flags_of(place: str | Path, caches: Path) -> list[str]:
+    return ["-dataset", "shards", "-data_path", str(place), "-opts", f"DATA.CACHE_PATH={caches}"]
+
+
+def assert_same(found, wanted) -> None:
+    """Assert that two sets agree in everything that affects a run."""
+    for one, other in zip(found, wanted, strict=True):
+        assert shades(one) == shades(other) and one.targets.tolist() == other.targets.tolist()
+        assert [one.key(index) for index in range(len(one))] == [other.key(index) for index in range(len(other))]
+        assert one.classes == other.classes and one.split["rule"] == other.split["rule"]
+        orders = [each.epoch_order(3, epoch)[: len(each)].tolist() for each in (one, other) for epoch in range(2)]
+        assert orders[:2] == orders[2:]
+
+
+# --- equal to a local disk ---
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_http_shards_match_the_local_folder(root, caches, ranges, monkeypatch):
+    monkeypatch.setattr(requests, "BLOCK", 9000)  # several requests per tar
+    (root / "classes.txt").write_text("ant\nbee\ncat\n")
+    with HttpFolder(root, ranges=ranges) as server:
+        found = remote(server.url, caches)
+        assert_same(found, load("shards", root))
+        assert found[0].name(12) == f"{server.url}/train-000001.tar: 0012.png"
+
+
+def test_braces_in_url_replace_a_missing_server_listing(root, caches):
+    with HttpFolder(root, lists=False) as server:
+        with pytest.raises(DataError, match=server.url):
+            remote(server.url, caches)
+        assert_same(remote(f"{server.url}/{{train-{{000000..000002}},val-000000}}.tar", caches), load("shards", root))
+        for number in range(2):
+            (root / f"train-00000{number}.tar").rename(root / f"photos-{number}.tar")
+        both = remote(f"{server.url}/photos-{{0,1}}.tar", caches)  # some are held out
+        assert sorted(shades(both[0]) + shades(both[1])) == list(range(20)) and len(both[1])
+
+
+def test_s3_shards_match_local_shards_in_part_folders(tmp_path, caches, monkeypatch):
+    for number in range(4):
+        write_tar(tmp_path / "set" / "train" / f"{number}.tar", samples(10 * number, 10))
+    with s3_folder(tmp_path / "set", monkeypatch) as url:
+        options = {"VAL_FRACTION": 0.3}
+        assert_same(remote(url, caches, **options), load("shards", tmp_path / "set", **options))
+        with pytest.raises(DataError, match="not found"):
+            remote("s3://no-bucket/set", caches)
+
+
+def test_remote_images_match_local_images_across_ranks_and_resume(tmp_path, caches, monkeypatch):
+    make_set(tmp_path / "set", num_shards=9, count=5)
+    common = {"DATASET": "shards", "CACHE_PATH": caches, "SHUFFLE_BUFFER": 8}
+    whole = seen(seen_settings(common | {"DATA_PATH": str(tmp_path / "set")}, {}))
+    with HttpFolder(tmp_path / "set") as server:
+        for workers in ("threads", "processes"):
+            loader = {"NUM_WORKERS": 2, "WORKERS": workers, "DATA_PATH": server.url}
+            resumed = seen(seen_settings(common | loader, {}), world_size=2, micro_batches=2, first=1)
+            assert resumed == {key: each for key, each in whole.items() if key[0] >= 1} and resumed
+            for path in Path(caches).rglob("*.tar"):
+                path.unlink()
+            monkeypatch.setattr(ServerFolder, "will_read", lambda *place: None)  # only forked workers download
+
+
+def test_killed_run_on_a_failing_server_matches_local_run(tmp_path, start):
+    make_set(tmp_path / "set", num_shards=120, count=2)
+    small = ("DATA.SHUFFLE_BUFFER=10", "DATA.REMOTE_CACHE_GB=0.001")
+    start(tmp_path / "disk", *flags_of(tmp_path / "set", tmp_path), small[0]).done()
+    faults = (503, "cut", 500, "drop")
+    with HttpFolder(
+        tmp_path / "set", fault=lambda number, path: None if number % 5 else faults[number // 5 % 4]
+    ) as server:
+        flags = flags_of(server.url, tmp_path / "caches")
+        killed = start(tmp_path / "remote", *flags, *small, signal_at=[17, signal.SIGKILL, [0]])
+        assert killed.returncode == -signal.SIGKILL, killed.printed
+        start(tmp_path / "remote", *flags, *small).done()
+        assert server.num_faults >= 50
+    assert run_hash(run_folder(tmp_path / "remote")) == run_hash(run_folder(tmp_path / "disk"))
+
+
+def test_two_processes_download_each_tar_only_once(tmp_path, start):
+    make_set(tmp_path / "set", num_shards=9)
+    with HttpFolder(tmp_path / "set") as server:
+        start(tmp_path / "o", *flags_of(server.url, tmp_path / "caches"), "TRAIN.NUM_EPOCHS=1", processes=2).done()
+        asked = [path for path in server.paths if path.endswith(".tar")]
+    assert len(asked) == 3 * 10, "each tar's size for both processes, and its content once"
+
+
+# --- the index and the cache ---
+
+
+def test_threads_download_each_needed_tar_of_an_indexed_set_once(root, caches):
+    load("shards", root)
+    with HttpFolder(root) as server, ThreadPoolExecutor(8) as pool:
+        train, _ = remote(server.url, caches)
+        assert not held(caches)
+        server.paths.clear()
+        meet = threading.Barrier(8)
+        assert [*pool.map(lambda index: meet.wait() >= 0 and int(train.read(index)[0, 0, 0]), range(8))] == [*range(8)]
+        assert server.paths == ["/train-000000.tar"] and held(caches) == {"train-000000.tar"}
+
+
+def test_tar_is_downloaded_again_only_after_a_change(root, caches):
+    with HttpFolder(root) as server:
+        for _ in range(2):
+            train, _ = remote(server.url, caches)
+            assert shades(train) == list(range(30))
+        bodies = len(server.paths)
+        write_tar(root / "train-000001.tar", samples(100, 10))
+        os.utime(root / "train-000001.tar", ns=(1, 1))
+        train, _ = remote(server.url, caches)
+        assert shades(train) == [*range(10), *range(100, 110), *range(20, 30)]
+        assert len([path for path in server.paths[bodies:] if path == "/train-000001.tar"]) == 2  # its size, its bytes
+        path = train.folder.cache.path(tar := train.table.tar(0))
+        os.truncate(path, 100)
+        assert train.folder.open(tar).size == tar.size == path.stat().st_size, "a crash of the machine may truncate it"
+
+
+def test_tar_contradicting_its_index_is_refused_until_fixed(root, caches):
+    load("shards", root)
+    flip(root / "train-000000.tar", 3000)
+    with HttpFolder(root) as server:
+        train, _ = remote(server.url, caches)
+        with pytest.raises(DataError, match=r"train-000000\.tar.*train\.index"):
+            train.read(0)
+        assert "train-000000.tar" not in held(caches)
+        load("shards", root)
+        assert remote(server.url, caches)[0].read(0) is not None
+
+
+def test_tar_cache_stays_within_limit_and_drops_the_least_recently_used(tmp_path, caches):
+    for number in range(8):
+        write_tar(tmp_path / "set" / f"train-{number}.tar", samples(10 * number, 10))
+    size = (tmp_path / "set" / "train-0.tar").stat().st_size
+    with HttpFolder(tmp_path / "set") as server:
+        limits = {"VAL_FRACTION": 0.2, "SHUFFLE_BUFFER": 3, "REMOTE_CACHE_GB": 4.5 * size / 1e9}
+        train, val = remote(server.url, caches, **limits)
+        for image_set in (train, val, train):
+            assert shades(image_set) == [int(image_set.key(index)[:4]) for index in range(len(image_set))]
+            assert len(held(caches)) <= 4
+        opened = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+        assert not [each for each in opened if caches in each and each.endswith(".tar (deleted)")]
+        cache, tars = train.folder.cache, [train.table.tar(number) for number in range(3)]
+        cache.limit = 3 * size
+        for tar in tars:
+            cache.pull(tar)
+        for path in cache.files():
+            os.utime(path, (1, 1))
+        cache.use(tars[1])
+        cache.limit = size
+        cache.make_room()
+        assert held(caches) == {"train-1.tar"}
+
+
+def test_next_tars_are_prefetched_unless_other_processes_download_them(tmp_path, caches):
+    for number in range(9):
+        write_tar(tmp_path / "set" / f"train-{number}.tar", samples(10 * number, 10))
+    write_tar(tmp_path / "set" / "val-0.tar", samples(200, 3))
+    size = (tmp_path / "set" / "train-0.tar").stat().st_size
+    with HttpFolder(tmp_path / "set") as server:
+        train, _ = remote(server.url, caches, REMOTE_CACHE_GB=6.5 * size / 1e9, SHUFFLE_BUFFER=3)
+        (groups, _), cache = tars_in_turn(train, 0, 0), train.folder.cache
+        order = [f"train-{group}.tar" for group in groups]
+        for path in cache.files():
+            path.unlink()
+        first = cache.path(train.table.tar(groups[0]))
+        with locked(first.with_name(f".{first.name}.part")):
+            train.will_read(0, 0, 0)
+            wait_until(lambda: held(caches) >= {*order[1 : NUM_PULLERS + 1]})
+            assert order[0] not in held(caches)
+        train.will_read(0, 0, 70)
+        following = [f"train-{group}.tar" for group in tars_in_turn(train, 0, 1)[0]]
+        wait_until(lambda: set(order[7:] + following[:2]) <= held(caches))
+        assert len(held(caches)) <= 6
+
+
+def cache_of(server: HttpFolder, folder: Path) -> tuple[TarCache, ShardTar]:
+    tar = ShardTar("train-000000.tar", (server.root / "train-000000.tar").stat().st_size, 0)
+    return TarCache(folder / "tars", Server(server.url, lambda line: None), limit=1 << 30), tar
+
+
+def test_partial_download_of_a_killed_process_is_ignored(root, tmp_path):
+    with HttpFolder(root, fault=lambda number, path: "stall" if number == 1 else None) as server:
+        cache, tar = cache_of(server, tmp_path)
+        process = multiprocessing.get_context("fork").Process(target=cache.pull, args=(tar,))
+        process.start()
+        wait_until(lambda: server.paths)
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        assert cache.files() and not cache.holds(tar)
+        cache.pull(tar)
+        assert cache.path(tar).read_bytes() == (root / tar.name).read_bytes()
+        assert [path.name for path in cache.files()] == [cache.path(tar).name]
+
+
+def test_full_disk_during_download_names_the_cache_settings(root, tmp_path, monkeypatch):
+    with HttpFolder(root) as server:
+        cache, tar = cache_of(server, tmp_path)
+        monkeypatch.setattr(
+            "datasets.sources.remote.sync", lambda file: (_ for _ in ()).throw(OSError(28, "disk full"))
+        )
+        with pytest.raises(DataError, match=r"DATA\.CACHE_PATH.*DATA\.REMOTE_CACHE_GB"):
+            cache.pull(tar)
+        assert not cache.files()
+
+
+# --- faults of the server ---
+
+
+@pytest.mark.parametrize("fault", [500, 429, "cut", "stall", "drop"])
+def test_transient_server_faults_are_retried(root, tmp_path, fault, monkeypatch):
+    monkeypatch.setattr(requests, "SECONDS_OF_SILENCE", 0.3)  # a stall exceeds it
+    with HttpFolder(root, fault=lambda number, path: fault if number < 3 else None) as server:
+        cache, tar = cache_of(server, tmp_path)
+        cache.pull(tar)
+        assert cache.path(tar).read_bytes() == (root / tar.name).read_bytes() and server.num_faults == 2
+
+
+@pytest.mark.parametrize("fault", [401, 403, 404, 400, 503, "empty"])
+def test_lasting_server_fault_names_the_url_and_is_retried_only_if_it_may_end(root, tmp_path, fault, monkeypatch):
+    monkeypatch.setattr(requests, "PATIENCE", 0.3)
+    with HttpFolder(root, fault=lambda number, path: fault) as server:
+        cache, tar = cache_of(server, tmp_path)
+        with pytest.raises(DataError, match=f"{server.url}/{tar.name}"):
+            cache.pull(tar)
+        assert (len(server.paths) > 1) is (fault in (503, "empty")) and not cache.files()
+
+
+def test_unavailable_server_ends_run_that_can_be_resumed(tmp_path, start):
+    make_set(tmp_path / "set", num_shards=12)
+    gone = []
+    with HttpFolder(tmp_path / "set", fault=lambda number, path: 503 if gone else None) as server:
+        flags = flags_of(server.url, tmp_path / "caches")
+        start(tmp_path / "o", *flags, "TRAIN.NUM_EPOCHS=1").done()
+        gone.append(True)
+        ended = start(tmp_path / "o", *flags, impatient=[0.3])
+        assert ended.returncode == 2 and server.url in ended.printed and "503" in ended.printed
+        gone.clear()
+        assert start(tmp_path / "o", *flags).returncode == 0
+
+
+# --- URLs, credentials, packages ---
+
+
+def test_netrc_password_appears_in_no_run_file(tmp_path, start, monkeypatch):
+    make_set(tmp_path / "set")
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password hunter2\n")
+    os.chmod(tmp_path / "netrc", 0o600)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    with HttpFolder(tmp_path / "set", password="me:hunter2") as server:
+        ended = start(tmp_path / "o", *flags_of(server.url, tmp_path / "caches"), "TRAIN.NUM_EPOCHS=1").done()
+    written = [path for place in ("o", "caches") for path in (tmp_path / place).rglob("*") if path.is_file()]
+    assert len(written) > 10 and not [path for path in written if b"hunter2" in path.read_bytes()]
+    assert "hunter2" not in ended.printed
+
+
+def test_credentials_are_removed_from_errors_and_logs_of_requests(tmp_path, monkeypatch):
+    secrets, said = ("me:secret@", "X-Amz-Signature=secret", "AKIAIOSFODNN7EXAMPLE"), []
+    server = Server("http://127.0.0.1:1/set", said.append)
+    server.patience = 0.2
+
+    def fail(*scheme, **options):
+        raise OSError(f"https://{secrets[0]}host/a.tar?{secrets[1]}&x=1 for {secrets[2]}")
+
+    monkeypatch.setattr("fsspec.filesystem", fail)
+    with pytest.raises(DataError, match=r"host/a\.tar") as caught:
+        server.read("classes.txt")
+    assert said and not [each for each in secrets if each in str(caught.value) + str(said)]
+
+
+@pytest.mark.parametrize(
+    "scheme, package", [("https", "aiohttp"), ("s3", "s3fs"), ("gs", "gcsfs"), ("hf", "huggingface_hub")]
+)
+def test_missing_remote_package_is_named(caches, monkeypatch, scheme, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=f"DATA.DATA_PATH.*pip install {package}"):
+        remote(f"{scheme}://bucket/set", caches)
+
+
+def test_server_cannot_name_files_outside_the_cache(root, caches):
+    links = (
+        '<a href="..%2F..%2Ftrain-9.tar">x</a><a href="train-9%2F..%2F..%2Fx.tar">x</a><a href="%3Ftrain-7.tar">x</a>'
+    )
+    with HttpFolder(root, links=links) as server:
+        assert_same(remote(server.url, caches), load("shards", root))
+    assert not [path for path in server.paths if ".." in path]
+
+
+@pytest.mark.parametrize(
+    "url, folder, names",
+    [
+        ("s3://bucket/set/", "s3://bucket/set", None),
+        ("https://server/set/a.tar", "https://server/set", ["a.tar"]),
+        ("https://server/a-{008..010}.tar", "https://server", ["a-008.tar", "a-009.tar", "a-010.tar"]),
+        ("gs://b/{x-{0..1},y}.tar", "gs://b", ["x-0.tar", "x-1.tar", "y.tar"]),
+    ],
+)
+def test_url_is_parsed_as_folder_tar_or_webdataset_braces(url, folder, names):
+    assert parse_address(url) == (folder, names)
+
+
+@pytest.mark.parametrize("pattern", ["{0..1.tar", "{9..1}.tar", "{0..1}.zip", "{../x,y}.tar", "{0..99999999999}.tar"])
+def test_invalid_tar_braces_are_refused(pattern):
+    with pytest.raises(DataError, match=r"DATA\.DATA_PATH"):
+        parse_address(f"https://server/{pattern}")

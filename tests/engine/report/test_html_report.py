@@ -1,0 +1,188 @@
+"""report.html shows the contents of a run's folder, runs and loads nothing, and never harms the run."""
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from engine.predict.pictures import Tile, contact_sheet, write_picture
+from engine.quick_checks import WARN
+from engine.record.saved_run import SavedRun
+from engine.report.report import element, write_at_end, write_report
+from tests.engine.check.small_photos import CLEAN
+from tests.support.cases import cases_of, value_of
+from tests.support.configs import SMALL
+from tests.support.image_sets import draw_photos
+from tests.support.runs import rows, run, run_folder, status_of, typed
+from tests.support.saved_runs import write_json, write_run
+
+pytestmark = pytest.mark.slow
+
+REPORT = "scripts/report.py"
+
+
+class Page(HTMLParser):
+    """The elements, headings and text of a page."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.elements: list[tuple[str, dict]] = []
+        self.headings: list[str] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in ("meta", "img", "br"):
+            self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self._open:
+            self.text += data
+        if self._open[-1:] == ["h2"]:
+            self.headings.append(data)
+
+    def all(self, tag: str) -> list[dict]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def page_of(folder: Path) -> Page:
+    path = folder / "report.html"
+    write_report(SavedRun.open(folder), path)
+    return Page(path)
+
+
+def change_status(folder: Path, **facts) -> None:
+    status = status_of(folder)
+    write_json(folder / "status.json", status | facts)
+
+
+@pytest.fixture(autouse=True)
+def quick_curves(monkeypatch):
+    """Skip drawing curves, which takes most of the time of a page and is tested elsewhere."""
+    monkeypatch.setattr("engine.report.report.to_png", lambda plot, title: b"a curve")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """Return a real run that writes its report."""
+    folder = tmp_path_factory.mktemp("report")
+    (folder / "small.yaml").write_text(SMALL.replace("REPORT: false", "REPORT: true"))
+    words = ["-cfg", str(folder / "small.yaml"), "-epochs", "1", "-amp", "-output", str(folder / "o p's")]
+    run("main_single_gpu.py", *words, faults={"draw_no_curves": []}).done()
+    return run_folder(folder / "o p's")
+
+
+def test_resume_writes_the_report_of_a_killed_run(trained, tmp_path):
+    folder = shutil.copytree(trained, tmp_path / "run")
+    (folder / "report.html").unlink()
+    assert run("main_single_gpu.py", "-resume", str(folder)).returncode == 0
+    assert "Settings" in Page(folder / "report.html").headings
+
+
+def run_with(folder: Path, text: str) -> Path:
+    """Write a run with this text wherever a user or a file can put text."""
+    write_run(folder, names=[text, "dog", "cat"], torch=text, device_name=text, precision=text, command=[text, text])
+    config = (folder / "config.yaml").read_text().replace("imagefolder", json.dumps(text))
+    config = config.replace("vit_small ", f"{json.dumps(text)} ").replace("# flag -amp", f"# {text}")
+    config += f"SAVE: https://me:secret@server/x\nTAG: {json.dumps(text)}\nNAME: {json.dumps(text)}  # {text}\n"
+    (folder / "config.yaml").write_text(config)
+    change_status(folder, state="failed", reason=text + "\ud800", host=text, started=text)
+    return folder
+
+
+@pytest.mark.parametrize("text", cases_of("report-texts_in_a_report"))
+def test_report_escapes_names_and_settings_as_text(tmp_path, text):
+    folders = tmp_path / "plain", tmp_path / "evil" / text.replace("/", "_")
+    plain, page = (page_of(run_with(*each)) for each in zip(folders, ("plain text", text), strict=True))
+    assert page.elements == plain.elements, "no element or attribute may come from the data"
+    assert page.text.count(text) >= 6 and "secret" not in page.text
+    assert '" onload' not in element("img", alt='x" onload="x'), "a quote must not end an attribute"
+    assert element("p", text) == value_of("report-texts_in_a_report", text)
+
+
+def test_report_escapes_control_characters_in_names(tmp_path):
+    name = "owl\x1b[2J\x07\x9b31m\u202e"
+    folder = write_run(tmp_path / name, names=[name, "dog", "cat"])
+    write_picture(contact_sheet([Tile(None, [f"photos/{name}.jpg"])]), folder / "mistakes.png")
+    text, shown = page_of(folder).text, r"owl\x1b[2J\x07\x9b31m\u202e"
+    assert f"photos/{shown}.jpg" in text and text.count(shown) >= 4
+    assert not re.search(
+        "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", (folder / "report.html").read_text(encoding="utf-8")
+    )
+
+
+def test_report_loads_no_other_files_and_runs_no_scripts(tmp_path):
+    page = page_of(write_run(tmp_path / "run", names=[f"class {number}" for number in range(40)], skipped=2))
+    (policy,) = (each["content"] for each in page.all("meta") if each.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'; style-src 'sha256-") and "unsafe" not in policy
+    sources = [attributes["src"] for _, attributes in page.elements if "src" in attributes]
+    assert len(sources) == 8 and all(source.startswith("data:image/") for source in sources)
+    assert all(each["alt"] for each in page.all("img"))
+    assert {"name": "referrer", "content": "no-referrer"} in page.all("meta")
+    assert not {"script", "link", "iframe", "object", "base", "form", "a"} & {tag for tag, _ in page.elements}
+    assert not re.search(r"url\(|@import", (tmp_path / "run" / "report.html").read_text())
+
+
+def test_report_lists_the_worst_classes_that_have_images(tmp_path):
+    folder = write_run(tmp_path / "run", names=[f"class {number}" for number in range(20)])
+    rows = (folder / "per_class.csv").read_text()
+    (folder / "per_class.csv").write_text(re.sub(r"\nclass 3,.*", "\nclass 3,,,,0,0,,,,,,", rows))
+    assert "15 of 19 classes" in page_of(folder).text
+
+
+def test_classes_without_validation_images_are_named_by_run_and_report(tmp_path):
+    draw_photos(tmp_path / "photos/train", "bird", "cat", "dog", "zebra")
+    draw_photos(tmp_path / "photos/val", "bird", "dog")
+    (tmp_path / "small.yaml").write_text(CLEAN.replace("REPORT: false", "REPORT: true"))
+    words = ["-cfg", str(tmp_path / "small.yaml"), "-data_path", str(tmp_path / "photos"), "-epochs", "1"]
+    found = rows(typed("main_single_gpu.py", *words, "-check").stdout)
+    assert found["data set"][0] == WARN and found["data set"][1].endswith("cat, zebra")
+    ended = run("main_single_gpu.py", *words, "-output", str(tmp_path / "runs"), faults={"draw_no_curves": []}).done()
+    assert [line for line in ended.stdout.splitlines() if line.startswith("warning: ") and line.endswith("cat, zebra")]
+    folder = run_folder(tmp_path / "runs")
+    facts = status_of(folder)["about"]
+    assert (facts["classes"], facts["validation_classes"]) == (4, 2)
+    assert "2 of 4 classes" in Page(folder / "report.html").text
+
+
+@pytest.mark.parametrize("number", [0, 4])
+def test_report_of_complete_or_older_run_counts_only_all_classes(tmp_path, number):
+    about = {"validation_classes": number} if number else {}
+    text = page_of(write_run(tmp_path / "run", names=["bird", "cat", "dog", "zebra"], **about)).text
+    assert "of 4 classes" not in text and "Classes4Images" in text
+
+
+def test_damaged_run_folder_gets_a_report_or_an_error_naming_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("engine.report.report.to_png", lambda plot, title: b"")  # drawing takes most of the time
+    folder = write_run(tmp_path, skipped=1)
+    for path in sorted(folder.iterdir()):
+        whole = path.read_bytes()
+        odd = (b"", b"\xff\x00" * 50, b'{"epoch": {}}', b"[[1]]")
+        for content in (*odd, whole[: len(whole) // 2], whole.replace(b"1", b"x")):
+            path.write_bytes(content)
+            ended = typed(REPORT, folder, "-output", tmp_path.parent / "x.html")
+            is_told = ended.returncode == 2 and str(folder) in ended.stderr
+            assert ended.returncode == 0 or is_told, (path.name, content[:60], ended)
+        path.write_bytes(whole)
+
+
+def test_failure_to_write_the_report_only_warns(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "run")
+    (folder / "report.html" / "in the way").mkdir(parents=True)
+    write_at_end(folder, in_the_way := Mock())
+    in_the_way.warn.assert_called_once()
+    write_at_end(tmp_path, no_epoch := Mock())
+    no_epoch.warn.assert_not_called()
+    assert not list(folder.glob(".*.tmp"))
+    monkeypatch.setattr("engine.report.report.curves", lambda run: 1 / 0)
+    write_at_end(folder, ours := Mock())
+    ours.warn.assert_called_once()

@@ -1,0 +1,358 @@
+"""scripts/labels.py on runs and sweeps: the images that it lists, its files, and the runs that it refuses."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from datasets import load_image_sets
+from datasets.sources.arrays import DIGITS
+from datasets.sources.images import FileImages
+from engine.predict.pictures import tiles_of
+from engine.record.saved_files import read_table, write_table
+from scripts.labelling.data import cell_of
+from tests.scripts.labelling.made_runs import draw_image, make_photos, make_run, make_sweep, settings_of
+from tests.support.cases import assert_cases
+from tests.support.file_names import names
+from tests.support.properties import examples
+from tests.support.runs import rows_of, typed
+from tests.support.seen import SOURCES
+from tests.support.torchvision_files import make_dtd, make_mnist, make_pets
+
+pytestmark = pytest.mark.slow  # it trains runs and starts programs
+
+SCRIPT = "scripts/labels.py"
+COUNTS = {"bird": 20, "cat": 20, "dog": 20}
+COLUMNS = ["image", "label", "suggestion", "confidence", "reason", "confirmed"]
+HALF = "DATA.VAL_FRACTION=0.5"
+
+
+def held_out(run: Path) -> list[str]:
+    return [row["image"] for row in rows_of(run / "predictions.csv")]
+
+
+def doubt(run: Path, image: str, prediction: str, probability: float = 0.8, of_label: float = 1e-4) -> None:
+    """Change the prediction of a run for an image."""
+    path = run / "predictions.csv"
+    lines = path.read_text().splitlines()
+    place = next(number for number, line in enumerate(lines) if line.startswith(f"{image},"))
+    lines[place] = f"{image},{image.partition('/')[0]},{prediction},{probability},{of_label}"
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_run_lists_its_doubtful_held_out_images(here):
+    make_photos(here / "photos", COUNTS)
+    run = make_run(here / "run", here / "photos", None, HALF)
+    cat, bird = (next(name for name in held_out(run) if name.startswith(each)) for each in ("cat", "bird"))
+    doubt(run, cat, "dog", 0.7, 2e-4)
+    doubt(run, bird, "cat", 0.8, 1e-4)
+    ended = typed(SCRIPT, "run").done()
+    rows = rows_of("run/labels/labels.csv")
+    first, second = (row.pop("confidence") for row in rows)
+    assert 0.5 < float(second) < float(first) <= 1
+    others = [name for name in COLUMNS if name != "confidence"]
+    assert rows == [
+        dict(zip(others, (bird, "bird", "cat", "predicted cat", ""), strict=True)),
+        dict(zip(others, (cat, "cat", "dog", "predicted dog", ""), strict=True)),
+    ]
+    assert Path("run/labels/labels.csv").read_bytes().startswith(b"\xef\xbb\xbf")  # Excel reads it as UTF-8
+    with Image.open("run/labels/labels.png") as sheet:
+        captions = [caption for _, caption in tiles_of(sheet)]
+    titles = f"bird -> cat {float(first):.2f}", f"cat -> dog {float(second):.2f}"
+    assert captions == [[titles[0], bird, "predicted cat"], [titles[1], cat, "predicted dog"]]
+    assert_cases("labels-run", ended.stdout)
+
+
+def test_sweep_judges_every_image_and_averages_its_seeds(here):
+    make_photos(here / "photos", COUNTS)
+    make_sweep(here / "sweep", here / "photos", {"cat/25.png": ("dog", 0.9, 1e-4)}, folds=2, seeds=(3, 4))
+    (first,) = [each for each in here.glob("sweep/trial-*") if "cat/25.png" in held_out(each)][:1]
+    ended = typed(SCRIPT, "sweep").done()
+    (row,) = rows_of("sweep/labels/labels.csv")
+    assert (row["image"], row["suggestion"]) == ("cat/25.png", "dog")
+    doubt(first, "cat/25.png", "cat", 0.9, 0.9)  # now the seeds disagree
+    typed(SCRIPT, "sweep").done()
+    assert rows_of("sweep/labels/labels.csv") == []
+    assert "predictions for 60 of 60 images by 4 runs" in ended.stdout
+
+
+def test_unfinished_folds_are_reported_with_their_images(here):
+    make_photos(here / "photos", COUNTS)
+    make_sweep(here / "sweep", here / "photos", {}, folds=2, left_out=(1,))
+    judged = len(held_out(here / "sweep/trial-000"))
+    ended = typed(SCRIPT, "sweep").done()
+    assert f"predictions for {judged} of 60 images by 1 run" in ended.stdout
+    assert f"{60 - judged} images were not judged, because 1 trial" in ended.stdout
+    assert "python scripts/sweep.py -output sweep" in ended.stdout
+
+
+def test_class_without_held_out_images_is_named(here):
+    make_photos(here / "photos", {"bird": 20, "cat": 20, "zebra": 1})
+    make_run(here / "run", here / "photos")
+    assert "labels are not checked: zebra" in typed(SCRIPT, "run").done().stdout
+
+
+def make_caltech(root: Path) -> dict:
+    make_photos(root / "256_ObjectCategories", {"001.ant": 5, "002.bee": 5})
+    return {"DATASET": "caltech256", "DATA_PATH": str(root)}
+
+
+def of_torchvision(name: str, write: Callable[[Path], None]) -> Callable[[Path], dict]:
+    def make(root: Path) -> dict:
+        write(root)
+        return {"DATASET": f"torchvision/{name}", "DATA_PATH": str(root)}
+
+    return make
+
+
+# {kind of source: a function that writes such data and returns the DATA settings that read them}
+KINDS = {
+    **SOURCES,
+    "caltech256": make_caltech,
+    "torchvision files": of_torchvision("DTD", make_dtd),
+    "torchvision arrays": of_torchvision("MNIST", make_mnist),
+    "torchvision images": of_torchvision("OxfordIIITPet", make_pets),
+    "digits": lambda root: {"DATASET": "digits"},
+    "fractals": lambda root: {"DATASET": "fractals", "SYNTHETIC_SIZE": 40},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_labels_script_reads_runs_of_every_source(here, kind):
+    (here / "data").mkdir()
+    data = KINDS[kind](here / "data")
+    dataset, path = data.pop("DATASET"), Path(data.pop("DATA_PATH")) if "DATA_PATH" in data else None
+    options = [f"DATA.{name}={value}" for name, value in data.items()]
+    make_run(here / "run", path, None, *options, dataset=dataset)
+    train, val = parts = load_image_sets(settings_of(here / "run", path, *options, dataset=dataset))
+    names = [part.table_name(index) for part in parts for index in range(len(part))]
+    assert len(set(names)) == len(names)
+    assert all((path / name).is_file() for name in names if isinstance(val, FileImages))
+    ended = typed(SCRIPT, "run", "-no_copies").done()
+    assert f"predictions for {len(val)} of {len(train) + len(val):,} images" in ended.stdout
+
+
+def test_doubtful_digit_is_listed_with_its_number_in_the_whole_set(here):
+    with np.load(DIGITS) as content:
+        labels = content["targets"].tolist()
+    make_run(here / "run", None, dataset="digits")
+    name, label = ((row := rows_of("run/predictions.csv")[5])["image"], row["label"])
+    assert labels[int(name.removeprefix("digits image #"))] == int(label)
+    make_run(here / "run", None, {name: (str(9 - int(label)), 0.9, 1e-4)}, dataset="digits")
+    ended = typed(SCRIPT, "run", "-no_copies").done()
+    assert [(row["image"], row["label"]) for row in rows_of("run/labels/labels.csv")] == [(name, label)]
+    assert "cannot be corrected" in ended.stdout
+    typed(SCRIPT, "run", "-apply", "run/labels/labels.csv").refused("DATA.DATASET", "-apply")
+    table = Path("run/predictions.csv")
+    table.write_text(table.read_text().replace(f"{name},{label},", f"{name},{9 - int(label)},"))
+    typed(SCRIPT, "run").refused(name, "the data set digits")
+
+
+def test_moved_data_is_found_with_data_path(here):
+    make_photos(here / "photos", COUNTS)
+    make_run(here / "run", here / "photos", None, HALF)
+    shutil.move("photos", "elsewhere")
+    typed(SCRIPT, "run").refused("DATA.DATA_PATH")
+    typed(SCRIPT, "run", "-data_path", "elsewhere").done()
+
+
+# Copies
+
+
+def save_again(path: Path, copy: Path, quality: int = 90, scale: float = 1.0, crop: float = 0.0) -> None:
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    with Image.open(path) as image:
+        width, height = image.size
+        image = image.crop((round(crop * width), round(crop * height), width, height))
+        image.resize((round(scale * image.width), round(scale * image.height))).convert("RGB").save(
+            copy, quality=quality
+        )
+
+
+def photo(path: Path, seed: int) -> None:
+    """Draw a picture with details at several scales, as a photograph has them."""
+    rng = np.random.default_rng(seed)
+    pixels = np.zeros((120, 160, 3))
+    for octave in range(1, 6):
+        patch = Image.fromarray(rng.integers(256, size=(3 * 2**octave // 2, 2 * 2**octave, 3), dtype=np.uint8))
+        pixels += np.asarray(patch.resize((160, 120), Image.Resampling.BICUBIC)).astype(float) / 1.6**octave
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray((pixels / pixels.max() * 255).astype(np.uint8)).save(path, quality=95)
+
+
+CHANGES = {"recompressed": {"quality": 50}, "halved": {"scale": 0.5}, "cropped": {"crop": 0.02}, "equal": None}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_copy_with_another_label_is_listed_with_its_original(here, change):
+    for number in range(16):
+        photo(here / f"photos/{'cat' if number % 2 else 'dog'}/{number}.jpg", number)
+    source, copy = here / "photos/cat/5.jpg", here / "photos/dog/copy.jpg"
+    shutil.copy(source, copy) if CHANGES[change] is None else save_again(source, copy, **CHANGES[change])
+    make_run(here / "run", here / "photos")
+    ended = typed(SCRIPT, "run").done()
+    how = "equal" if change == "equal" else "nearly equal"
+    assert {row["image"]: row["reason"] for row in rows_of("run/labels/labels.csv")} == {
+        "cat/5.jpg": f"{how} to dog/copy.jpg, labelled dog",
+        "dog/copy.jpg": f"{how} to cat/5.jpg, labelled cat",
+    }
+    assert "equal or nearly equal images with different labels: 2" in ended.stdout
+
+
+def test_different_photos_and_plain_pictures_are_not_copies(here):
+    for number in range(60):
+        photo(here / f"photos/{'cat' if number % 2 else 'dog'}/{number}.jpg", number)
+    for number in range(40):  # plain pictures that differ in one small square
+        plain = Image.new("RGB", (64, 64), (200, 200, 200))
+        plain.paste((190, 190, 190), (8 * (number % 8), 8 * (number // 8), 8 * (number % 8) + 8, 8 * (number // 8) + 8))
+        plain.save(here / f"photos/{'cat' if number % 2 else 'dog'}/plain{number}.png")
+    for side, name in ((64, "cat"), (32, "dog")):  # blank pages are not copies of each other
+        Image.new("RGB", (side, side), "white").save(here / f"photos/{name}/white.png")
+    make_run(here / "run", here / "photos", None, HALF)
+    typed(SCRIPT, "run").done()
+    assert rows_of("run/labels/labels.csv") == []
+
+
+def test_validation_copy_of_a_training_image_is_listed(here):
+    make_photos(here / "photos/train", {"cat": 6, "dog": 6})
+    for number, name in ((20, "cat"), (21, "dog")):
+        draw_image(here / f"photos/val/{name}/{number}.png", number)
+    shutil.copy("photos/train/cat/3.png", "photos/val/cat/again.png")
+    make_run(here / "run", here / "photos")
+    typed(SCRIPT, "run").done()
+    (row,) = rows_of("run/labels/labels.csv")
+    assert (row["image"], row["reason"]) == ("val/cat/again.png", "equal to train/cat/3.png in training")
+    typed(SCRIPT, "run", "-no_copies", "-output", "quick").done()
+    assert rows_of("quick/labels.csv") == []
+
+
+def test_copy_in_another_fold_is_listed(here):
+    make_photos(here / "photos", COUNTS)
+    make_sweep(here / "sweep", here / "photos", {})
+    fold = [set(held_out(here / f"sweep/trial-00{number}")) for number in (0, 1)]
+    first, second = (next(name for name in sorted(names) if name.startswith("cat")) for names in fold)
+    shutil.copy(here / "photos" / first, here / "photos" / second)
+    make_sweep(here / "sweep", here / "photos", {})
+    typed(SCRIPT, "sweep").done()
+    (row,) = rows_of("sweep/labels/labels.csv")
+    assert {row["image"], row["reason"].split()[2]} == {first, second} and row["reason"].endswith("in another fold")
+
+
+def test_unreadable_images_are_counted_and_named(here):
+    make_photos(here / "photos", COUNTS)
+    Path("photos/cat/25.png").write_bytes(b"not an image")
+    make_run(here / "run", here / "photos")
+    said = typed(SCRIPT, "run").done().stdout
+    assert f"cannot read {here}/photos/cat/25.png (UnidentifiedImageError" in said and "; 1 of " in said
+
+
+# Refusals
+
+
+@pytest.fixture
+def run(here) -> Path:
+    make_photos(here / "photos", COUNTS)
+    return make_run(here / "run", here / "photos", None, HALF)
+
+
+def test_run_on_other_data_is_refused_with_the_difference(run):
+    draw_image(Path("photos/cat/new.png"), 99)
+    typed(SCRIPT, "run").refused("cat/new.png", "-data_path")
+
+
+def lose_record(run: Path) -> None:
+    (run / "results.json").unlink()
+
+
+def lose_facts(run: Path) -> None:
+    status = json.loads((run / "status.json").read_text())
+    del status["about"]["data"]
+    (run / "status.json").write_text(json.dumps(status))
+
+
+def allow_several_labels(run: Path) -> None:
+    text = (run / "config.yaml").read_text().replace("DATASET: imagefolder", "DATASET: csv")
+    (run / "config.yaml").write_text(text.replace("LABEL_SEPARATOR: null", "LABEL_SEPARATOR: '|'"))
+
+
+def lose_probabilities(run: Path) -> None:
+    text = (run / "predictions.csv").read_text().replace("label_probability", "other")
+    (run / "predictions.csv").write_text(text)
+
+
+def rename_image(run: Path) -> None:
+    text = (run / "predictions.csv").read_text()
+    (run / "predictions.csv").write_text(text.replace("cat/", "cats/", 1))
+
+
+def lose_classes(run: Path) -> None:
+    shutil.rmtree("photos/cat")
+    shutil.rmtree("photos/dog")
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (lose_record, ["predictions.csv", "REPORT"]),
+        (lose_facts, ["status.json"]),
+        (allow_several_labels, ["several labels"]),
+        (lose_probabilities, ["label_probability"]),
+        (rename_image, ["cats/20.png", "-data_path"]),
+        (lose_classes, ["bird"]),
+    ],
+)
+def test_run_that_does_not_judge_its_data_is_refused(run, damage, named):
+    damage(run)
+    typed(SCRIPT, "run").refused(*named)
+
+
+@pytest.mark.parametrize(("folds", "named"), [(None, "-folds"), (2, "scripts/sweep.py")])
+def test_sweep_without_folds_or_finished_trial_is_refused(here, folds, named):
+    make_photos(here / "photos", COUNTS)
+    make_sweep(here / "sweep", here / "photos", {}, folds=folds, seeds=() if folds else (1, 2), left_out=(0, 1))
+    typed(SCRIPT, "sweep").refused(named)
+
+
+def test_folder_with_confirmed_rows_is_not_overwritten(run):
+    doubt(run, next(name for name in held_out(run) if name.startswith("cat")), "dog")
+    typed(SCRIPT, "run").done()
+    table = Path("run/labels/labels.csv")
+    typed(SCRIPT, "run").done()  # nothing is confirmed yet
+    table.write_bytes(table.read_bytes().rstrip() + b"yes\n")
+    before = table.read_bytes()
+    typed(SCRIPT, "run").refused("run/labels/labels.csv", "-output")
+    assert table.read_bytes() == before
+    typed(SCRIPT, "run", "-output", "other").done()
+
+
+def test_picture_of_another_program_is_not_overwritten(run):
+    picture = run / "mine" / "labels-2.png"
+    picture.parent.mkdir()
+    picture.write_bytes(b"a picture")
+    typed("scripts/labels.py", run, "-no_copies", "-output", picture.parent).refused("-output", picture)
+    assert [*picture.parent.iterdir()] == [picture]
+
+
+def test_table_of_another_program_is_not_overwritten(run):
+    Path("mine").mkdir()
+    Path("mine/labels.csv").write_text("image,label\n1,2\n")
+    typed(SCRIPT, "run", "-output", "mine").refused("mine/labels.csv")
+
+
+def test_no_copies_with_apply_is_refused(here):
+    typed(SCRIPT, "run", "-apply", "x.csv", "-no_copies").refused("-no_copies")
+
+
+@given(st.binary(max_size=5).map(os.fsdecode), names())
+@examples(60)
+def test_cells_of_predictions_csv_are_the_cells_that_are_looked_up(tmp_path_factory, name, label):
+    file = Path(tmp_path_factory.getbasetemp(), "predictions.csv")
+    write_table(file, ("image", "label"), [(name, label)])
+    assert read_table(file) == [{"image": cell_of(name), "label": cell_of(label)}]

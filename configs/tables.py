@@ -54,13 +54,13 @@ TORCH_OPTIMIZERS = {
 class SourceRow(NamedTuple):
     """A row of SOURCES: one data set or kind of data set."""
 
-    where: str  # file and function in `package`; datasets/sources/__init__.py describes the return value
+    where: str  # file and function in datasets/sources/; datasets/sources/__init__.py describes the return value
     sentence: str  # the description in settings and documentation, without a full stop
     split: str  # where the validation images come from
     section: str = ""  # anchor of the section in docs/data.md, if it differs from the data set's name
     has_files: bool = True  # False: DATA.DATA_PATH is not used
     in_order: bool = False  # whether images are read in file order
-    package: str = "datasets.sources"  # the package of `where`
+    of_url: str = ""  # file and function that read data from a server, if DATA.DATA_PATH is a URL
 
 
 # {value of DATA.DATASET: its row}. A setting of some data sets has Only("DATA.DATASET", "name") in configs/schema.py.
@@ -68,10 +68,9 @@ SOURCES = {
     "imagenet2012": SourceRow("listing.read_imagenet", "ImageNet as lists or class folders", "included"),
     "imagefolder": SourceRow("folder.read_image_folder", "a folder of images per class", "included, or held out"),
     "images": SourceRow(
-        "unlabelled.images.read_unlabelled",
+        "unlabelled.read_unlabelled",
         "any images without labels, for `TRAIN.OBJECTIVE=features`",
         "held out",
-        package="extras",
     ),
     "csv": SourceRow("csv_list.read_csv", "a table of paths and classes", "included, or held out"),
     "shards": SourceRow(
@@ -79,6 +78,7 @@ SOURCES = {
         "tar files with many images each, as WebDataset writes them",
         "included, or held out",
         in_order=True,
+        of_url="remote.read_remote_shards",
     ),
     "parquet": SourceRow(
         "parquet.read_parquet",

@@ -3,7 +3,17 @@
 # ruff: noqa: F401
 
 from datasets.bad_images import BadImages
-from datasets.build import build_eval_data, build_order, build_train_data, class_weights, load_image_sets, watches
+from datasets.build import (
+    build_eval_data,
+    build_normalize,
+    build_order,
+    build_preparation,
+    build_train_data,
+    class_weights,
+    generate_batches,
+    load_image_sets,
+    watches,
+)
 from datasets.classes import renumber
 from datasets.loading.readers import EvalData, TrainData, Window
 from datasets.loading.workers import choose_workers
@@ -11,11 +21,5 @@ from datasets.order import Piece
 from datasets.split import holds_out_no_more, validation_facts, write_split
 from datasets.transforms import check_policy
 from datasets.transforms.crop import Normalize
-from datasets.transforms.preparation import (
-    Preparation,
-    SizedPreparation,
-    build_normalize,
-    build_preparation,
-    dominant_class,
-)
+from datasets.transforms.preparation import Preparation, SizedPreparation, dominant_class
 from datasets.types import Batch, ImageSet, Mixed, SavedData

@@ -4,14 +4,17 @@ from collections.abc import Callable
 from unicodedata import normalize
 
 import numpy as np
+import torch
 
-from configs.schema import Config
+from configs.schema import Config, Data
 from datasets.classes import number_classes, read_classes, without_new_classes
 from datasets.loading.readers import EvalData, EvalReader, TrainData, TrainReader
 from datasets.loading.workers import choose_workers, make_loader
 from datasets.order import Order
 from datasets.sources import find_source
 from datasets.split import describe_split, split, warn_of_lacking_classes
+from datasets.transforms.crop import Normalize
+from datasets.transforms.preparation import Preparation, SizedPreparation
 from datasets.types import ImageSet, SavedData
 from utils.distributed import Process
 from utils.errors import ConfigError, DataError, did_you_mean
@@ -33,7 +36,7 @@ def load_image_sets(
     """
     data = config.DATA
     try:
-        train, val = find_source(data.DATASET)(config, say)
+        train, val = find_source(data.DATASET, data.DATA_PATH)(config, say)
     except OSError as error:
         raise DataError(f"DATA.DATA_PATH: {data.DATA_PATH} cannot be read ({error})") from error
     whole = train if val is None else val
@@ -185,14 +188,23 @@ def class_weights(config: Config, image_set: ImageSet) -> list[float] | None:
 def _loader_of(config: Config, image_set: ImageSet, process: Process, batch_size: int, is_training: bool) -> Callable:
     """Return the function that makes batches from pieces of the order."""
     if image_set.makes_batches:
-        return image_set.makes_batches(config, batch_size, process.rank, process.device)
+        return generate_batches(config, image_set, batch_size, process)
     if config.DATA.TOKENS:
-        from datasets.native_aspect import EvalSequenceReader, TrainSequenceReader
+        from datasets.native_aspect.batches import EvalSequenceReader, TrainSequenceReader
 
         reader = TrainSequenceReader if is_training else EvalSequenceReader
     else:
         reader = TrainReader if is_training else EvalReader
     return make_loader(reader(image_set, config), choose_workers(config, image_set, process), process.device)
+
+
+def generate_batches(config: Config, image_set: ImageSet, batch_size: int, process: Process) -> Callable:
+    """Return the function that makes batches of random images on the device from pieces of the order."""
+    if config.DATA.TOKENS:
+        from datasets.native_aspect.batches import SyntheticSequences
+
+        return SyntheticSequences(config, image_set, batch_size, process.rank, process.device)
+    return image_set.makes_batches(config, batch_size, process.rank, process.device)
 
 
 def build_train_data(config: Config, image_set: ImageSet, process: Process, order: Order | None = None) -> TrainData:
@@ -207,6 +219,26 @@ def build_eval_data(config: Config, image_set: ImageSet, process: Process) -> Ev
     batch_size = config.DATA.BATCH_SIZE_EVAL or config.DATA.BATCH_SIZE
     load = _loader_of(config, image_set, process, batch_size, is_training=False)
     return EvalData(image_set, batch_size, process.rank, process.world_size, load, is_padded=config.COMPILE)
+
+
+def build_normalize(data: Data, dtype: torch.dtype = torch.float32) -> Normalize:
+    """Return the normalization of the images of a batch. See Normalize for `dtype`."""
+    if data.TOKENS:
+        from datasets.native_aspect.batches import PatchNormalize
+
+        return PatchNormalize(data, dtype)
+    return Normalize(data, dtype)
+
+
+def build_preparation(
+    config: Config, normalize: Normalize, is_compiled: bool = False
+) -> Preparation | SizedPreparation:
+    """Return the preparation for these settings. If `is_compiled`, it has one compiled kernel per batch size."""
+    if config.DATA.TOKENS:
+        from datasets.native_aspect.batches import SequencePreparation
+
+        return SequencePreparation(config, normalize)
+    return (SizedPreparation if config.TRAIN.SIZE_SCHEDULE else Preparation)(config, normalize, is_compiled)
 
 
 def watches(train: ImageSet, val: ImageSet, path: str) -> bool:

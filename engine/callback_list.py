@@ -73,7 +73,7 @@ def choose_callbacks(
     add(Console(config, log, timing, forecast))
     if process.is_first:
         # Callbacks are closed in this order. The recorder follows the report's callbacks, so it draws the curves last.
-        add(Recorder(session.path, log, timing, trainer, trackers, report.curves))
+        add(Recorder(session.path, log, timing, trainer, trackers, report.curves.draw))
         if not plan.train_set.in_memory:
             from engine.record.advice import DataWaitAdvice
 

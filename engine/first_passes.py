@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from configs.schema import Config
-from datasets import Batch, build_train_data
+from datasets import Batch, build_train_data, generate_batches
 from datasets.order import Piece
 from engine.memory import flags_for, out_of_memory, raises_when_full, release, shortage, smaller_batch
 from engine.train.optimizers import optimizer_bytes
@@ -117,7 +117,7 @@ def invent_batch(trainer: Trainer, config: Config, piece: Piece) -> Batch:
     data, model = replace(config.DATA, SYNTHETIC_SIZE=count), replace(config.MODEL, NUM_CLASSES=len(classes) or 1)
     config = replace(config, DATA=data, MODEL=model)
     image_set, _ = read_synthetic(config)
-    return next(image_set.makes_batches(config, count, process.rank, process.device)([piece]))
+    return next(generate_batches(config, image_set, count, process)([piece]))
 
 
 def largest_batch(trainer: Trainer, count: int) -> Batch:

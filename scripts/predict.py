@@ -280,12 +280,13 @@ def maps_to_write(arguments: argparse.Namespace, paths: list[str]) -> dict[Path,
 
 def predict(arguments: argparse.Namespace, paths: list[str], process: "Process") -> int:
     """Print the most probable classes of each image, and write the files that the flags name. Return the exit code."""
+    from engine.export.runtime import load_exported
     from engine.predict.classifier import load_classifier
     from engine.predict.output import Output, thumbnails
     from engine.predict.predictor import Predictor
 
     given = (arguments.model, settings_flags(arguments), arguments.raw, arguments.classes)
-    classifier = process.after_first(lambda: load_classifier(*given))
+    classifier = process.after_first(lambda: load_classifier(*given, load_graph=load_exported))
     maps = None
     if arguments.attention:
         from engine.predict.attention_maps import Maps
@@ -340,7 +341,8 @@ def mark_of(arguments: argparse.Namespace, classifier: "Classifier", reports: bo
     if arguments.unknown is not None:
         from engine.confidence.unknown import find_threshold
 
-        return Mark(UNKNOWN, find_threshold(classifier, arguments.unknown, report if reports else lambda line: None))
+        say = report if reports else lambda line: None
+        return Mark(UNKNOWN, find_threshold(classifier.source, classifier.calibration, arguments.unknown, say))
     return None if arguments.unsure is None else Mark(UNSURE, arguments.unsure)
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.support.modules import ROOT, imported, imported_at_the_top
+from tests.support.modules import ROOT, imported
 
 # The folders of the program from bottom to top. The files of a folder import only their own folder and those before it.
 TOWER = ("utils", "configs", "models", "datasets", "engine", "scripts")

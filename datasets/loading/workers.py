@@ -81,7 +81,7 @@ def shared_bytes(config: Config, num_processes: int) -> int:
 
 def _image_bytes(config: Config) -> int:
     if config.DATA.TOKENS:
-        from models.native_aspect import image_bytes
+        from datasets.native_aspect.grids import image_bytes
 
         return image_bytes(config)
     return config.DATA.IMAGE_CHANNELS * config.DATA.IMAGE_SIZE**2

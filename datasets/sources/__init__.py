@@ -13,7 +13,7 @@ from configs.schema import Config, Data
 from configs.tables import SOURCES, import_named
 from datasets.types import ImageSet
 from utils.errors import ConfigError, DataError, did_you_mean, not_a_file
-from utils.text import first_of
+from utils.text import first_of, is_url
 
 Read = Callable[[Config, Callable[[str], None]], tuple[ImageSet | None, ImageSet | None]]
 
@@ -22,14 +22,14 @@ TORCHVISION = "torchvision/"
 ARCHIVES = (".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz", ".gz", ".bz2", ".xz", ".zst")
 
 
-def find_source(name: str) -> Read:
-    """Import and return the function that reads a data set."""
+def find_source(name: str, path: str = "") -> Read:
+    """Import and return the function that reads a data set. `path`: DATA.DATA_PATH, which may be a URL."""
     row = SOURCES.get(f"{TORCHVISION}NAME" if name.startswith(TORCHVISION) else name)
     if row is None:
         raise ConfigError(
             f"DATA.DATASET: unknown data set {name!r} (known: {', '.join(SOURCES)}){did_you_mean(name, SOURCES)}"
         )
-    return import_named(row.package, row.where)
+    return import_named("datasets.sources", row.of_url if row.of_url and is_url(path) else row.where)
 
 
 # --- DATA_PATH: the folder of the data, the names of its parts, and the message for a wrong layout ---

@@ -25,10 +25,6 @@ class SyntheticImages(ImageSet):
     in_memory = names_are_numbers = labels_are_numbers = True
 
     def makes_batches(self, config: Config, batch_size: int, rank: int, device: torch.device) -> Callable:
-        if config.DATA.TOKENS:
-            from datasets.native_aspect import SyntheticSequences
-
-            return SyntheticSequences(config, self, batch_size, rank, device)
         return SyntheticBatches(config, self, batch_size, rank, device)
 
     def name(self, index: int) -> str:

@@ -30,6 +30,7 @@ from datasets.index import ENDING, Index, caches_folder
 from datasets.sources import TRAIN_NAMES, VAL_NAMES, choose_parts, shards
 from datasets.sources.shards import CLASSES_FILE, ShardFolder, ShardImages, ShardTable, ShardTar
 from datasets.sources.tar import Tar
+from datasets.types import ImageSet
 from utils.errors import DataError, cause_of, needing
 from utils.files import free_bytes, locked, names_in, replacing, sync
 from utils.text import SCHEMES, format_bytes, redacted
@@ -459,3 +460,8 @@ class ServerFolder(ShardFolder):
             # If this download fails, the process that needs the tar reports the reason.
             with contextlib.suppress(DataError, OSError):
                 self._pull(tar, checksum, waits=False)
+
+
+def read_remote_shards(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | None, ImageSet | None]:
+    """Return training and validation shards on a server, or all shards and None."""
+    return shards.read_from(ServerFolder(config, say), config)

@@ -36,7 +36,7 @@ from datasets.types import ImageSet
 from utils.errors import DataError
 from utils.files import read_names
 from utils.log import shown
-from utils.text import counted, is_url
+from utils.text import counted
 
 MADE_OF = {"shards": 3}  # the version of the content of the index
 SAMPLES = {"label": "<i4", "offset": "<i8", "size": "<i8", "name": TEXT}  # the columns of all samples, tar by tar
@@ -339,11 +339,7 @@ def _opened(folder: ShardFolder, table: ShardTable, number: int) -> Tar:
 
 
 def read_shards(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | None, ImageSet | None]:
-    """Return training and validation shards, or all shards and None, from a server if DATA.DATA_PATH is a URL."""
-    if is_url(config.DATA.DATA_PATH):
-        from datasets.sources.remote import ServerFolder
-
-        return read_from(ServerFolder(config, say), config)
+    """Return training and validation shards, or all shards and None."""
     return read_from(ShardFolder(data_root(config.DATA, EXPECTS, reads_tars=True)), config)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configs.schema import Config, Data
+from configs.schema import Config
 from datasets.transforms.crop import BySize, Normalize
 from datasets.types import Batch, Mixed
 from utils.host import has_streams
@@ -79,26 +79,6 @@ class SizedPreparation:
 
     def __call__(self, batch: Batch, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor | Mixed]:
         return self.by_size.at(batch.piece.epoch if batch.piece else 0)(batch, dtype)
-
-
-def build_normalize(data: Data, dtype: torch.dtype = torch.float32) -> Normalize:
-    """Return the normalization of the images of a batch. See Normalize for `dtype`."""
-    if data.TOKENS:
-        from datasets.native_aspect import PatchNormalize
-
-        return PatchNormalize(data, dtype)
-    return Normalize(data, dtype)
-
-
-def build_preparation(
-    config: Config, normalize: Normalize, is_compiled: bool = False
-) -> Preparation | SizedPreparation:
-    """Return the preparation for these settings. If `is_compiled`, it has one compiled kernel per batch size."""
-    if config.DATA.TOKENS:
-        from datasets.native_aspect import SequencePreparation
-
-        return SequencePreparation(config, normalize)
-    return (SizedPreparation if config.TRAIN.SIZE_SCHEDULE else Preparation)(config, normalize, is_compiled)
 
 
 def copied(rows: Sequence | np.ndarray, device: torch.device) -> Tensor:

@@ -124,7 +124,7 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
         yield check_readable(part, scan, config.DATA.MAX_BAD_FRACTION)
         yield check_sizes(part, scan, config)
         if config.DATA.TOKENS:
-            from models.native_aspect import describe_shapes
+            from datasets.native_aspect.grids import describe_shapes
 
             yield Finding(f"{part} shapes", describe_shapes(config, scan.sides[scan.readable], part == "training"))
     if kinds:

@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.predict.classifier import Classifier
 from models.weights.state import KNOWN
 from utils.errors import ConfigError
 from utils.text import counted
@@ -66,13 +65,15 @@ def most_wrong(total: int, share: float) -> int:
     return int(np.searchsorted(chances, 1 - CERTAINTY + EPSILON, side="right")) - 1
 
 
-def find_threshold(classifier: Classifier, share: float, report: Callable[[str], None]) -> float:
-    """Return the confidence threshold of -unknown. Report it and the share of the validation images that reach it."""
-    calibration = classifier.calibration
+def find_threshold(source: str, calibration: dict[str, Any], share: float, report: Callable[[str], None]) -> float:
+    """Return the confidence threshold of -unknown. Report it and the share of the validation images that reach it.
+
+    `source`, `calibration`: the path of the weights and their calibration.
+    """
     if not calibration.get("curve"):
         why = calibration.get("reason", "")
         raise ConfigError(
-            f"-unknown: {classifier.source} has no calibration for these weights{f', because {why}' if why else ''}; "
+            f"-unknown: {source} has no calibration for these weights{f', because {why}' if why else ''}; "
             "use the best.pth of a run with CALIBRATE: true, without -raw, or -unsure with a probability"
         )
     total, (found, certain) = calibration["figures"]["num_images"], find_answered(calibration["curve"], share)
@@ -96,7 +97,7 @@ def find_threshold(classifier: Classifier, share: float, report: Callable[[str],
     if known is None or "reason" in known:
         why = known["reason"] if known else "a run has them if it began with -pretrained in this version or later"
         report(
-            f"-unknown {share}: {classifier.source} has no statistics of the validation images ({why}), so only the "
+            f"-unknown {share}: {source} has no statistics of the validation images ({why}), so only the "
             "confidence decides"
         )
     return found.confidence - ROUNDING

@@ -1,6 +1,6 @@
 """A trained classifier loaded from a run, a checkpoint or other weights, with its settings, classes and description."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -74,26 +74,25 @@ def load_classifier(
     raw: bool = False,
     names: Path | None = None,
     needs_classes: bool = True,
+    load_graph: Callable[[Path, Sequence[str], bool], Classifier] | None = None,
 ) -> Classifier:
     """Load a classifier from a run, a checkpoint or other weights.
 
     `source` is the folder of a run, a checkpoint, an exported .onnx graph, or anything that -pretrained accepts.
     `flags` are command-line flags as for -eval. `raw` selects the raw weights of a checkpoint even if the EMA scored
     better. `names` is a file with one class per line. Without `needs_classes`, weights without a classifier layer are
-    loaded too.
+    loaded too. `load_graph` loads an exported graph; without it, graphs are refused.
     """
     source = str(source)
     path = find_file(source)
     given = (flags, raw, needs_classes)
     ending = path.suffix if path is not None else ""
-    if ending == ".pt2" or ending == ".onnx" and not needs_classes:
+    if ending == ".pt2" or ending == ".onnx" and not load_graph:
         raise ConfigError(
             f"{path}: this exported graph cannot be used here; use the run, a .safetensors file, or with predict.py .onnx"
         )
     if ending == ".onnx":
-        from engine.export.runtime import load_exported
-
-        found = load_exported(path, flags, raw)
+        found = load_graph(path, flags, raw)
     elif path is not None and OURS <= read_record(path).keys():
         found = _load_ours(path, *given)
     else:

@@ -226,7 +226,7 @@ def describe(guesses: Sequence[Guess]) -> list[str]:
 def as_pictures(pixels: Tensor) -> Sequence[np.ndarray]:
     """Return the images of a batch, uint8 [B, C, H, W] or sequences of patches, as arrays [H, W, C]."""
     if pixels.ndim == 3:  # DATA.TOKENS
-        from models.native_aspect import pictures_of
+        from datasets.native_aspect.grids import pictures_of
 
         return pictures_of(pixels.cpu())
     return pixels.permute(0, 2, 3, 1).cpu().numpy()

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,6 @@ from utils.text import csv_text
 
 if TYPE_CHECKING:
     from engine.record.trackers import Trackers
-    from engine.report.plot import Plotter
 
 
 class EpochRows:
@@ -84,10 +83,10 @@ class Recorder(Callback):
         timing: Timing,
         trainer: Trainer,
         trackers: "Trackers | None" = None,
-        curves: "Plotter | None" = None,
+        draw_curves: Callable[..., None] | None = None,
     ):
         self._folder, self._log, self._timing = folder, log, timing
-        self._trackers, self._curves = trackers, curves
+        self._trackers, self._draw_curves = trackers, draw_curves
         self._open(trainer)
 
     def _open(self, trainer: Trainer) -> None:
@@ -119,17 +118,17 @@ class Recorder(Callback):
             self._trackers.add("epoch", row)
         with self._warn_on_os_error():
             self._epochs.add(row)
-            if self._curves:
-                self._curves.draw(self._epochs.rows, self._steps.rows, now=False)
+            if self._draw_curves:
+                self._draw_curves(self._epochs.rows, self._steps.rows, now=False)
 
     def close(self) -> None:
         """Write the rows and curves that are not on disk yet."""
         if not self._epochs.is_written:
             with self._warn_on_os_error():
                 self._epochs.write()
-        if self._curves:
+        if self._draw_curves:
             with self._warn_on_os_error():
-                self._curves.draw(self._epochs.rows, self._steps.rows, now=True)
+                self._draw_curves(self._epochs.rows, self._steps.rows, now=True)
         with self._warn_on_os_error():
             self._steps.close()
 

@@ -15,7 +15,7 @@ from datasets import Batch, ImageSet, Mixed, build_normalize, build_preparation
 from datasets.types import ImageReadError
 from engine.evaluation.tally import ImageResults, LabelResults
 from engine.predict.pictures import Tile, contact_sheet, fitted, lettering, write_picture
-from engine.report.image_results import Names, Results, cells
+from engine.report.image_tables import Names, Results, cells
 from engine.train.callback import Callback
 from engine.train.counters import Report
 from engine.train.trainer import Trainer

@@ -6,7 +6,7 @@ from typing import NoReturn
 import torch
 
 from configs.schema import Train
-from engine.train.optimizers import KEY, OURS, refusing_arguments, set_arguments
+from engine.train.optimizer_arguments import KEY, OURS, refusing_arguments, set_arguments
 from utils.errors import ConfigError, did_you_mean
 from utils.torch_internals import import_timm
 

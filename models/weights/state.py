@@ -11,6 +11,7 @@ from torch import Tensor
 
 from configs.schema import Data
 from configs.values import SETTINGS, wrong_in
+from models.weights.adapters import BASE_LAYER, merge_adapters
 from models.weights.sharded import FOLDER, is_plain
 from utils.errors import ConfigError, naming_damage
 from utils.text import format_bytes
@@ -160,7 +161,6 @@ def refusal(path: Path, what: str) -> ConfigError:
 
 
 FEATURE_MAPS = "feature_maps."  # with TRAIN.OBJECTIVE features: start of the names of layers that only training needs
-BASE_LAYER = ".base_layer."  # peft's name for the layer that an adapter extends
 
 
 def merged(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor]:
@@ -168,8 +168,6 @@ def merged(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor]:
     state = {name: tensor for name, tensor in state.items() if not name.startswith(FEATURE_MAPS)}
     if not any(BASE_LAYER in name for name in state):
         return state
-    from models.lora import merge_adapters
-
     return merge_adapters(state, settings)
 
 

@@ -5,11 +5,10 @@ import pytest
 import torch
 
 from configs.schema import Config
-from datasets import Mixed, Normalize, Piece, Preparation
+from datasets import Mixed, Normalize, Piece, Preparation, build_preparation
 from datasets.order import sample_rng
 from datasets.transforms import preparation
 from datasets.transforms.erase_and_mix import BatchedErasing, Erasing
-from datasets.transforms.preparation import build_preparation
 from tests.support.batches import ERASES, MIXES, SIDE, batch, settings
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.loading import settings as digits

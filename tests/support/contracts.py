@@ -259,7 +259,7 @@ CONTRACTS: dict[str, Callable[[SimpleNamespace, Any], bool]] = {
     "datasets.transforms.erase_and_mix.Boxes.row": lambda it, row: all(
         is_inside(*box[:4], it.self.side, it.self.side) and 0 <= max(box[4:]) <= it.self.side for box in row
     ),
-    "datasets.native_aspect.PatchBoxes.draw": patches_inside,
+    "datasets.native_aspect.batches.PatchBoxes.draw": patches_inside,
     "datasets.transforms.preparation.Preparation.__call__": prepared,
     "datasets.transforms.erase_and_mix.Mixing.targets": shares_of_pixels,
     "datasets.transforms.preparation.dominant_class": larger_share,

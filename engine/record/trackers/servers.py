@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from engine.record.trackers import PROJECT, Ending, Row, Tracker
+from engine.record.trackers.tracker import PROJECT, Ending, Row, Tracker
 
 
 class Wandb(Tracker):

@@ -14,9 +14,9 @@ from timm.models.naflexvit import checkpoint_filter_fn
 from timm.optim import create_optimizer_v2
 
 from datasets import build_eval_data, build_normalize, build_train_data, load_image_sets
-from datasets.native_aspect import SequenceTransform
+from datasets.native_aspect.batches import SequenceTransform
+from datasets.native_aspect.grids import grids_of, new_batch, pictures_of
 from models import build_model
-from models.native_aspect import grids_of, new_batch, pictures_of
 from tests.datasets.native_aspect.photos import VIT, settings
 from tests.support.configs import CPU, replaced
 from tests.support.trainers import make_trainer, update

@@ -12,11 +12,11 @@ from timm.data.naflex_transforms import RandomResizedCropToSequence, ResizeToSeq
 from configs.load import load
 from configs.schema import Config
 from datasets import build_eval_data, build_normalize, build_preparation, build_train_data, load_image_sets
-from datasets.native_aspect import EvalSequenceTransform, PatchMixing, SequenceTransform, blank_batch
+from datasets.native_aspect.batches import EvalSequenceTransform, PatchMixing, SequenceTransform, blank_batch
+from datasets.native_aspect.grids import grids_of, length_of, new_batch, pictures_of
 from datasets.transforms.augment import Augmentation
 from datasets.transforms.operations import DrawnOperations, Operation
 from datasets.types import Batch, ImageSet
-from models.native_aspect import grids_of, length_of, new_batch, pictures_of
 from tests.datasets.native_aspect.photos import GREY, SHAPES, noise, piece_of, settings
 from tests.support.configs import CPU, replaced
 from tests.support.runs import rows
@@ -85,7 +85,9 @@ def test_pixels_of_a_training_crop_equal_timms(folder, monkeypatch, kind, interp
         )
         random.seed(seed)
         expected = np.asarray(theirs(as_image(pixels))).reshape(*size, channels)
-        monkeypatch.setattr("datasets.native_aspect.crop_box", lambda *_, box=(left, top, columns, rows_of): box)
+        monkeypatch.setattr(
+            "datasets.native_aspect.batches.crop_box", lambda *_, box=(left, top, columns, rows_of): box
+        )
         batch = new_batch(1, length, 8, channels)
         ours(pixels, random.Random(0), batch[0])
         (found,) = pictures_of(batch)

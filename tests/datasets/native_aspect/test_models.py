@@ -9,13 +9,13 @@ import torch
 
 from datasets import build_normalize
 from datasets.loading.workers import AHEAD_OF_PROCESS, shared_bytes
-from datasets.native_aspect import EvalSequenceTransform, blank_batch
+from datasets.native_aspect.batches import EvalSequenceTransform, blank_batch
+from datasets.native_aspect.grids import new_batch, pictures_of, set_grid
 from engine.batch_size import Trial
 from engine.first_passes import try_largest
 from engine.memory import too_large
 from models import build_model
 from models.compilation import parts_to_compile
-from models.native_aspect import new_batch, pictures_of, set_grid
 from models.transforms import choose_transforms
 from models.weights.load import load_pretrained
 from tests.datasets.native_aspect.photos import GREY, VIT, noise, settings

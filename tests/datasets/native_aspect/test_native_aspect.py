@@ -11,13 +11,13 @@ import torch
 from PIL import Image
 
 from datasets import build_normalize, build_preparation, build_train_data, load_image_sets
-from datasets.native_aspect import EvalSequenceTransform, PatchBoxes, PatchErasing, PatchMixing
+from datasets.native_aspect.batches import EvalSequenceTransform, PatchBoxes, PatchErasing, PatchMixing
+from datasets.native_aspect.grids import grids_of, new_batch, pack, pictures_of, size_of
 from datasets.types import Batch
 from engine.predict.classifier import load_classifier
 from engine.predict.output import as_pictures
 from engine.predict.predictor import Predictor
 from models import build_model
-from models.native_aspect import grids_of, new_batch, pack, pictures_of, size_of
 from models.weights.files import read_weights
 from models.weights.load import load_pretrained
 from tests.datasets.native_aspect.photos import GREY, SHAPES, VIT, noise, piece_of, settings

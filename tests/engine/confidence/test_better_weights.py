@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config
-from datasets import build_eval_data, load_image_sets
-from datasets.transforms.preparation import build_normalize
+from datasets import build_eval_data, build_normalize, load_image_sets
 from engine import loop
 from engine.confidence.calibration import fit_temperature
 from engine.predict.classifier import Classifier, load_classifier

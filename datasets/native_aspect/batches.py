@@ -12,24 +12,24 @@ from torch import Tensor
 
 from configs.schema import Config, Data
 from datasets.loading.readers import Buffers, EvalReader, Reader, TrainReader
-from datasets.order import Piece, sample_rng
-from datasets.transforms.crop import BySize, Normalize, TrainTransform, crop_box, resize, resize_with_pillow
-from datasets.transforms.erase_and_mix import ERASED_AREA, ERASED_RATIO
-from datasets.transforms.preparation import copied
-from datasets.types import Batch, ImageSet, Mixed
-from models.native_aspect import (
+from datasets.native_aspect.grids import (
     GRID_BYTES,
     grids_of,
     length_of_piece,
     new_batch,
     pack,
     patch_of,
-    patch_size_of,
     pictures_of,
     set_grid,
     size_of,
     unpack,
 )
+from datasets.order import Piece, sample_rng
+from datasets.transforms.crop import BySize, Normalize, TrainTransform, crop_box, resize, resize_with_pillow
+from datasets.transforms.erase_and_mix import ERASED_AREA, ERASED_RATIO
+from datasets.transforms.preparation import copied
+from datasets.types import Batch, ImageSet, Mixed
+from models.native_aspect import patch_size_of
 from utils.seed import keyed_rng
 
 # --- reading: augmented and resized as timm's NaFlex transforms do ---

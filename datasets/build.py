@@ -12,7 +12,8 @@ from datasets.loading.readers import EvalData, EvalReader, TrainData, TrainReade
 from datasets.loading.workers import choose_workers, make_loader
 from datasets.order import Order
 from datasets.sources import find_source
-from datasets.split import describe_split, split, warn_of_lacking_classes
+from datasets.split import describe_split, split
+from datasets.split.parts import warn_of_lacking_classes
 from datasets.transforms.crop import Normalize
 from datasets.transforms.preparation import Preparation, SizedPreparation
 from datasets.types import ImageSet, SavedData

@@ -1,10 +1,12 @@
 """The allowed imports between top-level folders and between packages in them, and no clashes with public packages."""
 
 import re
+from graphlib import TopologicalSorter
+from pathlib import Path
 
 import pytest
 
-from tests.support.modules import ROOT, imported
+from tests.support.modules import ROOT, imported, imported_at_the_top
 
 # The folders of the program from bottom to top. The files of a folder import only their own folder and those before it.
 TOWER = ("utils", "configs", "models", "datasets", "engine", "scripts")
@@ -12,8 +14,23 @@ TOWER = ("utils", "configs", "models", "datasets", "engine", "scripts")
 PARTS = {"models": ("configs.schema", "configs.values"), "datasets": ("configs.schema", "configs.tables")}
 
 
+# Features that most runs do not use. Other files import them only inside the functions that use them.
+RARE = tuple(
+    """configs.translate.paddlevit_files models.weights.paddle models.lora models.native_aspect models.trace
+    models.transforms.float8 models.transforms.operator_lists datasets.cache datasets.native_aspect
+    datasets.sources.remote datasets.sources.unlabelled engine.train.budget engine.train.distillation
+    engine.train.profiler engine.train.timm_optimizers engine.tasks engine.confidence.calibration
+    engine.confidence.unknown engine.predict.attention_maps engine.export engine.record.trackers engine.report
+    engine.doctor scripts.labelling scripts.translating""".split()
+)
+
+
 def allowed(name: str, arrows: tuple[str, ...]) -> bool:
     return any(name == arrow or name.startswith(arrow + ".") for arrow in arrows)
+
+
+def module_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix().removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 @pytest.mark.parametrize("room", TOWER)
@@ -26,6 +43,19 @@ def test_folders_import_only_themselves_and_those_below(room):
         ours = {name for name in imported(path) if name.split(".")[0] in (*TOWER, "main_single_gpu", "main_multi_gpu")}
         wrong = {name for name in ours if not allowed(name, arrows)}
         assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
+
+
+def test_rare_features_are_imported_only_where_they_are_used():
+    for path in (*ROOT.glob("main_*.py"), *(path for room in TOWER for path in (ROOT / room).rglob("*.py"))):
+        if not allowed(module_of(path), RARE):
+            early = {name for name in imported_at_the_top(path) if allowed(name, RARE)}
+            assert not early, f"{path.relative_to(ROOT)}: import {early} inside the `if` of its setting"
+
+
+def test_no_file_imports_itself_through_others():
+    files = {module_of(path): path for room in TOWER for path in (ROOT / room).rglob("*.py")}
+    graph = {name: imported(path) & files.keys() - {name} for name, path in files.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError
 
 
 def test_program_never_imports_libraries_that_import_public_datasets_package():
@@ -53,18 +83,24 @@ def test_no_test_module_imports_another():
 
 # {folder: its files and packages, from bottom to top}. A file may import its own package and the packages before it.
 PACKAGES = {
-    "datasets": (
-        "order index types labels balance fingerprint split classes bad_images transforms sources"
-        " sources.torchvision_sets loading identity overlap build __init__"
+    "configs": (
+        "__init__ tables schema removed values yaml_files combinations translate translate.timm_arguments translate.words"
+        " typed_names flags translate.paddlevit_files translate.paddlevit load"
     ).split(),
     "models": (
-        "parts heads features transforms compilation weights.sharded kwargs weights vit timm_models __init__ export"
+        "parts heads features transforms trace compilation lora weights.sharded weights.adapters kwargs weights vit"
+        " timm_models native_aspect __init__ export"
+    ).split(),
+    "datasets": (
+        "order index types labels balance fingerprint split classes bad_images transforms sources"
+        " sources.torchvision_sets native_aspect native_aspect.grids loading native_aspect.batches identity overlap"
+        " cache build __init__"
     ).split(),
     "engine": (
         "parallel precision evaluation train checkpoint confidence record settings_of_weights settings predict session"
-        " provenance memory first_passes plan weights_lines plan_lines quick_checks"
-        " build batch_size eval_run evaluate_weights features check callback_list saves features.saved"
-        " features.start loop run __init__"
+        " provenance memory first_passes plan weights_lines plan_lines quick_checks export report tasks.features build"
+        " batch_size doctor tasks.features_scored eval_run evaluate_weights features check callback_list saves"
+        " features.saved features.start loop run __init__"
     ).split(),
 }
 
@@ -80,6 +116,6 @@ def layer(room: str, name: str) -> int:
 @pytest.mark.parametrize("room", PACKAGES)
 def test_subpackages_import_in_one_direction(room):
     for path in sorted((ROOT / room).rglob("*.py")):
-        file = path.relative_to(ROOT).as_posix().removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        above = {name for name in imported(path) if allowed(name, (room,)) and layer(room, name) > layer(room, file)}
+        own = layer(room, module_of(path))
+        above = {name for name in imported(path) if allowed(name, (room,)) and layer(room, name) > own}
         assert not above, f"{path.relative_to(ROOT)} imports {above} from above"

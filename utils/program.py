@@ -9,7 +9,6 @@ import os
 import re
 import select
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -18,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from utils import VERSION
 from utils.errors import (
     AFTER_SIGNAL,
     NO_COMPILER,
@@ -69,20 +67,6 @@ def when_started() -> float:
     if ticks is None:  # this is not Linux
         return time.monotonic() - time.process_time()
     return time.monotonic() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
-
-
-def revision(folder: Path = Path(__file__).parent.parent) -> str:
-    """Return the version of halfstep. In a git checkout, add the commit, with `dirty` if files were changed."""
-    if not (folder / ".git").exists():
-        return VERSION
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
-    try:
-        # git takes no lock here, so that no git command of the user fails in the meantime.
-        options = {"env": os.environ | {"GIT_OPTIONAL_LOCKS": "0"}, "timeout": 10, "check": True}
-        commit = subprocess.run(command, capture_output=True, text=True, **options).stdout.strip()
-    except (OSError, subprocess.SubprocessError):  # git is missing, or refuses a folder of another user
-        return f"{VERSION}, commit unknown"
-    return f"{VERSION}, commit {commit}"
 
 
 def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:

@@ -10,16 +10,20 @@ import numpy as np
 from configs.schema import Config, Data, Fold
 from datasets.fingerprint import is_other_data
 from datasets.order import shuffled
+from datasets.split.parts import (
+    CLASS_FOLDERS,
+    PARTS,
+    hashes_names,
+    rows_of_parts,
+    warn_of_split_classes,
+)
 from datasets.types import ImageSet, SavedData, count_classes
 from utils.errors import ConfigError
 from utils.files import replacing
-from utils.text import counted, csv_text, first_of
+from utils.text import counted, csv_text
 
 SEED = 0  # decides which images are held out
 DRAWN = ("hash", "position")  # rules that draw a split; the other rules are "folders" and "none"
-PARTS = ("train", "val")
-# Key in the record of a split by hash: the folders that are left out of image keys, if they differ from the classes.
-CLASS_FOLDERS = "class_folders"
 
 
 def new_record(rule: str, title: str, fraction: float, fold: Fold | None) -> dict:
@@ -48,22 +52,6 @@ def _by_position(image_set: ImageSet, record: dict) -> np.ndarray:
         held_out[by_class[start + shuffled(count, record["seed"], target)[first:end]]] = True
         start += count
     return held_out
-
-
-def warn_of_lacking_classes(classes: list[str], num_trained: np.ndarray, num_validation: np.ndarray) -> list[str]:
-    """Warn of classes whose images are all in the same part. The arrays have the number of images of each class."""
-    notes = []
-    for part, counts in (("training", num_trained), ("validation", num_validation)):
-        without = np.flatnonzero((num_trained + num_validation > 0) & (counts == 0))
-        names = first_of([classes[number] for number in without])
-        notes += [f"warning: classes without {part} images: {names}"] * bool(len(without))
-    return notes
-
-
-def warn_of_split_classes(image_set: ImageSet, held_out: np.ndarray) -> list[str]:
-    """Warn of classes whose images a split puts into the same part."""
-    counts = (image_set.count_classes(chosen) for chosen in (~held_out, held_out))
-    return warn_of_lacking_classes(image_set.classes, *counts)
 
 
 def split(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple[ImageSet | None, ImageSet]:
@@ -193,24 +181,6 @@ def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
         part.notes += tuple(notes)
         parts.append(part)
     return tuple(parts)
-
-
-def rows_of_parts(image_set: ImageSet, held_out: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the rows and targets of both parts. `held_out`: bool [N]."""
-    columns = {}
-    for part, chosen in zip(PARTS, (~held_out, held_out), strict=True):
-        rows = np.flatnonzero(chosen)
-        columns[f"{part}.row"] = rows.astype("<u4")
-        columns[f"{part}.target"] = image_set.targets[rows].astype("<i4")
-    return columns
-
-
-def hashes_names(record: dict) -> bool:
-    """Return whether a record holds images out by a hash of their names, and not by position or by DATA.GROUP_BY.
-
-    A name is hashed without its class folder, so that an image that is moved to another class stays in its part.
-    """
-    return record["rule"] == "hash" and "group_by" not in record
 
 
 def _with_class_folders(image_set: ImageSet, record: dict, saved: SavedData) -> dict:

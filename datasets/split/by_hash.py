@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence, Set
 
 import numpy as np
 
-from datasets.split import CLASS_FOLDERS, PARTS, hashes_names, rows_of_parts, warn_of_split_classes
+from datasets.split.parts import CLASS_FOLDERS, PARTS, hashes_names, rows_of_parts, warn_of_split_classes
 from datasets.types import ImageSet
 from utils.text import first_of
 

@@ -14,7 +14,7 @@ from utils.runs import changed_facts
 from utils.text import first_of, format_ranks
 
 ROOT = Path(__file__).parent.parent
-SOURCE_FOLDERS = ("configs", "datasets", "engine", "extras", "models", "utils")
+SOURCE_FOLDERS = ("configs", "datasets", "engine", "models", "utils")
 # Settings with paths, which may differ between machines. The images, labels and classes are compared instead.
 PATHS = "DATA.DATA_PATH", "DATA.IMAGE_ROOT", "DATA.CLASSES"
 # Settings that name a file or a timm model. For a file, its content and its name without the folder are compared.

@@ -9,7 +9,7 @@ from tests.support.output_table import EXPECTED, ROWS, SLOW, difference, make_ro
 
 # {script: {flag: why no row has it}}
 WITHOUT_ROW = {
-    "doctor": {"-batch": "it needs a run that overflowed, as in tests/extras/doctor"},
+    "doctor": {"-batch": "it needs a run that overflowed, as in tests/engine/doctor"},
     "export": dict.fromkeys(["-int8", "-keep_float", "-accept"], "the rounding to 8 bits depends on the processor"),
 }
 

@@ -11,7 +11,6 @@ import pkgutil
 import re
 from pathlib import Path
 
-import extras
 import pytest
 import torch
 
@@ -104,19 +103,18 @@ def test_registered_optimizer_has_fused_kernels_settings_and_test(name):
 def test_registered_data_source_has_function_and_test(name):
     row = SOURCES[name]
     file, _, function = row.where.rpartition(".")
-    path = f"{row.package}.{file}".replace(".", "/") + ".py"
+    path = f"datasets/sources/{file}.py"
     is_defined = defines(path, f"def {function}")
     assert is_defined, f"{path}: add the function {function}, which SOURCES in configs/tables.py names for {name}"
     taken = list(inspect.signature(find_source(name)).parameters)
     assert taken == ["config", "say"], f"{path}: add the arguments config and say to {function}"
     quoted = re.compile(rf"[\"' ]{re.escape(name.removesuffix('/NAME'))}[\"'/]")
-    tests = "tests/extras" if row.package == "extras" else "tests/datasets"
-    is_tested = any(quoted.search(text) for text in texts_below(tests).values())
-    assert is_tested, f"{tests}: add a test that loads {name}"
+    is_tested = any(quoted.search(text) for text in texts_below("tests").values())
+    assert is_tested, f"tests/datasets: add a test that loads {name}"
 
 
 def test_every_dataset_reader_is_registered_in_sources():
-    rows = {row.where for row in SOURCES.values()}
+    rows = {where for row in SOURCES.values() for where in (row.where, row.of_url)}
     for path in sorted((ROOT / "datasets/sources").glob("*.py")):
         for name in re.findall(r"^def (read_\w+)\(config: Config, say: ", text_of(path), re.M):
             where = f"{path.stem}.{name}"
@@ -139,35 +137,31 @@ def test_settings_depend_only_on_existing_values_of_other_settings():
 
 
 def test_every_callback_is_added_to_a_run_and_tested():
-    """engine/callback_list.py adds the program's callbacks, and calls functions of extras that return their callbacks."""
-    for package in (engine, extras):
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            importlib.import_module(module.name)
+    """engine/callback_list.py adds the program's callbacks, or imports a package that makes them."""
+    for module in pkgutil.walk_packages(engine.__path__, "engine."):
+        importlib.import_module(module.name)
     added, kinds = text_of("engine/callback_list.py"), [Callback]
     for kind in kinds:
         kinds += kind.__subclasses__()
     for kind in kinds[1:]:
-        room, *names = kind.__module__.split(".")
-        if room not in ("engine", "extras") or kind.__subclasses__():
+        if not kind.__module__.startswith("engine.") or kind.__subclasses__():
             continue
         name, path = kind.__name__, file_of(kind.__module__)
-        made = added + (calls_of_extra(names[0]) if room == "extras" and f"extras.{names[0]}" in added else "")
+        package = kind.__module__.rpartition(".")[0]
+        made = added + (calls_in(package) if f"from {package} import" in added else "")
         is_added = f"{name}(" in made or f"{name}.on(" in made
         assert is_added, f"engine/callback_list.py: add {name} of {path}"
         assert kind.__doc__ != Callback.__doc__ and kind.__doc__, f"{path}: add a sentence to {name}"
-        if room == "engine":
-            assert_tested(name, "tests", "tests/{}/test_{}".format(*path.rsplit("/", 1)))
+        assert_tested(name, "tests", "tests/{}/test_{}".format(*path.rsplit("/", 1)))
 
 
 def file_of(module: str) -> str:
     return module.replace(".", "/") + ".py"
 
 
-def calls_of_extra(name: str) -> str:
-    """Return the calls in an extra's files, without the definitions of its classes."""
-    folder = ROOT / "extras" / name
-    files = sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in files]
+def calls_in(package: str) -> str:
+    """Return the calls in a package's files, without the definitions of its classes."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / package.replace(".", "/")).glob("*.py")]
     return "\n".join(ast.unparse(node) for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call))
 
 

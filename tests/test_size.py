@@ -20,7 +20,7 @@ READING_PATH = (
 )
 READING_LINES = 1_600
 LOADED_LINES = 15_000  # lines of our modules in a plain run, with its report, tables and TensorBoard
-ROOMS = ("configs", "datasets", "engine", "extras", "models", "scripts", "utils")
+ROOMS = ("configs", "datasets", "engine", "models", "scripts", "utils")
 # A plain run that prints the project's imported files at its end.
 RUN = """
 import json, sys

@@ -207,8 +207,7 @@ def read_predictions(run: SavedRun, data: DataSet) -> Predictions:
     rows = read_table(run.folder / TABLE) if (run.folder / RECORD).exists() else []
     if not rows:
         raise ConfigError(
-            f"{run.folder}: it has no complete {TABLE}; train the run again with REPORT=true and extras/report, which "
-            "writes this table"
+            f"{run.folder}: it has no complete {TABLE}; train the run again with REPORT=true, which writes this table"
         )
     if missing := [name for name in COLUMNS if name not in rows[0]]:
         raise ConfigError(

@@ -129,7 +129,7 @@ def read_saved_sweep(folder: Path) -> dict[str, Any]:
 
 
 def write_cache(folder: Path, version: int) -> None:
-    from extras import cache
+    from datasets import cache
 
     if f"images {version}" not in read_cache(folder):
         cache.write_cache(cache_at(folder, version), 1, ((1, 2, b"%d%d" % (version, number)) for number in range(2)))
@@ -300,10 +300,10 @@ def writes_directly(call: ast.Call) -> bool:
 def test_only_listed_files_write_without_the_safe_functions():
     found = {
         name
-        for package in ("configs", "datasets", "engine", "extras", "models", "scripts", "utils")
+        for package in ("configs", "datasets", "engine", "models", "scripts", "utils")
         for path in (ROOT / package).rglob("*.py")
         if not (name := path.relative_to(ROOT).as_posix()).startswith(TOOLS)
         if any(isinstance(node, ast.Call) and writes_directly(node) for node in ast.walk(ast.parse(path.read_text())))
     }
     assert found <= {*DIRECT}, "write with utils/files.py, and add a row to WRITERS"
-    assert all((ROOT / name).exists() for name in DIRECT if not name.startswith("extras/"))
+    assert all((ROOT / name).exists() for name in DIRECT)

@@ -13,7 +13,7 @@ from tests.support.runs import ROOT, Ended, Run, as_ranks, command, run, run_fol
 
 pytestmark = pytest.mark.slow
 
-CODE = ("configs", "datasets", "engine", "extras", "models", "utils")
+CODE = ("configs", "datasets", "engine", "models", "utils")
 
 
 @pytest.fixture

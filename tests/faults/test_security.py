@@ -21,7 +21,7 @@ from utils.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 
-PACKAGES = ("configs", "datasets", "engine", "extras", "models", "scripts", "utils")
+PACKAGES = ("configs", "datasets", "engine", "models", "scripts", "utils")
 OURS = [*ROOT.glob("*.py"), *(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))]
 
 

@@ -277,7 +277,7 @@ CONTRACTS: dict[str, Callable[[SimpleNamespace, Any], bool]] = {
     "engine.predict.pictures.fitted": lambda it, picture: fits(*picture.size, it.pixels, it.side),
     "engine.predict.pictures.contact_sheet": tiles_in_rows,
 }
-ROOMS = ("configs", "datasets", "engine", "extras", "models", "scripts", "tests", "utils")
+ROOMS = ("configs", "datasets", "engine", "models", "scripts", "tests", "utils")
 
 
 def checked(name: str, function: FunctionType, holds: Callable[[SimpleNamespace, Any], bool]) -> Callable:

@@ -12,7 +12,7 @@ MODULES = (
     "matplotlib.pyplot matplotlib.backends.backend_agg safetensors.torch numpy.random "
     "PIL.BmpImagePlugin PIL.GifImagePlugin PIL.JpegImagePlugin PIL.PngImagePlugin PIL.PpmImagePlugin"
 ).split()
-PACKAGES = ("configs", "datasets", "engine", "extras", "models", "utils")
+PACKAGES = ("configs", "datasets", "engine", "models", "scripts.labelling", "utils")
 
 os.environ["OMP_NUM_THREADS"] = "1"  # torch reads it when it is imported
 for package in map(importlib.import_module, PACKAGES):

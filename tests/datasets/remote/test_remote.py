@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from extras import remote as requests
 
 from datasets import load_image_sets
+from datasets.sources import remote as requests
 from datasets.sources.remote import NUM_PULLERS, Server, ServerFolder, TarCache, parse_address, tars_in_turn
 from datasets.sources.shards import ShardTar
 from tests.support.image_sets import load, make_set, samples, settings, shades, write_tar

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from extras import calibration
 
+from engine.confidence import calibration
 from engine.confidence.calibration import Calibration, calibrate, fit_temperature, gather_scores
 from engine.evaluation.tally import PerImage, Tally
 from engine.train.counters import EpochResult

@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from extras import calibration
 from scipy.optimize import minimize_scalar
 from scipy.special import expit, log_softmax, softmax
 
+from engine.confidence import calibration
 from engine.confidence.calibration import confidence_curve, expected_error, fit_temperature, measure, reliability
 
 PRIOR_VARIANCE = 0.25

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from extras.unlabelled import evaluation
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.neighbors import KNeighborsClassifier
 
+from engine.tasks import features_scored as evaluation
 from engine.tasks.features_scored import TEMPERATURE, knn_accuracy
 from tests.support.properties import examples
 

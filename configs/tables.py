@@ -1,4 +1,4 @@
-"""The tables of losses, optimizers and data sets. Each row has a name and a description.
+"""The tables of losses, optimizers, data sets and metrics. Each row has a name and a description.
 
 Settings, checks and documentation follow these rows: `python scripts/maintenance/make_settings_page.py` writes the
 documentation, and tests/test_registered.py names each file in which an entry is missing. A row names its class or
@@ -115,6 +115,29 @@ SOURCES = {
     "synthetic": SourceRow(
         "computed.read_synthetic", "random images, to measure speed", "none needed", has_files=False
     ),
+}
+
+
+class MetricRow(NamedTuple):
+    """A row of METRICS: one score of an evaluation."""
+
+    title: str  # in lines for people
+    unit: str = "%"
+    digits: int = 2  # decimal places
+    falls: bool = False  # whether smaller is better
+
+
+# {value of TRAIN.BEST_METRIC: its row}
+METRICS = {
+    "top1": MetricRow("top-1"),
+    "top5": MetricRow("top-5"),
+    "loss": MetricRow("loss", unit="", digits=4, falls=True),
+    "macro_recall": MetricRow("macro recall"),
+    "macro_f1": MetricRow("macro F1"),
+    "micro_f1": MetricRow("micro F1"),
+    "map": MetricRow("mAP"),
+    "similarity": MetricRow("similarity"),
+    "knn": MetricRow("k-NN accuracy"),
 }
 
 

@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 
 from configs.load import LoadedConfig
+from configs.tables import METRICS
 from configs.values import SETTINGS, convert, flatten, plain, to_text
 from configs.yaml_files import Layer
 from datasets import holds_out_no_more
 from engine.checkpoint.resume import TRAINED_ON, is_run
-from engine.evaluation.scores import TITLES, Best, format_value
+from engine.evaluation.scores import Best, format_value
 from engine.plan import EvalPlan, Plan, TrainPlan
 from models.weights.load import differences
 from models.weights.metadata import ARCHITECTURE, is_imagenet_by_other_names, usual_images
@@ -64,7 +65,7 @@ def describe_other_validation(plan: TrainPlan) -> list[str]:
             return []
         return [
             f"resume: TRAIN.BEST_METRIC is {plan.config.TRAIN.BEST_METRIC}, so the best epoch so far, {best.epoch} by "
-            f"{TITLES[best.metric]}, does not count: the next evaluated epoch becomes best.pth"
+            f"{METRICS[best.metric].title}, does not count: the next evaluated epoch becomes best.pth"
         ]
     if not best.exists:
         return []

@@ -28,7 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
 from utils.program import exit_code  # isort: skip
-from engine.evaluation.scores import TITLES
+from configs.tables import METRICS
 from engine.record.saved_run import SavedRun
 from scripts.command_line import RUN_HELP, Parser
 from scripts.comparing.runs import DataSet, Group, by_data, check_data, differing, find_runs, group_runs, image_test
@@ -46,8 +46,8 @@ EXIT_CODES = {BETTER: 0, WORSE: 4, EQUAL: 5}  # exit codes of -json
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     parser.add_argument("runs", nargs="+", metavar="run", help=f"{RUN_HELP}; a folder of runs; or a pattern")
-    metric_help = f"compare by {', '.join(TITLES)} [the metric of the runs]"
-    parser.add_argument("-metric", choices=TITLES, metavar="NAME", help=metric_help)
+    metric_help = f"compare by {', '.join(METRICS)} [the metric of the runs]"
+    parser.add_argument("-metric", choices=[*METRICS], metavar="NAME", help=metric_help)
     parser.add_argument("-any_data", action="store_true", help="compare runs on different data, with a warning")
     json_help = "compare the second run (or pattern) with the first, print JSON, and exit with the verdict's code"
     parser.add_argument("-json", action="store_true", help=json_help)
@@ -107,14 +107,14 @@ def verdict_on(data_set: DataSet, sides: Sequence[list[SavedRun]], arguments: ar
     one, two = (Group(number, {}, runs, metric, common) for number, runs in enumerate(sides, start=1))
     if not (one.best and two.best):
         raise ConfigError(f"-json: {arguments.runs[bool(one.best)]} was never evaluated; give another run")
-    found, is_loss = difference(two.best, one.best), metric == "loss"
+    found, falls = difference(two.best, one.best), METRICS[metric].falls
     test = image_test(one.runs[0], two.runs[0]) if metric == "top1" else None
-    word, facts = verdict(found.value, found.is_noise, is_loss), {"difference": found.value, "interval": None}
+    word, facts = verdict(found.value, found.is_noise, falls), {"difference": found.value, "interval": None}
     if found.half_width is not None:
         facts["interval"] = [found.value - found.half_width, found.value + found.half_width]
         facts["test"] = "paired t, over seeds" if found.is_paired else "Welch's t, over seeds"
     elif test:
-        word = verdict(test.value, test.p >= 0.05, is_loss)
+        word = verdict(test.value, test.p >= 0.05, falls)
         facts = {"difference": test.value, "interval": test.interval, "test": "McNemar's, exact, over images"}
         facts |= {"p": test.p}
     if test:

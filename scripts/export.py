@@ -262,19 +262,20 @@ def write_graph(part: Part, to: str, target: Path, graph: Graph) -> str:
 
 def figures_of(part: Part) -> "Figures | None":
     """Return the accuracy that the run has measured for these weights, or None if the checkpoint does not have it."""
-    from engine.evaluation.scores import TITLES, format_value
+    from configs.tables import METRICS
+    from engine.evaluation.scores import format_value
     from engine.record.saved_files import read_object
     from models.export.subject import Figures
 
     facts = part.facts
     metric, value, epoch = facts.get("config", {}).get("TRAIN.BEST_METRIC"), facts.get("metric"), facts.get("epoch")
-    if metric not in TITLES or not isinstance(value, int | float) or epoch is None:
+    if metric not in METRICS or not isinstance(value, int | float) or epoch is None:
         return None
     results = read_object(part.path.parent / "results.json")
     weights = "ema" if part.key.endswith("_ema") else "raw"
     is_same = (results.get("epoch"), results.get("weights")) == (epoch, weights)
     classes = results.get("per_class", {}) if is_same else {}
-    return Figures(metric, TITLES[metric], float(value), format_value(metric, value), epoch, classes)
+    return Figures(metric, METRICS[metric].title, float(value), format_value(metric, value), epoch, classes)
 
 
 def write_checkpoint(source: str | Path, target: Path, key: str | None) -> str:

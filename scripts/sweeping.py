@@ -19,9 +19,10 @@ from typing import Any
 
 from configs.flags import parse
 from configs.load import LoadedConfig
+from configs.tables import METRICS
 from configs.translate.paddlevit import our_name
 from configs.values import SETTINGS, convert
-from engine.evaluation.scores import TITLES, format_value
+from engine.evaluation.scores import column_title, format_value
 from engine.record.saved_files import read_table, read_text
 from engine.record.saved_run import is_locked, read_status
 from engine.settings import load_settings
@@ -265,7 +266,7 @@ def read_result(folder: Path) -> Result:
     if not status.get("state"):
         return Result(WAITING)
     metric, best = status.get("best_metric"), status.get("best", {})
-    if metric not in TITLES or metric not in best:
+    if metric not in METRICS or metric not in best:
         metric, best = None, {}  # no epoch has ended, or status.json was changed by hand
     code = status.get("exit_code")
     state = DONE if status["state"] == DONE else RUNNING if is_locked(folder) else FAILED
@@ -300,27 +301,30 @@ def table(sweep: Sweep, results: Sequence[Result]) -> str:
     numbers = {state: states.count(state) for state in (DONE, FAILED, STOPPED, RUNNING, WAITING)}
     summary = ", ".join(f"{number} {state}" for state, number in numbers.items() if number)
     summary = f"{counted(len(states), 'trial')}: {summary}\n\n"
-    metric = next((each.metric for each in results if each.metric), None)
-    digits, per_point = 4 if metric == "loss" else 2, len(results) // len(sweep.points)
-    ranked = ranked_points(sweep, results)
+    ranked, per_point = ranked_points(sweep, results), len(results) // len(sweep.points)
     if not ranked:
         return f"{summary}no trial is done"
+    metric = metric_of(results)
+    digits = METRICS[metric].digits
     points = [
         [describe_point(sweep.points[number]) or "as given", spread(values, digits), f"{len(values)} of {per_point}"]
         for number, values in ranked
     ]
-    title = f"best {TITLES[metric]}{'' if metric == 'loss' else ', %'}"
-    rows = markdown_table(["settings", title, "trials"], points)
+    rows = markdown_table(["settings", column_title(metric), "trials"], points)
     command = sweep.command_of_point(sweep.points[ranked[0][0]])
     limit = f" {ONE_TRIAL}" if len(ranked) > 1 and any(len(values) < 2 for _, values in ranked[:2]) else ""
     note = f"±: standard deviation over seeds and folds.{limit} Settings of the first row:"
     return f"{summary}{rows}\n\n{note}\n\n    {command}"
 
 
+def metric_of(results: Sequence[Result]) -> str | None:
+    return next((each.metric for each in results if each.metric), None)
+
+
 def ranked_points(sweep: Sweep, results: Sequence[Result]) -> list[tuple[int, list[float]]]:
     """Return (point, best values of its finished trials), the best mean first. Points with unfinished trials come last."""
-    metric = next((each.metric for each in results if each.metric), None)
-    sign, points, per_point = 1 if metric == "loss" else -1, [], len(results) // len(sweep.points)
+    metric, points, per_point = metric_of(results), [], len(results) // len(sweep.points)
+    sign = 1 if metric and METRICS[metric].falls else -1
     for number in range(len(sweep.points)):
         of_point = results[number * per_point : (number + 1) * per_point]
         values = [each.best for each in of_point if each.state == DONE and each.best is not None]
@@ -425,7 +429,9 @@ class Runner:
         number = self.sweep.num_trials - self.num_left
         outcome = f"{result.state} {result.reason}".strip()
         if result.state == DONE and result.best is not None:
-            outcome = f"{TITLES[result.metric]} {format_value(result.metric, result.best)} in epoch {result.epoch}"
+            outcome = (
+                f"{METRICS[result.metric].title} {format_value(result.metric, result.best)} in epoch {result.epoch}"
+            )
         print(f"[{number}/{self.sweep.num_trials}] {trial}: {outcome}{self._time_left()}", flush=True)
         if is_refused:  # the trial ended before training; the other trials would fail in the same way
             raise ConfigError(f"{trial}: {error}\nits output: {self._output(trial)}")

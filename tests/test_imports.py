@@ -11,7 +11,10 @@ from tests.support.modules import ROOT, imported, imported_at_the_top
 # The folders of the program from bottom to top. The files of a folder import only their own folder and those before it.
 TOWER = ("utils", "configs", "models", "datasets", "engine", "scripts")
 # Modules of a folder that the folder above it may import, if not all
-PARTS = {"models": ("configs.schema", "configs.values"), "datasets": ("configs.schema", "configs.tables")}
+PARTS = {
+    "models": ("configs.schema", "configs.tables", "configs.values"),
+    "datasets": ("configs.schema", "configs.tables"),
+}
 
 
 # Features that most runs do not use. Other files import them only inside the functions that use them.

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import engine
-from configs.tables import LOSSES, SOURCES, TORCH_OPTIMIZERS, import_named
+from configs.tables import LOSSES, METRICS, SOURCES, TORCH_OPTIMIZERS, import_named
 from configs.values import SETTINGS
 from datasets.sources import find_source
 from engine.record.columns import COLUMNS
@@ -119,6 +119,13 @@ def test_every_dataset_reader_is_registered_in_sources():
         for name in re.findall(r"^def (read_\w+)\(config: Config, say: ", text_of(path), re.M):
             where = f"{path.stem}.{name}"
             assert where in rows, f'configs/tables.py: add a row to SOURCES for "{where}"'
+
+
+# Metrics
+
+
+def test_every_metric_of_the_table_can_decide_which_epoch_is_best():
+    assert tuple(METRICS) == SETTINGS["TRAIN.BEST_METRIC"].choices
 
 
 # Settings that have an effect only with some values of another setting

@@ -4,20 +4,9 @@ import math
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
+from configs.tables import METRICS
 from utils.text import counted
 
-# The metrics that can decide which epoch is best, with their names in log lines.
-TITLES = {
-    "top1": "top-1",
-    "top5": "top-5",
-    "loss": "loss",
-    "macro_recall": "macro recall",
-    "macro_f1": "macro F1",
-    "micro_f1": "micro F1",
-    "map": "mAP",
-    "similarity": "similarity",
-    "knn": "k-NN accuracy",
-}
 FEW = 100  # with fewer images an accuracy says little: at 50% its 95% interval is wider than 20 points
 
 
@@ -41,11 +30,11 @@ class Scores:
         line = f"{name} Loss: {self.loss:.4f}, {name} Acc@1: {self.top1 / 100:.4f}, {name} Acc@5: {self.top5 / 100:.4f}"
         if self.metric in ("loss", "top1", "top5"):
             return line
-        return f"{line}, {name} {TITLES[self.metric]}: {self.value / 100:.4f}"
+        return f"{line}, {name} {METRICS[self.metric].title}: {self.value / 100:.4f}"
 
     def describe_short(self) -> str:
         loss = "" if self.metric == "loss" else f", loss {self.loss:.4f}"
-        return f"{TITLES[self.metric]} {format_value(self.metric, self.value)}{loss}"
+        return f"{METRICS[self.metric].title} {format_value(self.metric, self.value)}{loss}"
 
     def describe_all(self, name: str, classes: str) -> str:
         """Return the line that -eval prints about one evaluation.
@@ -53,7 +42,7 @@ class Scores:
         `name`: the name of the weights, printed before their scores. `classes`: the number of classes with images, as text.
         """
         interval = confidence(self.top1, self.num_images)
-        more = ", ".join(f"{TITLES[name]} {value:.3f}%" for name, value in self.more().items())
+        more = ", ".join(f"{METRICS[name].title} {value:.3f}%" for name, value in self.more().items())
         # With five classes or fewer, top-5 is always 100%.
         top5 = "" if self.top5 == 100 else f", top-5 {self.top5:.3f}%"
         return (
@@ -86,12 +75,18 @@ class Scores:
 
 def rank_of(metric: str, value: float, loss: float) -> tuple[float, float]:
     """Return a sort key for which greater is better. Values that are not finite rank last."""
-    gains = (-value if metric == "loss" else value, -loss)
+    gains = (-value if METRICS[metric].falls else value, -loss)
     return tuple(gain if math.isfinite(gain) else -math.inf for gain in gains)
 
 
 def format_value(metric: str, value: float) -> str:
-    return f"{value:.4f}" if metric == "loss" else f"{value:.2f}%"
+    return f"{value:.{METRICS[metric].digits}f}{METRICS[metric].unit}"
+
+
+def column_title(metric: str, shared: str = "") -> str:
+    """Return the title of a column of best values. `shared`: words about the images."""
+    row = METRICS[metric]
+    return f"best {row.title}{shared}{row.unit and f', {row.unit}'}"
 
 
 class Best(NamedTuple):
@@ -120,7 +115,7 @@ class Best(NamedTuple):
             return "no best.pth yet"
         weights = f", {'EMA' if self.suffix else 'raw weights'}" if has_ema else ""
         interval = confidence(self.value, self.num_images) if self.metric == "top1" else ""
-        name, value = TITLES[self.metric], format_value(self.metric, self.value)
+        name, value = METRICS[self.metric].title, format_value(self.metric, self.value)
         when = f"epoch {self.epoch}{weights}" if self.epoch else "before training"
         return f"best validation {name} {value} ({when}{interval and f'; {interval}'})"
 

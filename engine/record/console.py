@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from configs.schema import Config
-from engine.evaluation.scores import TITLES, Best, Scores, format_value
+from configs.tables import METRICS
+from engine.evaluation.scores import Best, Scores, format_value
 from engine.record.columns import COLUMNS, MACHINE, TRAINING, VALIDATION, Epoch, Row, epoch_row
 from engine.record.timing import Timing, shares
 from engine.train.callback import Callback
@@ -130,7 +131,7 @@ class EpochPrinter:
             if column.name == "epoch":
                 yield "epoch", 2 * len(str(num_epochs)) + 3, f"{row['epoch'] + 1}/{num_epochs}"
             elif column.name == "eval_top1":
-                title, width = TITLES[self._metric], max(7, len(TITLES[self._metric]))
+                title, width = METRICS[self._metric].title, max(7, len(METRICS[self._metric].title))
                 yield title, width, self._show(scores.get(""))
                 if self._has_ema:
                     yield f"EMA {title}", 4 + width, self._show(scores.get("_ema"))

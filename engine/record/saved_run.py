@@ -12,9 +12,10 @@ from typing import Any
 import yaml
 
 from configs.schema import Arguments
+from configs.tables import METRICS
 from configs.values import OPEN_SECTIONS, SETTINGS, convert, plain, to_text, today
 from configs.yaml_files import add_argument, compose, read_node
-from engine.evaluation.scores import TITLES, Best
+from engine.evaluation.scores import Best
 from engine.record.saved_files import (
     SUFFIXES,
     best_of,
@@ -37,7 +38,7 @@ NUMBERS += " validation_classes validation_images_in_training images_per_update"
 KINDS = {
     **dict.fromkeys([*TEXTS.split(), "validation_digest", "data_path"], str),
     **dict.fromkeys(NUMBERS.split(), int),
-    **dict.fromkeys([*TITLES, "eta_seconds"], int | float),
+    **dict.fromkeys([*METRICS, "eta_seconds"], int | float),
     **{"about": dict, "best": dict, "data": dict, "run": dict, "command": list, "left_out": list},
 }
 ENDS = ("done", "stopped", "save_failed", "failed")

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.evaluation.scores import TITLES, Best
+from configs.tables import METRICS
+from engine.evaluation.scores import Best
 from engine.record.saved_files import best_of
 from utils.files import replacing
 
@@ -65,7 +66,7 @@ def plots_of(epochs: Rows, steps: Rows, metric: str, best: Best | None = None) -
 def choose_curves(epochs: Rows, metric: str) -> dict[str, tuple[str, dict[str, str]]]:
     """Return {file: (axis title, {column: curve name})}. Top-5 is left out if it is always 100%."""
     names = {"top1": "top-1", "top5": "top-5", "map": "mAP", "similarity": "similarity"}
-    names |= {} if metric in ("loss", *names) else {metric: TITLES[metric]}
+    names |= {} if metric in ("loss", *names) else {metric: METRICS[metric].title}
     if all(value == 100 for _, value in points_of(epochs, "eval_top5")):
         del names["top5"]
     curves = {"train_top1": "training, augmented"}

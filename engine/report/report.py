@@ -13,8 +13,9 @@ from pathlib import Path
 from PIL import Image
 
 from configs.schema import RECORD
+from configs.tables import METRICS
 from configs.values import of_role
-from engine.evaluation.scores import TITLES, format_value, interval_of
+from engine.evaluation.scores import format_value, interval_of
 from engine.predict.pictures import tiles_of
 from engine.record.saved_files import PICTURES, read_json, read_table, title_of, to_number
 from engine.record.saved_run import SavedRun, written
@@ -207,7 +208,7 @@ def result(run: SavedRun) -> Iterator[Markup]:
     best, planned, done = run.best, run.planned_epochs, run.num_epochs
     epochs = counted(done, "epoch") if done >= planned else f"the first {done:,} of {counted(planned, 'epoch')}"
     if best.exists:
-        value, name = format_value(best.metric, best.value), TITLES.get(best.metric, best.metric)
+        value, name = format_value(best.metric, best.value), METRICS[best.metric].title
         yield element("p", value, " ", element("small", f"validation {name}"), class_="figure")
         text = describe_best(run, epochs)
     else:

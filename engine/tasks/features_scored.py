@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from configs.tables import METRICS
 from datasets import BadImages, EvalData, build_preparation
 from engine.checkpoint.resume import is_run
 from engine.evaluation.evaluate import Evaluation, evaluate
-from engine.evaluation.scores import TITLES, Scores, format_value
+from engine.evaluation.scores import Scores, format_value
 from engine.evaluation.tally import OF_CLASSES, Scoring, widen
 from engine.plan import EvalPlan
 from engine.tasks.features import (
@@ -56,7 +57,7 @@ class FeatureScores(Scores):
 
     def _texts(self) -> Iterator[str]:
         for name, value in self.more().items():
-            yield f"{TITLES[name]} {format_value(name, value)}"
+            yield f"{METRICS[name].title} {format_value(name, value)}"
 
 
 def evaluate_features(

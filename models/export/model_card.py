@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from configs.tables import METRICS
 from models.export.subject import Subject
 from models.weights.files import find_file
 from models.weights.metadata import timm_name
@@ -151,7 +152,7 @@ def model_index(subject: Subject) -> dict[str, Any]:
     """Return the score in the form that the Hugging Face hub displays."""
     found, data = subject.figures, subject.settings.get("DATA.DATASET", "unknown")
     kind = "accuracy" if found.metric == "top1" else found.metric
-    value = found.value if found.metric == "loss" else found.value / 100
+    value = found.value / 100 if METRICS[found.metric].unit == "%" else found.value
     result = {
         "task": {"type": "image-classification"},
         "dataset": {"type": data, "name": data, "split": "validation"},

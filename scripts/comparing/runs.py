@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from configs.schema import DATA, MACHINE, RECORD
+from configs.tables import METRICS
 from configs.values import SETTINGS, of_role, plain
 from engine.evaluation.image_test import ImageTest
-from engine.evaluation.scores import TITLES, rank_of
+from engine.evaluation.scores import rank_of
 from engine.record.saved_files import read_object, read_table, to_number
 from engine.record.saved_run import SavedRun, written
 from utils.errors import ConfigError
@@ -316,7 +317,7 @@ def group_runs(runs: Sequence[SavedRun], metric: str | None, common: Common | No
         )
     without = [run for run in runs if not any(f"eval_{compared}" in row for row in run.epochs)]
     if without and metric:
-        name = f"{without[0].folder} has no {TITLES.get(metric, metric)}"
+        name = f"{without[0].folder} has no {METRICS[metric].title}"
         raise ConfigError(f"-metric {metric}: {name}; choose another metric, or leave the run out")
     found = differing(runs)
     members: dict[tuple[str, ...], list[SavedRun]] = {}

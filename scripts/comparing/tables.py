@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from configs.tables import METRICS
 from engine.evaluation.image_test import ImageTest
-from engine.evaluation.scores import TITLES
+from engine.evaluation.scores import column_title
 from scripts.comparing.runs import Group, image_test
 from scripts.comparing.statistics import ONE_RUN, Difference, difference, spread, verdict
 from utils.text import counted, first_of, format_bytes, format_duration, markdown_table, one_line, printable
@@ -58,7 +59,7 @@ def _best_group(groups: Sequence[Group]) -> Group | None:
     means = {group.number: np.mean(list(group.best.values())) for group in groups if group.best}
     if len(means) > 1 == len(set(means.values())):
         return None
-    number = (min if groups[0].metric == "loss" else max)(means, key=means.get, default=None)
+    number = (min if METRICS[groups[0].metric].falls else max)(means, key=means.get, default=None)
     return groups[number - 1] if number else None
 
 
@@ -67,10 +68,10 @@ def _answer(groups: Sequence[Group], differences: Mapping[int, Difference]) -> s
     best, metric = _best_group(groups), groups[0].metric
     if best is None:
         is_measured = any(group.best for group in groups)
-        return f"All groups have the same {TITLES[metric]}." if is_measured else "Nothing was evaluated yet."
+        return f"All groups have the same {METRICS[metric].title}." if is_measured else "Nothing was evaluated yet."
     if len(groups) == 1:
         return "All runs have the same settings except for seed and fold."
-    start = f"Group {best.name} has the {'lowest' if metric == 'loss' else 'highest'} {TITLES[metric]}"
+    start = f"Group {best.name} has the {'lowest' if METRICS[metric].falls else 'highest'} {METRICS[metric].title}"
     is_first = best is groups[0]
     rivals = differences if is_first else {best.number: differences[best.number]} if differences else {}
     if near := [number for number, each in rivals.items() if each.is_noise]:
@@ -86,11 +87,11 @@ def _answer(groups: Sequence[Group], differences: Mapping[int, Difference]) -> s
 def _results(groups: Sequence[Group], differences: Mapping[int, Difference], tests: Mapping[int, ImageTest]) -> str:
     metric, best = groups[0].metric, _best_group(groups)
     shared = "" if groups[0].common is None else " of common images"
-    title = f"best {TITLES[metric]}{shared}{'' if metric == 'loss' else ', %'}"
+    title = column_title(metric, shared)
     header = ["group", "runs", title, "against group 1", "epochs", "images/s", "time", "memory"]
     rows = []
     for group in groups:
-        cells = [group.name, str(len(group.runs)), spread(list(group.best.values()), _digits(metric))]
+        cells = [group.name, str(len(group.runs)), spread(list(group.best.values()), METRICS[metric].digits)]
         of_images = (
             f"; {test.only_second} : {test.only_first} images, p {test.p:.2g}"
             if (test := tests.get(group.number))
@@ -110,10 +111,6 @@ def _results(groups: Sequence[Group], differences: Mapping[int, Difference], tes
     return markdown_table([header[column] for column in shown], [[row[column] for column in shown] for row in rows])
 
 
-def _digits(metric: str) -> int:
-    return 4 if metric == "loss" else 2
-
-
 def _figures(group: Group, name: str) -> list[float]:
     """Return a figure (speed, seconds or memory) of each run that has it."""
     return [value for run in group.runs if (value := getattr(run, name)) is not None]
@@ -127,11 +124,11 @@ def _mean(group: Group, name: str, to_text: Callable[[float], str]) -> str:
 def _describe(found: Difference | None, metric: str) -> str:
     if found is None:
         return "-"
-    value = f"{found.value:+.{_digits(metric)}f}"
+    value = f"{found.value:+.{METRICS[metric].digits}f}"
     if found.error is None:
         return f"{value} (noise unknown)"
-    word = "within noise" if found.is_noise else verdict(found.value, False, metric == "loss")
-    return f"{value} ± {found.error:.{_digits(metric)}f} ({word}{', paired' if found.is_paired else ''})"
+    word = "within noise" if found.is_noise else verdict(found.value, False, METRICS[metric].falls)
+    return f"{value} ± {found.error:.{METRICS[metric].digits}f} ({word}{', paired' if found.is_paired else ''})"
 
 
 def _runs(groups: Sequence[Group]) -> str:
@@ -139,11 +136,11 @@ def _runs(groups: Sequence[Group]) -> str:
     for group in groups:
         for run in group.runs:
             seed, fold, value = run.settings["SEED"], run.settings["DATA.FOLD"], group.best_of(run)
-            figure = "-" if value is None else f"{value:.{_digits(metric)}f}"
+            figure = "-" if value is None else f"{value:.{METRICS[metric].digits}f}"
             epoch = run.best.epoch if run.metric == metric and run.best.exists else "-"
             repetition = f"{seed}, fold {fold}" if fold else seed
             rows.append([group.number, repetition, figure, epoch, run.state, one_line(str(run.folder))])
-    return _table(["group", "seed", f"best {TITLES[metric]}", "in epoch", "state", "folder"], rows)
+    return _table(["group", "seed", f"best {METRICS[metric].title}", "in epoch", "state", "folder"], rows)
 
 
 def _notes(groups: Sequence[Group]) -> list[str]:
@@ -151,7 +148,7 @@ def _notes(groups: Sequence[Group]) -> list[str]:
     runs = [run for group in groups for run in group.runs]
     notes = []
     if len({run.metric for run in runs}) > 1:
-        name = TITLES[groups[0].metric]
+        name = METRICS[groups[0].title.metric]
         notes.append(
             f"the runs chose their best epoch by different metrics (TRAIN.BEST_METRIC); the comparison uses {name}"
         )

@@ -87,9 +87,10 @@ def test_error_for_missing_cfg_or_base_names_it():
         load(["-cfg", "configs/deit_tiny_patch16_224.yaml"])
 
 
-@pytest.mark.parametrize(
-    "text", ["SEED: 1\nDATA: &a {EXIF: ignore}\nMODEL: *a", "SEED: 1\n\nDATA: " + "{a: " * 50 + "}" * 50]
-)
+ALIAS, NESTED = "SEED: 1\nDATA: &a {EXIF: ignore}\nMODEL: *a", "SEED: 1\n\nDATA: " + "{a: " * 50 + "}" * 50
+
+
+@pytest.mark.parametrize("text", [ALIAS, NESTED], ids=["alias", "nested"])
 def test_unsupported_yaml_is_refused_with_its_line(text):
     with refused(ConfigError, "x.yaml: line 3:"):
         load_text(text)

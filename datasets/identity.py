@@ -110,7 +110,7 @@ class ImageContents:
         # An image has few candidates, so one group may be found in parts. Comparing the leaders again joins the parts.
         while pairs := sorted(self._candidates(leaders) - compared):
             compared.update(pairs)
-            pairs = [pair for pair in pairs if self._are_alike(pair)]  # without threads, which would wait for each other
+            pairs = [pair for pair in pairs if self._are_alike(pair)]  # threads would wait for each other
             with ThreadPoolExecutor() as pool:
                 for pair, is_near in zip(pairs, pool.map(self._are_near, pairs), strict=True):
                     if is_near:

@@ -110,6 +110,7 @@ class ImageContents:
         # An image has few candidates, so one group may be found in parts. Comparing the leaders again joins the parts.
         while pairs := sorted(self._candidates(leaders) - compared):
             compared.update(pairs)
+            pairs = [pair for pair in pairs if self._are_alike(pair)]  # threads would wait for each other
             with ThreadPoolExecutor() as pool:
                 for pair, is_near in zip(pairs, pool.map(self._are_near, pairs), strict=True):
                     if is_near:
@@ -159,9 +160,12 @@ class ImageContents:
             contrasts[row] = np.sqrt(((picture - picture.mean((0, 1))) ** 2).sum() / 3)
         return features, contrasts
 
+    def _are_alike(self, pair: tuple[int, int]) -> bool:
+        """Return whether the tiny pictures are near copies."""
+        return are_near(*(Image.fromarray(np.array(self._pictures[number])) for number in pair), TINY_ROUNDS)
+
     def _are_near(self, pair: tuple[int, int]) -> bool:
-        if not are_near(*(Image.fromarray(np.array(self._pictures[number])) for number in pair), TINY_ROUNDS):
-            return False
+        """Return whether the images are near copies. This reads them."""
         try:
             return are_near(*map(self._thumbnail, pair), ROUNDS)
         except ImageReadError:

@@ -43,7 +43,8 @@ def test_check_reports_the_same_mistake_as_a_run(person, here, words):
     typed_words = words.replace("RESNET", RESNET).split()
     told = person(*typed_words).partition("error: ")[2]
     assert_names(told, *names_of("mistakes-in_a_run", words))
-    assert " ".join(told.partition(";")[0].split()) in " ".join(person(*typed_words, "-check").split())
+    checked = person(*typed_words, "-check", "-check_images", "50")
+    assert " ".join(told.partition(";")[0].split()) in " ".join(checked.split())
 
 
 @pytest.mark.slow

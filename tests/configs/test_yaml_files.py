@@ -85,3 +85,12 @@ def test_error_for_missing_cfg_or_base_names_it():
         load_text("BASE: mine/flowers.yaml")
     with refused(ConfigError, "deit_tiny_patch16_224"):  # the name of a shipped file
         load(["-cfg", "configs/deit_tiny_patch16_224.yaml"])
+
+
+ALIAS, NESTED = "SEED: 1\nDATA: &a {EXIF: ignore}\nMODEL: *a", "SEED: 1\n\nDATA: " + "{a: " * 50 + "}" * 50
+
+
+@pytest.mark.parametrize("text", [ALIAS, NESTED], ids=["alias", "nested"])
+def test_unsupported_yaml_is_refused_with_its_line(text):
+    with refused(ConfigError, "x.yaml: line 3:"):
+        load_text(text)

@@ -43,6 +43,13 @@ def test_unevaluated_checkpoint_keeps_last_choice_of_raw_or_ema_weights(scored):
     assert preferred == ["state_dict", "state_dict", "state_dict_ema"]
 
 
+def test_every_second_epoch_and_the_last_keep_their_checkpoints(scored):
+    words = ["TRAIN.NUM_EPOCHS=5", "SAVE_FREQ=2", "KEEP_CHECKPOINTS=9"]
+    _, folder = scored(*([each, 1.0] for each in (20, 50, 40, 30, 10)), words=words)
+    assert {path.name for path in folder.glob("checkpoint-*.pth")} == {f"checkpoint-{epoch}.pth" for epoch in (2, 4, 5)}
+    assert read(folder / "best.pth")["metric"] == 50
+
+
 def test_smallest_loss_is_best_until_another_metric_is_chosen(scored):
     lines, folder = scored([60, 0.4], [70, 0.5], words=["TRAIN.BEST_METRIC=loss", "TRAIN.NUM_EPOCHS=2"])
     assert_names(lines[-1], "loss", "0.4000", "epoch 1")
@@ -66,7 +73,7 @@ OTHER_FOLD = "RESUME.ALLOW_CHANGED=[DATA.FOLD,NUM_IMAGES,IMAGES]"
 
 
 def test_changed_validation_images_invalidate_the_best_epoch(scored, tmp_path, small_yaml):
-    given = f"-cfg {small_yaml} -output {tmp_path}/o -resume auto -batch_size 160 -check".split()
+    given = f"-cfg {small_yaml} -output {tmp_path}/o -resume auto -batch_size 160 -check -check_images 50".split()
 
     def check(part):
         words = [f"DATA.FOLD={part}", "TRAIN.NUM_EPOCHS=2", OTHER_FOLD]

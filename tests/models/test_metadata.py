@@ -198,7 +198,8 @@ def test_error_for_bare_weights_asks_for_model_name(tmp_path):
 
 @pytest.mark.usefixtures("here")
 def test_untrained_timm_model_reports_differing_preprocessing(capfd):
-    flags = ["-dataset", "digits", "-cfg", str(ROOT / "configs/finetune.yaml"), "-check", "-opts", "MODEL.TYPE=timm"]
+    words = "-dataset digits -check -check_images 50 -batch_size 4 -opts MODEL.TYPE=timm".split()
+    flags = ["-cfg", str(ROOT / "configs/finetune.yaml"), *words]
     for words, is_told in (([], True), (["DATA.IMAGENET_MEAN=[0.5,0.5,0.5]"], False)):
         main_single_gpu.main([*flags, "MODEL.NAME=resnet18", "DATA.IMAGE_SIZE=32", *words])
         said = capfd.readouterr().out

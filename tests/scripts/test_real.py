@@ -60,7 +60,7 @@ def test_three_epochs_on_160_stamps_classify_most_of_the_others(sets, tmp_path):
     photos = real.few(stamps.parent, tmp_path, "stamps20", seed=0)
     assert len(list((photos / "train").rglob("*.jpg"))) == 160
     words = ("-pretrained", weights, "-data_path", photos, "-epochs", "3", "-output", tmp_path / "runs")
-    ended = typed("main_single_gpu.py", *words, "-opts", *MODEL, "DATA.IMAGE_SIZE=128", "VALIDATE_FREQ=3").done()
+    ended = typed("main_single_gpu.py", *words, "-opts", *MODEL, "DATA.IMAGE_SIZE=96", "VALIDATE_FREQ=3").done()
     before, first, *_, last = epochs_of(run_folder(tmp_path / "runs"))
     assert "configs/finetune_batchnorm.yaml" in ended.stdout
     assert before["eval_top1"] > 70 and last["eval_top1"] > 68

@@ -138,6 +138,9 @@ def test_check_reports_whether_initial_weights_can_be_loaded(check, tmp_path):
     assert trouble(check("-resume", "auto")) == {}
 
 
+CHECK = ("-check", "-check_images", "50")
+
+
 def test_check_compares_settings_with_the_resumed_run(tmp_path, small_yaml):
     flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / "o")]
     assert run("main_single_gpu.py", *flags).returncode == 0
@@ -153,7 +156,7 @@ def test_check_compares_settings_with_the_resumed_run(tmp_path, small_yaml):
         (frozen, "resume", WRONG, ["MODEL.FREEZE"]),
         ("-eval", "weights", OK, ["raw"]),
     ):
-        found = rows(typed("main_single_gpu.py", *flags, "-resume", "auto", "-check", *words.split()).stdout)
+        found = rows(typed("main_single_gpu.py", *flags, "-resume", "auto", *CHECK, *words.split()).stdout)
         assert found[row][0] == verdict and all(part in found[row][1] for part in parts), words
         assert "MODEL.PRETRAINED" not in found.get("model", "")
     assert sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*")) == before

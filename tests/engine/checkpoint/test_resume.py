@@ -155,16 +155,17 @@ def test_resume_ignores_pretrained_file_and_evaluation_ignores_training_settings
     start(second, "-amp", "-eval", "-resume", str(run_folder(second) / "last.pth"), *training_only).done()
 
 
+CHECK = ("-check", "-check_images", "50")
 USES = {  # {command: (its words, and the checkpoint in the run whose weights it uses)}
     "predict": ("scripts/predict.py", ["RUN", "digit.png", "-json", "found.json"], "best.pth"),
     "export": ("scripts/export.py", ["RUN", "-output", "found.safetensors"], "best.pth"),
     "report": ("scripts/report.py", ["RUN", "-output", "found.html"], ""),
     "compare": ("scripts/compare.py", ["RUN", "other"], ""),
     "doctor": ("scripts/doctor.py", ["RUN", "-amp_dtype", "bfloat16"], ""),
-    "-pretrained": ("main_single_gpu.py", ["-pretrained", "RUN", "-check"], "best.pth"),
-    "-eval": ("main_single_gpu.py", ["-eval", "-pretrained", "RUN", "-check"], "best.pth"),
-    "-eval -resume": ("main_single_gpu.py", ["-eval", "-resume", "RUN", "-check"], "best.pth"),
-    "-resume": ("main_single_gpu.py", ["-resume", "RUN", "-epochs", "3", "-check"], "last.pth"),
+    "-pretrained": ("main_single_gpu.py", ["-pretrained", "RUN", *CHECK], "best.pth"),
+    "-eval": ("main_single_gpu.py", ["-eval", "-pretrained", "RUN", *CHECK], "best.pth"),
+    "-eval -resume": ("main_single_gpu.py", ["-eval", "-resume", "RUN", *CHECK], "best.pth"),
+    "-resume": ("main_single_gpu.py", ["-resume", "RUN", "-epochs", "3", *CHECK], "last.pth"),
 }
 
 

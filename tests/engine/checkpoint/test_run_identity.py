@@ -53,7 +53,7 @@ def test_runs_across_time_zones_are_ordered_by_utc(output):
     os.utime(finished / "config.yaml")  # a date that older versions of `latest` compared
     before = contents(finished)
     for word in ("auto", "latest"):
-        checked = start(output, "-resume", word, "-epochs", "2", "-check")
+        checked = start(output, "-resume", word, "-epochs", "2", "-check", "-check_images", "50")
         assert str(killed) in checked.stdout and str(finished) not in checked.stdout, checked.printed
     start(output, "-resume", "auto", "-epochs", "2", set_time_zone=["Asia/Shanghai"]).done()
     assert contents(finished) == before

@@ -55,7 +55,9 @@ def test_check_and_first_lines_of_a_run_name_wrong_labels_and_the_command_that_l
     (command,) = [line for line in checked.splitlines() if "scripts/labels.py" in line]
     assert row.split()[1] == WARN and re.search(r"about \d+ of ([\d,]+) labels", row)[0] in line
     assert line.endswith(f"scripts/labels.py {run_folder(tmp_path / 'runs')}")
-    for each in (line, typed(*shlex.split(command.partition("python ")[2])).done().stdout):
+    written = ("-output", tmp_path / "labels")
+    listed = typed(*shlex.split(command.partition("python ")[2]), *written).done().stdout
+    for each in (line, listed):
         assert int(re.search(r"about (\d+)", each.partition("wrong labels:")[2] or each)[1]) == pytest.approx(
             45, abs=15
         )

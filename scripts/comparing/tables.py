@@ -148,7 +148,7 @@ def _notes(groups: Sequence[Group]) -> list[str]:
     runs = [run for group in groups for run in group.runs]
     notes = []
     if len({run.metric for run in runs}) > 1:
-        name = METRICS[groups[0].title.metric]
+        name = METRICS[groups[0].metric].title
         notes.append(
             f"the runs chose their best epoch by different metrics (TRAIN.BEST_METRIC); the comparison uses {name}"
         )

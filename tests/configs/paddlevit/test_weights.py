@@ -7,10 +7,10 @@ import pytest
 import timm
 import torch
 
-from configs.translate.paddlevit_files import read_pdparams
 from models.weights.files import read_state_dict
 from models.weights.load import load_pretrained
 from models.weights.metadata import metadata_of
+from models.weights.paddle import read_pdparams
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import typed
 from tests.support.weight_files import (

@@ -15,6 +15,7 @@ from coverage.numbits import numbits_to_nums
 from tests.mistakes.mutants import Mutant
 
 FEW = 2  # tests of a function with many parameters that come before the others
+OF_TABLES = "tests/test_registered.py::"  # tests of the program's tables, and of the pages that are written from them
 SECONDS_ALONE = 1.0  # a test that takes longer runs together with the other tests of its file, which share fixtures
 
 
@@ -67,7 +68,8 @@ class Lines:
         """Return the tests that can notice a mutant of this file, whose present text is `text`."""
         if mutant.function is None:  # executed by the import: tests of the lines that use the name, then of the file
             lines = [each for name in (file, *self.texts) for each in self._uses(name, mutant.name)]
-            found = [self._executing(lines), self._executing([(file, None)])]
+            of_tables = {test for test in self.seconds if test.startswith(OF_TABLES)}
+            found = [of_tables, self._executing(lines), self._executing([(file, None)])]
         else:
             moved = Moved(self.texts.get(file, ""), text)
             spans = [mutant.lines, mutant.function]  # the tests of the function are for its head, and for new lines

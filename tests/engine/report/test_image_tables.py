@@ -24,7 +24,7 @@ from engine.evaluation.scores import Best
 from engine.evaluation.tally import ImageResults, Tally
 from engine.precision import Precision
 from engine.predict.pictures import tiles_of
-from engine.report import image_results as module
+from engine.report import image_tables as module
 from engine.report import image_sheets
 from engine.report.image_results import BestResults, Names, ResultFiles, class_records, with_ranking, write_tables
 from engine.report.image_sheets import draw_confusion

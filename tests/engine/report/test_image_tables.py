@@ -24,10 +24,11 @@ from engine.evaluation.scores import Best
 from engine.evaluation.tally import ImageResults, Tally
 from engine.precision import Precision
 from engine.predict.pictures import tiles_of
-from engine.report import image_tables as module
 from engine.report import image_sheets
-from engine.report.image_results import BestResults, Names, ResultFiles, class_records, with_ranking, write_tables
+from engine.report import image_tables as module
+from engine.report.image_results import BestResults, ResultFiles
 from engine.report.image_sheets import draw_confusion
+from engine.report.image_tables import Names, class_records, with_ranking, write_tables
 from engine.train.counters import EpochResult
 from tests.support.configs import CONVOLUTIONS, CPU, small_config
 from tests.support.properties import examples

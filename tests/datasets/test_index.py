@@ -14,6 +14,7 @@ from datasets import index
 from datasets.index import IndexBuilder, Texts, index_paths, open_index, open_or_build
 from datasets.sources import csv_list, folder, listing, parquet, shards
 from datasets.sources.images import FileImages
+from datasets.transforms.pixel_rules import PixelRules
 from tests.support.image_sets import draw, error_of, load, make_folders, make_set, samples, settings, shades, write_tar
 from tests.support.parquet_files import ANIMALS, make_parquet, rows, write_parquet
 from tests.support.refusals import assert_names
@@ -263,3 +264,11 @@ def test_split_is_drawn_once_per_fraction_and_fold(tmp_path, monkeypatch):
         path.unlink()
     assert everything_of("imagefolder", tmp_path) == wanted[0], "the split must be the same without an index file"
     assert not list(tmp_path.glob("*.index"))
+
+
+def test_part_has_the_keys_of_all_its_images_in_any_chunks(tmp_path, monkeypatch):
+    whole = FileImages(tmp_path, [f"{number}.png" for number in range(9)], [0] * 9, ["a"], PixelRules(3))
+    part = whole.take(np.array([8, 1, 2, 3, 7]))
+    for chunk in (100, 2, 1):
+        monkeypatch.setattr("datasets.sources.images.CHUNK", chunk)
+        assert [key for keys in part.all_keys() for key in keys] == [b"8.png", b"1.png", b"2.png", b"3.png", b"7.png"]

@@ -61,13 +61,15 @@ def test_shard_labels_come_only_from_cls_or_json_files(tmp_path):
         "b.pyd": b"\x80\x04.",
         "b.pkl": b"\x80\x04.",
         "c.json": b'{"about": "the data"}',
+        "d.png": png(4),
+        "d.json": b'{"label": 0, "cls": 7}',
         "._b.png": b"of a Mac",
         "readme.txt": b"hello",
     }
     write_tar(tmp_path / "train-0.tar", files)
     train = train_only(tmp_path)
     found = [(train.name(index).rpartition(": ")[2], int(train.targets[index])) for index in range(len(train))]
-    assert found == [("./deep/a.JPG", 2), ("b.webp", 1)]
+    assert found == [("./deep/a.JPG", 2), ("b.webp", 1), ("d.png", 0)]
 
 
 @pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -304,3 +305,11 @@ def test_only_resume_inherits_the_cache_setting(again):
     torch.save(state | {"config": state["config"] | {"DATA.CACHE": 256}}, path := again / "cached.pth")
     for flags, cache in ((["-resume"], 256), (["-eval", "-pretrained"], "none"), (["-pretrained"], "none")):
         assert load_settings([*flags, str(path), "-data_path", str(again / "photos")]).config.DATA.CACHE == cache
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"), [(["eel", "dog", "cat"], True), (["dog", "cat"], True), (["cat", "eel"], False), ([], False)]
+)
+def test_start_is_scored_if_the_weights_know_all_classes_of_the_data(known, expected):
+    plan = SimpleNamespace(classes=["cat", "dog"], inputs=SimpleNamespace(record={"class_names": known}))
+    assert TrainPlan.starts_from_its_classes.fget(plan) is expected

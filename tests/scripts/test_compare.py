@@ -245,6 +245,14 @@ def test_images_are_paired_if_the_validation_images_or_the_folder_are_equal(two_
         assert test is None
 
 
+def test_images_with_several_labels_are_not_paired(two_scored, tmp_path):
+    runs = [replace(run, folder=shutil.copytree(run.folder, tmp_path / run.folder.name)) for run in two_scored]
+    for run in runs:
+        text = (run.folder / "predictions.csv").read_text().replace(",0.9,", ",0.9|0.8,")
+        (run.folder / "predictions.csv").write_text(text)
+    assert image_test(*two_scored) and image_test(*runs) is None
+
+
 @pytest.mark.parametrize(
     ("change", "column"),
     [
@@ -378,8 +386,9 @@ def test_json_verdict_on_several_seeds_uses_their_spread(folder, tmp_path):
 def test_runs_without_an_epoch_are_skipped_unless_named(folder):
     (folder / "empty").mkdir()
     (folder / "empty" / "config.yaml").write_text("SEED: 1\n")
-    out, _ = type_in(folder)
-    assert "left out" in out and "empty" in out
+    for source in (folder, folder / "*"):
+        out, _ = type_in(source)
+        assert "left out" in out and "empty" in out
     out, err = type_in(folder / "empty", *folder.glob("1e-3-*"), exit_with=2)
     assert not out
     assert_names(err, folder / "empty")

@@ -1,6 +1,7 @@
 """The time of each phase, measured with a clock that the test moves."""
 
 import contextlib
+import itertools
 import threading
 from types import SimpleNamespace
 from unittest import mock
@@ -199,6 +200,18 @@ def test_progress_bar_reads_counters_at_most_once_a_second(tmp_path, monkeypatch
         time.now = 0.0
         train(make_trainer(config, callbacks=[time, console]))
         assert [each for each in reads if 10 < each < 440] == [each for each in expected if each % 20 == 10]
+
+
+def test_progress_bar_reads_counters_without_other_processes(tmp_path):
+    """Only one process has a terminal, so a collective would wait for the others forever."""
+    config, log, asked = small_config(tmp_path), Log(rank=1), []
+    log.on_terminal = True
+    console = Console(config, log, Timing(HostClock()), SimpleNamespace(), itertools.count(2, 2).__next__)
+    counters = SimpleNamespace(read=lambda process: asked.append(process.world_size) or {})
+    trainer = SimpleNamespace(process=Process(CPU, world_size=2), counters=counters)
+    console._report = Report(*[0] * 11)
+    console.on_update(trainer)
+    assert asked == [1]
 
 
 class Losses(Callback):

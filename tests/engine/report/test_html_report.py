@@ -5,6 +5,7 @@ import re
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from engine.predict.pictures import Tile, contact_sheet, write_picture
 from engine.quick_checks import WARN
 from engine.record.saved_run import SavedRun
-from engine.report.report import element, write_at_end, write_report
+from engine.report.report import describe_overlap, element, write_at_end, write_report
 from tests.engine.check.small_photos import CLEAN
 from tests.support.cases import cases_of, value_of
 from tests.support.configs import SMALL
@@ -186,3 +187,9 @@ def test_failure_to_write_the_report_only_warns(tmp_path, monkeypatch):
     monkeypatch.setattr("engine.report.report.curves", lambda run: 1 / 0)
     write_at_end(folder, ours := Mock())
     ours.warn.assert_called_once()
+
+
+def test_overlap_is_a_part_of_the_validation_images():
+    about = {"validation_images_in_training": 3, "validation_images": 40, "training_images": 500}
+    assert describe_overlap(SimpleNamespace(about=about)).startswith("3 of 40 validation images")
+    assert describe_overlap(SimpleNamespace(about=about | {"validation_images_in_training": 0})) == ""

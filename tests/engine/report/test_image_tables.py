@@ -26,7 +26,7 @@ from engine.precision import Precision
 from engine.predict.pictures import tiles_of
 from engine.report import image_sheets
 from engine.report import image_tables as module
-from engine.report.image_results import BestResults, ResultFiles
+from engine.report.image_results import BestResults, ResultFiles, record_of, to_json
 from engine.report.image_sheets import draw_confusion
 from engine.report.image_tables import Names, class_records, with_ranking, write_tables
 from engine.train.counters import EpochResult
@@ -308,6 +308,12 @@ def start(yaml, output, *options, **faults):
 
 def tables(folder) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in TABLES}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_record_of_a_loss_that_is_not_finite_is_json_and_equals_itself(value):
+    record = record_of(Best(50.0, 3, value, "", 40))
+    assert "loss" not in json.loads(to_json(record)) and record == record_of(Best(50.0, 3, value, "", 40))
 
 
 @pytest.fixture(scope="module")

@@ -89,8 +89,9 @@ def test_features_of_a_run_judge_its_training_images(photos):
     typed(SCRIPT, run, "-no_copies").done()
     assert listed("run/labels") == []
     np.savez(run / "features.npz", **arrays)
-    typed(SCRIPT, run, "-no_copies").done()
+    said = typed(SCRIPT, run, "-no_copies").done().stdout
     assert (WRONG, "red") in listed("run/labels")
+    assert f"predictions for {len(parts[1])} of " in said  # the features judge all images
 
 
 def test_mistakes_with_weights_are_refused(photos):

@@ -22,11 +22,11 @@ import torch
 from configs.load import LoadedConfig, to_yaml
 from configs.schema import Config
 from utils.distributed import Process
-from utils.environment import revision
 from utils.errors import ConfigError, FruitlessStart, cause_of
 from utils.files import LOCK, FolderLock, FolderMoved, check_writable, creating, write_text
 from utils.log import Log
 from utils.program import OF_THE_DISK, exit_code_and_message, restore_gc, start_ticks
+from utils.revision import revision
 from utils.runs import Identity
 from utils.text import cut, printable
 

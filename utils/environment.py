@@ -1,11 +1,8 @@
-"""The version and commit of halfstep, and the text of -version: versions, hardware, and the speed of half precision."""
+"""Builds the text of -version: versions, hardware, and the speed of half precision."""
 
-import os
 import platform
-import subprocess
-from pathlib import Path
 
-from utils import VERSION
+from utils.revision import revision
 
 
 def describe_environment() -> str:
@@ -33,17 +30,3 @@ def describe_environment() -> str:
         ),
     ]
     return "\n".join(f"{name:<11}{value}" for name, value in rows)
-
-
-def revision(folder: Path = Path(__file__).parent.parent) -> str:
-    """Return the version of halfstep. In a git checkout, add the commit, with `dirty` if files were changed."""
-    if not (folder / ".git").exists():
-        return VERSION
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
-    try:
-        # git takes no lock here, so that no git command of the user fails in the meantime.
-        options = {"env": os.environ | {"GIT_OPTIONAL_LOCKS": "0"}, "timeout": 10, "check": True}
-        commit = subprocess.run(command, capture_output=True, text=True, **options).stdout.strip()
-    except (OSError, subprocess.SubprocessError):  # git is missing, or refuses a folder of another user
-        return f"{VERSION}, commit unknown"
-    return f"{VERSION}, commit {commit}"

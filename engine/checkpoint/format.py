@@ -16,7 +16,6 @@ from datasets import TrainData
 from engine.train.optimizers import optimizer_bytes
 from models.weights.sharded import FOLDER
 from models.weights.state import CALIBRATION
-from models.weights.torch_files import named_shards, read_index
 from utils.errors import ConfigError, naming_damage
 from utils.files import replacing, sync, write_text
 from utils.runs import Identity
@@ -62,6 +61,10 @@ def start_of_streak(state: dict) -> int:
 
 def progress_in(path: Path) -> dict[str, Any]:
     """Return the finished epochs, step, best epoch, run and calibration of a checkpoint, or {} without a valid file."""
+    if not path.is_file():
+        return {}
+    from models.weights.torch_files import read_index  # local: a new run has no checkpoint
+
     try:
         state = read_index(path)
         with naming_damage(path):
@@ -104,6 +107,8 @@ def remove_unused_parts(folder: Path) -> None:
     shards = folder / FOLDER
     if shards.is_symlink() or not shards.is_dir():
         return
+    from models.weights.torch_files import named_shards  # local: only fsdp2 saves shards
+
     try:
         named = {(folder / name).parent for path in folder.glob("*.pth") for name in named_shards(path)}
     except ConfigError:

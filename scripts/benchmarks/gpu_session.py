@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
-from utils.environment import revision  # isort: skip
+from utils.revision import revision  # isort: skip
 from utils.program import die_with_parent, exit_code  # isort: skip
 from scripts.benchmarks.common import ROOT
 from scripts.command_line import Parser, at_least

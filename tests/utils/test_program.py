@@ -16,9 +16,9 @@ from tests.support.configs import SMALL
 from tests.support.refusals import refused
 from tests.support.runs import ROOT
 from utils import VERSION, errors
-from utils.environment import revision
 from utils.errors import ConfigError, cause_of, naming_damage
 from utils.program import StopSignal, exit_code, exit_code_and_message
+from utils.revision import revision
 from utils.seed import make_deterministic
 
 pytestmark = pytest.mark.slow

@@ -5,7 +5,7 @@ from importlib import import_module
 
 import pytest
 
-from tests.support.output_table import EXPECTED, ROWS, SLOW, difference, make_root, outputs_of
+from tests.support.output_table import EXPECTED, QUICK, ROWS, difference, make_root, outputs_of
 
 # {script: {flag: why no row has it}}
 WITHOUT_ROW = {
@@ -19,7 +19,7 @@ def root(tmp_path_factory):
     return make_root(tmp_path_factory.mktemp("outputs") / "root")
 
 
-@pytest.mark.parametrize("row", [pytest.param(row, marks=[pytest.mark.slow] * (row in SLOW)) for row in ROWS])
+@pytest.mark.parametrize("row", [pytest.param(row, marks=[pytest.mark.slow] * (row not in QUICK)) for row in ROWS])
 def test_command_prints_and_writes_the_expected_outputs(root, tmp_path, signal_handlers, row):
     found = outputs_of(ROWS[row], root, tmp_path / "here")
     expected = (EXPECTED / f"{row}.txt").read_text(encoding="utf-8")

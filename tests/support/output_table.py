@@ -74,16 +74,10 @@ OF_PROGRAMS = {
 }
 # {row: share by which all its numbers may differ}
 LOOSE = {"doctor": 0.02}
-# Rows that take more than a second
-SLOW = {
-    "export_onnx",
-    "export_torch",
-    "export_web",
-    "train",
-    "labels_weights",
-    "labels_sweep",
-    "check_labels",
-}
+# The rows that are tested after every edit: one for each command
+QUICK = (
+    "predict_vit report_labels compare labels_run embed_npz export_vit models sweep_table from_timm flags check".split()
+)
 COLOUR = re.compile(r"#([0-9a-f]{6})\b")
 NUMBER = re.compile(r"(?<![\w.])([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)(?![\w])")
 

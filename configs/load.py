@@ -12,8 +12,8 @@ from configs.combinations import check_combinations, is_typed
 from configs.removed import REMOVED, check_removed
 from configs.schema import AUTO, MODEL, VIT_FIELDS, Config, Data
 from configs.tables import LOSSES, TORCH_OPTIMIZERS, names_with
+from configs.translate.other_programs import replace_words
 from configs.translate.paddlevit import translate_paddlevit
-from configs.translate.words import replace_words
 from configs.values import (
     ALL_SETTINGS,
     OPEN_SECTIONS,

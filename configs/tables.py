@@ -1,7 +1,7 @@
-"""The tables of losses, optimizers, data sets and metrics. Each row has a name and a description.
+"""The tables of losses, optimizers, data sets and metrics. Each row has a name and what other files need to know of it.
 
 Settings, checks and documentation follow these rows: `python scripts/maintenance/make_settings_page.py` writes the
-documentation, and tests/test_registered.py names each file in which an entry is missing. A row names its class or
+documentation, and tests/test_registered.py names each file in which an entry is missing. A row of the first three names its class or
 function as text, so that only runs that use it import it.
 """
 
@@ -60,7 +60,7 @@ class SourceRow(NamedTuple):
     section: str = ""  # anchor of the section in docs/data.md, if it differs from the data set's name
     has_files: bool = True  # False: DATA.DATA_PATH is not used
     in_order: bool = False  # whether images are read in file order
-    of_url: str = ""  # file and function that read data from a server, if DATA.DATA_PATH is a URL
+    where_of_url: str = ""  # file and function that read data from a server, if DATA.DATA_PATH is a URL
 
 
 # {value of DATA.DATASET: its row}. A setting of some data sets has Only("DATA.DATASET", "name") in configs/schema.py.
@@ -78,7 +78,7 @@ SOURCES = {
         "tar files with many images each, as WebDataset writes them",
         "included, or held out",
         in_order=True,
-        of_url="remote.read_remote_shards",
+        where_of_url="remote.read_remote_shards",
     ),
     "parquet": SourceRow(
         "parquet.read_parquet",
@@ -124,14 +124,14 @@ class MetricRow(NamedTuple):
     title: str  # in lines for people
     unit: str = "%"
     digits: int = 2  # decimal places
-    falls: bool = False  # whether smaller is better
+    smaller_is_better: bool = False
 
 
-# {value of TRAIN.BEST_METRIC: its row}
+# {value of TRAIN.BEST_METRIC in configs/schema.py: its row}
 METRICS = {
     "top1": MetricRow("top-1"),
     "top5": MetricRow("top-5"),
-    "loss": MetricRow("loss", unit="", digits=4, falls=True),
+    "loss": MetricRow("loss", unit="", digits=4, smaller_is_better=True),
     "macro_recall": MetricRow("macro recall"),
     "macro_f1": MetricRow("macro F1"),
     "micro_f1": MetricRow("micro F1"),

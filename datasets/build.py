@@ -1,4 +1,4 @@
-"""Build image sets from the settings, and the batches of one process from the image sets."""
+"""Builds image sets from the settings, and from them the batches of one process and their preparation on the device."""
 
 from collections.abc import Callable
 from unicodedata import normalize

@@ -52,7 +52,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         evaluate, data=data, normalize=normalize, precision=precision, process=process, bad_images=bad_images
     )
     if learns_features:
-        from engine.tasks.features_scored import load_evaluation
+        from engine.tasks.features_evaluation import load_evaluation
 
         change_model, score = load_evaluation(plan, normalize, log, data, bad_images)
     found, transforms = {}, choose_transforms(config, process.device, precision.half)

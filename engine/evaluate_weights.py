@@ -29,7 +29,7 @@ def evaluate_both(
     models = {"": trainer.model} | ({"_ema": trainer.ema.model} if trainer.ema and trainer.step else {})
     normalize, metric = trainer.prepare.normalize, trainer.config.TRAIN.BEST_METRIC
     if trainer.config.TRAIN.OBJECTIVE == "features":
-        from engine.tasks.features_scored import evaluate_features
+        from engine.tasks.features_evaluation import evaluate_features
 
         found = evaluate_features(
             list(models.values()), data, trainer.prepare, trainer.loss, trainer.process, bad_images

@@ -107,14 +107,14 @@ def verdict_on(data_set: DataSet, sides: Sequence[list[SavedRun]], arguments: ar
     one, two = (Group(number, {}, runs, metric, common) for number, runs in enumerate(sides, start=1))
     if not (one.best and two.best):
         raise ConfigError(f"-json: {arguments.runs[bool(one.best)]} was never evaluated; give another run")
-    found, falls = difference(two.best, one.best), METRICS[metric].falls
+    found, smaller = difference(two.best, one.best), METRICS[metric].smaller_is_better
     test = image_test(one.runs[0], two.runs[0]) if metric == "top1" else None
-    word, facts = verdict(found.value, found.is_noise, falls), {"difference": found.value, "interval": None}
+    word, facts = verdict(found.value, found.is_noise, smaller), {"difference": found.value, "interval": None}
     if found.half_width is not None:
         facts["interval"] = [found.value - found.half_width, found.value + found.half_width]
         facts["test"] = "paired t, over seeds" if found.is_paired else "Welch's t, over seeds"
     elif test:
-        word = verdict(test.value, test.p >= 0.05, falls)
+        word = verdict(test.value, test.p >= 0.05, smaller)
         facts = {"difference": test.value, "interval": test.interval, "test": "McNemar's, exact, over images"}
         facts |= {"p": test.p}
     if test:

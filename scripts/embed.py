@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
     arguments = parse(argv)
     from engine.features.embedder import Embedder, find_photos
     from engine.predict.classifier import load_classifier
-    from scripts.labelling.embeddings import check_output, embed, example_classes
+    from scripts.embedding import check_output, embed, example_classes
     from utils.distributed import Process, choose_device  # local: importing torch takes seconds
 
     for name in example_classes(arguments.examples) if arguments.examples else []:

@@ -16,7 +16,7 @@ from utils.program import exit_code  # isort: skip
 
 
 def main(argv: list[str]) -> int:
-    from scripts.translating import translate
+    from scripts.translating_timm import translate
 
     translation = translate(argv[1:] if argv[:1] == ["--"] else argv, __doc__)
     print(translation.yaml, end="")

@@ -324,7 +324,7 @@ def metric_of(results: Sequence[Result]) -> str | None:
 def ranked_points(sweep: Sweep, results: Sequence[Result]) -> list[tuple[int, list[float]]]:
     """Return (point, best values of its finished trials), the best mean first. Points with unfinished trials come last."""
     metric, points, per_point = metric_of(results), [], len(results) // len(sweep.points)
-    sign = 1 if metric and METRICS[metric].falls else -1
+    sign = 1 if metric and METRICS[metric].smaller_is_better else -1
     for number in range(len(sweep.points)):
         of_point = results[number * per_point : (number + 1) * per_point]
         values = [each.best for each in of_point if each.state == DONE and each.best is not None]

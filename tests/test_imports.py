@@ -10,7 +10,7 @@ from tests.support.modules import ROOT, imported, imported_at_the_top
 
 # The folders of the program from bottom to top. The files of a folder import only their own folder and those before it.
 TOWER = ("utils", "configs", "models", "datasets", "engine", "scripts")
-# Modules of a folder that the folder above it may import, if not all
+# {folder: the modules of configs that it may import}; folders that are not listed may import all of them
 PARTS = {
     "models": ("configs.schema", "configs.tables", "configs.values"),
     "datasets": ("configs.schema", "configs.tables"),
@@ -24,7 +24,7 @@ RARE = tuple(
     datasets.sources.remote datasets.sources.unlabelled engine.train.budget engine.train.distillation
     engine.train.profiler engine.train.timm_optimizers engine.tasks engine.confidence.calibration
     engine.confidence.unknown engine.predict.attention_maps engine.export engine.record.trackers engine.report
-    engine.doctor scripts.labelling scripts.translating""".split()
+    engine.doctor scripts.embedding scripts.labelling scripts.translating_timm""".split()
 )
 
 
@@ -72,7 +72,7 @@ def test_programs_load_run_settings_only_through_settings_module():
     """This way includes the settings of the pretrained weights. Other files read settings without them."""
     files = [*ROOT.glob("*.py"), *(path for room in TOWER for path in (ROOT / room).rglob("*.py"))]
     users = {path.name for path in files if "configs.load.load" in imported(path, also_names=True)}
-    expected = {"settings.py", "settings_of_weights.py", "make_shards.py", "translating.py"}
+    expected = {"settings.py", "settings_of_weights.py", "make_shards.py", "translating_timm.py"}
     assert users == expected
 
 
@@ -87,8 +87,8 @@ def test_no_test_module_imports_another():
 # {folder: its files and packages, from bottom to top}. A file may import its own package and the packages before it.
 PACKAGES = {
     "configs": (
-        "__init__ tables schema removed values yaml_files combinations translate translate.timm_arguments translate.words"
-        " typed_names flags translate.paddlevit_files translate.paddlevit load"
+        "__init__ tables schema removed values yaml_files combinations translate translate.timm_arguments"
+        " translate.other_programs typed_names flags translate.paddlevit_files translate.paddlevit load"
     ).split(),
     "models": (
         "parts heads features transforms trace compilation lora weights.sharded weights.adapters kwargs weights vit"
@@ -101,8 +101,8 @@ PACKAGES = {
     ).split(),
     "engine": (
         "parallel precision evaluation train checkpoint confidence record settings_of_weights settings predict session"
-        " provenance memory first_passes plan weights_lines plan_lines quick_checks export report tasks.features build"
-        " batch_size doctor tasks.features_scored eval_run evaluate_weights features check callback_list saves"
+        " provenance memory first_passes plan weights_lines plan_lines quick_checks export report tasks build"
+        " batch_size doctor tasks.features_evaluation eval_run evaluate_weights features check callback_list saves"
         " features.saved features.start loop run __init__"
     ).split(),
 }

@@ -17,7 +17,6 @@ import torch
 import engine
 from configs.tables import LOSSES, METRICS, SOURCES, TORCH_OPTIMIZERS, import_named
 from configs.values import SETTINGS
-from datasets.sources import find_source
 from engine.record.columns import COLUMNS
 from engine.train.callback import Callback
 from scripts.maintenance.make_settings_page import PAGES
@@ -102,19 +101,20 @@ def test_registered_optimizer_has_fused_kernels_settings_and_test(name):
 @pytest.mark.parametrize("name", SOURCES)
 def test_registered_data_source_has_function_and_test(name):
     row = SOURCES[name]
-    file, _, function = row.where.rpartition(".")
-    path = f"datasets/sources/{file}.py"
-    is_defined = defines(path, f"def {function}")
-    assert is_defined, f"{path}: add the function {function}, which SOURCES in configs/tables.py names for {name}"
-    taken = list(inspect.signature(find_source(name)).parameters)
-    assert taken == ["config", "say"], f"{path}: add the arguments config and say to {function}"
+    for where in filter(None, (row.where, row.where_of_url)):
+        file, _, function = where.rpartition(".")
+        path = f"datasets/sources/{file}.py"
+        is_defined = defines(path, f"def {function}")
+        assert is_defined, f"{path}: add the function {function}, which SOURCES in configs/tables.py names for {name}"
+        taken = list(inspect.signature(import_named("datasets.sources", where)).parameters)
+        assert taken == ["config", "say"], f"{path}: add the arguments config and say to {function}"
     quoted = re.compile(rf"[\"' ]{re.escape(name.removesuffix('/NAME'))}[\"'/]")
     is_tested = any(quoted.search(text) for text in texts_below("tests").values())
     assert is_tested, f"tests/datasets: add a test that loads {name}"
 
 
 def test_every_dataset_reader_is_registered_in_sources():
-    rows = {where for row in SOURCES.values() for where in (row.where, row.of_url)}
+    rows = {where for row in SOURCES.values() for where in (row.where, row.where_of_url)}
     for path in sorted((ROOT / "datasets/sources").glob("*.py")):
         for name in re.findall(r"^def (read_\w+)\(config: Config, say: ", text_of(path), re.M):
             where = f"{path.stem}.{name}"

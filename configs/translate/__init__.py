@@ -1,1 +1,1 @@
-"""The names and values of other programs, PaddleViT and timm, and the translation of their files into settings."""
+"""The names and values of PaddleViT and timm, and the translation of PaddleViT's files into settings."""

@@ -1,6 +1,6 @@
 """Recognises the settings and values of PaddleViT. paddlevit_files.py translates those that occur only in its files."""
 
-from configs.translate.words import SECTION, Translated
+from configs.translate.other_programs import SECTION, Translated
 from configs.values import SETTINGS, Text
 from configs.yaml_files import Layer
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from configs.removed import plain_word
-from configs.translate.words import SECTION, Translated, Words, replace_words
+from configs.translate.other_programs import SECTION, Translated, Words, replace_words
 from configs.typed_names import suggest_key
 from configs.values import ALL_SETTINGS, BOOLS, SETTINGS, Text, convert, is_none, quoted
 from configs.yaml_files import Layer

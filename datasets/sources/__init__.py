@@ -29,7 +29,7 @@ def find_source(name: str, path: str = "") -> Read:
         raise ConfigError(
             f"DATA.DATASET: unknown data set {name!r} (known: {', '.join(SOURCES)}){did_you_mean(name, SOURCES)}"
         )
-    return import_named("datasets.sources", row.of_url if row.of_url and is_url(path) else row.where)
+    return import_named("datasets.sources", row.where_of_url if row.where_of_url and is_url(path) else row.where)
 
 
 # --- DATA_PATH: the folder of the data, the names of its parts, and the message for a wrong layout ---

@@ -61,7 +61,7 @@ def start_of_streak(state: dict) -> int:
 
 def progress_in(path: Path) -> dict[str, Any]:
     """Return the finished epochs, step, best epoch, run and calibration of a checkpoint, or {} without a valid file."""
-    if not path.is_file():
+    if not os.path.isfile(path):  # unlike Path.is_file, it raises no error of a disk or server
         return {}
     from models.weights.torch_files import read_index  # local: a new run has no checkpoint
 

@@ -1,1 +1,1 @@
-"""Decides which answers of a model are sure enough: recognizes photos of something else than its classes."""
+"""Calibrates probabilities, and decides which answers are sure enough: it recognizes photos of things without a class."""

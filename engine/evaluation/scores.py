@@ -75,7 +75,7 @@ class Scores:
 
 def rank_of(metric: str, value: float, loss: float) -> tuple[float, float]:
     """Return a sort key for which greater is better. Values that are not finite rank last."""
-    gains = (-value if METRICS[metric].falls else value, -loss)
+    gains = (-value if METRICS[metric].smaller_is_better else value, -loss)
     return tuple(gain if math.isfinite(gain) else -math.inf for gain in gains)
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from configs.schema import Config
-from engine.parallel.copies import BUCKET_MB, Parallel
+from engine.parallel.ddp import BUCKET_MB, Parallel
 from utils.distributed import Process
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engine.parallel.copies import Parallel, within_large
+from engine.parallel.ddp import Parallel, within_large
 from models.parts import has_running_statistics
 from models.transforms.base import blocks_of
 from models.weights.sharded import ROWS, Parts, span

@@ -151,7 +151,8 @@ class SavedRun:
     @property
     def metric(self) -> str:
         """Return the metric that decides which epoch is best."""
-        return self.settings["TRAIN.BEST_METRIC"]
+        found = self.settings["TRAIN.BEST_METRIC"]
+        return found if found in METRICS else "top1"  # the file may have been edited by hand
 
     @cached_property
     def suffixes(self) -> Sequence[str]:

@@ -69,9 +69,9 @@ ONE_RUN = (
 EQUAL, BETTER, WORSE = "inconclusive", "better", "worse"
 
 
-def verdict(value: float, is_noise: bool | None, falls: bool) -> str:
+def verdict(value: float, is_noise: bool | None, smaller_is_better: bool) -> str:
     """Return the verdict on the second of two groups, given its mean minus the first's.
 
-    `is_noise`: None if unknown. `falls`: whether a smaller mean is better.
+    `is_noise`: None if unknown.
     """
-    return EQUAL if is_noise in (True, None) else BETTER if (value < 0) == falls else WORSE
+    return EQUAL if is_noise in (True, None) else BETTER if (value < 0) == smaller_is_better else WORSE

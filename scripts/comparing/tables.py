@@ -59,7 +59,7 @@ def _best_group(groups: Sequence[Group]) -> Group | None:
     means = {group.number: np.mean(list(group.best.values())) for group in groups if group.best}
     if len(means) > 1 == len(set(means.values())):
         return None
-    number = (min if METRICS[groups[0].metric].falls else max)(means, key=means.get, default=None)
+    number = (min if METRICS[groups[0].metric].smaller_is_better else max)(means, key=means.get, default=None)
     return groups[number - 1] if number else None
 
 
@@ -71,7 +71,7 @@ def _answer(groups: Sequence[Group], differences: Mapping[int, Difference]) -> s
         return f"All groups have the same {METRICS[metric].title}." if is_measured else "Nothing was evaluated yet."
     if len(groups) == 1:
         return "All runs have the same settings except for seed and fold."
-    start = f"Group {best.name} has the {'lowest' if METRICS[metric].falls else 'highest'} {METRICS[metric].title}"
+    start = f"Group {best.name} has the {'lowest' if METRICS[metric].smaller_is_better else 'highest'} {METRICS[metric].title}"
     is_first = best is groups[0]
     rivals = differences if is_first else {best.number: differences[best.number]} if differences else {}
     if near := [number for number, each in rivals.items() if each.is_noise]:
@@ -127,7 +127,7 @@ def _describe(found: Difference | None, metric: str) -> str:
     value = f"{found.value:+.{METRICS[metric].digits}f}"
     if found.error is None:
         return f"{value} (noise unknown)"
-    word = "within noise" if found.is_noise else verdict(found.value, False, METRICS[metric].falls)
+    word = "within noise" if found.is_noise else verdict(found.value, False, METRICS[metric].smaller_is_better)
     return f"{value} ± {found.error:.{METRICS[metric].digits}f} ({word}{', paired' if found.is_paired else ''})"
 
 

@@ -166,7 +166,7 @@ def read_tars(folder: Path) -> dict[str, Any]:
 
 def write_embeddings(folder: Path, version: int) -> None:
     from engine.features.embedder import Photos, Table
-    from scripts.labelling.embeddings import write_features
+    from scripts.embedding import write_features
 
     features, nothing = np.full((1, 3), version, np.float32), np.zeros((1, 0), np.float32)
     table = Table(np.array([0]), np.ones((1, 2), np.int32), features, logits=nothing, known=nothing)

@@ -8,8 +8,8 @@ import os
 import pkgutil
 
 MODULES = (
-    "main_single_gpu main_multi_gpu engine.run timm timm.data torchvision.datasets torch.utils.tensorboard "
-    "matplotlib.pyplot matplotlib.backends.backend_agg safetensors.torch numpy.random "
+    "main_single_gpu main_multi_gpu engine.run scripts.embedding timm timm.data torchvision.datasets "
+    "torch.utils.tensorboard matplotlib.pyplot matplotlib.backends.backend_agg safetensors.torch numpy.random "
     "PIL.BmpImagePlugin PIL.GifImagePlugin PIL.JpegImagePlugin PIL.PngImagePlugin PIL.PpmImagePlugin"
 ).split()
 PACKAGES = ("configs", "datasets", "engine", "models", "scripts.labelling", "utils")

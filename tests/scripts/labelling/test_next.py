@@ -16,7 +16,7 @@ from models.weights.torch_files import read_torch
 from scripts.labelling.next import TABLE, in_order
 from tests.engine.tasks.features.support import SMALL as FEATURES
 from tests.engine.tasks.features.support import draw_photos, teacher_of
-from tests.scripts.labelling.embeddings.conftest import draw, make_hub, trained  # noqa: F401
+from tests.scripts.embedding.conftest import draw, make_hub, trained  # noqa: F401
 from tests.support.cases import cases_of, names_of
 from tests.support.configs import small_config
 from tests.support.refusals import assert_names

@@ -10,7 +10,7 @@ from PIL import Image
 
 from datasets import load_image_sets
 from scripts.labelling.data import UNKNOWN, Predictions, probabilities_of
-from tests.scripts.labelling.embeddings.conftest import make_hub
+from tests.scripts.embedding.conftest import make_hub
 from tests.scripts.labelling.made_runs import make_run, settings_of
 from tests.support.runs import rows_of, typed
 

@@ -11,8 +11,8 @@ from PIL import Image
 
 from engine.features.embedder import normalized
 from engine.predict.predictor import Guess
-from scripts.labelling.embeddings import NEAREST, TEMPERATURE, Examples
-from tests.scripts.labelling.embeddings.conftest import draw, make_hub
+from scripts.embedding import NEAREST, TEMPERATURE, Examples
+from tests.scripts.embedding.conftest import draw, make_hub
 from tests.support.cases import cases_of, names_of
 from tests.support.refusals import assert_names
 from tests.support.runs import typed

@@ -1,4 +1,4 @@
-"""The words of other programs that become values of ours, and the result of a translation."""
+"""What all translations share: words that become values of ours, PaddleViT's own section, and their result."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple

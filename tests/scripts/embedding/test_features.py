@@ -15,7 +15,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 from datasets.transforms.pixel_rules import PixelRules
 from engine.features.embedder import find_photos
-from tests.scripts.labelling.embeddings.conftest import draw, make_hub, make_photos
+from tests.scripts.embedding.conftest import draw, make_hub, make_photos
 from tests.support.refusals import assert_names
 from tests.support.runs import run, typed
 from utils.errors import ConfigError

@@ -1,4 +1,4 @@
-"""Translates a command of timm's train.py into a settings file that trains the same way: scripts/from_timm.py."""
+"""For scripts/from_timm.py: translates a command of timm's train.py into a settings file that trains the same way."""
 
 import ast
 import math

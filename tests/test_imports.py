@@ -10,7 +10,7 @@ from tests.support.modules import ROOT, imported, imported_at_the_top
 
 # The folders of the program from bottom to top. The files of a folder import only their own folder and those before it.
 TOWER = ("utils", "configs", "models", "datasets", "engine", "scripts")
-# {folder: the modules of configs that it may import}; folders that are not listed may import all of them
+# {folder: the only modules of configs that it may import}. Other folders may import them all.
 PARTS = {
     "models": ("configs.schema", "configs.tables", "configs.values"),
     "datasets": ("configs.schema", "configs.tables"),

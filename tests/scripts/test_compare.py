@@ -402,6 +402,11 @@ def test_compare_exits_with_2_and_one_error_line_for_each_mistake(folder, here, 
     assert_names(err, *names_of("mistakes-of_compare", words))
 
 
+def test_run_whose_metric_is_unknown_is_compared_by_top1(tmp_path):
+    assert make_run(tmp_path / "edited", [70.0], "TRAIN.BEST_METRIC: best").metric == "top1"
+    assert make_run(tmp_path / "other", [70.0], "TRAIN.BEST_METRIC: loss").metric == "loss"
+
+
 def test_run_names_cannot_break_out_of_their_table_cell(tmp_path):
     for name in ("a | b`<i>", "c\nd"):
         # A note mentions this setting.

@@ -213,12 +213,16 @@ def outputs_of(commands: str, root: Path, folder: Path) -> str:
     return without_volatile("\n".join(texts), folder, VOLATILE | (OF_PROGRAMS if "main_" in commands else {}))
 
 
-def flags_of(script: str) -> str:
-    """Return the flags of a script with everything that its parser knows of them. The layout of -h depends on Python."""
+def parser_of(script: str) -> argparse.ArgumentParser:
     stopped = patch.object(argparse.ArgumentParser, "parse_args", autospec=True, side_effect=KeyboardInterrupt)
     with contextlib.suppress(KeyboardInterrupt), stopped as parse:
         importlib.import_module(f"scripts.{script}").main([])
-    parser = parse.call_args.args[0]
+    return parse.call_args.args[0]
+
+
+def flags_of(script: str) -> str:
+    """Return the flags of a script with everything that its parser knows of them. The layout of -h depends on Python."""
+    parser = parser_of(script)
     lines = [f"{parser.usage}; {parser.epilog}"]
     for action in parser._actions:
         facts = {name: getattr(action, name) for name in "nargs const default choices required metavar help".split()}

@@ -1,4 +1,4 @@
-"""What a tracker gets: rows of metrics and the end of a run; and the base class of all trackers."""
+"""The base class of all trackers, and what they receive: rows of metrics and the end of a run."""
 
 import json
 import os

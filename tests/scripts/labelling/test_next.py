@@ -87,7 +87,7 @@ def test_near_copies_are_chosen_once(photos):
     shutil.copy("photos/4.png", "photos/twin.png")
     Path("photos/00.png").write_bytes(b"no image")  # its number counts in the list of photos
     ended = typed(SCRIPT, "hub", "-next", 12, photos)
-    assert ended.returncode == 2, ended.printed  # as of predict.py: one image cannot be read
+    assert ended.returncode == 2, ended.printed  # because one image cannot be read
     assert len(chosen()) == 10 and "photos/twin.png" not in chosen() and "photos/3.png" in chosen()
     twins = {row["image"]: row["same_as"] for row in rows_of("next/left_out.csv")}
     assert twins == {"photos/copy.jpg": "photos/3.png", "photos/twin.png": "photos/4.png"}

@@ -1,13 +1,15 @@
 """REFUSED: the combinations of settings that are refused before a run, each as a condition and a message."""
 
+import itertools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 from typing import Any
 
 from configs.removed import REMOVED
 from configs.schema import AUTO, Config
-from configs.tables import LOSSES, SOURCES, names_with
+from configs.tables import METRICS, SOURCES, names_with
 from configs.values import SETTINGS, to_text
 from utils.errors import ConfigError
 from utils.text import is_url, problem_of
@@ -19,7 +21,6 @@ NO_SETTINGS = ("GLOBAL_BATCH", "NUM_IMAGES", "IMAGES", "CLASS_NAMES", "SPLIT", "
 CHANGEABLE = (*SETTINGS, *REMOVED, *NO_SETTINGS)
 IN_THEIR_ORDER = names_with(SOURCES, "in_order")  # values of DATA.DATASET that are read in file order
 WITHOUT_FILES = names_with(SOURCES, "has_files", False)  # values of DATA.DATASET that read no files
-FOR_SEVERAL_LABELS = names_with(LOSSES, "several_labels")  # values of TRAIN.LOSS
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 MAX_WEIGHTS = 1e11  # maximum number of weights in all blocks: about five times the largest ViT so far
 
@@ -34,9 +35,28 @@ def check_combinations(values: Mapping[str, Any], config: Config, origins: Origi
         return f"{key}, {to_text(values[key])} ({origins[key]}),"
 
     _check_url(config.DATA.DATA_PATH, config.DATA.DATASET, origins)
-    for is_wrong, message in REFUSED:
-        if is_wrong(config, origins):
-            raise ConfigError(re.sub(r"\{([A-Z_.]+)\}", named, message))
+    wrong = (message for is_wrong, message in REFUSED if is_wrong(config, origins))
+    for message in itertools.chain(_refused_by_task(values, config, origins), wrong):
+        raise ConfigError(re.sub(r"\{([A-Z_.]+)\}", named, message))
+
+
+def _refused_by_task(values: Mapping[str, Any], config: Config, origins: Origins) -> Iterator[str]:
+    """Yield a message for each setting that contradicts what the model learns."""
+    task, metric = config.task, config.TRAIN.BEST_METRIC
+    for key, message in task.needed.items():
+        if values[key] is None or origins[key] == "default":
+            yield message
+    for each in task.refused:
+        value, default = (attrgetter(each.setting)(settings) for settings in (config, Config()))
+        may_be = (each.if_typed and not is_typed(each.setting, origins)) or (each.in_training and config.START.EVAL)
+        if value not in (each.allowed or (default,)) and not may_be:
+            yield each.message
+    if metric not in task.metrics:
+        one_of = ", ".join(task.metrics)
+        remedy = METRICS[metric].remedy or f"is no score of {{TRAIN.OBJECTIVE}} whose scores are {one_of}"
+        yield f"{{TRAIN.BEST_METRIC}} {remedy}"
+    if (needed := METRICS[metric].setting) and not values[needed]:
+        yield f"{{TRAIN.BEST_METRIC}} needs {needed}; set it, or choose another metric"
 
 
 def is_typed(key: str, origins: Origins) -> bool:
@@ -53,10 +73,6 @@ def _check_url(url: str, dataset: str, origins: Origins) -> None:
         raise ConfigError(f"{origin}: the URL {problem}")
     if dataset != "shards":
         raise ConfigError(f"{origin}: only -dataset shards can be read from a server, not {dataset}; {url}")
-
-
-def _learns_features(c: Config) -> bool:
-    return c.TRAIN.OBJECTIVE == "features"
 
 
 def _learns_classes_from_a_teacher(c: Config) -> bool:
@@ -100,57 +116,10 @@ REFUSED: tuple[tuple[Callable[[Config, Origins], Any], str], ...] = (
         "{MODEL.NAME} is only a label, because with {MODEL.TYPE} other settings define the model; add MODEL.TYPE=timm to "
         "train timm's model of this name, or MODEL.TYPE=vit to keep the label",
     ),
-    # Training without labels.
     (
-        lambda c, o: _learns_features(c) and (c.TRAIN.TEACHER_MODEL is None or o["TRAIN.TEACHER_MODEL"] == "default"),
-        "{TRAIN.OBJECTIVE} needs a teacher; name a timm model or a run with -opts TRAIN.TEACHER_MODEL=...",
-    ),
-    (
-        lambda c, o: c.DATA.DATASET == "images" and not _learns_features(c),
+        lambda c, o: c.DATA.DATASET == "images" and c.task.has_targets,
         "{DATA.DATASET} has no labels, which {TRAIN.OBJECTIVE} needs; set TRAIN.OBJECTIVE=features (docs/unlabelled.md), "
         "or use -dataset imagefolder for classes",
-    ),
-    (
-        lambda c, o: c.TRAIN.BEST_METRIC in ("similarity", "knn") and not _learns_features(c),
-        "{TRAIN.BEST_METRIC} measures features; set TRAIN.OBJECTIVE=features (docs/unlabelled.md), or choose another "
-        "metric",
-    ),
-    (
-        lambda c, o: _learns_features(c) and c.TRAIN.DISTILLATION_TYPE != "none",
-        "{TRAIN.DISTILLATION_TYPE} must be none with {TRAIN.OBJECTIVE} which has no classes",
-    ),
-    (
-        lambda c, o: _learns_features(c) and c.TRAIN.LOSS != "cross_entropy",
-        "{TRAIN.LOSS} has no effect with {TRAIN.OBJECTIVE} which has no classes; leave it out",
-    ),
-    (
-        lambda c, o: _learns_features(c) and c.TRAIN.CLASS_WEIGHTS,
-        "{TRAIN.CLASS_WEIGHTS} has no effect with {TRAIN.OBJECTIVE} which has no classes; leave it out",
-    ),
-    (
-        lambda c, o: _learns_features(c) and c.DATA.SAMPLER != "shuffle",
-        "{DATA.SAMPLER} must be shuffle with {TRAIN.OBJECTIVE} which has no classes",
-    ),
-    (
-        lambda c, o: _learns_features(c) and c.TRAIN.mixes,
-        "{TRAIN.MIXUP_ALPHA} {TRAIN.CUTMIX_ALPHA} and {TRAIN.CUTMIX_MINMAX} must be off with {TRAIN.OBJECTIVE} because "
-        "they mix the labels of images",
-    ),
-    (  # Recipes set label smoothing; without classes it does nothing.
-        lambda c, o: _learns_features(c) and c.TRAIN.SMOOTHING and is_typed("TRAIN.SMOOTHING", o),
-        "{TRAIN.SMOOTHING} has no effect with {TRAIN.OBJECTIVE} which has no classes; leave it out",
-    ),
-    (
-        lambda c, o: _learns_features(c) and c.DATA.has_several_labels,
-        "{LABELS} has no effect with {TRAIN.OBJECTIVE} which has no classes; leave it out",
-    ),
-    (
-        lambda c, o: _learns_features(c) and c.TRAIN.BEST_METRIC not in ("similarity", "knn", "loss"),
-        "{TRAIN.BEST_METRIC} must be similarity, knn or loss with {TRAIN.OBJECTIVE} which has no classes",
-    ),
-    (
-        lambda c, o: _learns_features(c) and c.TRAIN.BEST_METRIC == "knn" and not c.DATA.LABELLED_PATH,
-        "{TRAIN.BEST_METRIC} needs labelled images; set DATA.LABELLED_PATH to a folder with a folder for each class",
     ),
     # The training step.
     (
@@ -246,38 +215,13 @@ REFUSED: tuple[tuple[Callable[[Config, Origins], Any], str], ...] = (
         "{TRAIN.MIXUP_MODE} must be batch with {DATA.TOKENS} because timm mixes whole batches of such images",
     ),
     (
-        lambda c, o: c.DATA.TOKENS and c.TRAIN.OBJECTIVE != "classes",
-        "{TRAIN.OBJECTIVE} must be classes with {DATA.TOKENS} because features are learned from square images",
-    ),
-    (
         lambda c, o: c.DATA.TOKENS and c.DATA.cache_side,
         "{DATA.CACHE} must be none or disk with {DATA.TOKENS} because a cache of reduced images would lose detail",
     ),
     # Several labels per image.
     (
-        lambda c, o: c.TRAIN.BEST_METRIC in ("micro_f1", "map") and not c.DATA.has_several_labels,
-        "{TRAIN.BEST_METRIC} needs images with several labels; set DATA.LABEL_SEPARATOR or DATA.COLUMNS",
-    ),
-    (
         lambda c, o: c.DATA.LABEL_SEPARATOR and len(c.DATA.COLUMNS) > 2,
         "{DATA.COLUMNS} must name two columns with {DATA.LABEL_SEPARATOR} one of paths and one of classes",
-    ),
-    (
-        lambda c, o: c.DATA.has_several_labels and c.DATA.DATASET != "csv",
-        "{LABELS} needs -dataset csv; with {DATA.DATASET} an image has one label",
-    ),
-    (
-        lambda c, o: c.DATA.has_several_labels and c.TRAIN.LOSS not in FOR_SEVERAL_LABELS,
-        f"{{TRAIN.LOSS}} must be {' or '.join(FOR_SEVERAL_LABELS)} with {{LABELS}} because an image with several labels "
-        "needs one yes or no per class",
-    ),
-    (
-        lambda c, o: c.DATA.has_several_labels and c.DATA.SAMPLER == "balanced",
-        "{DATA.SAMPLER} must be shuffle with {LABELS} because the classes of one image cannot be balanced separately",
-    ),
-    (
-        lambda c, o: c.DATA.has_several_labels and _learns_classes_from_a_teacher(c),
-        "{TRAIN.DISTILLATION_TYPE} must be none with {LABELS} because distillation supports only one class per image",
     ),
     # The model.
     (

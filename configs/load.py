@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from configs import flags
 from configs.combinations import check_combinations, is_typed
 from configs.removed import REMOVED, check_removed
-from configs.schema import AUTO, MODEL, VIT_FIELDS, Config, Data
-from configs.tables import LOSSES, TORCH_OPTIMIZERS, names_with
+from configs.schema import AUTO, MODEL, VIT_FIELDS, Config
+from configs.tables import METRICS, TORCH_OPTIMIZERS
 from configs.translate.other_programs import replace_words
 from configs.translate.paddlevit import translate_paddlevit
 from configs.values import (
@@ -170,19 +170,15 @@ def name_runs(values: dict[str, Any]) -> dict[str, str]:
 
 
 def _derive_data(values: dict[str, Any], origins: dict[str, str]) -> None:
-    """Fit mean and deviation to grey images; choose loss and metric by the kind of labels, unless they are set."""
+    """Fit mean and deviation to grey images; choose loss and metric by the task, unless they are set."""
     if values["DATA.IMAGE_CHANNELS"] == 1:
         for key in ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"):
             values[key] = values[key][:1] if values[key] == SETTINGS[key].default else values[key]
-    implied, why = {}, "TRAIN.OBJECTIVE"
-    if values["TRAIN.OBJECTIVE"] == "features":
-        implied = {"TRAIN.BEST_METRIC": "knn" if values["DATA.LABELLED_PATH"] else "similarity"}
-    elif build(values, Data, "DATA.").has_several_labels:
-        loss, *_ = names_with(LOSSES, "several_labels")
-        implied, why = {"TRAIN.LOSS": loss, "TRAIN.BEST_METRIC": "map"}, "several labels per image"
-    for key, value in implied.items():
-        if origins[key] == "default":
-            values[key], origins[key] = value, f"because of {why}"
+    task = build(values).task
+    metric = next(name for name in task.metrics if not (needed := METRICS[name].setting) or values[needed])
+    for key, value in {**task.implied, "TRAIN.BEST_METRIC": metric}.items():
+        if origins[key] == "default" and values[key] != value:
+            values[key], origins[key] = value, f"because of {task.title}"
 
 
 def _derive_optimizer(values: dict[str, Any], origins: dict[str, str]) -> None:

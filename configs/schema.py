@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from configs.tables import LOSSES, sentences_of
+from configs.tables import LOSSES, METRICS, TASKS, TaskRow, sentences_of
 from utils.text import is_url
 
 AUTO = "auto"  # a value that lets the program choose at the start
@@ -289,6 +289,15 @@ class Data:
         return bool(self.LABEL_SEPARATOR) or self.has_label_columns
 
     @property
+    def sequences(self) -> str:
+        """What the images of a batch are if they keep their aspect ratio, in words; empty if they are square."""
+        return f"sequences of patches (DATA.TOKENS {self.TOKENS})" if self.TOKENS else ""
+
+    @property
+    def size_of_images(self) -> str:
+        return f"at most {self.TOKENS:,} patches" if self.TOKENS else f"{self.IMAGE_SIZE} x {self.IMAGE_SIZE}"
+
+    @property
     def train_interpolation(self) -> str:
         """The name of the interpolation of training images, or random."""
         return self.TRAIN_INTERPOLATION or self.INTERPOLATION
@@ -498,7 +507,7 @@ class Train:
         "Decay of the EMA per update.")
     MODEL_EMA_WARMUP: bool | Literal["timm"] = setting(True, only=Only("TRAIN.MODEL_EMA"), help=
         "Start with a smaller decay, so that the EMA also follows the weights in short runs. true: update u (counted from 1) has the decay (u - 1) / (u + 8); timm: 1 - u ** (-2/3), the warm-up of timm's train.py; false: MODEL_EMA_DECAY from the second update on. The EMA starts with the weights after the first update.")
-    BEST_METRIC: Literal["top1", "top5", "loss", "macro_recall", "macro_f1", "micro_f1", "map", "similarity", "knn"] = setting(
+    BEST_METRIC: Literal[*METRICS] = setting(
         "top1", may_change=True, help=
         "The validation metric that decides which epoch is saved as best.pth; for equal values, the smaller loss wins. micro_f1 and map are for data with several labels per image; map is the default for such data. similarity and knn are for OBJECTIVE features, where knn is the default if DATA.LABELLED_PATH is set, else similarity.")
     OPTIMIZER: Optimizer = Optimizer()
@@ -651,9 +660,16 @@ class Config:
         "Trackers that show the run: tensorboard (files in the run folder), wandb (Weights & Biases), mlflow; empty: none. See docs/tracking.md.")
 
     @property
+    def task(self) -> TaskRow:
+        """What the model learns. An image can have several labels if the data say so."""
+        name = self.TRAIN.OBJECTIVE
+        return TASKS["labels" if name == "classes" and self.DATA.has_several_labels else name]
+
+    @property
     def learns_strangers(self) -> bool:
         """Whether the evaluations of a new best epoch measure statistics for predict.py -unknown."""
-        return self.CALIBRATE and self.MODEL.PRETRAINED is not None and self.TRAIN.OBJECTIVE == "classes"
+        has_one_class = self.task.has_classes and not self.task.has_several_classes
+        return self.CALIBRATE and self.MODEL.PRETRAINED is not None and has_one_class
 
     @property
     def train_sizes(self) -> dict[int, int]:

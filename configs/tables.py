@@ -6,8 +6,24 @@ class or function as text, so that only runs that use it import it.
 """
 
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+
+def import_named(folder: str, where: str) -> Any:
+    """Import the class or function that a row names. `folder`: the package of the file, such as engine.train."""
+    file, _, name = where.rpartition(".")
+    return getattr(importlib.import_module(f"{folder}.{file}"), name)
+
+
+def sentences_of(table: Mapping[str, Any]) -> str:
+    """Return all rows in one line: `name, description; name, description`."""
+    return "; ".join(f"{name}, {row.sentence}" for name, row in table.items())
+
+
+def names_with(table: Mapping[str, Any], field: str, value: bool = True) -> tuple[str, ...]:
+    """Return the names of the rows that have this value in a field."""
+    return tuple(name for name, row in table.items() if getattr(row, field) is value)
 
 
 class LossRow(NamedTuple):
@@ -125,8 +141,12 @@ class MetricRow(NamedTuple):
     unit: str = "%"
     digits: int = 2  # decimal places
     smaller_is_better: bool = False
+    remedy: str = ""  # what the metric needs, for tasks that do not have it
+    setting: str = ""  # a setting without which the metric cannot be measured
 
 
+NEEDS_LABELS = "needs images with several labels; set DATA.LABEL_SEPARATOR or DATA.COLUMNS"
+NEEDS_FEATURES = "measures features; set TRAIN.OBJECTIVE=features (docs/unlabelled.md), or choose another metric"
 # {value of TRAIN.BEST_METRIC in configs/schema.py: its row}
 METRICS = {
     "top1": MetricRow("top-1"),
@@ -134,24 +154,129 @@ METRICS = {
     "loss": MetricRow("loss", unit="", digits=4, smaller_is_better=True),
     "macro_recall": MetricRow("macro recall"),
     "macro_f1": MetricRow("macro F1"),
-    "micro_f1": MetricRow("micro F1"),
-    "map": MetricRow("mAP"),
-    "similarity": MetricRow("similarity"),
-    "knn": MetricRow("k-NN accuracy"),
+    "micro_f1": MetricRow("micro F1", remedy=NEEDS_LABELS),
+    "map": MetricRow("mAP", remedy=NEEDS_LABELS),
+    "similarity": MetricRow("similarity", remedy=NEEDS_FEATURES),
+    "knn": MetricRow("k-NN accuracy", remedy=NEEDS_FEATURES, setting="DATA.LABELLED_PATH"),
 }
 
 
-def import_named(folder: str, where: str) -> Any:
-    """Import the class or function that a row names. `folder`: the package of the file, such as engine.train."""
-    file, _, name = where.rpartition(".")
-    return getattr(importlib.import_module(f"{folder}.{file}"), name)
+class Refusal(NamedTuple):
+    """A setting that contradicts a task, or that has no effect with it."""
+
+    setting: str  # or a property of the settings, such as TRAIN.mixes
+    message: str  # as in configs/combinations.py
+    allowed: tuple[str, ...] = ()  # the values that are not refused; empty: only the default
+    if_typed: bool = False  # refused only on the command line, because recipes set it too
+    in_training: bool = False  # not refused in evaluations
 
 
-def sentences_of(table: Mapping[str, Any]) -> str:
-    """Return all rows in one line: `name, description; name, description`."""
-    return "; ".join(f"{name}, {row.sentence}" for name, row in table.items())
+class TaskRow(NamedTuple):
+    """A row of TASKS: what a model learns from the images."""
+
+    where: str  # file and class in engine/tasks/
+    targets: str  # class in datasets/targets.py
+    title: str  # why other settings follow from the task, for the origin of their values
+    metrics: tuple[str, ...]  # values of TRAIN.BEST_METRIC; the first that can be measured is the default
+    activation: str = ""  # the function that turns outputs into probabilities
+    problem_type: str = ""  # the name of the task in transformers
+    has_targets: bool = True  # whether the data must say what each image is
+    has_classes: bool = True  # whether the model predicts classes
+    has_several_classes: bool = False  # whether an image can have any number of classes
+    implied: Mapping[str, str] = {}  # {setting: its value, unless it is given}
+    needed: Mapping[str, str] = {}  # {setting that must be given: the message if it is not}
+    refused: tuple[Refusal, ...] = ()
 
 
-def names_with(table: Mapping[str, Any], field: str, value: bool = True) -> Iterable[str]:
-    """Return the names of the rows that have this value in a field."""
-    return tuple(name for name, row in table.items() if getattr(row, field) is value)
+FOR_SEVERAL_LABELS = names_with(LOSSES, "several_labels")  # values of TRAIN.LOSS
+# {task: its row}. TRAIN.OBJECTIVE names the task; `labels` are classes of which an image can have any number.
+TASKS = {
+    "classes": TaskRow(
+        "classes.Classes",
+        "OneClass",
+        "TRAIN.OBJECTIVE",
+        ("top1", "top5", "loss", "macro_recall", "macro_f1"),
+        activation="softmax",
+        problem_type="single_label_classification",
+    ),
+    "labels": TaskRow(
+        "labels.Labels",
+        "LabelSets",
+        "several labels per image",
+        ("map", "micro_f1", "top1", "top5", "loss", "macro_recall", "macro_f1"),
+        activation="sigmoid",
+        problem_type="multi_label_classification",
+        has_several_classes=True,
+        implied={"TRAIN.LOSS": FOR_SEVERAL_LABELS[0]},
+        refused=(
+            Refusal(
+                "DATA.DATASET",
+                "{LABELS} needs -dataset csv; with {DATA.DATASET} an image has one label",
+                allowed=("csv",),
+            ),
+            Refusal(
+                "TRAIN.LOSS",
+                f"{{TRAIN.LOSS}} must be {' or '.join(FOR_SEVERAL_LABELS)} with {{LABELS}} because an image with several "
+                "labels needs one yes or no per class",
+                allowed=FOR_SEVERAL_LABELS,
+            ),
+            Refusal(
+                "DATA.SAMPLER",
+                "{DATA.SAMPLER} must be shuffle with {LABELS} because the classes of one image cannot be balanced "
+                "separately",
+            ),
+            Refusal(
+                "TRAIN.DISTILLATION_TYPE",
+                "{TRAIN.DISTILLATION_TYPE} must be none with {LABELS} because distillation supports only one class per "
+                "image",
+                in_training=True,
+            ),
+        ),
+    ),
+    "features": TaskRow(
+        "features.Features",
+        "OneClass",
+        "TRAIN.OBJECTIVE",
+        ("knn", "similarity", "loss"),
+        has_targets=False,
+        has_classes=False,
+        needed={
+            "TRAIN.TEACHER_MODEL": (
+                "{TRAIN.OBJECTIVE} needs a teacher; name a timm model or a run with -opts TRAIN.TEACHER_MODEL=..."
+            )
+        },
+        refused=(
+            Refusal(
+                "TRAIN.DISTILLATION_TYPE",
+                "{TRAIN.DISTILLATION_TYPE} must be none with {TRAIN.OBJECTIVE} which has no classes",
+            ),
+            Refusal(
+                "TRAIN.LOSS",
+                "{TRAIN.LOSS} has no effect with {TRAIN.OBJECTIVE} which has no classes; leave it out",
+            ),
+            Refusal(
+                "TRAIN.CLASS_WEIGHTS",
+                "{TRAIN.CLASS_WEIGHTS} has no effect with {TRAIN.OBJECTIVE} which has no classes; leave it out",
+            ),
+            Refusal("DATA.SAMPLER", "{DATA.SAMPLER} must be shuffle with {TRAIN.OBJECTIVE} which has no classes"),
+            Refusal(
+                "TRAIN.mixes",
+                "{TRAIN.MIXUP_ALPHA} {TRAIN.CUTMIX_ALPHA} and {TRAIN.CUTMIX_MINMAX} must be off with {TRAIN.OBJECTIVE} "
+                "because they mix the labels of images",
+            ),
+            Refusal(
+                "TRAIN.SMOOTHING",
+                "{TRAIN.SMOOTHING} has no effect with {TRAIN.OBJECTIVE} which has no classes; leave it out",
+                if_typed=True,
+            ),
+            Refusal(
+                "DATA.has_several_labels",
+                "{LABELS} has no effect with {TRAIN.OBJECTIVE} which has no classes; leave it out",
+            ),
+            Refusal(
+                "DATA.TOKENS",
+                "{TRAIN.OBJECTIVE} must be classes with {DATA.TOKENS} because features are learned from square images",
+            ),
+        ),
+    ),
+}

@@ -7,15 +7,16 @@ import numpy as np
 import torch
 
 from configs.schema import Config, Data
+from datasets.batching import batching_of
 from datasets.classes import number_classes, read_classes, without_new_classes
-from datasets.loading.readers import EvalData, EvalReader, TrainData, TrainReader
+from datasets.loading.readers import EvalData, TrainData
 from datasets.loading.workers import choose_workers, make_loader
 from datasets.order import Order
 from datasets.sources import find_source
 from datasets.split import describe_split, split
 from datasets.split.parts import warn_of_lacking_classes
 from datasets.transforms.crop import Normalize
-from datasets.transforms.preparation import Preparation, SizedPreparation
+from datasets.transforms.preparation import Preparation
 from datasets.types import ImageSet, SavedData
 from utils.distributed import Process
 from utils.errors import ConfigError, DataError, did_you_mean
@@ -125,8 +126,8 @@ def _describe_class_counts(train: ImageSet | None, val: ImageSet) -> list[str]:
 def _refuse_one_class(config: Config, train: ImageSet | None, val: ImageSet) -> None:
     """Raise DataError if all training images have the same class, or, in an evaluation, if only one class is known."""
     name = val.target_names()[int(val.targets[0])]
-    is_one = len(val.classes) == 1 and not val.labels_are_numbers and not val.label_sets
-    if val.makes_batches or config.TRAIN.OBJECTIVE == "features":
+    is_one = len(val.classes) == 1 and not val.labels_are_numbers and val.meaning.has_one_class
+    if val.makes_batches or not config.task.has_targets:
         return
     if is_one if train is None else train.targets.min() == train.targets.max():
         raise DataError(
@@ -141,8 +142,7 @@ def _check_num_classes(config: Config, image_set: ImageSet) -> None:
         return
     if (too_high := image_set.with_any(np.arange(num_classes, len(names)))).any():
         first = int(too_high.argmax())
-        target = image_set.targets[first]
-        number = max(image_set.label_sets[target]) if image_set.label_sets else int(target)
+        number = max(image_set.meaning.classes_of(int(image_set.targets[first])))
         raise DataError(
             f"{image_set.name(first)}: its class {names[number]!r} has number {number} (from 0), but "
             f"MODEL.NUM_CLASSES is {num_classes}; set -num_classes {len(names)} or leave it out"
@@ -190,22 +190,13 @@ def _loader_of(config: Config, image_set: ImageSet, process: Process, batch_size
     """Return the function that makes batches from pieces of the order."""
     if image_set.makes_batches:
         return generate_batches(config, image_set, batch_size, process)
-    if config.DATA.TOKENS:
-        from datasets.native_aspect.batches import EvalSequenceReader, TrainSequenceReader
-
-        reader = TrainSequenceReader if is_training else EvalSequenceReader
-    else:
-        reader = TrainReader if is_training else EvalReader
-    return make_loader(reader(image_set, config), choose_workers(config, image_set, process), process.device)
+    reader = batching_of(config.DATA).reader(config, image_set, is_training)
+    return make_loader(reader, choose_workers(config, image_set, process), process.device)
 
 
 def generate_batches(config: Config, image_set: ImageSet, batch_size: int, process: Process) -> Callable:
     """Return the function that makes batches of random images on the device from pieces of the order."""
-    if config.DATA.TOKENS:
-        from datasets.native_aspect.batches import SyntheticSequences
-
-        return SyntheticSequences(config, image_set, batch_size, process.rank, process.device)
-    return image_set.makes_batches(config, batch_size, process.rank, process.device)
+    return batching_of(config.DATA).invent(config, image_set, batch_size, process)
 
 
 def build_train_data(config: Config, image_set: ImageSet, process: Process, order: Order | None = None) -> TrainData:
@@ -224,22 +215,12 @@ def build_eval_data(config: Config, image_set: ImageSet, process: Process) -> Ev
 
 def build_normalize(data: Data, dtype: torch.dtype = torch.float32) -> Normalize:
     """Return the normalization of the images of a batch. See Normalize for `dtype`."""
-    if data.TOKENS:
-        from datasets.native_aspect.batches import PatchNormalize
-
-        return PatchNormalize(data, dtype)
-    return Normalize(data, dtype)
+    return batching_of(data).normalize(data, dtype)
 
 
-def build_preparation(
-    config: Config, normalize: Normalize, is_compiled: bool = False
-) -> Preparation | SizedPreparation:
+def build_preparation(config: Config, normalize: Normalize, is_compiled: bool = False) -> Preparation:
     """Return the preparation for these settings. If `is_compiled`, it has one compiled kernel per batch size."""
-    if config.DATA.TOKENS:
-        from datasets.native_aspect.batches import SequencePreparation
-
-        return SequencePreparation(config, normalize)
-    return (SizedPreparation if config.TRAIN.SIZE_SCHEDULE else Preparation)(config, normalize, is_compiled)
+    return batching_of(config.DATA).preparation(config, normalize, is_compiled)
 
 
 def watches(train: ImageSet, val: ImageSet, path: str) -> bool:

@@ -94,7 +94,7 @@ def without_new_classes(part: ImageSet, saved: SavedData | None) -> ImageSet:
     If a class of the checkpoint is missing, an added class may be that class under another name. Then all images stay,
     and number_classes refuses them.
     """
-    if not (saved and saved.classes) or part.label_sets or part.labels_are_numbers:
+    if not (saved and saved.classes and part.meaning.has_one_class) or part.labels_are_numbers:
         return part
     new, gone = _differences([part], saved.classes)
     counts = dict(zip(part.classes, part.count_classes().tolist(), strict=True))
@@ -166,10 +166,7 @@ def renumber(parts: list[ImageSet], classes: list[str]) -> None:
         part.classes = list(classes)
         if np.array_equal(lookup, np.arange(len(lookup))):
             continue  # avoid a copy, because all processes share the targets of an index
-        if part.label_sets:
-            part.label_sets = [tuple(lookup[list(each)].tolist()) for each in part.label_sets]
-        else:
-            part.targets = lookup[part.targets]
+        part.meaning, part.targets = part.meaning.renumber(part.targets, lookup)
 
 
 def read_classes(name: str, title: str, errors: str = "strict", may_repeat: bool = True) -> list[str]:

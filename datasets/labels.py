@@ -1,7 +1,7 @@
 """Convert the labels of a data set to class numbers, and check them."""
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from unicodedata import normalize
@@ -9,7 +9,8 @@ from unicodedata import normalize
 import numpy as np
 
 from configs.schema import Config
-from datasets.types import ImageSet, count_classes
+from datasets.targets import LabelSets, OneClass, count_classes
+from datasets.types import ImageSet
 from utils.errors import DataError
 from utils.text import counted, first_of
 
@@ -34,14 +35,6 @@ class Labels:
         return f"{self.file}, line {self.lines[index]}"
 
 
-def are_mostly_numbers(lists: list[Labels]) -> bool:
-    """Return whether more than half of the images have a numeric label. If so, other labels are typos, not names."""
-    numbers = sum(
-        int(each.counts[index]) for each in lists for index, label in enumerate(each.written) if _is_number(label)
-    )
-    return 2 * numbers > sum(int(each.counts.sum()) for each in lists)
-
-
 def _is_number(label: str) -> bool:
     try:
         float(label)  # this also accepts nan, which pandas writes for missing numbers
@@ -50,19 +43,93 @@ def _is_number(label: str) -> bool:
     return True
 
 
-def class_numbers(config: Config, lists: list[Labels], are_numbers: bool) -> tuple[list[np.ndarray], list[str]]:
-    """Return the class numbers of each list's labels, and the classes. If there are two lists, the first is for
-    training and must have all classes. Labels that are not numbers are class names, numbered in sorted order."""
-    if are_numbers:
-        targets = [_numbered_targets(config, labels) for labels in lists]
-        num_images = sum(int(each.counts.sum()) for each in lists)
-        classes = numbered_classes(config, targets, [each.where for each in lists], num_images)
-    else:
-        names = {label: normalize("NFC", label) for labels in lists for label in labels.written}
-        classes = sorted(set(names.values()))
-        number = {name: index for index, name in enumerate(classes)}
-        targets = [np.array([number[names[label]] for label in labels.written], np.int32) for labels in lists]
-    return targets, classes
+class OneLabel:
+    """Labels that are each the name or the number of a class."""
+
+    def __init__(self, allow_names: bool):
+        self._allow_names = allow_names
+
+    def are_numbers(self, lists: list[Labels]) -> bool:
+        """Return whether more than half of the images have a numeric label. If so, other labels are typos, not names."""
+        if not self._allow_names:
+            return True
+        numbers = sum(
+            int(each.counts[index]) for each in lists for index, label in enumerate(each.written) if _is_number(label)
+        )
+        return 2 * numbers > sum(int(each.counts.sum()) for each in lists)
+
+    def numbers(self, config: Config, lists: list[Labels]) -> tuple[list[np.ndarray], list[str]]:
+        """Return the target number of each list's labels, and the classes. If there are two lists, the first is for
+        training and must have all classes. Labels that are not numbers are class names, numbered in sorted order."""
+        if self.are_numbers(lists):
+            targets = [_numbered_targets(config, labels) for labels in lists]
+            num_images = sum(int(each.counts.sum()) for each in lists)
+            classes = numbered_classes(config, targets, [each.where for each in lists], num_images)
+        else:
+            names = {label: normalize("NFC", label) for labels in lists for label in labels.written}
+            classes = sorted(set(names.values()))
+            number = {name: index for index, name in enumerate(classes)}
+            targets = [np.array([number[names[label]] for label in labels.written], np.int32) for labels in lists]
+        return targets, classes
+
+    def meanings(self, config: Config, lists: list[Labels], classes: list[str]) -> list[OneClass]:
+        """Return what the targets of each list mean."""
+        return [OneClass()] * len(lists)
+
+    def describe(self, config: Config, train: ImageSet) -> tuple[str, ...]:
+        """Return lines for the log."""
+        return ()
+
+
+class SeveralLabels(OneLabel):
+    """Labels that name any number of classes, separated by DATA.LABEL_SEPARATOR, or in a column of 0 and 1 for each.
+
+    With columns, a label is a string of the values in these columns, such as 0101.
+    """
+
+    def __init__(self, columns: Sequence[str] = ()):
+        """`columns`: the label columns of DATA.COLUMNS, or none."""
+        self._columns = columns
+
+    def are_numbers(self, lists: list[Labels]) -> bool:
+        return False
+
+    def numbers(self, config: Config, lists: list[Labels]) -> tuple[list[np.ndarray], list[str]]:
+        """Return the number of each label as written, and the classes."""
+        names = {name for labels in self._parsed(config, lists) for found in labels for name in found}
+        return [np.arange(len(each.written), dtype=np.int32) for each in lists], list(self._columns) or sorted(names)
+
+    def meanings(self, config: Config, lists: list[Labels], classes: list[str]) -> list[OneClass]:
+        number = {name: number for number, name in enumerate(classes)}
+        parsed = self._parsed(config, lists)
+        if not any(itertools.chain.from_iterable(parsed)):
+            raise DataError(f"{lists[0].file}: no image has a label; {LABELS_EXPECTED}")
+        return [LabelSets([tuple(number[each] for each in found) for found in of_list]) for of_list in parsed]
+
+    def _parsed(self, config: Config, lists: list[Labels]) -> list[list[Collection[str]]]:
+        """Return the class names in each label of each list."""
+        separator = config.DATA.LABEL_SEPARATOR
+
+        def parse(written: str) -> Collection[str]:
+            if self._columns:
+                return [name for name, bit in zip(self._columns, written, strict=True) if bit == "1"]
+            return dict.fromkeys(filter(None, map(str.strip, normalize("NFC", written).split(separator))))
+
+        return [[parse(written) for written in labels.written] for labels in lists]
+
+    def describe(self, config: Config, train: ImageSet) -> tuple[str, ...]:
+        """Describe the number of labels per image, and warn if DATA.LABEL_SEPARATOR seems to be wrong."""
+        sizes = np.array([len(each) for each in train.meaning.sets])[train.targets]
+        empty = train.count_classes() == 0
+        lines = [f"labels per image: {sizes.mean():.2f} on average, {sizes.min()} to {sizes.max()}"]
+        if config.DATA.LABEL_SEPARATOR and sizes.max() == 1:
+            lines.append(
+                f"warning: no image has two labels separated by {config.DATA.LABEL_SEPARATOR!r}; check DATA.LABEL_SEPARATOR"
+            )
+        if empty.any():
+            names = first_of([train.classes[number] for number in np.flatnonzero(empty)])
+            lines.append(f"warning: no image has these classes: {names}")
+        return ("; ".join(lines),)
 
 
 def _numbered_targets(config: Config, labels: Labels) -> np.ndarray:
@@ -86,46 +153,6 @@ def _numbered_targets(config: Config, labels: Labels) -> np.ndarray:
             )
         targets[index] = target
     return targets
-
-
-def several_labels(
-    config: Config, lists: list[Labels], columns: Sequence[str]
-) -> tuple[list[list[tuple[int, ...]]], list[str]]:
-    """Return the class numbers of each label of each list, and the classes. The first of two lists is for training.
-
-    `columns`: the label columns of DATA.COLUMNS; a label is then a string of the values in these columns, such as 0101.
-    Without label columns, DATA.LABEL_SEPARATOR separates the class names in a label.
-    """
-    numbers, separator = {name: number for number, name in enumerate(columns)}, config.DATA.LABEL_SEPARATOR
-
-    def parse(written: str) -> Iterable[int]:
-        if columns:
-            return [place for place, bit in enumerate(written) if bit == "1"]
-        names = filter(None, map(str.strip, normalize("NFC", written).split(separator)))
-        return {numbers.setdefault(name, len(numbers)) for name in names}
-
-    parsed = [[parse(written) for written in labels.written] for labels in lists]
-    classes = list(columns) or sorted(numbers)
-    sorted_number = {numbers[name]: number for number, name in enumerate(classes)}
-    sets = [[tuple(sorted_number[each] for each in found) for found in of_list] for of_list in parsed]
-    if not any(itertools.chain.from_iterable(sets)):
-        raise DataError(f"{lists[0].file}: no image has a label; {LABELS_EXPECTED}")
-    return sets, classes
-
-
-def describe_labels(config: Config, train: ImageSet) -> str:
-    """Describe the number of labels per image, and warn if DATA.LABEL_SEPARATOR seems to be wrong."""
-    sizes = np.array([len(each) for each in train.label_sets])[train.targets]
-    empty = train.count_classes() == 0
-    lines = [f"labels per image: {sizes.mean():.2f} on average, {sizes.min()} to {sizes.max()}"]
-    if config.DATA.LABEL_SEPARATOR and sizes.max() == 1:
-        lines.append(
-            f"warning: no image has two labels separated by {config.DATA.LABEL_SEPARATOR!r}; check DATA.LABEL_SEPARATOR"
-        )
-    if empty.any():
-        names = first_of([train.classes[number] for number in np.flatnonzero(empty)])
-        lines.append(f"warning: no image has these classes: {names}")
-    return "; ".join(lines)
 
 
 def shortened(label: str) -> str:

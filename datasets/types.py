@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from datasets.order import Piece, shuffled
+from datasets.targets import OneClass
 
 if TYPE_CHECKING:
     from datasets.index import Index
@@ -21,9 +22,8 @@ class ImageReadError(Exception):
 
 
 class ImageSet:
-    """Images, each with a class. `targets[i]` is the class number of image i, `classes[number]` the name of the class.
-
-    If an image can have several labels, `targets[i]` is the number of its set in `label_sets`.
+    """Images, each with a target. `targets[i]` is the number of the target of image i, usually the number of its class,
+    and `classes[number]` the name of a class. `meaning` says what a target number means (targets.py).
     """
 
     in_memory = False
@@ -39,7 +39,7 @@ class ImageSet:
     root: Path | None = None
     is_listing = False  # whether the set consists of the class folders below `root`, so that folders are labels
     notes: tuple[str, ...] = ()  # lines for the log; the notes of the validation set are about both sets
-    label_sets: list[tuple[int, ...]] | None = None  # the distinct sets of class numbers, see `targets`
+    meaning = OneClass()
     labels_are_numbers = False  # the labels in the data are class numbers; class names, if any, were added later
     class_folders: Set[bytes] = frozenset()  # class folders that are left out of image names when a split hashes them
     left_out: dict[str, int] = {}  # number of images of each class that the evaluated checkpoint does not know
@@ -136,39 +136,19 @@ class ImageSet:
 
     def count_classes(self, chosen: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Return int64 [classes]: the number of images with each class, among all or the chosen images."""
-        if not self.label_sets:
-            return count_classes(self.targets[chosen], len(self.classes))
-        total = [0] * len(self.classes)
-        for numbers, count in zip(self.label_sets, count_classes(self.targets[chosen]).tolist(), strict=False):
-            for number in numbers:
-                total[number] += count
-        return np.array(total, np.int64)
+        return self.meaning.count(self.targets[chosen], len(self.classes))
 
     def with_any(self, classes: np.ndarray) -> np.ndarray:
         """Return bool [N]: whether each image has one of these classes."""
-        if not self.label_sets:
-            return np.isin(self.targets, classes)
-        wanted = set(classes.tolist())
-        return np.array([not wanted.isdisjoint(each) for each in self.label_sets])[self.targets]
+        return self.meaning.with_any(self.targets, classes)
 
-    def target_names(self) -> list[str]:
+    def target_names(self) -> Sequence[str]:
         """Return the meaning of each target number: the name of its class, or the names of all its classes."""
-        if self.label_sets is None:
-            return self.classes
-        return ["|".join(sorted(self.classes[number] for number in each)) for each in self.label_sets]
+        return self.meaning.names(self.classes)
 
     def row(self, index: int) -> int:
         """Return the row of an image in the columns of the whole set."""
         return index if self.rows is None else int(self.rows[index])
-
-
-def count_classes(targets: np.ndarray, at_least: int = 0) -> np.ndarray:
-    """Return the number of images of each class as int64, counted in pieces, because bincount makes an int64 copy."""
-    counts = [np.bincount(targets[start : start + 2**20]) for start in range(0, len(targets), 2**20)]
-    total = np.zeros(max([at_least, *map(len, counts)]), np.int64)
-    for each in counts:
-        total[: len(each)] += each
-    return total
 
 
 class SavedData(NamedTuple):
@@ -188,9 +168,9 @@ class Batch(NamedTuple):
     num_samples: int  # B, or 0 for an image that only keeps the processes in step
     bad: list[int]  # unreadable images: replaced in training, omitted in evaluation
     piece: Piece | None = None  # only in training; erasing and mixing depend on it
-    # int64 [B, RANDOM_ERASE_COUNT, 6] on the host (5 with DATA.TOKENS): the boxes to erase. None: not drawn yet.
+    # int64 [B, RANDOM_ERASE_COUNT, 6] on the host (5 for sequences of patches): the boxes to erase. None: not drawn yet.
     boxes: np.ndarray | None = None
-    shares: np.ndarray | None = None  # float32 [B], with DATA.TOKENS: fraction of an image not from its partner
+    shares: np.ndarray | None = None  # float32 [B], for sequences of patches: fraction of an image not from its partner
 
     def parts(self, size: int) -> list["Batch"]:
         """Return this training batch in parts of at most `size` images."""

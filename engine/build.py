@@ -23,6 +23,7 @@ from engine.parallel import choose_parallel, is_sharded
 from engine.plan import ImageSets, Plan, TrainPlan
 from engine.precision import Clipping, ComputingModel, Precision, set_matmul
 from engine.session import Session
+from engine.tasks import find_task
 from engine.train.counters import Counters
 from engine.train.loss import StepWrapper, build_loss
 from engine.train.optimizers import build_optimizer
@@ -103,11 +104,7 @@ def make_wrappers(
         from engine.train.distillation import make_distillation
 
         wrappers.append(make_distillation(config, process, log, num_classes, classes))
-    if config.TRAIN.OBJECTIVE == "features":
-        from engine.tasks.features import make_feature_training
-
-        wrappers.append(make_feature_training(config, process, log, is_trial=classes is None))
-    return wrappers
+    return [*wrappers, *find_task(config).wrappers(process, log, is_trial=classes is None)]
 
 
 def build_trainer(
@@ -166,6 +163,7 @@ def build_trainer(
         prepare, loss = wrapper.wrap(prepare, loss, precision)
     return Trainer(
         config=config,
+        task=find_task(config),
         process=process,
         data=data,
         model=model,
@@ -181,7 +179,7 @@ def build_trainer(
         loss=loss,
         prepare=prepare,
         ema=ema,
-        counters=Counters(process.device, has_classes=config.TRAIN.OBJECTIVE == "classes"),
+        counters=Counters(process.device, has_classes=config.task.has_classes),
     )
 
 

@@ -13,13 +13,12 @@ from configs.load import LoadedConfig
 from datasets import BadImages, EvalData, build_eval_data, build_normalize
 from engine.build import load_data_sets, make_model
 from engine.checkpoint.resume import is_run
-from engine.evaluation.evaluate import evaluate
 from engine.evaluation.tally import are_finite
 from engine.plan import EvalPlan, plan_evaluation, read_inputs
-from engine.plan_lines import measured_classes
 from engine.precision import set_matmul
 from engine.record.next_steps import after_evaluation
 from engine.session import Session
+from engine.tasks import find_task
 from engine.weights_lines import describe_evaluation
 from models import build_model, describe
 from models.transforms import ModelTransforms, choose_transforms
@@ -47,14 +46,9 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     keep_freed_memory(process.device)
     normalize = build_normalize(config.DATA, torch.float32).to(process.device)
     bad_images = BadImages(eval_set, config.DATA.MAX_BAD_FRACTION, log.warn)
-    learns_features, change_model = config.TRAIN.OBJECTIVE == "features", None
-    score = partial(
-        evaluate, data=data, normalize=normalize, precision=precision, process=process, bad_images=bad_images
-    )
-    if learns_features:
-        from engine.tasks.features_evaluation import load_evaluation
-
-        change_model, score = load_evaluation(plan, normalize, log, data, bad_images)
+    task = find_task(config)
+    given = (data, normalize, precision, process, bad_images, log, is_run(inputs.saved))
+    change_model, score = task.open_evaluation(*given)
     found, transforms = {}, choose_transforms(config, process.device, precision.half)
     for name, model in weights_to_score(plan, partial(make_model, plan, log), change_model):
         if not found:
@@ -65,20 +59,20 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
             session.status("evaluating")
         start = time.perf_counter()
         (found[name],) = score([model])
-        if not (learns_features or math.isfinite(found[name].scores.loss)):
+        if config.task.has_classes and not math.isfinite(found[name].scores.loss):
             refuse_outputs(plan, model, transforms, data, normalize)
         seconds = time.perf_counter() - start
         scores = found[name].scores
         log.detail(f"----- {scores.describe(f'{name}Validation')}, time: {seconds:.2f}")
-        log.say(scores.describe_all(name, measured_classes(plan)))
+        log.say(scores.describe_all(name, task.describe_scored(eval_set)))
         transforms.revert(model)  # the next weights are loaded into the same model
-    if not learns_features:
+    if config.task.has_classes:
         from engine.report.image_results import leave_results
 
         leave_results(session, plan, found)
     figures = {name.strip().lower() or "raw": each.scores.figures() for name, each in found.items()}
     session.status("done", exit_code=0, **figures)
-    if not learns_features:
+    if config.task.has_classes:
         weights = find_file(plan.inputs.source[1]) if plan.inputs.kept else None
         session.advise(after_evaluation(weights, session.path, eval_set))
     return 0
@@ -121,7 +115,7 @@ def weights_to_score(
     model = build_model(plan.config, plan.num_classes)
     if change_model:
         change_model(model)
-    elif plan.config.TRAIN.OBJECTIVE == "features":  # -check
+    elif not plan.config.task.has_classes:  # -check
         model.reset_classifier(0)
     for key, name in (("state_dict", ""), ("state_dict_ema", "EMA ")):
         if state.get(key):

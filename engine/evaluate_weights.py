@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from datasets import BadImages, EvalData
 from engine.evaluation.evaluate import Evaluation, evaluate
 from engine.evaluation.scores import Scores
-from engine.evaluation.tally import OF_CLASSES, ImageResults, LabelResults, Scoring
+from engine.evaluation.tally import Results, Scoring
 from engine.session import Session
 from engine.train.trainer import Trainer
 from utils.program import StopSignal
@@ -27,23 +27,17 @@ def evaluate_both(
     `change` returns another scoring, which keeps more.
     """
     models = {"": trainer.model} | ({"_ema": trainer.ema.model} if trainer.ema and trainer.step else {})
-    normalize, metric = trainer.prepare.normalize, trainer.config.TRAIN.BEST_METRIC
-    if trainer.config.TRAIN.OBJECTIVE == "features":
-        from engine.tasks.features_evaluation import evaluate_features
+    metric, given = trainer.config.TRAIN.BEST_METRIC, list(models.values())
+    with contextlib.ExitStack() as stack:
+        scoring = trainer.task.scoring(trainer)
+        if trainer.config.learns_strangers:
+            from engine.confidence.fit import keeping_features
 
-        found = evaluate_features(
-            list(models.values()), data, trainer.prepare, trainer.loss, trainer.process, bad_images
-        )
-    else:
-        with contextlib.ExitStack() as stack:
-            scoring = OF_CLASSES
-            if trainer.config.learns_strangers:
-                from engine.confidence.fit import keeping_features
-
-                scoring = stack.enter_context(keeping_features(list(models.values()), trainer))
-            scoring = change(scoring) if change else scoring
-            given = (data, normalize, trainer.precision, trainer.process, bad_images, scoring)
-            found = evaluate(list(models.values()), *given)
+            scoring = stack.enter_context(keeping_features(scoring, given, trainer))
+        scoring = change(scoring) if change else scoring
+        how = (trainer.prepare.normalize, trainer.precision, trainer.process, bad_images, scoring)
+        found = evaluate(given, data, *how)
+    found = trainer.task.score_more(found, given, trainer)
     found = [each._replace(scores=replace(each.scores, metric=metric)) for each in found]
     return dict(zip(models, found, strict=True))
 
@@ -64,7 +58,7 @@ def complete_best(
     results.complete(lambda: evaluate_saved(path, trainer, data, bad_images), lambda: bool(stop.number))
 
 
-def evaluate_saved(path: Path, trainer: Trainer, data: EvalData, bad_images: BadImages) -> ImageResults | LabelResults:
+def evaluate_saved(path: Path, trainer: Trainer, data: EvalData, bad_images: BadImages) -> Results:
     """Evaluate best.pth again. Its better weights replace those of the trainer's model, so the training must be over."""
     from engine.checkpoint.find import read_checkpoint
 
@@ -72,5 +66,6 @@ def evaluate_saved(path: Path, trainer: Trainer, data: EvalData, bad_images: Bad
     key, model = f"state_dict{suffix}", trainer.ema.model if suffix and trainer.ema else trainer.model
     state = trainer.parallel.local_part({key: read_checkpoint(path, lazily=True)[key]})
     trainer.parallel.load(model, state[key])
-    (found,) = evaluate([model], data, trainer.prepare.normalize, trainer.precision, trainer.process, bad_images)
+    how = (trainer.prepare.normalize, trainer.precision, trainer.process, bad_images, trainer.task.scoring(trainer))
+    (found,) = evaluate([model], data, *how)
     return found.images.gather(trainer.process)

@@ -12,7 +12,6 @@ from engine.evaluate_weights import complete_best, evaluate_both, note_start
 from engine.evaluation.scores import rank_of
 from engine.memory import naming_remedy
 from engine.plan import TrainPlan
-from engine.plan_lines import measured_classes
 from engine.saves import Saves
 from engine.session import Session
 from engine.train.counters import EpochResult, Report
@@ -192,7 +191,7 @@ class Loop:
         lasted = format_duration(time.perf_counter() - self.start)
         files = {"weights": "last.pth", "curves": "loss.png", "logs": "log.txt"}
         things = ", ".join(name for name, file in files.items() if (folder / file).exists())
-        over = f", over {measured_classes(self.plan)}" if best.exists else ""
+        over = f", over {self.trainer.task.describe_scored(self.plan.eval_set)}" if best.exists else ""
         log.say(f"{outcome.sentence}; {self.saves.describe_best()}{over}; {lasted}; {things}: {folder}")
         if before and best.exists and not rank_of(best.metric, best.value, best.loss) > before.rank:
             log.warn(f"no epoch was better than the start; before training: {before.describe_short()}")

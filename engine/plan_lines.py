@@ -20,7 +20,7 @@ def describe_training(plan: TrainPlan, model: str) -> list[str]:
     if plan.config.TRAIN.SIZE_SCHEDULE:
         sizes = (f"{side} x {side} from epoch {start + 1} on" for start, side in plan.config.train_sizes.items())
         lines.append(f"training images: {', '.join(sizes)}; evaluation at {plan.config.DATA.IMAGE_SIZE}")
-    if plan.config.DATA.TOKENS:
+    if plan.config.DATA.sequences:
         from models.native_aspect import describe_sequences
 
         lines.append(describe_sequences(plan.config))
@@ -93,14 +93,6 @@ def facts_for_status(plan: TrainPlan, model: nn.Module) -> dict[str, str | int]:
         "validation_classes": count_measured(plan),
         "images_per_update": plan.order.global_batch,
     }
-
-
-def measured_classes(plan: Plan) -> str:
-    """Return '5 classes', or '3 of 5 classes' if the validation images have only 3 of them."""
-    if plan.config.TRAIN.OBJECTIVE == "features":
-        return "the labelled images" if plan.config.TRAIN.BEST_METRIC == "knn" else "the held-out images"
-    number, total = count_measured(plan), counted(len(plan.classes), "class")
-    return total if number == len(plan.classes) else f"{number} of {total}"
 
 
 def count_measured(plan: Plan) -> int:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import torch
@@ -131,6 +132,16 @@ def patch_size_of(config: Config) -> int:
     """Return the side of the model's patches in pixels."""
     data = Data(IMAGE_SIZE=config.DATA.IMAGE_SIZE, IMAGE_CHANNELS=config.DATA.IMAGE_CHANNELS, TOKENS=config.DATA.TOKENS)
     return _patch_size(config.MODEL, data)
+
+
+def largest_square(config: Config) -> int:
+    """Return the side of the largest square image within the number of patches, in pixels."""
+    return math.isqrt(config.DATA.TOKENS) * patch_size_of(config)
+
+
+def with_patches_of(data: Data, other: Data) -> Data:
+    """Return the settings with the number of patches of other images."""
+    return dataclasses.replace(data, TOKENS=other.TOKENS)
 
 
 # --- descriptions ---

@@ -137,7 +137,7 @@ def choose(arguments: argparse.Namespace) -> int:
     data = None
     if is_run:
         config = config_of(SavedRun.open(folder), arguments.data_path)
-        if config.TRAIN.OBJECTIVE == "classes" and config.DATA.DATASET not in COMPUTED:
+        if config.task.has_classes and config.DATA.DATASET not in COMPUTED:
             data = DataSet.load(config)
     if data is None and arguments.data_path:
         raise ConfigError(f"-data_path has no effect, because {arguments.source} is no run with labels; leave it out")

@@ -293,7 +293,7 @@ def predict(arguments: argparse.Namespace, paths: list[str], process: "Process")
 
         maps = process.after_first(lambda: Maps.of(classifier, process.device, arguments.attention, paths))
     for flag in ("into", "unsure", "unknown"):
-        if classifier.config.DATA.has_several_labels and getattr(arguments, flag) is not None:
+        if classifier.config.task.has_several_classes and getattr(arguments, flag) is not None:
             raise ConfigError(f"-{flag}: with this model an image can have several classes or none; leave -{flag} out")
     make = Predictor
     if classifier.takes_photo:

@@ -43,8 +43,7 @@ class Reader:
     def allocate(self, piece: Piece, pinned: bool = False) -> Buffers:
         """Allocate the memory of a batch. Pinning it takes milliseconds at first; later, torch reuses pinned memory."""
         count = len(piece.indices)
-        shape, dtype = ((count, self.num_classes), torch.float32) if self.image_set.label_sets else (count, torch.int64)
-        targets = torch.empty(shape, dtype=dtype, pin_memory=pinned)
+        targets = self.image_set.meaning.allocate(count, self.num_classes, pinned)
         return Buffers(self.allocate_images(piece, pinned), targets, [[]] * count)
 
     def allocate_images(self, piece: Piece, pinned: bool) -> Tensor:
@@ -58,12 +57,8 @@ class Reader:
         return self.data.IMAGE_SIZE
 
     def put_target(self, index: int, target: Tensor) -> None:
-        """Write the target of an image: its class number, or a 0 or 1 for each class if images have several labels."""
-        number, sets = int(self.image_set.targets[index]), self.image_set.label_sets
-        if sets is None:
-            target.fill_(number)
-        else:
-            target.zero_()[list(sets[number])] = 1
+        """Write the target of an image to its place in a batch."""
+        self.image_set.meaning.put(int(self.image_set.targets[index]), target)
 
     def fill(self, piece: Piece, positions: range, buffers: Buffers) -> list[int]:
         """Read the images at these positions of a piece into `buffers`. Return the indices of unreadable images."""

@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from configs.schema import Config
+from datasets.batching import batching_of
 from datasets.loading.readers import Reader
 from datasets.order import Piece
 from datasets.types import Batch, ImageSet
@@ -76,15 +77,7 @@ def shared_bytes(config: Config, num_processes: int) -> int:
     Training batches stay in memory during evaluation, so both kinds of batches need memory.
     """
     num_images = config.DATA.BATCH_SIZE + (config.DATA.BATCH_SIZE_EVAL or config.DATA.BATCH_SIZE)
-    return num_processes * AHEAD_OF_PROCESS * num_images * _image_bytes(config)
-
-
-def _image_bytes(config: Config) -> int:
-    if config.DATA.TOKENS:
-        from datasets.native_aspect.grids import image_bytes
-
-        return image_bytes(config)
-    return config.DATA.IMAGE_CHANNELS * config.DATA.IMAGE_SIZE**2
+    return num_processes * AHEAD_OF_PROCESS * num_images * batching_of(config.DATA).image_bytes(config)
 
 
 def _kind_on_gpu(config: Config, image_set: ImageSet, process: Process, count: int) -> str:
@@ -105,7 +98,7 @@ def _ahead_of_threads(config: Config, process: Process) -> int:
     """
     room = min(BYTES_AHEAD, MAX_FRACTION_AHEAD * free_host_memory() / process.local_size)
     # torch rounds each allocation of pinned memory up to a power of two.
-    pinned = 1 << (config.DATA.BATCH_SIZE * _image_bytes(config) - 1).bit_length()
+    pinned = 1 << (config.DATA.BATCH_SIZE * batching_of(config.DATA).image_bytes(config) - 1).bit_length()
     return min(max(int(room / pinned), MIN_AHEAD), MAX_AHEAD)
 
 

@@ -60,7 +60,7 @@ class SequenceTransform(TrainTransform):
 
 
 class EvalSequenceTransform:
-    """A resize of the whole image so that its patches fit DATA.TOKENS. Its pixels equal timm's."""
+    """A resize of the whole image so that its patches fit the limit. Its pixels equal timm's."""
 
     def __init__(self, config: Config, patch: int):
         self.interpolation, self.patch = config.DATA.INTERPOLATION, patch
@@ -378,7 +378,8 @@ class SyntheticSequences:
 
     def __init__(self, config: Config, image_set: ImageSet, batch_size: int, rank: int, device: torch.device):
         self.config, self.rank, self.count, self.device = config, rank, min(batch_size, len(image_set)), device
-        self.targets = torch.from_numpy(image_set.targets[: self.count]).to(device)
+        targets = image_set.targets[: self.count]
+        self.targets = image_set.meaning.batch(targets, len(image_set.classes)).to(device)
         self.images: dict[int, Tensor] = {}  # {length: batch}
 
     def __call__(self, pieces: Iterable[Piece]) -> Iterator[Batch]:

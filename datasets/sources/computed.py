@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from configs.schema import Config
+from configs.tables import import_named
 from datasets.order import Piece
 from datasets.transforms.crop import BySize
 from datasets.transforms.pixel_rules import PixelRules, to_array
@@ -40,7 +41,7 @@ class SyntheticBatches:
         side, self.sides = config.largest_train_side, BySize(config, lambda sized: sized.DATA.IMAGE_SIZE)
         pixels = rng.integers(256, size=(count, side, side, config.DATA.IMAGE_CHANNELS), dtype=np.uint8)
         self.images = torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2)
-        self.targets = torch.from_numpy(image_set.targets[:count]).to(device)
+        self.targets = image_set.meaning.batch(image_set.targets[:count], len(image_set.classes)).to(device)
 
     def __call__(self, pieces: Iterable[Piece]) -> Iterator[Batch]:
         for piece in pieces:
@@ -53,6 +54,7 @@ def read_synthetic(config: Config, say: Callable = print) -> tuple[ImageSet, Ima
     num_classes = config.MODEL.NUM_CLASSES or SYNTHETIC_CLASSES
     targets = np.random.default_rng(config.SEED).integers(num_classes, size=config.DATA.SYNTHETIC_SIZE)
     image_set = SyntheticImages(targets, [str(number) for number in range(num_classes)])
+    image_set.meaning = import_named("datasets", f"targets.{config.task.targets}").invent(num_classes)
     image_set.split = {"rule": "none", "training": "synthetic", "validation": "synthetic"}
     return image_set, copy(image_set)
 

@@ -14,7 +14,7 @@ from unicodedata import normalize
 import numpy as np
 
 from configs.schema import Config, Data
-from datasets.labels import shortened
+from datasets.labels import OneLabel, SeveralLabels, shortened
 from datasets.sources import choose_parts, data_root, expected_layout
 from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, open_list, to_image_sets
 from datasets.types import ImageSet
@@ -42,15 +42,11 @@ def read_csv(config: Config, say: Callable = print) -> tuple[ImageSet | None, Im
     # The split that is stored next to the index depends on these settings.
     settings = {"columns": columns.names, "group_by": columns.group, "are_bits": columns.are_bits}
     settings["separator"] = config.DATA.LABEL_SEPARATOR
-    lists = Lists(
-        files,
-        functools.partial(read_csv_file, columns=columns),
-        allow_names=True,
-        has_several_labels=config.DATA.has_several_labels,
-        label_columns=columns.of_labels if columns.are_bits else (),
-        settings=settings,
-    )
-    image_sets = to_image_sets(config, lists)
+    kind = OneLabel(allow_names=True)
+    if config.DATA.has_several_labels:
+        kind = SeveralLabels(columns.of_labels if columns.are_bits else ())
+    read = functools.partial(read_csv_file, columns=columns)
+    image_sets = to_image_sets(config, Lists(files, read, kind, settings))
     image_sets[-1].notes = (*notes, *image_sets[-1].notes)
     if len(files) == 1 and not (root.is_dir() and parts.val):
         return image_sets[0], None

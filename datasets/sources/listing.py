@@ -27,12 +27,13 @@ from datasets.index import (
     open_or_build,
     stamps_of,
 )
-from datasets.labels import Labels, are_mostly_numbers, class_numbers, describe_labels, several_labels
+from datasets.labels import Labels, OneLabel
 from datasets.sources import data_root, expected_layout, image_root, own_split, path_below_data
 from datasets.sources.folder import read_split_folders
 from datasets.sources.images import FileImages, normal_paths, on_disk, stays_inside
+from datasets.targets import count_classes
 from datasets.transforms.pixel_rules import PixelRules
-from datasets.types import ImageSet, count_classes
+from datasets.types import ImageSet
 from utils.errors import DataError, not_a_file
 from utils.text import counted, first_of
 
@@ -58,9 +59,7 @@ class Lists:
 
     files: list[Path]
     read: Callable[[Path, Callable[[Rows], None]], None]  # passes all rows to a function
-    allow_names: bool  # labels may be names of classes
-    has_several_labels: bool = False
-    label_columns: tuple[str, ...] = ()  # the columns of 0 and 1, if each label has a column
+    kind: OneLabel  # how labels become targets
     settings: dict = field(default_factory=dict)  # everything else that the rows depend on, in plain values
 
 
@@ -90,14 +89,12 @@ def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
         index_paths(config, beside), columns, made_of, lambda builder: _Builder(config, lists, builder).build()
     )
     labels = [_labels(index, lists, number) for number in range(len(lists.files))]
-    are_numbers, label_sets, folder_names = _are_numbers(lists, labels), [None] * len(labels), ()
-    if lists.has_several_labels:
-        label_sets, classes = several_labels(config, labels, lists.label_columns)
-    else:
-        (numbers, *_), classes = class_numbers(config, labels, are_numbers)
-        if are_numbers and index.facts["folder_names"]:
-            found = dict(zip(numbers.tolist(), index.facts["folder_names"], strict=False))
-            folder_names = [found.get(number, name) for number, name in enumerate(classes)]
+    are_numbers, folder_names = lists.kind.are_numbers(labels), ()
+    (numbers, *_), classes = lists.kind.numbers(config, labels)
+    meanings = lists.kind.meanings(config, labels, classes)
+    if are_numbers and index.facts["folder_names"]:
+        found = dict(zip(numbers.tolist(), index.facts["folder_names"], strict=False))
+        folder_names = [found.get(number, name) for number, name in enumerate(classes)]
     image_sets = []
     for number in range(len(lists.files))[-1 if config.START.EVAL else 0 :]:
         file, paths = lists.files[number], index.text(f"{number}.path")
@@ -107,16 +104,14 @@ def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
             root, paths, index.column(f"{number}.target"), classes, PixelRules.of(config.DATA), confined=True
         )
         image_set.folder = path_below_data(config.DATA, root)
-        image_set.index, image_set.label_sets = index, label_sets[number]
+        image_set.index, image_set.meaning = index, meanings[number]
         image_set.labels_are_numbers, image_set.classes_are_names = are_numbers, not are_numbers
         image_set.folder_names = folder_names
         if len(groups := index.text(f"{number}.group")):
             image_set.groups = groups
         image_set.split = own_split(lists.files[0], lists.files[-1])
         image_sets.append(image_set)
-    image_sets[-1].notes = tuple(_notes(config, index, lists))
-    if lists.has_several_labels:
-        image_sets[-1].notes += (describe_labels(config, image_sets[0]),)
+    image_sets[-1].notes = (*_notes(config, index, lists), *lists.kind.describe(config, image_sets[0]))
     return image_sets
 
 
@@ -124,10 +119,6 @@ def _labels(index: Index | IndexBuilder, lists: Lists, number: int) -> Labels:
     written = [os.fsdecode(each) for chunk in index.text(f"{number}.label").chunks() for each in chunk]
     lines, counts = (index.column(f"{number}.label_{name}") for name in ("line", "count"))
     return Labels(lists.files[number], written, lines, counts)
-
-
-def _are_numbers(lists: Lists, labels: list[Labels]) -> bool:
-    return not lists.has_several_labels and (not lists.allow_names or are_mostly_numbers(labels))
 
 
 class _Builder:
@@ -141,10 +132,7 @@ class _Builder:
     def build(self) -> dict:
         numbers = [self._read(number, file) for number, file in enumerate(self.lists.files)]
         labels = [_labels(self.builder, self.lists, number) for number in range(len(numbers))]
-        if self.lists.has_several_labels:  # the target of an image is the number of its label as written
-            targets = [np.arange(len(each.written), dtype=np.int32) for each in labels]
-        else:
-            targets, _ = class_numbers(self.config, labels, _are_numbers(self.lists, labels))
+        targets, _ = self.lists.kind.numbers(self.config, labels)
         for number, (of_labels, of_rows) in enumerate(zip(targets, numbers, strict=True)):
             for start in range(0, len(of_rows), ROWS_AT_ONCE):
                 self.builder.add(f"{number}.target", of_labels[of_rows[start : start + ROWS_AT_ONCE]])
@@ -289,7 +277,7 @@ def read_imagenet(config: Config, say: Callable = print) -> tuple[ImageSet | Non
             raise DataError(f"DATA.DATA_PATH: {root} has no {file.name}; {expected_layout(config.DATA, EXPECTS)}")
         with open_list(file):
             pass  # refuses anything but a regular file
-    image_sets = to_image_sets(config, Lists(files, read_list_file, allow_names=False))
+    image_sets = to_image_sets(config, Lists(files, read_list_file, OneLabel(allow_names=False)))
     return (None if config.START.EVAL else image_sets[0]), image_sets[-1]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.index import index_paths, open_or_build, stamps_of
+from datasets.labels import OneLabel
 from datasets.sources import data_root, parquet
 from datasets.sources import folder as folders
 from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, open_list, to_image_sets
@@ -74,7 +75,7 @@ def _read_folder(config: Config, root: Path) -> ImageSet:
 
 
 def _read_list(config: Config, file: Path) -> ImageSet:
-    (image_set,) = to_image_sets(config, Lists([file], _read_lines, allow_names=True, settings={"unlabelled": True}))
+    (image_set,) = to_image_sets(config, Lists([file], _read_lines, OneLabel(allow_names=True), {"unlabelled": True}))
     return image_set
 
 

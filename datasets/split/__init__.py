@@ -17,7 +17,8 @@ from datasets.split.parts import (
     rows_of_parts,
     warn_of_split_classes,
 )
-from datasets.types import ImageSet, SavedData, count_classes
+from datasets.targets import count_classes
+from datasets.types import ImageSet, SavedData
 from utils.errors import ConfigError
 from utils.files import replacing
 from utils.text import counted, csv_text

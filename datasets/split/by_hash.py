@@ -166,9 +166,7 @@ def _lowest_of_each_class(
 def _labels(image_set: ImageSet, rows: list[int]) -> list[int]:
     """Return the class numbers of these images, in any order."""
     targets = image_set.targets[rows].tolist()
-    return (
-        [number for target in targets for number in image_set.label_sets[target]] if image_set.label_sets else targets
-    )
+    return [number for target in targets for number in image_set.meaning.classes_of(target)]
 
 
 def class_folders_of(image_set: ImageSet, record: dict) -> Set[bytes]:

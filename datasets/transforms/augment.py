@@ -177,9 +177,9 @@ class Augmentation:
         policy = parse_policy(train)
         resamples = RESAMPLE[data.train_interpolation]
         self.draw_policy = build_policy(policy, data.IMAGE_SIZE, resamples) if policy else None
-        # With DATA.TOKENS, images differ in size, and shifts are fractions of each image's sides. TrivialAugment shifts
+        # As sequences, images differ in size, and shifts are fractions of each image's sides. TrivialAugment shifts
         # every image by up to 32 pixels.
-        self.scaled_from = data.IMAGE_SIZE if data.TOKENS and policy and policy.name != "ta_wide" else None
+        self.scaled_from = data.IMAGE_SIZE if data.sequences and policy and policy.name != "ta_wide" else None
         strength = train.COLOR_JITTER
         if policy and "3a" not in (policy.name, policy.choice[:2]):
             strength = 0.0  # as in timm, jitter is only used without a policy or with 3-Augment's operations

@@ -12,6 +12,7 @@ import numpy as np
 from configs.combinations import IN_THEIR_ORDER
 from configs.schema import Config
 from datasets.bad_images import num_allowed
+from datasets.batching import batching_of
 from datasets.identity import Group, ImageContents
 from datasets.types import ImageReadError, ImageSet
 from engine.evaluation.scores import FEW, interval_of
@@ -123,10 +124,8 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
         start += scan.count
         yield check_readable(part, scan, config.DATA.MAX_BAD_FRACTION)
         yield check_sizes(part, scan, config)
-        if config.DATA.TOKENS:
-            from datasets.native_aspect.grids import describe_shapes
-
-            yield Finding(f"{part} shapes", describe_shapes(config, scan.sides[scan.readable], part == "training"))
+        for text in batching_of(config.DATA).describe_shapes(config, scan.sides[scan.readable], part == "training"):
+            yield Finding(f"{part} shapes", text)
     if kinds:
         yield Finding("kinds of files", ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common()))
     if found := check_duplicates(scans, contents):
@@ -155,7 +154,8 @@ def check_classes(config: Config, train: ImageSet | None, val: ImageSet) -> Find
     fewest = f"{present.min():,} to " if present.min() < present.max() else ""
     notes = [f"{len(names):,}, each with {fewest}{counted(present.max(), f'{part} image')}"]
     if present.max() > UNEVEN * present.min():
-        may_repeat = not config.DATA.has_several_labels and config.DATA.DATASET not in IN_THEIR_ORDER
+        refused = {each.setting for each in config.task.refused}
+        may_repeat = "DATA.SAMPLER" not in refused and config.DATA.DATASET not in IN_THEIR_ORDER
         remedies = f"; {'DATA.SAMPLER=balanced or ' * may_repeat}TRAIN.CLASS_WEIGHTS=auto (-opts) helps small classes"
         notes.append(f"uneven: {names[counts.argmax()]} has the most images{remedies * bool(train and counts.all())}")
     if (config.MODEL.NUM_CLASSES or 0) > len(names):
@@ -191,7 +191,7 @@ def check_sizes(part: str, scan: ScanResult, config: Config) -> Finding:
     by_area = np.argsort(sides.prod(axis=1, dtype=np.int64), kind="stable")
     three = sides[by_area[[0, len(sides) // 2, -1]]].tolist()
     smallest, median, largest = (f"{width} x {height}" for height, width in three)
-    smaller = 0.0 if config.DATA.TOKENS else (sides.min(axis=1) < image_size).mean()
+    smaller = batching_of(config.DATA).share_enlarged(config, sides)
     note = f"; {smaller:.1%} are enlarged to DATA.IMAGE_SIZE {image_size}" if smaller else ""
     of = f" of {scan.describe_count()} images" * scan.is_sample
     return Finding(title, f"smallest {smallest}, median {median}, largest {largest}{of}{note}")

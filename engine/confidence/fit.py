@@ -23,7 +23,8 @@ from engine.confidence.known import (
     parts_of,
     to_plain,
 )
-from engine.evaluation.tally import OF_CLASSES, ImageResults, Scoring, Tally
+from engine.evaluation.tally import Results, Scoring
+from engine.tasks.classes import Tally
 from engine.train.trainer import Trainer
 from models.weights.state import CALIBRATION
 from utils.distributed import Process
@@ -60,20 +61,19 @@ class FeatureTally(Tally):
 
 
 @contextlib.contextmanager
-def keeping_features(models: list[nn.Module], trainer: Trainer) -> Iterator[Scoring]:
+def keeping_features(scoring: Scoring, models: list[nn.Module], trainer: Trainer) -> Iterator[Scoring]:
     """Yield a scoring with which an evaluation keeps features, if the run is calibrated and the models show them."""
     with contextlib.ExitStack() as stack:
-        scoring = OF_CLASSES
         if CALIBRATION in trainer.parts and not why_not(models[0], trainer.config):
             taps = [stack.enter_context(contextlib.closing(Tap(model, Known.middle_of))) for model in models]
             left = iter(taps)
-            scoring = OF_CLASSES._replace(tally=lambda *given: FeatureTally(next(left), *given))
+            scoring = scoring._replace(tally=lambda *given: FeatureTally(next(left), *given))
         yield scoring
 
 
 def why_not(model: nn.Module, config: Config) -> str:
     """Return why a model shows no features, or an empty string."""
-    if config.DATA.TOKENS:
+    if config.DATA.sequences:
         return "images of varying size are not supported"
     if config.COMPILE:
         return "a compiled model (COMPILE) does not show its features"
@@ -84,7 +84,7 @@ def why_not(model: nn.Module, config: Config) -> str:
     return ""
 
 
-def gather_features(images: ImageResults, process: Process) -> Features | None:
+def gather_features(images: Results, process: Process) -> Features | None:
     """Return the features that all processes have kept, or None. Collective."""
     rows = [[torch.cat(column).cpu() for column in zip(*images.local.features, strict=True)]]
     rows = [each for each in process.join(rows) if each]
@@ -94,7 +94,7 @@ def gather_features(images: ImageResults, process: Process) -> Features | None:
 # --- the fit ---
 
 
-def learn(images: ImageResults, trainer: Trainer, temperature: float) -> dict[str, Any]:
+def learn(images: Results, trainer: Trainer, temperature: float) -> dict[str, Any]:
     """Return the statistics of the images of an evaluation, or the reason why there are none. Collective."""
     features, reason = gather_features(images, trainer.process), why_not(trainer.model, trainer.config)
     return trainer.process.first(lambda: summarize(features, temperature, reason))

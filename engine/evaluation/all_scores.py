@@ -30,11 +30,8 @@ class AllScores:
         self._on_host: list[tuple[np.ndarray, np.ndarray]] = []
 
     def add(self, scores: Tensor, targets: Tensor) -> None:
-        """Add scores [B, classes], and labels: class numbers [B], or bool [B, classes] with several labels per image.
-
-        Most calls do not wait for the device.
-        """
-        self._on_device.append((scores.float(), targets if targets.ndim == 1 else targets.bool()))
+        """Add scores [B, classes], and labels: class numbers [B]. Most calls do not wait for the device."""
+        self._on_device.append((scores.float(), targets))
         if sum(each.nbytes for each, _ in self._on_device) > BYTES_ON_DEVICE:
             self._move()
 
@@ -77,20 +74,27 @@ class AllScores:
         return Ranking(*columns)
 
     def _blocks(self, process: Process) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yield (first class, scores, whether each image has the class) of all images, a few classes at a time.
-
-        With one label per image, the scores are log-probabilities, which still differ between two images whose
-        probabilities are both rounded to 1.
-        """
+        """Yield (first class, scores, whether each image has the class) of all images, a few classes at a time."""
         scores, targets = self.on_host()
         num_images, num_classes = process.join([len(scores)]), scores.shape[1]
         width = max(1, BYTES_AT_ONCE // (9 * max(1, sum(num_images))))
-        totals = log_sum_exp(scores) if targets.ndim == 1 else 0.0
+        totals = self.totals(scores)
         for start in range(0, num_classes, width):
             numbers = np.arange(start, min(start + width, num_classes))
-            positives = targets[:, None] == numbers if targets.ndim == 1 else targets[:, numbers]
-            parts = process.join([(scores[:, numbers] - totals, positives)])
+            parts = process.join([(scores[:, numbers] - totals, self.has_class(targets, numbers))])
             yield start, *(np.concatenate(each) for each in zip(*parts, strict=True))
+
+    def has_class(self, targets: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Return bool [N, len(numbers)]: whether each image has these classes."""
+        return targets[:, None] == numbers
+
+    def totals(self, scores: np.ndarray) -> np.ndarray | float:
+        """Return what the scores of an image are compared with.
+
+        Their differences are log-probabilities, which still differ between two images whose probabilities are both
+        rounded to 1.
+        """
+        return log_sum_exp(scores)
 
 
 def log_sum_exp(scores: np.ndarray) -> np.ndarray:

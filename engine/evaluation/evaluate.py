@@ -1,7 +1,7 @@
 """Exact evaluation: each image counts exactly once, with any number of processes."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from torch import nn
 
 from datasets import BadImages, EvalData
 from engine.evaluation.scores import Scores
-from engine.evaluation.tally import OF_CLASSES, PerImage, Scoring, sum_dtype
+from engine.evaluation.tally import Scoring, sum_dtype
 from engine.precision import Precision
 from models.parts import statistics_of
 from utils.distributed import Process
@@ -20,7 +20,7 @@ class Evaluation(NamedTuple):
     """The result of an evaluation. `images.gather` returns the results of each image."""
 
     scores: Scores
-    images: PerImage
+    images: Any  # see Tally.per_image
 
 
 @torch.no_grad()
@@ -31,7 +31,7 @@ def evaluate(
     precision: Precision,
     process: Process,
     bad_images: BadImages,
-    scoring: Scoring = OF_CLASSES,
+    scoring: Scoring,
 ) -> list[Evaluation]:
     """Evaluate models in their training precision, all in one pass over the images. Collective."""
     models = [precision.computing(each, in_training=True) for each in models]

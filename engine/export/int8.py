@@ -138,9 +138,10 @@ class Quantizer:
         files = {"float32": before, "int8": after}
         runs, seconds, right = [load_onnx(self.subject, path) for path in files.values()], [0.0, 0.0], ([], [])
         fits: tuple[list, list] = ([], [])  # whether each photo fits the validation images, if the graph tells
-        costs = []  # for each image, see `cost`
+        costs, task = [], self.subject.task  # for each image, see Task.cost
         for index, pixels in draw(self.subject.photos, FOR_ACCURACY):
-            truth, photo, answers = self.truth(index), torch.from_numpy(as_photo(pixels)), []
+            truth, photo = task.truth(self.subject.photos, index), torch.from_numpy(as_photo(pixels))
+            answers: list[np.ndarray] = []
             for number, run in enumerate(runs):
                 start = time.perf_counter()
                 results = run(photo)
@@ -148,8 +149,8 @@ class Quantizer:
                 answers.append(self.probabilities(results))
                 if self.subject.known:
                     fits[number].append(results[1] >= 0)
-                right[number].append(np.atleast_1d(self.answer(answers[-1]) == truth))
-            costs.append(self.cost(*answers))
+                right[number].append(task.answer(answers[-1]) == truth)
+            costs.append(task.cost(*answers))
         speeds = [len(right[0]) / each for each in seconds]
         first, second = map(np.concatenate, right)
         test = ImageTest(len(first), int((first & ~second).sum()), int((second & ~first).sum()))
@@ -168,24 +169,6 @@ class Quantizer:
     def probabilities(self, results: Any) -> np.ndarray:
         """Return the probabilities in the results of a graph."""
         return (results[0] if self.subject.known else results).numpy()
-
-    def answer(self, probabilities: np.ndarray) -> Any:
-        """Return the most probable class, or for each label whether it applies."""
-        return probabilities > 0.5 if self.subject.config.DATA.has_several_labels else probabilities.argmax()
-
-    def cost(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
-        """Return the difference in float32 probability between the float32 answer and the 8-bit answer: [1] or [labels]."""
-        if self.subject.config.DATA.has_several_labels:
-            return np.abs(2 * before - 1) * (self.answer(before) != self.answer(after))
-        return np.atleast_1d(before.max() - before[self.answer(after)])
-
-    def truth(self, index: int) -> Any:
-        """Return the class of a validation image, or for each label whether it applies."""
-        images = self.subject.photos
-        number = int(images.targets[index])
-        if images.label_sets is None:
-            return number
-        return np.isin(np.arange(len(images.classes)), list(images.label_sets[number]))
 
     def worst_layers(
         self, source: Path, target: Path, photos: Sequence[np.ndarray], layers: dict[str, list[str]]

@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 from torch import Tensor, nn
 from torch.export import Dim
 
-from configs.schema import Data
+from configs.schema import Config, Data
 from datasets.transforms.crop import EvalTransform, Normalize, pillow_resizes_height_first
 from datasets.transforms.decode import open_image
 from datasets.transforms.pixel_rules import PixelRules, to_array
@@ -21,6 +21,8 @@ from datasets.types import ImageReadError, ImageSet
 from engine.confidence.known import LIKE_ROUNDING, MOST_MOVED
 from engine.confidence.stored import watch
 from engine.confidence.unknown import ROUNDING, find_answered
+from engine.tasks import find_task
+from engine.tasks.task import Task
 from models.export.subject import Calibrated, Subject, WrongExport
 from models.weights.metadata import CALIBRATION
 from utils.errors import ConfigError
@@ -38,7 +40,7 @@ def refuse_unsupported(data: Data) -> None:
         f"DATA.INTERPOLATION {data.INTERPOLATION}": data.INTERPOLATION not in RESIZE_KERNELS,
         "DATA.CROP_MODE border": data.CROP_MODE == "border",
         f"DATA.CROP_PCT {data.CROP_PCT:g} (above 1)": data.CROP_PCT > 1,
-        f"DATA.TOKENS {data.TOKENS}": bool(data.TOKENS),
+        data.sequences: bool(data.sequences),
     }
     if reasons := [name for name, applies in found.items() if applies]:
         raise ConfigError(
@@ -163,18 +165,17 @@ class PhotoClassifier(nn.Module):
     With `known`, it also returns how well the photo fits the validation images.
     """
 
-    def __init__(self, model: nn.Module, data: Data, known: Callable[[], Tensor] | None):
+    def __init__(self, model: nn.Module, config: Config, known: Callable[[], Tensor] | None):
         """`model`: a model that divides its logits by the temperature. `known`: returns the score of its last batch."""
         super().__init__()
-        self.prepare, self.normalize, self.model, self.known = Photo(data), Normalize(data), model, known
-        self.has_several_labels = data.has_several_labels
+        self.prepare, self.normalize, self.model = Photo(config.DATA), Normalize(config.DATA), model
+        self.probabilities, self.known = find_task(config).probabilities, known
 
     def forward(self, photo: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         return self.answer(self.normalize(self.prepare(photo)[None]))
 
     def answer(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        logits = self.model(images)[0]
-        probabilities = logits.sigmoid() if self.has_several_labels else logits.softmax(0)
+        probabilities = self.probabilities(self.model(images)[0])
         return (probabilities, self.known()[0]) if self.known else probabilities
 
 
@@ -205,6 +206,10 @@ class PhotoSubject(Subject):
         refuse_unsupported(self.config.DATA)
 
     @cached_property
+    def task(self) -> Task:
+        return find_task(self.config)
+
+    @cached_property
     def known(self) -> Callable[[], Tensor] | None:
         """Return a function that returns how well the newest batch fits the validation images. None: no statistics."""
         return watch(self.model, self.record.get(CALIBRATION, {}), self.source)
@@ -216,7 +221,7 @@ class PhotoSubject(Subject):
     @cached_property
     def graph(self) -> PhotoClassifier:
         model = Calibrated(self.model, self.temperature or 1.0)
-        return PhotoClassifier(model, self.config.DATA, self.known).eval()
+        return PhotoClassifier(model, self.config, self.known).eval()
 
     @property
     def threshold(self) -> float:
@@ -276,10 +281,7 @@ class PhotoSubject(Subject):
             (expected, score), (found, other) = expected, found
             is_other_sign = bool((score < 0) != (other < 0)) and abs(score) > MOST_MOVED
             is_other_sign = is_other_sign and not self._rounding_decides(score, pixels)
-        if self.config.DATA.has_several_labels:
-            lost = ((expected - 0.5).abs() * ((expected > 0.5) != (found > 0.5))).max()
-        else:
-            lost = expected.max() - expected[found.argmax()]
+        lost = self.task.cost(expected.numpy(), found.numpy()).max()
         return Difference(float((found - expected).abs().max()), bool(lost > MOST_DIFFERENCE), is_other_sign)
 
     def _rounding_decides(self, score: Tensor, pixels: np.ndarray) -> bool:

@@ -35,10 +35,10 @@ def write_page(folder: Path, subject: PhotoSubject, title: str, runtime: Path | 
 
 def facts_of(subject: PhotoSubject) -> dict[str, Any]:
     """Return what the page needs to know about photos and answers."""
-    data, rules = subject.config.DATA, PixelRules.of(subject.config.DATA)
+    rules = PixelRules.of(subject.config.DATA)
     return {
         "classes": subject.labels,
-        "several": data.has_several_labels,
+        "several": subject.config.task.has_several_classes,
         "threshold": subject.threshold,
         "turns": rules.applies_exif,
         "max_pixels": rules.max_pixels,

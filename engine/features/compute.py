@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from datasets import BadImages, EvalData, ImageSet, build_eval_data
 from engine.evaluation.evaluate import evaluate
 from engine.evaluation.scores import Scores
-from engine.evaluation.tally import OF_CLASSES
+from engine.evaluation.tally import Scoring
 from engine.train.trainer import Trainer
 from models.heads import output_layers
 from utils.distributed import Process
@@ -133,7 +133,7 @@ def features_of_images(
     data = Interruptible(build_eval_data(trainer.config, images, trainer.process), stop_if_requested)
     bad_images = BadImages(images, max_fraction=1.0, say=note)
     with tapped(tap, trainer):
-        scoring = OF_CLASSES._replace(tally=lambda *given: Gathered(tap))
+        scoring = Scoring(lambda *given: Gathered(tap))
         given = (data, trainer.prepare.normalize, trainer.precision, trainer.process, bad_images, scoring)
         (found,) = evaluate([model], *given)
     found = found.images.of_all(found.images.indices, trainer.process)

@@ -109,9 +109,9 @@ class Embedder:
         self.num_logits = len(trained.classes) if with_logits else 0
         self.trained, self.process, self.say, self.config = trained, process, say, trained.config
         data = self.config.DATA
-        if data.TOKENS:
+        if data.sequences:
             raise ConfigError(
-                f"{trained.source}: a model with DATA.TOKENS ({data.TOKENS}) is not supported here; name a model that takes "
+                f"{trained.source}: the model takes {data.sequences}, which is not supported here; name a model that takes "
                 "square images"
             )
         self.rules, self.batch_size = PixelRules.of(data), data.BATCH_SIZE_EVAL or data.BATCH_SIZE

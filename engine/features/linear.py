@@ -1,10 +1,10 @@
 """A linear classifier of frozen features: a logistic regression, which shows how easy a task is before any training."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 # Half the penalty on the squared weights of standardized features, per image. On three sets of real photos the best
 # accuracies lie between 0.03 and 0.3 (BENCHMARKS.md, "Fine-tuning on real photos").
@@ -19,8 +19,13 @@ class LinearClassifier(NamedTuple):
     bias: Tensor  # [C]
 
 
-def fit_linear(features: Tensor, targets: Tensor, num_classes: int) -> LinearClassifier:
-    """Fit a logistic regression: features [N, D], targets of N images as in Batch. It is the same on every machine."""
+def fit_linear(
+    features: Tensor, targets: Tensor, num_classes: int, loss_of: Callable[[Tensor, Tensor], Tensor]
+) -> LinearClassifier:
+    """Fit a logistic regression: features [N, D], targets of N images as in Batch. It is the same on every machine.
+
+    `loss_of`: returns the loss of logits and targets, see Task.start_loss.
+    """
     features = features.double()
     mean, deviation = features.mean(0), features.std(0, correction=0)
     deviation = deviation.clamp(min=LIKE_CONSTANT * float(deviation.mean()) or 1.0)
@@ -33,13 +38,7 @@ def fit_linear(features: Tensor, targets: Tensor, num_classes: int) -> LinearCla
     def loss() -> Tensor:
         optimizer.zero_grad()
         logits = torch.addmm(bias, features, weight.T)
-        if targets.ndim == 2:  # several labels: one regression for each class
-            errors = (
-                functional.binary_cross_entropy_with_logits(logits, targets.double(), reduction="none").sum(1).mean()
-            )
-        else:
-            errors = functional.cross_entropy(logits, targets)
-        total = errors + PENALTY / 2 * weight.square().sum()
+        total = loss_of(logits, targets) + PENALTY / 2 * weight.square().sum()
         total.backward()
         return total
 

@@ -96,7 +96,8 @@ def fit(saves: Saves, layers: list[nn.Module], stop: StopSignal) -> ImageFeature
     if not len(targets) or not features.isfinite().all():
         log.say("no linear classifier before training: some features are not finite")
         return None
-    classifier = trainer.process.first(lambda: fit_linear(features, targets, layers[0].weight.shape[0]))
+    given = (features, targets, layers[0].weight.shape[0], trainer.task.start_loss)
+    classifier = trainer.process.first(lambda: fit_linear(*given))
     stop_if_requested()  # a resumed run then repeats the pass
     set_classifier(layers, classifier)
     trainer.computing.refresh()

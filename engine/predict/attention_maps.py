@@ -14,7 +14,7 @@ from timm.utils import AttentionExtract
 from torch import Tensor, nn
 
 from engine.predict.classifier import Classifier
-from engine.predict.output import as_pictures, describe, numbered, write_picture
+from engine.predict.output import describe, numbered, write_picture
 from engine.predict.pictures import Tile, contact_sheet, fitted
 from engine.predict.predictor import PredictedBatch
 from utils.errors import ConfigError
@@ -37,9 +37,9 @@ class Maps(NamedTuple):
         Call this before any transform changes the model.
         """
         data = classifier.config.DATA
-        if data.TOKENS:
+        if data.sequences:
             raise ConfigError(
-                f"-attention: {classifier.config.MODEL.NAME} takes sequences of patches (DATA.TOKENS {data.TOKENS}), for "
+                f"-attention: {classifier.config.MODEL.NAME} takes {data.sequences}, for "
                 "which there are no maps; leave -attention out"
             )
         if classifier.runtime:
@@ -57,7 +57,7 @@ class Maps(NamedTuple):
     def write(self, batch: PredictedBatch) -> None:
         """Write a picture for each image of a batch: the model's input, the map over it, and the predicted classes."""
         maps = self.source(batch.inputs, batch.best).cpu().numpy()
-        for number, pixels in enumerate(as_pictures(batch.pixels)):
+        for number, pixels in enumerate(batch.pictures):
             photo = fitted(pixels, MAP_SIDE)
             tiles = [
                 Tile(np.asarray(photo), describe(batch.guesses[number])),

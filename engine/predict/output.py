@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
-from torch import Tensor
 from tqdm import tqdm
 
 from engine.predict.pictures import Tile, contact_sheet, encoded, fitted
@@ -223,17 +222,8 @@ def describe(guesses: Sequence[Guess]) -> list[str]:
     return [f"{guess.name} {guess.probability:.2f}" for guess in guesses[:3]] or ["no class above 0.5"]
 
 
-def as_pictures(pixels: Tensor) -> Sequence[np.ndarray]:
-    """Return the images of a batch, uint8 [B, C, H, W] or sequences of patches, as arrays [H, W, C]."""
-    if pixels.ndim == 3:  # DATA.TOKENS
-        from datasets.native_aspect.grids import pictures_of
-
-        return pictures_of(pixels.cpu())
-    return pixels.permute(0, 2, 3, 1).cpu().numpy()
-
-
 def thumbnails(batch: PredictedBatch) -> list[np.ndarray]:
-    return [np.asarray(fitted(pixels, THUMBNAIL)) for pixels in as_pictures(batch.pixels)]
+    return [np.asarray(fitted(pixels, THUMBNAIL)) for pixels in batch.pictures]
 
 
 def write_picture(image: Image.Image, path: Path) -> None:

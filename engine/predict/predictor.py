@@ -1,21 +1,25 @@
 """Batched classification of images with one model, in one process or shared among several."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from configs.schema import Config
 from datasets import BadImages, build_eval_data, build_normalize
+from datasets.batching import batching_of
 from datasets.sources.images import FileImages
+from datasets.squares import Squares
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import Batch
 from engine.evaluation.tally import are_finite, widen
 from engine.precision import Precision, set_matmul
 from engine.predict.classifier import Classifier
+from engine.tasks import find_task
 from models.transforms import choose_transforms
 from models.weights.state import KNOWN
 from utils.distributed import Process
@@ -51,6 +55,12 @@ class PredictedBatch(NamedTuple):
     inputs: Tensor  # float32 [B, channels, side, side] on the device, normalized
     guesses: list[list[Guess]]
     best: Tensor  # int64 [B], the most probable class
+    batching: Squares
+
+    @property
+    def pictures(self) -> Sequence[np.ndarray]:
+        """Return the images as arrays [H, W, C]."""
+        return self.batching.pictures(self.pixels)
 
 
 class Predictor:
@@ -72,7 +82,7 @@ class Predictor:
         self.transforms = choose_transforms(config, process.device, self.precision.half)
         self.transforms.apply(classifier.model)
         self.model = self.precision.computing(classifier.model.to(process.device)).eval()
-        self.several = config.DATA.has_several_labels
+        self.task = find_task(config)
         self.temperature = torch.tensor(classifier.temperature or 1.0, device=process.device)
         self.normalize = build_normalize(config.DATA).to(process.device)
         self.known = self._watch_features()
@@ -100,6 +110,7 @@ class Predictor:
         # Each image's index is its target, so that a batch shows which images it contains.
         images = FileImages(Path(), paths, range(len(paths)), self.classifier.classes, PixelRules.of(config.DATA))
         bad_images = BadImages(images, max_fraction=1.0, say=self.say)
+        batching = batching_of(config.DATA)
         for batch in self.batches(config, images):
             bad_images.note(batch.bad)
             found = []
@@ -111,7 +122,9 @@ class Predictor:
                 pictures = [None] * len(indices)
                 if draw:
                     inputs = self.normalize(pixels, torch.float32)
-                    pictures = draw(PredictedBatch(indices, batch.images, inputs, guesses, probabilities.argmax(1)))
+                    pictures = draw(
+                        PredictedBatch(indices, batch.images, inputs, guesses, probabilities.argmax(1), batching)
+                    )
                 found = list(zip(indices, guesses, pictures, scores, strict=True))
             # All processes have the same number of batches. Their n-th batches together contain consecutive images.
             for index, guesses, picture, known in sorted(self.process.join(found), key=lambda each: each[0]):
@@ -141,14 +154,9 @@ class Predictor:
                 mirrored = self.model(self.normalize.mirrored(images))
             logits = (logits + widen(mirrored)) / 2
         logits = logits / self.temperature
-        return logits.sigmoid() if self.several else logits.softmax(1), known
+        return self.task.probabilities(logits), known
 
     def _guesses(self, probabilities: Tensor, top: int | None) -> list[list[Guess]]:
-        most, names = probabilities.shape[1], self.classifier.classes
-        best = probabilities.topk(min(top or (most if self.several else 1), most))
-        found = [
-            [Guess(number, names[number], each) for number, each in zip(*row, strict=True)]
-            for row in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        ]
-        above = 0.5 if self.several and not top else -1.0
-        return [[guess for guess in row if guess.probability > above] for row in found]
+        names = self.classifier.classes
+        found = self.task.answers(probabilities, top)
+        return [[Guess(number, names[number], probability) for number, probability in row] for row in found]

@@ -91,10 +91,9 @@ class EpochPrinter:
 
     def __init__(self, config: Config, has_ema: bool):
         self._has_ema = has_ema
-        # The metric in the top-1 column is BEST_METRIC, or mAP or top-1 if that is the loss, which has its own column.
-        instead_of_loss = "map" if config.DATA.has_several_labels else "top1"
-        instead_of_loss = "similarity" if config.TRAIN.OBJECTIVE == "features" else instead_of_loss
-        self._metric = instead_of_loss if config.TRAIN.BEST_METRIC == "loss" else config.TRAIN.BEST_METRIC
+        # The metric in the top-1 column is BEST_METRIC, or the task's own metric if that is the loss, which has a column.
+        always_there = next(name for name in config.task.metrics if not METRICS[name].setting)
+        self._metric = always_there if config.TRAIN.BEST_METRIC == "loss" else config.TRAIN.BEST_METRIC
         self._num_rows = 0
 
     def log_lines(self, row: Row, epoch: Epoch, num_epochs: int) -> list[str]:

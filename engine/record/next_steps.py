@@ -27,7 +27,7 @@ def after_training(config: Config, process: Process, folder: Path, eval_set: Ima
     if state in ("done", "early stop") and (weights := weights_in(folder)):
         photos = config.DATA.LABELLED_PATH or "YOUR_LABELLED_PHOTOS"
         tune = ("-cfg", "configs/finetune.yaml", "-pretrained", weights, "-data_path", photos, *["-amp"] * config.AMP)
-        has_classes = config.TRAIN.OBJECTIVE == "classes"
+        has_classes = config.task.has_classes
         rows += _use_of(weights, eval_set) if has_classes else [("fine-tune", command("main_single_gpu.py", *tune))]
         if config.DATA.DATASET == "imagefolder" and has_classes:
             from datasets.sources.folder import find_test_folders

@@ -16,11 +16,11 @@ from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import progress_in
 from engine.evaluation.evaluate import Evaluation
 from engine.evaluation.scores import Best
-from engine.evaluation.tally import ImageResults
+from engine.evaluation.tally import Results
 from engine.plan import EvalPlan
-from engine.record.saved_files import read_object
-from engine.report.image_tables import Names, Results, class_records, with_ranking, write_tables
+from engine.record.saved_files import read_object, write_table
 from engine.session import Session
+from engine.tasks.class_tables import PER_CLASS_KEY
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult
 from engine.train.trainer import Trainer
@@ -29,7 +29,6 @@ from utils.errors import ConfigError, cause_of
 from utils.files import write_text
 from utils.log import Log
 
-PER_CLASS_KEY = "per_class"  # the key of the per-class rates in results.json; added at the end of a run
 RECORD, CONFUSION_PICTURE, MISTAKES_PICTURE = "results.json", "confusion.png", "mistakes.png"
 Calibration = dict[str, Any] | None  # the figures of a calibration, or None if there is none
 
@@ -46,12 +45,12 @@ class ResultFiles:
         record = self._folder / RECORD
         try:
             record.unlink(missing_ok=True)  # while the tables may mix two evaluations, there is no record
-            write_tables(self._folder, results, self._image_set)
+            for name, header, rows in results.tables(self._image_set):
+                write_table(self._folder / name, header, rows)
             facts = record_of(best) | ({"left_out": left_out} if (left_out := self._image_set.left_out) else {})
             facts |= {"num_in_training": self._image_set.num_in_training}
             facts |= {CALIBRATION: calibration} if calibration else {}
-            if results.ranking:
-                facts[PER_CLASS_KEY] = class_records(results, Names(self._image_set.classes))
+            facts |= results.figures(self._image_set)
             write_text(record, to_json(facts))
             if with_pictures:
                 self._draw(results)
@@ -65,9 +64,8 @@ class ResultFiles:
         from engine.predict.pictures import write_picture  # local: only pictures need it
         from engine.report.image_sheets import draw_confusion, draw_mistakes
 
-        if isinstance(results, ImageResults):
-            names = Names(self._image_set.classes)
-            write_picture(draw_confusion(results, names), self._folder / CONFUSION_PICTURE)
+        if results.cells() is not None:
+            write_picture(draw_confusion(results, self._image_set.classes), self._folder / CONFUSION_PICTURE)
         if not self._image_set.makes_batches:
             write_picture(draw_mistakes(results, self._image_set), self._folder / MISTAKES_PICTURE)
 
@@ -109,7 +107,7 @@ class BestResults(Callback):
     def __init__(self, config: Config, folder: Path, image_set: ImageSet, log: Log, trainer: Trainer):
         self._best_file, self._log, self._trainer = folder / BEST, log, trainer
         self._files, self._draws = ResultFiles(folder, image_set, log), config.REPORT
-        self._has_classes = config.TRAIN.OBJECTIVE == "classes"  # without classes, images have no results
+        self._has_classes = config.task.has_classes  # without classes, images have no results
         # The results of the best epoch, and of the previous best, which counts again if best.pth cannot be written.
         self._held: dict[Best, Results] = {}
         self._saved_calibration: tuple[Best, dict[str, Any]] | None = None  # the one in best.pth, and its epoch
@@ -135,9 +133,9 @@ class BestResults(Callback):
         if trainer.process.first(self._are_missing):
             self._held = {trainer.best: evaluate_best()}
         if results := self._held.get(trainer.best):
-            results = with_ranking(results, trainer.process, self._log, should_stop)
+            results = results.complete(trainer.process, self._log, should_stop)
             self._held = {trainer.best: results}
-            self._draws = self._draws and results.ranking is not None
+            self._draws = self._draws and results.is_complete
 
     def _are_missing(self) -> bool:
         best = self._trainer.best
@@ -163,7 +161,7 @@ class BestResults(Callback):
         if not self._trainer.process.is_first or best not in self._held:
             return
         results = self._held[best]
-        if not self._has_written(with_pictures, with_rates=results.ranking is not None):
+        if not self._has_written(with_pictures, with_rates=results.is_complete):
             self._files.write(results, best, with_pictures, self._calibration())
 
     def _has_written(self, with_pictures: bool, with_rates: bool) -> bool:
@@ -186,7 +184,7 @@ def leave_results(session: Session, plan: EvalPlan, found: dict[str, Evaluation]
     metric = plan.config.TRAIN.BEST_METRIC
     scores = {name: replace(each.scores, metric=metric) for name, each in found.items()}
     name, best = max(scores.items(), key=lambda item: item[1].rank)
-    images = with_ranking(found[name].images.gather(session.process), session.process, session.log)
+    images = found[name].images.gather(session.process).complete(session.process, session.log)
     if session.process.is_first:
         files = ResultFiles(session.path, plan.eval_set, session.log)
         files.write(images, Best.of(best, 0, "_ema" if name else ""), plan.config.REPORT)

@@ -13,9 +13,9 @@ from torch import Tensor
 from configs.schema import Config
 from datasets import Batch, ImageSet, Mixed, build_normalize, build_preparation
 from datasets.types import ImageReadError
-from engine.evaluation.tally import ImageResults, LabelResults
+from engine.evaluation.tally import Results
 from engine.predict.pictures import Tile, contact_sheet, fitted, lettering, write_picture
-from engine.report.image_tables import Names, Results, cells
+from engine.tasks.class_tables import ClassResults, Names
 from engine.train.callback import Callback
 from engine.train.counters import Report
 from engine.train.trainer import Trainer
@@ -29,8 +29,7 @@ NUM_SHOWN, NUM_THREADS, SIDE = 36, 6, 150
 
 def draw_mistakes(results: Results, image_set: ImageSet) -> Image.Image:
     """Return a sheet of the most confident mistakes, the most confident first. Only images on the sheet are read."""
-    names = Names(image_set.classes)
-    number, errors = most_certain_errors(results, names)
+    number, errors = results.errors(image_set.classes, NUM_SHOWN)
     with ThreadPoolExecutor(NUM_THREADS) as pool:  # reading from a large file or a server is slow
         pixels = pool.map(functools.partial(pixels_of, image_set), [index for index, _ in errors])
         pairs = zip(pixels, errors, strict=True)
@@ -38,33 +37,6 @@ def draw_mistakes(results: Results, image_set: ImageSet) -> Image.Image:
     shown = f", the {len(tiles)} that the model was most certain of" if len(tiles) < number else ""
     title = f"{counted(number, 'mistake')} in {counted(len(results.indices), 'validation image')}{shown}"
     return contact_sheet(tiles, side=SIDE, title=title)
-
-
-def most_certain_errors(results: Results, names: Names) -> tuple[int, list[tuple[int, list[str]]]]:
-    """Return the number of mistakes, and (image index, caption) for each of the most confident mistakes.
-
-    For images with several labels, each missed label and each wrong prediction is a mistake.
-    """
-    if isinstance(results, ImageResults):
-        wrong, images = np.flatnonzero(results.labels != results.predictions), results.indices
-        certainty, caption_of = results.probabilities, _caption
-    else:
-        wrong, images = np.flatnonzero(results.are_labels != results.are_predicted), results.images
-        certainty = np.where(results.are_predicted, results.probabilities, 1 - results.probabilities)
-        caption_of = _label_caption
-    chosen = wrong[np.argsort(-certainty[wrong], kind="stable")][:NUM_SHOWN].tolist()
-    return len(wrong), [(int(images[row]), caption_of(results, row, names)) for row in chosen]
-
-
-def _caption(results: ImageResults, row: int, names: Names) -> list[str]:
-    label, prediction = names[results.labels[row]], names[results.predictions[row]]
-    certain, of_label = results.probabilities[row], results.label_probabilities[row]
-    return [f"label: {label} ({of_label:.1%})", f"model: {prediction} ({certain:.1%})"]
-
-
-def _label_caption(results: LabelResults, row: int, names: Names) -> list[str]:
-    how = "not a label" if results.are_predicted[row] else "a label"
-    return [f"{how}: {names[results.classes[row]]}", f"model: {results.probabilities[row]:.1%}"]
 
 
 def pixels_of(image_set: ImageSet, index: int) -> np.ndarray | None:
@@ -83,9 +55,10 @@ RIGHT, WRONG = (31, 119, 180), (214, 39, 40)  # colors of cells on and off the d
 WHITE_TEXT = 0.85  # darkness above which white text is easier to read than black text
 
 
-def draw_confusion(results: ImageResults, names: Names) -> Image.Image:
+def draw_confusion(results: ClassResults, classes: Sequence[str]) -> Image.Image:
     """Draw the confusion matrix: rows are labels, columns predictions. Darker means a larger share of the row."""
-    letters, shown = lettering(11), names.shown(results)
+    names = Names(classes)
+    letters, shown = lettering(11), names.shown(results.counts)
     titles, has_numbers = [names[number] for number in shown.tolist()], len(shown) <= MOST_WITH_NUMBERS
     pitch = cell_size(len(shown), letters.width(str(results.counts[0].max(initial=0))))
     side = round(pitch * len(shown))
@@ -98,7 +71,7 @@ def draw_confusion(results: ImageResults, names: Names) -> Image.Image:
     draw = ImageDraw.Draw(picture)
     letters.draw(draw, (GAP, GAP), title)
     draw.rectangle((left - 1, top - 1, left + side, top + side), outline="grey")
-    labels, predictions, counts = cells(results)
+    labels, predictions, counts = results.cells()
     darkness = 0.15 + 0.85 * counts / np.maximum(results.counts[0][labels], 1)
     rows, columns = (np.searchsorted(shown, each) for each in (labels, predictions))
     order = np.argsort(darkness, kind="stable")  # where cells overlap, the largest share is on top

@@ -14,7 +14,7 @@ from PIL import Image
 
 from configs.schema import RECORD
 from configs.tables import METRICS
-from configs.values import of_role
+from configs.values import of_role, unflatten
 from engine.evaluation.scores import format_value, interval_of
 from engine.predict.pictures import tiles_of
 from engine.record.saved_files import PICTURES, read_json, read_table, title_of, to_number
@@ -231,8 +231,8 @@ def describe_best(run: SavedRun, epochs: str) -> str:
         text = f"None of {epochs} was better than a linear classifier of the pretrained features"
     elif len(run.suffixes) > 1:
         text += f", with the {'EMA' if best.suffix else 'raw'} weights"
-    if best.metric == "knn":
-        text += ", on the images of DATA.LABELLED_PATH"
+    if images := METRICS[best.metric].setting:
+        text += f", on the images of {images}"
     elif best.num_images:
         text += f", on {counted(best.num_images, 'validation image')}"
     if best.epoch and (before := run.before.get(f"eval_{best.metric}")) is not None:
@@ -285,7 +285,7 @@ def describe_end(run: SavedRun, last: int) -> str:
 def facts(run: SavedRun) -> Markup:
     about, given = run.about, run.settings
     numbers = ["training_images", "validation_images", "classes", "images_per_update"]
-    if given.get("TRAIN.OBJECTIVE") == "features":
+    if not unflatten(given).task.has_classes:
         numbers.remove("classes")
     scored, available = run.best.num_images, about.get("validation_images", 0)
     unreadable = f"{scored:,} of {available:,}; the rest cannot be read" if 0 < scored < available else ""
@@ -298,9 +298,7 @@ def facts(run: SavedRun) -> Markup:
         **{key.replace("_", " ").capitalize(): f"{about[key]:,}" for key in numbers if about.get(key)},
         **({"Validation images": unreadable} if unreadable else {}),
         **({"Classes": f"{total:,}, {measured:,} of them with validation images"} if 0 < measured < total else {}),
-        "Image size": f"at most {tokens:,} patches"
-        if (tokens := given.get("DATA.TOKENS"))
-        else f"{given['DATA.IMAGE_SIZE']} x {given['DATA.IMAGE_SIZE']}",
+        "Image size": unflatten(given).DATA.size_of_images,
         "Optimizer": f"{given['TRAIN.OPTIMIZER.NAME']}, learning rate up to {rate:.3g}",
         "Precision": about.get("precision") or ("-amp" if given["AMP"] else "float32"),
         "Device": f"{f'{processes} x ' if processes > 1 else ''}{about.get('device_name', '')}",

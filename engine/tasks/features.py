@@ -1,273 +1,197 @@
-"""Adds TRAIN.OBJECTIVE features to a training step: a student with maps, the teacher's features, and their loss."""
+"""The task of runs without labels: the features of a teacher. Held-out images measure the similarity to the teacher.
 
-from collections.abc import Callable, Sequence
+The k-NN accuracy on labelled images, if there are any, shows what the features are worth.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import NamedTuple
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from configs.schema import Config, Data
-from datasets import BadImages, Batch, EvalData, ImageSet, Preparation, build_eval_data
-from datasets.sources.folder import read_image_folder
-from engine.evaluation.tally import widen
+from configs.tables import METRICS
+from datasets import BadImages, EvalData, ImageSet, build_preparation
+from engine.evaluation.evaluate import Evaluation, evaluate
+from engine.evaluation.scores import Scores, format_value
+from engine.evaluation.tally import Scoring, widen
 from engine.precision import Precision
-from engine.train.distillation import KEY, Teacher, TeacherPreparation, find_teacher
-from engine.train.loss import ExtendedTargets, Loss
-from models import build_model
-from models.features import Widths, features_of, widths_of
-from models.transforms.base import ModelTransform, wrap
-from models.weights.load import load_pretrained
-from models.weights.state import FEATURE_MAPS
+from engine.tasks.feature_training import (
+    FeatureLoss,
+    FeaturePreparation,
+    FeatureTargets,
+    make_feature_training,
+    mean_cosine,
+)
+from engine.tasks.task import OfWeights, Task
+from engine.train.loss import StepWrapper, build_loss
+from engine.train.trainer import Trainer
 from utils.distributed import Process
-from utils.errors import ConfigError, DataError
+from utils.errors import ConfigError
 from utils.log import Log
-from utils.text import counted, first_of
-from utils.torch_internals import import_timm
+from utils.text import counted
 
-
-def make_feature_training(config: Config, process: Process, log: Log, is_trial: bool = False) -> "FeatureTraining":
-    """Return the step wrapper of TRAIN.OBJECTIVE features. Each process loads the whole teacher. Collective.
-
-    `is_trial`: use a teacher with random weights, and no labelled images.
-    """
-    parts = PARTS[config.TRAIN.FEATURES]
-    teacher, lines = process.after_first(lambda: load_feature_teacher(config, parts, is_trial))
-    labelled = None
-    if not is_trial:
-        log.say(*lines, f"teacher: {config.TRAIN.TEACHER_MODEL}, {teacher.describe()}")
-        labelled = load_labelled(config, process, log) if config.DATA.LABELLED_PATH else None
-    return FeatureTraining(config, log, teacher, labelled)
-
-
-class Labelled(NamedTuple):
-    """The loader of the images of DATA.LABELLED_PATH, and the unreadable images so far."""
-
-    data: EvalData
-    bad_images: BadImages
-
-
-class FeatureTraining:
-    """A StepWrapper that makes a model learn the features of a teacher."""
-
-    def __init__(self, config: Config, log: Log, teacher: Teacher, labelled: Labelled | None):
-        self._config, self._log, self._teacher, self._labelled = config, log, teacher, labelled
-
-    def change_model(self, model: nn.Module) -> None:
-        parts, config = PARTS[self._config.TRAIN.FEATURES], self._config
-        own, theirs = compare_features(config, model, self._teacher, parts)
-        self._log.say(*make_student(model, parts, own, theirs, config.DATA, config.SEED))
-
-    def wrap(self, prepare: Preparation, loss: Loss, precision: Precision) -> tuple[Preparation, Loss]:
-        with_features = FeaturePreparation(prepare, self._teacher, precision, self._config)
-        with_features.labelled = self._labelled
-        return with_features, FeatureLoss(self._config.TRAIN.FEATURE_LOSS)
+NEIGHBOURS = 5  # the nearest images that vote for the class of an image
+TEMPERATURE = 0.07  # of the votes' weights, exp(cosine / TEMPERATURE), as in DINO (arXiv:2104.14294)
+ROWS_AT_ONCE = 1024  # images whose similarities to all others are in memory at once
+NO_ACCURACY = {"top1": math.nan, "top5": math.nan}
 
 
 @dataclass(frozen=True)
-class FeatureTargets(ExtendedTargets):
-    """The teacher's features of the images: [B, D] for the whole images, [B, N, D] for their patches."""
+class FeatureScores(Scores):
+    """The scores of a model that learns features. Its accuracies are NaN, because it has no classes."""
 
-    features: tuple[Tensor, ...]
+    similarity: float = math.nan  # mean cosine between student and teacher, in percent
+    knn: float | None = None  # k-NN accuracy, in percent; None without labelled images
 
+    def more(self) -> dict[str, float]:
+        return {"similarity": self.similarity} | ({} if self.knn is None else {"knn": self.knn})
 
-class FeaturePreparation(TeacherPreparation):
-    """A preparation whose targets are the teacher's features of the augmented images. Labels are ignored."""
+    def figures(self) -> dict[str, float]:
+        return {key: value for key, value in super().figures().items() if math.isfinite(value)}
 
-    labelled: Labelled | None = None  # the images for the k-NN accuracy
+    def describe(self, name: str) -> str:
+        return ", ".join([f"{name} Loss: {self.loss:.4f}", *(f"{name} {text}" for text in self._texts())])
 
-    def __call__(self, batch: Batch, dtype: torch.dtype | None = None) -> tuple[Tensor, FeatureTargets]:
-        images, _ = self.prepare(batch, dtype)
-        return images, self.targets_of(images)
+    def describe_all(self, name: str, classes: str) -> str:
+        scores = ", ".join([*self._texts(), f"loss {self.loss:.4f}"])
+        return f"{name}{scores} of {counted(self.num_images, 'image')}{self._excluded()}"
 
-    @torch.no_grad()
-    def targets_of(self, images: Tensor, count: int | None = None) -> FeatureTargets:
-        """Return the features of the images, or of the first `count` if the others are padding."""
-        with self.precision.autocast():
-            return FeatureTargets(None, tuple(each[:count] for each in self.teacher(images)))
-
-
-class FeatureLoss:
-    """The sum of the losses of all chosen features, each a mean over the images, computed in float32 or better."""
-
-    def __init__(self, kind: str):
-        self._kind = kind  # TRAIN.FEATURE_LOSS
-
-    def __call__(self, outputs: tuple[Tensor, ...], targets: FeatureTargets) -> Tensor:
-        return self.of_images(outputs, targets).mean()
-
-    def of_images(self, outputs: tuple[Tensor, ...], targets: FeatureTargets) -> Tensor:
-        """Return the loss of each image: [B]. The features are [B, D] or [B, N, D]."""
-        pairs = [(widen(ours), widen(theirs)) for ours, theirs in zip(outputs, targets.features, strict=True)]
-        if self._kind == "cosine":
-            return sum(1 - mean_cosine(*pair) for pair in pairs)
-        return sum(functional.smooth_l1_loss(*pair, reduction="none").flatten(1).mean(1) for pair in pairs)
+    def _texts(self) -> Iterator[str]:
+        for name, value in self.more().items():
+            yield f"{METRICS[name].title} {format_value(name, value)}"
 
 
-def mean_cosine(ours: Tensor, theirs: Tensor) -> Tensor:
-    """Return the cosine of features [B, D], or the mean cosine of patches [B, N, D]: [B]."""
-    return functional.cosine_similarity(ours, theirs, dim=-1)[:, None].flatten(1).mean(1)
+class Features(Task):
+    """The model learns the features that a teacher computes. It has no classes."""
 
+    def wrappers(self, process: Process, log: Log, is_trial: bool) -> list[StepWrapper]:
+        return [make_feature_training(self.config, process, log, is_trial)]
 
-# --- the student ---
+    def are_right(self, outputs: tuple[Tensor, ...], targets: FeatureTargets) -> Tensor:
+        return torch.zeros(1, dtype=torch.bool, device=outputs[0].device)
 
+    def scoring(self, trainer: Trainer) -> Scoring:
+        return similarity(trainer.prepare, trainer.loss)
 
-MAPS = FEATURE_MAPS.rstrip(".")
-PARTS = {"both": ("pooled", "patches"), "pooled": ("pooled",), "patches": ("patches",)}  # by TRAIN.FEATURES
+    def score_more(self, found: list[Evaluation], models: Sequence[nn.Module], trainer: Trainer) -> list[Evaluation]:
+        return with_knn(found, models, trainer.prepare, trainer.process)
 
-
-@dataclass(frozen=True)
-class FeatureOutput(ModelTransform):
-    """Makes a model return features instead of logits: a tuple with each of the `parts`, mapped if the model has maps.
-
-    In evaluation, a model with maps also returns its own pooled features [B, D] as the last element.
-    """
-
-    parts: tuple[str, ...]
-
-    def apply(self, model: nn.Module) -> list[str]:
-        wrap(model, self)
-        return []
-
-    def subclass(self, cls: type) -> type:
-        parts = self.parts
-
-        class FeatureModel(cls):
-            def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-                found = features_of(self, images)
-                chosen = tuple(getattr(found, part) for part in parts)
-                if not hasattr(self, MAPS):
-                    return chosen
-                maps = getattr(self, MAPS)
-                mapped = tuple(maps[part](each) for part, each in zip(parts, chosen, strict=True))
-                return mapped if self.training else (*mapped, found.pooled)
-
-        return FeatureModel
-
-
-def make_student(
-    model: nn.Module, parts: Sequence[str], own: Widths, teacher: Widths, data: Data, seed: int
-) -> list[str]:
-    """Remove the classifier, add the maps, and make the model return features. Return lines for the log.
-
-    `own`, `teacher`: the sizes of both models' features. The weights of the maps depend only on `seed`, so they are
-    equal in all processes.
-    """
-    parameter = next(model.parameters())
-    model.reset_classifier(0)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        maps = nn.ModuleDict({part: nn.Linear(getattr(own, part), getattr(teacher, part)) for part in parts})
-    model.add_module(MAPS, maps.to(parameter.device, parameter.dtype))
-    FeatureOutput(tuple(parts)).apply(model)
-    return _freeze_unused(model, parameter.new_zeros(1, data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE))
-
-
-def _freeze_unused(model: nn.Module, images: Tensor) -> list[str]:
-    """Freeze the weights that no chosen feature depends on, because DDP would wait for their gradients."""
-    was_training = model.training
-    with torch.enable_grad():
-        *mapped, _ = model.eval()(images)
-        sum(each.sum() for each in mapped).backward()
-    model.train(was_training)
-    unused = [name for name, each in model.named_parameters() if each.requires_grad and each.grad is None]
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(parameter.requires_grad and name not in unused)
-        parameter.grad = None
-    return [f"not trained, because no feature depends on them: {first_of(unused)}"] if unused else []
-
-
-# --- the teacher ---
-
-
-def load_feature_teacher(config: Config, parts: Sequence[str], is_trial: bool = False) -> tuple[Teacher, list[str]]:
-    """Load the teacher on the CPU. Return it with lines for the log. In a trial its weights are random."""
-    found, lines = find_teacher(config), []
-    # The classifier is not used. It gets the size that it has in the weights, if that is known.
-    num_classes = found.num_classes or len(found.classes or ()) or 1
-    with torch.random.fork_rng(devices=[]):
-        model = build_model(found.config, num_classes)
-        if not is_trial:
-            loaded = load_pretrained(model, found.weights, found.key)
-            lines = [line for line in loaded if "starts from random weights" not in line]  # about the classifier
-            lines.append(f"licence of the teacher's weights: {licence_of(found.weights)}")
-    model.reset_classifier(0)
-    FeatureOutput(tuple(parts)).apply(model)
-    return Teacher(model, config.DATA, found.config.DATA, side=found.side), lines
-
-
-def licence_of(weights: str) -> str:
-    """Return the licence of the teacher's weights as timm states it, or how to find it."""
-    timm = import_timm()
-    if not timm.is_model(weights):
-        return f"not stated in {weights}; it depends on the images and weights that were used in training"
-    stated = getattr(timm.get_pretrained_cfg(weights), "license", None)
-    return stated or f"not stated by timm; see the model card of {weights}"
-
-
-def compare_features(
-    config: Config, student: nn.Module, teacher: Teacher, parts: Sequence[str]
-) -> tuple[Widths, Widths]:
-    """Return the sizes of the features of student and teacher.
-
-    Raise ConfigError if a model has no such features, or if the grids of patches differ at any image size of the run.
-    """
-    sides = {config.DATA.IMAGE_SIZE: "DATA.IMAGE_SIZE"}
-    sides = dict.fromkeys(config.train_sizes.values(), "TRAIN.SIZE_SCHEDULE") | sides
-    for side, setting in sides.items():  # the last one is DATA.IMAGE_SIZE
-        own = _widths("MODEL.NAME", config.MODEL.NAME, student, config, side, parts)
-        theirs = _widths(KEY, config.TRAIN.TEACHER_MODEL, teacher.model, config, teacher.side or side, parts)
-        if "patches" in parts and own.grid != theirs.grid:
+    def open_evaluation(
+        self,
+        data: EvalData,
+        normalize: nn.Module,
+        precision: Precision,
+        process: Process,
+        bad_images: BadImages,
+        log: Log,
+        is_run: bool,
+    ) -> OfWeights:
+        """Load the teacher. The weights must have the maps to the teacher's features."""
+        if not is_run:
             raise ConfigError(
-                f"{setting}: with images of {side} x {side}, {config.MODEL.NAME} has {own.grid} x {own.grid} patches, but "
-                f"the teacher has {theirs.grid} x {theirs.grid}; choose models with the same patch size and image size, or "
-                "set TRAIN.FEATURES=pooled"
+                "-eval: these weights have no feature maps, without which the similarity to the teacher cannot be "
+                "measured; name a run's checkpoint with -resume, or fine-tune the weights (TRAIN.OBJECTIVE=classes)"
             )
-    return own, theirs
+        (training,) = self.wrappers(process, log, is_trial=False)
+        prepare = build_preparation(self.config, normalize, is_compiled=False)
+        prepare, loss = training.wrap(prepare, build_loss(self.config), precision)
+
+        def score(models: Sequence[nn.Module]) -> list[Evaluation]:
+            found = evaluate(models, data, normalize, precision, process, bad_images, similarity(prepare, loss))
+            return with_knn(found, models, prepare, process)
+
+        return training.change_model, score
+
+    def describe_scored(self, eval_set: ImageSet) -> str:
+        return "the labelled images" if METRICS[self.config.TRAIN.BEST_METRIC].setting else "the held-out images"
 
 
-def _widths(key: str, name: str, model: nn.Module, config: Config, side: int, parts: Sequence[str]) -> Widths:
-    try:
-        found = widths_of(model, config.DATA.IMAGE_CHANNELS, side)
-    except ConfigError as error:
-        raise ConfigError(f"{key}: {name}: {error}") from None
-    if "patches" in parts and found.grid is None:
-        raise ConfigError(f"{key}: {name} has no square grid of patches; set TRAIN.FEATURES=pooled or change the model")
-    return found
+def similarity(prepare: FeaturePreparation, loss: FeatureLoss) -> Scoring:
+    """Return the comparison with the teacher, which computes each batch once for all models."""
+    return Scoring(partial(SimilarityTally, loss), lambda images, labels: prepare.targets_of(images, len(labels)))
 
 
-# --- labelled images, to measure the features ---
+def with_knn(
+    found: list[Evaluation], models: Sequence[nn.Module], prepare: FeaturePreparation, process: Process
+) -> list[Evaluation]:
+    """Add the k-NN accuracy on the labelled images, if there are any. Collective."""
+    if prepare.labelled is None:
+        return found
+    given = prepare.labelled.data, prepare.normalize, prepare.precision, process, prepare.labelled.bad_images
+    others = evaluate(models, *given, Scoring(NeighbourTally))
+    pairs = zip(found, others, strict=True)
+    return [each._replace(scores=replace(each.scores, knn=other.scores.knn)) for each, other in pairs]
 
 
-LABELLED = "DATA.LABELLED_PATH"
+class SimilarityTally:
+    """Sums the loss and the cosine between the features of student and teacher. It keeps no results of images."""
+
+    def __init__(self, loss: FeatureLoss, device: torch.device, dtype: torch.dtype, num_images: int):
+        self._loss, self.per_image = loss, self
+        self._sums = torch.zeros(4, dtype=dtype, device=device)  # loss, cosine, images, unreadable images
+
+    def add(self, outputs: tuple[Tensor, ...], targets: FeatureTargets, num_excluded: int) -> None:
+        count = len(targets.features[0])
+        *mapped, _ = (widen(each[:count]) for each in outputs)
+        pairs = zip(mapped, targets.features, strict=True)
+        cosines = [mean_cosine(ours, widen(theirs)) for ours, theirs in pairs]
+        self._sums[0] += self._loss.of_images(mapped, targets).to(self._sums).sum()
+        self._sums[1] += torch.stack(cosines).mean(0).to(self._sums).sum()
+        self._sums[2] += count
+        self._sums[3] += num_excluded
+
+    def result(self, process: Process) -> FeatureScores:
+        loss, cosine, count, excluded = process.sum(self._sums).tolist()
+        total = max(count, 1)
+        means = {"loss": loss / total, "similarity": 100 * cosine / total}
+        return FeatureScores(**means, **NO_ACCURACY, num_images=int(count), num_excluded=int(excluded))
+
+    def gather(self, process: Process) -> None:
+        return None
 
 
-def load_labelled(config: Config, process: Process, log: Log) -> Labelled:
-    """Return the labelled images, ready for evaluations. Collective."""
-    images = process.after_first(lambda: read_labelled(config, log.say))
-    num_images, num_classes = counted(len(images), "image"), counted(len(images.classes), "class")
-    log.say(f"labelled images for the k-NN accuracy: {num_images} of {num_classes}")
-    bad_images = BadImages(images, config.DATA.MAX_BAD_FRACTION, log.warn)
-    return Labelled(build_eval_data(config, images, process), bad_images)
+class NeighbourTally:
+    """Keeps the student's own pooled features of labelled images for their k-NN accuracy."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, num_images: int):
+        self._rows: list[tuple[np.ndarray, np.ndarray]] = []  # features [B, D] and labels [B]
+        self._num_excluded, self.per_image = 0, self
+        self.indices = np.zeros(0, np.int64)  # of this process's images, set at the end of the evaluation
+
+    def add(self, outputs: tuple[Tensor, ...], labels: Tensor, num_excluded: int) -> None:
+        self._rows.append((widen(outputs[-1][: len(labels)]).cpu().numpy(), labels.cpu().numpy()))
+        self._num_excluded += num_excluded
+
+    def result(self, process: Process) -> FeatureScores:
+        features, labels = (np.concatenate(column) for column in zip(*self._rows, strict=True))
+        parts = process.join([(self.indices, features, labels, [self._num_excluded])])
+        indices, features, labels, excluded = (np.concatenate(column) for column in zip(*parts, strict=True))
+        order = np.argsort(indices, kind="stable")
+        knn = process.first(lambda: knn_accuracy(features[order], labels[order]))
+        counts = {"num_images": len(indices), "num_excluded": int(excluded.sum())}
+        return FeatureScores(math.nan, **NO_ACCURACY, **counts, knn=knn)
 
 
-def read_labelled(config: Config, say: Callable[[str], None]) -> ImageSet:
-    """Return the images of DATA.LABELLED_PATH: from its class folders, or from train/ if it has train/ and val/."""
-    path = config.DATA.LABELLED_PATH
-    if not Path(path).expanduser().is_dir():
-        raise DataError(f"{LABELLED}: {path} is not a folder; name a folder with a folder of images for each class")
-    data = replace(config.DATA, DATASET="imagefolder", DATA_PATH=path, CLASSES=None)
-    start = replace(config.START, EVAL=False)
-    try:
-        train, _ = read_image_folder(replace(config, DATA=data, START=start), say)
-    except DataError as error:
-        raise DataError(f"{LABELLED}: {str(error).removeprefix('DATA.DATA_PATH: ')}") from None
-    counts = train.count_classes()
-    if (counts > 0).sum() < 2 or counts.max() < 2:
-        raise DataError(
-            f"{LABELLED}: {path} must have images of at least 2 classes, and at least 2 images of one class, because each "
-            "image is compared with the others; add images"
-        )
-    return train
+def knn_accuracy(features: np.ndarray, targets: np.ndarray) -> float:
+    """Return the percentage of images whose class wins the vote of their nearest other images.
+
+    `features` [N, D], `targets` [N]. The NEIGHBOURS images with the largest cosine vote, and nearer images have more
+    weight. The result does not depend on the order of the images, unless cosines are equal.
+    """
+    features = features.astype(np.float64)
+    features /= np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+    num_images, num_right = len(features), 0
+    k = min(NEIGHBOURS, num_images - 1)
+    for start in range(0, num_images, ROWS_AT_ONCE):
+        rows = np.arange(start, min(start + ROWS_AT_ONCE, num_images))
+        cosines = features[rows] @ features.T
+        cosines[rows - start, rows] = -np.inf
+        nearest = np.argsort(-cosines, axis=1, kind="stable")[:, :k]
+        weights = np.exp(np.take_along_axis(cosines, nearest, 1) / TEMPERATURE)
+        votes = np.zeros((len(rows), int(targets.max()) + 1))
+        np.add.at(votes, (np.repeat(rows - start, k), targets[nearest].ravel()), weights.ravel())
+        num_right += int((votes.argmax(1) == targets[rows]).sum())
+    return 100 * num_right / max(num_images, 1)

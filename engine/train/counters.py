@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from engine.evaluation.scores import Scores
-from engine.evaluation.tally import ImageResults, LabelResults, sum_dtype
+from engine.evaluation.tally import Results, sum_dtype
 from utils.distributed import Process
 
 
@@ -39,7 +39,7 @@ class EpochResult:
     num_images: int  # images used for training, not counting images before a resume
     training_seconds: float
     evaluation_seconds: float
-    images: ImageResults | LabelResults | None = None  # results of each image, if this epoch is the best so far
+    images: Results | None = None  # results of each image, if this epoch is the best so far
 
 
 class Counters:

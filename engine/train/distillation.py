@@ -1,6 +1,5 @@
 """TRAIN.DISTILLATION_TYPE: the model learns from the labels and from a trained model, its teacher."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -62,7 +61,7 @@ class Teacher(nn.Module):
     def forward(self, images: Tensor | dict[str, Tensor]) -> Tensor:
         """Return logits [B, classes of the student] for images [B, C, H, W] as the student gets them.
 
-        With DATA.TOKENS, the images are a dict with sequences of patches.
+        Sequences of patches are a dict.
         """
         dtype = next(self.model.parameters()).dtype
         if isinstance(images, dict):
@@ -117,8 +116,10 @@ def load_teacher(config: Config, classes: Sequence[str] | None, num_classes: int
                 _check_number(model, found.weights, num_classes)
             lines = load_pretrained(model, found.weights, found.key, needs_head=True)
     side = found.side
-    if side and found.config.DATA.TOKENS:  # the largest square within the teacher's number of patches
-        side = math.isqrt(found.config.DATA.TOKENS) * model.get_patch_size()[0]
+    if side and found.config.DATA.sequences:
+        from models.native_aspect import largest_square
+
+        side = largest_square(found.config)
     return Teacher(model, config.DATA, found.config.DATA, outputs, side), lines
 
 
@@ -138,8 +139,8 @@ def find_teacher(config: Config) -> TeacherSource:
     file = find_file(weights) if weights else None
     has_means = cfg is not None and len(cfg.mean) == config.DATA.IMAGE_CHANNELS
     images = {"IMAGENET_MEAN": tuple(cfg.mean), "IMAGENET_STD": tuple(cfg.std)} if has_means else {}
-    # With DATA.TOKENS, the teacher gets patches, and the size of its weights' images only sets its position embedding.
-    has_side = cfg is not None and (cfg.fixed_input_size or config.DATA.TOKENS)
+    # The teacher of a model that takes patches gets patches, and the size of its weights' images only sets its position embedding.
+    has_side = cfg is not None and (cfg.fixed_input_size or config.DATA.sequences)
     side = cfg.input_size[-1] if has_side else None
     data = replace(config.DATA, **images, **({"IMAGE_SIZE": side} if side else {}))
     # The teacher needs no schedule of sizes: its model takes images of one size, or of any size.
@@ -147,7 +148,7 @@ def find_teacher(config: Config) -> TeacherSource:
     built = replace(config, DATA=data, MODEL=Model(TYPE="timm", NAME=name), TRAIN=train)
     names = read_record(file).get("class_names") if file else None
     number = len(names) if names else None if file or cfg is None else cfg.num_classes
-    side, key = None if config.DATA.TOKENS else side, WEIGHTS_KEY if weights else KEY
+    side, key = None if config.DATA.sequences else side, WEIGHTS_KEY if weights else KEY
     return TeacherSource(built, weights or name, names, number, side, key)
 
 
@@ -166,9 +167,13 @@ def _of_run(config: Config, path: str, record: dict) -> TeacherSource:
             f"{KEY}: {path} takes images of {counted(then.DATA.IMAGE_CHANNELS, 'channel')}; set DATA.IMAGE_CHANNELS to "
             f"{then.DATA.IMAGE_CHANNELS}, or name another teacher"
         )
-    # The teacher gets the student's images. With DATA.TOKENS, a plain ViT is built for sequences of patches too.
-    side = None if config.DATA.TOKENS else then.DATA.IMAGE_SIZE
-    data = replace(then.DATA, TOKENS=config.DATA.TOKENS or then.DATA.TOKENS)
+    side, data = then.DATA.IMAGE_SIZE, then.DATA
+    if (
+        config.DATA.sequences
+    ):  # the teacher gets the student's images; a plain ViT is built for sequences of patches too
+        from models.native_aspect import with_patches_of
+
+        side, data = None, with_patches_of(then.DATA, config.DATA)
     then = replace(then, DATA=data, MODEL=replace(then.MODEL, FREEZE=()))
     return TeacherSource(then, path, list(names), then.MODEL.NUM_CLASSES or len(names), side)
 
@@ -223,12 +228,12 @@ class Distillation:
         self._teacher, self._config = teacher, config
 
     def change_model(self, model: nn.Module) -> None:
-        if self._config.DATA.TOKENS:
+        if self._config.DATA.sequences:
             sides = model.get_patch_size()[0], self._teacher.model.get_patch_size()[0]
             if sides[0] != sides[1]:
                 raise ConfigError(
                     f"TRAIN.TEACHER_MODEL: {self._config.TRAIN.TEACHER_MODEL} has patches of {sides[1]} x {sides[1]} pixels, "
-                    f"but the model has {sides[0]} x {sides[0]} (DATA.TOKENS); name a teacher with the same patches"
+                    f"but the model has {sides[0]} x {sides[0]} and takes {self._config.DATA.sequences}; name a teacher with the same patches"
                 )
         # A model with two heads, such as a distilled DeiT, returns the logits of both in training, and always their mean
         # in evaluation. Without distillation, it returns the mean in training too.

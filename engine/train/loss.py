@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from configs.schema import Config, Train
 from configs.tables import LOSSES, import_named
-from datasets import Mixed, Preparation, dominant_class
+from datasets import Mixed, Preparation
 from engine.evaluation.tally import widen
 from engine.precision import Precision
 
@@ -73,18 +73,6 @@ class StepWrapper(Protocol):
 
     def wrap(self, prepare: Preparation, loss: Loss, precision: Precision) -> tuple[Preparation, Loss]:
         """Return replacements for `prepare` and `loss` in the training step."""
-
-
-def hits(logits: Tensor | tuple[Tensor, Tensor], targets: Tensor | Mixed | ExtendedTargets) -> Tensor:
-    """Return bool [B]: whether the highest logit belongs to the image's class, or to one of its labels."""
-    if isinstance(targets, ExtendedTargets) and targets.labels is None:  # TRAIN.OBJECTIVE features: no classes
-        return torch.zeros(1, dtype=torch.bool, device=logits[0].device)
-    if isinstance(logits, tuple):  # the logits of two heads; their mean is the prediction
-        logits = logits[0] + logits[1]
-    if isinstance(targets, ExtendedTargets):
-        targets = targets.labels
-    best, classes = logits.argmax(1), dominant_class(targets)
-    return best.eq(classes) if classes.ndim == 1 else classes.gather(1, best[:, None])[:, 0] > 0
 
 
 # --- binary cross-entropy ---

@@ -12,7 +12,7 @@ from engine.evaluation.scores import Best
 from engine.parallel import Parallel
 from engine.precision import Clipping, ComputingModel, Precision
 from engine.train.counters import Counters, Report
-from engine.train.loss import Loss, hits
+from engine.train.loss import Loss
 from engine.train.optimizers import load_state, set_rates
 from engine.train.schedule import Schedule
 from models.transforms import ModelTransforms
@@ -39,6 +39,7 @@ class Trainer:
     """
 
     config: Config
+    task: Any  # what the model learns: a Task (engine/tasks/task.py)
     process: Process
     data: TrainData
     model: nn.Module  # the weights that are trained and saved
@@ -117,7 +118,7 @@ class Trainer:
         self.notify("on_phase", "other")
         self.notify("on_micro_batch", batch, share)
         with torch.no_grad():
-            correct = hits(logits, targets).to(loss.dtype).mean()
+            correct = self.task.are_right(logits, targets).to(loss.dtype).mean()
             sums = batch.num_samples * torch.stack((loss, correct, torch.ones_like(loss)))
         self.notify("on_phase", "data")
         return sums

@@ -89,9 +89,9 @@ def export(subject: Subject, name: str, target: Path, change: Callable[[Path], s
     `change`: changes the checked file, and returns how.
     """
     chosen = FORMATS[name]
-    if subject.config.DATA.TOKENS and chosen.suffix:
+    if subject.config.DATA.sequences and chosen.suffix:
         raise ConfigError(
-            f"-to {name}: {subject.name} takes images of varying size (DATA.TOKENS {subject.config.DATA.TOKENS}). timm reads "
+            f"-to {name}: {subject.name} takes {subject.config.DATA.sequences}. timm reads "
             "each size from the data, which an exported graph cannot; use -to hf or .safetensors"
         )
     check_target(name, chosen.suffix, target)

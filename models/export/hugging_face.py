@@ -53,21 +53,20 @@ def timm_config(subject: Subject) -> dict[str, Any]:
             "qkv_bias": settings.QKV_BIAS,
             "pos_embed": "learn" if settings.POS_EMBED == "sincos2d" else settings.POS_EMBED,
         }
-    if subject.config.DATA.TOKENS:
+    if subject.config.DATA.sequences:
         from models.native_aspect import arguments_of
 
         architecture, arguments = arguments_of(subject.config)
         has_fixed_size = False
     if channels != 3:
         arguments = arguments | {"in_chans": channels}  # timm also takes it from input_size, but transformers does not
-    has_several_labels = subject.config.DATA.has_several_labels
     facts = layers | subject.data | {"num_classes": model.num_classes, "fixed_input_size": has_fixed_size}
     return {
         "architecture": architecture,
         "num_classes": model.num_classes,
         "num_features": model.num_features,
         "label_names": subject.labels,
-        "problem_type": f"{'multi' if has_several_labels else 'single'}_label_classification",  # for transformers
+        "problem_type": subject.config.task.problem_type,  # for transformers
         "model_args": arguments,
         "pretrained_cfg": facts | {"custom_load": False},
     }

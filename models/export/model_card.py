@@ -71,7 +71,7 @@ def model_card(subject: Subject) -> str:
     header |= {"base_model": base} if base else {}
     header |= {"model-index": [model_index(subject)]} if subject.figures else {}
     code, more = CODE_FOR_TIMM, USE_IN_TRANSFORMERS
-    if subject.config.DATA.TOKENS:
+    if subject.config.DATA.sequences:
         from models.native_aspect import code_for_timm
 
         code, more = code_for_timm(subject.config), ""

@@ -96,7 +96,7 @@ class Subject:
     @property
     def activation(self) -> str:
         """Return the name of the function that turns logits into probabilities."""
-        return "sigmoid" if self.config.DATA.has_several_labels else "softmax"
+        return self.config.task.activation
 
     @property
     def data(self) -> dict[str, Any]:

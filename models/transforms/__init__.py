@@ -84,7 +84,7 @@ def choose_transforms(
         # HalfResidual is after checkpointing, so that blocks save their input in half precision.
         transforms.append(HalfResidual(device.type, half, is_required=not pays))
     # The last two wrap the whole model. They follow ClassTokenBlock, because it checks the model's class.
-    if training and config.DETERMINISTIC and (config.TRAIN.SIZE_SCHEDULE or data.TOKENS) and device.type != "cpu":
+    if training and config.DETERMINISTIC and (config.TRAIN.SIZE_SCHEDULE or data.sequences) and device.type != "cpu":
         from models.transforms.blocks import ResizeByMatrices
 
         transforms.append(ResizeByMatrices())

@@ -22,7 +22,7 @@ from scripts.labelling.data import (
     probabilities_of,
     read_predictions,
     refuse_other_data,
-    refuse_several_labels,
+    refuse_several_classes,
 )
 from scripts.labelling.lists import LISTS, command_to_train, correct, write_lists
 from scripts.labelling.review import (
@@ -106,7 +106,7 @@ def judge_by_weights(source: Source) -> tuple[DataSet, Doubts, None]:
     from engine.features.embedder import Embedder
     from utils.distributed import Process, choose_device
 
-    refuse_several_labels(source.data_path, source.config)
+    refuse_several_classes(source.data_path, source.config)
     data = DataSet.load(source.config)
     embedder = Embedder(source.weights, Process(choose_device(source.device, local_rank=0)), print)
     features = np.full((len(data), embedder.width), np.nan, np.float32)

@@ -33,7 +33,7 @@ UNKNOWN = -1  # class number of a prediction that is not a class of the data set
 def config_of(run: SavedRun, data_path: Path | None) -> Config:
     """Return the settings of a run. `data_path`: where the data are now, if they were moved after the run."""
     config = unflatten(run.settings)
-    refuse_several_labels(run.folder, config)
+    refuse_several_classes(run.folder, config)
     path, recorded = config.DATA.DATA_PATH, run.about.get("data_path")
     if data_path:
         path = str(data_path)
@@ -44,8 +44,8 @@ def config_of(run: SavedRun, data_path: Path | None) -> Config:
     return replace(config, DATA=replace(config.DATA, DATA_PATH=path))
 
 
-def refuse_several_labels(source: Path | str, config: Config) -> None:
-    if config.DATA.has_several_labels:
+def refuse_several_classes(source: Path | str, config: Config) -> None:
+    if config.task.has_several_classes:
         raise ConfigError(
             f"{source}: its images can have several labels; only data with one label per image are judged"
         )

@@ -7,6 +7,7 @@ import torch
 from datasets import SavedData, build_eval_data, build_train_data, load_image_sets, validation_facts
 from datasets.sources.images import FileImages
 from datasets.split import divide, new_record
+from datasets.targets import LabelSets
 from datasets.transforms.pixel_rules import PixelRules
 from engine.check.images import check_classes
 from tests.support.cases import cases_of, content_of, names_of
@@ -39,7 +40,7 @@ def in_columns(meant=MEANT, yes="1", no="0"):
 
 
 def labels_of(image_set):
-    return [{image_set.classes[number] for number in image_set.label_sets[target]} for target in image_set.targets]
+    return [{image_set.classes[number] for number in image_set.meaning.sets[target]} for target in image_set.targets]
 
 
 @pytest.mark.parametrize("form", ["separator", "spaces", "all columns", "named columns", "words"])
@@ -104,7 +105,7 @@ def test_multilabel_split_leaves_training_images_of_every_class():
     targets = np.random.default_rng(0).choice(4, size=300)
     targets[0] = 4  # the only image of class d, which also has the label of another class
     images = FileImages("/", [f"{number}.png" for number in range(300)], targets, list("abcd"), PixelRules(3))
-    images.label_sets = [(0,), (0, 1), (1, 2), (), (1, 3)]
+    images.meaning = LabelSets([(0,), (0, 1), (1, 2), (), (1, 3)])
     for seed in range(20):
         train, val = divide(images, new_record("hash", "here", 0.2, None) | {"seed": seed})
         assert train.count_classes().all() and val.count_classes()[:3].all()

@@ -18,10 +18,12 @@ from engine.evaluate_weights import evaluate_both
 from engine.evaluation import all_scores as module
 from engine.evaluation.all_scores import rank_class
 from engine.evaluation.evaluate import evaluate
-from engine.evaluation.tally import Tally
+from engine.evaluation.tally import Scoring
 from engine.precision import Precision
 from engine.predict.classifier import load_classifier
 from engine.predict.predictor import Predictor
+from engine.tasks.classes import Tally
+from engine.tasks.labels import LabelTally
 from tests.support.configs import CPU, small_config
 from tests.support.properties import examples
 from tests.support.refusals import assert_names
@@ -71,7 +73,13 @@ def score(tmp_path, num_classes, unreadable=(), kind=MeanColourModel, count=37):
     data = build_eval_data(config, images, Process(CPU))
     normalize, precision = Normalize(config.DATA), Precision(config, CPU)
     ((scores, _),) = evaluate(
-        [model], data, normalize, precision, Process(CPU), BadImages(images, 1.0, lambda line: None)
+        [model],
+        data,
+        normalize,
+        precision,
+        Process(CPU),
+        BadImages(images, 1.0, lambda line: None),
+        Scoring(Tally),
     )
     top1 = top5 = loss = 0
     kept = [index for index in range(count) if index not in unreadable]
@@ -98,7 +106,7 @@ def test_loss_and_accuracy_match_a_manual_count(tmp_path, num_classes, unreadabl
 # A program that loses the first image of each batch in evaluations.
 LOSES_IMAGES = """
 import sys
-from engine.evaluation.tally import Tally
+from engine.tasks.classes import Tally
 from main_single_gpu import main
 from utils.program import exit_code
 
@@ -135,7 +143,9 @@ def test_raw_and_ema_weights_are_scored_in_one_pass(tmp_path, monkeypatch):
     both = evaluate_both(trainer, data, bad_images)
     assert len(passes) == 1
     for model, found in zip((trainer.model, trainer.ema.model), both.values(), strict=True):
-        (alone,) = evaluate([model], data, trainer.prepare.normalize, trainer.precision, Process(CPU), bad_images)
+        (alone,) = evaluate(
+            [model], data, trainer.prepare.normalize, trainer.precision, Process(CPU), bad_images, Scoring(Tally)
+        )
         assert alone.scores.loss == found.scores.loss
     assert both[""].scores.loss != both["_ema"].scores.loss
 
@@ -169,7 +179,9 @@ def test_evaluation_uses_batch_norm_statistics_of_rank_0(tmp_path):
         model[1].running_mean.fill_(mean)
         data, normalize = build_eval_data(config, images, process), Normalize(config.DATA)
         precision = Precision(config, CPU)
-        (found,) = evaluate([model], data, normalize, precision, process, BadImages(images, 1.0, pytest.fail))
+        (found,) = evaluate(
+            [model], data, normalize, precision, process, BadImages(images, 1.0, pytest.fail), Scoring(Tally)
+        )
         return found.scores.loss
 
     assert loss(Second(CPU), 5.0) == loss(Process(CPU), 1.0) != loss(Process(CPU), 5.0)
@@ -224,7 +236,7 @@ def test_scores_and_rankings_match_scikit_learn_for_any_number_of_processes(draw
 
     def score(process: Process) -> tuple:
         found, share = (
-            Tally(CPU, torch.float64, len(logits)),
+            (Tally if targets.ndim == 1 else LabelTally)(CPU, torch.float64, len(logits)),
             torch.arange(process.rank, len(logits), process.world_size),
         )
         for part in [*share.split(size), share[:0]]:
@@ -256,7 +268,7 @@ def test_scores_leave_the_device_before_they_fill_it(monkeypatch):
 
 
 def test_large_evaluations_keep_no_scores(monkeypatch):
-    monkeypatch.setattr("engine.evaluation.tally.MOST_SCORES", 299 * 4)
+    monkeypatch.setattr("engine.tasks.classes.MOST_SCORES", 299 * 4)
     found = Tally(CPU, torch.float64, num_images=300)
     found.add(torch.randn(300, 4), torch.zeros(300, dtype=torch.int64), num_excluded=0)
     assert found.per_image.scores is None
@@ -279,7 +291,7 @@ def test_ranking_of_a_class_with_unusual_scores(scores, positives, expected):
 def test_image_results_keep_only_top_100_and_true_labels():
     logits, targets = (torch.arange(300.0).roll(7).view(2, 150) - 50) / 60, torch.zeros(2, 150)
     targets[:, :10] = 1
-    found = Tally(CPU, torch.float64, num_images=300)
+    found = LabelTally(CPU, torch.float64, num_images=300)
     found.add(logits, targets, num_excluded=0)
     found.result(Process(CPU))
     found.per_image.indices = np.arange(2)

@@ -57,7 +57,15 @@ def graphs_of_two_epochs(config: Config, monkeypatch: pytest.MonkeyPatch) -> lis
         trainer.end_epoch()
         found.append(len(graphs))
         for model in [trainer.model, trainer.ema.model] if trainer.ema else [trainer.model]:
-            evaluate([model], data, trainer.prepare.normalize, trainer.precision, trainer.process, bad)
+            evaluate(
+                [model],
+                data,
+                trainer.prepare.normalize,
+                trainer.precision,
+                trainer.process,
+                bad,
+                trainer.task.scoring(trainer),
+            )
             found.append(len(graphs))
     return np.diff([0, *found]).tolist()
 

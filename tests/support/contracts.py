@@ -75,7 +75,7 @@ def batch_of_piece(it, batch):
     left_out = it.bad if len(targets) < len(it.piece.indices) else []
     expected = reader.image_set.targets[it.piece.indices[~np.isin(it.piece.indices, left_out)]]
     if targets.is_floating_point():  # several labels
-        expected, targets = [len(reader.image_set.label_sets[each]) for each in expected.tolist()], targets.sum(1)
+        expected, targets = [len(reader.image_set.meaning.sets[each]) for each in expected.tolist()], targets.sum(1)
     is_replaced = bool(it.bad) and not left_out
     shape = reader.data.IMAGE_CHANNELS, *[reader.side(it.piece)] * 2
     return (
@@ -216,7 +216,7 @@ def most_probable_first(it, found):
     return (
         values == sorted(values, reverse=True)
         and all(map(is_share, values))
-        and (it.self.several or sum(values) <= 1 + 1e-4)
+        and (it.self.classifier.config.task.has_several_classes or sum(values) <= 1 + 1e-4)
         and all(guess.name == classes[guess.number] for guess in found.guesses)
         and found.path == it.paths[found.index]
     )
@@ -268,7 +268,7 @@ CONTRACTS: dict[str, Callable[[SimpleNamespace, Any], bool]] = {
     "engine.train.schedule.Schedule.__call__": rate_in_range,
     "engine.evaluation.evaluate.evaluate": scores_of_all_images,
     "engine.evaluate_weights.evaluate_both": raw_and_ema,
-    "engine.evaluation.tally.PerImage.gather": results_of_images,
+    "engine.tasks.classes.PerImage.gather": results_of_images,
     "engine.record.columns.epoch_row": row_of_epoch,
     "engine.train.trainer.Trainer.state_dict": raw_and_ema_weights,
     "engine.saves.describe_progress": progress_of_best,

@@ -35,10 +35,10 @@ from engine.checkpoint.sharded_saver import ShardedSaver
 from engine.evaluation import all_scores
 from engine.evaluation.evaluate import Evaluation
 from engine.evaluation.scores import Scores
-from engine.evaluation.tally import PerImage
 from engine.loop import Loop, Outcome
 from engine.record.metrics import Recorder
 from engine.session import Session
+from engine.tasks.classes import PerImage
 from engine.train.callback import Callback
 from engine.train.forecast import Forecast
 from engine.train.trainer import Trainer
@@ -137,7 +137,7 @@ def score(*figures: list[float]) -> None:
         found = [next(remaining) for _ in models]
         return [Evaluation(Scores(loss, top1, 100.0, 359, 0), PerImage()) for top1, loss in found]
 
-    engine.eval_run.evaluate = engine.evaluate_weights.evaluate = evaluate
+    engine.tasks.classes.evaluate = engine.evaluate_weights.evaluate = evaluate
 
 
 def name_hosts(processes_per_host: int) -> None:

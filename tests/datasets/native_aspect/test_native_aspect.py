@@ -15,7 +15,6 @@ from datasets.native_aspect.batches import EvalSequenceTransform, PatchBoxes, Pa
 from datasets.native_aspect.grids import grids_of, new_batch, pack, pictures_of, size_of
 from datasets.types import Batch
 from engine.predict.classifier import load_classifier
-from engine.predict.output import as_pictures
 from engine.predict.predictor import Predictor
 from models import build_model
 from models.weights.files import read_weights
@@ -74,7 +73,7 @@ def test_normalized_batch_turns_back_into_its_pictures(folder):
     for found, expected in zip(normalize.pixels(normalize(batch)), pictures_of(batch), strict=True):
         assert np.array_equal(found.permute(1, 2, 0).numpy(), expected)
     mirrored = normalize.pixels(normalize.mirrored(normalize(batch)))
-    for found, expected in zip(mirrored, as_pictures(batch), strict=True):
+    for found, expected in zip(mirrored, pictures_of(batch), strict=True):
         assert np.array_equal(found.permute(1, 2, 0).numpy(), expected[:, ::-1])
 
 
@@ -208,7 +207,7 @@ def test_evaluation_and_prediction_read_images_like_the_run(trained, folder, tmp
     typed("scripts/predict.py", trained, *photos, "-sheet", tmp_path / "sheet.png", "-json", tmp_path / "x.json").done()
     assert Image.open(tmp_path / "sheet.png").width > 300
     predictor = Predictor(load_classifier(trained), Process(CPU))
-    found = predictor(list(map(str, photos)), draw=lambda batch: as_pictures(batch.pixels))
+    found = predictor(list(map(str, photos)), draw=lambda batch: batch.pictures)
     assert [each.picture.shape[:2] for each in found] == [size_of(height, width, 8, 24) for width, height in SHAPES]
     plain = json.loads((tmp_path / "x.json").read_text())["images"][1]["predictions"][0]["probability"]
     mirror = tmp_path / "mirror.png"

@@ -13,7 +13,7 @@ from torch import Tensor
 from configs.schema import Config
 from datasets import build_eval_data, build_normalize, load_image_sets
 from engine import loop
-from engine.confidence.calibration import fit_temperature
+from engine.confidence.temperature import Likelihood, fit_temperature
 from engine.predict.classifier import Classifier, load_classifier
 from models import build_model
 from models.weights.load import load_pretrained
@@ -94,7 +94,7 @@ def trained(request, tmp_path_factory, convolutions, calibrated) -> Trained:
     folder = run_folder(output)
     best_epoch, best_key = next((number, key) for number, each in enumerate(ranks) for key in each if each[key] == 0)
     logits, labels = logits_of(load_classifier(folder).config, ranked(good, 0))
-    temperature = pytest.approx(fit_temperature(logits, labels)[0], rel=1e-4) if is_calibrated else None
+    temperature = pytest.approx(fit_temperature(logits, labels, Likelihood())[0], rel=1e-4) if is_calibrated else None
     predictions = logits.argmax(1)
     top1 = 100 * float(np.mean(predictions == labels))
     return Trained(

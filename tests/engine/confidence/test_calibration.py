@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from engine.confidence import calibration
-from engine.confidence.calibration import Calibration, calibrate, fit_temperature, gather_scores
-from engine.evaluation.tally import PerImage, Tally
+from engine.confidence.calibration import Calibration, gather_scores
+from engine.confidence.temperature import Likelihood, calibrate, fit_temperature
+from engine.tasks.classes import PerImage, Tally
+from engine.tasks.labels import LabelTally, OfLabels
 from engine.train.counters import EpochResult
 from models.weights.files import read_weights
 from models.weights.torch_files import read_torch
@@ -38,7 +40,7 @@ def make_scores(has_several_labels: bool = False) -> tuple[torch.Tensor, torch.T
 def evaluated(process: Process, has_several_labels: bool = False):
     """Return the results of an evaluation of these images, which are dealt out to the processes in turn."""
     logits, targets = make_scores(has_several_labels)
-    tally = Tally(CPU, torch.float64, NUM_IMAGES)
+    tally = (LabelTally if has_several_labels else Tally)(CPU, torch.float64, NUM_IMAGES)
     share = np.arange(process.rank, NUM_IMAGES, process.world_size)
     for part in (share[:5], share[5:]):
         tally.add(logits[part], targets[part], 0)
@@ -52,8 +54,10 @@ def evaluated(process: Process, has_several_labels: bool = False):
 def test_calibration_is_the_same_for_any_number_of_processes(monkeypatch, has_several_labels, most_images):
     monkeypatch.setattr(calibration, "MOST_IMAGES", most_images)
 
+    likelihood = OfLabels() if has_several_labels else Likelihood()
+
     def calibrated(process: Process) -> dict:
-        return calibrate(gather_scores(evaluated(process, has_several_labels), process))
+        return calibrate(gather_scores(evaluated(process, has_several_labels), process), likelihood)
 
     (alone,) = Threads(1).run(calibrated)
     assert Threads(3).run(calibrated) == [alone] * 3
@@ -62,7 +66,7 @@ def test_calibration_is_the_same_for_any_number_of_processes(monkeypatch, has_se
     kept = [index for index in range(NUM_IMAGES) if index * 2654435761 % 2**32 * every < 2**32 and index != 7]
     assert abs(len(kept) - NUM_IMAGES / every) < 3
     targets = targets[kept].numpy().astype(bool) if has_several_labels else targets[kept].numpy()
-    expected = fit_temperature(logits[kept].numpy(), targets)
+    expected = fit_temperature(logits[kept].numpy(), targets, likelihood)
     assert np.atleast_1d(alone["temperature"]) == pytest.approx(expected, rel=1e-12)
     assert alone["figures"]["num_images"] == len(kept)
 

@@ -7,10 +7,12 @@ import pytest
 from scipy.optimize import minimize_scalar
 from scipy.special import expit, log_softmax, softmax
 
-from engine.confidence import calibration
-from engine.confidence.calibration import confidence_curve, expected_error, fit_temperature, measure, reliability
+from engine.confidence import temperature as module
+from engine.confidence.temperature import Likelihood, confidence_curve, expected_error, fit_temperature, reliability
+from engine.tasks.labels import OfLabels
 
 PRIOR_VARIANCE = 0.25
+CLASSES, LABELS = Likelihood(), OfLabels()
 
 
 def draw(num_images: int, num_classes: int, temperature: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -40,14 +42,14 @@ def best_by_scipy(logits: np.ndarray, targets: np.ndarray) -> float:
 @pytest.mark.parametrize("size", [(10, 2), (400, 7), (3000, 100)], ids=str)
 def test_fitted_temperature_equals_scipys_minimum(size, temperature):
     logits, labels = draw(*size, temperature)
-    assert fit_temperature(logits, labels) == pytest.approx([best_by_scipy(logits, labels)], abs=1e-6)
+    assert fit_temperature(logits, labels, CLASSES) == pytest.approx([best_by_scipy(logits, labels)], abs=1e-6)
 
 
 def test_fit_in_parts_equals_fit_on_all_images(monkeypatch):
     logits, labels = draw(2000, 10, 1.7)
-    whole = fit_temperature(logits, labels)
-    monkeypatch.setattr(calibration, "SCORES_AT_ONCE", 70)
-    assert fit_temperature(logits, labels) == pytest.approx(whole, abs=1e-7)
+    whole = fit_temperature(logits, labels, CLASSES)
+    monkeypatch.setattr(module, "SCORES_AT_ONCE", 70)
+    assert fit_temperature(logits, labels, CLASSES) == pytest.approx(whole, abs=1e-7)
 
 
 def test_several_labels_each_get_scipys_temperature():
@@ -55,7 +57,7 @@ def test_several_labels_each_get_scipys_temperature():
     rng = np.random.default_rng(1)
     targets = rng.random(logits.shape) < expit(logits / [0.5, 1.0, 2.0, 4.0])
     targets[:, 3] = False  # a label that no validation image has
-    found = fit_temperature(logits, targets)
+    found = fit_temperature(logits, targets, LABELS)
     for number, temperature in enumerate(found):
         column = slice(number, number + 1)
         assert temperature == pytest.approx(best_by_scipy(logits[:, column], targets[:, column]), abs=1e-6)
@@ -65,20 +67,20 @@ def test_several_labels_each_get_scipys_temperature():
 def test_temperature_stays_moderate_if_all_images_are_right(num_images):
     labels = np.arange(num_images) % 3
     logits = np.where(np.arange(3) == labels[:, None], 6.0, 0.0).astype(np.float32)
-    (found,) = fit_temperature(logits, labels)
+    (found,) = fit_temperature(logits, labels, CLASSES)
     assert found == pytest.approx(best_by_scipy(logits, labels), abs=1e-6) and 0.4 < found < 1
 
 
-@pytest.mark.parametrize(("scale", "bound"), [(1e-4, calibration.LOWEST), (1e4, calibration.HIGHEST)])
+@pytest.mark.parametrize(("scale", "bound"), [(1e-4, module.LOWEST), (1e4, module.HIGHEST)])
 def test_fit_never_leaves_its_bounds(scale, bound):
     logits, labels = draw(50_000, 3, 1.0)
-    assert fit_temperature(scale * logits, labels) == pytest.approx([bound], rel=1e-4)
+    assert fit_temperature(scale * logits, labels, CLASSES) == pytest.approx([bound], rel=1e-4)
 
 
 def test_measures_equal_their_definitions():
     logits, labels = draw(300, 5, 0.4)
     shares = softmax(logits.astype(np.float64) / 1.7, axis=1)
-    measured = measure(logits, labels, np.array([1.7]))
+    measured = CLASSES.measure(logits, labels, np.array([1.7]))
     assert measured.confidences == pytest.approx(shares.max(1))
     assert (measured.are_right == (shares.argmax(1) == labels)).all()
     assert measured.losses.mean() == pytest.approx(-np.log(shares[np.arange(300), labels]).mean())
@@ -93,22 +95,22 @@ def test_measures_of_several_labels_cover_all_image_label_pairs():
     logits, targets = rng.normal(size=(40, 3)).astype(np.float32), rng.random((40, 3)) < 0.3
     temperature = np.array([0.5, 1.0, 2.0])
     shares = expit(logits / temperature)
-    measured = measure(logits, targets, temperature)
+    measured = LABELS.measure(logits, targets, temperature)
     assert measured.confidences == pytest.approx(shares.ravel()) and (measured.are_right == targets.ravel()).all()
     assert measured.losses.mean() == pytest.approx(-np.log(np.where(targets, shares, 1 - shares)).mean())
 
 
 def test_certain_predictions_have_finite_losses():
     logits = np.array([[200.0, -200.0], [-200.0, 200.0]], np.float32)
-    assert measure(logits, np.array([0, 0]), np.ones(1)).losses == pytest.approx([0, 400])
-    assert measure(logits, logits < 0, np.ones(1)).losses.mean() == pytest.approx(200)
+    assert CLASSES.measure(logits, np.array([0, 0]), np.ones(1)).losses == pytest.approx([0, 400])
+    assert LABELS.measure(logits, logits < 0, np.ones(1)).losses.mean() == pytest.approx(200)
 
 
 @pytest.mark.parametrize("num_images", [1000, 1001, 5000])
 def test_curve_counts_right_images_at_each_confidence(num_images):
     logits, labels = draw(num_images, 4, 1.0)
     logits[:20] = logits[0]  # images with equal confidence count together
-    measured = measure(logits, labels, np.ones(1))
+    measured = CLASSES.measure(logits, labels, np.ones(1))
     curve = confidence_curve(measured)
     assert len(curve) == min(len(set(measured.confidences)), 1000) and curve == sorted(curve, reverse=True)
     for confidence, number, right in curve:

@@ -7,7 +7,9 @@ from sklearn.linear_model import LogisticRegression
 from torch import nn
 from torch.nn import functional
 
+from configs.schema import Config
 from engine.features.linear import PENALTY, fit_linear, set_classifier
+from engine.tasks.labels import Labels
 
 
 def clouds(num_images: int = 90, num_features: int = 12, num_classes: int = 3, seed: int = 0):
@@ -30,7 +32,7 @@ EXACT = {"solver": "newton-cg", "tol": 1e-12, "max_iter": 10_000}
 
 def test_classifier_equals_scikit_learns_logistic_regression():
     features, classes = clouds()
-    found = fit_linear(features, classes, 3)
+    found = fit_linear(features, classes, 3, functional.cross_entropy)
     standard = standardized(features)
     theirs = LogisticRegression(C=1 / (PENALTY * len(standard)), **EXACT).fit(standard, classes)
     ours = (features.double() @ found.weight.T + found.bias).softmax(1).numpy()
@@ -41,7 +43,7 @@ def test_classifier_of_several_labels_is_one_regression_for_each():
     features, classes = clouds()
     labels = functional.one_hot(classes, 3)
     labels[:, 0] |= labels[:, 1]
-    found = fit_linear(features, labels, 3)
+    found = fit_linear(features, labels, 3, Labels(Config()).start_loss)
     standard = standardized(features)
     for number in range(3):
         theirs = LogisticRegression(C=1 / (PENALTY * len(standard)), **EXACT).fit(standard, labels[:, number])
@@ -52,10 +54,10 @@ def test_classifier_of_several_labels_is_one_regression_for_each():
 def test_constant_features_and_classes_without_images_give_finite_weights():
     features, classes = clouds()
     features[:, 3] = 7.0
-    found = fit_linear(features, classes, 5)
+    found = fit_linear(features, classes, 5, functional.cross_entropy)
     logits = features.double() @ found.weight.T + found.bias
     assert found.weight.isfinite().all() and set(logits.argmax(1).tolist()) == {0, 1, 2}
-    alike = fit_linear(torch.ones(4, 6), torch.tensor([0, 1, 1, 1]), 2)
+    alike = fit_linear(torch.ones(4, 6), torch.tensor([0, 1, 1, 1]), 2, functional.cross_entropy)
     assert (alike.weight == 0).all() and alike.bias.softmax(0)[1] == pytest.approx(0.75, abs=1e-5)
 
 
@@ -66,7 +68,7 @@ def test_constant_features_and_classes_without_images_give_finite_weights():
 )
 def test_layers_compute_the_logits_of_the_classifier(layers):
     features, classes = clouds()
-    found = fit_linear(features, classes, 3)
+    found = fit_linear(features, classes, 3, functional.cross_entropy)
     set_classifier(layers, found)
     parts = features.split(12 // len(layers), dim=1)
     if isinstance(layers[0], nn.Conv2d):

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -19,16 +20,18 @@ from datasets import BadImages, Normalize, build_eval_data
 from datasets.sources.arrays import ArrayImages
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
+from engine.evaluation.all_scores import Ranking
 from engine.evaluation.evaluate import evaluate
 from engine.evaluation.scores import Best
-from engine.evaluation.tally import ImageResults, Tally
+from engine.evaluation.tally import Results, Scoring
 from engine.precision import Precision
 from engine.predict.pictures import tiles_of
-from engine.report import image_sheets
-from engine.report import image_tables as module
+from engine.record.saved_files import write_table
 from engine.report.image_results import BestResults, ResultFiles, record_of, to_json
 from engine.report.image_sheets import draw_confusion
-from engine.report.image_tables import Names, class_records, with_ranking, write_tables
+from engine.tasks import class_tables
+from engine.tasks.classes import ImageResults, Tally
+from engine.tasks.labels import LabelTally
 from engine.train.counters import EpochResult
 from tests.support.configs import CONVOLUTIONS, CPU, small_config
 from tests.support.properties import examples
@@ -86,8 +89,10 @@ def test_evaluation_tables_match_scikit_learn_for_any_world_size(tmp_path, world
 
     def results_of(process):
         data, bad = build_eval_data(config, images, process), BadImages(images, 1.0, str)
-        (found,) = evaluate([Shades()], data, Normalize(config.DATA), Precision(config, CPU), process, bad)
-        return with_ranking(found.images.gather(process), process, Lines())
+        (found,) = evaluate(
+            [Shades()], data, Normalize(config.DATA), Precision(config, CPU), process, bad, Scoring(Tally)
+        )
+        return found.images.gather(process).complete(process, Lines())
 
     results = Threads(world_size).run(results_of)
     write_tables(tmp_path, results[-1], images)
@@ -121,9 +126,7 @@ def test_evaluation_tables_match_scikit_learn_for_any_world_size(tmp_path, world
         assert (row[0], row[5], row[6:8]) == (names[number], str(matrix[:, number].sum()), taken_for)
     is_class = labels[:, None] == range(7)
     for each in results:
-        check_rates(
-            class_records(each, Names(CLASSES)), is_class, predicted[:, None] == range(7), np.log(shares), names
-        )
+        check_rates(each.figures(images)["per_class"], is_class, predicted[:, None] == range(7), np.log(shares), names)
 
 
 def check_rates(records, is_class, is_predicted, scores, names):
@@ -148,14 +151,14 @@ def test_mistakes_have_the_number_of_their_image_though_others_are_unreadable(re
     indices, rng = np.array(sorted(readable)), np.random.default_rng(seed)
     labels, predictions = indices % 3, rng.integers(0, 3, len(indices))  # the label follows from the image
     shares = rng.random(len(indices))
-    results = ImageResults(indices, labels, predictions, shares, 1 - shares, np.zeros((3, 3)))
-    number, errors = image_sheets.most_certain_errors(results, Names(["0", "1", "2"]))
+    results = ImageResults(indices, np.zeros((3, 3)), None, None, labels, predictions, shares, 1 - shares)
+    number, errors = results.errors(["0", "1", "2"], 36)
     assert number == len(errors) == np.count_nonzero(labels != predictions)
     for index, (label, _) in errors:
         assert index in readable and label.startswith(f"label: {index % 3} ")
 
 
-def test_multi_label_tables_match_scikit_learn(tmp_path, monkeypatch):
+def test_multi_label_tables_match_scikit_learn(tmp_path):
     from sklearn.metrics import precision_recall_fscore_support
 
     rng, names = torch.Generator().manual_seed(0), ["a", "b", "c", "d"]
@@ -163,18 +166,18 @@ def test_multi_label_tables_match_scikit_learn(tmp_path, monkeypatch):
     logits = torch.randn(50, 4, generator=rng) + 2 * targets - 1
 
     def results_of(process):
-        tally, share = Tally(CPU, torch.float64, num_images=300), torch.arange(process.rank, 50, process.world_size)
+        tally = LabelTally(CPU, torch.float64, num_images=300)
+        share = torch.arange(process.rank, 50, process.world_size)
         tally.add(logits[share], targets[share], 0)
         tally.result(process)
         tally.per_image.indices = share.numpy()
-        return with_ranking(tally.per_image.gather(process), process, Lines())
+        return tally.per_image.gather(process).complete(process, Lines())
 
     images = make_images()
     images.classes = names
     write_tables(tmp_path, (results := Threads(2).run(results_of)[1]), images)
     shares = logits.sigmoid()
-    monkeypatch.setattr(image_sheets, "NUM_SHOWN", 20)
-    number, errors = image_sheets.most_certain_errors(results, Names(names))
+    number, errors = results.errors(names, 20)
     is_wrong = (shares > 0.5) != targets.bool()
     certainty = torch.where(is_wrong, (shares - 0.5).abs(), -1.0).flatten().sort(descending=True).indices[:20].tolist()
     assert number == is_wrong.sum() > 20
@@ -194,24 +197,33 @@ def test_multi_label_tables_match_scikit_learn(tmp_path, monkeypatch):
     for number, row in enumerate(table(tmp_path / "per_class.csv")[1:]):
         assert [float(text) for text in row[1:5]] == pytest.approx([each[number] for each in expected], abs=1e-6)
     assert not (tmp_path / "confusion.csv").exists()
-    check_rates(class_records(results, Names(names)), targets.bool().numpy(), (logits > 0).numpy(), logits, names)
+    check_rates(results.figures(images)["per_class"], targets.bool().numpy(), (logits > 0).numpy(), logits, names)
 
 
 def test_class_shared_by_all_images_has_no_specificity(tmp_path):
     results = made_up(np.zeros(5, int), np.zeros(5, int), 1)
-    assert class_records(results, Names(["only"]))["only"]["specificity"] is None
-    write_tables(tmp_path, results, SimpleNamespace(classes=["only"], table_name=str))
+    images = SimpleNamespace(classes=["only"], table_name=str)
+    write_tables(tmp_path, results, images)
+    assert results.figures(images)["per_class"]["only"]["specificity"] is None
     assert table(tmp_path / "per_class.csv")[1][-4:] == ["1.000000", "", "", ""]
+
+
+def write_tables(folder: Path, results: Results, images) -> None:
+    for name, header, rows in results.tables(images):
+        write_table(folder / name, header, rows)
 
 
 def made_up(labels, predictions, num_classes, probabilities=None) -> ImageResults:
     counts = [np.bincount(each, minlength=num_classes) for each in (labels, predictions, labels[labels == predictions])]
     shares = np.full(len(labels), 0.5, np.float32) if probabilities is None else probabilities
-    return ImageResults(np.arange(len(labels)), labels, predictions, shares, 1 - shares, np.stack(counts))
+    unranked = Ranking(*np.full((2, num_classes), np.nan))
+    return ImageResults(
+        np.arange(len(labels)), np.stack(counts), None, unranked, labels, predictions, shares, 1 - shares
+    )
 
 
 def test_huge_confusion_matrix_is_written_as_list_and_picture(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MOST_CLASSES", 5)
+    monkeypatch.setattr(class_tables, "MOST_CLASSES", 5)
     labels = np.repeat(np.arange(3000), 2)
     predictions = labels.copy()
     predictions[::7] = 2999
@@ -222,11 +234,11 @@ def test_huge_confusion_matrix_is_written_as_list_and_picture(tmp_path, monkeypa
     header, *rows = table(tmp_path / "confusion.csv")
     assert header == ["label", "prediction", "count"] and sum(int(row[2]) for row in rows) == len(labels)
     assert ["class number 0", "class number 2999", "1"] in rows
-    picture = draw_confusion(results, Names(images.classes))
+    picture = draw_confusion(results, images.classes)
     assert 800 < picture.width < 1000 and 800 < picture.height < 1000
     some = made_up(labels % 9, predictions % 9, 9)
-    assert draw_confusion(some, Names(CLASSES)).size < picture.size
-    monkeypatch.setattr(module, "MOST_CLASSES", 3000)
+    assert draw_confusion(some, CLASSES).size < picture.size
+    monkeypatch.setattr(class_tables, "MOST_CLASSES", 3000)
     write_tables(tmp_path, results, images)
     assert table(tmp_path / "confusion.csv")[0][1:] == images.classes, "a matrix for the most classes"
 
@@ -244,7 +256,7 @@ def test_processes_without_images_gather_empty_results():
 def test_result_tables_are_valid_only_if_complete_and_for_the_same_weights(tmp_path, monkeypatch):
     images = ArrayImages(np.zeros((2, 8, 8), np.uint8), np.array([0, 1]), ["a", "b"], PixelRules(1), "made up")
     numbers, shares = np.array([0, 1]), np.full(2, 0.5, np.float32)
-    results = ImageResults(numbers, numbers, numbers, shares, shares, np.ones((3, 2), int))
+    results = ImageResults(numbers, np.ones((3, 2), int), None, None, numbers, numbers, shares, shares)
     files = ResultFiles(tmp_path, images, Lines())
     files.write(results, Best(50.0, 1), with_pictures=False)
     assert files.belong_to(Best(50.0, 1), with_pictures=False)
@@ -260,7 +272,7 @@ def test_result_tables_are_valid_only_if_complete_and_for_the_same_weights(tmp_p
     trainer.best = Best(60.0, 2)  # saving best.pth of the third epoch failed
     best.close()
     assert files.belong_to(Best(60.0, 2), with_pictures=False)
-    monkeypatch.setattr(engine.report.image_results, "write_tables", Mock(side_effect=OSError("no room")))
+    monkeypatch.setattr(engine.report.image_results, "write_table", Mock(side_effect=OSError("no room")))
     files.write(results, Best(60.0, 2), with_pictures=False)
     assert not files.belong_to(Best(50.0, 1), with_pictures=False)
 

@@ -150,7 +150,9 @@ def test_evaluations_and_saves_sync_exactly_as_often_as_listed(tmp_path, mode):
     data, bad = build_eval_data(config, eval_set, process), BadImages(eval_set, 0.0, str)
     for model in (trainer.model, trainer.ema.model):
         with waits() as seen:
-            evaluate([model], data, trainer.prepare.normalize, trainer.precision, process, bad)
+            evaluate(
+                [model], data, trainer.prepare.normalize, trainer.precision, process, bad, trainer.task.scoring(trainer)
+            )
         assert seen == WAITS["evaluation"]
     saver = AsyncSaver(tmp_path, keep=1, device=process.device, warn=str)
     for _ in range(2):  # the second save reuses the first one's memory
@@ -173,7 +175,15 @@ def test_multi_label_updates_and_evaluations_avoid_syncs(tmp_path):
         update(trainer, 1)
     assert seen == WAITS["update"]
     with waits() as seen:
-        ((scores, _),) = evaluate([trainer.model], data, trainer.prepare.normalize, trainer.precision, process, bad)
+        ((scores, _),) = evaluate(
+            [trainer.model],
+            data,
+            trainer.prepare.normalize,
+            trainer.precision,
+            process,
+            bad,
+            trainer.task.scoring(trainer),
+        )
     assert seen == WAITS["evaluation of several labels"] and 0 < scores.map <= 100
 
 

@@ -100,7 +100,9 @@ def score(trainer: Trainer, eval_set: ImageSet, process: Process) -> dict[str, t
     data = build_eval_data(trainer.config, few, process)
     bad, found = BadImages(few, 1.0, lambda line: None), {}
     for name, model in (("raw", trainer.model), ("ema", trainer.ema.model)):
-        ((scores, _),) = evaluate([model], data, trainer.prepare.normalize, trainer.precision, process, bad)
+        ((scores, _),) = evaluate(
+            [model], data, trainer.prepare.normalize, trainer.precision, process, bad, trainer.task.scoring(trainer)
+        )
         found[name] = (scores.loss, scores.top1, scores.macro_recall, scores.macro_f1)
     return found
 

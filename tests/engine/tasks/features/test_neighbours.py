@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.neighbors import KNeighborsClassifier
 
-from engine.tasks import features_evaluation as evaluation
-from engine.tasks.features_evaluation import TEMPERATURE, knn_accuracy
+from engine.tasks import features as evaluation
+from engine.tasks.features import TEMPERATURE, knn_accuracy
 from tests.support.properties import examples
 
 

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 
-from engine.tasks.features import make_feature_training
+from engine.tasks.feature_training import make_feature_training
 from models import build_model
 from tests.engine.tasks.features.support import SMALL, digits_config, draw_photos, teacher_of
 from tests.support.cases import cases_of, names_of

@@ -10,8 +10,8 @@ import torch
 
 from configs.values import unflatten
 from datasets import Normalize, build_eval_data, load_image_sets
-from engine.tasks.features import licence_of, read_labelled
-from engine.tasks.features_evaluation import knn_accuracy
+from engine.tasks.feature_training import licence_of, read_labelled
+from engine.tasks.features import knn_accuracy
 from engine.train.distillation import Teacher
 from models import build_model
 from models.features import features_of
@@ -200,8 +200,6 @@ def test_features_of_labelled_data_ignore_the_labels(tmp_path, start):
 
 def test_knn_accuracy_uses_features_before_the_maps(tmp_path, start, monkeypatch):
     shapes = []
-    monkeypatch.setattr(
-        "engine.tasks.features_evaluation.knn_accuracy", lambda each, _: shapes.append(each.shape) or 50.0
-    )
+    monkeypatch.setattr("engine.tasks.features.knn_accuracy", lambda each, _: shapes.append(each.shape) or 50.0)
     typed("main_single_gpu.py", *start.words(tmp_path, "TRAIN.NUM_EPOCHS=1")).done()
     assert set(shapes) == {(24, 16)}  # the width of the student; the teacher has 24

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from engine.tasks.features import make_student, mean_cosine
+from engine.tasks.feature_training import make_student, mean_cosine
 from models import build_model
 from models.features import Widths, widths_of
 from tests.engine.tasks.features.support import digits_config

@@ -1,0 +1,105 @@
+"""The meaning of the target numbers of an image set: the class of each image, or a set of labels.
+
+A batch has a target for each image in the form that the loss reads. To let images have another kind of target, add a
+class with the same methods here, a class that reads it from a table (labels.py), and a task (engine/tasks/).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class OneClass:
+    """Each image has one class, whose number is its target."""
+
+    has_one_class = True
+
+    @classmethod
+    def invent(cls, num_classes: int) -> "OneClass":
+        """Return the meaning of random target numbers below the number of classes, for trials with invented images."""
+        return cls()
+
+    def names(self, classes: Sequence[str]) -> Sequence[str]:
+        """Return the meaning of each target number."""
+        return classes
+
+    def count(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
+        """Return int64 [classes]: the number of images with each class."""
+        return count_classes(targets, num_classes)
+
+    def with_any(self, targets: np.ndarray, classes: np.ndarray) -> np.ndarray:
+        """Return bool [N]: whether each image has one of these classes."""
+        return np.isin(targets, classes)
+
+    def classes_of(self, target: int) -> tuple[int, ...]:
+        """Return the class numbers that a target number means."""
+        return (target,)
+
+    def renumber(self, targets: np.ndarray, lookup: np.ndarray) -> tuple["OneClass", np.ndarray]:
+        """Return the meaning and the targets after class i has become class lookup[i]."""
+        return self, lookup[targets]
+
+    def allocate(self, count: int, num_classes: int, pinned: bool) -> Tensor:
+        """Return memory for the targets of a batch: int64 [B]."""
+        return torch.empty(count, dtype=torch.int64, pin_memory=pinned)
+
+    def put(self, target: int, place: Tensor) -> None:
+        """Write the target of an image to its place in a batch."""
+        place.fill_(target)
+
+    def batch(self, targets: np.ndarray, num_classes: int) -> Tensor:
+        """Return the targets of a batch that has these target numbers."""
+        places = self.allocate(len(targets), num_classes, pinned=False)
+        for target, place in zip(targets.tolist(), places, strict=True):
+            self.put(target, place)
+        return places
+
+
+class LabelSets(OneClass):
+    """An image can have any number of labels: its target is the number of a set of classes. Batches: 0 or 1 [B, classes]."""
+
+    has_one_class = False
+
+    def __init__(self, sets: list[tuple[int, ...]]):
+        self.sets = sets  # the distinct sets of class numbers
+
+    @classmethod
+    def invent(cls, num_classes: int) -> "LabelSets":
+        return cls([(number,) for number in range(num_classes)])
+
+    def names(self, classes: Sequence[str]) -> Sequence[str]:
+        return ["|".join(sorted(classes[number] for number in each)) for each in self.sets]
+
+    def count(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
+        total = [0] * num_classes
+        for numbers, count in zip(self.sets, count_classes(targets).tolist(), strict=False):
+            for number in numbers:
+                total[number] += count
+        return np.array(total, np.int64)
+
+    def with_any(self, targets: np.ndarray, classes: np.ndarray) -> np.ndarray:
+        wanted = set(classes.tolist())
+        return np.array([not wanted.isdisjoint(each) for each in self.sets])[targets]
+
+    def classes_of(self, target: int) -> tuple[int, ...]:
+        return self.sets[target]
+
+    def renumber(self, targets: np.ndarray, lookup: np.ndarray) -> tuple["LabelSets", np.ndarray]:
+        return LabelSets([tuple(lookup[list(each)].tolist()) for each in self.sets]), targets
+
+    def allocate(self, count: int, num_classes: int, pinned: bool) -> Tensor:
+        return torch.empty((count, num_classes), dtype=torch.float32, pin_memory=pinned)
+
+    def put(self, target: int, place: Tensor) -> None:
+        place.zero_()[list(self.sets[target])] = 1
+
+
+def count_classes(targets: np.ndarray, at_least: int = 0) -> np.ndarray:
+    """Return the number of images of each class as int64, counted in pieces, because bincount makes an int64 copy."""
+    counts = [np.bincount(targets[start : start + 2**20]) for start in range(0, len(targets), 2**20)]
+    total = np.zeros(max([at_least, *map(len, counts)]), np.int64)
+    for each in counts:
+        total[: len(each)] += each
+    return total

@@ -13,7 +13,7 @@ from datasets.order import EpochOrder, balanced_order
 from datasets.types import ImageSet
 from utils.errors import ConfigError, DataError, did_you_mean
 from utils.files import read_names
-from utils.text import counted, first_of
+from utils.text import counted, first_of, warning
 
 SAMPLER = "DATA.SAMPLER balanced"
 
@@ -43,8 +43,10 @@ def describe_balance(config: Config, image_set: ImageSet, weights: list[float] |
         lines.append(f"{SAMPLER}: average occurrences of an image in an epoch: {_range(classes, times)}")
         if config.TRAIN.CLASS_WEIGHTS == AUTO:
             lines.append(
-                f"warning: {SAMPLER} and TRAIN.CLASS_WEIGHTS auto both compensate for rare classes, so using both "
-                "gives these classes too much weight; leave one of the two settings out"
+                warning(
+                    f"{SAMPLER} and TRAIN.CLASS_WEIGHTS auto both compensate for rare classes, so using both "
+                    "gives these classes too much weight; leave one of the two settings out"
+                )
             )
     return lines
 

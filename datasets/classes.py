@@ -11,7 +11,7 @@ from configs.schema import Config
 from datasets.types import ImageSet, SavedData
 from utils.errors import ConfigError, DataError, cause_of, did_you_mean
 from utils.files import read_names
-from utils.text import counted, first_of
+from utils.text import counted, first_of, warning
 
 LINE_END = re.compile(r"\r\n?|\n")
 
@@ -50,7 +50,7 @@ def _number_by_list(config: Config, parts: list[ImageSet]) -> list[str]:
     if config.START.EVAL or not unused:
         return []
     return [
-        f"warning: {config.DATA.CLASSES} names {counted(len(unused), 'class')} that no image has: {first_of(unused)}"
+        warning(f"{config.DATA.CLASSES} names {counted(len(unused), 'class')} that no image has: {first_of(unused)}")
     ]
 
 
@@ -106,7 +106,7 @@ def without_new_classes(part: ImageSet, saved: SavedData | None) -> ImageSet:
     names = first_of([f"{name} ({count:,})" for name, count in left_out.items()])
     images = counted(sum(left_out.values()), "image")
     kept.notes += (
-        f"warning: {images} of classes that the checkpoint does not know are left out and not scored: {names}",
+        warning(f"{images} of classes that the checkpoint does not know are left out and not scored: {names}"),
     )
     return kept
 
@@ -120,7 +120,7 @@ def _warn_of_similar_names(classes: list[str]) -> list[str]:
     alike = [" and ".join(names) for names in spellings.values() if len(names) > 1]
     if not alike:
         return []
-    return [f"warning: these are read as different classes: {first_of(alike)}; if they are the same, rename one"]
+    return [warning(f"these are read as different classes: {first_of(alike)}; if they are the same, rename one")]
 
 
 def _numbers(part: ImageSet, classes: list[str]) -> list[int]:

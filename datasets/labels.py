@@ -12,7 +12,7 @@ from configs.schema import Config
 from datasets.targets import LabelSets, OneClass, count_classes
 from datasets.types import ImageSet
 from utils.errors import DataError
-from utils.text import counted, first_of
+from utils.text import counted, first_of, warning
 
 MAX_CLASSES = 1_000_000  # a label this high is a mistake, and a list of so many class names would fill the memory
 USUAL_CLASSES = 1000  # up to this many classes, a set may have fewer images than classes, such as part of ImageNet
@@ -124,11 +124,13 @@ class SeveralLabels(OneLabel):
         lines = [f"labels per image: {sizes.mean():.2f} on average, {sizes.min()} to {sizes.max()}"]
         if config.DATA.LABEL_SEPARATOR and sizes.max() == 1:
             lines.append(
-                f"warning: no image has two labels separated by {config.DATA.LABEL_SEPARATOR!r}; check DATA.LABEL_SEPARATOR"
+                warning(
+                    f"no image has two labels separated by {config.DATA.LABEL_SEPARATOR!r}; check DATA.LABEL_SEPARATOR"
+                )
             )
         if empty.any():
             names = first_of([train.classes[number] for number in np.flatnonzero(empty)])
-            lines.append(f"warning: no image has these classes: {names}")
+            lines.append(warning(f"no image has these classes: {names}"))
         return ("; ".join(lines),)
 
 

@@ -14,6 +14,7 @@ import torch
 from datasets.identity import digest
 from datasets.types import ImageReadError, ImageSet
 from utils.distributed import Process
+from utils.text import warning
 
 MOST_READ = 50  # the most validation images that are read again to confirm a match
 MOST_ALIKE = 4  # the most training images with which a validation image is compared
@@ -115,9 +116,11 @@ class Overlap:
         others = sum(names[0][self.val.targets[i]] != names[1][self.train.targets[j]] for i, j in pairs)
         of_others = f", {others:,} of these {len(pairs):,} with another class in training" if others else ""
         return count, [
-            f"warning: {count:,} of {len(self.val):,} validation images are also training images, such as "
-            f"{self.val.name(first)} = {self.train.name(other)}{of_others}; "
-            "remove them from one of the two sets, because they distort the accuracy; -check names them"
+            warning(
+                f"{count:,} of {len(self.val):,} validation images are also training images, such as "
+                f"{self.val.name(first)} = {self.train.name(other)}{of_others}; "
+                "remove them from one of the two sets, because they distort the accuracy; -check names them"
+            )
         ]
 
     def _find(self, index: int, others: list[int]) -> int | None:

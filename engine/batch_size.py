@@ -15,10 +15,10 @@ from configs.schema import Config
 from configs.values import SETTINGS
 from datasets import TrainData, build_train_data
 from datasets.sources.computed import read_synthetic
-from engine.build import build_trainer, make_wrappers
+from engine.build import build_trainer
 from engine.first_passes import gradients_of, largest_batch, with_largest_images
 from engine.memory import free_memory, release, reports_memory, shortage, too_large
-from engine.plan import Inputs
+from engine.plan import Inputs, StepPlan
 from engine.train.trainer import Trainer
 from models import add_adapters, build_model
 from utils.distributed import Process
@@ -230,8 +230,8 @@ class Trial:
         model = add_adapters(build_model(config, config.MODEL.NUM_CLASSES), config).to(self.device)
         # The trial has its own loss scale, because updates change the loss scale.
         process, silent = Process(self.device), Log(rank=1)
-        wrappers = make_wrappers(config, process, silent, config.MODEL.NUM_CLASSES)
-        self.trainer = build_trainer(config, process, model, train_data, silent, wrappers)
+        plan = StepPlan.of_trial(config, process, train_data.image_set)
+        self.trainer = build_trainer(plan, model, train_data, silent)
         if self.has_others:
             self.ddp_buckets = [torch.empty_like(each) for each in self.trainer.parameters]
 

@@ -1,7 +1,7 @@
 """Builds the parts of a run: the image sets and their cache, the model, and the trainer with its state."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -14,16 +14,16 @@ from datasets import (
     build_normalize,
     build_preparation,
     build_train_data,
-    class_weights,
     load_image_sets,
 )
 from engine.checkpoint.resume import drop_tensors, is_run, overlap_of
 from engine.evaluation.scores import Best
 from engine.parallel import choose_parallel, is_sharded
-from engine.plan import ImageSets, Plan, TrainPlan
-from engine.precision import Clipping, ComputingModel, Precision, set_matmul
+from engine.plan import ImageSets, Plan, StepPlan, TrainPlan
+from engine.precision import Clipping, ComputingModel, set_matmul
 from engine.session import Session
 from engine.tasks import find_task
+from engine.tasks.task import Task
 from engine.train.counters import Counters
 from engine.train.loss import StepWrapper, build_loss
 from engine.train.optimizers import build_optimizer
@@ -77,8 +77,7 @@ def build(plan: TrainPlan, log: Log) -> Trainer:
     """Build the trainer of a run at step 0, including its model, data and step wrappers."""
     model = make_model(plan, log)
     data = build_train_data(plan.config, plan.train_set, plan.process, plan.order)
-    wrappers = make_wrappers(plan.config, plan.process, log, plan.num_classes, plan.classes)
-    return build_trainer(plan.config, plan.process, model, data, log, wrappers, plan)
+    return build_trainer(plan.step, model, data, log)
 
 
 def make_model(plan: Plan, log: Log) -> nn.Module:
@@ -92,37 +91,22 @@ def make_model(plan: Plan, log: Log) -> nn.Module:
     return model if is_sharded(config, process) and not config.START.EVAL else model.to(process.device)
 
 
-def make_wrappers(
-    config: Config, process: Process, log: Log, num_classes: int, classes: Sequence[str] | None = None
-) -> list[StepWrapper]:
-    """Return the wrappers around a step's preparation and loss, innermost first. Collective.
-
-    `classes` are the class names of the data. Trials pass None: a teacher then has random weights.
-    """
+def make_wrappers(plan: StepPlan, log: Log, task: Task) -> list[StepWrapper]:
+    """Return the wrappers around a step's preparation and loss, innermost first. Collective."""
     wrappers: list[StepWrapper] = []
-    if config.TRAIN.DISTILLATION_TYPE != "none":
+    if plan.config.TRAIN.DISTILLATION_TYPE != "none":
         from engine.train.distillation import make_distillation
 
-        wrappers.append(make_distillation(config, process, log, num_classes, classes))
-    return [*wrappers, *find_task(config).wrappers(process, log, is_trial=classes is None)]
+        wrappers.append(make_distillation(plan.config, plan.process, log, plan.num_classes, plan.classes))
+    return [*wrappers, *task.wrappers(plan.process, log, is_trial=plan.classes is None)]
 
 
-def build_trainer(
-    config: Config,
-    process: Process,
-    model: nn.Module,
-    data: TrainData,
-    log: Log,
-    wrappers: Sequence[StepWrapper] = (),
-    plan: TrainPlan | None = None,
-) -> Trainer:
-    """Build a trainer at step 0. The model is already on its device, except with fsdp2, where Parallel.place moves it.
-
-    Precision and class weights are the plan's. Trials of a batch size, benchmarks and tests have no plan.
-    """
+def build_trainer(plan: StepPlan, model: nn.Module, data: TrainData, log: Log) -> Trainer:
+    """Build a trainer at step 0. The model is already on its device, except with fsdp2, where Parallel.place moves it."""
+    config, process, precision, task = plan.config, plan.process, plan.precision, find_task(plan.config)
+    wrappers = make_wrappers(plan, log, task)
     for wrapper in wrappers:
         wrapper.change_model(model)
-    precision = plan.precision if plan else Precision(config, process.device)
     set_matmul(config.PRECISION.MATMUL)
     keep_freed_memory(process.device)
     parallel = choose_parallel(config, process, precision.half)
@@ -157,13 +141,12 @@ def build_trainer(
     parallel.track_optimizer(optimizer)
     normalize = build_normalize(config.DATA, parameters[0].dtype).to(process.device)
     prepare = build_preparation(config, normalize, is_compiled=config.COMPILE and process.device.type != "cpu")
-    weights = plan.class_weights if plan else class_weights(config, data.image_set)
-    loss = build_loss(config, weights, process.device)
+    loss = build_loss(config, plan.class_weights, process.device)
     for wrapper in wrappers:
         prepare, loss = wrapper.wrap(prepare, loss, precision)
     return Trainer(
         config=config,
-        task=find_task(config),
+        task=task,
         process=process,
         data=data,
         model=model,

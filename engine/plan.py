@@ -4,7 +4,7 @@ read_inputs reads the checkpoint. Then plan_training or plan_evaluation reads th
 -check (engine/check/) makes the same plan.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from unicodedata import normalize
@@ -97,6 +97,23 @@ class Plan:
         return load_pretrained(model, source, setting, self.config.START.EVAL, self.classes, flatten(self.config))
 
 
+@dataclass(frozen=True)
+class StepPlan:
+    """What a training step depends on, besides model and data. Trials, benchmarks and tests have one without a run."""
+
+    config: Config
+    process: Process
+    precision: Precision
+    num_classes: int
+    classes: Sequence[str] | None  # names of the classes; None in a trial, whose teacher has random weights
+    class_weights: list[float] | None  # class weights in the training loss; None: all are equal
+
+    @classmethod
+    def of_trial(cls, config: Config, process: Process, images: ImageSet, classes: Sequence[str] | None = None):
+        precision, num_classes = Precision(config, process.device), config.MODEL.NUM_CLASSES or len(images.classes)
+        return cls(config, process, precision, num_classes, classes, class_weights(config, images))
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvalPlan(Plan):
     """The plan of -eval."""
@@ -113,6 +130,11 @@ class TrainPlan(Plan):
     class_weights: list[float] | None  # class weights in the training loss; None: all are equal
     validation: dict  # fingerprint of the validation images
     facts: dict  # facts that identify the data (datasets/fingerprint.py)
+
+    @property
+    def step(self) -> StepPlan:
+        facts = self.precision, self.num_classes, self.classes, self.class_weights
+        return StepPlan(self.config, self.process, *facts)
 
     @property
     def starts_from_its_classes(self) -> bool:

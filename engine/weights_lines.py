@@ -15,7 +15,7 @@ from engine.plan import EvalPlan, Plan, TrainPlan
 from models.weights.load import differences
 from models.weights.metadata import ARCHITECTURE, is_imagenet_by_other_names, usual_images
 from utils.runs import changed_facts
-from utils.text import first_of
+from utils.text import first_of, warning
 
 
 def describe_evaluation(plan: EvalPlan) -> list[str]:
@@ -26,10 +26,12 @@ def describe_evaluation(plan: EvalPlan) -> list[str]:
         lines.append(f"the validation images have {number} of the checkpoint's {len(plan.classes)} classes")
     if names and names != plan.classes and not is_imagenet_by_other_names(plan.classes):
         lines.append(
-            f"warning: the classes of the weights ({first_of(names)}) differ from the classes of the data "
-            f"({first_of(plan.classes)}); class N of the weights is treated as class N of the data"
+            warning(
+                f"the classes of the weights ({first_of(names)}) differ from the classes of the data "
+                f"({first_of(plan.classes)}); class N of the weights is treated as class N of the data"
+            )
         )
-    lines += [f"warning: {each}" for each in differences(plan.inputs.record, flatten(plan.config), ARCHITECTURE)]
+    lines += [warning(each) for each in differences(plan.inputs.record, flatten(plan.config), ARCHITECTURE)]
     return [*lines, *compare_with_weights(plan)]
 
 
@@ -51,8 +53,10 @@ def warn_of_overlap(plan: TrainPlan) -> list[str]:
     setting, source = plan.inputs.source
     text, other = (", ".join(f"{key} {value}" for key, value in each.items()) for each in (here, there))
     return [
-        f"warning: {setting}: the validation images ({text}) may be among the training images of {source} "
-        f"({other or 'it does not say which images it held out'}), so the accuracy may be too high"
+        warning(
+            f"{setting}: the validation images ({text}) may be among the training images of {source} "
+            f"({other or 'it does not say which images it held out'}), so the accuracy may be too high"
+        )
     ]
 
 
@@ -92,7 +96,7 @@ def compare_with_weights(plan: Plan) -> list[str]:
     lines = _describe_followed(loaded, weights)
     if options := _options_to_follow({key: value for key, value in theirs.items() if key not in chosen}, here):
         lines.append(
-            f"warning: images are prepared differently than for the {weights.origin}; to do the same, add {options}"
+            warning(f"images are prepared differently than for the {weights.origin}; to do the same, add {options}")
         )
     return lines
 

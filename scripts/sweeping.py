@@ -30,7 +30,7 @@ from scripts.comparing.statistics import spread
 from utils.errors import ConfigError, ExitCode, cause_of
 from utils.files import FolderLock, creating, write_text
 from utils.program import StopSignal, die_with_parent
-from utils.text import counted, csv_text, format_time, markdown_table
+from utils.text import counted, csv_text, format_time, markdown_table, warning
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE, LOCK, VERSION = "sweep.json", ".sweep.lock", 2
@@ -289,7 +289,7 @@ def write_trials(sweep: Sweep, folder: Path, results: Sequence[Result]) -> None:
     try:
         write_text(folder / "trials.csv", csv_text(rows))
     except OSError as error:
-        print(f"warning: cannot write {folder / 'trials.csv'} ({cause_of(error)}); the sweep continues")
+        print(warning(f"cannot write {folder / 'trials.csv'} ({cause_of(error)}); the sweep continues"))
 
 
 def table(sweep: Sweep, results: Sequence[Result]) -> str:

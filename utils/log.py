@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from utils.errors import cause_of
 from utils.files import LineFile
-from utils.text import printable
+from utils.text import printable, warning
 
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} images{postfix}"
 
@@ -70,10 +70,10 @@ class Log:
     def warn(self, line: str) -> None:
         """Print a warning from any rank."""
         if self._rank == 0:
-            self.say(f"warning: {line}")
+            self.say(warning(line))
         else:
             print(f"warning (process {self._rank}): {printable(line)}", file=sys.stderr, flush=True)
-            self.note(f"warning: {line}")
+            self.note(warning(line))
 
     def note(self, line: str) -> None:
         """Write text to this rank's files only, with date and time before each line, as in PaddleViT's logs."""
@@ -94,7 +94,7 @@ class Log:
             yield
         except OSError as error:
             if not self._has_failed:
-                text = f"warning: cannot write {path} ({cause_of(error)}); lines may be missing from this file"
+                text = warning(f"cannot write {path} ({cause_of(error)}); lines may be missing from this file")
                 print(text, file=sys.stderr)
             self._has_failed = True
 

@@ -168,3 +168,11 @@ def redacted(text: str) -> str:
     text = re.sub(r"\b(\w{1,20}://)[^/\s'\"]*@", r"\1***@", text)
     text = re.sub(r"\b(\w{1,20}://[^\s'\"?#]*)[?#][^\s'\")]*", r"\1?***", text)
     return re.sub(r"\b(AKIA|ASIA)[0-9A-Z]{12,}", r"\1***", text)
+
+
+WARNING = "warning: "
+
+
+def warning(text: str) -> str:
+    """Return a line for the log that warns of something. -check marks its row."""
+    return f"{WARNING}{text}"

@@ -13,7 +13,7 @@ from configs.schema import Config, Data
 from configs.tables import SOURCES, import_named
 from datasets.types import ImageSet
 from utils.errors import ConfigError, DataError, did_you_mean, not_a_file
-from utils.text import first_of, is_url
+from utils.text import first_of, is_url, warning
 
 Read = Callable[[Config, Callable[[str], None]], tuple[ImageSet | None, ImageSet | None]]
 
@@ -55,8 +55,10 @@ class Parts(NamedTuple):
             notes.append(f"not read: {first_of([f'{root}/{name}{ending}' for name in self.unread])}")
         if self.val and self.val.lower() == TEST_NAME and self.train and not config.START.EVAL:
             notes.append(
-                f"warning: the only validation images are in {root}/{self.val}{ending}, so the best checkpoint is "
-                f"chosen on test images; for a fair test, add other validation images ({root}/{VAL_NAMES[0]}{ending})"
+                warning(
+                    f"the only validation images are in {root}/{self.val}{ending}, so the best checkpoint is "
+                    f"chosen on test images; for a fair test, add other validation images ({root}/{VAL_NAMES[0]}{ending})"
+                )
             )
         return tuple(notes)
 

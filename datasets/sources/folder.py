@@ -29,7 +29,7 @@ from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
 from utils.errors import ConfigError, DataError
 from utils.runs import has_files_of_run, is_run_folder
-from utils.text import first_of
+from utils.text import first_of, warning
 
 SYSTEM_FOLDERS = ("__MACOSX", "@eaDir")  # folders of copies or thumbnails, in a Mac's zip files and on network disks
 RUNS = "folders of runs"
@@ -287,11 +287,11 @@ def describe_left_out(root: Path, left_out: Counter) -> list[str]:
     """Describe what is not read, if there is anything. Warn if some of it may be images."""
     if not left_out:
         return []
-    warning = "" if all(reason in NO_IMAGES for reason in left_out) else "warning: "
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(left_out.items()))
     is_heif = any(READ_BY.get(ending) == "pillow_heif" for ending in left_out)
     hint = "; pip install pillow-heif reads HEIC" if is_heif else ""
-    return [f"{warning}{root}: left out: {reasons}{hint}"]
+    line = f"{root}: left out: {reasons}{hint}"
+    return [line if all(reason in NO_IMAGES for reason in left_out) else warning(line)]
 
 
 def _listed(folder: Path) -> tuple[list[str], list[str]]:

@@ -35,7 +35,7 @@ from datasets.targets import count_classes
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError, not_a_file
-from utils.text import counted, first_of
+from utils.text import counted, first_of, warning
 
 NUM_CHECKED = 10  # files of each list that are looked up at the start; looking up all of ImageNet would take minutes
 NUM_NAMED = 10  # repeated or shared paths that the log names
@@ -217,8 +217,10 @@ def _notes(config: Config, index: Index, lists: Lists) -> Iterator[str]:
         if repeated["count"]:
             names = first_of(repeated["first"], total=repeated["count"])
             yield (
-                f"warning: {file} repeats earlier paths on {counted(repeated['count'], 'line')} ({names}); a split keeps "
-                "repeated images in the same part"
+                warning(
+                    f"{file} repeats earlier paths on {counted(repeated['count'], 'line')} ({names}); a split keeps "
+                    "repeated images in the same part"
+                )
             )
     if config.START.EVAL or len(lists.files) < 2:
         return
@@ -230,9 +232,11 @@ def _notes(config: Config, index: Index, lists: Lists) -> Iterator[str]:
     for key, what in (("shared", "image"), ("shared_groups", f"value of DATA.GROUP_BY {config.DATA.GROUP_BY}")):
         if count := facts[key]["count"]:
             yield (
-                f"warning: {val} and {train} have {counted(count, what)} in common "
-                f"({first_of(facts[key]['first'], total=count)}); remove them from one of the two lists, because they "
-                "distort the accuracy"
+                warning(
+                    f"{val} and {train} have {counted(count, what)} in common "
+                    f"({first_of(facts[key]['first'], total=count)}); remove them from one of the two lists, because they "
+                    "distort the accuracy"
+                )
             )
 
 

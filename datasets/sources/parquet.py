@@ -37,7 +37,7 @@ from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError, needing, not_a_file
 from utils.log import shown
-from utils.text import counted
+from utils.text import counted, warning
 
 ENDING = ".parquet"
 EXPECTS = "train-00000-of-00002.parquet ... and validation-*.parquet, also in data/, or train/*.parquet"
@@ -135,8 +135,10 @@ def _warn_of_sorted_rows(train: "ParquetImages") -> list[str]:
     if not is_sorted or train.reach >= len(train) or len(train.classes) <= 2:
         return []
     return [
-        f"warning: the rows are sorted by class, and shuffling moves a row by at most {train.reach:,} places within "
-        "its row group, so a batch has few classes; scripts/make_shards.py makes shards that are better mixed"
+        warning(
+            f"the rows are sorted by class, and shuffling moves a row by at most {train.reach:,} places within "
+            "its row group, so a batch has few classes; scripts/make_shards.py makes shards that are better mixed"
+        )
     ]
 
 

@@ -21,7 +21,7 @@ from datasets.targets import count_classes
 from datasets.types import ImageSet, SavedData
 from utils.errors import ConfigError
 from utils.files import replacing
-from utils.text import counted, csv_text
+from utils.text import counted, csv_text, warning
 
 SEED = 0  # decides which images are held out
 DRAWN = ("hash", "position")  # rules that draw a split; the other rules are "folders" and "none"
@@ -138,8 +138,10 @@ def describe_split(config: Config, val: ImageSet) -> list[str]:
     lines, data = [f"training images: {record['training']}, validation: {end}"], config.DATA
     if not data.FOLD and data.VAL_FRACTION not in (Data.VAL_FRACTION, record.get("fraction")):
         lines.append(
-            f"warning: DATA.VAL_FRACTION {data.VAL_FRACTION:g} has no effect, because {data.DATASET} has its own "
-            "validation images"
+            warning(
+                f"DATA.VAL_FRACTION {data.VAL_FRACTION:g} has no effect, because {data.DATASET} has its own "
+                "validation images"
+            )
         )
     return lines
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from datasets.split.parts import CLASS_FOLDERS, PARTS, hashes_names, rows_of_parts, warn_of_split_classes
 from datasets.types import ImageSet
-from utils.text import first_of
+from utils.text import first_of, warning
 
 HASH_BYTES = 8
 NUM_NAMED = 10  # maximum number of images that a log line names because their class decided their part
@@ -196,8 +196,10 @@ def warn_of_other_folders(val: ImageSet, former: Sequence[str], record: dict, we
         return []
     changed = first_of(sorted({*former} ^ {*val.classes}))
     return [
-        f"warning: if {weights} was trained on this data, {len(found):,} of {len(val):,} validation images were "
-        f"training images, such as {val.key(found[0])}: the hash of a name leaves out folders that are named like a "
-        f"class, and these classes are new or gone: {changed}; divide the data into the parts that "
-        "split.csv of that run lists"
+        warning(
+            f"if {weights} was trained on this data, {len(found):,} of {len(val):,} validation images were "
+            f"training images, such as {val.key(found[0])}: the hash of a name leaves out folders that are named like a "
+            f"class, and these classes are new or gone: {changed}; divide the data into the parts that "
+            "split.csv of that run lists"
+        )
     ]

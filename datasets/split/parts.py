@@ -3,7 +3,7 @@
 import numpy as np
 
 from datasets.types import ImageSet
-from utils.text import first_of
+from utils.text import first_of, warning
 
 PARTS = ("train", "val")
 # Key in the record of a split by hash: the folders that are left out of image keys, if they differ from the classes.
@@ -16,7 +16,7 @@ def warn_of_lacking_classes(classes: list[str], num_trained: np.ndarray, num_val
     for part, counts in (("training", num_trained), ("validation", num_validation)):
         without = np.flatnonzero((num_trained + num_validation > 0) & (counts == 0))
         names = first_of([classes[number] for number in without])
-        notes += [f"warning: classes without {part} images: {names}"] * bool(len(without))
+        notes += [warning(f"classes without {part} images: {names}")] * bool(len(without))
     return notes
 
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from datasets.types import ImageSet
+from utils.text import warning
 
 MOST_COMPARED = 5000  # images; comparing one takes a millisecond on a network disk
 
@@ -17,7 +18,9 @@ def warn_of_trained_images(image_set: ImageSet, training: str) -> list[str]:
     """
     if os.path.realpath(image_set.split["validation"]) == os.path.realpath(training):
         return [
-            f"warning: DATA.DATA_PATH: the run was trained on {training}, so the accuracy is too high; name other images"
+            warning(
+                f"DATA.DATA_PATH: the run was trained on {training}, so the accuracy is too high; name other images"
+            )
         ]
     is_list = os.path.isfile(training)
     folder = Path(training).parent if is_list else Path(training)
@@ -29,8 +32,10 @@ def warn_of_trained_images(image_set: ImageSet, training: str) -> list[str]:
         return []
     of = f"{len(compared):,} compared images" if len(compared) < len(image_set) else f"{len(image_set):,} images"
     return [
-        f"warning: DATA.DATA_PATH: {len(found):,} of {of} are also in {folder}, such as {image_set.name(found[0])}; leave "
-        "out images that the run was trained on, because they distort the accuracy"
+        warning(
+            f"DATA.DATA_PATH: {len(found):,} of {of} are also in {folder}, such as {image_set.name(found[0])}; leave "
+            "out images that the run was trained on, because they distort the accuracy"
+        )
     ]
 
 

@@ -55,7 +55,7 @@ from utils.errors import UserError
 from utils.host import count_cores, find_devices
 from utils.log import Log
 from utils.program import restore_gc
-from utils.text import counted, format_bytes
+from utils.text import WARNING, counted, format_bytes
 
 # The verdict on memory is WARN if the estimate exceeds the first fraction of the free memory, and WRONG if it exceeds
 # the second, which is above 1 because the estimate may be too high.
@@ -90,7 +90,7 @@ class Table(Log):
         try:
             yield
             if self._lines:
-                warns = any(line.startswith("warning: ") for line in self._lines)
+                warns = any(line.startswith(WARNING) for line in self._lines)
                 text = "\n".join(line.removeprefix(f"{title}: ") for line in self._lines)
                 self.add(Finding(title, text, WARN if warns else OK))
         except UserError as error:

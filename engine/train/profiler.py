@@ -9,6 +9,7 @@ from torch.profiler import profile, record_function, schedule, supported_activit
 from engine.train.callback import Callback
 from engine.train.trainer import Trainer
 from utils.errors import cause_of
+from utils.text import warning
 
 WARM_UPDATES = 5  # updates before tracing starts, because the first ones are not typical
 
@@ -53,6 +54,6 @@ class Profiler(Callback):
         try:
             traced.export_chrome_trace(str(self._path))
         except OSError as error:
-            self._say(f"warning: cannot write {self._path} ({cause_of(error)}); training continues")
+            self._say(warning(f"cannot write {self._path} ({cause_of(error)}); training continues"))
         else:
             self._say(f"profile: {self._path}; open it at https://ui.perfetto.dev")

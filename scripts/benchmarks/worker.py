@@ -108,15 +108,16 @@ class TrainerWorker(LoaderWorker):
     """A worker whose updates train with halfstep's Trainer."""
 
     def __init__(self, argv: list[str]):
-        from engine.build import build_trainer, make_wrappers
+        from engine.build import build_trainer
+        from engine.plan import StepPlan
         from models import add_adapters, build_model
         from utils.log import Log
 
         super().__init__(argv)
         torch.manual_seed(self.config.SEED)
         model = add_adapters(build_model(self.config, self.num_classes), self.config)
-        wrappers = make_wrappers(self.config, self.process, Log(0), self.num_classes)
-        self.trainer = build_trainer(self.config, self.process, model.to(self.device), self.data, Log(0), wrappers)
+        plan = StepPlan.of_trial(self.config, self.process, self.data.image_set)
+        self.trainer = build_trainer(plan, model.to(self.device), self.data, Log(0))
 
     def update(self, steps: int) -> None:
         for _ in range(steps):

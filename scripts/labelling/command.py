@@ -36,7 +36,7 @@ from scripts.labelling.review import (
     write_review,
 )
 from utils.errors import ConfigError
-from utils.text import counted, first_of, one_line
+from utils.text import counted, first_of, one_line, warning
 
 NUM_CONFUSIONS = 10  # number of class pairs that the summary lists
 NUM_LISTED = 20  # number of corrections that are printed
@@ -185,7 +185,7 @@ def warn_of_unjudged_classes(data: DataSet, doubts: Doubts) -> None:
     counts = np.bincount(data.labels[doubts.is_judged], minlength=len(data.classes))
     if len(unjudged := np.flatnonzero(counts == 0)):
         names = first_of([data.classes[number] for number in unjudged.tolist()])
-        print(f"warning: no image of these classes was judged, so their labels are not checked: {names}")
+        print(warning(f"no image of these classes was judged, so their labels are not checked: {names}"))
 
 
 def rows_of(doubts: Doubts, copies: Sequence[Copy], data: DataSet) -> list[Row]:

@@ -8,6 +8,7 @@ import torch
 from datasets import build_train_data, load_image_sets
 from engine.build import build_trainer
 from engine.checkpoint.async_saver import HostCopy
+from engine.plan import StepPlan
 from engine.record.timing import Timing
 from engine.train.callback import PHASES
 from engine.train.trainer import Trainer
@@ -29,7 +30,7 @@ def cuda_trainer(config) -> Trainer:
     torch.manual_seed(0)
     model = build_model(config, len(train_set.classes)).to(process.device)
     data = build_train_data(config, train_set, process)
-    return build_trainer(config, process, model, data, Log(0))
+    return build_trainer(StepPlan.of_trial(config, process, train_set), model, data, Log(0))
 
 
 def test_device_times_of_update_phases_sum_to_100_percent(tmp_path):

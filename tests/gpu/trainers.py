@@ -7,7 +7,8 @@ from torch import Tensor
 
 from configs.load import load
 from datasets import build_train_data, load_image_sets
-from engine.build import build_trainer, make_wrappers
+from engine.build import build_trainer
+from engine.plan import StepPlan
 from models import add_adapters, build_model
 from models.compilation import parts_to_compile
 from tests.support.runs import ROOT
@@ -27,8 +28,7 @@ def small_trainer(device: str, *options: str):
     torch.manual_seed(0)
     model = add_adapters(build_model(config, 64), config).to(process.device)
     data = build_train_data(config, train_set, process)
-    wrappers = make_wrappers(config, process, Log(1), 64)
-    trainer = build_trainer(config, process, model, data, Log(1), wrappers)
+    trainer = build_trainer(StepPlan.of_trial(config, process, train_set), model, data, Log(1))
     if config.COMPILE and device == "cpu":
         for part in parts_to_compile(trainer.computing.model, config):
             part.compile(backend="eager", dynamic=False)  # a compiler that generates code would take half a minute

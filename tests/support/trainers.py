@@ -9,8 +9,9 @@ from torch.nn.functional import cosine_similarity
 
 from configs.schema import Config
 from datasets import Window, build_train_data, load_image_sets
-from engine.build import build_trainer, make_wrappers
+from engine.build import build_trainer
 from engine.loop import train_epoch
+from engine.plan import StepPlan
 from engine.precision import LossScaler
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult, Report
@@ -60,8 +61,8 @@ def make_trainer(
     model = add_adapters(build_model(config, 10), config)
     data = build_train_data(config, train_set, Process(device))
     model = (model.double() if double else model).to(device)
-    wrappers = make_wrappers(config, Process(device), Log(0), 10, classes)
-    trainer = build_trainer(config, Process(device), model, data, Log(0), wrappers)
+    plan = StepPlan.of_trial(config, Process(device), train_set, classes)
+    trainer = build_trainer(plan, model, data, Log(0))
     trainer.callbacks = list(callbacks)
     return trainer
 

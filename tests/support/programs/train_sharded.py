@@ -24,6 +24,7 @@ from engine.checkpoint.find import read_checkpoint
 from engine.checkpoint.format import save_checkpoint
 from engine.checkpoint.sharded_saver import ShardedSaver
 from engine.evaluation.evaluate import evaluate
+from engine.plan import StepPlan
 from engine.precision import FusedLossScaler
 from engine.train.ema import fused_lerp
 from engine.train.trainer import Trainer
@@ -49,9 +50,10 @@ def train(settings: str, options: list[str], process: Process) -> dict:
     data = build_train_data(config, train_set, process)
     with as_on_gpus(model) if "gpu" in words else contextlib.nullcontext():
         log = Log(process.rank)
-        trainer = build_trainer(config, process, model, data, log)
+        plan = StepPlan.of_trial(config, process, train_set)
+        trainer = build_trainer(plan, model, data, log)
     if "measure" in words:
-        ((peak, _),) = peaks_of_cpu_tensors(lambda: build_trainer(config, process, build_model(config, 10), data, log))
+        ((peak, _),) = peaks_of_cpu_tensors(lambda: build_trainer(plan, build_model(config, 10), data, log))
         return {"building": peak}
     if "load" in words:
         trainer.load_state_dict(read_checkpoint(Path(words["load"]), lazily=True))

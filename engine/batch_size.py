@@ -26,6 +26,7 @@ from utils.errors import StoppedBySignal
 from utils.log import Log
 from utils.program import StopSignal
 from utils.text import counted, format_bytes
+from utils.torch_internals import events_of
 
 # Fractions of free memory kept in reserve. On a device, the reserve is for fragmentation and libraries. On a host it is
 # larger, because other programs may start, and because the system kills a process whose batch is too large,
@@ -133,7 +134,7 @@ def peaks_of_cpu_tensors(*tasks: Callable[[], None]) -> list[tuple[int, int]]:
             gc.collect()  # so that no memory from before is freed during the task
             with record_function(f"task {number}"):
                 task()
-    events = sorted(profiled.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    events = events_of(profiled)
     spans = {event.name(): (event.start_ns(), event.end_ns()) for event in events if event.name().startswith("task ")}
     found = []
     for number in range(len(tasks)):

@@ -122,3 +122,8 @@ def own_parameter(module: nn.Module, name: str) -> nn.Parameter:
 def add_position_embedding(model: nn.Module, patches: Tensor) -> Tensor:
     """Add class token and position embedding as timm's VisionTransformer does. timm's function is private."""
     return model._pos_embed(patches)
+
+
+def events_of(profiled: Any) -> list[Any]:
+    """Return the events of torch.profiler.profile by their start. Its public lists lack the events of memory."""
+    return sorted(profiled.profiler.kineto_results.events(), key=lambda event: event.start_ns())

@@ -2,14 +2,16 @@
 
 import base64
 import hashlib
-import html
 import io
 import math
 import os
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
 from PIL import Image
 
 from configs.schema import RECORD
@@ -26,97 +28,58 @@ from utils.files import Kind, content_of, write_text
 from utils.log import Log
 from utils.text import counted, escape_controls, format_bytes, format_duration, redacted
 
-# --- HTML elements and pictures of a page ---
+# --- the page and its pictures ---
 
-# The first bytes that `write_page` writes. Pages of other programs start differently.
+# The first bytes of the page. Pages of other programs start differently.
 PAGE = Kind("a report of a run", (b'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',), b"style-src")
-VOID = ("meta", "img", "source", "br")
-STYLE = Path(__file__).parent / "style.css"
+TEMPLATE, STYLE = (Path(__file__).parent / name for name in ("page.html", "style.css"))
 MOST_BYTES = 160_000  # a picture up to this size is embedded unchanged
 LARGEST = 2**26  # bytes; a larger file is not read as a run's picture
 WIDTH, QUALITY = 1000, 60  # width in pixels of a larger picture, and JPEG quality of photos
 MOST_COLORS = 256  # an image with more colors is a photo
 
 
-class Markup(str):
-    """Text that is HTML already and must not be escaped."""
-
-
-def escaped(value: object) -> Markup:
-    """Return a value as HTML text, with control characters escaped.
+def as_text(value: object) -> object:
+    """Return a value as text with control characters escaped, before Jinja escapes it as HTML.
 
     Halves of surrogate pairs, which file names can contain, become question marks.
     """
     if isinstance(value, Markup):
         return value
-    return Markup(html.escape(escape_controls(str(value).encode("utf-8", "replace").decode())))
+    return escape_controls(str(value).encode("utf-8", "replace").decode())
 
 
-def element(name: str, /, *children: object, **attributes: object) -> Markup:
-    """Return an HTML element. `class_` sets class, `aria_label` sets aria-label.
-
-    Attributes and children that are None are left out.
-    """
-    given = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
-    words = [f' {key}="{escaped(value)}"' for key, value in given.items()]
-    inside = "".join(escaped(child) for child in children if child is not None)
-    start = f"<{name}{''.join(words)}>"
-    return Markup(start if name in VOID else f"{start}{inside}</{name}>")
-
-
-def section(title: str, *children: object) -> Markup:
-    """Return a section of a page with this heading and these children."""
-    return element("section", element("h2", title), *children)
-
-
-def table(
-    columns: Iterable[object], rows: Iterable[Iterable[object]], label: str, numbers: Iterable[int] = ()
-) -> Markup:
-    """Return a table that scrolls in its own frame if it is too wide. `numbers`: indices of right-aligned columns."""
-    place = dict.fromkeys(numbers, "number")
-    head = [element("th", each, scope="col", class_=place.get(index)) for index, each in enumerate(columns)]
-    body = [element("tr", *(element("td", cell, class_=place.get(i)) for i, cell in enumerate(row))) for row in rows]
-    return scrolling(element("table", element("thead", element("tr", *head)), element("tbody", *body)), label)
-
-
-def scrolling(content: Markup, label: str) -> Markup:
-    """Return a frame in which content wider than the page can be scrolled, also with the keyboard."""
-    return element("div", content, class_="scroll", tabindex="0", role="region", aria_label=label)
-
-
-def write_page(path: Path, title: str, body: Iterable[object]) -> None:
+def write_page(path: Path, facts: dict[str, Any]) -> None:
     """Write a page with a security policy that allows only the page's style sheet and embedded pictures."""
     style = STYLE.read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=policy),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="referrer", content="no-referrer"),
-        element("title", title),
-        element("style", Markup(style)),
-    )
-    write_text(path, f"<!doctype html>\n{element('html', head, element('body', *body), lang='en')}\n")
+    environment = Environment(autoescape=True, finalize=as_text, undefined=StrictUndefined, trim_blocks=True)
+    page = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    write_text(path, page.render(facts, style=Markup(style), style_digest=digest) + "\n")
 
 
-def contact_sheet(path: Path, alt: str) -> Markup | None:
+class Picture(NamedTuple):
+    """A picture inside the page."""
+
+    source: str
+    alt: str
+
+    @classmethod
+    def of(cls, content: bytes, kind: str, alt: str) -> "Picture":
+        return cls(f"data:image/{kind};base64,{base64.b64encode(content).decode()}", alt)
+
+
+def tiles(path: Path, alt: str) -> list[tuple[Picture, list[str]]]:
     """Return the images of a sheet one by one, with captions as text. A row has as many images as fit into the window.
 
-    Return None if the file is not a sheet.
+    Return [] if the file is not a sheet.
     """
     try:
         with Image.open(io.BytesIO(content_of(path, LARGEST)), formats=("PNG",)) as image:
-            tiles = tiles_of(image)
+            found = tiles_of(image)
     except (OSError, ValueError, TypeError, RecursionError, Image.DecompressionBombError):
-        return None
-    figures = [
-        element("figure", picture(*smallest(pixels), alt, "tile"), *(element("figcaption", line) for line in caption))
-        for pixels, caption in tiles
-    ]
-    has_names = any(len(caption) > 1 for _, caption in tiles)
-    return element("div", *figures, class_="tiles" if has_names else "small tiles") if figures else None
+        return []
+    return [(Picture.of(*smallest(pixels), alt), caption) for pixels, caption in found]
 
 
 def smallest(image: Image.Image) -> tuple[bytes, str]:
@@ -133,7 +96,7 @@ def smallest(image: Image.Image) -> tuple[bytes, str]:
     return min(found, key=lambda each: len(each[0]))
 
 
-def embedded(path: Path, alt: str, class_: str) -> Markup | None:
+def embedded(path: Path, alt: str) -> Picture | None:
     """Return a picture of the run, smaller if it is large. Return None if the file is not a picture."""
     try:
         content, kind = content_of(path, LARGEST), "png"
@@ -143,12 +106,7 @@ def embedded(path: Path, alt: str, class_: str) -> Markup | None:
                 content, kind = smallest(image)
     except (OSError, ValueError, Image.DecompressionBombError):
         return None
-    return picture(content, kind, alt, class_)
-
-
-def picture(content: bytes, kind: str, alt: str, class_: str) -> Markup:
-    source = f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
-    return element("img", src=source, alt=alt, class_=f"picture {class_}")
+    return Picture.of(content, kind, alt)
 
 
 # --- the report ---
@@ -169,7 +127,6 @@ CAPTIONS = {
         "Images of the first update as the model gets them: cropped, augmented and mixed.",
     ),
 }
-SETTING = ("setting", "value", "from")
 # The table of classes shows at most this many, those with the lowest F1.
 MOST_ROWS = 15
 FEWEST_IMAGES, FEWEST_IN_BIN = 50, 5  # with fewer images, no reliability diagram; in a bin, no point in the diagram
@@ -177,14 +134,22 @@ FEWEST_IMAGES, FEWEST_IN_BIN = 50, 5  # with fewer images, no reliability diagra
 
 def write_report(run: SavedRun, path: Path) -> None:
     """Write the report of a run to `path`. Raise OSError if the disk is full."""
-    foot = element("footer", f"halfstep {VERSION}, {written_date(run.status.get('time'))}")
-    of_images = pictures(run)
-    body = [
-        *(head(run), curves(run), of_images.get("confusion.png"), class_table(run), calibration(run)),
-        *(of_images.get("mistakes.png"), of_images.get("train_batch.png")),
-        *(precision(run), settings(run), repeat(run), foot),
-    ]
-    write_page(path, title_of(run.settings), body)
+    facts = {
+        "title": title_of(run.settings),
+        "folder": run.folder.resolve().name,
+        **result(run),
+        "facts": facts_of(run),
+        "curves": curves(run),
+        "pictures": pictures(run),
+        "classes": class_table(run),
+        "calibration": calibration(run),
+        "precision": precision(run),
+        "settings": settings(run),
+        "repeat": repeat(run),
+        "version": VERSION,
+        "written": written_date(run.status.get("time")),
+    }
+    write_page(path, facts)
 
 
 def write_at_end(folder: str | os.PathLike, log: Log) -> None:
@@ -198,18 +163,13 @@ def write_at_end(folder: str | os.PathLike, log: Log) -> None:
         log.warn(f"cannot write {path} ({cause_of(error)}); run scripts/report.py to write it later")
 
 
-def head(run: SavedRun) -> Markup:
-    folder = element("p", run.folder.resolve().name, class_="path soft")
-    return element("header", element("h1", title_of(run.settings)), folder, *result(run), facts(run))
-
-
-def result(run: SavedRun) -> Iterator[Markup]:
-    """Yield paragraphs with the best score, how it was reached, and how the run ended if it did not end as planned."""
+def result(run: SavedRun) -> dict[str, Any]:
+    """Return the best score, how it was reached, and how the run ended if it did not end as planned."""
     best, planned, done = run.best, run.planned_epochs, run.num_epochs
     epochs = counted(done, "epoch") if done >= planned else f"the first {done:,} of {counted(planned, 'epoch')}"
+    found = {"best": None}
     if best.exists:
-        value, name = format_value(best.metric, best.value), METRICS[best.metric].title
-        yield element("p", value, " ", element("small", f"validation {name}"), class_="figure")
+        found["best"] = {"value": format_value(best.metric, best.value), "name": METRICS[best.metric].title}
         text = describe_best(run, epochs)
     else:
         loss = run.epochs[-1].get("train_loss")
@@ -217,10 +177,8 @@ def result(run: SavedRun) -> Iterator[Markup]:
         text = f"Trained for {epochs}{reached}; never evaluated"
     if run.seconds:
         text += f". Training and evaluation took {format_duration(run.seconds)}"
-    yield element("p", f"{text}.", class_="lead")
-    for notice in (describe_unmeasured(run) if best.exists else "", describe_overlap(run), describe_end(run, done)):
-        if notice:
-            yield element("p", notice, class_="notice")
+    notices = describe_unmeasured(run) if best.exists else "", describe_overlap(run), describe_end(run, done)
+    return found | {"lead": f"{text}.", "notices": [*filter(None, notices)]}
 
 
 def describe_best(run: SavedRun, epochs: str) -> str:
@@ -282,7 +240,8 @@ def describe_end(run: SavedRun, last: int) -> str:
     return text and f"{text}: {reason}" if reason else text
 
 
-def facts(run: SavedRun) -> Markup:
+def facts_of(run: SavedRun) -> dict[str, str]:
+    """Return the facts at the head of the page. Those without a value are not shown."""
     about, given = run.about, run.settings
     numbers = ["training_images", "validation_images", "classes", "images_per_update"]
     if not unflatten(given).task.has_classes:
@@ -292,7 +251,7 @@ def facts(run: SavedRun) -> Markup:
     measured, total = count_classes(run)
     rate = max(row.get("lr") or 0 for row in [*run.steps, *run.epochs])  # unlike BASE_LR, scaled with the batch size
     parameters, processes = about.get("parameters"), about.get("processes", 1)
-    found = {
+    return {
         "Model": f"{given['MODEL.NAME']}, {counted(parameters, 'parameter')}" if parameters else "",
         "Pretrained weights": given["MODEL.PRETRAINED"],
         **{key.replace("_", " ").capitalize(): f"{about[key]:,}" for key in numbers if about.get(key)},
@@ -306,26 +265,23 @@ def facts(run: SavedRun) -> Markup:
         "Speed": f"{run.speed:,.{max(0, 2 - math.floor(math.log10(run.speed)))}f} images/s" if run.speed else "",
         "Memory, at most": format_bytes(run.memory) if run.memory else "",
     }
-    rows = [element("div", element("dt", name), element("dd", value)) for name, value in found.items() if value]
-    return element("dl", *rows, class_="facts")
 
 
-def curves(run: SavedRun) -> Markup | None:
-    """Return the section with the curves, drawn from the run's current tables."""
-    found = [figure(plot) for plot in plots(run) if plot.file != "loss_scale.png"]
-    return section("Training curves", element("div", *found, class_="grid")) if found else None
+def curves(run: SavedRun) -> list[Picture]:
+    """Return the curves, drawn from the run's current tables."""
+    return [drawing(plot) for plot in plots(run) if plot.file != "loss_scale.png"]
 
 
 def plots(run: SavedRun) -> Iterator[Plot]:
     return plots_of(run.epochs, run.steps, run.metric, run.best)
 
 
-def figure(plot: Plot) -> Markup:
-    return element("figure", picture(to_png(plot, plot.title), "png", plot.text, "drawing"))
+def drawing(plot: Plot) -> Picture:
+    return Picture.of(to_png(plot, plot.title), "png", plot.text)
 
 
-def pictures(run: SavedRun) -> dict[str, Markup]:
-    """Return {file: section} for the pictures in the run's folder, without pictures of an incomplete evaluation.
+def pictures(run: SavedRun) -> dict[str, dict[str, Any]]:
+    """Return {file: its section} for the pictures in the run's folder, without pictures of an incomplete evaluation.
 
     Sheets are shown image by image. Other pictures keep their size, so that their text can be read, and scroll.
     """
@@ -335,17 +291,16 @@ def pictures(run: SavedRun) -> dict[str, Markup]:
         path = run.folder / name
         if not (path.is_file() and (has_results or name == "train_batch.png")):
             continue
-        content = contact_sheet(path, title)
-        if not content:
-            whole = embedded(path, f"{title}: {text}", class_="drawing" if name == "confusion.png" else "sheet")
-            content = whole and scrolling(whole, title)
-        if content:
-            found[name] = section(title, element("p", text, class_="soft"), content)
+        shown = {"title": title, "text": text, "tiles": tiles(path, title)}
+        if shown["tiles"]:
+            found[name] = shown | {"has_names": any(len(caption) > 1 for _, caption in shown["tiles"])}
+        elif whole := embedded(path, f"{title}: {text}"):
+            found[name] = shown | {"whole": whole, "class": "drawing" if name == "confusion.png" else "sheet"}
     return found
 
 
-def class_table(run: SavedRun) -> Markup | None:
-    """Return a table of the classes with the lowest F1, or of all if there are few; None if at most one has images."""
+def class_table(run: SavedRun) -> dict[str, Any] | None:
+    """Return the table of the classes with the lowest F1, or of all if there are few; None if at most one has images."""
     record = read_json(run.folder / "results.json")
     rows = read_table(run.folder / "per_class.csv") if record else []
     rated = [row for row in rows if row.get("count", "0") not in ("", "0")]
@@ -368,11 +323,10 @@ def class_table(run: SavedRun) -> Markup | None:
         notes.append(f"{len(shown)} of {counted(len(rated), 'class')} with images; per_class.csv has all of them.")
     title = "Classes, lowest F1 first" if len(shown) == len(rated) else "Classes with the lowest F1"
     columns = ("class", "F1", "recall", "precision", "specificity", "AUC", "images", "most often mistaken for")
-    soft = [element("p", note, class_="soft") for note in notes]
-    return section(title, *soft, table(columns, cells, title, numbers=range(1, 7)))
+    return {"title": title, "notes": notes, "columns": columns, "rows": cells, "numbers": range(1, 7)}
 
 
-def calibration(run: SavedRun) -> Markup | None:
+def calibration(run: SavedRun) -> dict[str, Any] | None:
     """Return the section on calibration, or None if the results are incomplete or have no calibration."""
     path = run.folder / "results.json"
     record = read_json(path).get("calibration")
@@ -393,49 +347,38 @@ def calibration(run: SavedRun) -> Markup | None:
     if is_enough and (shown := {name: points for name, points in curves.items() if points}):
         how = "Below the dashed line, the model is too confident. Each point is a bin with at least "
         how += f"{FEWEST_IN_BIN} images; the share of right answers of fewer images is mostly chance."
-        diagram = [figure(Plot("", "share of right answers", shown, "confidence", is_reliability=True))]
+        with naming_damage(path):
+            diagrams = [drawing(Plot("", "share of right answers", shown, "confidence", is_reliability=True))]
     else:
-        how, diagram = "These are too few images for a reliability diagram: its points would be mostly chance.", []
-    soft = element("p", f"predict.py prints calibrated probabilities. {how}", class_="soft")
-    with naming_damage(path):
-        return section("Calibration", element("p", text), soft, *diagram)
+        how, diagrams = "These are too few images for a reliability diagram: its points would be mostly chance.", []
+    return {"text": text, "how": how, "diagrams": diagrams}
 
 
-def precision(run: SavedRun) -> Markup | None:
+def precision(run: SavedRun) -> dict[str, Any] | None:
     """Return the section on half precision, or None if the loss scale never changed and no update was skipped."""
-    parts = []
+    lines = []
     if skipped := run.num_skipped:
         updates = run.steps[-1]["step"] + 1 if run.steps else run.epochs[-1].get("step")
         of = f" of {updates:,.0f}" if updates else ""
-        parts.append(element("p", f"Skipped updates: {skipped:,}{of}, because gradients were not finite."))
+        lines.append(f"Skipped updates: {skipped:,}{of}, because gradients were not finite.")
     for first, last in run.left_out:
-        text = f"Updates {first:,} to {last:,} were left out after a rollback; see bad_batches.jsonl."
-        parts.append(element("p", text))
-    parts += [figure(plot) for plot in plots(run) if plot.file == "loss_scale.png"]
-    return section("Precision", *parts) if parts else None
+        lines.append(f"Updates {first:,} to {last:,} were left out after a rollback; see bad_batches.jsonl.")
+    found = [drawing(plot) for plot in plots(run) if plot.file == "loss_scale.png"]
+    return {"lines": lines, "curves": found} if lines or found else None
 
 
-def settings(run: SavedRun) -> Markup:
-    """Return the section with the settings from flags, -opts or the data, followed by all settings."""
-    rows = {
-        key: (element("code", key), element("code", written(value)), run.origins[key])
-        for key, value in run.settings.items()
-    }
+def settings(run: SavedRun) -> dict[str, Any]:
+    """Return the settings from flags, -opts or the data, and all settings, each with its value and origin."""
+    rows = {key: (key, written(value), run.origins[key]) for key, value in run.settings.items()}
     origins = {key: row[2] for key, row in rows.items() if row[2] != "default"}
     of_file = {key: origin for key, origin in origins.items() if origin.endswith((".yaml", ".yml"))}
     given = [rows[key] for key in origins if key not in of_file and key not in of_role(RECORD)]
     files = ", ".join(dict.fromkeys(of_file.values())) or "the defaults"
-    parts = [element("p", f"In addition to {files}:"), table(SETTING, given, "Settings given on the command line")]
-    everything = table(SETTING, rows.values(), "All settings")
-    return section(
-        "Settings",
-        *(parts if given else [element("p", f"Same as {files}.")]),
-        element("details", element("summary", f"All {len(rows)} settings"), everything),
-    )
+    return {"files": files, "given": given, "all": list(rows.values())}
 
 
-def repeat(run: SavedRun) -> Markup:
-    """Return the section with the command lines, versions, folder and dates of the run."""
+def repeat(run: SavedRun) -> dict[str, Any]:
+    """Return the command lines, versions, folder and dates of the run."""
     about, status = run.about, run.status
     processes = about.get("processes", 1)
     program = ["main_multi_gpu.py", "-ngpus", str(processes)] if processes > 1 else ["main_single_gpu.py"]
@@ -445,11 +388,7 @@ def repeat(run: SavedRun) -> Markup:
     facts = {name: about.get(name.lower()) for name in ("halfstep", "torch", "timm", "Python")}
     facts |= {"host": status.get("host"), "started": written_date(status.get("started"))}
     facts |= {"ended": written_date(status.get("time")), "folder": run.folder.resolve()}
-    blocks = [
-        element("div", element("h3", title), element("pre", element("code", line))) for title, line in commands.items()
-    ]
-    rows = [(name, value) for name, value in facts.items() if value]
-    return section("How to repeat it", *blocks, table(("version", ""), rows, "Versions, place and dates"))
+    return {"commands": commands, "facts": [(name, value) for name, value in facts.items() if value]}
 
 
 def written_date(text: str | None) -> str:

@@ -15,6 +15,7 @@ from sklearn.covariance import LedoitWolf
 from torch.nn import functional
 
 from configs.load import load
+from configs.schema import Data
 from engine.confidence import fit
 from engine.confidence.known import Features, Known, Tap, to_plain
 from engine.confidence.stored import OldKnown, from_plain
@@ -190,7 +191,7 @@ def test_model_without_a_known_layer_in_the_middle_is_refused(name):
 
 @pytest.mark.parametrize(("tokens", "compile_", "reason"), [(64, False, "varying size"), (0, "blocks", "COMPILE")])
 def test_settings_that_hide_the_features_are_the_reason(tokens, compile_, reason):
-    config = SimpleNamespace(DATA=SimpleNamespace(TOKENS=tokens), COMPILE=compile_)
+    config = SimpleNamespace(DATA=Data(TOKENS=tokens), COMPILE=compile_)
     assert reason in fit.why_not(timm.create_model("resnet10t"), config)
     assert fit.summarize(None, 1.0, reason) == {"reason": reason}
 

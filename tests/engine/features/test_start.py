@@ -71,7 +71,7 @@ def test_linear_classifier_is_measured_and_training_starts_from_zeros(digits, tm
     assert f"Before training it was {before['eval_top1']:.2f}%" in (folder / "report.html").read_text()
     known, val = read_features(folder)
     assert (len(known.names), len(val.names)) == (1438, 359)
-    weight, bias = fit_linear(*map(torch.from_numpy, (known.features, known.targets)), num_classes=10)
+    weight, bias = fit_linear(*map(torch.from_numpy, (known.features, known.targets)), 10, functional.cross_entropy)
     found = (torch.from_numpy(val.features).double() @ weight.T + bias).argmax(1).numpy()
     assert 100 * (found == val.targets).mean() == pytest.approx(before["eval_top1"], abs=0.6)  # two images
 

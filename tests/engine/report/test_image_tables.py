@@ -280,7 +280,7 @@ def test_result_tables_are_valid_only_if_complete_and_for_the_same_weights(tmp_p
 class Unranked(str):
     """Stands in for the results of an epoch, which have a name here, and whose ranking is not computed yet."""
 
-    ranking = None
+    is_complete = False
 
 
 def test_best_results_are_written_at_most_once_a_minute(tmp_path, monkeypatch):

@@ -237,7 +237,7 @@ def test_scores_and_rankings_match_scikit_learn_for_any_number_of_processes(draw
     def score(process: Process) -> tuple:
         found, share = (
             (Tally if targets.ndim == 1 else LabelTally)(CPU, torch.float64, len(logits)),
-            torch.arange(process.rank, len(logits), process.world_size),
+            torch.arange(len(logits))[process.rank :: process.world_size],
         )
         for part in [*share.split(size), share[:0]]:
             found.add(logits[part], targets[part], num_excluded=1)

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 import engine
-from configs.tables import LOSSES, METRICS, SOURCES, TORCH_OPTIMIZERS, import_named
+from configs.tables import LOSSES, METRICS, SOURCES, TASKS, TORCH_OPTIMIZERS, import_named
 from configs.values import SETTINGS
 from engine.record.columns import COLUMNS
+from engine.tasks.task import Task
 from engine.train.callback import Callback
 from scripts.maintenance.make_settings_page import PAGES
 from tests.support.configs import SMALL
@@ -121,11 +122,25 @@ def test_every_dataset_reader_is_registered_in_sources():
             assert where in rows, f'configs/tables.py: add a row to SOURCES for "{where}"'
 
 
-# Metrics
+# Tasks and their scores
 
 
-def test_every_metric_of_the_table_can_decide_which_epoch_is_best():
-    assert tuple(METRICS) == SETTINGS["TRAIN.BEST_METRIC"].choices
+@pytest.mark.parametrize("name", TASKS)
+def test_registered_task_has_a_class_targets_scores_and_a_test(name):
+    row = TASKS[name]
+    file, _, cls = row.where.rpartition(".")
+    path = f"engine/tasks/{file}.py"
+    assert defines(path, f"class {cls}"), f"{path}: add the class {cls}, which TASKS in configs/tables.py names"
+    assert issubclass(import_named("engine.tasks", row.where), Task), f"{path}: derive {cls} from Task"
+    assert defines("datasets/targets.py", f"class {row.targets}"), f"datasets/targets.py: add {row.targets}"
+    assert {*row.metrics} <= METRICS.keys(), f"configs/tables.py: add the metrics of {name} to METRICS"
+    assert {*row.implied, *row.needed} <= SETTINGS.keys(), f"configs/schema.py: add the settings that {name} names"
+    assert name in (*SETTINGS["TRAIN.OBJECTIVE"].choices, "labels"), f"configs/schema.py: add {name} to OBJECTIVE"
+    assert_tested(cls, "tests/engine", "tests/engine/tasks")
+
+
+def test_every_score_belongs_to_a_task():
+    assert {*METRICS} == {metric for row in TASKS.values() for metric in row.metrics}
 
 
 # Settings that have an effect only with some values of another setting

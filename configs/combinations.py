@@ -43,20 +43,27 @@ def check_combinations(values: Mapping[str, Any], config: Config, origins: Origi
 def _refused_by_task(values: Mapping[str, Any], config: Config, origins: Origins) -> Iterator[str]:
     """Yield a message for each setting that contradicts what the model learns."""
     task, metric = config.task, config.TRAIN.BEST_METRIC
-    for key, message in task.needed.items():
+    for key, what in task.needed.items():
         if values[key] is None or origins[key] == "default":
-            yield message
+            yield f"{{TRAIN.OBJECTIVE}} needs {what}"
     for each in task.refused:
         value, default = (attrgetter(each.setting)(settings) for settings in (config, Config()))
         may_be = (each.if_typed and not is_typed(each.setting, origins)) or (each.in_training and config.START.EVAL)
         if value not in (each.allowed or (default,)) and not may_be:
-            yield each.message
+            yield f"{SEVERAL.get(each.setting, f'{{{each.setting}}}')} {each.how}"
     if metric not in task.metrics:
         one_of = ", ".join(task.metrics)
         remedy = METRICS[metric].remedy or f"is no score of {{TRAIN.OBJECTIVE}} whose scores are {one_of}"
         yield f"{{TRAIN.BEST_METRIC}} {remedy}"
     if (needed := METRICS[metric].setting) and not values[needed]:
         yield f"{{TRAIN.BEST_METRIC}} needs {needed}; set it, or choose another metric"
+
+
+# {property of the settings: the settings that decide it}
+SEVERAL = {
+    "TRAIN.mixes": "{TRAIN.MIXUP_ALPHA} {TRAIN.CUTMIX_ALPHA} and {TRAIN.CUTMIX_MINMAX}",
+    "DATA.has_several_labels": "{LABELS}",
+}
 
 
 def is_typed(key: str, origins: Origins) -> bool:

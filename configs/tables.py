@@ -165,7 +165,7 @@ class Refusal(NamedTuple):
     """A setting that contradicts a task, or that has no effect with it."""
 
     setting: str  # or a property of the settings, such as TRAIN.mixes
-    message: str  # as in configs/combinations.py
+    how: str  # the end of the message, which starts with the setting; as in configs/combinations.py
     allowed: tuple[str, ...] = ()  # the values that are not refused; empty: only the default
     if_typed: bool = False  # refused only on the command line, because recipes set it too
     in_training: bool = False  # not refused in evaluations
@@ -175,7 +175,7 @@ class TaskRow(NamedTuple):
     """A row of TASKS: what a model learns from the images."""
 
     where: str  # file and class in engine/tasks/
-    targets: str  # class in datasets/targets.py
+    targets: str  # file and class in datasets/
     title: str  # why other settings follow from the task, for the origin of their values
     metrics: tuple[str, ...]  # values of TRAIN.BEST_METRIC; the first that can be measured is the default
     activation: str = ""  # the function that turns outputs into probabilities
@@ -184,16 +184,18 @@ class TaskRow(NamedTuple):
     has_classes: bool = True  # whether the model predicts classes
     has_several_classes: bool = False  # whether an image can have any number of classes
     implied: Mapping[str, str] = {}  # {setting: its value, unless it is given}
-    needed: Mapping[str, str] = {}  # {setting that must be given: the message if it is not}
+    needed: Mapping[str, str] = {}  # {setting that must be given: what it is, and the remedy}
     refused: tuple[Refusal, ...] = ()
 
 
 FOR_SEVERAL_LABELS = names_with(LOSSES, "several_labels")  # values of TRAIN.LOSS
+YES_OR_NO = "with {LABELS} because an image with several labels needs one yes or no per class"
+NO_CLASSES = "with {TRAIN.OBJECTIVE} which has no classes"
 # {task: its row}. TRAIN.OBJECTIVE names the task; `labels` are classes of which an image can have any number.
 TASKS = {
     "classes": TaskRow(
         "classes.Classes",
-        "OneClass",
+        "targets.OneClass",
         "TRAIN.OBJECTIVE",
         ("top1", "top5", "loss", "macro_recall", "macro_f1"),
         activation="softmax",
@@ -201,7 +203,7 @@ TASKS = {
     ),
     "labels": TaskRow(
         "labels.Labels",
-        "LabelSets",
+        "label_sets.LabelSets",
         "several labels per image",
         ("map", "micro_f1", "top1", "top5", "loss", "macro_recall", "macro_f1"),
         activation="sigmoid",
@@ -210,72 +212,38 @@ TASKS = {
         implied={"TRAIN.LOSS": FOR_SEVERAL_LABELS[0]},
         refused=(
             Refusal(
-                "DATA.DATASET",
-                "{LABELS} needs -dataset csv; with {DATA.DATASET} an image has one label",
-                allowed=("csv",),
+                "DATA.DATASET", "must be csv with {LABELS} because images of other data sets have one label", ("csv",)
             ),
-            Refusal(
-                "TRAIN.LOSS",
-                f"{{TRAIN.LOSS}} must be {' or '.join(FOR_SEVERAL_LABELS)} with {{LABELS}} because an image with several "
-                "labels needs one yes or no per class",
-                allowed=FOR_SEVERAL_LABELS,
-            ),
+            Refusal("TRAIN.LOSS", f"must be {' or '.join(FOR_SEVERAL_LABELS)} {YES_OR_NO}", FOR_SEVERAL_LABELS),
             Refusal(
                 "DATA.SAMPLER",
-                "{DATA.SAMPLER} must be shuffle with {LABELS} because the classes of one image cannot be balanced "
-                "separately",
+                "must be shuffle with {LABELS} because the classes of one image cannot be balanced separately",
             ),
             Refusal(
                 "TRAIN.DISTILLATION_TYPE",
-                "{TRAIN.DISTILLATION_TYPE} must be none with {LABELS} because distillation supports only one class per "
-                "image",
+                "must be none with {LABELS} because distillation supports only one class per image",
                 in_training=True,
             ),
         ),
     ),
     "features": TaskRow(
         "features.Features",
-        "OneClass",
+        "targets.OneClass",
         "TRAIN.OBJECTIVE",
         ("knn", "similarity", "loss"),
         has_targets=False,
         has_classes=False,
-        needed={
-            "TRAIN.TEACHER_MODEL": (
-                "{TRAIN.OBJECTIVE} needs a teacher; name a timm model or a run with -opts TRAIN.TEACHER_MODEL=..."
-            )
-        },
+        needed={"TRAIN.TEACHER_MODEL": "a teacher; name a timm model or a run with -opts TRAIN.TEACHER_MODEL=..."},
         refused=(
+            Refusal("TRAIN.DISTILLATION_TYPE", f"must be none {NO_CLASSES}"),
+            Refusal("TRAIN.LOSS", f"has no effect {NO_CLASSES}; leave it out"),
+            Refusal("TRAIN.CLASS_WEIGHTS", f"has no effect {NO_CLASSES}; leave it out"),
+            Refusal("DATA.SAMPLER", f"must be shuffle {NO_CLASSES}"),
+            Refusal("TRAIN.mixes", "must be off with {TRAIN.OBJECTIVE} because they mix the labels of images"),
+            Refusal("TRAIN.SMOOTHING", f"has no effect {NO_CLASSES}; leave it out", if_typed=True),
+            Refusal("DATA.has_several_labels", f"has no effect {NO_CLASSES}; leave it out"),
             Refusal(
-                "TRAIN.DISTILLATION_TYPE",
-                "{TRAIN.DISTILLATION_TYPE} must be none with {TRAIN.OBJECTIVE} which has no classes",
-            ),
-            Refusal(
-                "TRAIN.LOSS",
-                "{TRAIN.LOSS} has no effect with {TRAIN.OBJECTIVE} which has no classes; leave it out",
-            ),
-            Refusal(
-                "TRAIN.CLASS_WEIGHTS",
-                "{TRAIN.CLASS_WEIGHTS} has no effect with {TRAIN.OBJECTIVE} which has no classes; leave it out",
-            ),
-            Refusal("DATA.SAMPLER", "{DATA.SAMPLER} must be shuffle with {TRAIN.OBJECTIVE} which has no classes"),
-            Refusal(
-                "TRAIN.mixes",
-                "{TRAIN.MIXUP_ALPHA} {TRAIN.CUTMIX_ALPHA} and {TRAIN.CUTMIX_MINMAX} must be off with {TRAIN.OBJECTIVE} "
-                "because they mix the labels of images",
-            ),
-            Refusal(
-                "TRAIN.SMOOTHING",
-                "{TRAIN.SMOOTHING} has no effect with {TRAIN.OBJECTIVE} which has no classes; leave it out",
-                if_typed=True,
-            ),
-            Refusal(
-                "DATA.has_several_labels",
-                "{LABELS} has no effect with {TRAIN.OBJECTIVE} which has no classes; leave it out",
-            ),
-            Refusal(
-                "DATA.TOKENS",
-                "{TRAIN.OBJECTIVE} must be classes with {DATA.TOKENS} because features are learned from square images",
+                "DATA.TOKENS", "must be null with {TRAIN.OBJECTIVE} because features are learned from square images"
             ),
         ),
     ),

@@ -9,7 +9,8 @@ from unicodedata import normalize
 import numpy as np
 
 from configs.schema import Config
-from datasets.targets import LabelSets, OneClass, count_classes
+from datasets.label_sets import LabelSets
+from datasets.targets import OneClass, count_classes
 from datasets.types import ImageSet
 from utils.errors import DataError
 from utils.text import counted, first_of, warning

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
@@ -13,8 +14,11 @@ from configs.load import LoadedConfig
 from datasets import BadImages, EvalData, build_eval_data, build_normalize
 from engine.build import load_data_sets, make_model
 from engine.checkpoint.resume import is_run
+from engine.eval_plan import EvalPlan, plan_evaluation
+from engine.evaluation.evaluate import Evaluation, Inference
+from engine.evaluation.scores import Best
 from engine.evaluation.tally import are_finite
-from engine.plan import EvalPlan, plan_evaluation, read_inputs
+from engine.plan import read_inputs
 from engine.precision import set_matmul
 from engine.record.next_steps import after_evaluation
 from engine.session import Session
@@ -47,8 +51,8 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     normalize = build_normalize(config.DATA, torch.float32).to(process.device)
     bad_images = BadImages(eval_set, config.DATA.MAX_BAD_FRACTION, log.warn)
     task = find_task(config)
-    given = (data, normalize, precision, process, bad_images, log, is_run(inputs.saved))
-    change_model, score = task.open_evaluation(*given)
+    inference = Inference(normalize, precision, process)
+    change_model, score = task.open_evaluation(data, inference, bad_images, log, is_run(inputs.saved))
     found, transforms = {}, choose_transforms(config, process.device, precision.half)
     for name, model in weights_to_score(plan, partial(make_model, plan, log), change_model):
         if not found:
@@ -67,8 +71,6 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         log.say(scores.describe_all(name, task.describe_scored(eval_set)))
         transforms.revert(model)  # the next weights are loaded into the same model
     if config.task.has_classes:
-        from engine.report.image_results import leave_results
-
         leave_results(session, plan, found)
     figures = {name.strip().lower() or "raw": each.scores.figures() for name, each in found.items()}
     session.status("done", exit_code=0, **figures)
@@ -123,3 +125,16 @@ def weights_to_score(
                 weights = state[key] if change_model else merged(state[key], state["config"])
                 load_exactly(model, weights, plan.inputs.checkpoint)
             yield name, model
+
+
+def leave_results(session: Session, plan: EvalPlan, found: dict[str, Evaluation]) -> None:
+    """Write tables and pictures for the weights with the best score. Collective."""
+    from engine.report.image_results import ResultFiles
+
+    metric = plan.config.TRAIN.BEST_METRIC
+    scores = {name: replace(each.scores, metric=metric) for name, each in found.items()}
+    name, best = max(scores.items(), key=lambda item: item[1].rank)
+    images = found[name].images.gather(session.process).complete(session.process, session.log)
+    if session.process.is_first:
+        files = ResultFiles(session.path, plan.eval_set, session.log)
+        files.write(images, Best.of(best, 0, "_ema" if name else ""), plan.config.REPORT)

@@ -35,8 +35,7 @@ def evaluate_both(
 
             scoring = stack.enter_context(keeping_features(scoring, given, trainer))
         scoring = change(scoring) if change else scoring
-        how = (trainer.prepare.normalize, trainer.precision, trainer.process, bad_images, scoring)
-        found = evaluate(given, data, *how)
+        found = evaluate(given, data, trainer.inference, bad_images, scoring)
     found = trainer.task.score_more(found, given, trainer)
     found = [each._replace(scores=replace(each.scores, metric=metric)) for each in found]
     return dict(zip(models, found, strict=True))
@@ -66,6 +65,5 @@ def evaluate_saved(path: Path, trainer: Trainer, data: EvalData, bad_images: Bad
     key, model = f"state_dict{suffix}", trainer.ema.model if suffix and trainer.ema else trainer.model
     state = trainer.parallel.local_part({key: read_checkpoint(path, lazily=True)[key]})
     trainer.parallel.load(model, state[key])
-    how = (trainer.prepare.normalize, trainer.precision, trainer.process, bad_images, trainer.task.scoring(trainer))
-    (found,) = evaluate([model], data, *how)
+    (found,) = evaluate([model], data, trainer.inference, bad_images, trainer.task.scoring(trainer))
     return found.images.gather(trainer.process)

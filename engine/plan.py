@@ -1,6 +1,6 @@
 """The plan of a run: everything that is decided before its model is built.
 
-read_inputs reads the checkpoint. Then plan_training or plan_evaluation reads the data and completes the plan.
+read_inputs reads the checkpoint. Then plan_training reads the data and completes the plan; for -eval, eval_plan.py does.
 -check (engine/check/) makes the same plan.
 """
 
@@ -14,7 +14,7 @@ from torch import nn
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
 from configs.values import flatten
-from datasets import ImageSet, SavedData, build_order, check_policy, class_weights, renumber, validation_facts
+from datasets import ImageSet, SavedData, build_order, check_policy, class_weights, validation_facts
 from datasets.fingerprint import data_facts
 from datasets.order import Order
 from engine.checkpoint.resume import TRAINED_ON, WITHOUT_STATE, find_checkpoint, global_batch_to_keep, is_run
@@ -22,7 +22,6 @@ from engine.precision import Precision
 from engine.train.optimizers import check_optimizer
 from models.weights.state import record_of
 from utils.distributed import Process
-from utils.errors import ConfigError
 from utils.log import Log
 
 ImageSets = tuple[ImageSet | None, ImageSet]  # training (None in evaluation) and validation images
@@ -115,13 +114,6 @@ class StepPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalPlan(Plan):
-    """The plan of -eval."""
-
-    classes_of_weights: list[str]  # class names in another program's weights; empty if there are none
-
-
-@dataclass(frozen=True, kw_only=True)
 class TrainPlan(Plan):
     """The plan of a training run."""
 
@@ -196,7 +188,7 @@ def plan_training(inputs: Inputs, load_data: LoadData, find_batch_size: FindBatc
     process = inputs.process
     train, val = load_data(inputs.config, inputs.kept)
     facts = data_facts(train, val)
-    _refuse_other_data(inputs, facts)
+    refuse_other_data(inputs, facts)
     if inputs.config.DATA.BATCH_SIZE == AUTO:
         number, how = inputs.saved.get("config", {}).get("DATA.BATCH_SIZE"), "as at the start of this run"
         if number is None or not is_run(inputs.saved):
@@ -222,16 +214,6 @@ def plan_training(inputs: Inputs, load_data: LoadData, find_batch_size: FindBatc
     )
 
 
-def plan_evaluation(inputs: Inputs, load_data: LoadData) -> EvalPlan:
-    """Read the validation images and number their classes as in the weights. Collective."""
-    names = _classes_of_weights(inputs)
-    _, val = load_data(inputs.config, inputs.kept)
-    if val.classes != names and set(val.classes) <= set(names):
-        renumber([val], names)
-    _refuse_other_data(inputs, data_facts(None, val))
-    return EvalPlan(inputs=inputs, eval_set=val, classes_of_weights=names)
-
-
 def source_of(config: Config, checkpoint: Path | None) -> tuple[str, str | None]:
     return ("-resume", str(checkpoint)) if checkpoint else ("MODEL.PRETRAINED", config.MODEL.PRETRAINED)
 
@@ -246,20 +228,7 @@ def _record(source: str | None, saved: dict) -> dict:
     return read_record(path) if path else {}
 
 
-def _classes_of_weights(inputs: Inputs) -> list[str]:
-    """Return the class names in another program's weights, or [] if there are none."""
-    _, source = inputs.source
-    if inputs.kept or not source:
-        return []
-    from models.weights.metadata import classes_of_weights
-
-    try:
-        return classes_of_weights(source)
-    except ConfigError:  # load_weights reports why the file cannot be read
-        return []
-
-
-def _refuse_other_data(inputs: Inputs, facts: dict) -> None:
+def refuse_other_data(inputs: Inputs, facts: dict) -> None:
     """Raise ConfigError if the processes have read different data or different checkpoints. Collective."""
     if inputs.process.rendezvous is None:
         return

@@ -10,8 +10,9 @@ from configs.values import SETTINGS, convert, flatten, plain, to_text
 from configs.yaml_files import Layer
 from datasets import holds_out_no_more
 from engine.checkpoint.resume import TRAINED_ON, is_run
+from engine.eval_plan import EvalPlan
 from engine.evaluation.scores import Best, format_value
-from engine.plan import EvalPlan, Plan, TrainPlan
+from engine.plan import Plan, TrainPlan
 from models.weights.load import differences
 from models.weights.metadata import ARCHITECTURE, is_imagenet_by_other_names, usual_images
 from utils.runs import changed_facts

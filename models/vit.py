@@ -1,12 +1,12 @@
 """Builds a ViT from our settings with timm's VisionTransformer, so that weights have timm's names and shapes."""
 
+import contextlib
 import inspect
 
 import torch
 from torch import Tensor, nn
 
 from configs.schema import Config
-from models.kwargs import check_kwargs, refuse_unknown, refusing_values
 from utils.errors import ConfigError
 
 
@@ -15,13 +15,20 @@ def build_vit(config: Config, num_classes: int) -> nn.Module:
     # timm is imported after these checks, because the import takes seconds and an error should be reported at once.
     data, model = config.DATA, config.MODEL
     check_patches(config, model.PATCH_SIZE)
-    check_kwargs(model)
+    refusing = contextlib.nullcontext()
+    if model.KWARGS:
+        from models.kwargs import check_kwargs, refusing_values
+
+        check_kwargs(model)
+        refusing = refusing_values(model)
     from timm.models.vision_transformer import VisionTransformer
 
     for name in model.KWARGS.keys() - inspect.signature(VisionTransformer).parameters.keys():
+        from models.kwargs import refuse_unknown
+
         refuse_unknown(model, name, VisionTransformer)
     is_fixed = model.POS_EMBED == "sincos2d"
-    with refusing_values(model):
+    with refusing:
         built = VisionTransformer(
             img_size=data.IMAGE_SIZE,
             patch_size=model.PATCH_SIZE,

@@ -25,6 +25,7 @@ that is named twice counts twice. Weights of other programs, such as PaddleViT's
 
 import json
 import os
+import re
 import shlex
 import sys
 from dataclasses import replace
@@ -37,7 +38,6 @@ from utils.program import exit_code  # isort: skip
 from scripts.command_line import CHECKPOINT_HELP, Parser, check_no_input
 from utils.errors import ConfigError, needing
 from utils.files import Kind, refuse_other_kind
-from utils.runs import is_checkpoint_of_run
 from utils.text import counted
 
 if TYPE_CHECKING:
@@ -159,6 +159,12 @@ def check_target(target: Path, to: str, sources: list[Path]) -> None:
         refuse_other_kind("-output", target, KINDS[to])
     if target.exists() and is_checkpoint_of_run(target):
         raise ConfigError(f"-output: {target} is a checkpoint of the run in {target.parent}; name another file")
+
+
+def is_checkpoint_of_run(path: Path) -> bool:
+    """Return whether the path is named like a checkpoint and is in the folder of a run."""
+    is_named = re.fullmatch(r"(best|last|previous|checkpoint-\d+)\.pth", path.name)
+    return bool(is_named) and (path.parent / "config.yaml").exists()
 
 
 def export(
@@ -344,7 +350,7 @@ def read_alike(sources: list, key: str | None) -> list[Part]:
 
 def write_mean(parts: list[Part], to: str, target: Path, graph: Graph) -> str:
     """Write the mean of the weights, and the metadata of the latest checkpoint except its score. Return a summary."""
-    from models.weights.state import average
+    from models.weights.average import average
 
     last = max(parts, key=lambda part: part.facts.get("epoch", 0))
     facts = {name: value for name, value in last.facts.items() if name not in ("metric", "calibration")}

@@ -29,7 +29,7 @@ from utils.errors import ConfigError
 from utils.files import is_of_kind, read_names, refuse_other_kind
 from utils.launch import find_launched_rank
 from utils.runs import LATEST
-from utils.text import counted, first_of, natural
+from utils.text import counted, first_of
 
 if TYPE_CHECKING:
     from engine.predict.classifier import Classifier
@@ -179,6 +179,7 @@ def find_images(given: Iterable[str], lists: Iterable[str], outputs: Outputs) ->
 def expand(given: str, outputs: Outputs) -> list[str]:
     """Return a file, the images in and below a folder, or the matches of a pattern; 2.jpg comes before 10.jpg."""
     from datasets.sources.folder import FolderScan, describe_left_out
+    from datasets.sources.images import natural
 
     if os.path.isdir(given):
         scan = FolderScan(Path(given), [])

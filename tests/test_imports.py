@@ -96,13 +96,13 @@ PACKAGES = {
         " timm_models native_aspect __init__ export"
     ).split(),
     "datasets": (
-        "order targets index types labels balance fingerprint split classes bad_images transforms sources"
+        "order targets label_sets index types labels balance fingerprint split classes bad_images transforms sources"
         " sources.torchvision_sets native_aspect native_aspect.grids loading.readers squares native_aspect.batches"
         " native_aspect.batching batching loading identity overlap cache build __init__"
     ).split(),
     "engine": (
         "parallel precision evaluation train confidence.temperature tasks checkpoint confidence record"
-        " settings_of_weights settings predict session provenance memory first_passes plan weights_lines plan_lines"
+        " settings_of_weights settings predict session provenance memory first_passes plan eval_plan weights_lines plan_lines"
         " quick_checks export report build batch_size doctor eval_run evaluate_weights features check callback_list"
         " saves features.saved features.start loop run __init__"
     ).split(),

@@ -17,6 +17,7 @@ import torch
 import engine
 from configs.tables import LOSSES, METRICS, SOURCES, TASKS, TORCH_OPTIMIZERS, import_named
 from configs.values import SETTINGS
+from datasets.targets import OneClass
 from engine.record.columns import COLUMNS
 from engine.tasks.task import Task
 from engine.train.callback import Callback
@@ -132,7 +133,7 @@ def test_registered_task_has_a_class_targets_scores_and_a_test(name):
     path = f"engine/tasks/{file}.py"
     assert defines(path, f"class {cls}"), f"{path}: add the class {cls}, which TASKS in configs/tables.py names"
     assert issubclass(import_named("engine.tasks", row.where), Task), f"{path}: derive {cls} from Task"
-    assert defines("datasets/targets.py", f"class {row.targets}"), f"datasets/targets.py: add {row.targets}"
+    assert issubclass(import_named("datasets", row.targets), OneClass), f"datasets/: derive {row.targets} from OneClass"
     assert {*row.metrics} <= METRICS.keys(), f"configs/tables.py: add the metrics of {name} to METRICS"
     assert {*row.implied, *row.needed} <= SETTINGS.keys(), f"configs/schema.py: add the settings that {name} names"
     assert name in (*SETTINGS["TRAIN.OBJECTIVE"].choices, "labels"), f"configs/schema.py: add {name} to OBJECTIVE"

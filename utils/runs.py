@@ -101,12 +101,6 @@ def weights_in(folder: str | Path) -> Path | None:
     return next((file for name in (BEST, LAST) if (file := Path(folder) / name).is_file()), None)
 
 
-def is_checkpoint_of_run(path: Path) -> bool:
-    """Return whether the path is named like a checkpoint and is in the folder of a run."""
-    is_named = re.fullmatch(r"(best|last|previous|checkpoint-\d+)\.pth", path.name)
-    return bool(is_named) and (path.parent / "config.yaml").exists()
-
-
 def folder_of(source: str | Path) -> Path:
     """Return the folder of a run. `source` is `latest`, the folder of a run, or one of its checkpoints."""
     path = Path(without_latest(source)).expanduser()

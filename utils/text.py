@@ -36,11 +36,6 @@ def one_line(name: str) -> str:
     return printable(name).replace("\n", "\\n").replace("\t", "\\t")
 
 
-def natural(name: str) -> tuple[list[str | int], str]:
-    """Return a sort key that orders numbers in names by value: 2.jpg before 10.jpg."""
-    return [int(part) if number % 2 else part for number, part in enumerate(re.split("([0-9]+)", name))], name
-
-
 def csv_cell(value: object) -> object:
     """Return a cell that a spreadsheet does not evaluate: text that starts like a formula gets an apostrophe."""
     return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") else value

@@ -54,7 +54,7 @@ def read_synthetic(config: Config, say: Callable = print) -> tuple[ImageSet, Ima
     num_classes = config.MODEL.NUM_CLASSES or SYNTHETIC_CLASSES
     targets = np.random.default_rng(config.SEED).integers(num_classes, size=config.DATA.SYNTHETIC_SIZE)
     image_set = SyntheticImages(targets, [str(number) for number in range(num_classes)])
-    image_set.meaning = import_named("datasets", f"targets.{config.task.targets}").invent(num_classes)
+    image_set.meaning = import_named("datasets", config.task.targets).invent(num_classes)
     image_set.split = {"rule": "none", "training": "synthetic", "validation": "synthetic"}
     return image_set, copy(image_set)
 

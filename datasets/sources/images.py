@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -222,3 +223,8 @@ def is_within(root: str | Path, path: str | Path) -> bool:
     """Return whether a path is inside a folder, after resolving the links in both paths."""
     root, path = os.path.realpath(root), os.path.realpath(path)
     return os.path.commonpath([root, path]) == root
+
+
+def natural(name: str) -> tuple[list[str | int], str]:
+    """Return a sort key that orders numbers in names by value: 2.jpg before 10.jpg."""
+    return [int(part) if number % 2 else part for number, part in enumerate(re.split("([0-9]+)", name))], name

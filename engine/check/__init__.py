@@ -26,12 +26,13 @@ from datasets import (
 from engine.batch_size import find_batch_size, measure
 from engine.build import build, make_model, prepare_torch, read_through_cache, restore
 from engine.check.images import check_images
+from engine.eval_plan import EvalPlan, plan_evaluation
 from engine.eval_run import weights_to_score
 from engine.evaluate_weights import evaluate_both
 from engine.first_passes import fit_micro_batches, try_largest
 from engine.memory import free_memory, naming_remedy, out_of_memory, reports_memory
 from engine.parallel import is_sharded
-from engine.plan import EvalPlan, ImageSets, Inputs, TrainPlan, plan_evaluation, plan_training, read_inputs, refusals
+from engine.plan import ImageSets, Inputs, TrainPlan, plan_training, read_inputs, refusals
 from engine.plan_lines import describe_batch_size, notes_on
 from engine.precision import Precision, amp_hint
 from engine.quick_checks import (

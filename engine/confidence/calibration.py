@@ -1,8 +1,4 @@
-"""Calibrates the best weights of a run before they are saved, and stores the result in its checkpoints.
-
-A temperature is fitted to the logits of the validation images, so that the model is right 80% of the time when it gives
-its predicted class a probability of 80%.
-"""
+"""Calibrates the best weights of a run before they are saved, and stores the result in its checkpoints."""
 
 from pathlib import Path
 from typing import Any

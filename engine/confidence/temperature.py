@@ -1,4 +1,4 @@
-"""The temperature of a model's logits, with which its probabilities say how often it is right."""
+"""The temperature of a model's logits: with it, the model is right in 80% of the cases to which it gives 80%."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -23,17 +23,24 @@ class Evaluation(NamedTuple):
     images: Any  # see Tally.per_image
 
 
+class Inference(NamedTuple):
+    """How models compute: the normalization of their images, their precision, and the process."""
+
+    normalize: nn.Module
+    precision: Precision
+    process: Process
+
+
 @torch.no_grad()
 def evaluate(
     models: Sequence[nn.Module],
     data: EvalData,
-    normalize: nn.Module,
-    precision: Precision,
-    process: Process,
+    inference: Inference,
     bad_images: BadImages,
     scoring: Scoring,
 ) -> list[Evaluation]:
     """Evaluate models in their training precision, all in one pass over the images. Collective."""
+    normalize, precision, process = inference
     models = [precision.computing(each, in_training=True) for each in models]
     were_training = [each.training for each in models]
     for model in models:

@@ -36,28 +36,21 @@ class Scoring(NamedTuple):
 
 
 class Results(Protocol):
-    """The results of each readable image of an evaluation, over all processes."""
+    """The results of each readable image, over all processes. ClassResults (engine/tasks/class_tables.py) explains them."""
 
     indices: np.ndarray  # of the images in their set
     local: Any  # the results of this process's images
+    is_complete: bool  # whether they have what takes too long to compute after each epoch
 
-    def complete(self, process: Process, log: Log, should_stop: Callable[[], bool]) -> "Results":
-        """Return results with what takes too long to compute after each epoch, unless `should_stop` ends it. Collective."""
+    def complete(self, process: Process, log: Log, should_stop: Callable[[], bool]) -> "Results": ...
 
-    @property
-    def is_complete(self) -> bool: ...
+    def tables(self, image_set: ImageSet) -> Iterator[tuple[str, Sequence[str], Iterable[Sequence]]]: ...
 
-    def tables(self, image_set: ImageSet) -> Iterator[tuple[str, Sequence[str], Iterable[Sequence]]]:
-        """Yield name, header and rows of each table."""
+    def figures(self, image_set: ImageSet) -> dict[str, Any]: ...
 
-    def figures(self, image_set: ImageSet) -> dict[str, Any]:
-        """Return what results.json says besides the score."""
+    def errors(self, classes: Sequence[str], most: int) -> tuple[int, list[tuple[int, list[str]]]]: ...
 
-    def errors(self, classes: Sequence[str], most: int) -> tuple[int, list[tuple[int, list[str]]]]:
-        """Return the number of mistakes, and (image index, caption) of the worst `most`, the worst first."""
-
-    def cells(self) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """Return the non-zero cells of the confusion matrix, row by row: labels, predictions, counts. None: no matrix."""
+    def cells(self) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None: ...
 
 
 def widen(tensor: Tensor) -> Tensor:

@@ -134,8 +134,7 @@ def features_of_images(
     bad_images = BadImages(images, max_fraction=1.0, say=note)
     with tapped(tap, trainer):
         scoring = Scoring(lambda *given: Gathered(tap))
-        given = (data, trainer.prepare.normalize, trainer.precision, trainer.process, bad_images, scoring)
-        (found,) = evaluate([model], *given)
+        (found,) = evaluate([model], data, trainer.inference, bad_images, scoring)
     found = found.images.of_all(found.images.indices, trainer.process)
     return found._replace(indices=drawn.astype(np.int64)[found.indices])
 

@@ -17,7 +17,7 @@ from datasets.loading.readers import Buffers, EvalReader
 from datasets.loading.workers import choose_workers, make_loader
 from datasets.order import Piece
 from datasets.sources.folder import FolderScan, describe_left_out
-from datasets.sources.images import FileImages
+from datasets.sources.images import FileImages, natural
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from engine.confidence.stored import watch
@@ -32,7 +32,6 @@ from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.host import keep_freed_memory
 from utils.log import shown
-from utils.text import natural
 
 
 class Photos(Sequence):

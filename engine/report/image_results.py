@@ -4,7 +4,6 @@ import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,9 @@ from configs.schema import Config
 from datasets import ImageSet
 from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import progress_in
-from engine.evaluation.evaluate import Evaluation
 from engine.evaluation.scores import Best
 from engine.evaluation.tally import Results
-from engine.plan import EvalPlan
 from engine.record.saved_files import read_object, write_table
-from engine.session import Session
 from engine.tasks.class_tables import PER_CLASS_KEY
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult
@@ -177,14 +173,3 @@ class BestResults(Callback):
             found = self._saved_calibration[1]
         is_of_best = found.get("epoch") == best.epoch and "figures" in found
         return {"temperature": found["temperature"], **found["figures"]} if is_of_best else None
-
-
-def leave_results(session: Session, plan: EvalPlan, found: dict[str, Evaluation]) -> None:
-    """Write tables and pictures for the weights with the best score. Collective."""
-    metric = plan.config.TRAIN.BEST_METRIC
-    scores = {name: replace(each.scores, metric=metric) for name, each in found.items()}
-    name, best = max(scores.items(), key=lambda item: item[1].rank)
-    images = found[name].images.gather(session.process).complete(session.process, session.log)
-    if session.process.is_first:
-        files = ResultFiles(session.path, plan.eval_set, session.log)
-        files.write(images, Best.of(best, 0, "_ema" if name else ""), plan.config.REPORT)

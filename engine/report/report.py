@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import html
 import io
 import math
 import os
@@ -39,14 +40,11 @@ WIDTH, QUALITY = 1000, 60  # width in pixels of a larger picture, and JPEG quali
 MOST_COLORS = 256  # an image with more colors is a photo
 
 
-def as_text(value: object) -> object:
-    """Return a value as text with control characters escaped, before Jinja escapes it as HTML.
-
-    Halves of surrogate pairs, which file names can contain, become question marks.
-    """
+def as_text(value: object) -> Markup:
+    """Return a value as HTML text with control characters escaped. Halves of surrogate pairs become question marks."""
     if isinstance(value, Markup):
         return value
-    return escape_controls(str(value).encode("utf-8", "replace").decode())
+    return Markup(html.escape(escape_controls(str(value).encode("utf-8", "replace").decode())))
 
 
 def write_page(path: Path, facts: dict[str, Any]) -> None:
@@ -55,7 +53,8 @@ def write_page(path: Path, facts: dict[str, Any]) -> None:
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     environment = Environment(autoescape=True, finalize=as_text, undefined=StrictUndefined, trim_blocks=True)
     page = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    write_text(path, page.render(facts, style=Markup(style), style_digest=digest) + "\n")
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
+    write_text(path, page.render(facts, style=Markup(style), policy=policy) + "\n")
 
 
 class Picture(NamedTuple):

@@ -5,16 +5,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from datasets import BadImages, EvalData, ImageSet, Mixed, dominant_class
 from engine.confidence.temperature import Likelihood
 from engine.evaluation.all_scores import AllScores
-from engine.evaluation.evaluate import evaluate
+from engine.evaluation.evaluate import Inference, evaluate
 from engine.evaluation.scores import Scores
 from engine.evaluation.tally import Scoring, are_finite, widen
-from engine.precision import Precision
 from engine.tasks.class_tables import MOST_SCORES, ClassResults, Names, format_share
 from engine.tasks.task import OfWeights, Task
 from engine.train.loss import ExtendedTargets
@@ -41,43 +40,41 @@ class Classes(Task):
         return predictions.eq(targets)
 
     def start_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of the linear classifier with which a new head starts."""
         return functional.cross_entropy(logits, targets)
 
     def scoring(self, trainer: Trainer) -> Scoring:
         return Scoring(Tally)
 
     def open_evaluation(
-        self,
-        data: EvalData,
-        normalize: nn.Module,
-        precision: Precision,
-        process: Process,
-        bad_images: BadImages,
-        log: Log,
-        is_run: bool,
+        self, data: EvalData, inference: Inference, bad_images: BadImages, log: Log, is_run: bool
     ) -> OfWeights:
-        given = (data, normalize, precision, process, bad_images, self.scoring(None))
-        return None, lambda models: evaluate(models, *given)
+        return None, lambda models: evaluate(models, data, inference, bad_images, self.scoring(None))
 
     def describe_scored(self, eval_set: ImageSet) -> str:
         number, total = int(np.count_nonzero(eval_set.count_classes())), counted(len(eval_set.classes), "class")
         return total if number == len(eval_set.classes) else f"{number} of {total}"
 
     def probabilities(self, logits: Tensor) -> Tensor:
+        """Return the probability of each class: [B, classes]."""
         return logits.softmax(-1)
 
     def answers(self, probabilities: Tensor, most: int | None) -> list[list[tuple[int, float]]]:
+        """Return (number of a class, its probability) of the answer to each image, or of the `most` probable classes."""
         best = probabilities.topk(min(most or 1, probabilities.shape[1]))
         rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return [[*zip(*row, strict=True)] for row in rows]
 
     def answer(self, probabilities: np.ndarray) -> np.ndarray:
+        """Return the answer to one image for a comparison: [1], or [labels]."""
         return np.atleast_1d(probabilities.argmax())
 
     def truth(self, images: ImageSet, index: int) -> np.ndarray:
+        """Return the right answer to an image, in the form of `answer`."""
         return images.targets[index : index + 1]
 
     def cost(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
+        """Return how much less probable the answer of `after` is than that of `before`, in the probabilities `before`."""
         return before.max() - before[self.answer(after)]
 
 

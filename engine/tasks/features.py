@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from configs.tables import METRICS
 from datasets import BadImages, EvalData, ImageSet, build_preparation
-from engine.evaluation.evaluate import Evaluation, evaluate
+from engine.evaluation.evaluate import Evaluation, Inference, evaluate
 from engine.evaluation.scores import Scores, format_value
 from engine.evaluation.tally import Scoring, widen
-from engine.precision import Precision
 from engine.tasks.feature_training import (
     FeatureLoss,
     FeaturePreparation,
     FeatureTargets,
+    Labelled,
     make_feature_training,
     mean_cosine,
 )
@@ -77,17 +77,10 @@ class Features(Task):
         return similarity(trainer.prepare, trainer.loss)
 
     def score_more(self, found: list[Evaluation], models: Sequence[nn.Module], trainer: Trainer) -> list[Evaluation]:
-        return with_knn(found, models, trainer.prepare, trainer.process)
+        return with_knn(found, models, trainer.prepare.labelled, trainer.inference)
 
     def open_evaluation(
-        self,
-        data: EvalData,
-        normalize: nn.Module,
-        precision: Precision,
-        process: Process,
-        bad_images: BadImages,
-        log: Log,
-        is_run: bool,
+        self, data: EvalData, inference: Inference, bad_images: BadImages, log: Log, is_run: bool
     ) -> OfWeights:
         """Load the teacher. The weights must have the maps to the teacher's features."""
         if not is_run:
@@ -95,13 +88,13 @@ class Features(Task):
                 "-eval: these weights have no feature maps, without which the similarity to the teacher cannot be "
                 "measured; name a run's checkpoint with -resume, or fine-tune the weights (TRAIN.OBJECTIVE=classes)"
             )
-        (training,) = self.wrappers(process, log, is_trial=False)
-        prepare = build_preparation(self.config, normalize, is_compiled=False)
-        prepare, loss = training.wrap(prepare, build_loss(self.config), precision)
+        (training,) = self.wrappers(inference.process, log, is_trial=False)
+        prepare = build_preparation(self.config, inference.normalize, is_compiled=False)
+        prepare, loss = training.wrap(prepare, build_loss(self.config), inference.precision)
 
         def score(models: Sequence[nn.Module]) -> list[Evaluation]:
-            found = evaluate(models, data, normalize, precision, process, bad_images, similarity(prepare, loss))
-            return with_knn(found, models, prepare, process)
+            found = evaluate(models, data, inference, bad_images, similarity(prepare, loss))
+            return with_knn(found, models, prepare.labelled, inference)
 
         return training.change_model, score
 
@@ -115,13 +108,12 @@ def similarity(prepare: FeaturePreparation, loss: FeatureLoss) -> Scoring:
 
 
 def with_knn(
-    found: list[Evaluation], models: Sequence[nn.Module], prepare: FeaturePreparation, process: Process
+    found: list[Evaluation], models: Sequence[nn.Module], labelled: Labelled | None, inference: Inference
 ) -> list[Evaluation]:
     """Add the k-NN accuracy on the labelled images, if there are any. Collective."""
-    if prepare.labelled is None:
+    if labelled is None:
         return found
-    given = prepare.labelled.data, prepare.normalize, prepare.precision, process, prepare.labelled.bad_images
-    others = evaluate(models, *given, Scoring(NeighbourTally))
+    others = evaluate(models, labelled.data, inference, labelled.bad_images, Scoring(NeighbourTally))
     pairs = zip(found, others, strict=True)
     return [each._replace(scores=replace(each.scores, knn=other.scores.knn)) for each, other in pairs]
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from configs.schema import Config
 from datasets import Batch, Mixed, Preparation, TrainData, Window
+from engine.evaluation.evaluate import Inference
 from engine.evaluation.scores import Best
 from engine.parallel import Parallel
 from engine.precision import Clipping, ComputingModel, Precision
@@ -126,6 +127,10 @@ class Trainer:
     def to_device(self, batch: Batch) -> tuple[Tensor, Tensor | Mixed]:
         """Return images [B, C, H, W] and targets [B] on the device, ready for model and loss."""
         return self.prepare(batch, self.precision.input_dtype(self.computing.model))
+
+    @property
+    def inference(self) -> Inference:
+        return Inference(self.prepare.normalize, self.precision, self.process)
 
     def notify(self, event: str, *facts) -> None:
         for callback in self.callbacks:

@@ -1,12 +1,10 @@
-"""Weights from a file, renamed as in timm: their key in a checkpoint, checks, merging of adapters, and averaging."""
+"""Weights from a file, renamed as in timm: their key in a checkpoint, checks, and merging of adapters."""
 
 from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import ZipFile
 
-import torch
 from torch import Tensor
 
 from configs.schema import Data
@@ -169,19 +167,3 @@ def merged(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor]:
     if not any(BASE_LAYER in name for name in state):
         return state
     return merge_adapters(state, settings)
-
-
-def average(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the mean of these weights, computed in float64 and rounded once to the type of the first state.
-
-    BatchNorm's running statistics are averaged too, as in timm's avg_checkpoints.py. For integers, such as BatchNorm's
-    counters, the largest value is used.
-    """
-    mean = {}
-    for name, first in states[0].items():
-        tensors = [state[name] for state in states]
-        if first.is_floating_point():
-            mean[name] = (sum(tensor.double() for tensor in tensors) / len(states)).to(first.dtype)
-        else:
-            mean[name] = torch.stack(tensors).amax(0)
-    return mean

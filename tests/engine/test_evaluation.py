@@ -17,7 +17,7 @@ from datasets.types import ImageReadError
 from engine.evaluate_weights import evaluate_both
 from engine.evaluation import all_scores as module
 from engine.evaluation.all_scores import rank_class
-from engine.evaluation.evaluate import evaluate
+from engine.evaluation.evaluate import Inference, evaluate
 from engine.evaluation.tally import Scoring
 from engine.precision import Precision
 from engine.predict.classifier import load_classifier
@@ -75,9 +75,7 @@ def score(tmp_path, num_classes, unreadable=(), kind=MeanColourModel, count=37):
     ((scores, _),) = evaluate(
         [model],
         data,
-        normalize,
-        precision,
-        Process(CPU),
+        Inference(normalize, precision, Process(CPU)),
         BadImages(images, 1.0, lambda line: None),
         Scoring(Tally),
     )
@@ -144,7 +142,11 @@ def test_raw_and_ema_weights_are_scored_in_one_pass(tmp_path, monkeypatch):
     assert len(passes) == 1
     for model, found in zip((trainer.model, trainer.ema.model), both.values(), strict=True):
         (alone,) = evaluate(
-            [model], data, trainer.prepare.normalize, trainer.precision, Process(CPU), bad_images, Scoring(Tally)
+            [model],
+            data,
+            Inference(trainer.prepare.normalize, trainer.precision, Process(CPU)),
+            bad_images,
+            Scoring(Tally),
         )
         assert alone.scores.loss == found.scores.loss
     assert both[""].scores.loss != both["_ema"].scores.loss
@@ -180,7 +182,7 @@ def test_evaluation_uses_batch_norm_statistics_of_rank_0(tmp_path):
         data, normalize = build_eval_data(config, images, process), Normalize(config.DATA)
         precision = Precision(config, CPU)
         (found,) = evaluate(
-            [model], data, normalize, precision, process, BadImages(images, 1.0, pytest.fail), Scoring(Tally)
+            [model], data, Inference(normalize, precision, process), BadImages(images, 1.0, pytest.fail), Scoring(Tally)
         )
         return found.scores.loss
 

@@ -17,7 +17,7 @@ from configs.load import load
 from configs.schema import Config
 from datasets import BadImages, build_eval_data, load_image_sets
 from engine.batch_size import measure
-from engine.evaluation.evaluate import evaluate
+from engine.evaluation.evaluate import Inference, evaluate
 from models import build_model
 from models.compilation import FOLDER, NUM_WORKERS, compile_model, prepare_compiler
 from models.transforms import choose_transforms
@@ -60,9 +60,7 @@ def graphs_of_two_epochs(config: Config, monkeypatch: pytest.MonkeyPatch) -> lis
             evaluate(
                 [model],
                 data,
-                trainer.prepare.normalize,
-                trainer.precision,
-                trainer.process,
+                Inference(trainer.prepare.normalize, trainer.precision, trainer.process),
                 bad,
                 trainer.task.scoring(trainer),
             )

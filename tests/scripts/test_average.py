@@ -6,8 +6,8 @@ import pytest
 import safetensors
 import torch
 
+from models.weights.average import average
 from models.weights.files import read_state_dict
-from models.weights.state import average
 from tests.support.checkpoints import PLAIN, checkpoint
 from tests.support.runs import typed
 from tests.support.weight_files import assert_same

@@ -21,7 +21,7 @@ from datasets.sources.arrays import ArrayImages
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from engine.evaluation.all_scores import Ranking
-from engine.evaluation.evaluate import evaluate
+from engine.evaluation.evaluate import Inference, evaluate
 from engine.evaluation.scores import Best
 from engine.evaluation.tally import Results, Scoring
 from engine.precision import Precision
@@ -90,7 +90,7 @@ def test_evaluation_tables_match_scikit_learn_for_any_world_size(tmp_path, world
     def results_of(process):
         data, bad = build_eval_data(config, images, process), BadImages(images, 1.0, str)
         (found,) = evaluate(
-            [Shades()], data, Normalize(config.DATA), Precision(config, CPU), process, bad, Scoring(Tally)
+            [Shades()], data, Inference(Normalize(config.DATA), Precision(config, CPU), process), bad, Scoring(Tally)
         )
         return found.images.gather(process).complete(process, Lines())
 

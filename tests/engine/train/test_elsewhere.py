@@ -11,7 +11,7 @@ from configs.tables import LOSSES
 from datasets import BadImages, build_eval_data, load_image_sets
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.find import read_checkpoint
-from engine.evaluation.evaluate import evaluate
+from engine.evaluation.evaluate import Inference, evaluate
 from engine.loop import Loop, Outcome
 from engine.precision import FusedLossScaler
 from engine.record.timing import Timing
@@ -151,7 +151,11 @@ def test_evaluations_and_saves_sync_exactly_as_often_as_listed(tmp_path, mode):
     for model in (trainer.model, trainer.ema.model):
         with waits() as seen:
             evaluate(
-                [model], data, trainer.prepare.normalize, trainer.precision, process, bad, trainer.task.scoring(trainer)
+                [model],
+                data,
+                Inference(trainer.prepare.normalize, trainer.precision, process),
+                bad,
+                trainer.task.scoring(trainer),
             )
         assert seen == WAITS["evaluation"]
     saver = AsyncSaver(tmp_path, keep=1, device=process.device, warn=str)
@@ -178,9 +182,7 @@ def test_multi_label_updates_and_evaluations_avoid_syncs(tmp_path):
         ((scores, _),) = evaluate(
             [trainer.model],
             data,
-            trainer.prepare.normalize,
-            trainer.precision,
-            process,
+            Inference(trainer.prepare.normalize, trainer.precision, process),
             bad,
             trainer.task.scoring(trainer),
         )

@@ -13,13 +13,13 @@ import torch
 from PIL import Image
 from timm.models.vision_transformer import VisionTransformer
 
+from datasets.sources.images import natural
 from datasets.transforms.pixel_rules import PixelRules
 from engine.features.embedder import find_photos
 from tests.scripts.embedding.conftest import draw, make_hub, make_photos
 from tests.support.refusals import assert_names
 from tests.support.runs import run, typed
 from utils.errors import ConfigError
-from utils.text import natural
 
 pytestmark = pytest.mark.slow  # it trains runs and starts programs
 

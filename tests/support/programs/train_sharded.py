@@ -23,7 +23,7 @@ from engine.build import build_trainer
 from engine.checkpoint.find import read_checkpoint
 from engine.checkpoint.format import save_checkpoint
 from engine.checkpoint.sharded_saver import ShardedSaver
-from engine.evaluation.evaluate import evaluate
+from engine.evaluation.evaluate import Inference, evaluate
 from engine.plan import StepPlan
 from engine.precision import FusedLossScaler
 from engine.train.ema import fused_lerp
@@ -103,7 +103,11 @@ def score(trainer: Trainer, eval_set: ImageSet, process: Process) -> dict[str, t
     bad, found = BadImages(few, 1.0, lambda line: None), {}
     for name, model in (("raw", trainer.model), ("ema", trainer.ema.model)):
         ((scores, _),) = evaluate(
-            [model], data, trainer.prepare.normalize, trainer.precision, process, bad, trainer.task.scoring(trainer)
+            [model],
+            data,
+            Inference(trainer.prepare.normalize, trainer.precision, process),
+            bad,
+            trainer.task.scoring(trainer),
         )
         found[name] = (scores.loss, scores.top1, scores.macro_recall, scores.macro_f1)
     return found

@@ -48,7 +48,9 @@ def _refused_by_task(values: Mapping[str, Any], config: Config, origins: Origins
             yield f"{{TRAIN.OBJECTIVE}} needs {what}"
     for each in task.refused:
         value, default = (attrgetter(each.setting)(settings) for settings in (config, Config()))
-        may_be = (each.if_typed and not is_typed(each.setting, origins)) or (each.in_training and config.START.EVAL)
+        may_be = (each.if_typed and not is_typed(each.setting, origins)) or (
+            each.only_in_training and config.START.EVAL
+        )
         if value not in (each.allowed or (default,)) and not may_be:
             yield f"{SEVERAL.get(each.setting, f'{{{each.setting}}}')} {each.how}"
     if metric not in task.metrics:

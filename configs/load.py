@@ -178,7 +178,7 @@ def _derive_data(values: dict[str, Any], origins: dict[str, str]) -> None:
     metric = next(name for name in task.metrics if not (needed := METRICS[name].setting) or values[needed])
     for key, value in {**task.implied, "TRAIN.BEST_METRIC": metric}.items():
         if origins[key] == "default" and values[key] != value:
-            values[key], origins[key] = value, f"because of {task.title}"
+            values[key], origins[key] = value, f"because of {task.reason}"
 
 
 def _derive_optimizer(values: dict[str, Any], origins: dict[str, str]) -> None:

@@ -168,7 +168,7 @@ class Refusal(NamedTuple):
     how: str  # the end of the message, which starts with the setting; as in configs/combinations.py
     allowed: tuple[str, ...] = ()  # the values that are not refused; empty: only the default
     if_typed: bool = False  # refused only on the command line, because recipes set it too
-    in_training: bool = False  # not refused in evaluations
+    only_in_training: bool = False
 
 
 class TaskRow(NamedTuple):
@@ -176,7 +176,7 @@ class TaskRow(NamedTuple):
 
     where: str  # file and class in engine/tasks/
     targets: str  # file and class in datasets/
-    title: str  # why other settings follow from the task, for the origin of their values
+    reason: str  # the origin of the values of other settings that follow from the task
     metrics: tuple[str, ...]  # values of TRAIN.BEST_METRIC; the first that can be measured is the default
     activation: str = ""  # the function that turns outputs into probabilities
     problem_type: str = ""  # the name of the task in transformers
@@ -222,7 +222,7 @@ TASKS = {
             Refusal(
                 "TRAIN.DISTILLATION_TYPE",
                 "must be none with {LABELS} because distillation supports only one class per image",
-                in_training=True,
+                only_in_training=True,
             ),
         ),
     ),

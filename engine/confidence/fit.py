@@ -23,8 +23,7 @@ from engine.confidence.known import (
     parts_of,
     to_plain,
 )
-from engine.evaluation.tally import Results, Scoring
-from engine.tasks.classes import Tally
+from engine.evaluation.tally import Results, Scoring, Tally
 from engine.train.trainer import Trainer
 from models.weights.state import CALIBRATION
 from utils.distributed import Process
@@ -40,15 +39,15 @@ QUANTILE = 0.05  # the share of the validation images below the limit
 # --- features of an evaluation ---
 
 
-class FeatureTally(Tally):
-    """A tally that also keeps features of some images, evenly spaced in the share of each process."""
+class FeatureTally:
+    """A tally, and features of some of its images, evenly spaced in the share of each process."""
 
-    def __init__(self, tap: Tap, *given: Any):
-        super().__init__(*given)
-        self.tap, self._num_seen = tap, 0
+    def __init__(self, tap: Tap, tally: Tally, num_images: int):
+        self.tap, self.num_images, self._num_seen = tap, num_images, 0
+        self._tally, self.per_image, self.result = tally, tally.per_image, tally.result
 
     def add(self, logits: Tensor, targets: Tensor, num_excluded: int) -> None:
-        super().add(logits, targets, num_excluded)
+        self._tally.add(logits, targets, num_excluded)
         try:
             features = self.tap.take()
         except ConfigError:
@@ -66,8 +65,8 @@ def keeping_features(scoring: Scoring, models: list[nn.Module], trainer: Trainer
     with contextlib.ExitStack() as stack:
         if CALIBRATION in trainer.parts and not why_not(models[0], trainer.config):
             taps = [stack.enter_context(contextlib.closing(Tap(model, Known.middle_of))) for model in models]
-            left = iter(taps)
-            scoring = scoring._replace(tally=lambda *given: FeatureTally(next(left), *given))
+            left, tally = iter(taps), scoring.tally
+            scoring = scoring._replace(tally=lambda *given: FeatureTally(next(left), tally(*given), given[-1]))
         yield scoring
 
 

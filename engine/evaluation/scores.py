@@ -9,6 +9,8 @@ from utils.text import counted
 
 FEW = 100  # with fewer images an accuracy says little: at 50% its 95% interval is wider than 20 points
 
+USUAL = ("loss", "top1", "top5")  # scores that have their own columns and words
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -28,9 +30,10 @@ class Scores:
     def describe(self, name: str) -> str:
         """Return the log line in PaddleViT's format, with accuracies as fractions, plus the deciding metric."""
         line = f"{name} Loss: {self.loss:.4f}, {name} Acc@1: {self.top1 / 100:.4f}, {name} Acc@5: {self.top5 / 100:.4f}"
-        if self.metric in ("loss", "top1", "top5"):
+        if self.metric in USUAL:
             return line
-        return f"{line}, {name} {METRICS[self.metric].title}: {self.value / 100:.4f}"
+        value = self.value / 100 if METRICS[self.metric].unit == "%" else self.value
+        return f"{line}, {name} {METRICS[self.metric].title}: {value:.4f}"
 
     def describe_short(self) -> str:
         loss = "" if self.metric == "loss" else f", loss {self.loss:.4f}"
@@ -42,7 +45,7 @@ class Scores:
         `name`: the name of the weights, printed before their scores. `classes`: the number of classes with images, as text.
         """
         interval = confidence(self.top1, self.num_images)
-        more = ", ".join(f"{METRICS[name].title} {value:.3f}%" for name, value in self.more().items())
+        more = ", ".join(f"{METRICS[name].title} {format_value(name, value, 3)}" for name, value in self.more().items())
         # With five classes or fewer, top-5 is always 100%.
         top5 = "" if self.top5 == 100 else f", top-5 {self.top5:.3f}%"
         return (
@@ -55,7 +58,7 @@ class Scores:
 
     def more(self) -> dict[str, float]:
         """Return the measured metrics other than loss, top-1 and top-5."""
-        found = {name: getattr(self, name) for name in ("macro_recall", "macro_f1", "micro_f1", "map")}
+        found = {name: getattr(self, name, None) for name in METRICS if name not in USUAL}
         return {name: value for name, value in found.items() if value is not None}
 
     def figures(self) -> dict[str, float]:
@@ -79,8 +82,9 @@ def rank_of(metric: str, value: float, loss: float) -> tuple[float, float]:
     return tuple(gain if math.isfinite(gain) else -math.inf for gain in gains)
 
 
-def format_value(metric: str, value: float) -> str:
-    return f"{value:.{METRICS[metric].digits}f}{METRICS[metric].unit}"
+def format_value(metric: str, value: float, digits: int | None = None) -> str:
+    row = METRICS[metric]
+    return f"{value:.{row.digits if digits is None else digits}f}{row.unit}"
 
 
 def column_title(metric: str, shared: str = "") -> str:

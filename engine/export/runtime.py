@@ -84,6 +84,7 @@ def load_exported(path: Path, flags: Sequence[str], raw: bool) -> Classifier:
         repeat = 3 // data["input_size"][0]
         data |= {"input_size": [3, *data["input_size"][1:]], "mean": data["mean"] * repeat, "std": data["std"] * repeat}
     settings = {"DATA.EXIF": facts.get("exif", "apply"), "MODEL.NAME": facts.get("arch", path.stem), "AMP": False}
+    settings |= {"TRAIN.OBJECTIVE": facts["objective"]} if "objective" in facts else {}
     if facts["probabilities"] == "sigmoid":
         settings["DATA.LABEL_SEPARATOR"] = "|"
     config = override(config_of({"config": settings, "data": data}, path), flags)

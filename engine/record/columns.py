@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from engine.evaluation.scores import Scores
+from configs.tables import METRICS
+from engine.evaluation.scores import USUAL, Scores
 from engine.train.callback import PHASES
 from engine.train.counters import EpochResult, Report
 from engine.train.trainer import Trainer
@@ -95,9 +96,8 @@ COLUMNS = (
         words=lambda percent: f"Train Acc: {percent / 100:.4f}" if math.isfinite(percent) else "",
     ),
     Column(
-        "eval_macro_recall, eval_macro_f1, eval_micro_f1, eval_map, eval_similarity, eval_knn",
-        "further scores (micro F1 and mAP only with several labels per image, the last two only with "
-        "`TRAIN.OBJECTIVE=features`); names of the EMA's scores end in `_ema`",
+        ", ".join(f"eval_{name}" for name in METRICS if name not in USUAL),
+        "further scores, if the task of the run has them; names of the EMA's scores end in `_ema`",
         Epoch.further_scores,
     ),
     Column("step", "total number of updates at the end of the epoch", lambda epoch: epoch.trainer.step),

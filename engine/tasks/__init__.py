@@ -1,5 +1,4 @@
-"""What a model learns from the images. Each task is a file here, a row of TASKS in configs/tables.py, and a kind of target
-in datasets/targets.py. Other code asks the row or the task, and names no task."""
+"""What a model learns: each task is a file here and a row of TASKS in configs/tables.py. Other code names no task."""
 
 from configs.schema import Config
 from configs.tables import import_named

@@ -155,7 +155,7 @@ class Tally:
     It keeps sums over the images, and the scores of all classes for each image, up to MOST_SCORES.
     """
 
-    results = PerImage
+    results, scores = PerImage, Scores
 
     def __init__(self, device: torch.device, dtype: torch.dtype, num_images: int):
         """`num_images` is the number of images that all processes together will add."""
@@ -197,10 +197,10 @@ class Tally:
         total, counts = max(count, 1), np.reshape(values[5:], (3, -1))
         self.per_image.counts = counts.astype(np.int64)
         means = loss / total, 100 * top1 / total, 100 * top5 / total
-        return Scores(*means, int(count), int(excluded), **self.scores_of_classes(counts, process))
+        return self.scores(*means, int(count), int(excluded), **self.more_scores(counts, process))
 
-    def scores_of_classes(self, counts: np.ndarray, process: Process) -> dict[str, float]:
-        """Return further scores. `counts`: numbers of images, predictions and correct predictions of each class."""
+    def more_scores(self, counts: np.ndarray, process: Process) -> dict[str, float]:
+        """Return further fields of the scores. `counts`: `self.counts` over all processes. Collective."""
         return macro_scores(*counts)
 
 

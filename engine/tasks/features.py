@@ -46,9 +46,6 @@ class FeatureScores(Scores):
     similarity: float = math.nan  # mean cosine between student and teacher, in percent
     knn: float | None = None  # k-NN accuracy, in percent; None without labelled images
 
-    def more(self) -> dict[str, float]:
-        return {"similarity": self.similarity} | ({} if self.knn is None else {"knn": self.knn})
-
     def figures(self) -> dict[str, float]:
         return {key: value for key, value in super().figures().items() if math.isfinite(value)}
 

@@ -186,7 +186,7 @@ class LabelTally(Tally):
         losses = functional.binary_cross_entropy_with_logits(logits, targets.to(logits), reduction="none").mean(1)
         return losses, (targets.gather(1, best) > 0) & are_finite(logits)[:, None]
 
-    def scores_of_classes(self, counts: np.ndarray, process: Process) -> dict[str, float]:
+    def more_scores(self, counts: np.ndarray, process: Process) -> dict[str, float]:
         average = self.per_image.scores.mean_average_precision(process)
         return macro_scores(*counts) | {"micro_f1": micro_f1(*counts), "map": average}
 

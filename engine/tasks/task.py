@@ -20,10 +20,7 @@ OfWeights = tuple[Callable[[nn.Module], None] | None, Callable[[Sequence[nn.Modu
 
 
 class Task:
-    """What a model learns. configs/tables.py describes each task in a row of TASKS.
-
-    A model that answers with probabilities has a task that is derived from Classes (classes.py).
-    """
+    """What a model learns. The task of a model that predicts probabilities is derived from Classes (classes.py)."""
 
     likelihood: Likelihood | None = None  # how calibration measures probabilities; None: there is no calibration
 

@@ -112,6 +112,8 @@ class Subject:
             facts[CALIBRATION] = calibration | {KNOWN: {} if "known" in self.names else NO_FEATURES}
         facts |= {"temperature": self.temperature, "calibrated": self.is_calibrated} if self.temperature else {}
         facts |= {"class_names": self.labels, "data": self.data, "probabilities": self.activation}
+        if (objective := self.config.TRAIN.OBJECTIVE) != Config().TRAIN.OBJECTIVE:
+            facts["objective"] = objective
         return {key: json.dumps(value) for key, value in facts.items()}
 
     def images(self, count: int, seed: int) -> Tensor:

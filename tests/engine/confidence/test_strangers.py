@@ -21,6 +21,7 @@ from engine.confidence.known import Features, Known, Tap, to_plain
 from engine.confidence.stored import OldKnown, from_plain
 from engine.predict.output import UNKNOWN, UNSURE, Mark
 from engine.predict.predictor import Guess, Prediction
+from engine.tasks.classes import Tally
 from models.weights.torch_files import read_torch
 from tests.support.configs import CONVOLUTIONS, beginning_with_weights
 from tests.support.refusals import assert_names
@@ -119,7 +120,9 @@ def tally(num_images: int, width: int = 6) -> fit.FeatureTally:
         rows = torch.arange(first, first + 4.0)[:, None]
         return Features(rows.expand(4, width), rows.expand(4, 8), torch.rand(4, 3))
 
-    return fit.FeatureTally(SimpleNamespace(take=take), torch.device("cpu"), torch.float64, num_images)
+    return fit.FeatureTally(
+        SimpleNamespace(take=take), Tally(torch.device("cpu"), torch.float64, num_images), num_images
+    )
 
 
 def test_padded_rows_of_a_batch_are_left_out():

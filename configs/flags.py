@@ -72,8 +72,9 @@ examples:
 
 
 class CommandLine(NamedTuple):
-    """The file given with -cfg, and the layers of the other flags."""
+    """A command line, the file given with -cfg, and the layers of the other flags."""
 
+    arguments: list[str]  # without the program's name
     cfg: str | None
     layers: list[Layer]  # later layers override earlier ones
 
@@ -147,7 +148,7 @@ def parse(argv: list[str]) -> CommandLine:
     files = list(dict.fromkeys(known.cfg or [None]))
     if len(files) > 1:
         raise ConfigError(f"-cfg: {' and '.join(files)} are given; give one file, which may include another with BASE")
-    return CommandLine(files[0], [*layers, Layer("-opts", dict(map(_pair, known.opts)))])
+    return CommandLine(argv, files[0], [*layers, Layer("-opts", dict(map(_pair, known.opts)))])
 
 
 def _check_names(argv: list[str]) -> None:

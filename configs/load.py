@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from configs import flags
 from configs.combinations import check_combinations, is_typed
+from configs.flags import CommandLine, parse
 from configs.removed import REMOVED, check_removed
 from configs.schema import AUTO, MODEL, VIT_FIELDS, Config
 from configs.tables import METRICS, TORCH_OPTIMIZERS
@@ -71,14 +71,14 @@ class Merged(NamedTuple):
 
 
 def load(
-    argv: list[str], needs_file: bool = True, beneath: Sequence[Layer] = (), weights: Layer | None = None
+    given: list[str] | CommandLine, needs_file: bool = True, beneath: Sequence[Layer] = (), weights: Layer | None = None
 ) -> LoadedConfig:
-    """Load the settings for a command line, given without the program's name.
+    """Load the settings for a command line, given without the program's name, or parsed already.
 
     `needs_file`: whether -cfg is required. `beneath`: layers to use instead of the -cfg file. `weights`: the lowest
     layer, with the settings that the pretrained weights imply.
     """
-    command_line = flags.parse(argv)
+    command_line = given if isinstance(given, CommandLine) else parse(given)
     files = _files(command_line.cfg, needs_file, beneath, weights)
     layers, translated, check_model = translate_paddlevit(files, command_line.layers)
     merged, notes = merge(layers)
@@ -89,7 +89,7 @@ def load(
     notes += _without_effect(merged.values, merged.origins)
     if check_model:
         notes.insert(0, check_model(merged.values["MODEL.NAME"]))
-    return LoadedConfig(config, merged.origins, notes, argv, weights=weights)
+    return LoadedConfig(config, merged.origins, notes, command_line.arguments, weights=weights)
 
 
 def merge(layers: Sequence[Layer]) -> tuple[Merged, list[str]]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from configs.flags import parse
+from configs.flags import CommandLine, parse
 from configs.load import LoadedConfig, load, name_runs
 from configs.translate.paddlevit import our_name
 from configs.values import Text, is_none
@@ -18,31 +18,34 @@ def load_settings(arguments: list[str]) -> LoadedConfig:
        BatchNorm finetune_batchnorm.yaml (not with -eval)
     3. flags and -opts
     """
-    command_line = parse(arguments)
+    return _load(parse(arguments))
+
+
+def _load(command_line: CommandLine) -> LoadedConfig:
     files = read_layers(find_settings_file(command_line.cfg)) if command_line.cfg else []
     given = _given([*files, *command_line.layers])
     if not {"MODEL.RESUME", "MODEL.PRETRAINED"} & given.keys():
-        return load(arguments)
+        return load(command_line, beneath=files)
     # Imported here: reading weights needs torch, whose import takes seconds.
     from engine.settings_of_weights import checkpoint_of, has_batchnorm, is_on, layer_of_weights, layers_of_run
 
     checkpoint = checkpoint_of(given)
     if command_line.cfg:
-        return load(arguments, beneath=files, weights=layer_of_weights(given, checkpoint))
+        return load(command_line, beneath=files, weights=layer_of_weights(given, checkpoint))
     path, of_run = layers_of_run(given, checkpoint)
     if of_run:
-        loaded = load(arguments, beneath=of_run, weights=layer_of_weights(given, checkpoint))
+        loaded = load(command_line, beneath=of_run, weights=layer_of_weights(given, checkpoint))
         note = f"settings: from the run of {path}, with the overrides of the command line; use -cfg for other settings"
         return replace(loaded, notes=[note, *loaded.notes])
     if is_on(given, "EVAL"):
-        return load(arguments, needs_file=False, weights=layer_of_weights(given, checkpoint))
+        return load(command_line, needs_file=False, weights=layer_of_weights(given, checkpoint))
     file = find_settings_file("finetune")
-    loaded = load_settings(["-cfg", file, *arguments])
+    loaded = _load(command_line._replace(cfg=file))
     if has_batchnorm(loaded.config):
         file = find_settings_file("finetune_batchnorm")
-        loaded = load_settings(["-cfg", file, *arguments])
+        loaded = _load(command_line._replace(cfg=file))
     note = f"settings: {file} (fine-tuning, DATA.DATASET {loaded.config.DATA.DATASET}); use -cfg for other settings"
-    return replace(loaded, notes=[note, *loaded.notes], arguments=arguments)
+    return replace(loaded, notes=[note, *loaded.notes])
 
 
 def _given(layers: Sequence[Layer]) -> dict[str, Text]:

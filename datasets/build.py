@@ -58,12 +58,13 @@ def load_image_sets(
     for part, image_set in parts.items():
         if not len(image_set):
             raise _empty_part_error(config, part, whole)
-    notes = number_classes(config, list(parts.values()), saved)
+    numbered, notes = number_classes(config, list(parts.values()), saved)
+    train, val = (None if train is None else numbered[0]), numbered[-1]
     _refuse_one_class(config, train, val)
-    for image_set in parts.values():
+    for image_set in numbered:
         _check_num_classes(config, image_set)
-    val.notes = (*describe_split(config, val), *_describe_class_counts(train, val), *notes, *val.notes)
-    return train, val
+    notes = (*describe_split(config, val), *_describe_class_counts(train, val), *notes, *val.notes)
+    return train, val.with_facts(notes=notes)
 
 
 def _check_own_parts(config: Config, train: ImageSet, val: ImageSet) -> None:

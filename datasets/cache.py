@@ -3,7 +3,6 @@
 Tar shards are no replacement: they hold encoded images, and the cache is fast because it has nothing to decode.
 """
 
-import copy
 import hashlib
 import json
 import math
@@ -197,9 +196,7 @@ def _cache_image_set(config: Config, part: str, image_set: ImageSet, progress: C
     progress.say(
         f"cache: {counted(len(image_set), f'{part} image')}, {format_bytes(len(file.data))}, in {location.data}"
     )
-    cached = copy.copy(image_set)
-    cached.read, cached.will_read, cached.is_read_in_groups = file.read, will_not_read, False
-    return cached
+    return image_set.with_facts(read=file.read, will_read=will_not_read, is_read_in_groups=False)
 
 
 def will_not_read(seed: int, epoch: int, position: int) -> None:

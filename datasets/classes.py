@@ -16,58 +16,57 @@ from utils.text import counted, first_of, warning
 LINE_END = re.compile(r"\r\n?|\n")
 
 
-def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | None) -> list[str]:
-    """Number the classes of all parts in the same way. Return lines for the log.
+Numbered = tuple[list[ImageSet], list[str]]  # the parts, and lines for the log
+
+
+def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | None) -> Numbered:
+    """Number the classes of all parts in the same way.
 
     Labels that are numbers stay as they are, and their classes get names. Classes with names are numbered as in the
     checkpoint that is resumed or evaluated, or else as in DATA.CLASSES.
     """
-    first, notes = parts[0], []
+    notes, lines, names = [], [], parts[0].folder_names
     if config.DATA.CLASSES:
-        notes += _number_by_list(config, parts)
+        parts, notes = _number_by_list(config, parts)
     elif not saved:
-        notes += _number_by_value(parts)
+        parts, notes = _number_by_value(parts)
     if saved and saved.classes:
-        notes += _number_by_checkpoint(config, parts, saved.classes)
-    if first.folder_names and not (saved or config.DATA.CLASSES):
-        names = first_of(first.folder_names)
-        notes.append(f"the labels are numbers; their classes get the names of their folders: {names}")
-        for part in parts:
-            part.classes = list(first.folder_names)
-    return notes + (_warn_of_similar_names(first.classes) if first.classes_are_names else [])
+        parts, lines = _number_by_checkpoint(config, parts, saved.classes)
+    if names and not (saved or config.DATA.CLASSES):
+        lines = [f"the labels are numbers; their classes get the names of their folders: {first_of(names)}"]
+        parts = [part.with_facts(classes=list(names)) for part in parts]
+    first = parts[0]
+    return parts, [*notes, *lines, *(_warn_of_similar_names(first.classes) if first.classes_are_names else [])]
 
 
-def _number_by_list(config: Config, parts: list[ImageSet]) -> list[str]:
-    """Number the classes in the order of DATA.CLASSES. Return lines for the log."""
+def _number_by_list(config: Config, parts: list[ImageSet]) -> Numbered:
+    """Number the classes in the order of DATA.CLASSES."""
     # No name may repeat, because the classes of the data are matched by name.
     classes = read_classes(config.DATA.CLASSES, "DATA.CLASSES", "surrogateescape", may_repeat=False)
     where = f"DATA.CLASSES: {config.DATA.CLASSES} does not have the classes of the data"
     _refuse_other_classes(parts, classes, where, "add them to the file", may_lack=True)
-    renumber(parts, classes)
-    for part in parts:
-        part.labels_are_numbers = False
+    parts = [part.with_facts(labels_are_numbers=False) for part in renumber(parts, classes)]
     unused = [classes[number] for number in np.flatnonzero(sum(part.count_classes() for part in parts) == 0)]
     if config.START.EVAL or not unused:
-        return []
-    return [
+        return parts, []
+    return parts, [
         warning(f"{config.DATA.CLASSES} names {counted(len(unused), 'class')} that no image has: {first_of(unused)}")
     ]
 
 
-def _number_by_value(parts: list[ImageSet]) -> list[str]:
-    """Sort classes whose names are numbers by value, so that 9 comes before 10. Return lines for the log."""
+def _number_by_value(parts: list[ImageSet]) -> Numbered:
+    """Sort classes whose names are numbers by value, so that 9 comes before 10."""
     names = parts[0].classes
     if not parts[0].classes_are_names or not _are_numbers(names):
-        return []
+        return parts, []
     by_value = sorted(names, key=lambda name: (int(name), name))
     if by_value == names:
-        return []
-    renumber(parts, by_value)
-    return [f"class names are numbers, so they are sorted by value: {first_of(by_value)}"]
+        return parts, []
+    return renumber(parts, by_value), [f"class names are numbers, so they are sorted by value: {first_of(by_value)}"]
 
 
-def _number_by_checkpoint(config: Config, parts: list[ImageSet], classes: list[str]) -> list[str]:
-    """Number the classes as in the checkpoint that is resumed or evaluated. Return lines for the log."""
+def _number_by_checkpoint(config: Config, parts: list[ImageSet], classes: list[str]) -> Numbered:
+    """Number the classes as in the checkpoint that is resumed or evaluated."""
     notes, first = [], parts[0]
     new, gone = _differences(parts, classes)
     is_renamed = len(new) == len(gone) == 1 and not first.labels_are_numbers
@@ -84,8 +83,7 @@ def _number_by_checkpoint(config: Config, parts: list[ImageSet], classes: list[s
     if first.labels_are_numbers and not _are_numbers(classes):
         meaning = first_of([f"{number} is {name}" for number, name in enumerate(classes)])
         notes.append(f"the labels are numbers, read as the class numbers of the checkpoint: {meaning}")
-    renumber(parts, classes)
-    return notes
+    return renumber(parts, classes), notes
 
 
 def without_new_classes(part: ImageSet, saved: SavedData | None) -> ImageSet:
@@ -102,13 +100,10 @@ def without_new_classes(part: ImageSet, saved: SavedData | None) -> ImageSet:
     if gone or not left_out:
         return part
     kept = part.take(np.flatnonzero(~part.with_any(np.array([part.classes.index(name) for name in left_out]))))
-    kept.left_out = left_out
     names = first_of([f"{name} ({count:,})" for name, count in left_out.items()])
     images = counted(sum(left_out.values()), "image")
-    kept.notes += (
-        warning(f"{images} of classes that the checkpoint does not know are left out and not scored: {names}"),
-    )
-    return kept
+    line = warning(f"{images} of classes that the checkpoint does not know are left out and not scored: {names}")
+    return kept.with_facts(left_out=left_out, notes=(*kept.notes, line))
 
 
 def _warn_of_similar_names(classes: list[str]) -> list[str]:
@@ -159,14 +154,14 @@ def _refuse_other_classes(parts: list[ImageSet], classes: list[str], where: str,
         )
 
 
-def renumber(parts: list[ImageSet], classes: list[str]) -> None:
+def renumber(parts: list[ImageSet], classes: list[str]) -> list[ImageSet]:
     """Number the classes of all parts as in `classes`, which must include the class of every image."""
     lookup = np.array(_numbers(parts[0], classes), dtype=np.int32)
-    for part in parts:
-        part.classes = list(classes)
-        if np.array_equal(lookup, np.arange(len(lookup))):
-            continue  # avoid a copy, because all processes share the targets of an index
-        part.meaning, part.targets = part.meaning.renumber(part.targets, lookup)
+    parts = [part.with_facts(classes=list(classes)) for part in parts]
+    if np.array_equal(lookup, np.arange(len(lookup))):
+        return parts  # without a copy, because all processes share the targets of an index
+    found = (part.meaning.renumber(part.targets, lookup) for part in parts)
+    return [part.with_facts(meaning=kind, targets=targets) for part, (kind, targets) in zip(parts, found, strict=True)]
 
 
 def read_classes(name: str, title: str, errors: str = "strict", may_repeat: bool = True) -> list[str]:

@@ -4,7 +4,7 @@ import copy
 import io
 from collections.abc import Callable, Iterable, Sequence, Set
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from PIL import Image
@@ -127,12 +127,16 @@ class ImageSet:
         """Return the file sizes of some images quickly (-1: the file is missing). Return [] if images are not files."""
         return []
 
-    def take(self, indices: np.ndarray) -> "ImageSet":
+    def with_facts(self, **facts: Any) -> Self:
+        """Return a copy of the set with these attributes. No other code changes a set from outside."""
+        changed = copy.copy(self)
+        changed.__dict__.update(facts)
+        return changed
+
+    def take(self, indices: np.ndarray) -> Self:
         """Return a set of only these images, with the same class numbers."""
-        part = copy.copy(self)
-        part.targets = self.targets[indices]
-        part.rows = indices.astype(np.uint32, copy=False) if self.rows is None else self.rows[indices]
-        return part
+        rows = indices.astype(np.uint32, copy=False) if self.rows is None else self.rows[indices]
+        return self.with_facts(targets=self.targets[indices], rows=rows)
 
     def count_classes(self, chosen: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Return int64 [classes]: the number of images with each class, among all or the chosen images."""

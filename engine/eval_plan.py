@@ -20,7 +20,7 @@ def plan_evaluation(inputs: Inputs, load_data: LoadData) -> EvalPlan:
     names = _classes_of_weights(inputs)
     _, val = load_data(inputs.config, inputs.kept)
     if val.classes != names and set(val.classes) <= set(names):
-        renumber([val], names)
+        (val,) = renumber([val], names)
     refuse_other_data(inputs, data_facts(None, val))
     return EvalPlan(inputs=inputs, eval_set=val, classes_of_weights=names)
 

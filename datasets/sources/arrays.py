@@ -44,5 +44,4 @@ def read_digits(config: Config, say: Callable = print) -> tuple[ImageSet, None]:
     images = np.round(images * (255 / BRIGHTEST)).astype(np.uint8)
     classes = [str(digit) for digit in range(10)]
     image_set = ArrayImages(images, targets, classes, PixelRules.of(config.DATA), "digits")
-    image_set.split = {"rule": "position", "training": "digits", "fraction": VAL_FRACTION}
-    return image_set, None
+    return image_set.with_facts(split={"rule": "position", "training": "digits", "fraction": VAL_FRACTION}), None

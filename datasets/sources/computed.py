@@ -53,10 +53,12 @@ def read_synthetic(config: Config, say: Callable = print) -> tuple[ImageSet, Ima
     """Return a training and a validation set with the same SYNTHETIC_SIZE random targets."""
     num_classes = config.MODEL.NUM_CLASSES or SYNTHETIC_CLASSES
     targets = np.random.default_rng(config.SEED).integers(num_classes, size=config.DATA.SYNTHETIC_SIZE)
-    image_set = SyntheticImages(targets, [str(number) for number in range(num_classes)])
-    image_set.meaning = import_named("datasets", config.task.targets).invent(num_classes)
-    image_set.split = {"rule": "none", "training": "synthetic", "validation": "synthetic"}
-    return image_set, copy(image_set)
+    images = SyntheticImages(targets, [str(number) for number in range(num_classes)])
+    images = images.with_facts(
+        meaning=import_named("datasets", config.task.targets).invent(num_classes),
+        split={"rule": "none", "training": "synthetic", "validation": "synthetic"},
+    )
+    return images, copy(images)
 
 
 # --- fractals: images of iterated function systems, computed when they are read ---
@@ -124,8 +126,8 @@ def read_fractals(config: Config, say: Callable = print) -> tuple[ImageSet, Imag
     num_classes = config.MODEL.NUM_CLASSES or FRACTAL_CLASSES
     counts = data.SYNTHETIC_SIZE, max(data.SYNTHETIC_SIZE // 10, num_classes)
     train, val = (Fractals(count, num_classes, part, PixelRules.of(data)) for part, count in enumerate(counts))
-    train.split = val.split = {"rule": "none", "training": "fractals", "validation": "fractals, other pictures"}
-    return train, val
+    split = {"rule": "none", "training": "fractals", "validation": "fractals, other pictures"}
+    return train.with_facts(split=split), val.with_facts(split=split)
 
 
 def find_system(number: int) -> System:

@@ -47,7 +47,7 @@ def read_csv(config: Config, say: Callable = print) -> tuple[ImageSet | None, Im
         kind = SeveralLabels(columns.of_labels if columns.are_bits else ())
     read = functools.partial(read_csv_file, columns=columns)
     image_sets = to_image_sets(config, Lists(files, read, kind, settings))
-    image_sets[-1].notes = (*notes, *image_sets[-1].notes)
+    image_sets[-1] = image_sets[-1].with_facts(notes=(*notes, *image_sets[-1].notes))
     if len(files) == 1 and not (root.is_dir() and parts.val):
         return image_sets[0], None
     return (None if config.START.EVAL else image_sets[0]), image_sets[-1]

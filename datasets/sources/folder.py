@@ -48,9 +48,8 @@ def read_image_folder(config: Config, say: Callable = print) -> tuple[ImageSet |
     parts = choose_parts(classes := class_folders(root))
     if parts.train or parts.val:
         return read_split_folders(config, root, EXPECTS)
-    image_set = read_class_folders(config, root, classes)
-    image_set.split, image_set.doubt = {"training": str(root)}, _why_no_classes(root, classes)
-    return image_set, None
+    images = read_class_folders(config, root, classes)
+    return images.with_facts(split={"training": str(root)}, doubt=_why_no_classes(root, classes)), None
 
 
 def _why_no_classes(root: Path, names: list[str]) -> str:
@@ -102,9 +101,8 @@ def read_split_folders(config: Config, root: Path, expects: str) -> tuple[ImageS
     if train_folder and not config.START.EVAL:
         train = read_class_folders(config, train_folder, classes, val_classes)
     val = read_class_folders(config, val_folder, val_classes, classes)
-    val.notes = (*parts.notes(config, root), *(train.notes if train else ()), *val.notes)
-    val.split = own_split(train_folder, val_folder)
-    return train, val
+    notes = (*parts.notes(config, root), *(train.notes if train else ()), *val.notes)
+    return train, val.with_facts(notes=notes, split=own_split(train_folder, val_folder))
 
 
 def find_test_folders(val: ImageSet) -> list[Path]:
@@ -164,16 +162,19 @@ def read_class_folders(
         lambda builder: _build(builder, FolderScan(folder, names, deep), numbers),
         lambda index: _is_unchanged(index, folder),
     )
-    image_set = FileImages(folder, index.text("path"), index.column("target"), classes, PixelRules.of(config.DATA))
-    image_set.folder = path_below_data(config.DATA, folder)
-    image_set.index, image_set.classes_are_names, image_set.is_listing = index, True, True
+    images = FileImages(folder, index.text("path"), index.column("target"), classes, PixelRules.of(config.DATA))
     left_out = Counter(index.facts["left_out"])
     if names != [""]:  # otherwise the folder itself is the only class
         folders, files = _listed(folder)
         runs = [name for name in {*folders} - {*names} if is_run_folder(folder / name)]
         left_out += Counter({"next to the class folders": sum(map(_is_image, files)), RUNS: len(runs)})
-    image_set.notes = tuple(describe_left_out(folder, left_out))
-    return image_set
+    return images.with_facts(
+        folder=path_below_data(config.DATA, folder),
+        index=index,
+        classes_are_names=True,
+        is_listing=True,
+        notes=tuple(describe_left_out(folder, left_out)),
+    )
 
 
 def _is_unchanged(index: Index, folder: Path) -> bool:
@@ -342,6 +343,5 @@ def read_caltech(config: Config, say: Callable = print) -> tuple[ImageSet, None]
         raise DataError(f"DATA.DATA_PATH: {root} has no {folder}/; {expected_layout(config.DATA, expects)}")
     # Subfolders are not read, because the dog folder of Caltech256 contains a stray folder with other images.
     classes = [name for name in class_folders(found) if name != background]
-    image_set = read_class_folders(config, found, classes, deep=False)
-    image_set.split = {"rule": "position", "training": str(found)}
-    return image_set, None
+    images = read_class_folders(config, found, classes, deep=False)
+    return images.with_facts(split={"rule": "position", "training": str(found)}), None

@@ -100,19 +100,22 @@ def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
         file, paths = lists.files[number], index.text(f"{number}.path")
         root = image_root(config.DATA) or file.parent
         _check_paths(index, file, number, root)
-        image_set = FileImages(
-            root, paths, index.column(f"{number}.target"), classes, PixelRules.of(config.DATA), confined=True
+        targets, groups = index.column(f"{number}.target"), index.text(f"{number}.group")
+        images = FileImages(root, paths, targets, classes, PixelRules.of(config.DATA), confined=True)
+        facts = {"groups": groups} if len(groups) else {}
+        images = images.with_facts(
+            folder=path_below_data(config.DATA, root),
+            index=index,
+            meaning=meanings[number],
+            labels_are_numbers=are_numbers,
+            classes_are_names=not are_numbers,
+            folder_names=folder_names,
+            split=own_split(lists.files[0], lists.files[-1]),
+            **facts,
         )
-        image_set.folder = path_below_data(config.DATA, root)
-        image_set.index, image_set.meaning = index, meanings[number]
-        image_set.labels_are_numbers, image_set.classes_are_names = are_numbers, not are_numbers
-        image_set.folder_names = folder_names
-        if len(groups := index.text(f"{number}.group")):
-            image_set.groups = groups
-        image_set.split = own_split(lists.files[0], lists.files[-1])
-        image_sets.append(image_set)
-    image_sets[-1].notes = (*_notes(config, index, lists), *lists.kind.describe(config, image_sets[0]))
-    return image_sets
+        image_sets.append(images)
+    notes = (*_notes(config, index, lists), *lists.kind.describe(config, image_sets[0]))
+    return [*image_sets[:-1], image_sets[-1].with_facts(notes=notes)]
 
 
 def _labels(index: Index | IndexBuilder, lists: Lists, number: int) -> Labels:

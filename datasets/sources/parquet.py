@@ -100,12 +100,16 @@ def read_parquet(config: Config, say: Callable = print) -> tuple[ImageSet | None
     )
     notes = parts.notes(config, root, f"*{ENDING}")
     titles = [str(root) if root.is_file() else f"{root / str(part)}*{ENDING}" for part in (parts.train, parts.val)]
-    for image_set in image_sets:
-        image_set.classes, image_set.notes, image_set.split = list(classes), tuple(notes), own_split(*titles)
-        image_set.labels_are_numbers = index.facts["classes"] is None
-        image_set.classes_are_names = index.facts["are_names"]
     if train is not None and not config.START.EVAL:
-        image_sets[-1].notes += tuple(_warn_of_sorted_rows(train))
+        notes = (*notes, *_warn_of_sorted_rows(train.with_facts(classes=list(classes))))
+    facts = {
+        "classes": list(classes),
+        "notes": tuple(notes),
+        "split": own_split(*titles),
+        "labels_are_numbers": index.facts["classes"] is None,
+        "classes_are_names": index.facts["are_names"],
+    }
+    train, val = (None if each is None else each.with_facts(**facts) for each in (train, val))
     return (None if config.START.EVAL and val is not None else train), val
 
 

@@ -365,11 +365,10 @@ def read_from(folder: ShardFolder, config: Config) -> tuple[ImageSet | None, Ima
     rules, buffer = PixelRules.of(config.DATA), config.DATA.SHUFFLE_BUFFER
     sets = [ShardImages(folder, table, [], rules, buffer) for table in tables]
     are_named, classes = _classes(config, folder, sets)
-    train, val = sets[0] if reads_train else None, sets[-1] if parts.val else None
-    for image_set in sets:
-        image_set.classes, image_set.notes, image_set.labels_are_numbers = classes, tuple(notes), not are_named
-        image_set.split = own_split(*(f"{folder.title}/{part}*.tar" for part in (parts.train, parts.val)))
-    return train, val
+    split = own_split(*(f"{folder.title}/{part}*.tar" for part in (parts.train, parts.val)))
+    facts = {"classes": classes, "notes": tuple(notes), "labels_are_numbers": not are_named, "split": split}
+    sets = [each.with_facts(**facts) for each in sets]
+    return (sets[0] if reads_train else None), (sets[-1] if parts.val else None)
 
 
 def _classes(config: Config, folder: ShardFolder, sets: Sequence[ShardImages]) -> tuple[bool, list[str]]:

@@ -59,12 +59,10 @@ def read_torchvision(config: Config, say: Callable[[str], None]) -> tuple[ImageS
 
     train_arguments, val_arguments = SPLITS[name]
     if val_arguments is None:
-        whole = read_part("", train_arguments)
-        whole.split = {"rule": "position", "training": dataset}
-        return whole, None
+        return read_part("", train_arguments).with_facts(split={"rule": "position", "training": dataset}), None
     train = None if config.START.EVAL else read_part("training", train_arguments)
-    val = read_part("validation", val_arguments)
-    val.split = own_split(f"{dataset} training", f"{dataset} validation")
+    split = own_split(f"{dataset} training", f"{dataset} validation")
+    val = read_part("validation", val_arguments).with_facts(split=split)
     if train is not None:
         # If classes are numbers, each part has the classes up to its highest label.
         if train.classes[: len(val.classes)] != val.classes:
@@ -72,7 +70,7 @@ def read_torchvision(config: Config, say: Callable[[str], None]) -> tuple[ImageS
                 f"DATA.DATA_PATH: the training and validation images of {name} in {config.DATA.DATA_PATH} have "
                 "different classes; remove the folder to download it again"
             )
-        val.classes = train.classes
+        val = val.with_facts(classes=train.classes)
     return train, val
 
 

@@ -28,10 +28,8 @@ INDEX_FILE = "unlabelled.index"
 def read_unlabelled(config: Config, say: Callable[[str], None]) -> tuple[ImageSet, None]:
     """Return all images of DATA.DATA_PATH, and None instead of a validation set, which the caller splits off."""
     root = data_root(config.DATA, EXPECTS, reads_files=True, reads_tars=True)
-    image_set = _choose_reader(root)(config, root)
-    image_set.classes, image_set.labels_are_numbers, image_set.classes_are_names = [CLASS], False, True
-    image_set.split = {"training": str(root)}
-    return image_set, None
+    facts = {"classes": [CLASS], "labels_are_numbers": False, "classes_are_names": True}
+    return _choose_reader(root)(config, root).with_facts(**facts, split={"training": str(root)}), None
 
 
 def _choose_reader(root: Path) -> Callable[[Config, Path], ImageSet]:

@@ -70,11 +70,12 @@ def split(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple
         if former.get("rule") in DRAWN and (parts := _held_out_then(config, image_set, saved)):
             return parts
         if not is_published:
-            image_set.split = {"rule": "none", "validation": title}
+            image_set = image_set.with_facts(split={"rule": "none", "validation": title})
             if former:
                 from datasets.split.trained_on import warn_of_trained_images  # imported here: only for weights of a run
 
-                image_set.notes += tuple(warn_of_trained_images(image_set, former["training"]))
+                notes = (*image_set.notes, *warn_of_trained_images(image_set, former["training"]))
+                image_set = image_set.with_facts(notes=notes)
             return None, image_set
     fraction = image_set.split.get("fraction", config.DATA.VAL_FRACTION)
     record = new_record("position" if is_published else "hash", title, fraction, config.DATA.fold)
@@ -176,14 +177,10 @@ def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
     else:
         held_out = _by_position(image_set, record)
         columns, notes = rows_of_parts(image_set, held_out), warn_of_split_classes(image_set, held_out)
-    parts = []
-    for name in PARTS:
-        part = image_set.take(columns[f"{name}.row"])
-        part.targets, part.split = columns[f"{name}.target"], record
-        part.class_folders = class_folders
-        part.notes += tuple(notes)
-        parts.append(part)
-    return tuple(parts)
+    facts = {"split": record, "class_folders": class_folders, "notes": (*image_set.notes, *notes)}
+    return tuple(
+        image_set.take(columns[f"{part}.row"]).with_facts(targets=columns[f"{part}.target"], **facts) for part in PARTS
+    )
 
 
 def _with_class_folders(image_set: ImageSet, record: dict, saved: SavedData) -> dict:

@@ -221,3 +221,7 @@ def test_file_of_a_list_is_read_whatever_the_encoding_of_its_name(tmp_path, name
     (tmp_path / "other.png").touch()
     images = FileImages(tmp_path, ["other.png", path], np.zeros(2, int), ["one"], PixelRules(3))
     assert images.read(1)[0, 0, 0] == 7 and os.fsencode(images.name(1)).endswith(b"/" + name)
+
+
+def test_numbers_in_names_are_ordered_by_value():
+    assert sorted(["b1", "a10b2", "a9", "10", "2"], key=natural) == ["2", "10", "a9", "a10b2", "b1"]

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from datasets import SavedData, index, load_image_sets
-from datasets.sources.images import FileImages
+from datasets.sources.images import FileImages, natural
 from datasets.transforms.pixel_rules import PixelRules
 from scripts.predict import expand
 from tests.support.cases import cases_of, names_of

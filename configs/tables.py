@@ -175,7 +175,7 @@ class TaskRow(NamedTuple):
     """A row of TASKS: what a model learns from the images."""
 
     where: str  # file and class in engine/tasks/
-    targets: str  # file and class in datasets/
+    targets: str  # file and class in datasets/ of the targets of invented images; readers choose theirs (labels.py)
     reason: str  # the origin of the values of other settings that follow from the task
     metrics: tuple[str, ...]  # values of TRAIN.BEST_METRIC; the first that can be measured is the default
     activation: str = ""  # the function that turns outputs into probabilities

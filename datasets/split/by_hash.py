@@ -1,4 +1,4 @@
-"""Hold out images by a hash of their names, so that new images never move a training image to validation."""
+"""Hold out images by a hash of their names, so that new images leave training images in training."""
 
 import hashlib
 import re
@@ -53,7 +53,8 @@ def hold_out(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tu
 
     An image is held out if the hash of its key is below the fraction, or is the lowest of its class. So a training
     image stays in training if images are added: a new image with a lower hash only sends the image that had the lowest
-    hash back to training. If a class would lose all its images, the image with the highest hash stays in training.
+    hash back to training. If a class would lose all its images, the image with the highest hash stays in training; it,
+    and the only image of a class, may be held out once there are others. The lines name such images.
 
     Images with the same name, or in the same group of DATA.GROUP_BY, are always in the same part.
     """

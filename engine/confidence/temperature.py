@@ -27,7 +27,7 @@ class Measured(NamedTuple):
 
 
 class Likelihood:
-    """How well the probabilities of logits fit the labels, if each image has one class: the softmax."""
+    """How well the probabilities of logits fit the labels: of one class, the softmax; engine/tasks/labels.py has another."""
 
     has_curve = True  # whether an image has one answer, whose confidence can be compared with a threshold
 

@@ -25,6 +25,13 @@ CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 MAX_WEIGHTS = 1e11  # maximum number of weights in all blocks: about five times the largest ViT so far
 
 
+# {property of the settings: the settings that decide it}
+SETTINGS_OF = {
+    "TRAIN.mixes": "{TRAIN.MIXUP_ALPHA} {TRAIN.CUTMIX_ALPHA} and {TRAIN.CUTMIX_MINMAX}",
+    "DATA.has_several_labels": "{LABELS}",
+}
+
+
 def check_combinations(values: Mapping[str, Any], config: Config, origins: Origins) -> None:
     """Raise ConfigError if settings are incompatible. `values`: {full key: value}."""
 
@@ -48,24 +55,17 @@ def _refused_by_task(values: Mapping[str, Any], config: Config, origins: Origins
             yield f"{{TRAIN.OBJECTIVE}} needs {what}"
     for each in task.refused:
         value, default = (attrgetter(each.setting)(settings) for settings in (config, Config()))
-        may_be = (each.if_typed and not is_typed(each.setting, origins)) or (
+        is_allowed = (each.if_typed and not is_typed(each.setting, origins)) or (
             each.only_in_training and config.START.EVAL
         )
-        if value not in (each.allowed or (default,)) and not may_be:
-            yield f"{SEVERAL.get(each.setting, f'{{{each.setting}}}')} {each.how}"
+        if value not in (each.allowed or (default,)) and not is_allowed:
+            yield f"{SETTINGS_OF.get(each.setting, f'{{{each.setting}}}')} {each.how}"
     if metric not in task.metrics:
-        one_of = ", ".join(task.metrics)
-        remedy = METRICS[metric].remedy or f"is no score of {{TRAIN.OBJECTIVE}} whose scores are {one_of}"
-        yield f"{{TRAIN.BEST_METRIC}} {remedy}"
+        no_score = f"is no score of {{TRAIN.OBJECTIVE}} whose scores are {', '.join(task.metrics)}"
+        remedy = METRICS[metric].remedy if config.TRAIN.OBJECTIVE == Config().TRAIN.OBJECTIVE else ""
+        yield f"{{TRAIN.BEST_METRIC}} {remedy or no_score}"
     if (needed := METRICS[metric].setting) and not values[needed]:
         yield f"{{TRAIN.BEST_METRIC}} needs {needed}; set it, or choose another metric"
-
-
-# {property of the settings: the settings that decide it}
-SEVERAL = {
-    "TRAIN.mixes": "{TRAIN.MIXUP_ALPHA} {TRAIN.CUTMIX_ALPHA} and {TRAIN.CUTMIX_MINMAX}",
-    "DATA.has_several_labels": "{LABELS}",
-}
 
 
 def is_typed(key: str, origins: Origins) -> bool:

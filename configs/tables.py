@@ -189,7 +189,6 @@ class TaskRow(NamedTuple):
 
 
 FOR_SEVERAL_LABELS = names_with(LOSSES, "several_labels")  # values of TRAIN.LOSS
-YES_OR_NO = "with {LABELS} because an image with several labels needs one yes or no per class"
 NO_CLASSES = "with {TRAIN.OBJECTIVE} which has no classes"
 # {task: its row}. TRAIN.OBJECTIVE names the task; `labels` are classes of which an image can have any number.
 TASKS = {
@@ -214,7 +213,12 @@ TASKS = {
             Refusal(
                 "DATA.DATASET", "must be csv with {LABELS} because images of other data sets have one label", ("csv",)
             ),
-            Refusal("TRAIN.LOSS", f"must be {' or '.join(FOR_SEVERAL_LABELS)} {YES_OR_NO}", FOR_SEVERAL_LABELS),
+            Refusal(
+                "TRAIN.LOSS",
+                f"must be {' or '.join(FOR_SEVERAL_LABELS)} with {{LABELS}} because an image with several labels needs one "
+                "yes or no per class",
+                FOR_SEVERAL_LABELS,
+            ),
             Refusal(
                 "DATA.SAMPLER",
                 "must be shuffle with {LABELS} because the classes of one image cannot be balanced separately",

@@ -128,7 +128,7 @@ class ImageSet:
         return []
 
     def with_facts(self, **facts: Any) -> Self:
-        """Return a copy of the set with these attributes. No other code changes a set from outside."""
+        """Return a copy of the set with these attributes. Only overlap.py notes its findings in the set itself."""
         changed = copy.copy(self)
         changed.__dict__.update(facts)
         return changed

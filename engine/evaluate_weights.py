@@ -27,16 +27,16 @@ def evaluate_both(
     `change` returns another scoring, which keeps more.
     """
     models = {"": trainer.model} | ({"_ema": trainer.ema.model} if trainer.ema and trainer.step else {})
-    metric, given = trainer.config.TRAIN.BEST_METRIC, list(models.values())
+    metric, both = trainer.config.TRAIN.BEST_METRIC, list(models.values())
     with contextlib.ExitStack() as stack:
         scoring = trainer.task.scoring(trainer)
         if trainer.config.learns_strangers:
             from engine.confidence.fit import keeping_features
 
-            scoring = stack.enter_context(keeping_features(scoring, given, trainer))
+            scoring = stack.enter_context(keeping_features(scoring, both, trainer))
         scoring = change(scoring) if change else scoring
-        found = evaluate(given, data, trainer.inference, bad_images, scoring)
-    found = trainer.task.score_more(found, given, trainer)
+        found = evaluate(both, data, trainer.inference, bad_images, scoring)
+    found = trainer.task.score_more(found, both, trainer)
     found = [each._replace(scores=replace(each.scores, metric=metric)) for each in found]
     return dict(zip(models, found, strict=True))
 

@@ -114,7 +114,8 @@ def invent_batch(trainer: Trainer, config: Config, piece: Piece) -> Batch:
     from datasets.sources.computed import read_synthetic  # local: a plain run on a CPU invents nothing
 
     count, process, classes = len(piece.indices), trainer.process, trainer.data.image_set.classes
-    data, model = replace(config.DATA, SYNTHETIC_SIZE=count), replace(config.MODEL, NUM_CLASSES=len(classes) or 1)
+    num_outputs = config.MODEL.NUM_CLASSES or len(classes) or 1
+    data, model = replace(config.DATA, SYNTHETIC_SIZE=count), replace(config.MODEL, NUM_CLASSES=num_outputs)
     config = replace(config, DATA=data, MODEL=model)
     image_set, _ = read_synthetic(config)
     return next(generate_batches(config, image_set, count, process)([piece]))

@@ -108,7 +108,10 @@ class StepPlan:
     class_weights: list[float] | None  # class weights in the training loss; None: all are equal
 
     @classmethod
-    def of_trial(cls, config: Config, process: Process, images: ImageSet, classes: Sequence[str] | None = None):
+    def of_trial(
+        cls, config: Config, process: Process, images: ImageSet, classes: Sequence[str] | None = None
+    ) -> "StepPlan":
+        """Return the plan of steps without a run. `classes`: names that a teacher must know."""
         precision, num_classes = Precision(config, process.device), config.MODEL.NUM_CLASSES or len(images.classes)
         return cls(config, process, precision, num_classes, classes, class_weights(config, images))
 
@@ -124,7 +127,7 @@ class TrainPlan(Plan):
     facts: dict  # facts that identify the data (datasets/fingerprint.py)
 
     @property
-    def step(self) -> StepPlan:
+    def step_plan(self) -> StepPlan:
         facts = self.precision, self.num_classes, self.classes, self.class_weights
         return StepPlan(self.config, self.process, *facts)
 

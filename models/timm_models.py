@@ -85,9 +85,7 @@ def _create(settings: Model, num_classes: int, arguments: dict[str, Any], added:
             if refused in arguments:
                 raise ConfigError(f"{setting_of[refused]}: {name} does not support this setting; set it to 0") from None
             if refused and "unexpected" in str(error):
-                with torch.device("meta"):  # without weights, because only the constructor's signature is needed
-                    model = timm.create_model(name)
-                refuse_unknown(settings, refused, type(model))
+                refuse_unknown(settings, refused, type(timm.create_model(name)))
             raise
         except (AssertionError, RuntimeError, ValueError) as error:
             if settings.KWARGS:

@@ -17,15 +17,13 @@ def build_vit(config: Config, num_classes: int) -> nn.Module:
     check_patches(config, model.PATCH_SIZE)
     refusing = contextlib.nullcontext()
     if model.KWARGS:
-        from models.kwargs import check_kwargs, refusing_values
+        from models.kwargs import check_kwargs, refuse_unknown, refusing_values
 
         check_kwargs(model)
         refusing = refusing_values(model)
     from timm.models.vision_transformer import VisionTransformer
 
     for name in model.KWARGS.keys() - inspect.signature(VisionTransformer).parameters.keys():
-        from models.kwargs import refuse_unknown
-
         refuse_unknown(model, name, VisionTransformer)
     is_fixed = model.POS_EMBED == "sincos2d"
     with refusing:

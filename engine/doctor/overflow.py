@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from configs.schema import Config
+from configs.tables import TASKS
 from configs.values import flatten, unflatten
 from datasets import (
     Batch,
@@ -193,7 +194,7 @@ def replay_run(source: str, batch: Path | None, cfg: str | None, half: str | Non
     config = unflatten(state["config"])
     if cfg:
         config = load_settings(["-cfg", cfg]).with_default_batch_size().config
-    if not config.task.has_targets:
+    if config.TRAIN.OBJECTIVE not in TASKS or not config.task.has_targets:
         raise ConfigError(
             f"{folder}: the run learns features (TRAIN.OBJECTIVE), and its updates cannot be replayed without the teacher; "
             "read the doctor's lines in the run's log.txt"

@@ -138,7 +138,7 @@ class Quantizer:
         files = {"float32": before, "int8": after}
         runs, seconds, right = [load_onnx(self.subject, path) for path in files.values()], [0.0, 0.0], ([], [])
         fits: tuple[list, list] = ([], [])  # whether each photo fits the validation images, if the graph tells
-        costs, task = [], self.subject.task  # for each image, see Task.cost
+        costs, task = [], self.subject.task  # for each image, see Classes.cost
         for index, pixels in draw(self.subject.photos, FOR_ACCURACY):
             truth, photo = task.truth(self.subject.photos, index), torch.from_numpy(as_photo(pixels))
             answers: list[np.ndarray] = []

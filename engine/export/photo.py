@@ -22,7 +22,7 @@ from engine.confidence.known import LIKE_ROUNDING, MOST_MOVED
 from engine.confidence.stored import watch
 from engine.confidence.unknown import ROUNDING, find_answered
 from engine.tasks import find_task
-from engine.tasks.task import Task
+from engine.tasks.classes import Classes
 from models.export.subject import Calibrated, Subject, WrongExport
 from models.weights.metadata import CALIBRATION
 from utils.errors import ConfigError
@@ -206,7 +206,7 @@ class PhotoSubject(Subject):
         refuse_unsupported(self.config.DATA)
 
     @cached_property
-    def task(self) -> Task:
+    def task(self) -> Classes:
         return find_task(self.config)
 
     @cached_property
@@ -281,7 +281,8 @@ class PhotoSubject(Subject):
             (expected, score), (found, other) = expected, found
             is_other_sign = bool((score < 0) != (other < 0)) and abs(score) > MOST_MOVED
             is_other_sign = is_other_sign and not self._rounding_decides(score, pixels)
-        lost = self.task.cost(expected.numpy(), found.numpy()).max()
+        # The cost of a label that flips is twice its distance from one half.
+        lost = self.task.cost(expected.numpy(), found.numpy()).max() / (1 + self.config.task.has_several_classes)
         return Difference(float((found - expected).abs().max()), bool(lost > MOST_DIFFERENCE), is_other_sign)
 
     def _rounding_decides(self, score: Tensor, pixels: np.ndarray) -> bool:

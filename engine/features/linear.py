@@ -24,7 +24,7 @@ def fit_linear(
 ) -> LinearClassifier:
     """Fit a logistic regression: features [N, D], targets of N images as in Batch. It is the same on every machine.
 
-    `loss_of`: returns the loss of logits and targets, see Task.start_loss.
+    `loss_of`: returns the loss of logits and targets, see Classes.start_loss.
     """
     features = features.double()
     mean, deviation = features.mean(0), features.std(0, correction=0)

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from configs.schema import RECORD
-from configs.tables import METRICS
+from configs.tables import METRICS, TASKS
 from configs.values import of_role, unflatten
 from engine.evaluation.scores import format_value, interval_of
 from engine.predict.pictures import tiles_of
@@ -243,7 +243,8 @@ def facts_of(run: SavedRun) -> dict[str, str]:
     """Return the facts at the head of the page. Those without a value are not shown."""
     about, given = run.about, run.settings
     numbers = ["training_images", "validation_images", "classes", "images_per_update"]
-    if not unflatten(given).task.has_classes:
+    task = TASKS.get(given["TRAIN.OBJECTIVE"])  # None: a task of another version
+    if task and not task.has_classes:
         numbers.remove("classes")
     scored, available = run.best.num_images, about.get("validation_images", 0)
     unreadable = f"{scored:,} of {available:,}; the rest cannot be read" if 0 < scored < available else ""

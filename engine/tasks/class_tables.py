@@ -37,7 +37,7 @@ class Names:
         return self._classes[number] if number < len(self._classes) else f"class {number}"
 
     def shown(self, counts: np.ndarray) -> np.ndarray:
-        """Return the classes of the data set, and any other class that was predicted. `counts` as in Counted."""
+        """Return the classes of the data set, and any other class that was predicted. `counts` as in ClassResults."""
         actual, predicted, _ = counts
         is_shown = (actual + predicted) > 0
         is_shown[: len(self._classes)] = True

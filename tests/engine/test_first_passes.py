@@ -18,6 +18,7 @@ from tests.support.planted import run_out
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash, state_hash
 from tests.support.runs import Ended, run, run_folder
+from tests.support.several_labels import write_digits
 from tests.support.trainers import Lines, make_trainer, update
 from utils.errors import ConfigError
 
@@ -76,6 +77,13 @@ def test_trying_the_largest_batch_changes_nothing(tmp_path, options):
     assert state_hash(trainer.state_dict()) == before and torch.equal(torch.get_rng_state(), random_state)
     assert all(each.grad is None for each in trainer.computing.model.parameters())
     assert len(trainer.callbacks[0].mock_calls) == notified and ("naive" in options or set(sizes) == {(8, 8)})
+
+
+def test_invented_labels_have_a_place_for_each_output_of_the_model(tmp_path):
+    file, _ = write_digits(tmp_path, 20)  # with four labels, fewer than the ten outputs of the model
+    words = "DATA.DATASET=csv", f"DATA.DATA_PATH={file}", "DATA.LABEL_SEPARATOR=|", "DATA.VAL_FRACTION=0.3"
+    trainer = make_trainer(small_config(tmp_path, *words, "MODEL.NUM_CLASSES=10"))
+    assert try_largest(trainer) is None
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,13 @@ def test_report_loads_no_other_files_and_runs_no_scripts(tmp_path):
     assert not re.search(r"url\(|@import", (tmp_path / "run" / "report.html").read_text())
 
 
+def test_report_of_a_run_with_a_task_of_another_version_is_written(tmp_path):
+    folder = write_run(tmp_path / "run", names=["bird", "cat"])
+    settings = folder / "config.yaml"
+    settings.write_text(settings.read_text() + "TRAIN: {OBJECTIVE: ranks}\n")
+    assert "ranks" in page_of(folder).text
+
+
 def test_report_lists_the_worst_classes_that_have_images(tmp_path):
     folder = write_run(tmp_path / "run", names=[f"class {number}" for number in range(20)])
     rows = (folder / "per_class.csv").read_text()

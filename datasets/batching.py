@@ -1,7 +1,4 @@
-"""The two kinds of batches: square images, and images at their own aspect ratio as sequences of patches.
-
-A kind of batch knows how it is read, invented, prepared for the model, and shown. Code that reads, prepares or shows batches asks it.
-"""
+"""Chooses the kind of batches: square images, or images at their own aspect ratio as sequences of patches."""
 
 from configs.schema import Data
 from datasets.squares import Squares

@@ -1,4 +1,4 @@
-"""Square images as a kind of batch, and the interface of other kinds."""
+"""Square images as a kind of batch, which knows how it is read, invented, prepared for the model, and shown."""
 
 from collections.abc import Callable, Iterator, Sequence
 

@@ -7,6 +7,7 @@ read_inputs reads the checkpoint. Then plan_training reads the data and complete
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 from unicodedata import normalize
 
 from torch import nn
@@ -108,9 +109,7 @@ class StepPlan:
     class_weights: list[float] | None  # class weights in the training loss; None: all are equal
 
     @classmethod
-    def of_trial(
-        cls, config: Config, process: Process, images: ImageSet, classes: Sequence[str] | None = None
-    ) -> "StepPlan":
+    def of_trial(cls, config: Config, process: Process, images: ImageSet, classes: list[str] | None = None) -> Self:
         """Return the plan of steps without a run. `classes`: names that a teacher must know."""
         precision, num_classes = Precision(config, process.device), config.MODEL.NUM_CLASSES or len(images.classes)
         return cls(config, process, precision, num_classes, classes, class_weights(config, images))

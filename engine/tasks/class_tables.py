@@ -38,8 +38,7 @@ class Names:
 
     def shown(self, counts: np.ndarray) -> np.ndarray:
         """Return the classes of the data set, and any other class that was predicted. `counts` as in ClassResults."""
-        actual, predicted, _ = counts
-        is_shown = (actual + predicted) > 0
+        is_shown = counts[:2].sum(0) > 0
         is_shown[: len(self._classes)] = True
         return np.flatnonzero(is_shown)
 

@@ -49,20 +49,19 @@ def check_combinations(values: Mapping[str, Any], config: Config, origins: Origi
 
 def _refused_by_task(values: Mapping[str, Any], config: Config, origins: Origins) -> Iterator[str]:
     """Yield a message for each setting that contradicts what the model learns."""
-    task, metric = config.task, config.TRAIN.BEST_METRIC
+    task, metric, defaults = config.task, config.TRAIN.BEST_METRIC, Config()
     for key, what in task.needed.items():
         if values[key] is None or origins[key] == "default":
             yield f"{{TRAIN.OBJECTIVE}} needs {what}"
     for each in task.refused:
-        value, default = (attrgetter(each.setting)(settings) for settings in (config, Config()))
-        is_allowed = (each.if_typed and not is_typed(each.setting, origins)) or (
-            each.only_in_training and config.START.EVAL
-        )
-        if value not in (each.allowed or (default,)) and not is_allowed:
+        if each.if_typed and not is_typed(each.setting, origins) or each.only_in_training and config.START.EVAL:
+            continue
+        value, default = (attrgetter(each.setting)(settings) for settings in (config, defaults))
+        if value not in (each.allowed or (default,)):
             yield f"{SETTINGS_OF.get(each.setting, f'{{{each.setting}}}')} {each.how}"
     if metric not in task.metrics:
         no_score = f"is no score of {{TRAIN.OBJECTIVE}} whose scores are {', '.join(task.metrics)}"
-        remedy = METRICS[metric].remedy if config.TRAIN.OBJECTIVE == Config().TRAIN.OBJECTIVE else ""
+        remedy = METRICS[metric].remedy if config.TRAIN.OBJECTIVE == defaults.TRAIN.OBJECTIVE else ""
         yield f"{{TRAIN.BEST_METRIC}} {remedy or no_score}"
     if (needed := METRICS[metric].setting) and not values[needed]:
         yield f"{{TRAIN.BEST_METRIC}} needs {needed}; set it, or choose another metric"

@@ -290,7 +290,7 @@ class Data:
 
     @property
     def sequences(self) -> str:
-        """What the images of a batch are if they keep their aspect ratio, in words; empty if they are square."""
+        """Words for a batch of images at their own aspect ratio, or an empty string if images are square."""
         return f"sequences of patches (DATA.TOKENS {self.TOKENS})" if self.TOKENS else ""
 
     @property
@@ -661,7 +661,7 @@ class Config:
 
     @property
     def task(self) -> TaskRow:
-        """What the model learns. An image can have several labels if the data say so."""
+        """What the model learns. The settings of the data say whether an image can have several labels."""
         name = self.TRAIN.OBJECTIVE
         return TASKS["labels" if name == "classes" and self.DATA.has_several_labels else name]
 

@@ -141,8 +141,8 @@ class MetricRow(NamedTuple):
     unit: str = "%"
     digits: int = 2  # decimal places
     smaller_is_better: bool = False
-    remedy: str = ""  # what the metric needs, for tasks that do not have it
-    setting: str = ""  # a setting without which the metric cannot be measured
+    remedy: str = ""  # the end of the error message of tasks without this metric
+    setting: str = ""  # the setting that the metric needs, if any
 
 
 NEEDS_LABELS = "needs images with several labels; set DATA.LABEL_SEPARATOR or DATA.COLUMNS"
@@ -166,7 +166,7 @@ class Refusal(NamedTuple):
 
     setting: str  # or a property of the settings, such as TRAIN.mixes
     how: str  # the end of the message, which starts with the setting; as in configs/combinations.py
-    allowed: tuple[str, ...] = ()  # the values that are not refused; empty: only the default
+    allowed: tuple[str, ...] = ()  # the accepted values; empty: only the default
     if_typed: bool = False  # refused only on the command line, because recipes set it too
     only_in_training: bool = False
 

@@ -142,6 +142,9 @@ class ImageSet:
         """Return int64 [classes]: the number of images with each class, among all or the chosen images."""
         return self.meaning.count(self.targets[chosen], len(self.classes))
 
+    def num_classes_with_images(self) -> int:
+        return int(np.count_nonzero(self.count_classes()))
+
     def with_any(self, classes: np.ndarray) -> np.ndarray:
         """Return bool [N]: whether each image has one of these classes."""
         return self.meaning.with_any(self.targets, classes)

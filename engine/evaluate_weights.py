@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from datasets import BadImages, EvalData
 from engine.evaluation.evaluate import Evaluation, evaluate
 from engine.evaluation.scores import Scores
-from engine.evaluation.tally import Results, Scoring
+from engine.evaluation.tally import Scoring
 from engine.session import Session
+from engine.tasks.class_tables import ClassResults
 from engine.train.trainer import Trainer
 from utils.program import StopSignal
 from utils.runs import BEST
@@ -57,7 +58,7 @@ def complete_best(
     results.complete(lambda: evaluate_saved(path, trainer, data, bad_images), lambda: bool(stop.number))
 
 
-def evaluate_saved(path: Path, trainer: Trainer, data: EvalData, bad_images: BadImages) -> Results:
+def evaluate_saved(path: Path, trainer: Trainer, data: EvalData, bad_images: BadImages) -> ClassResults:
     """Evaluate best.pth again. Its better weights replace those of the trainer's model, so the training must be over."""
     from engine.checkpoint.find import read_checkpoint
 

@@ -99,7 +99,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What a training step depends on, besides model and data. Trials, benchmarks and tests have one without a run."""
+    """What a training step depends on, besides model and data. Trials, benchmarks and tests make one without a run."""
 
     config: Config
     process: Process

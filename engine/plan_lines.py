@@ -4,11 +4,10 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 from torch import nn
 
 from datasets.sources import image_root
-from engine.plan import Plan, TrainPlan
+from engine.plan import TrainPlan
 from engine.train.schedule import batch_factor
 from utils.host import name_of
 from utils.text import align, counted, printable
@@ -90,14 +89,9 @@ def facts_for_status(plan: TrainPlan, model: nn.Module) -> dict[str, str | int]:
         "data": plan.facts,
         "data_path": None if plan.eval_set.names_are_numbers or not path.exists() else printable(str(path.resolve())),
         "classes": len(plan.classes),
-        "validation_classes": count_measured(plan),
+        "validation_classes": plan.eval_set.num_classes_with_images(),
         "images_per_update": plan.order.global_batch,
     }
-
-
-def count_measured(plan: Plan) -> int:
-    """Return the number of classes that have validation images."""
-    return int(np.count_nonzero(plan.eval_set.count_classes()))
 
 
 def describe_batch_size(plan: TrainPlan) -> list[str]:

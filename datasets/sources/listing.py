@@ -59,7 +59,7 @@ class Lists:
 
     files: list[Path]
     read: Callable[[Path, Callable[[Rows], None]], None]  # passes all rows to a function
-    kind: OneLabel  # how labels become targets
+    kind: OneLabel  # converts labels to targets
     settings: dict = field(default_factory=dict)  # everything else that the rows depend on, in plain values
 
 

@@ -177,7 +177,7 @@ class Augmentation:
         policy = parse_policy(train)
         resamples = RESAMPLE[data.train_interpolation]
         self.draw_policy = build_policy(policy, data.IMAGE_SIZE, resamples) if policy else None
-        # As sequences, images differ in size, and shifts are fractions of each image's sides. TrivialAugment shifts
+        # In sequences of patches, images differ in size, and shifts are fractions of each image's sides. TrivialAugment shifts
         # every image by up to 32 pixels.
         self.scaled_from = data.IMAGE_SIZE if data.sequences and policy and policy.name != "ta_wide" else None
         strength = train.COLOR_JITTER

@@ -8,7 +8,7 @@ import numpy as np
 from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import CALIBRATION, progress_in
 from engine.confidence.temperature import calibrate
-from engine.evaluation.tally import Results
+from engine.tasks.class_tables import ClassResults
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult
 from engine.train.trainer import Trainer
@@ -32,7 +32,7 @@ class Calibration(Callback):
         """Return the calibration of the best epoch, or {} if there is none yet."""
         return self._state
 
-    def fit(self, trainer: Trainer, images: Results) -> None:
+    def fit(self, trainer: Trainer, images: ClassResults) -> None:
         best, process, scores = trainer.best, trainer.process, gather_scores(images, trainer.process)
         weights = {"epoch": best.epoch, "step": trainer.step, "weights": f"state_dict{best.suffix}"}
         self._state = process.first(lambda: weights | calibrate(scores, trainer.task.likelihood))
@@ -55,7 +55,7 @@ class Calibration(Callback):
             self._state = found or {"epoch": best.epoch}
 
 
-def gather_scores(images: Results, process: Process) -> tuple[np.ndarray, np.ndarray] | tuple[()]:
+def gather_scores(images: ClassResults, process: Process) -> tuple[np.ndarray, np.ndarray] | tuple[()]:
     """Return the logits and targets of all processes in the order of the image set. Collective.
 
     If there are too many images, only a subset is used, chosen by a hash of the index. Images whose logits are not

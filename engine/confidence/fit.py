@@ -23,7 +23,8 @@ from engine.confidence.known import (
     parts_of,
     to_plain,
 )
-from engine.evaluation.tally import Results, Scoring, Tally
+from engine.evaluation.tally import Scoring, Tally
+from engine.tasks.class_tables import ClassResults
 from engine.train.trainer import Trainer
 from models.weights.state import CALIBRATION
 from utils.distributed import Process
@@ -83,7 +84,7 @@ def why_not(model: nn.Module, config: Config) -> str:
     return ""
 
 
-def gather_features(images: Results, process: Process) -> Features | None:
+def gather_features(images: ClassResults, process: Process) -> Features | None:
     """Return the features that all processes have kept, or None. Collective."""
     rows = [[torch.cat(column).cpu() for column in zip(*images.local.features, strict=True)]]
     rows = [each for each in process.join(rows) if each]
@@ -93,7 +94,7 @@ def gather_features(images: Results, process: Process) -> Features | None:
 # --- the fit ---
 
 
-def learn(images: Results, trainer: Trainer, temperature: float) -> dict[str, Any]:
+def learn(images: ClassResults, trainer: Trainer, temperature: float) -> dict[str, Any]:
     """Return the statistics of the images of an evaluation, or the reason why there are none. Collective."""
     features, reason = gather_features(images, trainer.process), why_not(trainer.model, trainer.config)
     return trainer.process.first(lambda: summarize(features, temperature, reason))

@@ -1,4 +1,4 @@
-"""The temperature of a model's logits: with it, the model is right in 80% of the cases to which it gives 80%."""
+"""The temperature of a model's logits: it makes predictions with a probability of 80% right in 80% of all cases."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ class Measured(NamedTuple):
 
 
 class Likelihood:
-    """How well the probabilities of logits fit the labels: of one class, the softmax; engine/tasks/labels.py has another."""
+    """How well probabilities fit the labels of images with one class (softmax). engine/tasks/labels.py is for several."""
 
     has_curve = True  # whether an image has one answer, whose confidence can be compared with a threshold
 

@@ -24,7 +24,7 @@ class Evaluation(NamedTuple):
 
 
 class Inference(NamedTuple):
-    """How models compute: the normalization of their images, their precision, and the process."""
+    """The normalization of images, the precision of models, and the process that computes."""
 
     normalize: nn.Module
     precision: Precision

@@ -1,22 +1,19 @@
-"""What an evaluation needs of a task: who adds up the results of batches, and what the results of images can tell."""
+"""What an evaluation needs of a task: who adds up the results of batches."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from datasets import ImageSet
 from engine.evaluation.scores import Scores
 from utils.distributed import Process
-from utils.log import Log
 
 
 class Tally(Protocol):
     """Adds up the results of an evaluation. It is exact for any number of processes."""
 
-    per_image: Any  # results of this process's images; `gather` returns Results or None; `indices` are set at the end
+    per_image: Any  # results of this process's images; `gather` returns them all or None; `indices` are set at the end
 
     def add(self, outputs: Any, targets: Any, num_excluded: int) -> None:
         """Add a batch: outputs of at least B images, targets of B. B is 0 in a process that has no images left."""
@@ -31,24 +28,6 @@ class Scoring(NamedTuple):
     # Returns a Tally for a device, the type of its sums, and the number of images that all processes together will add.
     tally: Callable[[torch.device, torch.dtype, int], Tally]
     targets_of: Callable[[Tensor, Tensor], Any] = lambda images, labels: labels  # the targets of images with labels
-
-
-class Results(Protocol):
-    """The results of each readable image, over all processes. ClassResults (engine/tasks/class_tables.py) explains them."""
-
-    indices: np.ndarray  # of the images in their set
-    local: Any  # the results of this process's images
-    is_complete: bool  # whether they have what takes too long to compute after each epoch
-
-    def complete(self, process: Process, log: Log, should_stop: Callable[[], bool]) -> "Results": ...
-
-    def tables(self, image_set: ImageSet) -> Iterator[tuple[str, Sequence[str], Iterable[Sequence]]]: ...
-
-    def figures(self, image_set: ImageSet) -> dict[str, Any]: ...
-
-    def errors(self, classes: Sequence[str], most: int) -> tuple[int, list[tuple[int, list[str]]]]: ...
-
-    def cells(self) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None: ...
 
 
 def widen(tensor: Tensor) -> Tensor:

@@ -14,9 +14,8 @@ from datasets import ImageSet
 from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import progress_in
 from engine.evaluation.scores import Best
-from engine.evaluation.tally import Results
 from engine.record.saved_files import read_object, write_table
-from engine.tasks.class_tables import PER_CLASS_KEY
+from engine.tasks.class_tables import PER_CLASS_KEY, ClassResults
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult
 from engine.train.trainer import Trainer
@@ -36,7 +35,7 @@ class ResultFiles:
         self._folder, self._image_set, self._log = folder, image_set, log
         self._has_failed = False
 
-    def write(self, results: Results, best: Best, with_pictures: bool, calibration: Calibration = None) -> None:
+    def write(self, results: ClassResults, best: Best, with_pictures: bool, calibration: Calibration = None) -> None:
         """Write the results of the evaluation that `best` describes, and the figures of its calibration, if any."""
         record = self._folder / RECORD
         try:
@@ -56,11 +55,11 @@ class ResultFiles:
                 self._log.warn(f"cannot write the image results in {self._folder} ({cause_of(error)})")
             self._has_failed = True
 
-    def _draw(self, results: Results) -> None:
+    def _draw(self, results: ClassResults) -> None:
         from engine.predict.pictures import write_picture  # local: only pictures need it
         from engine.report.image_sheets import draw_confusion, draw_mistakes
 
-        if results.cells() is not None:
+        if results.has_matrix:
             write_picture(draw_confusion(results, self._image_set.classes), self._folder / CONFUSION_PICTURE)
         if not self._image_set.makes_batches:
             write_picture(draw_mistakes(results, self._image_set), self._folder / MISTAKES_PICTURE)
@@ -105,7 +104,7 @@ class BestResults(Callback):
         self._files, self._draws = ResultFiles(folder, image_set, log), config.REPORT
         self._has_classes = config.task.has_classes  # without classes, images have no results
         # The results of the best epoch, and of the previous best, which counts again if best.pth cannot be written.
-        self._held: dict[Best, Results] = {}
+        self._held: dict[Best, ClassResults] = {}
         self._saved_calibration: tuple[Best, dict[str, Any]] | None = None  # the one in best.pth, and its epoch
         self._next_write = time.monotonic() + SECONDS_BETWEEN
 
@@ -118,7 +117,7 @@ class BestResults(Callback):
             took = time.monotonic() - start
             self._next_write = time.monotonic() + max(SECONDS_BETWEEN, PAUSE_FACTOR * took)
 
-    def complete(self, evaluate_best: Callable[[], Results], should_stop: Callable[[], bool]) -> None:
+    def complete(self, evaluate_best: Callable[[], ClassResults], should_stop: Callable[[], bool]) -> None:
         """At the end of a run, evaluate best.pth again if the folder has no results for it. Collective.
 
         An earlier start may have been killed before it wrote them. Images are ranked by the scores of each class only

@@ -13,7 +13,6 @@ from torch import Tensor
 from configs.schema import Config
 from datasets import Batch, ImageSet, Mixed, build_normalize, build_preparation
 from datasets.types import ImageReadError
-from engine.evaluation.tally import Results
 from engine.predict.pictures import Tile, contact_sheet, fitted, lettering, write_picture
 from engine.tasks.class_tables import ClassResults, Names
 from engine.train.callback import Callback
@@ -27,7 +26,7 @@ from utils.text import counted, first_of
 NUM_SHOWN, NUM_THREADS, SIDE = 36, 6, 150
 
 
-def draw_mistakes(results: Results, image_set: ImageSet) -> Image.Image:
+def draw_mistakes(results: ClassResults, image_set: ImageSet) -> Image.Image:
     """Return a sheet of the most confident mistakes, the most confident first. Only images on the sheet are read."""
     number, errors = results.errors(image_set.classes, NUM_SHOWN)
     with ThreadPoolExecutor(NUM_THREADS) as pool:  # reading from a large file or a server is slow

@@ -1,4 +1,4 @@
-"""What a model learns: each task is a file here and a row of TASKS in configs/tables.py. Other code asks these."""
+"""What a model learns: each task is a file here and a row of TASKS in configs/tables.py. Other code asks them."""
 
 from configs.schema import Config
 from configs.tables import import_named

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -51,6 +51,7 @@ class ClassResults:
     counts: np.ndarray  # [3, classes]: images, predictions and correct predictions of each class
     local: Any  # this process's results, with all scores of its images if kept
     ranking: Ranking | None  # None: not computed yet
+    has_matrix: ClassVar[bool] = False  # whether there is a confusion matrix, with the method `cells`
 
     def complete(self, process: Process, log: Log, should_stop: Callable[[], bool] = lambda: False) -> "ClassResults":
         """Return the results with the AUC and average precision of each class, unless `should_stop` ends it. Collective."""
@@ -72,16 +73,16 @@ class ClassResults:
         names = Names(image_set.classes)
         yield PREDICTIONS, PREDICTION_COLUMNS, self.rows(image_set, names)
         yield PER_CLASS, CLASS_COLUMNS, self.class_rows(names)
-        if self.cells() is not None:
+        if self.has_matrix:
             yield CONFUSION, *self.confusion_rows(names)
 
     def rows(self, image_set: ImageSet, names: Names) -> Iterator[tuple[str, ...]]:
         """Yield a row for each image that could be read."""
         raise NotImplementedError
 
-    def cells(self) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """Return the non-zero cells of the confusion matrix, row by row: labels, predictions, counts. None: no matrix."""
-        return None
+    def cells(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the non-zero cells of the confusion matrix, row by row: labels, predictions, counts."""
+        raise NotImplementedError
 
     def figures(self, image_set: ImageSet) -> dict[str, Any]:
         """Return {class: {rate: value}} for results.json. Undefined rates are None."""
@@ -97,7 +98,7 @@ class ClassResults:
 
     def class_rows(self, names: Names) -> Iterator[tuple]:
         """Yield a row for each class. Undefined values, such as the recall of a class without images, stay empty."""
-        taken_for = self.most_taken_for()
+        taken_for = self.most_taken_for() if self.has_matrix else {}
         rates = self.class_rates()
         for number in names.shown(self.counts).tolist():
             actual, predicted, right = self.counts[:, number].tolist()
@@ -127,7 +128,7 @@ class ClassResults:
     def most_taken_for(self) -> dict[int, tuple[int, int]]:
         """Return {class with mistakes: (its most frequent wrong prediction, count)}. The first prediction wins a tie."""
         found: dict[int, tuple[int, int]] = {}
-        labels, predictions, counts = self.cells() or np.zeros((3, 0), np.int64)
+        labels, predictions, counts = self.cells()
         for label, prediction, count in zip(labels.tolist(), predictions.tolist(), counts.tolist(), strict=True):
             if label != prediction and count > found.get(label, (0, 0))[1]:
                 found[label] = prediction, count

@@ -29,6 +29,11 @@ class Classes(Task):
 
     likelihood = Likelihood()
 
+    @property
+    def tally(self) -> type["Tally"]:
+        """Return the class that adds up the scores of an evaluation."""
+        return Tally
+
     def are_right(self, outputs: Tensor | tuple[Tensor, Tensor], targets: Tensor | Mixed | ExtendedTargets) -> Tensor:
         if isinstance(outputs, tuple):  # the logits of two heads; their mean is the prediction
             outputs = outputs[0] + outputs[1]
@@ -44,15 +49,15 @@ class Classes(Task):
         return functional.cross_entropy(logits, targets)
 
     def scoring(self, trainer: Trainer) -> Scoring:
-        return Scoring(Tally)
+        return Scoring(self.tally)
 
     def open_evaluation(
         self, data: EvalData, inference: Inference, bad_images: BadImages, log: Log, is_run: bool
     ) -> OfWeights:
-        return None, lambda models: evaluate(models, data, inference, bad_images, self.scoring(None))
+        return None, lambda models: evaluate(models, data, inference, bad_images, Scoring(self.tally))
 
     def describe_scored(self, eval_set: ImageSet) -> str:
-        number, total = int(np.count_nonzero(eval_set.count_classes())), counted(len(eval_set.classes), "class")
+        number, total = eval_set.num_classes_with_images(), counted(len(eval_set.classes), "class")
         return total if number == len(eval_set.classes) else f"{number} of {total}"
 
     def probabilities(self, logits: Tensor) -> Tensor:
@@ -89,6 +94,7 @@ class ImageResults(ClassResults):
     predictions: np.ndarray
     probabilities: np.ndarray  # float32: the probabilities of the predicted classes
     label_probabilities: np.ndarray
+    has_matrix = True
 
     def rows(self, image_set: ImageSet, names: Names) -> Iterator[tuple[str, ...]]:
         columns = self.indices, self.labels, self.predictions, self.probabilities, self.label_probabilities

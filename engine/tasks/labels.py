@@ -11,10 +11,9 @@ from torch.nn import functional
 from datasets import ImageSet
 from engine.confidence.temperature import Likelihood, Measured, blocks
 from engine.evaluation.all_scores import AllScores
-from engine.evaluation.tally import Scoring, are_finite
+from engine.evaluation.tally import are_finite
 from engine.tasks.class_tables import ClassResults, Names, format_share
 from engine.tasks.classes import Classes, PerImage, Tally, macro_scores
-from engine.train.trainer import Trainer
 from utils.distributed import Process
 from utils.errors import ensure
 
@@ -60,15 +59,16 @@ class Labels(Classes):
 
     likelihood = OfLabels()
 
+    @property
+    def tally(self) -> type["LabelTally"]:
+        return LabelTally
+
     def is_class(self, predictions: Tensor, targets: Tensor) -> Tensor:
         return targets.gather(1, predictions[:, None])[:, 0] > 0
 
     def start_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of one regression for each class."""
         return functional.binary_cross_entropy_with_logits(logits, targets.double(), reduction="none").sum(1).mean()
-
-    def scoring(self, trainer: Trainer) -> Scoring:
-        return Scoring(LabelTally)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         return logits.sigmoid()

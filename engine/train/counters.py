@@ -1,12 +1,13 @@
 """Sums up loss and accuracy on the device, so that the host waits for the device only when a report is due."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine.evaluation.scores import Scores
-from engine.evaluation.tally import Results, sum_dtype
+from engine.evaluation.tally import sum_dtype
 from utils.distributed import Process
 
 
@@ -39,7 +40,7 @@ class EpochResult:
     num_images: int  # images used for training, not counting images before a resume
     training_seconds: float
     evaluation_seconds: float
-    images: Results | None = None  # results of each image, if this epoch is the best so far
+    images: Any = None  # results of each image (ClassResults), if this epoch is the best so far
 
 
 class Counters:

@@ -23,13 +23,14 @@ from datasets.types import ImageReadError
 from engine.evaluation.all_scores import Ranking
 from engine.evaluation.evaluate import Inference, evaluate
 from engine.evaluation.scores import Best
-from engine.evaluation.tally import Results, Scoring
+from engine.evaluation.tally import Scoring
 from engine.precision import Precision
 from engine.predict.pictures import tiles_of
 from engine.record.saved_files import write_table
 from engine.report.image_results import BestResults, ResultFiles, record_of, to_json
 from engine.report.image_sheets import draw_confusion
 from engine.tasks import class_tables
+from engine.tasks.class_tables import ClassResults
 from engine.tasks.classes import ImageResults, Tally
 from engine.tasks.labels import LabelTally
 from engine.train.counters import EpochResult
@@ -208,7 +209,7 @@ def test_class_shared_by_all_images_has_no_specificity(tmp_path):
     assert table(tmp_path / "per_class.csv")[1][-4:] == ["1.000000", "", "", ""]
 
 
-def write_tables(folder: Path, results: Results, images) -> None:
+def write_tables(folder: Path, results: ClassResults, images) -> None:
     for name, header, rows in results.tables(images):
         write_table(folder / name, header, rows)
 

@@ -28,6 +28,7 @@ MAX_WEIGHTS = 1e11  # maximum number of weights in all blocks: about five times 
 # {property of the settings: the settings that decide it}
 SETTINGS_OF = {
     "TRAIN.mixes": "{TRAIN.MIXUP_ALPHA} {TRAIN.CUTMIX_ALPHA} and {TRAIN.CUTMIX_MINMAX}",
+    "TRAIN.cuts": "{TRAIN.CUTMIX_ALPHA} and {TRAIN.CUTMIX_MINMAX}",
     "DATA.has_several_labels": "{LABELS}",
 }
 
@@ -226,7 +227,11 @@ REFUSED: tuple[tuple[Callable[[Config, Origins], Any], str], ...] = (
         lambda c, o: c.DATA.TOKENS and c.DATA.cache_side,
         "{DATA.CACHE} must be none or disk with {DATA.TOKENS} because a cache of reduced images would lose detail",
     ),
-    # Several labels per image.
+    # Several labels per image, and numbers.
+    (
+        lambda c, o: len(c.DATA.TARGET_MEAN) != len(c.DATA.TARGET_STD),
+        "{DATA.TARGET_MEAN} must have as many numbers as {DATA.TARGET_STD} one of each for each column",
+    ),
     (
         lambda c, o: c.DATA.LABEL_SEPARATOR and len(c.DATA.COLUMNS) > 2,
         "{DATA.COLUMNS} must name two columns with {DATA.LABEL_SEPARATOR} one of paths and one of classes",

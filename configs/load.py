@@ -49,9 +49,12 @@ class LoadedConfig:
 
     def with_batch_size(self, number: int, how: str) -> "LoadedConfig":
         """Return a copy with a number instead of DATA.BATCH_SIZE auto. `how`: how the number was found, in words."""
-        key = "DATA.BATCH_SIZE"
-        config = replace(self.config, DATA=replace(self.config.DATA, BATCH_SIZE=number))
-        return replace(self, config=config, origins=self.origins | {key: f"auto ({self.origins[key]}): {how}"})
+        return self.with_data({"BATCH_SIZE": number}, f"auto ({self.origins['DATA.BATCH_SIZE']}): {how}")
+
+    def with_data(self, values: dict[str, Any], origin: str) -> "LoadedConfig":
+        """Return a copy with other values of settings in DATA. `origin`: where they come from, in words."""
+        config = replace(self.config, DATA=replace(self.config.DATA, **values))
+        return replace(self, config=config, origins=self.origins | {f"DATA.{name}": origin for name in values})
 
     def with_default_batch_size(self) -> "LoadedConfig":
         """Return a copy with the default batch size instead of auto, and a note. This is for programs that do not train."""

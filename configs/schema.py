@@ -112,6 +112,7 @@ class Only:
 
 
 OF_A_TEACHER = Only("TRAIN.DISTILLATION_TYPE|TRAIN.OBJECTIVE", "soft", "hard", "features")
+OF_NUMBERS = Only("TRAIN.OBJECTIVE", "numbers")
 OF_MIXING = Only("TRAIN.MIXUP_ALPHA|TRAIN.CUTMIX_ALPHA|TRAIN.CUTMIX_MINMAX")
 OF_VIT = Only("MODEL.TYPE", "vit")
 TO_END_LR = Only("TRAIN.LR_SCHEDULER.NAME", "cosine", "paddlevit", "wsd")
@@ -247,7 +248,11 @@ class Data:
     LABEL_SEPARATOR: str | None = setting(None, help=
         "For csv with several labels per image: the separator of labels in the column of classes, such as | in `cat|dog`; an empty cell means no labels. TRAIN.LOSS then defaults to bce, and TRAIN.BEST_METRIC to map.")
     COLUMNS: tuple[str, ...] = setting((), form=COLUMN_NAMES, only=Only("DATA.DATASET", "csv", "parquet"), help=
-        "For csv and parquet: the column of paths (parquet: of images) and the column of classes; empty: image_path and target (parquet: image and label). For csv with several labels per image: the column of paths and one column per class, with 1 (or true) for images that have the label and 0 (or false) for others; * means all other columns.")
+        "For csv and parquet: the column of paths (parquet: of images) and the column of classes; empty: image_path and target (parquet: image and label). For csv with several labels per image: the column of paths and one column per class, with 1 (or true) for images that have the label and 0 (or false) for others; * means all other columns. With TRAIN.OBJECTIVE numbers, the other columns have the numbers to predict.")
+    TARGET_MEAN: tuple[float, ...] = setting((), bounds=(-1e30, 1e30), role=MODEL, only=OF_NUMBERS, help=
+        "With TRAIN.OBJECTIVE numbers: the mean of each number, which is subtracted from it in training. Empty: the mean of the training images, which is saved with the weights.")
+    TARGET_STD: tuple[float, ...] = setting((), bounds=(1e-30, 1e30), role=MODEL, only=OF_NUMBERS, help=
+        "With TRAIN.OBJECTIVE numbers: the standard deviation of each number, by which it is divided in training. Empty: that of the training images, which is saved with the weights.")
     EXIF: Literal["apply", "ignore"] | None = setting(None, help=
         "apply: rotate photos as their EXIF orientation says; ignore: leave them as stored. Not set: apply for imagefolder, images, csv, shards and parquet, ignore for the data sets with published results.")
     MAX_PIXELS: int = setting(200_000_000, bounds=(1, 2**40), may_change=True, help=
@@ -455,8 +460,8 @@ class Train:
         "For bce: targets above this value, after smoothing and mixing, become 1, the others 0; not set: targets do not change.")
     CLASS_WEIGHTS: str | None = setting(None, help=
         "Weights of the classes in the training loss: auto, images / (classes x images of the class), so that the mean over the images is 1; or a CSV file with a class and its weight in each line; not set: all weights are 1.")
-    OBJECTIVE: Literal["classes", "features"] = setting("classes", help=
-        "What the model learns: classes, the labels of the images; features, the features of TEACHER_MODEL, without labels. Fine-tuning with few labels can start from learned features: docs/unlabelled.md.")
+    OBJECTIVE: Literal["classes", "features", "numbers"] = setting("classes", help=
+        "What the model learns: classes, the labels of the images; numbers, one or more for each image, such as an age (docs/numbers.md); features, the features of TEACHER_MODEL, without labels. Fine-tuning with few labels can start from learned features: docs/unlabelled.md.")
     FEATURES: Literal["both", "pooled", "patches"] = setting("both", only=Only("TRAIN.OBJECTIVE", "features"), help=
         "The teacher's features to learn: pooled, one vector for the whole image (the input of the teacher's classifier); patches, a vector for each patch, which needs the same grid of patches in both models; or both.")
     FEATURE_LOSS: Literal["cosine", "smooth_l1"] = setting("cosine", only=Only("TRAIN.OBJECTIVE", "features"), help=
@@ -509,7 +514,7 @@ class Train:
         "Start with a smaller decay, so that the EMA also follows the weights in short runs. true: update u (counted from 1) has the decay (u - 1) / (u + 8); timm: 1 - u ** (-2/3), the warm-up of timm's train.py; false: MODEL_EMA_DECAY from the second update on. The EMA starts with the weights after the first update.")
     BEST_METRIC: Literal[*METRICS] = setting(
         "top1", may_change=True, help=
-        "The validation metric that decides which epoch is saved as best.pth; for equal values, the smaller loss wins. micro_f1 and map are for data with several labels per image; map is the default for such data. similarity and knn are for OBJECTIVE features, where knn is the default if DATA.LABELLED_PATH is set, else similarity.")
+        "The validation metric that decides which epoch is saved as best.pth; for equal values, the smaller loss wins. micro_f1 and map are for data with several labels per image; map is the default for such data. similarity and knn are for OBJECTIVE features, where knn is the default if DATA.LABELLED_PATH is set, else similarity. mae (the default), rmse, r2 and spearman are for OBJECTIVE numbers.")
     OPTIMIZER: Optimizer = Optimizer()
     LR_SCHEDULER: LRScheduler = LRScheduler()
 
@@ -521,7 +526,12 @@ class Train:
     @property
     def mixes(self) -> bool:
         """Return whether mixup or cutmix is on."""
-        return bool(self.MIXUP_ALPHA or self.CUTMIX_ALPHA or self.CUTMIX_MINMAX)
+        return bool(self.MIXUP_ALPHA or self.cuts)
+
+    @property
+    def cuts(self) -> bool:
+        """Return whether cutmix is on."""
+        return bool(self.CUTMIX_ALPHA or self.CUTMIX_MINMAX)
 
 
 @dataclass(frozen=True)
@@ -668,8 +678,8 @@ class Config:
     @property
     def learns_strangers(self) -> bool:
         """Whether the evaluations of a new best epoch measure statistics for predict.py -unknown."""
-        has_one_class = self.task.has_classes and not self.task.has_several_classes
-        return self.CALIBRATE and self.MODEL.PRETRAINED is not None and has_one_class
+        has_one_answer = self.task.has_answers and not self.task.has_several_classes
+        return self.CALIBRATE and self.MODEL.PRETRAINED is not None and has_one_answer
 
     @property
     def train_sizes(self) -> dict[int, int]:

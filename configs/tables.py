@@ -31,7 +31,7 @@ class LossRow(NamedTuple):
 
     where: str  # file and class in engine/train/
     sentence: str  # the description in settings and documentation, without a full stop
-    several_labels: bool = False  # whether an image can have any number of labels
+    tasks: tuple[str, ...] = ("classes",)  # keys of TASKS
 
 
 # {value of TRAIN.LOSS: its row}. A setting for only one loss has Only("TRAIN.LOSS", "name") in configs/schema.py.
@@ -40,8 +40,15 @@ LOSSES = {
     "bce": LossRow(
         "loss.BinaryCrossEntropy",
         "binary cross entropy: a yes or no for each class (timm's `--bce-loss`)",
-        several_labels=True,
+        tasks=("classes", "labels"),
     ),
+    "smooth_l1": LossRow(
+        "number_loss.NumberLoss",
+        "for numbers: quadratic for errors below one standard deviation of the targets, linear above",
+        tasks=("numbers",),
+    ),
+    "l1": LossRow("number_loss.NumberLoss", "for numbers: the absolute error", tasks=("numbers",)),
+    "mse": LossRow("number_loss.NumberLoss", "for numbers: the squared error", tasks=("numbers",)),
 }
 
 
@@ -139,7 +146,7 @@ class MetricRow(NamedTuple):
 
     title: str  # in lines for people
     unit: str = "%"
-    digits: int = 2  # decimal places
+    digits: int | None = 2  # decimal places; None: four significant digits, for figures in the units of the data
     smaller_is_better: bool = False
     remedy: str = ""  # the end of the error message of tasks without this metric
     setting: str = ""  # the setting that the metric needs, if any
@@ -147,6 +154,7 @@ class MetricRow(NamedTuple):
 
 NEEDS_LABELS = "needs images with several labels; set DATA.LABEL_SEPARATOR or DATA.COLUMNS"
 NEEDS_FEATURES = "measures features; set TRAIN.OBJECTIVE=features (docs/unlabelled.md), or choose another metric"
+NEEDS_NUMBERS = "measures numbers; set TRAIN.OBJECTIVE=numbers (docs/numbers.md), or choose another metric"
 # {value of TRAIN.BEST_METRIC in configs/schema.py: its row}
 METRICS = {
     "top1": MetricRow("top-1"),
@@ -158,6 +166,10 @@ METRICS = {
     "map": MetricRow("mAP", remedy=NEEDS_LABELS),
     "similarity": MetricRow("similarity", remedy=NEEDS_FEATURES),
     "knn": MetricRow("k-NN accuracy", remedy=NEEDS_FEATURES, setting="DATA.LABELLED_PATH"),
+    "mae": MetricRow("MAE", unit="", digits=None, smaller_is_better=True, remedy=NEEDS_NUMBERS),
+    "rmse": MetricRow("RMSE", unit="", digits=None, smaller_is_better=True, remedy=NEEDS_NUMBERS),
+    "r2": MetricRow("R2", unit="", digits=4, remedy=NEEDS_NUMBERS),
+    "spearman": MetricRow("Spearman", unit="", digits=4, remedy=NEEDS_NUMBERS),
 }
 
 
@@ -182,13 +194,23 @@ class TaskRow(NamedTuple):
     problem_type: str = ""  # the name of the task in transformers
     has_targets: bool = True  # whether the data must say what each image is
     has_classes: bool = True  # whether the model predicts classes
+    has_answers: bool = True  # whether the model predicts something that people ask about an image
     has_several_classes: bool = False  # whether an image can have any number of classes
     implied: Mapping[str, str] = {}  # {setting: its value, unless it is given}
     needed: Mapping[str, str] = {}  # {setting that must be given: what it is, and the remedy}
     refused: tuple[Refusal, ...] = ()
+    measured: str = ""  # file and function in datasets/ that measures the training targets before a run
+    # Flags of scripts/predict.py that need one class per image, and why the model has none.
+    not_predicted: tuple[str, ...] = ()
+    why_not_predicted: str = ""
 
 
-FOR_SEVERAL_LABELS = names_with(LOSSES, "several_labels")  # values of TRAIN.LOSS
+def losses_of(task: str) -> tuple[str, ...]:
+    """Return the values of TRAIN.LOSS that a task can have."""
+    return tuple(name for name, row in LOSSES.items() if task in row.tasks)
+
+
+FOR_SEVERAL_LABELS = losses_of("labels")
 NO_CLASSES = "with {TRAIN.OBJECTIVE} which has no classes"
 # {task: its row}. TRAIN.OBJECTIVE names the task; `labels` are classes of which an image can have any number.
 TASKS = {
@@ -199,6 +221,13 @@ TASKS = {
         ("top1", "top5", "loss", "macro_recall", "macro_f1"),
         activation="softmax",
         problem_type="single_label_classification",
+        refused=(
+            Refusal(
+                "TRAIN.LOSS",
+                "is a loss of numbers; set TRAIN.OBJECTIVE=numbers (docs/numbers.md), or leave it out",
+                losses_of("classes"),
+            ),
+        ),
     ),
     "labels": TaskRow(
         "labels.Labels",
@@ -208,6 +237,8 @@ TASKS = {
         activation="sigmoid",
         problem_type="multi_label_classification",
         has_several_classes=True,
+        not_predicted=("into", "unsure", "unknown"),
+        why_not_predicted="with this model an image can have several classes or none",
         implied={"TRAIN.LOSS": FOR_SEVERAL_LABELS[0]},
         refused=(
             Refusal(
@@ -237,6 +268,7 @@ TASKS = {
         ("knn", "similarity", "loss"),
         has_targets=False,
         has_classes=False,
+        has_answers=False,
         needed={"TRAIN.TEACHER_MODEL": "a teacher; name a timm model or a run with -opts TRAIN.TEACHER_MODEL=..."},
         refused=(
             Refusal("TRAIN.DISTILLATION_TYPE", f"must be none {NO_CLASSES}"),
@@ -248,6 +280,41 @@ TASKS = {
             Refusal("DATA.has_several_labels", f"has no effect {NO_CLASSES}; leave it out"),
             Refusal(
                 "DATA.TOKENS", "must be null with {TRAIN.OBJECTIVE} because features are learned from square images"
+            ),
+        ),
+    ),
+    "numbers": TaskRow(
+        "numbers.Numbers",
+        "numbers.NumberTargets",
+        "TRAIN.OBJECTIVE",
+        ("mae", "rmse", "r2", "spearman", "loss"),
+        problem_type="regression",
+        has_classes=False,
+        measured="numbers.standardized",
+        not_predicted=("into", "unsure", "unknown", "top"),
+        why_not_predicted="this model predicts numbers, not classes",
+        implied={"TRAIN.LOSS": losses_of("numbers")[0]},
+        refused=(
+            Refusal(
+                "DATA.DATASET",
+                "must be csv, parquet or shards with {TRAIN.OBJECTIVE} because other data sets have classes",
+                ("csv", "parquet", "shards"),
+            ),
+            Refusal(
+                "TRAIN.LOSS",
+                f"must be {', '.join(losses_of('numbers'))} with {{TRAIN.OBJECTIVE}} because other losses need classes",
+                losses_of("numbers"),
+            ),
+            Refusal("DATA.LABEL_SEPARATOR", f"has no effect {NO_CLASSES}; name the columns in DATA.COLUMNS"),
+            Refusal("DATA.SAMPLER", f"must be shuffle {NO_CLASSES}"),
+            Refusal("TRAIN.CLASS_WEIGHTS", f"has no effect {NO_CLASSES}; leave it out"),
+            Refusal("TRAIN.SMOOTHING", f"has no effect {NO_CLASSES}; leave it out", if_typed=True),
+            Refusal("TRAIN.cuts", f"must be off {NO_CLASSES}; TRAIN.MIXUP_ALPHA mixes numbers too"),
+            Refusal(
+                "TRAIN.DISTILLATION_TYPE",
+                "must be none or soft with {TRAIN.OBJECTIVE} because a teacher's numbers are no class",
+                ("none", "soft"),
+                only_in_training=True,
             ),
         ),
     ),

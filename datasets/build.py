@@ -128,7 +128,7 @@ def _refuse_one_class(config: Config, train: ImageSet | None, val: ImageSet) -> 
     """Raise DataError if all training images have the same class, or, in an evaluation, if only one class is known."""
     name = val.target_names()[int(val.targets[0])]
     is_one = len(val.classes) == 1 and not val.labels_are_numbers and val.meaning.has_one_class
-    if val.makes_batches or not config.task.has_targets:
+    if val.makes_batches or not config.task.has_classes:
         return
     if is_one if train is None else train.targets.min() == train.targets.max():
         raise DataError(

@@ -1,7 +1,6 @@
 """Convert the labels of a data set to class numbers, and check them."""
 
-import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from unicodedata import normalize
@@ -9,17 +8,13 @@ from unicodedata import normalize
 import numpy as np
 
 from configs.schema import Config
-from datasets.label_sets import LabelSets
 from datasets.targets import OneClass, count_classes
 from datasets.types import ImageSet
 from utils.errors import DataError
-from utils.text import counted, first_of, warning
+from utils.text import counted
 
 MAX_CLASSES = 1_000_000  # a label this high is a mistake, and a list of so many class names would fill the memory
 USUAL_CLASSES = 1000  # up to this many classes, a set may have fewer images than classes, such as part of ImageNet
-LABELS_EXPECTED = (
-    "DATA.LABEL_SEPARATOR must separate the names in the class column, or DATA.COLUMNS must name columns of 0 and 1"
-)
 MAX_DIGITS = 18  # digits of the longest label that is read as a number; int() refuses thousands of digits
 
 
@@ -80,59 +75,6 @@ class OneLabel:
     def describe(self, config: Config, train: ImageSet) -> tuple[str, ...]:
         """Return lines for the log."""
         return ()
-
-
-class SeveralLabels(OneLabel):
-    """Labels that name any number of classes, separated by DATA.LABEL_SEPARATOR, or in a column of 0 and 1 for each.
-
-    With columns, a label is a string of the values in these columns, such as 0101.
-    """
-
-    def __init__(self, columns: Sequence[str] = ()):
-        """`columns`: the label columns of DATA.COLUMNS, or none."""
-        self._columns = columns
-
-    def are_numbers(self, lists: list[Labels]) -> bool:
-        return False
-
-    def numbers(self, config: Config, lists: list[Labels]) -> tuple[list[np.ndarray], list[str]]:
-        """Return the number of each label as written, and the classes."""
-        names = {name for labels in self._parsed(config, lists) for found in labels for name in found}
-        return [np.arange(len(each.written), dtype=np.int32) for each in lists], list(self._columns) or sorted(names)
-
-    def meanings(self, config: Config, lists: list[Labels], classes: list[str]) -> list[OneClass]:
-        number = {name: number for number, name in enumerate(classes)}
-        parsed = self._parsed(config, lists)
-        if not any(itertools.chain.from_iterable(parsed)):
-            raise DataError(f"{lists[0].file}: no image has a label; {LABELS_EXPECTED}")
-        return [LabelSets([tuple(number[each] for each in found) for found in of_list]) for of_list in parsed]
-
-    def _parsed(self, config: Config, lists: list[Labels]) -> list[list[Collection[str]]]:
-        """Return the class names in each label of each list."""
-        separator = config.DATA.LABEL_SEPARATOR
-
-        def parse(written: str) -> Collection[str]:
-            if self._columns:
-                return [name for name, bit in zip(self._columns, written, strict=True) if bit == "1"]
-            return dict.fromkeys(filter(None, map(str.strip, normalize("NFC", written).split(separator))))
-
-        return [[parse(written) for written in labels.written] for labels in lists]
-
-    def describe(self, config: Config, train: ImageSet) -> tuple[str, ...]:
-        """Describe the number of labels per image, and warn if DATA.LABEL_SEPARATOR seems to be wrong."""
-        sizes = np.array([len(each) for each in train.meaning.sets])[train.targets]
-        empty = train.count_classes() == 0
-        lines = [f"labels per image: {sizes.mean():.2f} on average, {sizes.min()} to {sizes.max()}"]
-        if config.DATA.LABEL_SEPARATOR and sizes.max() == 1:
-            lines.append(
-                warning(
-                    f"no image has two labels separated by {config.DATA.LABEL_SEPARATOR!r}; check DATA.LABEL_SEPARATOR"
-                )
-            )
-        if empty.any():
-            names = first_of([train.classes[number] for number in np.flatnonzero(empty)])
-            lines.append(warning(f"no image has these classes: {names}"))
-        return ("; ".join(lines),)
 
 
 def _numbered_targets(config: Config, labels: Labels) -> np.ndarray:

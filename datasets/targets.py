@@ -5,10 +5,14 @@ a class from OneClass, as label_sets.py does, add one that reads it from a table
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from datasets.types import ImageSet
 
 
 class OneClass:
@@ -40,6 +44,10 @@ class OneClass:
     def renumber(self, targets: np.ndarray, lookup: np.ndarray) -> tuple["OneClass", np.ndarray]:
         """Return the meaning and the targets after class i has become class lookup[i]."""
         return self, lookup[targets]
+
+    def strata(self, image_set: "ImageSet") -> "ImageSet":
+        """Return the images with the classes from which a split takes an equal share: by default their own."""
+        return image_set
 
     def allocate(self, count: int, num_classes: int, pinned: bool) -> Tensor:
         """Return memory for the targets of a batch: int64 [B]."""

@@ -58,7 +58,7 @@ def choose_callbacks(
     started = plan.inputs.loaded.started
     times = RunTimes.of(config, plan.order, len(plan.eval_set), lambda: saver.longest)
     forecast = add(Forecast(config, times, started, session.beat, log.say))
-    if config.CALIBRATE and trainer.task.likelihood:
+    if config.CALIBRATE and config.task.has_answers:
         from engine.confidence.calibration import Calibration
 
         add(Calibration(session.path, log, trainer, plan.inputs.saved.get("calibration", {})))

@@ -63,18 +63,18 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
             session.status("evaluating")
         start = time.perf_counter()
         (found[name],) = score([model])
-        if config.task.has_classes and not math.isfinite(found[name].scores.loss):
+        if config.task.has_answers and not math.isfinite(found[name].scores.loss):
             refuse_outputs(plan, model, transforms, data, normalize)
         seconds = time.perf_counter() - start
         scores = found[name].scores
         log.detail(f"----- {scores.describe(f'{name}Validation')}, time: {seconds:.2f}")
         log.say(scores.describe_all(name, task.describe_scored(eval_set)))
         transforms.revert(model)  # the next weights are loaded into the same model
-    if config.task.has_classes:
+    if config.task.has_answers:
         leave_results(session, plan, found)
     figures = {name.strip().lower() or "raw": each.scores.figures() for name, each in found.items()}
     session.status("done", exit_code=0, **figures)
-    if config.task.has_classes:
+    if config.task.has_answers:
         weights = find_file(plan.inputs.source[1]) if plan.inputs.kept else None
         session.advise(after_evaluation(weights, session.path, eval_set))
     return 0
@@ -117,7 +117,7 @@ def weights_to_score(
     model = build_model(plan.config, plan.num_classes)
     if change_model:
         change_model(model)
-    elif not plan.config.task.has_classes:  # -check
+    elif not plan.config.task.has_answers:  # -check
         model.reset_classifier(0)
     for key, name in (("state_dict", ""), ("state_dict_ema", "EMA ")):
         if state.get(key):

@@ -14,6 +14,7 @@ from torch import nn
 
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
+from configs.tables import import_named
 from configs.values import flatten
 from datasets import ImageSet, SavedData, build_order, check_policy, class_weights, validation_facts
 from datasets.fingerprint import data_facts
@@ -191,6 +192,7 @@ def plan_training(inputs: Inputs, load_data: LoadData, find_batch_size: FindBatc
     train, val = load_data(inputs.config, inputs.kept)
     facts = data_facts(train, val)
     refuse_other_data(inputs, facts)
+    inputs, train, val = measure_targets(inputs, train, val)
     if inputs.config.DATA.BATCH_SIZE == AUTO:
         number, how = inputs.saved.get("config", {}).get("DATA.BATCH_SIZE"), "as at the start of this run"
         if number is None or not is_run(inputs.saved):
@@ -214,6 +216,18 @@ def plan_training(inputs: Inputs, load_data: LoadData, find_batch_size: FindBatc
         ),  # in one process, because there may be millions of names
         facts=facts,
     )
+
+
+def measure_targets(inputs: Inputs, train: ImageSet | None, val: ImageSet) -> tuple[Inputs, ImageSet | None, ImageSet]:
+    """Return the inputs and images of a task whose targets depend on measurements of the training images."""
+    if not (measure := inputs.config.task.measured):
+        return inputs, train, val
+    is_of_weights = inputs.loaded.origins["DATA.TARGET_MEAN"].startswith("weights ")
+    is_of_others = is_of_weights and inputs.record.get("class_names") != val.classes
+    found, train, val = import_named("datasets", measure)(inputs.config, train, val, is_of_others)
+    if found:
+        inputs = replace(inputs, loaded=inputs.loaded.with_data(found, "the training images"))
+    return inputs, train, val
 
 
 def source_of(config: Config, checkpoint: Path | None) -> tuple[str, str | None]:

@@ -293,9 +293,10 @@ def predict(arguments: argparse.Namespace, paths: list[str], process: "Process")
         from engine.predict.attention_maps import Maps
 
         maps = process.after_first(lambda: Maps.of(classifier, process.device, arguments.attention, paths))
-    for flag in ("into", "unsure", "unknown"):
-        if classifier.config.task.has_several_classes and getattr(arguments, flag) is not None:
-            raise ConfigError(f"-{flag}: with this model an image can have several classes or none; leave -{flag} out")
+    task = classifier.config.task
+    for flag in task.not_predicted:
+        if getattr(arguments, flag) is not None:
+            raise ConfigError(f"-{flag}: {task.why_not_predicted}; leave -{flag} out")
     make = Predictor
     if classifier.takes_photo:
         from engine.export.runtime import PhotoPredictor as make

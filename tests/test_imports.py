@@ -23,7 +23,8 @@ RARE = tuple(
     models.transforms.float8 models.transforms.operator_lists datasets.cache datasets.native_aspect
     datasets.sources.remote datasets.sources.unlabelled engine.train.budget engine.train.distillation
     engine.train.profiler engine.train.timm_optimizers engine.tasks.labels engine.tasks.features
-    engine.tasks.feature_training engine.confidence.calibration
+    engine.tasks.feature_training engine.tasks.numbers engine.tasks.number_figures engine.train.number_loss
+    engine.evaluation.other_scores datasets.label_sets datasets.numbers engine.confidence.calibration
     engine.confidence.unknown engine.predict.attention_maps engine.export engine.record.trackers engine.report
     engine.doctor scripts.embedding scripts.labelling scripts.translating_timm""".split()
 )
@@ -96,12 +97,12 @@ PACKAGES = {
         " timm_models native_aspect __init__ export"
     ).split(),
     "datasets": (
-        "order targets label_sets index types labels balance fingerprint split classes bad_images transforms sources"
+        "order targets index types labels label_sets numbers balance fingerprint split classes bad_images transforms sources"
         " sources.torchvision_sets native_aspect native_aspect.grids loading.readers squares native_aspect.batches"
         " native_aspect.batching batching loading identity overlap cache build __init__"
     ).split(),
     "engine": (
-        "parallel precision evaluation train confidence.temperature tasks checkpoint confidence record"
+        "parallel precision evaluation train confidence.temperature features.linear tasks checkpoint confidence record"
         " settings_of_weights settings predict session provenance memory first_passes plan eval_plan weights_lines plan_lines"
         " quick_checks export report build batch_size doctor eval_run evaluate_weights features check callback_list"
         " saves features.saved features.start loop run __init__"

@@ -13,8 +13,8 @@ from unicodedata import normalize
 
 import numpy as np
 
-from configs.schema import Config, Data
-from datasets.labels import OneLabel, SeveralLabels, shortened
+from configs.schema import Config
+from datasets.labels import OneLabel, shortened
 from datasets.sources import choose_parts, data_root, expected_layout
 from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, open_list, to_image_sets
 from datasets.types import ImageSet
@@ -38,12 +38,18 @@ def read_csv(config: Config, say: Callable = print) -> tuple[ImageSet | None, Im
             raise DataError(f"DATA.DATA_PATH: {root} has no train.csv; {expected_layout(config.DATA, EXPECTS)}")
         notes = parts.notes(config, root, ".csv")
         files = [root / f"{name}.csv" for name in (parts.train, parts.val) if name]
-    columns = Columns.of(config.DATA, files)
+    columns = Columns.of(config, files)
     # The split that is stored next to the index depends on these settings.
     settings = {"columns": columns.names, "group_by": columns.group, "are_bits": columns.are_bits}
     settings["separator"] = config.DATA.LABEL_SEPARATOR
     kind = OneLabel(allow_names=True)
-    if config.DATA.has_several_labels:
+    if columns.are_numbers:
+        from datasets.numbers import NumberColumns
+
+        kind, settings["are_numbers"] = NumberColumns(columns.of_labels), True
+    elif config.DATA.has_several_labels:
+        from datasets.label_sets import SeveralLabels
+
         kind = SeveralLabels(columns.of_labels if columns.are_bits else ())
     read = functools.partial(read_csv_file, columns=columns)
     image_sets = to_image_sets(config, Lists(files, read, kind, settings))
@@ -57,13 +63,15 @@ class Columns(NamedTuple):
     """The names of the columns that are read."""
 
     path: str
-    of_labels: tuple[str, ...]  # one column of classes, or any number of columns of 0 and 1
+    of_labels: tuple[str, ...]  # one column of classes, or any number of columns of 0 and 1, or of numbers
     are_bits: bool  # the labels are columns of 0 and 1
-    may_be_empty: bool  # the column of classes may be empty, for images without a label
+    are_numbers: bool  # the labels are columns of numbers to predict
+    may_be_empty: bool  # the labels may be empty, for images without a label
     group: str | None
 
     @classmethod
-    def of(cls, data: Data, files: list[Path]) -> "Columns":
+    def of(cls, config: Config, files: list[Path]) -> "Columns":
+        data, are_numbers = config.DATA, config.TRAIN.OBJECTIVE == "numbers"
         path, *of_labels = data.COLUMNS or USUAL
         group = data.GROUP_BY
         if of_labels == ["*"]:
@@ -72,7 +80,11 @@ class Columns(NamedTuple):
             others = [path] if group is None else [path, group]
             others = [names[place] for place in find_columns(others, names) if place is not None]
             of_labels = [name for name in dict.fromkeys(names) if name and name not in others]
-        return cls(path, tuple(of_labels), data.has_label_columns, data.LABEL_SEPARATOR is not None, group)
+        are_bits, may_be_empty = (
+            data.has_label_columns and not are_numbers,
+            data.LABEL_SEPARATOR is not None or are_numbers,
+        )
+        return cls(path, tuple(of_labels), are_bits, are_numbers, may_be_empty, group)
 
     @property
     def names(self) -> list[str]:
@@ -194,7 +206,13 @@ class _Values(NamedTuple):
         if not lines:
             return None
         end = 1 + len(self.columns.of_labels)
-        labels = self._as_bits(columns[1:end], lines) if self.columns.are_bits else columns[1]
+        labels = columns[1]
+        if self.columns.are_numbers:
+            from datasets.numbers import joined
+
+            labels = joined(self.file, self.columns.of_labels, columns[1:end], lines, rows.dialect.delimiter)
+        elif self.columns.are_bits:
+            labels = self._as_bits(columns[1:end], lines)
         self._refuse_bytes(labels, lines)
         return Rows(columns[0], labels, np.array(lines), columns[end] if self.columns.group else [])
 

@@ -173,7 +173,7 @@ def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
         from datasets.split.by_hash import class_folders_of, find_rows
 
         class_folders = class_folders_of(image_set, record)
-        columns, notes = find_rows(image_set, record, class_folders)
+        columns, notes = find_rows(image_set.meaning.strata(image_set), record, class_folders)
     else:
         held_out = _by_position(image_set, record)
         columns, notes = rows_of_parts(image_set, held_out), warn_of_split_classes(image_set, held_out)

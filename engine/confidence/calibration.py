@@ -1,5 +1,6 @@
 """Calibrates the best weights of a run before they are saved, and stores the result in its checkpoints."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,6 @@ import numpy as np
 
 from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import CALIBRATION, progress_in
-from engine.confidence.temperature import calibrate
 from engine.tasks.class_tables import ClassResults
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult
@@ -35,13 +35,13 @@ class Calibration(Callback):
     def fit(self, trainer: Trainer, images: ClassResults) -> None:
         best, process, scores = trainer.best, trainer.process, gather_scores(images, trainer.process)
         weights = {"epoch": best.epoch, "step": trainer.step, "weights": f"state_dict{best.suffix}"}
-        self._state = process.first(lambda: weights | calibrate(scores, trainer.task.likelihood))
+        self._state = process.first(lambda: weights | trainer.task.calibrate(scores))
         if "reason" in self._state:
             self._log.note(f"the best weights are not calibrated, because {self._state['reason']}")
-        if trainer.config.learns_strangers and self._state.get("curve"):
+        if trainer.config.learns_strangers and "reason" not in self._state:
             from engine.confidence.fit import learn
 
-            self._state[KNOWN] = learn(images, trainer, self._state["temperature"])
+            self._state[KNOWN] = learn(images, trainer, self._state.get("temperature", math.inf))
             if reason := self._state[KNOWN].get("reason"):
                 self._log.note(f"-unknown will not compare photos with the validation images, because {reason}")
 

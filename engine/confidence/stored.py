@@ -1,6 +1,7 @@
 """Scores photos by the statistics in a file of weights."""
 
 import base64
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,6 @@ def watch(model: nn.Module, calibration: dict[str, Any], source: str | Path) -> 
     if not saved:
         return None
     with naming_damage(Path(source)):
-        known = from_plain(saved, calibration["temperature"]).to(next(model.parameters()).device)
+        known = from_plain(saved, calibration.get("temperature", math.inf)).to(next(model.parameters()).device)
     tap = Tap(model, known.middle_of)
     return lambda: known(tap.take())

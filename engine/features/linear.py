@@ -48,6 +48,42 @@ def fit_linear(
     return LinearClassifier(weight, bias.detach() - weight @ mean)
 
 
+# Penalties of a ridge regression, as shares of the mean variance of the features' components.
+SHARES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+
+
+def fit_ridge(features: Tensor, targets: Tensor) -> LinearClassifier:
+    """Fit a ridge regression for each column of numbers: features [N, D], targets [N, C], NaN where one is missing.
+
+    Each column has the penalty with the smallest leave-one-out error, which has a closed form.
+    """
+    targets, columns = targets.double(), []
+    for column in targets.T:
+        known = column.isfinite()
+        columns.append(_fit_column(features[known].double(), column[known]))
+    weights, biases = zip(*columns, strict=True)
+    return LinearClassifier(torch.stack(weights), torch.stack(biases))
+
+
+def _fit_column(features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weights [D] and the bias for one number of each image."""
+    count = len(target)
+    mean, deviation = features.mean(0), features.std(0, correction=0)
+    deviation = deviation.clamp(min=LIKE_CONSTANT * float(deviation.mean()) or 1.0)
+    rows, values, columns = torch.linalg.svd((features - mean) / deviation, full_matrices=False)
+    along, squares = rows.T @ (target - target.mean()), values.square()
+    found = []
+    for share in SHARES:
+        penalty = share * squares.sum() / count + 1e-12
+        kept = squares / (squares + penalty)
+        # How much each image's own number contributes to its prediction. Without this part, the error is exact.
+        own = (1 / count + rows.square() @ kept).clamp(max=0.999)
+        errors = (target - target.mean() - rows @ (kept * along)) / (1 - own)
+        found.append((float(errors.square().mean()), share, columns.T @ (along * values / (squares + penalty))))
+    weight = min(found, key=lambda each: each[:2])[2] / deviation
+    return weight, target.mean() - weight @ mean
+
+
 @torch.no_grad()
 def set_classifier(layers: list[nn.Module], found: LinearClassifier) -> None:
     """Give the layers that compute the logits these weights. Several layers read parts of the features; their mean counts."""

@@ -19,7 +19,7 @@ from engine.features.compute import (
     tapped,
 )
 from engine.features.doubts import describe_doubts
-from engine.features.linear import MOST_PRODUCTS, fit_linear, set_classifier
+from engine.features.linear import MOST_PRODUCTS, set_classifier
 from engine.features.saved import save_features
 from engine.plan import TrainPlan
 from engine.record.next_steps import command
@@ -96,8 +96,8 @@ def fit(saves: Saves, layers: list[nn.Module], stop: StopSignal) -> ImageFeature
     if not len(targets) or not features.isfinite().all():
         log.say("no linear classifier before training: some features are not finite")
         return None
-    given = (features, targets, layers[0].weight.shape[0], trainer.task.start_loss)
-    classifier = trainer.process.first(lambda: fit_linear(*given))
+    given = (features, targets, layers[0].weight.shape[0])
+    classifier = trainer.process.first(lambda: trainer.task.fit_head(*given))
     stop_if_requested()  # a resumed run then repeats the pass
     set_classifier(layers, classifier)
     trainer.computing.refresh()

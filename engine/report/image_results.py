@@ -15,7 +15,7 @@ from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import progress_in
 from engine.evaluation.scores import Best
 from engine.record.saved_files import read_object, write_table
-from engine.tasks.class_tables import PER_CLASS_KEY, ClassResults
+from engine.tasks.class_tables import RATES, ClassResults
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult
 from engine.train.trainer import Trainer
@@ -72,7 +72,7 @@ class ResultFiles:
         wanted |= {CALIBRATION: calibration} if calibration else {}
         wanted |= {"num_in_training": self._image_set.num_in_training}
         found = read_object(self._folder / RECORD)
-        has_rates = PER_CLASS_KEY in found or not with_rates
+        has_rates = not with_rates or any(key in found for key in RATES)
         return has_rates and all(found.get(key) == value for key, value in wanted.items())
 
 
@@ -102,7 +102,7 @@ class BestResults(Callback):
     def __init__(self, config: Config, folder: Path, image_set: ImageSet, log: Log, trainer: Trainer):
         self._best_file, self._log, self._trainer = folder / BEST, log, trainer
         self._files, self._draws = ResultFiles(folder, image_set, log), config.REPORT
-        self._has_classes = config.task.has_classes  # without classes, images have no results
+        self._has_answers = config.task.has_answers  # without answers, images have no results
         # The results of the best epoch, and of the previous best, which counts again if best.pth cannot be written.
         self._held: dict[Best, ClassResults] = {}
         self._saved_calibration: tuple[Best, dict[str, Any]] | None = None  # the one in best.pth, and its epoch
@@ -135,7 +135,7 @@ class BestResults(Callback):
     def _are_missing(self) -> bool:
         best = self._trainer.best
         if (
-            not (best.exists and self._has_classes)
+            not (best.exists and self._has_answers)
             or best in self._held
             or self._has_written(self._draws, with_rates=True)
         ):
@@ -171,4 +171,4 @@ class BestResults(Callback):
                 self._saved_calibration = best, progress_in(self._best_file).get(CALIBRATION, {})
             found = self._saved_calibration[1]
         is_of_best = found.get("epoch") == best.epoch and "figures" in found
-        return {"temperature": found["temperature"], **found["figures"]} if is_of_best else None
+        return {key: found[key] for key in ("temperature",) if key in found} | found["figures"] if is_of_best else None

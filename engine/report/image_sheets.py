@@ -14,13 +14,14 @@ from configs.schema import Config
 from datasets import Batch, ImageSet, Mixed, build_normalize, build_preparation
 from datasets.types import ImageReadError
 from engine.predict.pictures import Tile, contact_sheet, fitted, lettering, write_picture
+from engine.tasks import find_task
 from engine.tasks.class_tables import ClassResults, Names
 from engine.train.callback import Callback
 from engine.train.counters import Report
 from engine.train.trainer import Trainer
 from utils.errors import UserError, cause_of
 from utils.log import Log
-from utils.text import counted, first_of
+from utils.text import counted
 
 # 36 is even, because neighboring images of a training batch are mixed in pairs.
 NUM_SHOWN, NUM_THREADS, SIDE = 36, 6, 150
@@ -33,9 +34,7 @@ def draw_mistakes(results: ClassResults, image_set: ImageSet) -> Image.Image:
         pixels = pool.map(functools.partial(pixels_of, image_set), [index for index, _ in errors])
         pairs = zip(pixels, errors, strict=True)
         tiles = [Tile(image, [*caption, image_set.table_name(index)]) for image, (index, caption) in pairs]
-    shown = f", the {len(tiles)} that the model was most certain of" if len(tiles) < number else ""
-    title = f"{counted(number, 'mistake')} in {counted(len(results.indices), 'validation image')}{shown}"
-    return contact_sheet(tiles, side=SIDE, title=title)
+    return contact_sheet(tiles, side=SIDE, title=results.title_of_errors(number, len(tiles)))
 
 
 def pixels_of(image_set: ImageSet, index: int) -> np.ndarray | None:
@@ -132,24 +131,10 @@ class TrainBatch(Callback):
 
     def _draw(self, batch: Batch) -> Image.Image:
         pixels, targets = prepared(self._config, batch)
-        pairs = zip(pixels, self._captions(targets), strict=True)
+        captions = find_task(self._config).captions(targets, self._names)
+        pairs = zip(pixels, captions, strict=True)
         tiles = [Tile(image.permute(1, 2, 0).numpy(), [caption]) for image, caption in pairs]
         return contact_sheet(tiles, title="images of the first update, as the model gets them")
-
-    def _captions(self, targets: Tensor | Mixed) -> list[str]:
-        if not isinstance(targets, Mixed):
-            return [self._name(target) for target in targets]
-        return [
-            self._name(first)
-            if share > 0.995
-            else f"{share:.0%} {self._name(first)}, {1 - share:.0%} {self._name(second)}"
-            for first, second, share in zip(targets.first, targets.second, targets.share.tolist(), strict=True)
-        ]
-
-    def _name(self, target: Tensor) -> str:
-        """Return the name of an image's class, or the names of all its labels."""
-        numbers = target.nonzero()[:, 0].tolist() if target.ndim else [int(target)]
-        return first_of([self._names[number] for number in numbers]) or "no label"
 
 
 def prepared(config: Config, batch: Batch) -> tuple[Sequence[Tensor], Tensor | Mixed]:

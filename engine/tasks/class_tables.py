@@ -11,11 +11,13 @@ from datasets import ImageSet
 from engine.evaluation.all_scores import Ranking
 from utils.distributed import Process
 from utils.log import Log
+from utils.text import counted
 
 # Above this number of scores (images x classes), an evaluation keeps all scores only if images can have several
 # labels. 2**26 float32 scores take 256 MiB: ImageNet's validation images need 191 MiB.
 MOST_SCORES = 2**26
 PER_CLASS_KEY = "per_class"  # the key of the per-class rates in results.json; added at the end of a run
+RATES = (PER_CLASS_KEY, "per_output")  # the keys of complete results; the second is for numbers
 PREDICTIONS, PER_CLASS, CONFUSION = "predictions.csv", "per_class.csv", "confusion.csv"
 PREDICTION_COLUMNS = ("image", "label", "prediction", "probability", "label_probability")
 COUNTED_COLUMNS = ("class", "precision", "recall", "f1", "count", "predicted", "taken_for", "times_taken_for")
@@ -95,6 +97,11 @@ class ClassResults:
             name: {key: rate if math.isfinite(rate) else None for key, rate in row} for name, row in records.items()
         }
         return {PER_CLASS_KEY: finite}
+
+    def title_of_errors(self, number: int, shown: int) -> str:
+        """Return the title of the sheet of mistakes. `shown`: how many of them it shows."""
+        most = f", the {shown} that the model was most certain of" if shown < number else ""
+        return f"{counted(number, 'mistake')} in {counted(len(self.indices), 'validation image')}{most}"
 
     def class_rows(self, names: Names) -> Iterator[tuple]:
         """Yield a row for each class. Undefined values, such as the recall of a class without images, stay empty."""

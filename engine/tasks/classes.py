@@ -2,36 +2,36 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from datasets import BadImages, EvalData, ImageSet, Mixed, dominant_class
-from engine.confidence.temperature import Likelihood
+from datasets import ImageSet, Mixed, dominant_class
+from engine.confidence.temperature import Likelihood, calibrate
 from engine.evaluation.all_scores import AllScores
-from engine.evaluation.evaluate import Inference, evaluate
 from engine.evaluation.scores import Scores
-from engine.evaluation.tally import Scoring, are_finite, widen
+from engine.evaluation.tally import are_finite, widen
 from engine.tasks.class_tables import MOST_SCORES, ClassResults, Names, format_share
-from engine.tasks.task import OfWeights, Task
+from engine.tasks.task import Task
 from engine.train.loss import ExtendedTargets
-from engine.train.trainer import Trainer
 from utils.distributed import Process
 from utils.errors import ensure
-from utils.log import Log
 from utils.text import counted
+
+if TYPE_CHECKING:
+    from engine.features.linear import LinearClassifier
 
 
 class Classes(Task):
     """Each image has one class, and the model predicts the probability of each class."""
 
-    likelihood = Likelihood()
+    likelihood = Likelihood()  # how calibration measures probabilities
 
     @property
     def tally(self) -> type["Tally"]:
-        """Return the class that adds up the scores of an evaluation."""
         return Tally
 
     def are_right(self, outputs: Tensor | tuple[Tensor, Tensor], targets: Tensor | Mixed | ExtendedTargets) -> Tensor:
@@ -44,17 +44,17 @@ class Classes(Task):
         """Return bool [B]: whether each predicted class is a class of its image."""
         return predictions.eq(targets)
 
+    def fit_head(self, features: Tensor, targets: Tensor, num_outputs: int) -> "LinearClassifier":
+        from engine.features.linear import fit_linear
+
+        return fit_linear(features, targets, num_outputs, self.start_loss)
+
     def start_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of the linear classifier with which a new head starts."""
         return functional.cross_entropy(logits, targets)
 
-    def scoring(self, trainer: Trainer) -> Scoring:
-        return Scoring(self.tally)
-
-    def open_evaluation(
-        self, data: EvalData, inference: Inference, bad_images: BadImages, log: Log, is_run: bool
-    ) -> OfWeights:
-        return None, lambda models: evaluate(models, data, inference, bad_images, Scoring(self.tally))
+    def calibrate(self, scores: tuple[np.ndarray, np.ndarray] | tuple[()]) -> dict[str, Any]:
+        return calibrate(scores, self.likelihood)
 
     def describe_scored(self, eval_set: ImageSet) -> str:
         number, total = eval_set.num_classes_with_images(), counted(len(eval_set.classes), "class")

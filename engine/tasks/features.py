@@ -4,7 +4,7 @@ The k-NN accuracy on labelled images, if there are any, shows what the features 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from configs.tables import METRICS
 from datasets import BadImages, EvalData, ImageSet, build_preparation
 from engine.evaluation.evaluate import Evaluation, Inference, evaluate
-from engine.evaluation.scores import Scores, format_value
+from engine.evaluation.other_scores import NO_ACCURACY, OtherScores
 from engine.evaluation.tally import Scoring, widen
 from engine.tasks.feature_training import (
     FeatureLoss,
@@ -31,34 +31,18 @@ from engine.train.trainer import Trainer
 from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.log import Log
-from utils.text import counted
 
 NEIGHBOURS = 5  # the nearest images that vote for the class of an image
 TEMPERATURE = 0.07  # of the votes' weights, exp(cosine / TEMPERATURE), as in DINO (arXiv:2104.14294)
 ROWS_AT_ONCE = 1024  # images whose similarities to all others are in memory at once
-NO_ACCURACY = {"top1": math.nan, "top5": math.nan}
 
 
 @dataclass(frozen=True)
-class FeatureScores(Scores):
-    """The scores of a model that learns features. Its accuracies are NaN, because it has no classes."""
+class FeatureScores(OtherScores):
+    """The scores of a model that learns features."""
 
     similarity: float = math.nan  # mean cosine between student and teacher, in percent
     knn: float | None = None  # k-NN accuracy, in percent; None without labelled images
-
-    def figures(self) -> dict[str, float]:
-        return {key: value for key, value in super().figures().items() if math.isfinite(value)}
-
-    def describe(self, name: str) -> str:
-        return ", ".join([f"{name} Loss: {self.loss:.4f}", *(f"{name} {text}" for text in self._texts())])
-
-    def describe_all(self, name: str, classes: str) -> str:
-        scores = ", ".join([*self._texts(), f"loss {self.loss:.4f}"])
-        return f"{name}{scores} of {counted(self.num_images, 'image')}{self._excluded()}"
-
-    def _texts(self) -> Iterator[str]:
-        for name, value in self.more().items():
-            yield f"{METRICS[name].title} {format_value(name, value)}"
 
 
 class Features(Task):

@@ -1,19 +1,23 @@
 """The interface of a task: what the outputs of a model mean, and how they are trained, scored and shown."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from configs.schema import Config
 from datasets import BadImages, EvalData, ImageSet
-from engine.confidence.temperature import Likelihood
-from engine.evaluation.evaluate import Evaluation, Inference
-from engine.evaluation.tally import Scoring
+from engine.evaluation.evaluate import Evaluation, Inference, evaluate
+from engine.evaluation.tally import Scoring, Tally
 from engine.train.loss import StepWrapper
 from engine.train.trainer import Trainer
 from utils.distributed import Process
 from utils.log import Log
+from utils.text import first_of
+
+if TYPE_CHECKING:
+    from engine.features.linear import LinearClassifier
 
 # Changes a new model as training does, or None; and evaluates models on the validation images.
 OfWeights = tuple[Callable[[nn.Module], None] | None, Callable[[Sequence[nn.Module]], list[Evaluation]]]
@@ -21,8 +25,6 @@ OfWeights = tuple[Callable[[nn.Module], None] | None, Callable[[Sequence[nn.Modu
 
 class Task:
     """What a model learns. The task of a model that predicts probabilities is derived from Classes (classes.py)."""
-
-    likelihood: Likelihood | None = None  # how calibration measures probabilities; None: there is no calibration
 
     def __init__(self, config: Config):
         self.config = config
@@ -37,11 +39,32 @@ class Task:
         """Return bool [B]: whether the model is right about each image of a training batch."""
         raise NotImplementedError
 
+    def fit_head(self, features: Tensor, targets: Tensor, num_outputs: int) -> "LinearClassifier":
+        """Return the linear model of pretrained features with which a new head starts. `targets` as in Batch."""
+        raise NotImplementedError
+
+    def captions(self, targets: Any, names: Sequence[str]) -> list[str]:
+        """Return what each image of a training batch shows, on the host. `names`: of the outputs."""
+        if not hasattr(targets, "share"):
+            return [_names_of(target, names) for target in targets]
+        rows = zip(targets.first, targets.second, targets.share.tolist(), strict=True)
+        return [
+            _names_of(first, names)
+            if share > 0.995
+            else f"{share:.0%} {_names_of(first, names)}, {1 - share:.0%} {_names_of(second, names)}"
+            for first, second, share in rows
+        ]
+
     # --- evaluation ---
+
+    @property
+    def tally(self) -> Callable[..., Tally]:
+        """Return what makes the tally of an evaluation, see Scoring."""
+        raise NotImplementedError
 
     def scoring(self, trainer: Trainer) -> Scoring:
         """Return how an evaluation during a run scores models."""
-        raise NotImplementedError
+        return Scoring(self.tally)
 
     def score_more(self, found: list[Evaluation], models: Sequence[nn.Module], trainer: Trainer) -> list[Evaluation]:
         """Add scores of other images than the validation images. Collective."""
@@ -51,8 +74,25 @@ class Task:
         self, data: EvalData, inference: Inference, bad_images: BadImages, log: Log, is_run: bool
     ) -> OfWeights:
         """Prepare -eval. `is_run`: whether the weights are the checkpoint of a run. Collective."""
+        return None, lambda models: evaluate(models, data, inference, bad_images, Scoring(self.tally))
+
+    def calibrate(self, scores: tuple[np.ndarray, np.ndarray] | tuple[()]) -> dict[str, Any]:
+        """Return what makes answers trustworthy, or the reason why there is nothing, as plain numbers and lists.
+
+        `scores`: outputs and targets of validation images with finite outputs; (): there are too many.
+        """
         raise NotImplementedError
+
+    def describe_answers(self, calibration: dict[str, Any]) -> str:
+        """Return a sentence about the answers of calibrated weights, or ""."""
+        return ""
 
     def describe_scored(self, eval_set: ImageSet) -> str:
         """Return what the scores are about, such as '5 classes'."""
         raise NotImplementedError
+
+
+def _names_of(target: Tensor, names: Sequence[str]) -> str:
+    """Return the name of an image's class, or the names of all its labels."""
+    numbers = target.nonzero()[:, 0].tolist() if target.ndim else [int(target)]
+    return first_of([names[number] for number in numbers]) or "no label"

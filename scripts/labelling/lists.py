@@ -85,7 +85,7 @@ def _rows(data: DataSet, labels: np.ndarray, is_val: bool) -> Iterator[list[str]
             yield [data.name(number), data.classes[labels[number]]]
         return
     file = Path(data.parts[is_val].split[PARTS[is_val and not data.is_divided]])
-    columns = Columns.of(data.config.DATA, [file])
+    columns = Columns.of(data.config, [file])
     rows = read_cells(file, columns)
     header = next(rows)
     (place,) = find_columns(columns.of_labels, [name.strip() for name in header])

@@ -49,7 +49,7 @@ def rows_in(content: bytes, config: Config) -> list[tuple[str, ...]]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "list.csv")
         file.write_bytes(content)
-        read_csv_file(file, found.append, Columns.of(config.DATA, [file]))
+        read_csv_file(file, found.append, Columns.of(config, [file]))
     return [row for rows in found for row in zip(*filter(None, (rows.paths, rows.labels, rows.groups)), strict=True)]
 
 

@@ -1,0 +1,209 @@
+"""Targets that are numbers: read from a table, standardized by the training images, and divided into strata for a split."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from configs.schema import Config
+from datasets.label_sets import LabelSets
+from datasets.labels import Labels, OneLabel, shortened
+from datasets.targets import OneClass, count_classes
+from datasets.types import ImageSet
+from utils.errors import DataError
+from utils.text import counted, warning
+
+SEPARATOR = "\x1f"  # between the numbers of an image, as they are written
+MISSING = ("", "nan", "na", "null", "none")  # how programs write a number that is missing
+NUM_STRATA, FEWEST_IN_STRATUM = 10, 10  # of a column, for a split; images in each of them
+FEWEST_ROWS = 10  # from this many rows on, a column that counts them is noticed
+
+
+class NumberTargets(OneClass):
+    """An image has a number for each output, or NaN where it is missing. A target is a row of the table of numbers.
+
+    Batches: float32 [B, outputs], standardized.
+    """
+
+    has_one_class = False
+
+    def __init__(self, values: np.ndarray, mean: np.ndarray | float = 0.0, deviation: np.ndarray | float = 1.0):
+        """`values`: float64 [targets, outputs] in the units of the data; `mean`, `deviation`: [outputs]."""
+        self.values, self.is_present = values, ~np.isnan(values)
+        self._standardized = torch.from_numpy(((values - mean) / deviation).astype(np.float32))
+
+    @classmethod
+    def invent(cls, num_classes: int) -> "NumberTargets":
+        return cls(np.random.default_rng(0).standard_normal((num_classes, num_classes)))
+
+    def names(self, classes: Sequence[str]) -> Sequence[str]:
+        rows = (zip(classes, row, strict=False) for row in self.values.tolist())
+        return [", ".join(f"{name} {value!r}" for name, value in row if not math.isnan(value)) for row in rows]
+
+    def count(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
+        counts = count_classes(targets, len(self.values)) @ self.is_present.astype(np.int64)
+        return np.pad(counts, (0, num_classes - len(counts)))
+
+    def with_any(self, targets: np.ndarray, classes: np.ndarray) -> np.ndarray:
+        return self.is_present[:, classes].any(1)[targets]
+
+    def classes_of(self, target: int) -> tuple[int, ...]:
+        return tuple(np.flatnonzero(self.is_present[target]).tolist())
+
+    def renumber(self, targets: np.ndarray, lookup: np.ndarray) -> tuple["NumberTargets", np.ndarray]:
+        values = np.full((len(self.values), int(lookup.max()) + 1), np.nan)
+        values[:, lookup] = self.values
+        return NumberTargets(values), targets
+
+    def allocate(self, count: int, num_classes: int, pinned: bool) -> Tensor:
+        return torch.empty((count, num_classes), dtype=torch.float32, pin_memory=pinned)
+
+    def put(self, target: int, place: Tensor) -> None:
+        row = self._standardized[target]
+        place[: len(row)] = row
+        place[len(row) :] = math.nan
+
+    def batch(self, targets: np.ndarray, num_classes: int) -> Tensor:
+        places = self.allocate(len(targets), num_classes, pinned=False)
+        for target, place in zip(targets.tolist(), places, strict=True):
+            self.put(target, place)
+        return places
+
+    def strata(self, image_set: ImageSet) -> ImageSet:
+        """Return the images with labels in place of numbers: for each output, the tenth of the images with near numbers."""
+        names, columns = [], []
+        for output, name in enumerate(image_set.classes):
+            values = self.values[:, output]
+            of_images = np.sort(values[image_set.targets])
+            of_images = of_images[~np.isnan(of_images)]
+            number = min(NUM_STRATA, len(of_images) // FEWEST_IN_STRATUM)
+            starts = np.unique(of_images[np.arange(max(number, 1)) * len(of_images) // max(number, 1)][1:])
+            places = np.searchsorted(starts, values, side="right")
+            columns.append(np.where(np.isnan(values), -1, len(names) + places).tolist())
+            ends = [-math.inf, *starts.tolist(), math.inf]
+            names += [f"{name} {low:g} to {high:g}" for low, high in zip(ends, ends[1:], strict=False)]
+        sets = [tuple(number for number in row if number >= 0) for row in zip(*columns, strict=True)]
+        return image_set.with_facts(meaning=LabelSets(sets), classes=names)
+
+
+# --- the numbers in a table ---
+
+
+def joined(
+    file: Path | str, columns: Sequence[str], values: list[list[str]], lines: Sequence[int], separator: str
+) -> list[str]:
+    """Return the numbers of each row as one text. Raise DataError for a cell that is no number.
+
+    `values`: the cells of each column; `separator`: of the columns of the file.
+    """
+    for name, cells in zip(columns, values, strict=True):
+        for cell, line in zip(cells, lines, strict=True):
+            if parsed(cell) is None:
+                remedy = "leave the cell empty if the number is missing, or correct it"
+                if parsed(cell.replace(",", ".", 1)) is not None:
+                    remedy = f"write a decimal point, not a comma (columns are separated by {separator!r})"
+                raise DataError(f"{file}, line {line}: {name} is {shortened(cell)!r}, which is not a number; {remedy}")
+    return [SEPARATOR.join(row) for row in zip(*values, strict=True)]
+
+
+def parsed(cell: str) -> float | None:
+    """Return the number in a cell, NaN if it is missing, or None if the cell is no finite number."""
+    if cell.lower() in MISSING:
+        return math.nan
+    try:
+        value = float(cell) if "_" not in cell else math.inf
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+class NumberColumns(OneLabel):
+    """Columns of numbers. A label is the text of the numbers of a row, see `joined`."""
+
+    def __init__(self, columns: Sequence[str]):
+        self._columns = columns
+
+    def are_numbers(self, lists: list[Labels]) -> bool:
+        return False  # these are no numbers of classes
+
+    def numbers(self, config: Config, lists: list[Labels]) -> tuple[list[np.ndarray], list[str]]:
+        return [np.arange(len(each.written), dtype=np.int32) for each in lists], list(self._columns)
+
+    def meanings(self, config: Config, lists: list[Labels], classes: list[str]) -> list[OneClass]:
+        return [NumberTargets(table_of(each.written, len(classes))) for each in lists]
+
+    def describe(self, config: Config, train: ImageSet) -> tuple[str, ...]:
+        """Describe the numbers of each column, and warn of columns that only count the rows."""
+        values = train.meaning.values[train.targets]
+        return tuple(_describe_column(name, column) for name, column in zip(train.classes, values.T, strict=True))
+
+
+def table_of(written: Sequence[str], num_columns: int) -> np.ndarray:
+    """Return float64 [N, columns] for texts of `joined`."""
+    rows = [[parsed(cell) for cell in text.split(SEPARATOR)] for text in written]
+    return np.array(rows, np.float64).reshape(-1, num_columns)
+
+
+def _describe_column(name: str, column: np.ndarray) -> str:
+    """`column`: float64 [N], NaN where a number is missing."""
+    present = column[~np.isnan(column)]
+    if not len(present):
+        return warning(f"{name}: no image has a number")
+    steps = np.diff(present)
+    if len(present) >= FEWEST_ROWS and steps[0] and (steps == steps[0]).all():
+        return warning(
+            f"{name} counts the rows ({present[0]:g} to {present[-1]:g}); name another column in DATA.COLUMNS"
+        )
+    lacking = f", missing for {counted(len(column) - len(present), 'image')}" if len(present) < len(column) else ""
+    return f"{name}: {present.min():g} to {present.max():g}, mean {present.mean():.4g}{lacking}"
+
+
+# --- standardization ---
+
+
+def standardized(
+    config: Config, train: ImageSet | None, val: ImageSet, are_of_weights: bool
+) -> tuple[dict[str, Any], ImageSet | None, ImageSet]:
+    """Return new values of settings in DATA, and the images with targets that have mean 0 and deviation 1 in training.
+
+    `are_of_weights`: whether TARGET_MEAN and TARGET_STD come from weights that predict other numbers than these; then
+    they are measured again. Without training images, they are 0 and 1 if they are not set.
+    """
+    found: dict[str, Any] = {}
+    mean, deviation = config.DATA.TARGET_MEAN, config.DATA.TARGET_STD
+    if train is not None and (are_of_weights or not mean):
+        mean, deviation = measure(config, train)
+        found = {"TARGET_MEAN": mean, "TARGET_STD": deviation}
+    if not mean:
+        return found, train, val
+    if len(mean) != len(val.classes):
+        raise DataError(
+            f"DATA.TARGET_MEAN has {counted(len(mean), 'number')}, but the data have {len(val.classes)} "
+            f"({', '.join(val.classes)}); leave it and DATA.TARGET_STD out"
+        )
+    pair = np.array(mean), np.array(deviation)
+    parts = (each and each.with_facts(meaning=NumberTargets(each.meaning.values, *pair)) for each in (train, val))
+    return found, *parts
+
+
+def measure(config: Config, train: ImageSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation of each column over the training images."""
+    counts = count_classes(train.targets, len(train.meaning.values))
+    means, deviations = [], []
+    for name, column in zip(train.classes, train.meaning.values.T, strict=True):
+        is_used = ~np.isnan(column) & (counts > 0)
+        values, weights = column[is_used], counts[is_used]
+        if not len(values) or values.min() == values.max():
+            found = f"the same {name}, {values[0]:g}" if len(values) else f"no number in {name}"
+            raise DataError(
+                f"DATA.DATA_PATH: all training images in {config.DATA.DATA_PATH} have {found}, so there is nothing to learn; "
+                "leave this column out (DATA.COLUMNS)"
+            )
+        mean = float(np.average(values, weights=weights))
+        means.append(mean)
+        deviations.append(float(np.sqrt(np.average((values - mean) ** 2, weights=weights))))
+    return tuple(means), tuple(deviations)

@@ -1,0 +1,95 @@
+"""Figures that compare predicted numbers with true ones, each with a 95% interval, and intervals of predictions."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+FIGURES = ("mae", "rmse", "r2", "spearman")
+DEVIATIONS = 1.96  # half of a 95% interval, in standard errors
+
+
+class Interval(NamedTuple):
+    """A figure and its 95% interval. NaN: not defined."""
+
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+
+    @property
+    def record(self) -> list[float | None]:
+        """Return the three numbers for a JSON file."""
+        return [each if math.isfinite(each) else None for each in self]
+
+
+def measure(true: np.ndarray, predicted: np.ndarray, mean: float) -> dict[str, Interval]:
+    """Return FIGURES, and the errors of a model that always predicts `mean`. float64 [N]; NaN where a number is missing."""
+    known = ~np.isnan(true)
+    true, predicted = true[known], predicted[known]
+    nothing = Interval(math.nan)
+    if not len(true):
+        return dict.fromkeys((*FIGURES, "mae_of_mean", "rmse_of_mean"), nothing)
+    errors = predicted - true
+    squares, spread = errors**2, (true - true.mean()) ** 2
+    square = around(squares)
+    found = {
+        "mae": around(np.abs(errors)),
+        "rmse": Interval(*(math.sqrt(max(each, 0)) if each == each else math.nan for each in square)),
+        "r2": nothing,
+        "spearman": rank_correlation(true, predicted),
+        "mae_of_mean": Interval(float(np.abs(true - mean).mean())),
+        "rmse_of_mean": Interval(float(((true - mean) ** 2).mean() ** 0.5)),
+    }
+    if spread.any():
+        ratio, total = squares.sum() / spread.sum(), spread.mean()
+        # The influence of each image on the ratio of the two sums.
+        found["r2"] = around(1 - ratio - (squares - ratio * spread) / total)
+    return found
+
+
+def around(values: np.ndarray) -> Interval:
+    """Return the mean of values of images."""
+    mean, count = float(values.mean()), len(values)
+    half = DEVIATIONS * float(values.std(ddof=1)) / math.sqrt(count) if count > 1 else math.nan
+    return Interval(mean, mean - half, mean + half)
+
+
+def rank_correlation(true: np.ndarray, predicted: np.ndarray) -> Interval:
+    """Return Spearman's correlation, with the interval of Bonett and Wright."""
+    a, b = (ranks(each) - (len(each) + 1) / 2 for each in (true, predicted))
+    length = math.sqrt(float((a**2).sum()) * float((b**2).sum()))
+    if not (length > 0 and np.isfinite(predicted).all()):
+        return Interval(math.nan)
+    value = float((a * b).sum()) / length
+    if len(true) < 4 or abs(value) >= 1:
+        return Interval(value, value if abs(value) >= 1 else -1.0, value if abs(value) >= 1 else 1.0)
+    half = DEVIATIONS * math.sqrt((1 + value**2 / 2) / (len(true) - 3))
+    return Interval(value, *(math.tanh(math.atanh(value) + side * half) for side in (-1, 1)))
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """Return the rank of each value, from 1; equal values share the mean of their ranks."""
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return (ends - (counts - 1) / 2)[places]
+
+
+def half_widths(errors: np.ndarray, share: float) -> list[float | None]:
+    """Return for each output how far true numbers of this share of other images are from the predicted ones, at most.
+
+    `errors`: absolute errors [N, outputs], NaN where a number is missing. None: there are too few images. For images that
+    are exchangeable with these, the share lies on average between `share` and `share` + 1 / (N + 1).
+    """
+    found = []
+    for column in errors.T:
+        known = np.sort(column[~np.isnan(column)])
+        place = math.ceil((len(known) + 1) * share - 1e-9)
+        found.append(float(known[place - 1]) if 0 < place <= len(known) else None)
+    return found
+
+
+def plain(value: float, digits: int = 6) -> str:
+    """Return a number for a table; empty if it is missing. With 17 digits, the shortest text of the same number."""
+    if not math.isfinite(value):
+        return ""
+    return repr(value).removesuffix(".0") if digits == 17 else f"{value:.{digits}g}"

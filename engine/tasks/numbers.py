@@ -1,0 +1,260 @@
+"""The task of runs whose images have numbers, such as an age: regression."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from configs.schema import Config
+from datasets import ImageSet
+from engine.evaluation.all_scores import AllScores
+from engine.evaluation.other_scores import NO_ACCURACY, OtherScores
+from engine.evaluation.scores import format_value
+from engine.evaluation.tally import Tally, widen
+from engine.tasks.class_tables import PREDICTIONS
+from engine.tasks.number_figures import FIGURES, Interval, half_widths, measure, plain
+from engine.tasks.task import Task
+from engine.train.number_loss import NumberLoss
+from utils.distributed import Process
+from utils.errors import ensure
+from utils.log import Log
+from utils.text import counted
+
+if TYPE_CHECKING:
+    from engine.features.linear import LinearClassifier
+
+PER_OUTPUT, PER_OUTPUT_KEY = "per_output.csv", "per_output"
+SHARE = 0.9  # of the images whose numbers lie in the intervals of predict.py
+
+
+class Numbers(Task):
+    """An image has one number for each output of the model, whose outputs are standardized like the training targets."""
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.mean, self.deviation = (
+            np.array(values or default)
+            for values, default in ((config.DATA.TARGET_MEAN, 0.0), (config.DATA.TARGET_STD, 1.0))
+        )
+
+    def in_units(self, numbers: np.ndarray) -> np.ndarray:
+        """Return standardized numbers [N, outputs] in the units of the data."""
+        return numbers * self.deviation + self.mean
+
+    def are_right(self, outputs: Any, targets: Any) -> Tensor:
+        return torch.zeros(1, dtype=torch.bool, device=outputs[0].device)  # there is no accuracy
+
+    def fit_head(self, features: Tensor, targets: Tensor, num_outputs: int) -> "LinearClassifier":
+        from engine.features.linear import fit_ridge
+
+        return fit_ridge(features, targets)
+
+    @property
+    def tally(self) -> "partial[NumberTally]":
+        return partial(NumberTally, self)
+
+    def describe_scored(self, eval_set: ImageSet) -> str:
+        return counted(len(eval_set.classes), "number")
+
+    def calibrate(self, scores: tuple[np.ndarray, np.ndarray]) -> dict[str, Any]:
+        """Return half the width of the interval around each number that has the true number with a probability of SHARE.
+
+        Split conformal prediction: the images must be exchangeable, and the weights must not depend on them.
+        """
+        outputs, targets = scores
+        widths = half_widths(np.abs(outputs - targets).astype(np.float64) * self.deviation, SHARE)
+        if not any(widths):
+            return {"reason": f"{counted(len(outputs), 'validation image')} are too few for an interval of {SHARE:.0%}"}
+        facts = {"interval": widths, "share": SHARE, "num_images": len(outputs), "chose_weights": self._compares}
+        return {**facts, "figures": facts}
+
+    @property
+    def _compares(self) -> bool:
+        """Whether the validation images choose the best weights among several."""
+        config, train = self.config, self.config.TRAIN
+        has_one = train.NUM_EPOCHS <= config.VALIDATE_FREQ and not train.MODEL_EMA
+        return not (has_one and config.MODEL.NEW_CLASSIFIER == "random")
+
+    def describe_answers(self, calibration: dict[str, Any]) -> str:
+        if "interval" not in calibration:
+            return ""
+        text = f"the intervals have the true number with a probability of {calibration['share']:.0%}"
+        images = counted(calibration["num_images"], "validation image")
+        if calibration["chose_weights"]:
+            return f"{text} for images like the {images}; these also chose the weights, so it may be a little less"
+        return f"{text}, by {images}"
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """Return the numbers in the units of the data."""
+        if not self.config.DATA.TARGET_MEAN:
+            return outputs
+        mean, deviation = (torch.tensor(each, dtype=torch.float32) for each in (self.mean, self.deviation))
+        return outputs * deviation.to(outputs.device) + mean.to(outputs.device)
+
+    def answers(self, numbers: Tensor, most: int | None) -> list[list[tuple[int, float]]]:
+        """Return (number of an output, its value) for all outputs."""
+        return [[*enumerate(row)] for row in numbers.tolist()]
+
+    def answer(self, numbers: np.ndarray) -> np.ndarray:
+        return numbers
+
+    def truth(self, images: ImageSet, index: int) -> np.ndarray:
+        return images.meaning.values[images.targets[index]]
+
+    def cost(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
+        """Return how much the numbers differ, in standard deviations."""
+        return np.abs(before - after) / self.deviation
+
+    def captions(self, targets: Any, names: Sequence[str]) -> list[str]:
+        if hasattr(targets, "share"):
+            targets = torch.lerp(targets.second, targets.first, targets.share[:, None])
+        rows = self.in_units(targets.double().numpy()).tolist()
+        return [describe_row(zip(names, row, strict=False)) for row in rows]
+
+
+def describe_row(row: Iterable[tuple[str, float]]) -> str:
+    """Return the numbers of an image with their names; missing ones are left out."""
+    return ", ".join(f"{name} {value:.4g}" for name, value in row if not math.isnan(value)) or "no number"
+
+
+# --- the results of images ---
+
+
+@dataclass(frozen=True)
+class NumberResults:
+    """The numbers of each readable image, in the units of the data: float64 [N, outputs]."""
+
+    indices: np.ndarray
+    predicted: np.ndarray
+    true: np.ndarray  # NaN: missing
+    task: Numbers
+    local: Any  # this process's results
+    is_complete: bool = False
+    has_matrix = False
+
+    def complete(self, process: Process, log: Log, should_stop: Any = None) -> "NumberResults":
+        """There is nothing to add at the end of a run."""
+        return replace(self, is_complete=True)
+
+    def measured(self) -> list[dict[str, Interval]]:
+        """Return the figures of each output."""
+        means = np.broadcast_to(self.task.mean, self.true.shape[1:])
+        columns = zip(self.true.T, self.predicted.T, means, strict=True)
+        return [measure(true, predicted, float(mean)) for true, predicted, mean in columns]
+
+    def tables(self, image_set: ImageSet) -> Iterator[tuple[str, Sequence[str], Iterable[Sequence]]]:
+        """Yield name, header and rows of each table."""
+        names = image_set.classes
+        columns = [f"{name}{what}" for name in names for what in ("", "_predicted")]
+        yield PREDICTIONS, ("image", *columns), self._rows(image_set)
+        figures = [title for name in FIGURES for title in (name, f"{name}_low", f"{name}_high")]
+        rows = []
+        for name, found, true in zip(names, self.measured(), self.true.T, strict=False):
+            cells = [plain(each) for figure in FIGURES for each in found[figure]]
+            rows.append(
+                (
+                    name,
+                    int((~np.isnan(true)).sum()),
+                    *cells,
+                    *(plain(found[key].value) for key in ("mae_of_mean", "rmse_of_mean")),
+                )
+            )
+        yield PER_OUTPUT, ("output", "images", *figures, "mae_of_mean", "rmse_of_mean"), rows
+
+    def _rows(self, image_set: ImageSet) -> Iterator[list[str]]:
+        exact = image_set.meaning.values  # `true` has the precision of float32
+        for index, predicted in zip(self.indices.tolist(), self.predicted.tolist(), strict=True):
+            true = exact[image_set.targets[index]].tolist()
+            pairs = zip(true, predicted, strict=False)
+            yield [image_set.table_name(index), *(cell for a, b in pairs for cell in (plain(a, 17), plain(b)))]
+
+    def figures(self, image_set: ImageSet) -> dict[str, Any]:
+        """Return {output: {figure: value}} for results.json."""
+        rows = zip(image_set.classes, self.measured(), strict=False)
+        return {PER_OUTPUT_KEY: {name: {key: each.record for key, each in found.items()} for name, found in rows}}
+
+    def errors(self, classes: Sequence[str], most: int) -> tuple[int, list[tuple[int, list[str]]]]:
+        """Return the number of images, and (image index, caption) of those with the largest errors."""
+        sizes = np.nan_to_num(self.task.cost(self.predicted, self.true), nan=-1.0)
+        outputs, worst = sizes.argmax(1), np.argsort(-sizes.max(1), kind="stable")[:most].tolist()
+        rows = [(row, int(outputs[row])) for row in worst if sizes[row].max() >= 0]
+        return len(self.indices), [
+            (int(self.indices[row]), self._caption(row, output, classes)) for row, output in rows
+        ]
+
+    def _caption(self, row: int, output: int, classes: Sequence[str]) -> list[str]:
+        name = classes[output] if output < len(classes) else f"number {output}"
+        return [f"{name}: {self.true[row, output]:.4g}", f"model: {self.predicted[row, output]:.4g}"]
+
+    def title_of_errors(self, number: int, shown: int) -> str:
+        return f"the {counted(shown, 'image')} of {number:,} whose numbers differ most"
+
+
+class NumbersPerImage:
+    """The outputs and the targets of the images of this process."""
+
+    def __init__(self, task: Numbers):
+        self._task, self.scores, self.features = task, AllScores(), []
+        self.indices = np.zeros(0, np.int64)  # set at the end of the evaluation
+
+    def gather(self, process: Process) -> NumberResults:
+        """Return the results of all processes in each process. Collective."""
+        outputs, targets = self.scores.on_host()
+        ensure(len(outputs) == len(self.indices), f"there are {len(outputs)} results for {len(self.indices)} images")
+        parts = process.join([(self.indices, outputs, targets)])
+        indices, outputs, targets = (np.concatenate(each) for each in zip(*parts, strict=True))
+        order = np.argsort(indices, kind="stable")
+        both = (self._task.in_units(each[order].astype(np.float64)) for each in (outputs, targets))
+        return NumberResults(indices[order], *both, self._task, self)
+
+
+# --- the scores ---
+
+
+@dataclass(frozen=True)
+class NumberScores(OtherScores):
+    """The means over the outputs. The intervals are at least as wide as 95% intervals."""
+
+    mae: float = math.nan
+    rmse: float = math.nan
+    r2: float = math.nan
+    spearman: float = math.nan
+    mae_low: float = math.nan
+    mae_high: float = math.nan
+    mae_of_mean: float = math.nan  # of predictions that are always the mean of the training images
+
+    def describe_all(self, name: str, classes: str) -> str:
+        mae, *others = self.texts()
+        low, high, of_mean = (format_value("mae", each) for each in (self.mae_low, self.mae_high, self.mae_of_mean))
+        return (
+            f"{name}{mae} (95%: {low} to {high}; predicting the mean: {of_mean}), {', '.join(others)}, "
+            f"loss {self.loss:.4f} of {counted(self.num_images, 'image')}, {classes}{self._excluded()}"
+        )
+
+
+class NumberTally(Tally):
+    """Keeps the outputs and targets of all images, and adds up the loss."""
+
+    def __init__(self, task: Numbers, device: torch.device, dtype: torch.dtype, num_images: int):
+        self._loss, self.per_image = NumberLoss(task.config.TRAIN), NumbersPerImage(task)
+        self._sums = torch.zeros(3, dtype=dtype, device=device)  # loss, images, unreadable images
+
+    def add(self, outputs: Tensor, targets: Tensor, num_excluded: int) -> None:
+        outputs = widen(outputs[: len(targets)])
+        self.per_image.scores.add(outputs, targets)
+        self._sums[0] += self._loss.of_images(outputs, targets).to(self._sums).sum()
+        self._sums[1] += len(targets)
+        self._sums[2] += num_excluded
+
+    def result(self, process: Process) -> NumberScores:
+        loss, count, excluded = process.sum(self._sums).tolist()
+        found = self.per_image.gather(process).measured()
+        means = {key: float(np.nanmean([each[key].value for each in found])) for key in (*FIGURES, "mae_of_mean")}
+        low, high = (float(np.nanmean([getattr(each["mae"], side) for each in found])) for side in ("low", "high"))
+        counts = {"num_images": int(count), "num_excluded": int(excluded)}
+        return NumberScores(loss / max(count, 1), **NO_ACCURACY, **counts, **means, mae_low=low, mae_high=high)

@@ -194,6 +194,7 @@ class TaskRow(NamedTuple):
     problem_type: str = ""  # the name of the task in transformers
     has_targets: bool = True  # whether the data must say what each image is
     has_classes: bool = True  # whether the model predicts classes
+    noun: str = "class"  # what an output of the model stands for
     has_answers: bool = True  # whether the model predicts something that people ask about an image
     has_several_classes: bool = False  # whether an image can have any number of classes
     implied: Mapping[str, str] = {}  # {setting: its value, unless it is given}
@@ -289,6 +290,7 @@ TASKS = {
         "TRAIN.OBJECTIVE",
         ("mae", "rmse", "r2", "spearman", "loss"),
         problem_type="regression",
+        noun="number",
         has_classes=False,
         measured="numbers.standardized",
         not_predicted=("into", "unsure", "unknown", "top"),

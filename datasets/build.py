@@ -63,7 +63,8 @@ def load_image_sets(
     _refuse_one_class(config, train, val)
     for image_set in numbered:
         _check_num_classes(config, image_set)
-    notes = (*describe_split(config, val), *_describe_class_counts(train, val), *notes, *val.notes)
+    counts = _describe_class_counts(train, val) if config.task.noun == "class" else ()
+    notes = (*describe_split(config, val), *counts, *notes, *val.notes)
     return train, val.with_facts(notes=notes)
 
 

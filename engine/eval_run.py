@@ -43,7 +43,9 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     config, eval_set, precision = plan.config, plan.eval_set, plan.precision
     log.say(*eval_set.notes)
     data = build_eval_data(config, eval_set, process)
-    log.say(f"data: {counted(data.num_samples, 'validation image')}, {counted(len(eval_set.classes), 'class')}")
+    log.say(
+        f"data: {counted(data.num_samples, 'validation image')}, {counted(len(eval_set.classes), config.task.noun)}"
+    )
     log.say(*describe_evaluation(plan))
     log.say(f"precision: {precision.describe()}")
     set_matmul(config.PRECISION.MATMUL)

@@ -32,6 +32,7 @@ from utils.runs import LATEST
 from utils.text import counted, first_of
 
 if TYPE_CHECKING:
+    from configs.tables import TaskRow
     from engine.predict.classifier import Classifier
     from engine.predict.output import Mark, Output
     from utils.distributed import Process
@@ -293,10 +294,7 @@ def predict(arguments: argparse.Namespace, paths: list[str], process: "Process")
         from engine.predict.attention_maps import Maps
 
         maps = process.after_first(lambda: Maps.of(classifier, process.device, arguments.attention, paths))
-    task = classifier.config.task
-    for flag in task.not_predicted:
-        if getattr(arguments, flag) is not None:
-            raise ConfigError(f"-{flag}: {task.why_not_predicted}; leave -{flag} out")
+    refuse_flags_of_classes(arguments, classifier.config.task)
     make = Predictor
     if classifier.takes_photo:
         from engine.export.runtime import PhotoPredictor as make
@@ -304,6 +302,8 @@ def predict(arguments: argparse.Namespace, paths: list[str], process: "Process")
     if process.is_first:
         several = "" if process.world_size == 1 else f", {counted(process.world_size, 'process')}"
         report(f"{classifier.describe()}, on {classifier.runtime or process.device.type}{several}")
+        for line in filter(None, [predictor.task.describe_answers(classifier.calibration)]):
+            report(line)
 
     mark = mark_of(arguments, classifier, process.is_first)
 
@@ -320,6 +320,13 @@ def predict(arguments: argparse.Namespace, paths: list[str], process: "Process")
     if process.is_first:
         report_end(arguments, output)
     return 2 if output.num_unreadable else 0
+
+
+def refuse_flags_of_classes(arguments: argparse.Namespace, task: "TaskRow") -> None:
+    """Raise ConfigError for flags that need one class for each image, if the model has no such classes."""
+    for flag in task.not_predicted:
+        if getattr(arguments, flag) is not None:
+            raise ConfigError(f"-{flag}: {task.why_not_predicted}; leave -{flag} out")
 
 
 def report_end(arguments: argparse.Namespace, output: "Output") -> None:

@@ -133,7 +133,7 @@ def describe_split(config: Config, val: ImageSet) -> list[str]:
         validation = f"held out of {validation} by {how} ({share})"
     elif rule == "none":
         validation = f"all of {validation}"
-    end = f"{validation}, {counted(len(val.classes), 'class')}"
+    end = f"{validation}, {counted(len(val.classes), config.task.noun)}"
     if config.START.EVAL:
         return [f"validation images: {end}"]
     lines, data = [f"training images: {record['training']}, validation: {end}"], config.DATA

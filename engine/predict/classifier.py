@@ -49,9 +49,7 @@ class Classifier:
         kind = f" ({self.weights})" if self.weights else ""
         epoch = f" after epoch {self.epoch}" if self.epoch else ""
         calibrated = ", calibrated" if self.temperature else ""
-        return (
-            f"{self.source}{kind}: {self.config.MODEL.NAME}{epoch}, {counted(len(self.classes), 'class')}{calibrated}"
-        )
+        return f"{self.source}{kind}: {self.config.MODEL.NAME}{epoch}, {counted(len(self.classes), self.config.task.noun)}{calibrated}"
 
     def facts(self) -> dict[str, Any]:
         """Return facts about the model and its preprocessing as plain values, for a JSON file."""
@@ -99,11 +97,11 @@ def load_classifier(
         found = _load_other(source, path, *given)
     num_classes = found.model.eval().num_classes
     if names:
-        found.classes = read_classes(str(names), "-classes")
+        found.classes, noun = read_classes(str(names), "-classes"), found.config.task.noun
         if len(found.classes) != num_classes:
             raise ConfigError(
                 f"-classes: {names} has {counted(len(found.classes), 'line')}, but the model has "
-                f"{counted(num_classes, 'class')}; name one class per line"
+                f"{counted(num_classes, noun)}; name one {noun} per line"
             )
     found.classes += [f"class {number}" for number in range(len(found.classes), num_classes)]
     return found

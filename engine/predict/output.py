@@ -16,15 +16,15 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
+from engine.predict.guesses import Guess, Measure
 from engine.predict.pictures import Tile, contact_sheet, encoded, fitted
-from engine.predict.predictor import Guess, PredictedBatch, Prediction
+from engine.predict.predictor import PredictedBatch, Prediction
 from utils.errors import DataError, cause_of
 from utils.files import Kind, replacing
 from utils.program import nobody_reads
 from utils.text import csv_cell, csv_text, one_line
 
 UNSURE, UNKNOWN = "unsure", "unknown"
-PER_CLASS = ("class", "probability")  # the columns of the CSV table for each predicted class
 SHEET_ENDINGS = (".png", ".jpg", ".jpeg")
 MARK = "halfstep, scripts/predict.py"  # metadata that marks our pictures, so that no other picture is overwritten
 TABLE = Kind("a table of scripts/predict.py", (b"\xef\xbb\xbfimage_path,",))
@@ -121,7 +121,7 @@ class Output:
             write(self._given.json, f"{text}\n".encode(errors="backslashreplace"))  # file names may not be valid text
 
     def _print(self, prediction: Prediction) -> None:
-        guesses = [f"{one_line(each.name)}\t{each.probability:.4f}" for each in prediction.guesses]
+        guesses = (each.line for each in prediction.guesses)
         line = "\t".join([one_line(prediction.path), *guesses, *filter(None, [prediction.mark])])
         try:
             # If stdout is also a terminal, print the line above the progress bar.
@@ -194,32 +194,29 @@ def sheet_paths(path: Path, num_images: int) -> list[Path]:
 
 
 def as_csv(predictions: Sequence[Prediction], mark: str) -> str:
-    """Return a CSV table with a row for each image, two columns for each predicted class, and one for the mark."""
-    width = max([1, *(len(each.guesses) for each in predictions)])
-    titles = [f"{name}{'' if number == 1 else f'_{number}'}" for number in range(1, width + 1) for name in PER_CLASS]
+    """Return a CSV table with a row for each image, some columns for each guess, and one for the mark."""
+    found = [each.guesses for each in predictions]
+    kind = type(next(itertools.chain.from_iterable(found), Guess))
+    titles = (kind if kind is Measure else Guess).titles(found)
     rows = [["image_path", *titles, *filter(None, [mark])]]
     for each in predictions:
-        cells = [cell for guess in each.guesses for cell in (csv_cell(guess.name), f"{guess.probability:.6f}")]
-        cells += [""] * (2 * width - len(cells))
+        cells = [cell for guess in each.guesses for cell in guess.cells]
+        cells += [""] * (len(titles) - len(cells))
         rows.append([csv_cell(each.path), *cells, *([each.mark] if mark else [])])
     return csv_text(rows)
 
 
 def as_json(prediction: Prediction) -> dict[str, Any]:
-    guesses = [
-        {"class": each.name, "number": each.number, "probability": round(each.probability, 6)}
-        for each in prediction.guesses
-    ]
     known = {} if prediction.known is None else {"known": round(prediction.known, 4)}
     return (
-        {"image_path": prediction.path, "predictions": guesses}
+        {"image_path": prediction.path, "predictions": [each.record for each in prediction.guesses]}
         | known
         | ({prediction.mark: True} if prediction.mark else {})
     )
 
 
-def describe(guesses: Sequence[Guess]) -> list[str]:
-    return [f"{guess.name} {guess.probability:.2f}" for guess in guesses[:3]] or ["no class above 0.5"]
+def describe(guesses: Sequence[Guess] | Sequence[Measure]) -> list[str]:
+    return [each.caption for each in guesses[:3]] or ["no class above 0.5"]
 
 
 def thumbnails(batch: PredictedBatch) -> list[np.ndarray]:

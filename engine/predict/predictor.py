@@ -19,6 +19,7 @@ from datasets.types import Batch
 from engine.evaluation.tally import are_finite, widen
 from engine.precision import Precision, set_matmul
 from engine.predict.classifier import Classifier
+from engine.predict.guesses import Guess, Measure
 from engine.tasks import find_task
 from models.transforms import choose_transforms
 from models.weights.state import KNOWN
@@ -28,20 +29,12 @@ from utils.host import keep_freed_memory
 FEW = 64  # reading this many images takes less time than starting workers
 
 
-class Guess(NamedTuple):
-    """A class and its probability according to the model."""
-
-    number: int
-    name: str
-    probability: float
-
-
 class Prediction(NamedTuple):
     """The predicted classes of a readable image."""
 
     index: int  # index of the image's path in the list of paths
     path: str
-    guesses: list[Guess]  # the most probable first
+    guesses: list[Guess] | list[Measure]  # the most probable first
     picture: Any = None  # the item that `draw` returned for this image
     known: float | None = None  # how well it fits the validation images; negative for a stranger; None if not measured
     mark: str = ""  # "unsure" or "unknown" if the highest probability is too low
@@ -53,7 +46,7 @@ class PredictedBatch(NamedTuple):
     indices: list[int]  # indices of the images' paths in the list of paths
     pixels: Tensor  # uint8 [B, channels, side, side] on the host, before normalization
     inputs: Tensor  # float32 [B, channels, side, side] on the device, normalized
-    guesses: list[list[Guess]]
+    guesses: list[list[Guess]] | list[list[Measure]]
     best: Tensor  # int64 [B], the most probable class
     batching: Squares
 
@@ -100,7 +93,7 @@ class Predictor:
     ) -> Iterator[Prediction]:
         """Yield the `top` most probable classes of each readable image, in the order of the paths, in every process.
 
-        Without `top`, yield only the most probable class, or with several labels per image all classes with a
+        A model of numbers yields them all. Without `top`, yield only the most probable class, or with several labels per image all classes with a
         probability above one half. `draw` returns a picture or other item for each image of a batch, and is called
         in the process that computed the batch.
         """
@@ -156,7 +149,9 @@ class Predictor:
         logits = logits / self.temperature
         return self.task.probabilities(logits), known
 
-    def _guesses(self, probabilities: Tensor, top: int | None) -> list[list[Guess]]:
-        names = self.classifier.classes
-        found = self.task.answers(probabilities, top)
-        return [[Guess(number, names[number], probability) for number, probability in row] for row in found]
+    def _guesses(self, probabilities: Tensor, top: int | None) -> list[list[Guess]] | list[list[Measure]]:
+        names, found = self.classifier.classes, self.task.answers(probabilities, top)
+        if self.classifier.config.task.has_classes:
+            return [[Guess(number, names[number], probability) for number, probability in row] for row in found]
+        halves = self.classifier.calibration.get("interval", [None] * len(names))
+        return [[Measure(number, names[number], value, halves[number]) for number, value in row] for row in found]

@@ -75,6 +75,8 @@ def choose_curves(epochs: Rows, metric: str) -> dict[str, tuple[str, dict[str, s
         curves |= {f"eval_{name}_ema": f"validation {title}, EMA"} if name != "top5" else {}
     losses = {"train_loss": "training", "eval_loss": "validation", "eval_loss_ema": "validation, EMA"}
     title = "similarity and accuracy, %" if points_of(epochs, "eval_similarity") else "accuracy, %"
+    if not METRICS[metric].unit and metric != "loss":
+        title = METRICS[metric].title
     return {"loss.png": ("loss", losses), "accuracy.png": (title, curves)}
 
 

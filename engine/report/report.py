@@ -121,6 +121,7 @@ CAPTIONS = {
         "Most confident mistakes",
         "Validation images with the label, the prediction and their probabilities. Some labels may be wrong.",
     ),
+    "numbers": ("Largest errors", "Validation images with their true and predicted numbers. Some may be mistaken."),
     "train_batch.png": (
         "Training images",
         "Images of the first update as the model gets them: cropped, augmented and mixed.",
@@ -141,6 +142,7 @@ def write_report(run: SavedRun, path: Path) -> None:
         "curves": curves(run),
         "pictures": pictures(run),
         "classes": class_table(run),
+        "numbers": numbers(run),
         "calibration": calibration(run),
         "precision": precision(run),
         "settings": settings(run),
@@ -185,7 +187,8 @@ def describe_best(run: SavedRun, epochs: str) -> str:
     best = run.best
     text = f"The best of {epochs} was epoch {best.epoch}"
     if not best.epoch:
-        text = f"None of {epochs} was better than a linear classifier of the pretrained features"
+        model = "model" if predicts_numbers(run) else "classifier"
+        text = f"None of {epochs} was better than a linear {model} of the pretrained features"
     elif len(run.suffixes) > 1:
         text += f", with the {'EMA' if best.suffix else 'raw'} weights"
     if images := METRICS[best.metric].setting:
@@ -287,7 +290,7 @@ def pictures(run: SavedRun) -> dict[str, dict[str, Any]]:
     """
     found, has_results = {}, bool(read_json(run.folder / "results.json"))
     for name in PICTURES:
-        title, text = CAPTIONS[name]
+        title, text = CAPTIONS["numbers" if name == "mistakes.png" and predicts_numbers(run) else name]
         path = run.folder / name
         if not (path.is_file() and (has_results or name == "train_batch.png")):
             continue
@@ -326,11 +329,28 @@ def class_table(run: SavedRun) -> dict[str, Any] | None:
     return {"title": title, "notes": notes, "columns": columns, "rows": cells, "numbers": range(1, 7)}
 
 
+def predicts_numbers(run: SavedRun) -> bool:
+    return run.settings["TRAIN.OBJECTIVE"] == "numbers"
+
+
+def numbers(run: SavedRun) -> dict[str, Any] | None:
+    """Return the section on predicted numbers, or None for a run without numbers."""
+    if not predicts_numbers(run):
+        return None
+    from engine.report.numbers import number_section
+
+    path = run.folder / "results.json"
+    with naming_damage(path):
+        found = number_section(run)
+    drawings = [Picture.of(content, "png", text) for content, text in found["drawings"]] if found else []
+    return found and found | {"drawings": drawings}
+
+
 def calibration(run: SavedRun) -> dict[str, Any] | None:
     """Return the section on calibration, or None if the results are incomplete or have no calibration."""
     path = run.folder / "results.json"
     record = read_json(path).get("calibration")
-    if not record:
+    if not record or "bins_before" not in record:  # intervals of numbers are in their section
         return None
     with naming_damage(path):
         bins = {name: record[f"bins_{name}"] for name in ("before", "after")}

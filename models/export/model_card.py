@@ -141,7 +141,7 @@ def training(subject: Subject, base: str, licence: str) -> Iterator[str]:
     yield f"- Base model: {base or (f'`{shown(Path(source).name)}`' if source else 'random weights')}"
     numbers = {"training": given.get("NUM_IMAGES"), "validation": subject.num_validation_images}
     counts = [f"{counted(number, 'image')} for {part}" for part, number in numbers.items() if number]
-    yield f"- Data: {', '.join([given.get('DATA.DATASET', 'unknown'), *counts])}, {counted(len(subject.classes), 'class')}"
+    yield f"- Data: {', '.join([given.get('DATA.DATASET', 'unknown'), *counts])}, {counted(len(subject.classes), subject.config.task.noun)}"
     of_base = "the licence of the base model is unknown; " if source else ""
     if licence:
         of_base = f"the base model has the licence `{licence}`; "

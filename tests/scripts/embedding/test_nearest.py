@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from engine.features.embedder import normalized
-from engine.predict.predictor import Guess
+from engine.predict.guesses import Guess
 from scripts.embedding import NEAREST, TEMPERATURE, Examples
 from tests.scripts.embedding.conftest import draw, make_hub
 from tests.support.cases import cases_of, names_of

@@ -1,0 +1,77 @@
+"""What a model says about an image: classes with probabilities, or numbers with intervals, for people and in tables."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from utils.text import csv_cell, one_line
+
+PER_CLASS = ("class", "probability")  # the columns of the CSV table for each predicted class
+
+
+class Guess(NamedTuple):
+    """A class and its probability according to the model."""
+
+    number: int
+    name: str
+    probability: float
+
+    @property
+    def line(self) -> str:
+        return f"{one_line(self.name)}\t{self.probability:.4f}"
+
+    @property
+    def caption(self) -> str:
+        return f"{self.name} {self.probability:.2f}"
+
+    @property
+    def cells(self) -> list[str]:
+        return [csv_cell(self.name), f"{self.probability:.6f}"]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return {"class": self.name, "number": self.number, "probability": round(self.probability, 6)}
+
+    @staticmethod
+    def titles(rows: Sequence[Sequence["Guess"]]) -> list[str]:
+        """Return the columns of a table with these guesses for each image."""
+        width = max([1, *map(len, rows)])
+        return [f"{name}{'' if number == 1 else f'_{number}'}" for number in range(1, width + 1) for name in PER_CLASS]
+
+
+class Measure(NamedTuple):
+    """A number according to the model, in the units of the data, and half the width of its interval, if it is known."""
+
+    number: int
+    name: str
+    value: float
+    half: float | None
+
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        return () if self.half is None else (self.value - self.half, self.value + self.half)
+
+    @property
+    def line(self) -> str:
+        ends = " to ".join(f"{each:.4g}" for each in self.bounds)
+        return "\t".join([one_line(self.name), f"{self.value:.4g}", *filter(None, [ends])])
+
+    @property
+    def caption(self) -> str:
+        return f"{self.name} {self.value:.4g}"
+
+    @property
+    def cells(self) -> list[str]:
+        return [f"{each:.6g}" for each in (self.value, *self.bounds)]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        ends = dict(zip(("low", "high"), self.bounds, strict=False))
+        return {"output": self.name, "number": self.number, "value": self.value} | ends
+
+    @staticmethod
+    def titles(rows: Sequence[Sequence["Measure"]]) -> list[str]:
+        """Return the columns of a table. All images have the same outputs."""
+        first = rows[0] if rows else ()
+        return [
+            csv_cell(f"{each.name}{end}") for each in first for end in ("", "_low", "_high")[: 1 + len(each.bounds)]
+        ]

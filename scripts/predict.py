@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from configs.tables import TaskRow
     from engine.predict.classifier import Classifier
     from engine.predict.output import Mark, Output
+    from engine.predict.predictor import Predictor
     from utils.distributed import Process
 
 MODEL_HELP = (
@@ -300,10 +301,7 @@ def predict(arguments: argparse.Namespace, paths: list[str], process: "Process")
         from engine.export.runtime import PhotoPredictor as make
     predictor = make(classifier, process, arguments.flip, report)
     if process.is_first:
-        several = "" if process.world_size == 1 else f", {counted(process.world_size, 'process')}"
-        report(f"{classifier.describe()}, on {classifier.runtime or process.device.type}{several}")
-        for line in filter(None, [predictor.task.describe_answers(classifier.calibration)]):
-            report(line)
+        report_model(predictor)
 
     mark = mark_of(arguments, classifier, process.is_first)
 
@@ -327,6 +325,15 @@ def refuse_flags_of_classes(arguments: argparse.Namespace, task: "TaskRow") -> N
     for flag in task.not_predicted:
         if getattr(arguments, flag) is not None:
             raise ConfigError(f"-{flag}: {task.why_not_predicted}; leave -{flag} out")
+
+
+def report_model(predictor: "Predictor") -> None:
+    """Report the weights, the device, and what intervals of numbers mean."""
+    classifier, process = predictor.classifier, predictor.process
+    several = "" if process.world_size == 1 else f", {counted(process.world_size, 'process')}"
+    report(f"{classifier.describe()}, on {classifier.runtime or process.device.type}{several}")
+    if text := predictor.task.describe_answers(classifier.calibration):
+        report(text)
 
 
 def report_end(arguments: argparse.Namespace, output: "Output") -> None:

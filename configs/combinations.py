@@ -9,7 +9,7 @@ from typing import Any
 
 from configs.removed import REMOVED
 from configs.schema import AUTO, Config
-from configs.tables import METRICS, SOURCES, names_with
+from configs.tables import LOSSES, METRICS, SOURCES, names_with
 from configs.values import SETTINGS, to_text
 from utils.errors import ConfigError
 from utils.text import is_url, problem_of
@@ -228,6 +228,10 @@ REFUSED: tuple[tuple[Callable[[Config, Origins], Any], str], ...] = (
         "{DATA.CACHE} must be none or disk with {DATA.TOKENS} because a cache of reduced images would lose detail",
     ),
     # Several labels per image, and numbers.
+    (
+        lambda c, o: c.TRAIN.OBJECTIVE == "classes" and "classes" not in LOSSES[c.TRAIN.LOSS].tasks,
+        "{TRAIN.LOSS} is a loss of numbers; set TRAIN.OBJECTIVE=numbers (docs/numbers.md), or leave it out",
+    ),
     (
         lambda c, o: len(c.DATA.TARGET_MEAN) != len(c.DATA.TARGET_STD),
         "{DATA.TARGET_MEAN} must have as many numbers as {DATA.TARGET_STD} one of each for each column",

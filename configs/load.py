@@ -28,7 +28,7 @@ from configs.values import (
     to_text,
     usual_optimizer_values,
 )
-from configs.yaml_files import Layer, add_argument, find_settings_file, read_layers
+from configs.yaml_files import Layer, find_settings_file, read_layers
 from utils.errors import ConfigError
 from utils.program import when_started
 from utils.runs import LATEST, without_latest
@@ -107,6 +107,8 @@ def merge(layers: Sequence[Layer]) -> tuple[Merged, list[str]]:
             if key in REMOVED:
                 continue
             if section := next((each for each in OPEN_SECTIONS if key.startswith(f"{each}.")), None):
+                from configs.arguments import add_argument
+
                 values[section] = add_argument(values[section], section, key, text, layer.origin)
                 origins[section] = origins[key] = layer.origin
             elif key in ALL_SETTINGS:

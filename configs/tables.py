@@ -38,7 +38,7 @@ class LossRow(NamedTuple):
 LOSSES = {
     "cross_entropy": LossRow("loss.CrossEntropy", "softmax over all classes"),
     "bce": LossRow(
-        "loss.BinaryCrossEntropy",
+        "binary_loss.BinaryCrossEntropy",
         "binary cross entropy: a yes or no for each class (timm's `--bce-loss`)",
         tasks=("classes", "labels"),
     ),
@@ -173,16 +173,6 @@ METRICS = {
 }
 
 
-class Refusal(NamedTuple):
-    """A setting that contradicts a task, or that has no effect with it."""
-
-    setting: str  # or a property of the settings, such as TRAIN.mixes
-    how: str  # the end of the message, which starts with the setting; as in configs/combinations.py
-    allowed: tuple[str, ...] = ()  # the accepted values; empty: only the default
-    if_typed: bool = False  # refused only on the command line, because recipes set it too
-    only_in_training: bool = False
-
-
 class TaskRow(NamedTuple):
     """A row of TASKS: what a model learns from the images."""
 
@@ -199,11 +189,16 @@ class TaskRow(NamedTuple):
     has_several_classes: bool = False  # whether an image can have any number of classes
     implied: Mapping[str, str] = {}  # {setting: its value, unless it is given}
     needed: Mapping[str, str] = {}  # {setting that must be given: what it is, and the remedy}
-    refused: tuple[Refusal, ...] = ()
+    refusals: str = ""  # file and name in configs/ of the settings that contradict the task or have no effect with it
     measured: str = ""  # file and function in datasets/ that measures the training targets before a run
     # Flags of scripts/predict.py that need one class per image, and why the model has none.
     not_predicted: tuple[str, ...] = ()
     why_not_predicted: str = ""
+
+    @property
+    def refused(self) -> tuple:
+        """Return each Refusal of a setting."""
+        return import_named("configs", self.refusals) if self.refusals else ()
 
 
 def losses_of(task: str) -> tuple[str, ...]:
@@ -211,8 +206,6 @@ def losses_of(task: str) -> tuple[str, ...]:
     return tuple(name for name, row in LOSSES.items() if task in row.tasks)
 
 
-FOR_SEVERAL_LABELS = losses_of("labels")
-NO_CLASSES = "with {TRAIN.OBJECTIVE} which has no classes"
 # {task: its row}. TRAIN.OBJECTIVE names the task; `labels` are classes of which an image can have any number.
 TASKS = {
     "classes": TaskRow(
@@ -222,13 +215,6 @@ TASKS = {
         ("top1", "top5", "loss", "macro_recall", "macro_f1"),
         activation="softmax",
         problem_type="single_label_classification",
-        refused=(
-            Refusal(
-                "TRAIN.LOSS",
-                "is a loss of numbers; set TRAIN.OBJECTIVE=numbers (docs/numbers.md), or leave it out",
-                losses_of("classes"),
-            ),
-        ),
     ),
     "labels": TaskRow(
         "labels.Labels",
@@ -240,27 +226,8 @@ TASKS = {
         has_several_classes=True,
         not_predicted=("into", "unsure", "unknown"),
         why_not_predicted="with this model an image can have several classes or none",
-        implied={"TRAIN.LOSS": FOR_SEVERAL_LABELS[0]},
-        refused=(
-            Refusal(
-                "DATA.DATASET", "must be csv with {LABELS} because images of other data sets have one label", ("csv",)
-            ),
-            Refusal(
-                "TRAIN.LOSS",
-                f"must be {' or '.join(FOR_SEVERAL_LABELS)} with {{LABELS}} because an image with several labels needs one "
-                "yes or no per class",
-                FOR_SEVERAL_LABELS,
-            ),
-            Refusal(
-                "DATA.SAMPLER",
-                "must be shuffle with {LABELS} because the classes of one image cannot be balanced separately",
-            ),
-            Refusal(
-                "TRAIN.DISTILLATION_TYPE",
-                "must be none with {LABELS} because distillation supports only one class per image",
-                only_in_training=True,
-            ),
-        ),
+        implied={"TRAIN.LOSS": losses_of("labels")[0]},
+        refusals="refusals.LABELS",
     ),
     "features": TaskRow(
         "features.Features",
@@ -271,18 +238,7 @@ TASKS = {
         has_classes=False,
         has_answers=False,
         needed={"TRAIN.TEACHER_MODEL": "a teacher; name a timm model or a run with -opts TRAIN.TEACHER_MODEL=..."},
-        refused=(
-            Refusal("TRAIN.DISTILLATION_TYPE", f"must be none {NO_CLASSES}"),
-            Refusal("TRAIN.LOSS", f"has no effect {NO_CLASSES}; leave it out"),
-            Refusal("TRAIN.CLASS_WEIGHTS", f"has no effect {NO_CLASSES}; leave it out"),
-            Refusal("DATA.SAMPLER", f"must be shuffle {NO_CLASSES}"),
-            Refusal("TRAIN.mixes", "must be off with {TRAIN.OBJECTIVE} because they mix the labels of images"),
-            Refusal("TRAIN.SMOOTHING", f"has no effect {NO_CLASSES}; leave it out", if_typed=True),
-            Refusal("DATA.has_several_labels", f"has no effect {NO_CLASSES}; leave it out"),
-            Refusal(
-                "DATA.TOKENS", "must be null with {TRAIN.OBJECTIVE} because features are learned from square images"
-            ),
-        ),
+        refusals="refusals.FEATURES",
     ),
     "numbers": TaskRow(
         "numbers.Numbers",
@@ -296,28 +252,6 @@ TASKS = {
         not_predicted=("into", "unsure", "unknown", "top"),
         why_not_predicted="this model predicts numbers, not classes",
         implied={"TRAIN.LOSS": losses_of("numbers")[0]},
-        refused=(
-            Refusal(
-                "DATA.DATASET",
-                "must be csv, parquet or shards with {TRAIN.OBJECTIVE} because other data sets have classes",
-                ("csv", "parquet", "shards"),
-            ),
-            Refusal(
-                "TRAIN.LOSS",
-                f"must be {', '.join(losses_of('numbers'))} with {{TRAIN.OBJECTIVE}} because other losses need classes",
-                losses_of("numbers"),
-            ),
-            Refusal("DATA.LABEL_SEPARATOR", f"has no effect {NO_CLASSES}; name the columns in DATA.COLUMNS"),
-            Refusal("DATA.SAMPLER", f"must be shuffle {NO_CLASSES}"),
-            Refusal("TRAIN.CLASS_WEIGHTS", f"has no effect {NO_CLASSES}; leave it out"),
-            Refusal("TRAIN.SMOOTHING", f"has no effect {NO_CLASSES}; leave it out", if_typed=True),
-            Refusal("TRAIN.cuts", f"must be off {NO_CLASSES}; TRAIN.MIXUP_ALPHA mixes numbers too"),
-            Refusal(
-                "TRAIN.DISTILLATION_TYPE",
-                "must be none or soft with {TRAIN.OBJECTIVE} because a teacher's numbers are no class",
-                ("none", "soft"),
-                only_in_training=True,
-            ),
-        ),
+        refusals="refusals.NUMBERS",
     ),
 }

@@ -1,18 +1,14 @@
 """Reads YAML settings files, and the files that they include with BASE, as {full key: text}."""
 
-import math
 import os
-import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from configs.schema import Arguments
-from configs.values import FLOAT, INT, Text, is_none, quoted
+from configs.values import Text, is_none
 from utils.errors import ConfigError, did_you_mean
 from utils.files import content_of
 from utils.text import align
@@ -20,7 +16,6 @@ from utils.text import align
 SHIPPED = Path(__file__).resolve().parent
 # Maximum number of bytes in a file, of files that are read because of BASE lines, and of nesting levels.
 MOST_BYTES, MOST_FILES, MOST_LEVELS = 2**20, 100, 16
-BRACKETS = re.compile(r"""("[^"]*"|'[^']*')|[()]""")  # a quoted string, or a parenthesis outside quotes
 
 
 class Quoted(str):
@@ -190,53 +185,3 @@ def _bases(text: Text, origin: str) -> list[str]:
 def _relative_to_cwd(path: Path) -> str:
     """Return a path inside the working directory as a relative path, and any other path as an absolute path."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
-
-
-# --- open sections such as MODEL.KWARGS: arguments of other libraries' constructors, without a schema ---
-
-
-def add_argument(arguments: Arguments, section: str, key: str, text: Text, origin: str) -> Arguments:
-    """Return an open section's arguments with one argument added or replaced. `key`: the full name of this argument."""
-    name = key.removeprefix(f"{section}.")
-    if not name.isidentifier():
-        raise ConfigError(
-            f"{origin}: {key} is not allowed; an argument's name must be an identifier without dots, and its value "
-            "must be one value or a list of values"
-        )
-    try:
-        return Arguments({**arguments, name: _argument(text)})
-    except (ValueError, ConfigError):
-        raise ConfigError(
-            f"{origin}: {key} is {quoted(text)}; it must be a number, true, false, null, text, or a list of these"
-        ) from None
-
-
-def _argument(text: Text, level: int = 0) -> Any:
-    """Parse a value by the rules of YAML 1.2, without a schema; also accept Python's None, True and tuples."""
-    if isinstance(text, list):
-        return tuple(_argument(each, level + 1) for each in text)
-    if isinstance(text, Quoted):
-        return str(text)
-    stripped = text.strip()
-    if stripped.startswith("[") or stripped[:1] + stripped[-1:] == "()":
-        stripped = BRACKETS.sub(lambda found: found[1] or "[]"[found[0] == ")"], stripped)
-    elif level and stripped.count("(") != stripped.count(")"):  # YAML has split a tuple at its commas
-        raise ValueError("write nested lists with brackets, such as [[1, 2], [3, 4]]")
-    if stripped[:1] in ("[", "{", "'", '"'):  # only from -opts: in a file, YAML has already parsed lists and quotes
-        return _argument(read_node(compose(stripped, "a value")), level + 1)
-    return _plain(stripped)
-
-
-def _plain(text: str) -> Any:
-    """Parse a value that has no quotes or brackets."""
-    if text in ("", "~", "null", "Null", "NULL", "None"):
-        return None
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    if INT.fullmatch(text):
-        return int(text)
-    if not FLOAT.fullmatch(text):
-        return text
-    if math.isinf(float(text)):
-        raise ValueError("out of bounds")
-    return float(text)

@@ -5,14 +5,11 @@ a class from OneClass, as label_sets.py does, add one that reads it from a table
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from datasets.types import ImageSet
 
 
 class OneClass:
@@ -45,8 +42,8 @@ class OneClass:
         """Return the meaning and the targets after class i has become class lookup[i]."""
         return self, lookup[targets]
 
-    def strata(self, image_set: "ImageSet") -> "ImageSet":
-        """Return the images with the classes from which a split takes an equal share: by default their own."""
+    def strata(self, image_set: Any) -> Any:
+        """Return the ImageSet with the classes from which a split takes an equal share: by default its own."""
         return image_set
 
     def allocate(self, count: int, num_classes: int, pinned: bool) -> Tensor:

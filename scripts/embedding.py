@@ -12,9 +12,10 @@ import numpy as np
 from datasets.sources.folder import subfolders
 from datasets.sources.images import FileImages
 from engine.features.embedder import Embedder, Photos, Table, find_photos, normalized, thumbnail
-from engine.predict.guesses import Guess, Prediction
+from engine.predict.guesses import Guess
 from engine.predict.output import NUM_COLUMNS, THUMBNAIL, UNSURE, Mark, Output, write_picture
 from engine.predict.pictures import Tile, contact_sheet
+from engine.predict.predictor import Prediction
 from utils import VERSION
 from utils.errors import ConfigError, DataError, cause_of
 from utils.files import Kind, refuse_other_kind, replacing

@@ -89,7 +89,7 @@ def test_no_test_module_imports_another():
 # {folder: its files and packages, from bottom to top}. A file may import its own package and the packages before it.
 PACKAGES = {
     "configs": (
-        "__init__ tables schema removed values yaml_files combinations translate translate.timm_arguments"
+        "__init__ tables refusals schema removed values yaml_files arguments combinations translate translate.timm_arguments"
         " translate.other_programs typed_names flags translate.paddlevit_files translate.paddlevit load"
     ).split(),
     "models": (

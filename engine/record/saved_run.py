@@ -14,7 +14,7 @@ import yaml
 from configs.schema import Arguments
 from configs.tables import METRICS
 from configs.values import OPEN_SECTIONS, SETTINGS, convert, plain, to_text, today
-from configs.yaml_files import add_argument, compose, read_node
+from configs.yaml_files import compose, read_node
 from engine.evaluation.scores import Best
 from engine.record.saved_files import (
     SUFFIXES,
@@ -208,6 +208,8 @@ def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         try:
             text = read_node(node)
             if section != key:
+                from configs.arguments import add_argument
+
                 arguments = Arguments(values[section])
                 values[section] = dict(add_argument(arguments, section, key, text, str(path)))
             else:

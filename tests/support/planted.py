@@ -157,7 +157,7 @@ MOMENTS = {
     "before the settings are read": (engine.settings, "load_settings", 1),
     "batch size": ("engine.batch_size", "calculate", 1),
     "features": ("engine.features.start", "features_of_images", 1),
-    "fit": ("engine.features.start", "fit_linear", 1),
+    "fit": ("engine.features.linear", "fit_linear", 1),
     "scored start": ("engine.features.start", "set_to_zero", 1),
     "start-up": (engine.build, "build_train_data", 1),
     "training": (Trainer, "update", 3),

@@ -38,7 +38,7 @@ HALF = "AMP=true"
 ALL = "TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.RANDOM_ERASE_PROB=0.5 TRAIN.MODEL_EMA=true TRAIN.ACCUM_ITER=2"
 MODES = {
     "float32": "",
-    **{f"loss {name}": f"{HALF} TRAIN.LOSS={name}" for name in LOSSES},
+    **{f"loss {name}": f"{HALF} TRAIN.LOSS={name}" for name in LOSSES if "classes" in LOSSES[name].tasks},
     "float16": f"{HALF} PRECISION.DTYPE=float16",
     "float16 that overflows": f"{HALF} PRECISION.DTYPE=float16 PRECISION.INIT_LOSS_SCALING={2.0**32}",
     "LoRA": f"{HALF} MODEL.LORA.RANK=4",

@@ -10,7 +10,7 @@ from timm.data.mixup import mixup_target
 from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 
 from configs.schema import Config
-from configs.tables import LOSSES
+from configs.tables import LOSSES, losses_of
 from datasets import Mixed
 from engine.tasks.classes import Classes
 from engine.tasks.labels import Labels
@@ -95,10 +95,15 @@ def take(targets: torch.Tensor | Mixed, part: slice) -> torch.Tensor | Mixed:
     return targets[part]
 
 
+NUMBERS = losses_of("numbers")
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_every_loss_is_a_mean_over_images(fixed, name):
     logits, targets, labels = fixed
-    for each in (targets, mixed(targets, 0.3), *([labels] if LOSSES[name].several_labels else [])):
+    kinds = {"classes": targets, "labels": labels, "numbers": 3 * labels - 1}
+    kinds = [kind for task, kind in kinds.items() if task in LOSSES[name].tasks]
+    for each in (*kinds, mixed(kinds[0], 0.3)):
         whole = loss_of(logits, each, WEIGHTS, LOSS=name)
         parts = [loss_of(logits[part], take(each, part), WEIGHTS, LOSS=name) for part in (slice(0, 2), slice(2, 6))]
         torch.testing.assert_close(parts[0] / 3 + parts[1] * 2 / 3, whole)
@@ -106,9 +111,27 @@ def test_every_loss_is_a_mean_over_images(fixed, name):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_every_loss_converts_half_logits_to_float32(fixed, name):
-    logits, targets, _ = fixed
-    half = loss_of(1000 * logits.half(), targets, LOSS=name)
+    logits, targets, labels = fixed
+    half = loss_of(1000 * logits.half(), labels if name in NUMBERS else targets, LOSS=name)
     assert half.dtype == torch.float32 and math.isfinite(half)
+
+
+@pytest.mark.parametrize("name, of_one", [("smooth_l1", [0.125, 1.5]), ("l1", [0.5, 2]), ("mse", [0.25, 4])])
+def test_loss_of_numbers_is_torchs_and_leaves_missing_numbers_out(name, of_one):
+    """The loss of an image is the sum over its numbers, divided by the number of outputs."""
+    outputs = torch.tensor([[0.5, 1.0], [2.0, -7.0]], requires_grad=True)
+    targets = torch.tensor([[0.0, math.nan], [0.0, math.nan]])
+    loss = loss_of(outputs, targets, LOSS=name)
+    assert loss.item() == pytest.approx(sum(of_one) / 2 / 2)
+    loss.backward()
+    assert outputs.grad.isfinite().all() and outputs.grad[:, 1].tolist() == [0, 0] != outputs.grad[:, 0].tolist()
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_mixed_images_have_the_mixed_number_or_none(name):
+    outputs, first = torch.tensor([[1.0], [0.0]]), torch.tensor([[2.0], [math.nan]])
+    both = Mixed(first, torch.tensor([[-1.0], [1.0]]), torch.tensor([0.25, 0.5]))
+    assert loss_of(outputs, both, LOSS=name) == loss_of(outputs, torch.tensor([[-0.25], [math.nan]]), LOSS=name)
 
 
 @given(batches(), st.booleans())

@@ -146,7 +146,8 @@ class MetricRow(NamedTuple):
 
     title: str  # in lines for people
     unit: str = "%"
-    digits: int | None = 2  # decimal places; None: four significant digits, for figures in the units of the data
+    digits: int = 2  # decimal places
+    in_units: bool = False  # whether it is in the units of the data, so that lines have significant digits instead
     smaller_is_better: bool = False
     remedy: str = ""  # the end of the error message of tasks without this metric
     setting: str = ""  # the setting that the metric needs, if any
@@ -166,8 +167,8 @@ METRICS = {
     "map": MetricRow("mAP", remedy=NEEDS_LABELS),
     "similarity": MetricRow("similarity", remedy=NEEDS_FEATURES),
     "knn": MetricRow("k-NN accuracy", remedy=NEEDS_FEATURES, setting="DATA.LABELLED_PATH"),
-    "mae": MetricRow("MAE", unit="", digits=None, smaller_is_better=True, remedy=NEEDS_NUMBERS),
-    "rmse": MetricRow("RMSE", unit="", digits=None, smaller_is_better=True, remedy=NEEDS_NUMBERS),
+    "mae": MetricRow("MAE", unit="", digits=4, in_units=True, smaller_is_better=True, remedy=NEEDS_NUMBERS),
+    "rmse": MetricRow("RMSE", unit="", digits=4, in_units=True, smaller_is_better=True, remedy=NEEDS_NUMBERS),
     "r2": MetricRow("R2", unit="", digits=4, remedy=NEEDS_NUMBERS),
     "spearman": MetricRow("Spearman", unit="", digits=4, remedy=NEEDS_NUMBERS),
 }

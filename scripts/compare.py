@@ -31,7 +31,17 @@ from utils.program import exit_code  # isort: skip
 from configs.tables import METRICS
 from engine.record.saved_run import SavedRun
 from scripts.command_line import RUN_HELP, Parser
-from scripts.comparing.runs import DataSet, Group, by_data, check_data, differing, find_runs, group_runs, image_test
+from scripts.comparing.runs import (
+    DataSet,
+    Group,
+    by_data,
+    check_data,
+    differing,
+    find_runs,
+    group_runs,
+    image_test,
+    metric_of_images,
+)
 from scripts.comparing.statistics import BETTER, EQUAL, ONE_RUN, WORSE, difference, verdict
 from scripts.comparing.tables import to_markdown
 from utils.errors import ConfigError
@@ -108,17 +118,19 @@ def verdict_on(data_set: DataSet, sides: Sequence[list[SavedRun]], arguments: ar
     if not (one.best and two.best):
         raise ConfigError(f"-json: {arguments.runs[bool(one.best)]} was never evaluated; give another run")
     found, smaller = difference(two.best, one.best), METRICS[metric].smaller_is_better
-    test = image_test(one.runs[0], two.runs[0]) if metric == "top1" else None
+    test = image_test(one.runs[0], two.runs[0]) if metric == metric_of_images(one.runs[0]) else None
     word, facts = verdict(found.value, found.is_noise, smaller), {"difference": found.value, "interval": None}
     if found.half_width is not None:
         facts["interval"] = [found.value - found.half_width, found.value + found.half_width]
         facts["test"] = "paired t, over seeds" if found.is_paired else "Welch's t, over seeds"
     elif test:
         word = verdict(test.value, test.p >= 0.05, smaller)
-        facts = {"difference": test.value, "interval": test.interval, "test": "McNemar's, exact, over images"}
-        facts |= {"p": test.p}
+        name = "McNemar's, exact, over images" if metric == "top1" else "paired, with random signs, over images"
+        facts = {"difference": test.value, "interval": test.interval, "test": name, "p": test.p}
     if test:
-        facts |= {"images": test.num_images, "first_alone": test.only_first, "second_alone": test.only_second}
+        facts |= {"images": test.num_images}
+        if metric == "top1":
+            facts |= {"first_alone": test.only_first, "second_alone": test.only_second}
     deviations = [statistics.stdev(each.best.values()) if len(each.best) > 1 else None for each in (one, two)]
     facts |= {"seeds": [len(one.best), len(two.best)], "deviation_of_seeds": deviations}
     limit = SAME_SETTINGS if not differing([*sides[0], *sides[1]]) else ONE_RUN if found.half_width is None else ""

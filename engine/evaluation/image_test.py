@@ -2,6 +2,9 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -11,6 +14,9 @@ class ImageTest:
     num_images: int
     only_first: int  # number of images that only the first run classifies correctly
     only_second: int
+
+    def __str__(self) -> str:
+        return f"{self.only_second} : {self.only_first} images, p {self.p:.2g}"
 
     @property
     def value(self) -> float:
@@ -32,3 +38,46 @@ class ImageTest:
             total += ways
             ways = ways * (number - count) // (count + 1)
         return min(1.0, 2 * total / 2**number)
+
+
+DRAWS, AT_ONCE = 10_000, 2**22  # random signs of each difference, and those in memory at the same time
+
+
+@dataclass(frozen=True)
+class ErrorTest:
+    """A paired test of two runs by the absolute errors of their numbers on the images that both scored."""
+
+    differences: np.ndarray  # float64 [N]: the second run's error minus the first's
+
+    @property
+    def num_images(self) -> int:
+        return len(self.differences)
+
+    @property
+    def value(self) -> float:
+        """Return the second run's mean absolute error minus the first's."""
+        return float(self.differences.mean())
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Return the 95% interval of `value`."""
+        half = (
+            1.96 * float(self.differences.std(ddof=1)) / math.sqrt(self.num_images) if self.num_images > 1 else math.inf
+        )
+        return self.value - half, self.value + half
+
+    @cached_property
+    def p(self) -> float:
+        """Return the share of random signs for which the mean is at least as far from 0, drawn by a seed."""
+        rng, size = np.random.default_rng(0), np.abs(self.differences)
+        limit, found, left = abs(self.differences.sum()) * (1 - 1e-9), 1, DRAWS
+        while left:
+            count = min(left, max(1, AT_ONCE // self.num_images))
+            signs = rng.integers(0, 2, (count, self.num_images), np.int8)
+            found += int((np.abs(size.sum() - 2 * (signs @ size)) >= limit).sum())
+            left -= count
+        return found / (DRAWS + 1)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.value:+.4g} on {self.num_images:,} images ({low:+.4g} to {high:+.4g}), p {self.p:.2g}"

@@ -84,7 +84,7 @@ def rank_of(metric: str, value: float, loss: float) -> tuple[float, float]:
 
 def format_value(metric: str, value: float, digits: int | None = None) -> str:
     row = METRICS[metric]
-    if row.digits is None:
+    if row.in_units:
         return f"{value:.4g}"
     return f"{value:.{row.digits if digits is None else digits}f}{row.unit}"
 

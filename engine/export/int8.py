@@ -16,9 +16,10 @@ import torch
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
 from datasets.types import ImageSet
-from engine.evaluation.image_test import ImageTest
+from engine.evaluation.image_test import ErrorTest, ImageTest
 from engine.evaluation.scores import wilson_interval
-from engine.export.photo import PhotoSubject, as_photo, draw
+from engine.export.photo import MOST_DEVIATION, PhotoSubject, as_photo, draw
+from engine.tasks.classes import Classes
 from models.export.formats import SCOPES, load_onnx
 from models.export.subject import WrongExport
 from utils.errors import ConfigError
@@ -74,6 +75,51 @@ class Agreement(NamedTuple):
         )
 
 
+class Judgement(NamedTuple):
+    """How much worse the answers of the 8-bit graph are."""
+
+    accuracies: list[str]  # of both graphs
+    lines: list[str]
+    problem: str  # empty: the accuracy is kept
+    more: str = ""  # a remedy
+
+
+def judge_classes(task: Classes, truths: list, before: list, after: list) -> Judgement:
+    """Compare the classes in the answers of both graphs, for each image, with the true ones."""
+    first, second = (
+        np.concatenate([task.answer(answer) == truth for answer, truth in zip(answers, truths, strict=True)])
+        for answers in (before, after)
+    )
+    test = ImageTest(len(first), int((first & ~second).sum()), int((second & ~first).sum()))
+    low, high = test.interval
+    costs = np.concatenate([task.cost(*both) for both in zip(before, after, strict=True)])
+    others = costs[costs > 0]
+    agreement = Agreement(len(costs), len(others), float(others.max()) if len(others) else 1.0)
+    is_kept = low >= -MOST_LOST or (high >= 0 and agreement.is_close)
+    needed = images_needed(test)
+    return Judgement(
+        [f"{each.mean():.2%} of {len(each)} right" for each in (first, second)],
+        [f"int8 - float32: {test.value:+.2f} points (95% interval {low:+.2f} to {high:+.2f})", str(agreement)],
+        "" if is_kept else f"the accuracy may be lower by more than {MOST_LOST:g} points",
+        f", give about {counted(needed, 'validation image')}" if needed else "",
+    )
+
+
+def judge_numbers(task: Classes, truths: list, before: list, after: list) -> Judgement:
+    """Compare the errors of both graphs, for each image and number, in standard deviations."""
+    truth, *answers = (np.stack(each) for each in (truths, before, after))
+    first, second = (np.nanmean(task.cost(each, truth), 1) for each in answers)
+    errors = [np.nanmean(np.abs(each - truth)) for each in answers]
+    test = ErrorTest((second - first)[~np.isnan(first)])
+    low, high = test.interval
+    is_kept = high <= MOST_DEVIATION
+    return Judgement(
+        [f"MAE {each:.4g} on {len(truth)} images" for each in errors],
+        [f"int8 - float32: {test.value:+.4f} standard deviations (95% interval {low:+.4f} to {high:+.4f})"],
+        "" if is_kept else f"the MAE may be larger by more than {MOST_DEVIATION:g} standard deviations",
+    )
+
+
 def images_needed(test: ImageTest) -> int | None:
     """Return the number of images that would make the interval narrow enough, or None if the accuracy is too low.
 
@@ -112,15 +158,11 @@ class Quantizer:
         photos = [as_photo(pixels) for _, pixels in draw(self.train, FOR_RANGES)]
         changed = path.with_name(f"8-bits-{path.name}")
         quantize(path, changed, photos, [node for nodes in layers.values() for node in nodes])
-        told, test, agreement = self.compare(path, changed)
-        low, high = test.interval
-        is_kept = low >= -MOST_LOST or (high >= 0 and agreement.is_close)
-        if not is_kept and not self.accepts_any:
+        told, problem, more = self.compare(path, changed)
+        if problem and not self.accepts_any:
             worst = self.worst_layers(path, changed, photos[:FOR_LAYERS], layers)[:NUM_NAMED]
-            needed = images_needed(test)
-            more = f", give about {counted(needed, 'validation image')}" if needed else ""
             raise WrongExport(
-                f"-int8: the accuracy may be lower by more than {MOST_LOST:g} points, so no file was written; these layers "
+                f"-int8: {problem}, so no file was written; these layers "
                 f"change the answers most: {', '.join(worst)}; name them with -keep_float{more}, or add -accept\n{told}"
             )
         result = onnx.load(changed)
@@ -133,38 +175,30 @@ class Quantizer:
         changed.unlink()
         return told
 
-    def compare(self, before: Path, after: Path) -> tuple[str, ImageTest, Agreement]:
-        """Return a text with the accuracy, size and speed of both files, and two comparisons of their answers."""
+    def compare(self, before: Path, after: Path) -> tuple[str, str, str]:
+        """Return a text with the accuracy, size and speed of both files, the problem if too much is lost, and a remedy."""
         files = {"float32": before, "int8": after}
-        runs, seconds, right = [load_onnx(self.subject, path) for path in files.values()], [0.0, 0.0], ([], [])
+        runs, seconds = [load_onnx(self.subject, path) for path in files.values()], [0.0, 0.0]
         fits: tuple[list, list] = ([], [])  # whether each photo fits the validation images, if the graph tells
-        costs, task = [], self.subject.task  # for each image, see Classes.cost
+        answers, truths, task = ([], []), [], self.subject.task
         for index, pixels in draw(self.subject.photos, FOR_ACCURACY):
-            truth, photo = task.truth(self.subject.photos, index), torch.from_numpy(as_photo(pixels))
-            answers: list[np.ndarray] = []
+            photo = torch.from_numpy(as_photo(pixels))
+            truths.append(task.truth(self.subject.photos, index))
             for number, run in enumerate(runs):
                 start = time.perf_counter()
                 results = run(photo)
                 seconds[number] += time.perf_counter() - start
-                answers.append(self.probabilities(results))
+                answers[number].append(self.probabilities(results))
                 if self.subject.known:
                     fits[number].append(results[1] >= 0)
-                right[number].append(task.answer(answers[-1]) == truth)
-            costs.append(task.cost(*answers))
-        speeds = [len(right[0]) / each for each in seconds]
-        first, second = map(np.concatenate, right)
-        test = ImageTest(len(first), int((first & ~second).sum()), int((second & ~first).sum()))
+        judge = judge_classes if self.subject.config.task.has_classes else judge_numbers
+        found = judge(task, truths, *answers)
         lines = [
-            f"{name}: {each.mean():.2%} of {len(each)} right, {format_bytes(path.stat().st_size)}, {speed:.1f} images/s"
+            f"{name}: {accuracy}, {format_bytes(path.stat().st_size)}, {len(truths) / each:.1f} images/s"
             + (f", {np.mean(fit):.1%} fit the validation images" if fit else "")
-            for (name, path), each, speed, fit in zip(files.items(), (first, second), speeds, fits, strict=True)
+            for (name, path), accuracy, each, fit in zip(files.items(), found.accuracies, seconds, fits, strict=True)
         ]
-        low, high = test.interval
-        lines.append(f"int8 - float32: {test.value:+.2f} points (95% interval {low:+.2f} to {high:+.2f})")
-        costs = np.concatenate(costs)
-        others = costs[costs > 0]
-        agreement = Agreement(len(costs), len(others), float(others.max()) if len(others) else 1.0)
-        return "\n".join([*lines, str(agreement)]), test, agreement
+        return "\n".join([*lines, *found.lines]), found.problem, found.more
 
     def probabilities(self, results: Any) -> np.ndarray:
         """Return the probabilities in the results of a graph."""

@@ -182,6 +182,7 @@ class PhotoClassifier(nn.Module):
 # Height and width of drawn photos
 SHAPES = ((1, 1), (2, 300), (300, 2), (31, 47), (480, 640), (1300, 150), (150, 1300))
 MOST_DIFFERENCE = 5e-3  # limit for each probability, which changes a little if single pixels differ by 1
+MOST_DEVIATION = 0.02  # limit for each number, in standard deviations
 MOST_CHANGED = 1e-3  # limit for the share of photos with another answer
 SHARE = 0.95  # the share of right answers above the threshold, as with `predict.py -unknown 0.95`
 MOST_PHOTOS = 2000  # maximum number of validation images to compare
@@ -190,7 +191,7 @@ MOST_PHOTOS = 2000  # maximum number of validation images to compare
 class Difference(NamedTuple):
     """The differences between the results of a graph and of the original model for one photo."""
 
-    probability: float  # the largest difference of a probability
+    probability: float  # the largest difference of a probability, or of a number in standard deviations
     is_other_answer: bool  # whether the answers differ and are not a near tie
     is_other_sign: bool  # whether the sign of `known` differs by more than rounding explains
 
@@ -216,7 +217,8 @@ class PhotoSubject(Subject):
 
     @property
     def names(self) -> tuple[str, ...]:
-        return ("photo", "probabilities", *(["known"] if self.known else []))
+        answer = "probabilities" if self.config.task.has_classes else "numbers"
+        return ("photo", answer, *(["known"] if self.known else []))
 
     @cached_property
     def graph(self) -> PhotoClassifier:
@@ -248,13 +250,18 @@ class PhotoSubject(Subject):
         EvalTransform(data)(pixels, image)
         return self.graph.normalize(image[None])
 
+    @property
+    def limit(self) -> float:
+        """Return by how much an answer may differ."""
+        return MOST_DIFFERENCE if self.config.task.has_classes else MOST_DEVIATION
+
     def check(self, run: Callable[[Tensor], Tensor]) -> str:
         """Compare the graph with the original on drawn photos and on validation images. Raise WrongExport if they differ."""
         rules = PixelRules.of(self.config.DATA)
         drawn = ((to_array(Image.fromarray(photo), rules), photo) for photo in drawn_photos())
         largest = max(self._compare(run, *each).probability for each in drawn)
-        if not largest <= MOST_DIFFERENCE:
-            raise WrongExport(f"its probabilities of drawn photos differ by up to {largest:.1e}")
+        if not largest <= self.limit:
+            raise WrongExport(f"its {self.names[1]} of drawn photos differ by up to {largest:.1e}")
         found = {}
         for index, pixels in draw(self.photos, MOST_PHOTOS):
             with open_image(self.photos.file(index)[1], rules) as image:
@@ -265,7 +272,7 @@ class PhotoSubject(Subject):
         counts = ", ".join(f"{len(indices)} with {what}" for what, indices in changed.items())
         largest = max(each.probability for each in found.values())
         result = (
-            f"{counted(len(found), 'validation image')}, {counts}, largest difference of probabilities {largest:.1e}"
+            f"{counted(len(found), 'validation image')}, {counts}, largest difference of {self.names[1]} {largest:.1e}"
         )
         for what, indices in changed.items():
             if len(indices) > MOST_CHANGED * len(found):
@@ -283,7 +290,8 @@ class PhotoSubject(Subject):
             is_other_sign = is_other_sign and not self._rounding_decides(score, pixels)
         # The cost of a label that flips is twice its distance from one half.
         lost = self.task.cost(expected.numpy(), found.numpy()).max() / (1 + self.config.task.has_several_classes)
-        return Difference(float((found - expected).abs().max()), bool(lost > MOST_DIFFERENCE), is_other_sign)
+        difference = self.task.difference(expected.numpy(), found.numpy())
+        return Difference(difference, bool(lost > self.limit), is_other_sign)
 
     def _rounding_decides(self, score: Tensor, pixels: np.ndarray) -> bool:
         """Return whether the score of an image depends on its rounding, as with few validation images that are all alike."""

@@ -69,7 +69,10 @@ class Graph(nn.Module):
             return torch.from_numpy(self.session.run(None, {self.input: images.cpu().numpy()})[0]).to(images.device)
         photo = images[0].permute(1, 2, 0).contiguous().numpy()
         found, *self.known = self.session.run(None, {self.input: photo})
-        found = torch.from_numpy(found)[None].clamp(min=torch.finfo().tiny)
+        found = torch.from_numpy(found)[None]
+        if not self.facts["probabilities"]:  # numbers
+            return found
+        found = found.clamp(min=torch.finfo().tiny)
         return found.logit() if self.facts["probabilities"] == "sigmoid" else found.log()
 
 

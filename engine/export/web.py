@@ -10,6 +10,7 @@ from typing import Any
 
 from datasets.transforms.pixel_rules import PixelRules
 from engine.export.photo import PhotoSubject
+from models.weights.state import CALIBRATION
 from utils.errors import ConfigError
 
 PAGE = Path(__file__).with_name("page")
@@ -38,6 +39,8 @@ def facts_of(subject: PhotoSubject) -> dict[str, Any]:
     rules = PixelRules.of(subject.config.DATA)
     return {
         "classes": subject.labels,
+        "numbers": not subject.config.task.has_classes,
+        "interval": subject.record.get(CALIBRATION, {}).get("interval"),
         "several": subject.config.task.has_several_classes,
         "threshold": subject.threshold,
         "turns": rules.applies_exif,

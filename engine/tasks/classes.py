@@ -78,6 +78,10 @@ class Classes(Task):
         """Return the right answer to an image, in the form of `answer`."""
         return images.targets[index : index + 1]
 
+    def difference(self, before: np.ndarray, after: np.ndarray) -> float:
+        """Return how much two answers differ."""
+        return float(np.abs(before - after).max())
+
     def cost(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
         """Return how much less probable the answer of `after` is than that of `before`, in the probabilities `before`."""
         return before.max() - before[self.answer(after)]

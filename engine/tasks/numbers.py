@@ -110,6 +110,9 @@ class Numbers(Task):
         """Return how much the numbers differ, in standard deviations."""
         return np.abs(before - after) / self.deviation
 
+    def difference(self, before: np.ndarray, after: np.ndarray) -> float:
+        return float(self.cost(before, after).max())
+
     def captions(self, targets: Any, names: Sequence[str]) -> list[str]:
         if hasattr(targets, "share"):
             targets = torch.lerp(targets.second, targets.first, targets.share[:, None])

@@ -22,7 +22,7 @@ RATES = {
 }
 USE = """## Use
 
-The probabilities of the {num_classes} classes are the {activation} of the logits. `config.json` has the class names and
+{meaning} `config.json` has the names of the outputs and
 the image preprocessing.
 
 ```python
@@ -78,8 +78,7 @@ def model_card(subject: Subject) -> str:
     turn, upright = (TURN, "it is turned upright, and ") if subject.record["exif"] == "apply" else ("", "")
     mode = "L" if subject.config.DATA.IMAGE_CHANNELS == 1 else "RGB"
     prepare = PREPARE.format(turn=turn, background=subject.record["background"], mode=mode)
-    given = {"num_classes": subject.model.num_classes, "activation": subject.activation}
-    use = USE.format(**given, prepare=prepare, code=code, upright=upright)
+    use = USE.format(meaning=meaning(subject), prepare=prepare, code=code, upright=upright)
     parts = [
         f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---",
         f"# {shown(subject.name)}",
@@ -89,6 +88,18 @@ def model_card(subject: Subject) -> str:
         use + more,
     ]
     return "\n\n".join(parts)
+
+
+def meaning(subject: Subject) -> str:
+    """Return what the outputs of the model mean."""
+    if subject.config.task.has_classes:
+        return (
+            f"The probabilities of the {subject.model.num_classes} classes are the {subject.activation} of the logits."
+        )
+    data = subject.config.DATA
+    scales = zip(subject.labels, data.TARGET_STD, data.TARGET_MEAN, strict=True)
+    formulas = "; ".join(f"{shown(name)} = output x {std!r} + {mean!r}" for name, std, mean in scales)
+    return f"The outputs are standardized numbers: {formulas}."
 
 
 def pretrained(subject: Subject) -> Any:

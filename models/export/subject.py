@@ -59,6 +59,8 @@ class Subject:
     @cached_property
     def graph(self) -> nn.Module:
         """Return the model whose logits are exported: the model, or with `is_calibrated` the model with temperature."""
+        if deviations := self.config.DATA.TARGET_STD:
+            return InUnits(self.model, self.config.DATA.TARGET_MEAN, deviations).eval()
         return Calibrated(self.model, self.temperature).eval() if self.is_calibrated else self.model
 
     @property
@@ -136,6 +138,19 @@ class Calibrated(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.model(images) / self.temperature
+
+
+class InUnits(nn.Module):
+    """A model whose standardized numbers are returned in the units of the data."""
+
+    def __init__(self, model: nn.Module, mean: tuple[float, ...], deviation: tuple[float, ...]):
+        super().__init__()
+        self.model = model
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
+        self.register_buffer("deviation", torch.tensor(deviation, dtype=torch.float32))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model(images) * self.deviation + self.mean
 
 
 NO_FEATURES = {"reason": "only a graph of export.py -photo has them"}

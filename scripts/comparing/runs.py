@@ -14,7 +14,7 @@ import numpy as np
 from configs.schema import DATA, MACHINE, RECORD
 from configs.tables import METRICS
 from configs.values import SETTINGS, of_role, plain
-from engine.evaluation.image_test import ImageTest
+from engine.evaluation.image_test import ErrorTest, ImageTest
 from engine.evaluation.scores import rank_of
 from engine.record.saved_files import read_object, read_table, to_number
 from engine.record.saved_run import SavedRun, written
@@ -28,7 +28,9 @@ WITHOUT_EFFECT = {*of_role(MACHINE, RECORD), *(key for key in of_role(DATA) if S
 NAMED_BY_PATH = {"imagefolder", "csv"}  # the name of an image is its path below the folder of the images
 MISSING = "-"
 LONGEST_NAME = 48  # maximum characters of settings in a group's name
-Common = Mapping[Path, Mapping[tuple[str, str], bool]]  # {run's folder: {(image, label): whether the run was right}}
+# {run's folder: {(image, label): whether the run was right, or its absolute error for numbers}}
+Common = Mapping[Path, Mapping[tuple[str, str], float]]
+PREDICTED = "_predicted"  # the end of the columns of predicted numbers
 
 
 def find_runs(sources: Sequence[str], fewest: int = 2) -> tuple[list[SavedRun], list[str]]:
@@ -104,12 +106,29 @@ def _fold_of(run: SavedRun) -> str | None:
 
 
 @functools.cache
-def scored(folder: Path) -> dict[tuple[str, str], bool]:
-    """Return {(image, label): whether the best weights were right}; {} if single-label predictions are incomplete."""
+def scored(folder: Path) -> dict[tuple[str, str], float]:
+    """Return {(image, label): whether the best weights were right}; {} if single-label predictions are incomplete.
+
+    For numbers, a label is the text of the true numbers, and the value is the mean absolute error.
+    """
     rows = read_table(folder / "predictions.csv") if (folder / "results.json").exists() else []
+    if rows and (names := [name for name in rows[0] if f"{name}{PREDICTED}" in rows[0]]):
+        return {(row["image"], "\n".join(row[name] for name in names)): _mean_error(row, names) for row in rows}
     if not all("image" in row and "label" in row and to_number(row.get("probability", "")) is not None for row in rows):
         return {}
     return {(row["image"], row["label"]): row["label"] == row.get("prediction") for row in rows}
+
+
+def _mean_error(row: Mapping[str, str], names: Sequence[str]) -> float:
+    """Return the mean absolute error of the numbers of an image, 0 if it has none."""
+    pairs = [(to_number(row[name]), to_number(row[f"{name}{PREDICTED}"])) for name in names]
+    errors = [abs(true - predicted) for true, predicted in pairs if None not in (true, predicted)]
+    return sum(errors) / max(len(errors), 1)
+
+
+def metric_of_images(run: SavedRun) -> str:
+    """Return the metric that the results of images give."""
+    return "mae" if run.settings["TRAIN.OBJECTIVE"] == "numbers" else "top1"
 
 
 def common_images(runs: Sequence[SavedRun]) -> Common:
@@ -139,10 +158,12 @@ def have_same_files(run: SavedRun, other: SavedRun) -> bool:
     return is_same_folder or not any("validation" in fact for fact in changed)
 
 
-def image_test(run: SavedRun, other: SavedRun) -> ImageTest | None:
+def image_test(run: SavedRun, other: SavedRun) -> ImageTest | ErrorTest | None:
     """Return the test of two runs on the images that both scored, or None if they have no scored images in common."""
     common = common_images([run, other])
     one, two = common[run.folder], common[other.folder]
+    if one and metric_of_images(run) == "mae":
+        return ErrorTest(np.array([two[each] - one[each] for each in one]))
     only_first, only_second = (
         sum(mine[each] > theirs[each] for each in one) for mine, theirs in ((one, two), (two, one))
     )
@@ -294,7 +315,8 @@ class Group:
     def best_of(self, run: SavedRun) -> float | None:
         """Return the run's best value of the metric, or None if it was never measured."""
         if self.common is not None:
-            return 100 * float(np.mean([*self.common[run.folder].values()]))
+            mean = float(np.mean([*self.common[run.folder].values()]))
+            return mean if self.metric == "mae" else 100 * mean
         if run.metric == self.metric:
             return run.best.value if run.best.exists else None
         names = [f"eval_{self.metric}{suffix}" for suffix in run.suffixes]
@@ -306,13 +328,14 @@ def group_runs(runs: Sequence[SavedRun], metric: str | None, common: Common | No
     """Return the groups in the order of their first runs.
 
     Without `metric`, the metric of the runs is used, or top-1 if the runs have different metrics. For `common` images,
-    only top-1 is known.
+    only top-1 is known, or the MAE of numbers.
     """
-    chosen = {run.metric for run in runs} if common is None else {"top1"}
-    compared = metric or (chosen.pop() if len(chosen) == 1 else "top1")
-    if common is not None and compared != "top1":
+    known = metric_of_images(runs[0])
+    chosen = {run.metric for run in runs} if common is None else {known}
+    compared = metric or (chosen.pop() if len(chosen) == 1 else known)
+    if common is not None and compared != known:
         raise ConfigError(
-            f"-metric {metric}: these runs use different data, and on their common images only top1 is known; leave "
+            f"-metric {metric}: these runs use different data, and on their common images only {known} is known; leave "
             "-metric out, or add -any_data"
         )
     without = [run for run in runs if not any(f"eval_{compared}" in row for row in run.epochs)]

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from configs.tables import METRICS
-from engine.evaluation.image_test import ImageTest
+from engine.evaluation.image_test import ErrorTest, ImageTest
 from engine.evaluation.scores import column_title
-from scripts.comparing.runs import Group, image_test
+from scripts.comparing.runs import Group, image_test, metric_of_images
 from scripts.comparing.statistics import ONE_RUN, Difference, difference, spread, verdict
 from utils.text import counted, first_of, format_bytes, format_duration, markdown_table, one_line, printable
 
@@ -20,6 +20,9 @@ HOW_TO_READ = {
     "images": "x : y images, p: of the images that both scored, only the first run of the group classifies x correctly, "
     "and only the first run of group 1 classifies y correctly; p is from McNemar's exact test. A small p says that the "
     "weights of these two runs differ on images like these; it says nothing about the settings",
+    "errors": "on images, p: the mean absolute error of the first run of the group minus that of the first run of group 1, "
+    "on the images that both scored, with its 95% interval; p is from a paired test with random signs. A small p says "
+    "that the weights of these two runs differ on images like these; it says nothing about the settings",
 }
 
 
@@ -34,7 +37,7 @@ def to_markdown(groups: Sequence[Group], warning: str, left_out: Sequence[str], 
     notes = _notes(groups)
     notes += [HOW_TO_READ["±"]] if any(len(group.runs) > 1 for group in groups) else []
     notes += [HOW_TO_READ["against"]] if any(each.error is not None for each in differences.values()) else []
-    notes += [HOW_TO_READ["images"]] if tests else []
+    notes += [HOW_TO_READ["errors" if first.metric == "mae" else "images"]] if tests else []
     counts = f"{counted(sum(len(group.runs) for group in groups), 'run')} in {counted(len(groups), 'group')}"
     parts = [f"# {_text(f'{data}: {counts}' if data else counts)}"]
     parts += [f"**Warning: {_text(warning)}**"] if warning else []
@@ -47,9 +50,9 @@ def to_markdown(groups: Sequence[Group], warning: str, left_out: Sequence[str], 
     return "\n\n".join(parts) + "\n"
 
 
-def _image_test(first: Group, group: Group) -> ImageTest | None:
+def _image_test(first: Group, group: Group) -> ImageTest | ErrorTest | None:
     """Return the test on common images if either group has only one run, so that its noise is unknown."""
-    if first.metric != "top1" or min(len(first.best), len(group.best)) > 1:
+    if first.metric != metric_of_images(first.runs[0]) or min(len(first.best), len(group.best)) > 1:
         return None
     return image_test(first.runs[0], group.runs[0])
 
@@ -84,7 +87,9 @@ def _answer(groups: Sequence[Group], differences: Mapping[int, Difference]) -> s
     return f"{start}, by more than the noise between repetitions." if rivals else f"{start}."
 
 
-def _results(groups: Sequence[Group], differences: Mapping[int, Difference], tests: Mapping[int, ImageTest]) -> str:
+def _results(
+    groups: Sequence[Group], differences: Mapping[int, Difference], tests: Mapping[int, ImageTest | ErrorTest]
+) -> str:
     metric, best = groups[0].metric, _best_group(groups)
     shared = "" if groups[0].common is None else " of common images"
     title = column_title(metric, shared)
@@ -92,11 +97,7 @@ def _results(groups: Sequence[Group], differences: Mapping[int, Difference], tes
     rows = []
     for group in groups:
         cells = [group.name, str(len(group.runs)), spread(list(group.best.values()), METRICS[metric].digits)]
-        of_images = (
-            f"; {test.only_second} : {test.only_first} images, p {test.p:.2g}"
-            if (test := tests.get(group.number))
-            else ""
-        )
+        of_images = f"; {test}" if (test := tests.get(group.number)) else ""
         against = _describe(differences.get(group.number), metric) + of_images
         epochs = sorted({run.num_epochs for run in group.runs})
         cells += [

@@ -21,7 +21,7 @@ async function load() {
   ort.env.wasm.numThreads = 1; // more need headers that a plain server does not send
   ort.env.wasm.wasmBinary = await wasm.arrayBuffer();
   session = await ort.InferenceSession.create("model.onnx", { executionProviders: ["wasm"] });
-  byId("status").textContent = `Ready: ${model.classes.length} classes.`;
+  byId("status").textContent = `Ready: ${model.classes.length} ${model.numbers ? "numbers" : "classes"}.`;
   byId("choose").disabled = byId("take").disabled = false;
 }
 
@@ -53,7 +53,8 @@ async function pixelsOf(file) {
 async function classify(file) {
   const { pixels, width, height } = await pixelsOf(file);
   const photo = new ort.Tensor("uint8", pixels, [height, width, 4]);
-  const { probabilities, known } = await session.run({ photo });
+  const { probabilities, numbers, known } = await session.run({ photo });
+  if (model.numbers) return { values: Array.from(numbers.data), isStranger: known !== undefined && known.data[0] < 0 };
   const guesses = Array.from(probabilities.data, (probability, number) => ({ name: model.classes[number], probability }))
     .sort((one, other) => other.probability - one.probability);
   return { guesses, isStranger: known !== undefined && known.data[0] < 0 };
@@ -75,7 +76,20 @@ function element(kind, text = "", className = "") {
   return made;
 }
 
+// Shows each number with the interval that most true numbers lie in.
+function showNumbers(place, { values, isStranger }) {
+  if (isStranger) place.append(element("h2", "unlike the photos of the training", "unknown"));
+  values.forEach((value, number) => {
+    const half = model.interval?.[number], digits = (each) => String(Number(each.toPrecision(4)));
+    const line = element("div", "", "bar");
+    const ends = half == null ? "" : ` (${digits(value - half)} to ${digits(value + half)})`;
+    line.append(element("span", model.classes[number]), element("span", digits(value) + ends));
+    place.append(line);
+  });
+}
+
 function show(place, result) {
+  if (model.numbers) return showNumbers(place, result);
   const answer = answerOf(result), { guesses } = result;
   place.append(element("h2", answer ?? (model.several ? "no label" : "unknown"), answer === null ? "unknown" : ""));
   for (const { name, probability } of guesses.slice(0, MOST_BARS)) {

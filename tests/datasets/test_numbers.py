@@ -1,0 +1,380 @@
+"""Numbers of images: read from CSV files, standardized by the training images, in batches, and divided by a split."""
+
+import math
+import statistics
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from datasets import SavedData, load_image_sets, validation_facts
+from datasets.fingerprint import data_facts
+from datasets.numbers import NumberTargets, measure, standardized
+from datasets.split import divide, new_record
+from tests.support.cases import cases_of, content_of, names_of
+from tests.support.numbers import COLUMNS, images_with, number_settings, numbers_of, write_digits, write_rows
+from tests.support.properties import examples
+from tests.support.refusals import assert_names, refused
+from utils.errors import DataError
+
+NAN = math.nan
+
+
+def load(file, saved=None, **data):
+    return load_image_sets(number_settings(file, **data), saved=saved)
+
+
+def read(file, **data) -> np.ndarray:
+    """Return the numbers of all images of a file."""
+    return numbers_of(load(file, evaluate=True, **data)[1])
+
+
+def keys(images) -> set[str]:
+    return {images.key(index) for index in range(len(images))}
+
+
+# --- reading ---
+
+
+@pytest.mark.parametrize(
+    "given, names",
+    [
+        ({"COLUMNS": ("path", "ink")}, ["ink"]),
+        ({"COLUMNS": ("path", "ink", "age")}, ["ink", "age"]),
+        ({"COLUMNS": ("path", "*"), "GROUP_BY": "person"}, ["age", "ink"]),
+    ],
+    ids=["one", "several", "all others"],
+)
+def test_numbers_are_read_from_the_named_columns(tmp_path, given, names):
+    columns = {"age": [3.0, NAN, -5.0, 20.0], "ink": [0.5, 0.25, 2e6, NAN]}
+    cells = ["3,anna,0.5", ",bo,.25", "-5,anna,2E6", "+20.0,bo,"]
+    file = write_rows(tmp_path / "a.csv", cells, "path,age,person,ink")
+    _, images = load(file, evaluate=True, **given)
+    assert images.classes == names
+    np.testing.assert_array_equal(numbers_of(images), np.array([columns[name] for name in names]).T)
+    assert_names("\n".join(images.notes), "ink: 0.25 to 2e+06", "missing for 1 image")
+
+
+def test_default_columns_are_image_path_and_target(tmp_path):
+    file = write_rows(tmp_path / "a.csv", ["3", "4"], "image_path,target")
+    assert read(file, COLUMNS=()).tolist() == [[3], [4]]
+
+
+FORMATS = ("{!r}", "{:e}", "{:.3f}", " {!r} ", "{:+g}", "{:.0f}")
+
+
+@given(st.lists(st.tuples(st.floats(-1e30, 1e30), st.sampled_from(FORMATS)), min_size=1, max_size=20))
+@examples(40)
+def test_every_spelling_of_a_number_is_read_exactly(tmp_path, drawn):
+    cells = [form.format(value) for value, form in drawn]
+    assert read(write_rows(tmp_path / "a.csv", cells)).tolist() == [[float(cell)] for cell in cells]
+
+
+def test_empty_and_nan_cells_are_missing_numbers(tmp_path):
+    file = write_rows(tmp_path / "a.csv", ["1,2", ",3", "nan, ", "NaN,4", "NA,null", "None,NULL"], "path,age,ink")
+    file.write_text(file.read_text() + "0.png\n")  # a row that ends early
+    expected = [[1, 2], [NAN, 3], [NAN, NAN], [NAN, 4], [NAN, NAN], [NAN, NAN], [NAN, NAN]]
+    np.testing.assert_array_equal(read(file), expected)
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+@pytest.mark.parametrize("is_declared", [False, True])
+def test_columns_can_be_separated_by_semicolons_or_tabs(tmp_path, separator, is_declared):
+    header = f"sep={separator}\n" * is_declared + separator.join(["path", "age", "ink"])
+    file = write_rows(tmp_path / "a.csv", [separator.join(["1.5", "2"]), separator.join(["", "-3"])], header, separator)
+    np.testing.assert_array_equal(read(file), [[1.5, 2], [NAN, -3]])
+
+
+@pytest.mark.parametrize("text", cases_of("numbers-mistakes_in_a_table"))
+def test_wrong_cell_is_refused_with_its_place_and_value(here, text):
+    write_rows(here / "b.csv", ["1", "2"])  # draws the images
+    (here / "a.csv").write_text(content_of(text))
+    columns = ("path", "age", "ink") if "Age" in text else ("path", "*")
+    with refused(DataError, *names_of("numbers-mistakes_in_a_table", text)):
+        load("a.csv", COLUMNS=columns)
+
+
+def test_column_of_text_among_all_columns_is_refused_by_name(here):
+    write_rows(here / "a.csv", ["3,anna", "4,bo"], "path,age,person")
+    with refused(DataError, "a.csv, line 2", "person", "'anna'"):
+        load("a.csv")
+
+
+@pytest.mark.parametrize(
+    "numbers, is_warned",
+    [
+        (range(20), True),
+        (range(1000, 0, -50), True),
+        ([*range(5), "", *range(5, 15)], True),  # as in the file, without the missing number
+        (range(9), False),  # too few rows
+        ([0, 1, *range(3, 20)], False),
+        ([0, 1] * 10, False),
+    ],
+    ids=["up", "down", "with a gap", "few", "uneven", "alternating"],
+)
+def test_column_that_counts_the_rows_is_warned_of(tmp_path, numbers, is_warned):
+    file = write_rows(tmp_path / "a.csv", [str(number) for number in numbers])
+    notes = [note for note in load(file, evaluate=True)[1].notes if note.startswith("warning")]
+    assert bool(notes) is is_warned
+    if is_warned:
+        assert_names(notes[0], "age", "DATA.COLUMNS")
+
+
+# --- equal numbers, and other ones ---
+
+
+def test_spelling_of_numbers_changes_neither_facts_nor_measurements(tmp_path):
+    cells = ([f"{number % 7}" for number in range(60)], [f"{number % 7:.{number % 3}e}" for number in range(60)])
+    found = []
+    for written in cells:
+        config = number_settings(write_rows(tmp_path / "a.csv", written))
+        train, val = load_image_sets(config)
+        found.append((data_facts(train, val), validation_facts(val), measure(config, train), val.split))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("changed, name", [("train", "training labels"), ("val", "validation labels")])
+def test_fingerprint_changes_with_one_number(tmp_path, changed, name):
+    found = []
+    for number in ("5.0,3", "5.0,3.001"):
+        for part in ("train", "val"):
+            cells = [f"{row % 7},{row**2}" for row in range(9)] + [number if part == changed else "1,2"]
+            write_rows(tmp_path / f"{part}.csv", cells, "path,age,ink", prefix=part)
+        train, val = load(tmp_path)
+        found.append((data_facts(train, val), validation_facts(val)))
+    (facts, of_val), (other_facts, of_other_val) = found
+    assert {fact for fact in facts if facts[fact] != other_facts[fact]} == {name}
+    assert (of_val == of_other_val) is (changed == "train")
+
+
+# --- standardization ---
+
+
+def test_numbers_are_standardized_by_the_training_images_alone(tmp_path):
+    file, numbers = write_digits(tmp_path, 200, missing=range(0, 200, 3))
+    config = number_settings(file, VAL_FRACTION=0.3)
+    train, val = load_image_sets(config)
+    found, train_standardized, val_standardized = standardized(config, train, val, are_of_weights=False)
+    rows = [int(train.key(index).removesuffix(".png")) for index in range(len(train))]
+    columns = [[number for number in column if number == number] for column in numbers[rows].T.tolist()]
+    assert len(columns[1]) < len(columns[0]) == len(train) < 200
+    assert found["TARGET_MEAN"] == pytest.approx([statistics.fmean(column) for column in columns])
+    assert found["TARGET_STD"] == pytest.approx([statistics.pstdev(column) for column in columns])
+    batch = train_standardized.meaning.batch(train.targets, 2).double().numpy()
+    assert np.nanmean(batch, 0) == pytest.approx(0, abs=1e-6) and np.nanstd(batch, 0) == pytest.approx(1)
+    expected = (numbers_of(val) - found["TARGET_MEAN"]) / found["TARGET_STD"]
+    np.testing.assert_allclose(val_standardized.meaning.batch(val.targets, 2), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(numbers_of(val_standardized), numbers_of(val))  # in the units of the data
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=40), st.lists(st.floats(-1e6, 1e6), min_size=5, max_size=5))
+@examples(60)
+def test_repeated_numbers_count_as_often_as_they_occur(targets, values):
+    """An image's target is the row of a table that has each text once."""
+    values[4] = NAN
+    of_images = [values[target] for target in targets if target != 4]
+    train = images_with(np.array(values)).with_facts(targets=np.array(targets))
+    if len({*of_images}) < 2:
+        with refused(DataError, "DATA.DATA_PATH", "number 0", "DATA.COLUMNS"):
+            measure(number_settings("a.csv"), train)
+        return
+    (mean,), (deviation,) = measure(number_settings("a.csv"), train)
+    assert mean == pytest.approx(statistics.fmean(of_images), rel=1e-9, abs=1e-9)
+    assert deviation == pytest.approx(statistics.pstdev(of_images), rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("value, found", [(5.0, "5"), (NAN, "no number")])
+def test_training_images_with_equal_or_no_numbers_are_refused(value, found):
+    values = np.array([[1.0, value], [2.0, value], [3.0, 7.0]])
+    train, _ = (images_with(values).take(np.array(rows)) for rows in ([0, 1], [2]))
+    with refused(DataError, "DATA.DATA_PATH", "here/a.csv", "number 1", found, "DATA.COLUMNS"):
+        measure(number_settings("here/a.csv"), train)
+
+
+def test_constant_column_of_a_file_is_refused(tmp_path):
+    config = number_settings(write_rows(tmp_path / "a.csv", [f"{n % 7},0.50" for n in range(40)], "path,age,ink"))
+    with refused(DataError, "DATA.DATA_PATH", tmp_path / "a.csv", "ink", "0.5", "DATA.COLUMNS"):
+        standardized(config, *load_image_sets(config), are_of_weights=False)
+
+
+def test_empty_column_of_a_file_is_refused(tmp_path):
+    config = number_settings(write_rows(tmp_path / "a.csv", [f"{n % 7}," for n in range(40)], "path,age,ink"))
+    with refused(DataError, "ink", "DATA.COLUMNS"):
+        standardized(config, *load_image_sets(config), are_of_weights=False)
+
+
+def test_given_mean_and_deviation_are_kept_unless_of_other_numbers(tmp_path):
+    file, numbers = write_digits(tmp_path, 40)
+    given = {"TARGET_MEAN": (4.0, 10.0), "TARGET_STD": (2.0, 5.0)}
+    config = number_settings(file, **given)
+    train, val = load_image_sets(config)
+    found, _, val_standardized = standardized(config, train, val, are_of_weights=False)
+    assert found == {}
+    expected = torch.from_numpy((numbers_of(val) - [4, 10]) / [2, 5]).float()
+    torch.testing.assert_close(val_standardized.meaning.batch(val.targets, 2), expected)
+    mean, deviation = measure(config, train)
+    assert standardized(config, train, val, are_of_weights=True)[0] == {"TARGET_MEAN": mean, "TARGET_STD": deviation}
+    found, none, same = standardized(number_settings(file), None, val, are_of_weights=False)
+    assert (found, none) == ({}, None) and same.meaning.batch(val.targets, 2).equal(
+        torch.from_numpy(numbers_of(val)).float()
+    )
+    with refused(DataError, "DATA.TARGET_MEAN", "1 number", 2, "digit", "DATA.TARGET_STD"):
+        standardized(number_settings(file, TARGET_MEAN=(1.0,), TARGET_STD=(1.0,)), None, val, are_of_weights=False)
+
+
+# --- targets ---
+
+
+def test_batches_have_nan_for_missing_numbers_and_unused_outputs():
+    meaning = NumberTargets(np.array([[1.0, NAN], [3.0, 8.0]]), np.array([1.0, 4.0]), np.array([2.0, 0.5]))
+    expected = [[1, 8, NAN, NAN], [0, NAN, NAN, NAN]]
+    batch, places = meaning.batch(np.array([1, 0]), 4), meaning.allocate(2, 4, pinned=False)
+    for target, place in zip((1, 0), places, strict=True):
+        meaning.put(target, place)
+    for found in (batch, places):
+        assert found.dtype == torch.float32
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_an_image_counts_for_the_numbers_that_it_has():
+    images = images_with(np.array([[1, NAN], [NAN, NAN], [3, 4], [NAN, 0]]))
+    images = images.take(np.array([0, 1, 2, 2, 3]))
+    assert images.count_classes().tolist() == [3, 3] and images.num_classes_with_images() == 2
+    assert images.with_any(np.array([0])).tolist() == [True, False, True, True, False]
+    assert images.with_any(np.array([0, 1])).tolist() == [True, False, True, True, True]
+    assert [images.meaning.classes_of(target) for target in range(4)] == [(0,), (), (0, 1), (1,)]
+    assert images.with_facts(classes=["a", "b", "c"]).count_classes().tolist() == [3, 3, 0]
+
+
+def test_columns_are_numbered_as_in_the_checkpoint(tmp_path):
+    file, numbers = write_digits(tmp_path, 40, missing=[5])
+    plain, saved = load(file), load(file, SavedData(["ink", "digit"], {}))
+    for one, other in zip(plain, saved, strict=True):
+        assert (one.classes, other.classes) == ([*COLUMNS], ["ink", "digit"])
+        np.testing.assert_array_equal(numbers_of(other), numbers_of(one)[:, ::-1])
+        assert keys(one) == keys(other)
+    with refused(DataError, "DATA.DATA_PATH", "new: ink", "gone: weight"):
+        load(file, SavedData(["weight", "digit"], {}))
+    wider, _ = NumberTargets(np.array([[1.0, 2.0]])).renumber(np.array([0]), np.array([2, 0]))
+    np.testing.assert_array_equal(wider.batch(np.array([0]), 4), [[2, NAN, 1, NAN]])
+
+
+@pytest.mark.parametrize("known", [["age", "ink"], ["ink", "age"], ["ink", "age", "size"]])
+def test_evaluation_of_fewer_columns_leaves_other_outputs_without_numbers(tmp_path, known):
+    file = write_rows(tmp_path / "a.csv", [str(number**2) for number in range(30)])
+    means, deviations = tuple(range(len(known))), (2.0,) * len(known)
+    config = number_settings(file, evaluate=True, TARGET_MEAN=means, TARGET_STD=deviations)
+    _, val = load_image_sets(config, saved=SavedData(known, {}))
+    _, _, val = standardized(config, None, val, are_of_weights=False)
+    expected = np.full((3, len(known)), NAN)
+    place = known.index("age")
+    expected[:, place] = (np.array([0, 1, 4]) - means[place]) / 2
+    np.testing.assert_array_equal(val.meaning.batch(val.targets[:3], len(known)), expected)
+
+
+def test_evaluation_ignores_an_empty_column_that_the_checkpoint_lacks(tmp_path):
+    file = write_rows(tmp_path / "a.csv", [f"{number**2}," for number in range(30)], "path,age,ink")
+    _, val = load(file, SavedData(["age"], {}), evaluate=True)
+    assert val.meaning.batch(val.targets[:3], 1).tolist() == [[0], [1], [4]]
+
+
+def test_invented_targets_have_a_finite_number_for_each_output():
+    first, second = (NumberTargets.invent(3).batch(np.array([2, 0, 1, 2]), 3) for _ in range(2))
+    assert first.shape == (4, 3) and first.isfinite().all() and first.equal(second)
+    assert first[0].equal(first[3]) and not first[0].equal(first[1])
+
+
+# --- the split ---
+
+
+def divided(values: np.ndarray, seed: int = 0, fraction: float = 0.1) -> tuple[set[int], set[int], str]:
+    """Return the rows of training and validation images, and the notes of the split."""
+    parts = divide(images_with(values), new_record("hash", "here", fraction, None) | {"seed": seed})
+    train, val = ({int(key.removesuffix(".png")) for key in keys(part)} for part in parts)
+    return train, val, "\n".join(parts[1].notes)
+
+
+def tenths(column: np.ndarray) -> list[set[int]]:
+    """Return the rows of each tenth of the numbers in a column, or of fewer parts if a tenth had fewer than 10 images."""
+    rows = np.argsort(column)[: np.count_nonzero(~np.isnan(column))]  # NaN is last
+    return [{*part.tolist()} for part in np.array_split(rows, max(1, min(10, len(rows) // 10)))]
+
+
+@st.composite
+def columns_of_numbers(draw) -> np.ndarray:
+    """Draw numbers [N, columns] without ties. The number of images that have one is a multiple of 100, or of 10."""
+    count = draw(st.sampled_from([20, 50, 90, 100, 200, 300]))
+    rng = np.random.default_rng(draw(st.integers(0, 999)))
+    values = np.exp(2 * rng.standard_normal((count, draw(st.integers(1, 2)))))
+    if draw(st.booleans()):
+        values[rng.permutation(count)[: count // 10 * 10 - draw(st.sampled_from([10, count // 20 * 10])), None], 0] = (
+            NAN
+        )
+    return values
+
+
+@given(columns_of_numbers(), st.integers(0, 99))
+@examples(60)
+def test_every_tenth_of_the_numbers_is_in_both_parts(values, seed):
+    train, val, _ = divided(values, seed)
+    for column in values.T:
+        for tenth in tenths(column):
+            assert (len(tenth) < 2 or tenth & val) and tenth & train
+    assert train | val == {*range(len(values))} and not train & val
+
+
+@given(st.integers(10, 300), st.integers(1, 40), st.integers(0, 999))
+@examples(60)
+def test_strata_of_tied_numbers_are_intervals_of_ten_parts_at_most(count, different, seed):
+    values = np.random.default_rng(seed).integers(different, size=count).astype(float)
+    images = images_with(values)
+    strata = images.meaning.strata(images)
+    numbers = [strata.meaning.classes_of(target) for target in strata.targets.tolist()]
+    assert {len(each) for each in numbers} == {1} and np.count_nonzero(strata.count_classes()) <= 10
+    of_images = np.array(numbers)[:, 0][np.argsort(values, kind="stable")]
+    assert (np.diff(of_images) >= 0).all()  # larger numbers are never in a lower stratum
+    assert len({*zip(values.tolist(), np.array(numbers)[:, 0].tolist(), strict=True)}) == len({*values.tolist()})
+
+
+def test_image_without_numbers_is_in_no_stratum():
+    values = np.arange(200.0).reshape(100, 2)
+    values[7], values[8, 0] = NAN, NAN
+    images = images_with(values)
+    strata = images.meaning.strata(images)
+    assert [len(strata.meaning.classes_of(target)) for target in (6, 7, 8)] == [2, 0, 1]
+    assert strata.count_classes().sum() == 197 and (strata.count_classes() >= 10).sum() == 18  # of 98 and of 99 images
+
+
+@given(st.integers(30, 250), st.integers(1, 60), st.integers(0, 999))
+@examples(60)
+def test_only_named_images_change_their_part_when_others_are_added(count, added, seed):
+    """The hash decides about the others. The notes name the images that are held out or kept because of their stratum."""
+    rng = np.random.default_rng(seed)
+    values = np.append(rng.standard_normal(count), 3 * rng.standard_normal(added))
+    train, val, before = divided(values[:count], seed)
+    new_train, new_val, after = divided(values, seed)
+    moved = (train & new_val) | (val & new_train)
+    assert not [row for row in moved if f" {row}.png" not in before + after]
+
+
+def test_images_of_a_large_set_keep_their_part_when_others_are_added():
+    """Each tenth has an image with a low hash, before and after its limits move."""
+    rng = np.random.default_rng(0)
+    values = np.concatenate((rng.standard_normal((2000, 2)), 5 + rng.standard_normal((500, 2))))
+    train, val, _ = divided(values[:2000])
+    new_train, new_val, _ = divided(values)
+    assert train < new_train and val < new_val and len(new_val) == pytest.approx(250, abs=50)
+
+
+def test_split_of_a_file_holds_out_images_of_every_tenth(tmp_path):
+    values = np.random.default_rng(0).permutation(200)
+    cells = [f"{value / 7},{'' if value % 2 else value**2}" for value in values.tolist()]
+    train, val = load(write_rows(tmp_path / "a.csv", cells, "path,age,ink"), VAL_FRACTION=0.01)
+    for of_tenth, has_ink in ((20, False), (20, True)):
+        part = numbers_of(val)[:, 0] * 7
+        part = part[part.round() % 2 == 0] if has_ink else part
+        assert {*(part.round() // of_tenth)} == {*range(10)}
+    assert len(train) + len(val) == 200 and len(val) < 30
+    assert val.classes == ["age", "ink"] and isinstance(val.meaning, NumberTargets)

@@ -137,9 +137,13 @@ class NumberColumns(OneLabel):
         return [NumberTargets(table_of(each.written, len(classes))) for each in lists]
 
     def describe(self, config: Config, train: ImageSet) -> tuple[str, ...]:
-        """Describe the numbers of each column, and warn of columns that only count the rows."""
-        values = train.meaning.values[train.targets]
-        return tuple(_describe_column(name, column) for name, column in zip(train.classes, values.T, strict=True))
+        return tuple(describe_numbers(train))
+
+
+def describe_numbers(images: ImageSet) -> list[str]:
+    """Describe the numbers of each column, and warn of columns that only count the rows."""
+    values = images.meaning.values[images.targets]
+    return [_describe_column(name, column) for name, column in zip(images.classes, values.T, strict=True)]
 
 
 def table_of(written: Sequence[str], num_columns: int) -> np.ndarray:

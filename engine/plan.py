@@ -222,7 +222,11 @@ def measure_targets(inputs: Inputs, train: ImageSet | None, val: ImageSet) -> tu
     """Return the inputs and images of a task whose targets depend on measurements of the training images."""
     if not (measure := inputs.config.task.measured):
         return inputs, train, val
-    is_of_weights = inputs.loaded.origins["DATA.TARGET_MEAN"].startswith("weights ")
+    key, then = "DATA.TARGET_MEAN", inputs.saved.get("config", {})
+    if is_run(inputs.saved) and then.get(key):  # images may have been added since the start of this run
+        known = {name: tuple(then[f"DATA.{name}"]) for name in ("TARGET_MEAN", "TARGET_STD")}
+        inputs = replace(inputs, loaded=inputs.loaded.with_data(known, "the checkpoint"))
+    is_of_weights = inputs.loaded.origins[key].startswith("weights ")
     is_of_others = is_of_weights and inputs.record.get("class_names") != val.classes
     found, train, val = import_named("datasets", measure)(inputs.config, train, val, is_of_others)
     if found:

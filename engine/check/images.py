@@ -16,9 +16,9 @@ from datasets.batching import batching_of
 from datasets.identity import Group, ImageContents
 from datasets.types import ImageReadError, ImageSet
 from engine.evaluation.scores import FEW, interval_of
-from engine.quick_checks import WARN, WRONG, Finding
+from engine.quick_checks import OK, WARN, WRONG, Finding
 from utils.log import shown
-from utils.text import counted, first_of
+from utils.text import WARNING, counted, first_of
 
 LINE_EACH = ",\n"
 BLOCK, MAX_BLOCKS = 64, 4096  # minimum number of images per thread task, and approximate maximum number of tasks
@@ -112,10 +112,10 @@ def scan_images(scan: ScanResult, contents: ImageContents, start: int, title: st
 def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Iterator[Finding]:
     """Yield all findings about a data set whose lists and folders are valid. `train` is None in evaluation."""
     counts = counted(len(val), "validation image")
-    yield check_counts(counts if train is None else f"{len(train):,} training and {counts}", val)
+    yield check_counts(config, counts if train is None else f"{len(train):,} training and {counts}", val)
     if val.makes_batches:  # images generated on the device, with random classes
         return
-    yield check_classes(config, train, val)
+    yield check_numbers(train, val) if config.task.noun == "number" else check_classes(config, train, val)
     parts = [("validation", val)] if train is None else [("training", train), ("validation", val)]
     scans = [ScanResult(image_set, config.START.CHECK_IMAGES) for _, image_set in parts]
     contents, start, kinds = contents_of(scans), 0, Counter()
@@ -128,16 +128,18 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
             yield Finding(f"{part} shapes", text)
     if kinds:
         yield Finding("kinds of files", ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common()))
-    if found := check_duplicates(scans, contents):
+    if found := check_duplicates(scans, contents, config.task.noun):
         yield found
 
 
-def check_counts(counts: str, val: ImageSet) -> Finding:
+def check_counts(config: Config, counts: str, val: ImageSet) -> Finding:
     """Report the numbers of images. Warn if there are few validation images, unless their classes are random."""
     if len(val) >= FEW or val.makes_batches:
         return Finding("data", counts)
-    interval = interval_of(50, len(val))
-    found = f"{counts}; with so few validation images, an accuracy of 50% has a 95% interval of {interval}"
+    found = f"{counts}; with so few validation images, scores are uncertain"
+    if config.task.noun == "class":
+        interval = interval_of(50, len(val))
+        found = f"{counts}; with so few validation images, an accuracy of 50% has a 95% interval of {interval}"
     remedy = "add validation images, hold out more (DATA.VAL_FRACTION), or train on folds (DATA.FOLD)"
     return Finding("data", found, WARN, remedy)
 
@@ -170,6 +172,17 @@ def check_classes(config: Config, train: ImageSet | None, val: ImageSet) -> Find
     return Finding("classes", "; ".join(notes), WARN, "add images of these classes, or number the classes without gaps")
 
 
+def check_numbers(train: ImageSet | None, val: ImageSet) -> Finding:
+    """Report the range of each number, and numbers that are missing or only count the rows."""
+    from datasets.numbers import describe_numbers
+
+    parts = {"training": train, "validation": val}
+    found = [(part, line) for part, each in parts.items() if each is not None for line in describe_numbers(each)]
+    is_doubtful = any(line.startswith(WARNING) for _, line in found)
+    text = "\n".join(f"{part}: {line.removeprefix(WARNING)}" for part, line in found)
+    return Finding("numbers", text, WARN if is_doubtful else OK)
+
+
 def check_readable(part: str, scan: ScanResult, max_fraction: float) -> Finding:
     """Report unreadable images by name. Above `max_fraction` (DATA.MAX_BAD_FRACTION) the verdict is WRONG."""
     title, bad = f"{part} images", sorted(scan.reasons)
@@ -197,8 +210,10 @@ def check_sizes(part: str, scan: ScanResult, config: Config) -> Finding:
     return Finding(title, f"smallest {smallest}, median {median}, largest {largest}{of}{note}")
 
 
-def check_duplicates(scans: Sequence[ScanResult], contents: ImageContents) -> Finding | None:
+def check_duplicates(scans: Sequence[ScanResult], contents: ImageContents, noun: str = "class") -> Finding | None:
     """Report validation images that are also training images, and images in two classes, with the sign of `sign_of`.
+
+    `noun`: what a target is, for messages.
 
     In evaluation, there is one scan, and the result is None unless an image is in two classes.
     """
@@ -231,9 +246,9 @@ def check_duplicates(scans: Sequence[ScanResult], contents: ImageContents) -> Fi
     if clashes:
         are = "is" if len(clashes) == 1 else "are"
         texts.append(
-            f"{counted(len(clashes), 'image')} {are} in two classes{explain_signs(clashes)}:\n{first_of(clashes, LINE_EACH)}"
+            f"{counted(len(clashes), 'image')} {are} in two {noun}{'es' if noun == 'class' else 's'}{explain_signs(clashes)}:\n{first_of(clashes, LINE_EACH)}"
         )
-        remedies.append("keep only one class for each of them")
+        remedies.append(f"keep only one {noun} for each of them")
     if texts:
         return Finding("duplicates", "\n".join(texts), WARN, "; ".join(remedies))
     if train is None:

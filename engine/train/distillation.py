@@ -51,6 +51,7 @@ class Teacher(nn.Module):
         self.register_buffer("scale", (std / own_std).float()[:, None, None])
         self.register_buffer("shift", ((mean - own_mean) / own_std).float()[:, None, None])
         self.register_buffer("outputs", torch.tensor(outputs, dtype=torch.int64))
+        self.register_buffer("units", None)
 
     def describe(self) -> str:
         """Return the number of parameters and the changes to the student's images, for the log."""
@@ -77,7 +78,17 @@ class Teacher(nn.Module):
             if self.renormalizes:
                 images = images * self.scale + self.shift
             logits = self.model(images.to(dtype))
-        return logits[:, self.outputs] if len(self.outputs) else logits
+        logits = logits[:, self.outputs] if len(self.outputs) else logits
+        return logits if self.units is None else logits.float() * self.units[0] + self.units[1]
+
+    def set_units(self, own: Data, student: Data) -> None:
+        """Return numbers that are standardized as those of the student are."""
+        theirs, ours = (
+            torch.tensor([each.TARGET_STD, each.TARGET_MEAN], dtype=torch.float64) for each in (own, student)
+        )
+        if len(self.outputs):
+            theirs = theirs[:, self.outputs]
+        self.units = torch.stack([theirs[0] / ours[0], (theirs[1] - ours[1]) / ours[0]]).float()
 
 
 # --- finding the teacher that the settings name ---
@@ -120,7 +131,10 @@ def load_teacher(config: Config, classes: Sequence[str] | None, num_classes: int
         from models.native_aspect import largest_square
 
         side = largest_square(found.config)
-    return Teacher(model, config.DATA, found.config.DATA, outputs, side), lines
+    teacher = Teacher(model, config.DATA, found.config.DATA, outputs, side)
+    if found.config.DATA.TARGET_MEAN and config.DATA.TARGET_MEAN:
+        teacher.set_units(found.config.DATA, config.DATA)
+    return teacher, lines
 
 
 def find_teacher(config: Config) -> TeacherSource:
@@ -162,6 +176,8 @@ def _of_run(config: Config, path: str, record: dict) -> TeacherSource:
     if config.TRAIN.TEACHER_PRETRAINED:
         raise ConfigError(f"{WEIGHTS_KEY} is set, but {KEY}, {path}, contains weights; remove one of these settings")
     then = unflatten(settings)
+    if then.task.noun != config.task.noun:
+        raise ConfigError(f"{KEY}: {path} was trained for another task (TRAIN.OBJECTIVE); {REMEDY}")
     if then.DATA.IMAGE_CHANNELS != config.DATA.IMAGE_CHANNELS:
         raise ConfigError(
             f"{KEY}: {path} takes images of {counted(then.DATA.IMAGE_CHANNELS, 'channel')}; set DATA.IMAGE_CHANNELS to "
@@ -257,17 +273,20 @@ class DistillationLoss:
 
     A student with two heads learns the labels with the first, and from the teacher with the second. `soft` is the KL
     divergence of the class probabilities at temperature TAU, times TAU^2, averaged over the images (DeiT also divides
-    by the number of classes). `hard` is the cross entropy with the class that the teacher predicts.
+    by the number of classes), or for numbers the mean squared difference. `hard` is the cross entropy with the class that the teacher predicts.
     """
 
     def __init__(self, base: Loss, settings: Train):
         self._base, self._type = base, settings.DISTILLATION_TYPE
+        self._predicts_numbers = settings.OBJECTIVE == "numbers"
         self._alpha, self._tau = settings.DISTILLATION_ALPHA, settings.DISTILLATION_TAU
 
     def __call__(self, outputs: Tensor | tuple[Tensor, Tensor], targets: DistillationTargets) -> Tensor:
         first, second = outputs if isinstance(outputs, tuple) else (outputs, outputs)
         student, teacher = widen(second), widen(targets.logits)
-        if self._type == "hard":
+        if self._predicts_numbers:
+            teacher_loss = functional.mse_loss(student, teacher)
+        elif self._type == "hard":
             teacher_loss = functional.cross_entropy(student, teacher.argmax(1))
         else:
             student, teacher = (functional.log_softmax(each / self._tau, 1) for each in (student, teacher))

@@ -28,7 +28,7 @@ def load(subject: Subject, path: Path) -> Callable[[Tensor], Tensor]:
     import timm
 
     with torch.random.fork_rng(devices=[]):
-        return timm.create_model(f"local-dir:{path}", pretrained=True).eval()
+        return subject.in_units(timm.create_model(f"local-dir:{path}", pretrained=True).eval())
 
 
 def timm_config(subject: Subject) -> dict[str, Any]:

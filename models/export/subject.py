@@ -59,9 +59,14 @@ class Subject:
     @cached_property
     def graph(self) -> nn.Module:
         """Return the model whose logits are exported: the model, or with `is_calibrated` the model with temperature."""
-        if deviations := self.config.DATA.TARGET_STD:
-            return InUnits(self.model, self.config.DATA.TARGET_MEAN, deviations).eval()
-        return Calibrated(self.model, self.temperature).eval() if self.is_calibrated else self.model
+        if self.is_calibrated:
+            return Calibrated(self.model, self.temperature).eval()
+        return self.in_units(self.model)
+
+    def in_units(self, model: nn.Module) -> nn.Module:
+        """Return a model that returns numbers in the units of the data; for classes, the model itself."""
+        data = self.config.DATA
+        return InUnits(model, data.TARGET_MEAN, data.TARGET_STD).eval() if data.TARGET_MEAN else model
 
     @property
     def example(self) -> Tensor:

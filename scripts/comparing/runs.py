@@ -25,6 +25,7 @@ from utils.text import first_of, one_line
 REPETITION = ("SEED", "DATA.FOLD")  # runs that differ in nothing else are one group
 # Settings that do not influence the result of a run, such as the location of the data. They do not separate groups.
 WITHOUT_EFFECT = {*of_role(MACHINE, RECORD), *(key for key in of_role(DATA) if SETTINGS[key].may_change), "SEED"}
+WITHOUT_EFFECT |= {"DATA.TARGET_MEAN", "DATA.TARGET_STD"}  # these follow from the images, which differ between folds
 NAMED_BY_PATH = {"imagefolder", "csv"}  # the name of an image is its path below the folder of the images
 MISSING = "-"
 LONGEST_NAME = 48  # maximum characters of settings in a group's name

@@ -76,12 +76,11 @@ def find(source: Source, output: Path | None, finds_copies: bool) -> None:
     """Write labels.csv and labels.png, and print a summary."""
     folder = output or source.folder / "labels"
     refuse_confirmed(folder / TABLE)
+    if source.config.task.noun == "number":
+        find_numbers(source, folder, finds_copies)
+        return
     data, doubts, folds = (judge_by_weights if source.weights else judge_by_runs)(source)
-    copies: list[Copy] = []
-    if finds_copies:
-        contents = ImageContents(len(data), data.find)
-        contents.read()
-        copies = find_copies(contents.groups(), data, folds)
+    copies = read_copies(data, folds) if finds_copies else []
     rows = rows_of(doubts, copies, data)
     sheets = write_review(folder, rows, data)
     for line in summary(doubts, copies, data, finds_copies):
@@ -101,22 +100,48 @@ def find(source: Source, output: Path | None, finds_copies: bool) -> None:
     print(f"  {source.command('-apply', str(folder / TABLE))}")
 
 
+def read_copies(data: DataSet, folds: np.ndarray | None = None) -> list[Copy]:
+    """Read all images, and return the copies among them."""
+    contents = ImageContents(len(data), data.find)
+    contents.read()
+    return find_copies(contents.groups(), data, folds)
+
+
+def find_numbers(source: Source, folder: Path, finds_copies: bool) -> None:
+    """Find doubtful numbers in place of labels."""
+    from scripts.labelling.numbers import NumberData, features_of_run, write_numbers
+
+    data = NumberData.load(source.config)
+    if source.weights:
+        features = features_by_weights(source, data)
+    else:
+        refuse_other_data(source.runs[0], data)
+        features = features_of_run(source.runs[0].folder, data)
+    write_numbers(folder, data, features, read_copies(data) if finds_copies else [])
+
+
 def judge_by_weights(source: Source) -> tuple[DataSet, Doubts, None]:
     """Judge all labels of a data set by the features of weights."""
+    refuse_several_classes(source.data_path, source.config)
+    data = DataSet.load(source.config)
+    features = features_by_weights(source, data)
+    doubts = judge_labels(data.labels, len(data.classes), features)
+    print(f"{source.name}: features of {np.isfinite(features[:, 0]).sum():,} of {counted(len(data), 'image')}")
+    warn_of_unjudged_classes(data, doubts)
+    return data, doubts, None
+
+
+def features_by_weights(source: Source, data: DataSet) -> np.ndarray:
+    """Return float32 [N, D]; a row of NaN is an unreadable image."""
     from engine.features.embedder import Embedder
     from utils.distributed import Process, choose_device
 
-    refuse_several_classes(source.data_path, source.config)
-    data = DataSet.load(source.config)
     embedder = Embedder(source.weights, Process(choose_device(source.device, local_rank=0)), print)
     features = np.full((len(data), embedder.width), np.nan, np.float32)
     for images, numbers in zip(data.parts, data.numbers, strict=True):
         table = embedder(images)
         features[numbers[table.indices]] = table.features
-    doubts = judge_labels(data.labels, len(data.classes), features)
-    print(f"{source.name}: features of {np.isfinite(features[:, 0]).sum():,} of {counted(len(data), 'image')}")
-    warn_of_unjudged_classes(data, doubts)
-    return data, doubts, None
+    return features
 
 
 def judge_by_runs(source: Source) -> tuple[DataSet, Doubts, np.ndarray | None]:
@@ -228,6 +253,8 @@ def summary(doubts: Doubts, copies: Sequence[Copy], data: DataSet, finds_copies:
 
 def apply(source: Source, table: Path, output: Path | None) -> None:
     """Write lists of the images with the confirmed labels, and print the command that trains from them."""
+    if source.config.task.noun == "number":
+        raise ConfigError("-apply: correct numbers in the CSV file of the data itself, and train again")
     data = DataSet.load(source.config)
     if not data.is_correctable:
         raise ConfigError(

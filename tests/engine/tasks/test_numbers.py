@@ -1,0 +1,480 @@
+"""Scores of predicted numbers match scikit-learn, SciPy and simulations; the head, the captions and the answers of the task."""
+
+import csv
+import dataclasses
+import functools
+import io
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import special, stats
+from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
+
+from configs.load import load
+from configs.schema import Config
+from datasets import Mixed, load_image_sets
+from engine.evaluation.scores import Best
+from engine.features.linear import LIKE_CONSTANT, SHARES, fit_ridge
+from engine.plan import Inputs, measure_targets
+from engine.precision import Precision
+from engine.predict.guesses import Measure
+from engine.predict.output import as_csv, as_json
+from engine.predict.predictor import Prediction
+from engine.tasks import find_task
+from engine.tasks.number_figures import FIGURES, half_widths, measure
+from engine.tasks.numbers import Numbers
+from engine.train.loss import build_loss
+from tests.support.configs import CPU, replaced, small_config, write
+from tests.support.numbers import COLUMNS, images_with, number_settings, write_digits
+from tests.support.properties import examples
+from tests.support.threads import Threads
+from utils.distributed import Process
+
+NAN, INF = math.nan, math.inf
+fault = functools.partial(pytest.mark.xfail, strict=True)  # remove the mark with the fault
+
+
+def config_of(mean: tuple[float, ...] = (), deviation: tuple[float, ...] = (), **train) -> Config:
+    return replaced(number_settings(), TRAIN=train, DATA={"TARGET_MEAN": mean, "TARGET_STD": deviation})
+
+
+# --- figures and their intervals ---
+
+
+@st.composite
+def pairs(draw) -> tuple[np.ndarray, np.ndarray]:
+    """Draw true numbers, some of them missing, and predicted ones. With few decimals there are ties."""
+    count, decimals = draw(st.integers(1, 60)), draw(st.sampled_from([0, 1, 9]))
+    rng = np.random.default_rng(draw(st.integers(0, 999)))
+    true = draw(st.sampled_from([0, 500])) + rng.standard_normal(count)
+    predicted = draw(st.sampled_from([-1, 0.1, 1])) * true + rng.standard_normal(count)
+    true[rng.random(count) < draw(st.sampled_from([0, 0.3]))] = NAN
+    return true.round(decimals), predicted.round(decimals)
+
+
+@given(pairs(), st.floats(-10, 500))
+@examples(100)
+def test_figures_of_present_numbers_equal_scikit_learns_and_scipys(drawn, mean):
+    found, known = measure(*drawn, mean), ~np.isnan(drawn[0])
+    true, predicted = (each[known] for each in drawn)
+    expected = dict.fromkeys(found, NAN)
+    if len(true):
+        same = np.full(len(true), mean)
+        expected |= {"mae": mean_absolute_error(true, predicted), "rmse": root_mean_squared_error(true, predicted)}
+        expected |= {
+            "mae_of_mean": mean_absolute_error(true, same),
+            "rmse_of_mean": root_mean_squared_error(true, same),
+        }
+    if len({*true}) > 1:
+        expected["r2"] = r2_score(true, predicted)
+        if len({*predicted}) > 1:
+            expected["spearman"] = stats.spearmanr(true, predicted).statistic
+    assert {*FIGURES} < found.keys()
+    assert {name: each.value for name, each in found.items()} == pytest.approx(
+        expected, rel=1e-6, abs=1e-6, nan_ok=True
+    )
+    for figure in FIGURES:
+        value, low, high = found[figure]
+        assert low <= value + 1e-9 and value <= high + 1e-9 or math.isnan(low), figure
+
+
+@pytest.mark.parametrize("correlation", [0.3, 0.8])
+def test_intervals_have_the_figure_of_all_images_in_95_percent(correlation):
+    """The true number is the predicted one plus an error; its variance is 1."""
+    rng, num_draws, count = np.random.default_rng(0), 1000, 200
+    deviation = math.sqrt(1 - correlation**2)
+    of_all = {
+        "mae": deviation * math.sqrt(2 / math.pi),
+        "rmse": deviation,
+        "r2": correlation**2,
+        "spearman": 6 / math.pi * math.asin(correlation / 2),
+    }
+    predicted = correlation * rng.standard_normal((num_draws, count))
+    true = predicted + deviation * rng.standard_normal((num_draws, count))
+    found = [measure(*rows, 0.0) for rows in zip(true, predicted, strict=True)]
+    for figure, value in of_all.items():
+        share = np.mean([each[figure].low <= value <= each[figure].high for each in found])
+        assert 0.92 <= share <= 0.98, figure
+
+
+def test_figures_of_too_few_images_have_no_interval_or_the_widest():
+    one = measure(np.array([3.0, NAN]), np.array([5.0, 1.0]), 4.0)
+    assert {name: each.record for name, each in one.items()} == {
+        "mae": [2, None, None],
+        "rmse": [2, None, None],
+        "r2": [None] * 3,
+        "spearman": [None] * 3,
+        "mae_of_mean": [1, None, None],
+        "rmse_of_mean": [1, None, None],
+    }
+    three = measure(np.array([1.0, 2, 3]), np.array([5.0, 7, 6]), 4.0)
+    assert three["spearman"] == pytest.approx((0.5, -1, 1))
+    assert measure(np.arange(9.0), np.arange(9.0) ** 3, 0.0)["spearman"] == (1, 1, 1)
+    none = measure(np.array([NAN]), np.array([1.0]), 4.0)
+    assert none.keys() == one.keys() and all(each.record == [None] * 3 for each in none.values())
+
+
+# --- intervals of predictions ---
+
+
+@pytest.mark.parametrize("count", [50, 200, 1000])
+def test_prediction_intervals_have_nine_of_ten_new_numbers(count):
+    """Each of 1,000 columns is a validation set, whose normal errors are up to the width with probability erf."""
+    errors = np.abs(np.random.default_rng(0).standard_normal((count, 1000)))
+    shares = special.erf(np.array(half_widths(errors, 0.9)) / math.sqrt(2))
+    noise = 3 * shares.std(ddof=1) / math.sqrt(1000)
+    assert 0.9 - noise <= shares.mean() <= 0.9 + 1 / (count + 1) + noise
+
+
+def test_fewer_than_nine_numbers_give_no_interval():
+    errors = np.arange(10.0)[:, None].repeat(3, 1)
+    errors[[4, 5], 1], errors[4, 2] = NAN, NAN
+    assert half_widths(errors, 0.9) == [9, None, 9]
+    task = Numbers(config_of((0.0,), (2.0,)))
+    outputs = np.arange(9, dtype=np.float32)[:, None]
+    found = task.calibrate((outputs, np.zeros_like(outputs)))
+    assert (found["interval"], found["share"], found["num_images"]) == ([16.0], 0.9, 9)  # the largest, in units
+    few = task.calibrate((outputs[:8], np.zeros_like(outputs[:8])))
+    assert "8 validation images" in few["reason"] and "interval" not in few
+    assert task.describe_answers(few) == ""
+
+
+@fault(reason="Numbers.calibrate takes a width of 0 for none")
+def test_exact_predictions_have_an_interval_of_no_width():
+    outputs = np.arange(20, dtype=np.float32)[:, None]
+    assert Numbers(config_of((0.0,), (2.0,))).calibrate((outputs, outputs))["interval"] == [0.0]
+
+
+@pytest.mark.parametrize(
+    "train, chose",
+    [
+        ({"NUM_EPOCHS": 1}, False),
+        ({"NUM_EPOCHS": 2}, True),
+        ({"NUM_EPOCHS": 1, "MODEL_EMA": True}, True),
+    ],
+)
+def test_answer_says_whether_validation_images_chose_the_weights(train, chose):
+    config = replaced(config_of(**train), MODEL={"NEW_CLASSIFIER": "random"})
+    outputs = np.arange(30, dtype=np.float32)[:, None]
+    for settings, expected in ((config, chose), (replaced(config, MODEL={"NEW_CLASSIFIER": "linear"}), True)):
+        found = Numbers(settings).calibrate((outputs, outputs[::-1]))
+        text = Numbers(settings).describe_answers(found)
+        assert found["chose_weights"] is expected and ("chose the weights" in text) is expected
+        assert "90%" in text and "30 validation images" in text
+
+
+# --- the scores of an evaluation ---
+
+MEAN, DEVIATION = (40.0, -2.0), (10.0, 0.5)
+
+
+def outputs_and_targets(count: int = 53, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return standardized outputs and targets [N, 2]; a third of the second numbers are missing."""
+    rng = torch.Generator().manual_seed(seed)
+    targets = torch.randn(count, 2, generator=rng)
+    outputs = 0.5 * targets + torch.randn(count, 2, generator=rng)
+    targets[::3, 1] = NAN
+    return outputs, targets
+
+
+def evaluated(process: Process, outputs: torch.Tensor, targets: torch.Tensor, config: Config, size: int = 7):
+    """Return the scores and the results of images that are dealt out to the processes in turn, in padded batches."""
+    tally = Numbers(config).tally(CPU, torch.float64, len(targets))
+    share = np.arange(process.rank, len(targets), process.world_size)
+    for part in [share[start : start + size] for start in range(0, len(share), size)] or [share]:
+        padded = torch.cat((outputs[part], torch.full((2, outputs.shape[1]), 99.0)))
+        tally.add(padded, targets[part], num_excluded=0)
+    tally.add(outputs[:1], targets[:0], num_excluded=2)  # a batch without readable images
+    tally.per_image.indices = share
+    scores = tally.result(process)
+    return scores, tally.per_image.gather(process)
+
+
+@pytest.mark.parametrize("loss", ["smooth_l1", "l1", "mse"])
+def test_scores_are_means_over_the_outputs_in_the_units_of_the_data(loss):
+    outputs, targets = outputs_and_targets()
+    config = config_of(MEAN, DEVIATION, LOSS=loss)
+    scores, results = evaluated(Process(CPU), outputs, targets, config)
+    true, predicted = (
+        (each.double() * torch.tensor(DEVIATION) + torch.tensor(MEAN)).numpy() for each in (targets, outputs)
+    )
+    figures = [measure(*columns) for columns in zip(true.T, predicted.T, MEAN, strict=True)]
+    for name in (*FIGURES, "mae_of_mean"):
+        assert getattr(scores, name) == pytest.approx(np.mean([each[name].value for each in figures]), rel=1e-6)
+    low, high = (np.mean([each["mae"][side] for each in figures]) for side in (1, 2))
+    assert (scores.mae_low, scores.mae_high) == pytest.approx((low, high), rel=1e-6)
+    assert scores.loss == pytest.approx(build_loss(config, None)(outputs, targets).item(), rel=1e-6)
+    assert math.isnan(scores.top1) and scores.num_images == 53
+    np.testing.assert_allclose(results.true, true, rtol=1e-6)
+    np.testing.assert_allclose(results.predicted, predicted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 60])
+def test_scores_are_the_same_for_any_number_of_processes(world_size):
+    given = *outputs_and_targets(), config_of(MEAN, DEVIATION)
+    alone, results = evaluated(Process(CPU), *given)
+    found = Threads(world_size).run(lambda process: evaluated(process, *given))
+    for scores, of_images in found:
+        expected = dataclasses.asdict(replace(alone, num_excluded=2 * world_size))
+        assert dataclasses.asdict(scores) == pytest.approx(expected, rel=1e-12, nan_ok=True)
+        assert of_images.indices.tolist() == [*range(53)]
+        np.testing.assert_array_equal(of_images.predicted, results.predicted)
+        np.testing.assert_array_equal(of_images.true, results.true)
+    assert len({repr(scores) for scores, _ in found}) == 1
+
+
+def test_unreadable_images_are_counted_but_not_scored():
+    outputs, targets = outputs_and_targets()
+    scores, _ = evaluated(Process(CPU), outputs, targets, config_of(MEAN, DEVIATION))
+    assert (scores.num_images, scores.num_excluded) == (53, 2)
+    text = scores.describe_all("EMA: ", "2 numbers")
+    assert all(words in text for words in ("EMA: MAE ", "53 images", "2 numbers", "2 unreadable ones left out")), text
+    assert f"95%: {scores.mae_low:.4g} to {scores.mae_high:.4g}; predicting the mean: {scores.mae_of_mean:.4g}" in text
+
+
+def test_half_precision_outputs_are_scored_as_float32():
+    outputs, targets = outputs_and_targets()
+    config = config_of(MEAN, DEVIATION)
+    half, _ = evaluated(Process(CPU), outputs.bfloat16(), targets, config)
+    single, _ = evaluated(Process(CPU), outputs.bfloat16().float(), targets, config)
+    assert repr(half) == repr(single)
+
+
+def assert_ranks_last(place, value: float, metric: str) -> None:
+    """Assert that scores with this value in some outputs are worse than those of large errors."""
+    outputs, targets = outputs_and_targets()
+    broken = outputs.clone()
+    broken[place] = value
+    config, images = config_of(MEAN, DEVIATION), images_with(np.zeros((53, 2)))
+    (bad, results), (poor, _) = (evaluated(Process(CPU), each, targets, config) for each in (broken, 50 - outputs))
+    bad, poor = (replace(each, metric=metric) for each in (bad, poor))
+    assert results.errors(images.classes, 5)[0] == 53
+    assert [len([*rows]) for _, _, rows in results.tables(images)] == [53, 2]
+    assert bad.rank < poor.rank and not Best.of(poor, 1, "").is_worse_than(bad)
+
+
+@pytest.mark.parametrize("metric", ["mae", "rmse", "r2", "spearman", "loss"])
+@pytest.mark.parametrize("value", [NAN, INF])
+def test_outputs_that_are_not_finite_rank_last(metric, value):
+    assert_ranks_last((slice(None), slice(None)), value, metric)
+
+
+@fault(reason="NumberTally.result leaves the NaN of an output out of the mean")
+@pytest.mark.parametrize("metric, value", [("mae", NAN), ("rmse", NAN), ("r2", NAN), ("r2", INF), ("spearman", INF)])
+@pytest.mark.parametrize("place", [(5, 0), (slice(None), 1)], ids=["image", "output"])
+def test_one_output_that_is_not_finite_ranks_all_last(metric, value, place):
+    assert_ranks_last(place, value, metric)
+
+
+# --- the results of images ---
+
+
+def test_tables_have_the_exact_true_numbers_and_all_figures():
+    values = np.array([[0.1, 3.0], [1e-7, NAN], [123456789.25, 5.0], [-4.0, 250.0]])
+    images, task = images_with(values).with_facts(classes=["age", "ink"]), Numbers(config_of())
+    outputs = torch.tensor([[0.3, 1.0], [2.0, 2.0], [7.123456789, NAN], [1.0, -1e-9]])
+    _, results = evaluated(Process(CPU), outputs, torch.from_numpy(values).float(), task.config)
+    (name, header, rows), (other, columns, outputs) = results.tables(images)
+    assert (name, other) == ("predictions.csv", "per_output.csv")
+    assert header == ("image", "age", "age_predicted", "ink", "ink_predicted")
+    assert [*rows] == [
+        ["0.png", "0.1", "0.3", "3", "1"],
+        ["1.png", "1e-07", "2", "", "2"],
+        ["2.png", "123456789.25", "7.12346", "5", ""],
+        ["3.png", "-4", "1", "250", "-1e-09"],
+    ]
+    table = [dict(zip(columns, row, strict=True)) for row in outputs]
+    assert [(row["output"], row["images"]) for row in table] == [("age", 4), ("ink", 3)]
+    figures = results.figures(images)["per_output"]
+    for row in table:
+        for figure, found in figures[row["output"]].items():
+            titles = [f"{figure}{end}" for end in ("", "_low", "_high") if f"{figure}{end}" in row]
+            assert len(titles) == (1 if "of_mean" in figure else 3)
+            for title, value in zip(titles, found, strict=False):
+                assert row[title] == ("" if value is None else f"{value:.6g}")
+    assert table[0]["mae"] and table[1]["mae"] == "" and table[1]["mae_of_mean"]
+
+
+def test_worst_images_are_those_with_the_largest_error_in_deviations():
+    outputs = torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 9.0], [0.0, -4.0]])
+    targets = torch.tensor([[0.0, 0.5], [0.0, NAN], [NAN, NAN], [0.0, 0.0]])
+    _, results = evaluated(Process(CPU), outputs, targets, config_of(MEAN, DEVIATION))
+    expected = [(3, ["ink: -2", "model: -4"]), (1, ["age: 40", "model: 70"]), (0, ["ink: -1.75", "model: -2"])]
+    assert results.errors(["age", "ink"], 10) == (4, expected)
+    assert results.errors(["age", "ink"], 2) == (4, expected[:2])
+    assert results.complete(Process(CPU), None).is_complete
+
+
+@fault(reason="Numbers.in_units has a mean for each column only")
+def test_more_outputs_than_columns_are_scored_by_their_columns():
+    outputs, targets = outputs_and_targets()
+    scores, _ = evaluated(Process(CPU), outputs, targets, config_of(MEAN, DEVIATION))
+    outputs, targets = (
+        torch.cat((each, torch.full((53, 1), value)), 1) for each, value in ((outputs, 7.0), (targets, NAN))
+    )
+    wide, results = evaluated(Process(CPU), outputs, targets, config_of(MEAN, DEVIATION))
+    for name in (*FIGURES, "mae_low", "mae_high", "mae_of_mean"):
+        assert getattr(wide, name) == pytest.approx(getattr(scores, name)), name
+    assert [*results.figures(images_with(np.zeros((53, 2))))["per_output"]] == ["number 0", "number 1"]
+
+
+# --- the start of a new head ---
+
+
+def leave_one_out(features: np.ndarray, target: np.ndarray, penalty: float) -> float:
+    """Return the mean squared error of each image by a ridge regression of the others with a free intercept."""
+    errors = []
+    for image in range(len(target)):
+        others = np.arange(len(target)) != image
+        weight, bias = ridge(features[others], target[others], penalty)
+        errors.append((features[image] @ weight + bias - target[image]) ** 2)
+    return float(np.mean(errors))
+
+
+def ridge(features: np.ndarray, target: np.ndarray, penalty: float) -> tuple[np.ndarray, float]:
+    centred = features - features.mean(0)
+    gram = centred.T @ centred + penalty * np.eye(features.shape[1])
+    weight = np.linalg.solve(gram, centred.T @ (target - target.mean()))
+    return weight, target.mean() - features.mean(0) @ weight
+
+
+@pytest.mark.parametrize("num_images, num_features", [(40, 5), (15, 15), (12, 30)], ids=["tall", "square", "wide"])
+@pytest.mark.parametrize("noise", [0.1, 3.0])
+def test_ridge_equals_brute_force_with_the_best_penalty(num_images, num_features, noise):
+    rng = np.random.default_rng(num_images)
+    features = rng.standard_normal((num_images, num_features)) * 10 ** rng.uniform(-1, 1, num_features)
+    features[:, 2] = 7.0  # a constant feature
+    targets = 50 + features[:, :2] @ rng.standard_normal((2, 3)) + noise * rng.standard_normal((num_images, 3))
+    targets[::4, 1] = NAN
+    found = fit_ridge(torch.from_numpy(features), torch.from_numpy(targets))
+    assert found.weight.shape == (3, num_features) and found.weight[:, 2].abs().max() < 1e-9
+    chosen = []
+    for target, weight, bias in zip(targets.T, found.weight.numpy(), found.bias.tolist(), strict=True):
+        known = ~np.isnan(target)
+        deviation = features[known].std(0)
+        deviation = np.maximum(deviation, LIKE_CONSTANT * deviation.mean())
+        scaled, target = features[known] / deviation, target[known]
+        variance = np.square(scaled - scaled.mean(0)).sum() / len(target)
+        chosen.append(min(SHARES, key=lambda share: leave_one_out(scaled, target, share * variance)))
+        expected, expected_bias = ridge(scaled, target, chosen[-1] * variance)
+        np.testing.assert_allclose(weight * deviation, expected, rtol=1e-6, atol=1e-8)
+        assert bias == pytest.approx(expected_bias, rel=1e-6)
+    assert (max(chosen) < 1) if (noise, num_images) == (0.1, 40) else True
+
+
+def test_equal_features_or_a_single_number_predict_the_mean():
+    targets = torch.tensor([[1.0, NAN], [2.0, NAN], [6.0, 5.0]])
+    for features in (torch.ones(3, 4), torch.eye(3, 4)):
+        found = fit_ridge(features, targets)
+        assert found.weight.isfinite().all() and found.bias[1] == 5 and (found.weight[1] == 0).all()
+    alike = fit_ridge(torch.ones(3, 4), targets)
+    assert (alike.weight == 0).all() and alike.bias.tolist() == pytest.approx([3, 5])
+
+
+def test_new_head_of_the_task_predicts_numbers_of_its_features():
+    features = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    targets = features @ torch.tensor([[1.0, -2.0], [0.0, 3.0], [0.5, 0.0]]) + torch.tensor([4.0, 0.0])
+    found = Numbers(config_of()).fit_head(features, targets, 2)
+    assert (features.double() @ found.weight.T + found.bias - targets).abs().max() < 0.2
+
+
+# --- captions and answers ---
+
+
+def test_captions_have_the_numbers_of_images_and_of_mixed_ones():
+    task = Numbers(config_of(MEAN, DEVIATION))
+    first, second = (
+        torch.tensor([[0.0, 1.0], [1.0, NAN], [NAN, NAN]]),
+        torch.tensor([[2.0, 3.0], [2.0, 0.0], [0.0, 0.0]]),
+    )
+    assert task.captions(first, ["age", "ink"]) == ["age 40, ink -1.5", "age 50", "no number"]
+    mixed = Mixed(first, second, torch.tensor([0.75, 0.5, 1.0]))
+    assert task.captions(mixed, ["age", "ink"]) == ["age 45, ink -1.25", "age 55", "no number"]
+
+
+def test_numbers_of_a_model_are_in_the_units_of_the_data():
+    task, outputs = Numbers(config_of(MEAN, DEVIATION)), torch.tensor([[1.0, 0.0], [-4.0, 2.0]])
+    numbers = task.probabilities(outputs)
+    assert numbers.tolist() == [[50, -2], [0, -1]]
+    assert task.answers(numbers, 1) == [[(0, 50), (1, -2)], [(0, 0), (1, -1)]]
+    assert Numbers(config_of()).probabilities(outputs).equal(outputs)
+    assert not task.are_right(outputs, outputs).any()
+    before, after = numbers.double().numpy()
+    assert task.cost(before, after).tolist() == [5, 2] and task.difference(before, after) == 5
+    images = images_with(np.array([[3.0, NAN], [7.0, 8.0]])).take(np.array([1, 0]))
+    assert task.truth(images, 0).tolist() == [7, 8] and task.describe_scored(images) == "2 numbers"
+
+
+def test_measures_show_their_interval_if_there_is_one():
+    sure, unsure = Measure(0, "age", 41.123456789, 2.5), Measure(1, "=ink\t", -1e-7, None)
+    assert [each.line for each in (sure, unsure)] == ["age\t41.12\t38.62 to 43.62", "=ink\\t\t-1e-07"]
+    assert (sure.caption, unsure.caption) == ("age 41.12", "=ink\t -1e-07")
+    assert sure.cells == ["41.1235", "38.6235", "43.6235"] and unsure.cells == ["-1e-07"]
+    assert sure.record == {
+        "output": "age",
+        "number": 0,
+        "value": 41.123456789,
+        "low": 38.623456789,
+        "high": 43.623456789,
+    }
+    assert unsure.record == {"output": "=ink\t", "number": 1, "value": -1e-7}
+    assert (
+        Measure.titles([[sure, unsure]] * 2) == ["age", "age_low", "age_high", "'=ink\t"] and Measure.titles([]) == []
+    )
+    assert Measure(0, "age", 1.0, 0.0).line == "age\t1\t1 to 1"
+
+
+def test_tables_of_predict_have_a_column_for_each_number_and_bound():
+    rows = [[Measure(0, "age", value, 2.5), Measure(1, "ink", 0.5, None)] for value in (41.0, -3.0)]
+    found = [Prediction(number, f"{number}.png", row) for number, row in enumerate(rows)]
+    assert [*csv.reader(io.StringIO(as_csv(found, "")))] == [
+        ["image_path", "age", "age_low", "age_high", "ink"],
+        ["0.png", "41", "38.5", "43.5", "0.5"],
+        ["1.png", "-3", "-5.5", "-0.5", "0.5"],
+    ]
+    assert as_json(found[1]) == {
+        "image_path": "1.png",
+        "predictions": [
+            {"output": "age", "number": 0, "value": -3.0, "low": -5.5, "high": -0.5},
+            {"output": "ink", "number": 1, "value": 0.5},
+        ],
+    }
+
+
+# --- the settings of a run ---
+
+
+@pytest.mark.parametrize(
+    "origin, names, is_measured",
+    [
+        ("weights a.pth", COLUMNS, False),
+        ("weights a.pth", ("age", "weight"), True),
+        ("-opts", ("age", "weight"), False),
+    ],
+    ids=["weights of these numbers", "weights of others", "settings"],
+)
+def test_run_measures_its_targets_unless_its_settings_or_weights_have(here, origin, names, is_measured):
+    file, _ = write_digits(here, 40)
+    words = ["TRAIN.OBJECTIVE=numbers", f"DATA.DATA_PATH={file}", "DATA.DATASET=csv", "DATA.COLUMNS=[path,*]"]
+    loaded = load(["-cfg", write("{}"), "-opts", *words])
+    train, val = load_image_sets(loaded.config)
+    loaded = loaded.with_data({"TARGET_MEAN": (1.0, 2.0), "TARGET_STD": (3.0, 4.0)}, origin)
+    inputs = Inputs(loaded, Process(CPU), Precision(loaded.config, CPU), record={"class_names": [*names]})
+    changed, train, val = measure_targets(inputs, train, val)
+    means = train.meaning.batch(train.targets, 2).mean(0)
+    assert (changed.config.DATA.TARGET_MEAN == (1, 2)) is not is_measured
+    assert changed.loaded.origins["DATA.TARGET_STD"] == ("the training images" if is_measured else origin)
+    assert means.abs().max().item() == pytest.approx(0, abs=1e-5) if is_measured else means.abs().max() > 0.1
+    assert find_task(changed.config).mean.tolist() == [*changed.config.DATA.TARGET_MEAN]
+
+
+def test_targets_of_classes_need_no_measurement(tmp_path):
+    config = small_config(tmp_path)
+    loaded = load(["-cfg", str(tmp_path / "small.yaml")])
+    inputs, sets = Inputs(loaded, Process(CPU), Precision(config, CPU)), load_image_sets(config)
+    assert measure_targets(inputs, *sets) == (inputs, *sets)

@@ -233,6 +233,10 @@ REFUSED: tuple[tuple[Callable[[Config, Origins], Any], str], ...] = (
         "{TRAIN.LOSS} is a loss of numbers; set TRAIN.OBJECTIVE=numbers (docs/numbers.md), or leave it out",
     ),
     (
+        lambda c, o: c.DATA.DATASET == "shards" and c.DATA.COLUMNS and c.task.noun == "class",
+        "{DATA.COLUMNS} has no effect with {DATA.DATASET} whose labels are class numbers; leave it out",
+    ),
+    (
         lambda c, o: len(c.DATA.TARGET_MEAN) != len(c.DATA.TARGET_STD),
         "{DATA.TARGET_MEAN} must have as many numbers as {DATA.TARGET_STD} one of each for each column",
     ),

@@ -247,8 +247,8 @@ class Data:
         "Text file with one class name per line; the classes are numbered from 0 in this order. Not set: they are numbered in the order of their names.")
     LABEL_SEPARATOR: str | None = setting(None, help=
         "For csv with several labels per image: the separator of labels in the column of classes, such as | in `cat|dog`; an empty cell means no labels. TRAIN.LOSS then defaults to bce, and TRAIN.BEST_METRIC to map.")
-    COLUMNS: tuple[str, ...] = setting((), form=COLUMN_NAMES, only=Only("DATA.DATASET", "csv", "parquet"), help=
-        "For csv and parquet: the column of paths (parquet: of images) and the column of classes; empty: image_path and target (parquet: image and label). For csv with several labels per image: the column of paths and one column per class, with 1 (or true) for images that have the label and 0 (or false) for others; * means all other columns. With TRAIN.OBJECTIVE numbers, the other columns have the numbers to predict.")
+    COLUMNS: tuple[str, ...] = setting((), form=COLUMN_NAMES, only=Only("DATA.DATASET", "csv", "parquet", "shards"), help=
+        "For csv and parquet: the column of paths (parquet: of images) and the column of classes; empty: image_path and target (parquet: image and label). For csv with several labels per image: the column of paths and one column per class, with 1 (or true) for images that have the label and 0 (or false) for others; * means all other columns. With TRAIN.OBJECTIVE numbers, the other columns (shards: keys of the .json files) have the numbers to predict.")
     TARGET_MEAN: tuple[float, ...] = setting((), bounds=(-1e30, 1e30), role=MODEL, only=OF_NUMBERS, help=
         "With TRAIN.OBJECTIVE numbers: the mean of each number, which is subtracted from it in training. Empty: the mean of the training images, which is saved with the weights.")
     TARGET_STD: tuple[float, ...] = setting((), bounds=(1e-30, 1e30), role=MODEL, only=OF_NUMBERS, help=

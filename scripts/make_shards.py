@@ -68,6 +68,8 @@ def make_shards(arguments: argparse.Namespace) -> None:
     config = load(words, needs_file=False).config
     if config.DATA.DATASET == "synthetic":
         raise ConfigError("-dataset: synthetic has no images to write; name another data set")
+    if config.task.noun == "number":
+        raise ConfigError("-opts: this script writes classes, not numbers; leave TRAIN.OBJECTIVE=numbers out")
     if config.task.has_several_classes:
         raise ConfigError(
             "-opts: shards have one label per image, so LABEL_SEPARATOR and columns of 0 and 1 are not supported; give "

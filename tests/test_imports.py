@@ -24,7 +24,8 @@ RARE = tuple(
     datasets.sources.remote datasets.sources.unlabelled engine.train.budget engine.train.distillation
     engine.train.profiler engine.train.timm_optimizers engine.tasks.labels engine.tasks.features
     engine.tasks.feature_training engine.tasks.numbers engine.tasks.number_figures engine.train.number_loss
-    engine.evaluation.other_scores datasets.label_sets datasets.numbers engine.confidence.calibration
+    engine.evaluation.other_scores datasets.label_sets datasets.numbers datasets.sources.table_numbers
+    engine.features.number_doubts engine.report.numbers scripts.labelling.numbers engine.confidence.calibration
     engine.confidence.unknown engine.predict.attention_maps engine.export engine.record.trackers engine.report
     engine.doctor scripts.embedding scripts.labelling scripts.translating_timm""".split()
 )
@@ -98,7 +99,7 @@ PACKAGES = {
     ).split(),
     "datasets": (
         "order targets index types labels label_sets numbers balance fingerprint split classes bad_images transforms sources"
-        " sources.torchvision_sets native_aspect native_aspect.grids loading.readers squares native_aspect.batches"
+        " sources.table_numbers sources.torchvision_sets native_aspect native_aspect.grids loading.readers squares native_aspect.batches"
         " native_aspect.batching batching loading identity overlap cache build __init__"
     ).split(),
     "engine": (

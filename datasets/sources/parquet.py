@@ -84,7 +84,12 @@ def read_parquet(config: Config, say: Callable = print) -> tuple[ImageSet | None
         raise DataError(f"DATA.DATA_PATH: {root} has no training files; {expected_layout(config.DATA, EXPECTS)}")
     made_of = {"files": stamps_of([*train_files, *val_files]), "columns": list(config.DATA.COLUMNS)}
     paths = index_paths(config, root / "parquet.index" if root.is_dir() else root.with_suffix(".index"))
-    choose = functools.partial(choose_columns, data=config.DATA)
+    choose, has_numbers = choose_columns, config.TRAIN.OBJECTIVE == "numbers"
+    if has_numbers:
+        from datasets.sources.table_numbers import images_only, numbers_in_parquet, with_notes, with_numbers
+
+        choose, made_of["has_numbers"] = images_only, True
+    choose = functools.partial(choose, data=config.DATA)
     index = open_or_build(
         paths, INDEX_COLUMNS, made_of, lambda builder: add_rows(builder, [*train_files, *val_files], choose)
     )
@@ -110,6 +115,11 @@ def read_parquet(config: Config, say: Callable = print) -> tuple[ImageSet | None
         "classes_are_names": index.facts["are_names"],
     }
     train, val = (None if each is None else each.with_facts(**facts) for each in (train, val))
+    if has_numbers:
+        names, values = numbers_in_parquet(config, [*train_files, *val_files])
+        pairs = [(each, rows) for each, rows in zip((train, val), parts_of_rows, strict=True) if each is not None]
+        sets = with_notes([with_numbers(each, names, values[rows.start : rows.stop]) for each, rows in pairs])
+        train, val = sets[0] if train is not None else None, sets[-1] if val is not None else None
     return (None if config.START.EVAL and val is not None else train), val
 
 

@@ -345,6 +345,11 @@ def read_shards(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | 
 
 def read_from(folder: ShardFolder, config: Config) -> tuple[ImageSet | None, ImageSet | None]:
     """Return training and validation shards of this folder, or all shards and None."""
+    has_numbers = config.TRAIN.OBJECTIVE == "numbers"
+    if has_numbers:
+        from datasets.sources.table_numbers import folder_of, numbers_in_tars, with_notes, with_numbers
+
+        folder = folder_of(folder)
     tars = folder.find_tars()
     parts = choose_parts(tars)
     reads_train = parts.train and not (config.START.EVAL and parts.val)
@@ -353,7 +358,8 @@ def read_from(folder: ShardFolder, config: Config) -> tuple[ImageSet | None, Ima
             f"DATA.DATA_PATH: {folder.title} has no training shards; {expected_layout(config.DATA, EXPECTS)}"
         )
     names = [parts.train] * bool(reads_train) + [parts.val] * bool(parts.val)
-    tables = [open_table(config, folder, name, tars[name]) for name in names]
+    indexes = [f"{name}-numbers" if has_numbers else name for name in names]
+    tables = [open_table(config, folder, index, tars[name]) for index, name in zip(indexes, names, strict=True)]
     notes = [*folder.notes, *parts.notes(config, folder.title, "*.tar")]
     for table in tables:
         if not len(table):
@@ -364,10 +370,14 @@ def read_from(folder: ShardFolder, config: Config) -> tuple[ImageSet | None, Ima
             )
     rules, buffer = PixelRules.of(config.DATA), config.DATA.SHUFFLE_BUFFER
     sets = [ShardImages(folder, table, [], rules, buffer) for table in tables]
-    are_named, classes = _classes(config, folder, sets)
+    are_named, classes = (True, []) if has_numbers else _classes(config, folder, sets)
     split = own_split(*(f"{folder.title}/{part}*.tar" for part in (parts.train, parts.val)))
     facts = {"classes": classes, "notes": tuple(notes), "labels_are_numbers": not are_named, "split": split}
     sets = [each.with_facts(**facts) for each in sets]
+    if has_numbers:
+        given = zip(names, tables, strict=True)
+        found = [numbers_in_tars(config, folder, name, table, tars[name]) for name, table in given]
+        sets = with_notes([with_numbers(each, *numbers) for each, numbers in zip(sets, found, strict=True)])
     return (sets[0] if reads_train else None), (sets[-1] if parts.val else None)
 
 

@@ -1,0 +1,156 @@
+"""Numbers of images in parquet files and in tars."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs.schema import Config
+from datasets.index import ENDING, TEXT, IndexBuilder, index_paths, open_or_build
+from datasets.numbers import SEPARATOR, NumberTargets, describe_numbers, parsed, table_of
+from datasets.sources import parquet
+from datasets.sources.shards import ShardFolder, ShardTable, ShardTar
+from datasets.sources.tar import Tar
+from datasets.types import ImageSet
+from utils.errors import ConfigError, DataError
+
+LABEL = "label"  # the column, or the key in a .json file, without DATA.COLUMNS
+MOST_BYTES = 1 << 20  # a larger .json file has no numbers
+
+
+def with_numbers(images: ImageSet, names: Sequence[str], values: np.ndarray) -> ImageSet:
+    """Return images with these numbers: float64 [N, outputs], NaN where one is missing."""
+    facts = {"labels_are_numbers": False, "classes_are_names": True, "classes": list(names)}
+    return images.with_facts(targets=np.arange(len(images), dtype=np.int32), meaning=NumberTargets(values), **facts)
+
+
+def with_notes(sets: Sequence[ImageSet]) -> list[ImageSet]:
+    """Return the sets of images with lines for the log about their numbers."""
+    return [*sets[:-1], sets[-1].with_facts(notes=(*sets[-1].notes, *describe_numbers(sets[0])))]
+
+
+# --- parquet ---
+
+
+def images_only(file: Path, schema: Any, data: Any) -> parquet.Columns:
+    """Return the columns of the images, see parquet.choose_columns."""
+    name = (data.COLUMNS or parquet.USUAL_COLUMNS)[0]
+    places = parquet.bytes_and_path(schema.field(name)) if schema.names.count(name) == 1 else None
+    if places is None:
+        raise DataError(f"{file}: {name} is no column of images; {parquet.NAME_COLUMNS}")
+    return parquet.Columns(*places, "", False, (LABEL,))
+
+
+def numbers_in_parquet(config: Config, files: Sequence[Path]) -> tuple[list[str], np.ndarray]:
+    """Return the names of the outputs, and the numbers of all rows of the files."""
+    names = list(config.DATA.COLUMNS[1:]) or [LABEL]
+    if names == ["*"]:
+        names = _numeric_columns(files[0])
+    return names, np.concatenate([_read_file(file, names) for file in files])
+
+
+def _numeric_columns(file: Path) -> list[str]:
+    import pyarrow.types as types
+
+    with parquet.opened(file) as content:
+        fields = list(content.schema_arrow)
+    kinds = types.is_integer, types.is_floating, types.is_decimal
+    return [each.name for each in fields if any(is_kind(each.type) for is_kind in kinds)]
+
+
+def _read_file(file: Path, names: Sequence[str]) -> np.ndarray:
+    import pyarrow
+
+    with parquet.opened(file) as content:
+        known = content.schema_arrow.names
+    if missing := [name for name in names if name not in known]:
+        raise DataError(
+            f"{file}: there is no column {missing[0]} among {', '.join(known)}; name the columns in DATA.COLUMNS"
+        )
+    table, columns = parquet.read_columns(file, names), []
+    for name in names:
+        column = table.column(name)
+        try:
+            values = column.cast(pyarrow.float64()).to_numpy()
+        except pyarrow.ArrowException:
+            raise DataError(
+                f"{file}: {name} has the type {column.type}, not numbers; name other columns in DATA.COLUMNS"
+            ) from None
+        if np.isinf(values).any():
+            raise DataError(f"{file}, row {int(np.isinf(values).argmax())}: {name} is infinite; correct it")
+        columns.append(values)
+    return np.stack(columns, 1)
+
+
+# --- tars ---
+
+
+class NumberShards(ShardFolder):
+    """A folder of tars, whose samples have numbers in .json or .cls files."""
+
+    has_labels = False
+
+
+def folder_of(folder: ShardFolder) -> NumberShards:
+    if type(folder) is not ShardFolder:
+        raise ConfigError("DATA.DATA_PATH: numbers are not read from a server; copy the tars to this machine")
+    return NumberShards(folder.root)
+
+
+def numbers_in_tars(
+    config: Config, folder: ShardFolder, part: str, table: ShardTable, tars: Sequence[ShardTar]
+) -> tuple[list[str], np.ndarray]:
+    """Return the names of the outputs, and the numbers of all samples. They are stored next to the index of the tars."""
+    names = list(config.DATA.COLUMNS[1:]) or [LABEL]
+    if names == ["*"]:
+        raise ConfigError("DATA.COLUMNS: name the keys of the numbers in the .json files of the tars, in place of *")
+
+    def build(builder: IndexBuilder) -> dict:
+        for place, tar in enumerate(tars):
+            builder.add("number", _read_tar(folder.open(tar), names, table.shard(place).names))
+        return {}
+
+    paths = index_paths(config, folder.root / f"{part}.table{ENDING}")
+    made_of = {"numbers": names, "tars": [list(tar) for tar in tars]}
+    index = open_or_build(paths, {"number": TEXT}, made_of, build, keep_small=True)
+    texts = [each.decode() for chunk in index.text("number").chunks() for each in chunk]
+    return names, table_of(texts, len(names))
+
+
+def _read_tar(tar: Tar, names: Sequence[str], images: Sequence[bytes]) -> list[bytes]:
+    """Return the numbers of each image of a tar as a text of `joined`."""
+    found: dict[str, str] = {}
+    for member in tar.members():
+        key, ending = _key_of(member.name)
+        if ending in ("json", "cls") and member.size <= MOST_BYTES:
+            content = tar.read(member.offset, member.size)
+            found[key] = _text_of(f"{tar.title}: {member.name}", content, ending, names)
+    texts = []
+    for image in images:
+        key, _ = _key_of(name := image.decode(errors="surrogateescape"))
+        if key not in found:
+            raise DataError(f"{tar.title}: the sample {name!r} has no numbers (.json or .cls); complete or remove it")
+        texts.append(found[key].encode())
+    return texts
+
+
+def _key_of(name: str) -> tuple[str, str]:
+    """Return the name of a sample, and the ending of its file."""
+    folder, slash, file = name.rpartition("/")
+    stem, _, ending = file.partition(".")
+    return folder + slash + stem, ending.lower()
+
+
+def _text_of(where: str, content: bytes, ending: str, names: Sequence[str]) -> str:
+    """Return the numbers of a sample as text."""
+    try:
+        found = json.loads(content) if ending == "json" else content.decode().strip()
+    except (ValueError, RecursionError):
+        raise DataError(f"{where} is not JSON; correct or remove the sample") from None
+    values = [found.get(name) for name in names] if isinstance(found, dict) else [found]
+    cells = ["" if value is None else str(value) for value in values]
+    if len(cells) != len(names) or any(parsed(cell) is None for cell in cells):
+        raise DataError(f"{where} has {values} for {', '.join(names)}; it must have one number for each (DATA.COLUMNS)")
+    return SEPARATOR.join(cells)

@@ -1,7 +1,7 @@
 """Targets that are numbers: read from a table, standardized by the training images, and divided into strata for a split."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -169,29 +169,38 @@ def _describe_column(name: str, column: np.ndarray) -> str:
 # --- standardization ---
 
 
-def standardized(
-    config: Config, train: ImageSet | None, val: ImageSet, are_of_weights: bool
-) -> tuple[dict[str, Any], ImageSet | None, ImageSet]:
-    """Return new values of settings in DATA, and the images with targets that have mean 0 and deviation 1 in training.
+MEAN, DEVIATION = "DATA.TARGET_MEAN", "DATA.TARGET_STD"
 
-    `are_of_weights`: whether TARGET_MEAN and TARGET_STD come from weights that predict other numbers than these; then
-    they are measured again. Without training images, they are 0 and 1 if they are not set.
+
+def standardized(
+    loaded: Any, began: Mapping[str, Any], record: Mapping[str, Any], train: ImageSet | None, val: ImageSet
+) -> tuple[Any, ImageSet | None, ImageSet]:
+    """Return the settings and the images with targets that have mean 0 and deviation 1 in training.
+
+    `loaded`: the LoadedConfig of the run; `began`: the settings with which a resumed run began, whose mean and deviation
+    stay, also if images were added; `record`: the metadata of the weights, whose mean and deviation count if they predict
+    the same numbers. Otherwise both are measured. In evaluation they are 0 and 1 if they are unknown.
     """
-    found: dict[str, Any] = {}
-    mean, deviation = config.DATA.TARGET_MEAN, config.DATA.TARGET_STD
-    if train is not None and (are_of_weights or not mean):
-        mean, deviation = measure(config, train)
-        found = {"TARGET_MEAN": mean, "TARGET_STD": deviation}
-    if not mean:
-        return found, train, val
-    if len(mean) != len(val.classes):
+    is_of_others = loaded.origins[MEAN].startswith("weights ") and record.get("class_names") != val.classes
+    if began.get(MEAN):
+        loaded = _with_scale(loaded, began[MEAN], began[DEVIATION], "the checkpoint")
+    elif train is not None and (is_of_others or not loaded.config.DATA.TARGET_MEAN):
+        loaded = _with_scale(loaded, *measure(loaded.config, train), "the training images")
+    data = loaded.config.DATA
+    if not data.TARGET_MEAN:
+        return loaded, train, val
+    if len(data.TARGET_MEAN) != len(val.classes):
         raise DataError(
-            f"DATA.TARGET_MEAN has {counted(len(mean), 'number')}, but the data have {len(val.classes)} "
-            f"({', '.join(val.classes)}); leave it and DATA.TARGET_STD out"
+            f"{MEAN} has {counted(len(data.TARGET_MEAN), 'number')}, but the data have {len(val.classes)} "
+            f"({', '.join(val.classes)}); leave it and {DEVIATION} out"
         )
-    pair = np.array(mean), np.array(deviation)
+    pair = np.array(data.TARGET_MEAN), np.array(data.TARGET_STD)
     parts = (each and each.with_facts(meaning=NumberTargets(each.meaning.values, *pair)) for each in (train, val))
-    return found, *parts
+    return loaded, *parts
+
+
+def _with_scale(loaded: Any, mean: Sequence[float], deviation: Sequence[float], origin: str) -> Any:
+    return loaded.with_data({"TARGET_MEAN": tuple(mean), "TARGET_STD": tuple(deviation)}, origin)
 
 
 def measure(config: Config, train: ImageSet) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -220,17 +220,10 @@ def plan_training(inputs: Inputs, load_data: LoadData, find_batch_size: FindBatc
 
 def measure_targets(inputs: Inputs, train: ImageSet | None, val: ImageSet) -> tuple[Inputs, ImageSet | None, ImageSet]:
     """Return the inputs and images of a task whose targets depend on measurements of the training images."""
-    if not (measure := inputs.config.task.measured):
-        return inputs, train, val
-    key, then = "DATA.TARGET_MEAN", inputs.saved.get("config", {})
-    if is_run(inputs.saved) and then.get(key):  # images may have been added since the start of this run
-        known = {name: tuple(then[f"DATA.{name}"]) for name in ("TARGET_MEAN", "TARGET_STD")}
-        inputs = replace(inputs, loaded=inputs.loaded.with_data(known, "the checkpoint"))
-    is_of_weights = inputs.loaded.origins[key].startswith("weights ")
-    is_of_others = is_of_weights and inputs.record.get("class_names") != val.classes
-    found, train, val = import_named("datasets", measure)(inputs.config, train, val, is_of_others)
-    if found:
-        inputs = replace(inputs, loaded=inputs.loaded.with_data(found, "the training images"))
+    if measure := inputs.config.task.measured:
+        began = inputs.saved.get("config", {}) if is_run(inputs.saved) else {}
+        loaded, train, val = import_named("datasets", measure)(inputs.loaded, began, inputs.record, train, val)
+        inputs = replace(inputs, loaded=loaded)
     return inputs, train, val
 
 

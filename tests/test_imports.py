@@ -98,8 +98,8 @@ PACKAGES = {
         " timm_models native_aspect __init__ export"
     ).split(),
     "datasets": (
-        "order targets index types labels label_sets numbers balance fingerprint split classes bad_images transforms sources"
-        " sources.table_numbers sources.torchvision_sets native_aspect native_aspect.grids loading.readers squares native_aspect.batches"
+        "order targets index types labels label_sets numbers balance fingerprint split classes bad_images transforms sources.table_numbers sources"
+        " sources.torchvision_sets native_aspect native_aspect.grids loading.readers squares native_aspect.batches"
         " native_aspect.batching batching loading identity overlap cache build __init__"
     ).split(),
     "engine": (

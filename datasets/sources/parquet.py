@@ -86,7 +86,7 @@ def read_parquet(config: Config, say: Callable = print) -> tuple[ImageSet | None
     paths = index_paths(config, root / "parquet.index" if root.is_dir() else root.with_suffix(".index"))
     choose, has_numbers = choose_columns, config.TRAIN.OBJECTIVE == "numbers"
     if has_numbers:
-        from datasets.sources.table_numbers import images_only, numbers_in_parquet, with_notes, with_numbers
+        from datasets.sources.table_numbers import numbers_in_parquet, with_notes, with_numbers
 
         choose, made_of["has_numbers"] = images_only, True
     choose = functools.partial(choose, data=config.DATA)
@@ -116,7 +116,7 @@ def read_parquet(config: Config, say: Callable = print) -> tuple[ImageSet | None
     }
     train, val = (None if each is None else each.with_facts(**facts) for each in (train, val))
     if has_numbers:
-        names, values = numbers_in_parquet(config, [*train_files, *val_files])
+        names, values = numbers_in_parquet(config, [*train_files, *val_files], opened, read_columns)
         pairs = [(each, rows) for each, rows in zip((train, val), parts_of_rows, strict=True) if each is not None]
         sets = with_notes([with_numbers(each, names, values[rows.start : rows.stop]) for each, rows in pairs])
         train, val = sets[0] if train is not None else None, sets[-1] if val is not None else None
@@ -185,6 +185,15 @@ def choose_columns(file: Path, schema: Any, data: Data) -> Columns:
             f"binary or as a struct with bytes, labels are whole numbers or names, so {NAME_COLUMNS}"
         )
     return Columns(*places, label.name, _is_text(kind), None if _is_text(kind) else _class_names(schema, label.name))
+
+
+def images_only(file: Path, schema: Any, data: Data) -> Columns:
+    """Return the columns of images whose labels are read elsewhere."""
+    name = (data.COLUMNS or USUAL_COLUMNS)[0]
+    places = bytes_and_path(schema.field(name)) if schema.names.count(name) == 1 else None
+    if places is None:
+        raise DataError(f"{file}: {name} is no column of images; {NAME_COLUMNS}")
+    return Columns(*places, "", False, (name,))
 
 
 def bytes_and_path(field: Any) -> tuple[str, str | None] | None:

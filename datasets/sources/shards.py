@@ -347,9 +347,9 @@ def read_from(folder: ShardFolder, config: Config) -> tuple[ImageSet | None, Ima
     """Return training and validation shards of this folder, or all shards and None."""
     has_numbers = config.TRAIN.OBJECTIVE == "numbers"
     if has_numbers:
-        from datasets.sources.table_numbers import folder_of, numbers_in_tars, with_notes, with_numbers
+        from datasets.sources.table_numbers import numbers_in_tars, with_notes, with_numbers
 
-        folder = folder_of(folder)
+        folder.has_labels = False  # classes
     tars = folder.find_tars()
     parts = choose_parts(tars)
     reads_train = parts.train and not (config.START.EVAL and parts.val)

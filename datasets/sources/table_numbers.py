@@ -1,7 +1,7 @@
 """Numbers of images in parquet files and in tars."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,6 @@ import numpy as np
 from configs.schema import Config
 from datasets.index import ENDING, TEXT, IndexBuilder, index_paths, open_or_build
 from datasets.numbers import SEPARATOR, NumberTargets, describe_numbers, parsed, table_of
-from datasets.sources import parquet
-from datasets.sources.shards import ShardFolder, ShardTable, ShardTar
 from datasets.sources.tar import Tar
 from datasets.types import ImageSet
 from utils.errors import ConfigError, DataError
@@ -34,42 +32,35 @@ def with_notes(sets: Sequence[ImageSet]) -> list[ImageSet]:
 # --- parquet ---
 
 
-def images_only(file: Path, schema: Any, data: Any) -> parquet.Columns:
-    """Return the columns of the images, see parquet.choose_columns."""
-    name = (data.COLUMNS or parquet.USUAL_COLUMNS)[0]
-    places = parquet.bytes_and_path(schema.field(name)) if schema.names.count(name) == 1 else None
-    if places is None:
-        raise DataError(f"{file}: {name} is no column of images; {parquet.NAME_COLUMNS}")
-    return parquet.Columns(*places, "", False, (LABEL,))
+def numbers_in_parquet(
+    config: Config, files: Sequence[Path], opened: Callable, read_columns: Callable
+) -> tuple[list[str], np.ndarray]:
+    """Return the names of the outputs, and the numbers of all rows of the files. The functions are those of parquet.py."""
+    names, tables = list(config.DATA.COLUMNS[1:]) or [LABEL], []
+    for file in files:
+        with opened(file) as content:
+            schema = content.schema_arrow
+        if names == ["*"]:
+            names = _numeric_columns(schema)
+        if missing := [name for name in names if name not in schema.names]:
+            known = ", ".join(schema.names)
+            raise DataError(f"{file}: there is no column {missing[0]} among {known}; name the columns in DATA.COLUMNS")
+        tables.append(_numbers_of(file, read_columns(file, names), names))
+    return names, np.concatenate(tables)
 
 
-def numbers_in_parquet(config: Config, files: Sequence[Path]) -> tuple[list[str], np.ndarray]:
-    """Return the names of the outputs, and the numbers of all rows of the files."""
-    names = list(config.DATA.COLUMNS[1:]) or [LABEL]
-    if names == ["*"]:
-        names = _numeric_columns(files[0])
-    return names, np.concatenate([_read_file(file, names) for file in files])
-
-
-def _numeric_columns(file: Path) -> list[str]:
+def _numeric_columns(schema: Any) -> list[str]:
     import pyarrow.types as types
 
-    with parquet.opened(file) as content:
-        fields = list(content.schema_arrow)
     kinds = types.is_integer, types.is_floating, types.is_decimal
-    return [each.name for each in fields if any(is_kind(each.type) for is_kind in kinds)]
+    return [each.name for each in schema if any(is_kind(each.type) for is_kind in kinds)]
 
 
-def _read_file(file: Path, names: Sequence[str]) -> np.ndarray:
+def _numbers_of(file: Path, table: Any, names: Sequence[str]) -> np.ndarray:
+    """Return float64 [rows, columns] for a pyarrow table."""
     import pyarrow
 
-    with parquet.opened(file) as content:
-        known = content.schema_arrow.names
-    if missing := [name for name in names if name not in known]:
-        raise DataError(
-            f"{file}: there is no column {missing[0]} among {', '.join(known)}; name the columns in DATA.COLUMNS"
-        )
-    table, columns = parquet.read_columns(file, names), []
+    columns = []
     for name in names:
         column = table.column(name)
         try:
@@ -87,23 +78,16 @@ def _read_file(file: Path, names: Sequence[str]) -> np.ndarray:
 # --- tars ---
 
 
-class NumberShards(ShardFolder):
-    """A folder of tars, whose samples have numbers in .json or .cls files."""
-
-    has_labels = False
-
-
-def folder_of(folder: ShardFolder) -> NumberShards:
-    if type(folder) is not ShardFolder:
-        raise ConfigError("DATA.DATA_PATH: numbers are not read from a server; copy the tars to this machine")
-    return NumberShards(folder.root)
-
-
 def numbers_in_tars(
-    config: Config, folder: ShardFolder, part: str, table: ShardTable, tars: Sequence[ShardTar]
+    config: Config, folder: Any, part: str, table: Any, tars: Sequence[Any]
 ) -> tuple[list[str], np.ndarray]:
-    """Return the names of the outputs, and the numbers of all samples. They are stored next to the index of the tars."""
+    """Return the names of the outputs, and the numbers of all samples. They are stored next to the index of the tars.
+
+    `folder`, `table`, `tars`: see ShardFolder, ShardTable and ShardTar in shards.py.
+    """
     names = list(config.DATA.COLUMNS[1:]) or [LABEL]
+    if folder.drops_tars:
+        raise ConfigError("DATA.DATA_PATH: numbers are not read from a server; copy the tars to this machine")
     if names == ["*"]:
         raise ConfigError("DATA.COLUMNS: name the keys of the numbers in the .json files of the tars, in place of *")
 

@@ -84,9 +84,8 @@ def rank_of(metric: str, value: float, loss: float) -> tuple[float, float]:
 
 def format_value(metric: str, value: float, digits: int | None = None) -> str:
     row = METRICS[metric]
-    if row.in_units:
-        return f"{value:.4g}"
-    return f"{value:.{row.digits if digits is None else digits}f}{row.unit}"
+    form = ".4g" if row.in_units else f".{row.digits if digits is None else digits}f"
+    return f"{value:{form}}{row.unit}"
 
 
 def column_title(metric: str, shared: str = "") -> str:

@@ -10,7 +10,6 @@ import numpy as np
 from configs.schema import Config
 from datasets.index import ENDING, TEXT, IndexBuilder, index_paths, open_or_build
 from datasets.numbers import SEPARATOR, NumberTargets, describe_numbers, parsed, table_of
-from datasets.sources.tar import Tar
 from datasets.types import ImageSet
 from utils.errors import ConfigError, DataError
 
@@ -103,7 +102,7 @@ def numbers_in_tars(
     return names, table_of(texts, len(names))
 
 
-def _read_tar(tar: Tar, names: Sequence[str], images: Sequence[bytes]) -> list[bytes]:
+def _read_tar(tar: Any, names: Sequence[str], images: Sequence[bytes]) -> list[bytes]:
     """Return the numbers of each image of a tar as a text of `joined`."""
     found: dict[str, str] = {}
     for member in tar.members():

@@ -114,3 +114,20 @@ def test_photos_page_commands_produce_predictions(here):
     state = torch.load(Path(folders["output/train-20260123-10-11-12"]) / "last.pth", weights_only=True)
     assert (state["epoch"], state["class_names"]) == (2, ["cat", "dog", "zebra"])
     assert "top-1" in follow("On a colleague's computer")
+
+
+@pytest.mark.usefixtures("signal_handlers")
+def test_photos_page_trains_reports_and_predicts_numbers_in_three_commands(here):
+    draw_photos(here / "more", "cat", "dog", count=12)
+    draw_photos(here / "new_photos", "cat", count=2)
+    rows = [
+        f"{path.relative_to(here)},{30 + number % 7}.5" for number, path in enumerate(sorted(here.glob("more/*/*")))
+    ]
+    write("\n".join(["path,age", *rows]), "photos.csv")
+    torch.save(build_model(read_settings(["-cfg", write(CLEAN, "tiny.yaml")]).config, 2).state_dict(), "tiny.pth")
+    said = [typed(*shlex.split(command)[1:]).done() for command in commands("Numbers instead of classes")]
+    assert len(said) == 3 and "best validation MAE" in said[0].stdout
+    (report,) = Path("output").glob("train-*/report.html")
+    assert "predicted against true numbers" in report.read_text(encoding="utf-8")
+    found = rows_of("ages.csv")
+    assert len(found) == 2 and all(20 < float(row["age"]) < 50 for row in found)

@@ -196,8 +196,8 @@ def sheet_paths(path: Path, num_images: int) -> list[Path]:
 def as_csv(predictions: Sequence[Prediction], mark: str) -> str:
     """Return a CSV table with a row for each image, some columns for each guess, and one for the mark."""
     found = [each.guesses for each in predictions]
-    kind = type(next(itertools.chain.from_iterable(found), Guess))
-    titles = (kind if kind is Measure else Guess).titles(found)
+    has_numbers = isinstance(next(itertools.chain.from_iterable(found), None), Measure)
+    titles = (Measure if has_numbers else Guess).titles(found)
     rows = [["image_path", *titles, *filter(None, [mark])]]
     for each in predictions:
         cells = [cell for guess in each.guesses for cell in guess.cells]

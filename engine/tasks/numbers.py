@@ -257,7 +257,13 @@ class NumberTally(Tally):
     def result(self, process: Process) -> NumberScores:
         loss, count, excluded = process.sum(self._sums).tolist()
         found = self.per_image.gather(process).measured()
-        means = {key: float(np.nanmean([each[key].value for each in found])) for key in (*FIGURES, "mae_of_mean")}
-        low, high = (float(np.nanmean([getattr(each["mae"], side) for each in found])) for side in ("low", "high"))
+        means = {key: mean_of(each[key].value for each in found) for key in (*FIGURES, "mae_of_mean")}
+        low, high = (mean_of(getattr(each["mae"], side) for each in found) for side in ("low", "high"))
         counts = {"num_images": int(count), "num_excluded": int(excluded)}
         return NumberScores(loss / max(count, 1), **NO_ACCURACY, **counts, **means, mae_low=low, mae_high=high)
+
+
+def mean_of(values: Iterable[float]) -> float:
+    """Return the mean of the values that are defined, or NaN."""
+    known = [value for value in values if not math.isnan(value)]
+    return sum(known) / len(known) if known else math.nan

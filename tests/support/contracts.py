@@ -74,8 +74,10 @@ def batch_of_piece(it, batch):
     reader, images, targets = it.self, batch.images, batch.targets
     left_out = it.bad if len(targets) < len(it.piece.indices) else []
     expected = reader.image_set.targets[it.piece.indices[~np.isin(it.piece.indices, left_out)]]
-    if targets.is_floating_point():  # several labels
-        expected, targets = [len(reader.image_set.meaning.sets[each]) for each in expected.tolist()], targets.sum(1)
+    if targets.is_floating_point():  # several labels, or numbers, which are NaN where they are missing
+        expected = [len(reader.image_set.meaning.classes_of(each)) for each in expected.tolist()]
+        has_numbers = hasattr(reader.image_set.meaning, "values")
+        targets = (targets.isfinite() if has_numbers else targets).sum(1)
     is_replaced = bool(it.bad) and not left_out
     shape = reader.data.IMAGE_CHANNELS, *[reader.side(it.piece)] * 2
     return (
@@ -212,7 +214,9 @@ def progress_of_best(it, facts):
 
 
 def most_probable_first(it, found):
-    values, classes = [guess.probability for guess in found.guesses], it.self.classifier.classes
+    values, classes = [guess[2] for guess in found.guesses], it.self.classifier.classes
+    if not it.self.classifier.config.task.has_classes:  # numbers
+        return [guess.name for guess in found.guesses] == classes and found.path == it.paths[found.index]
     return (
         values == sorted(values, reverse=True)
         and all(map(is_share, values))

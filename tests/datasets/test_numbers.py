@@ -12,10 +12,18 @@ from hypothesis import strategies as st
 
 from datasets import SavedData, load_image_sets, validation_facts
 from datasets.fingerprint import data_facts
-from datasets.numbers import NumberTargets, measure, standardized
+from datasets.numbers import NumberTargets, measure
 from datasets.split import divide, new_record
 from tests.support.cases import cases_of, content_of, names_of
-from tests.support.numbers import COLUMNS, images_with, number_settings, numbers_of, write_digits, write_rows
+from tests.support.numbers import (
+    COLUMNS,
+    images_with,
+    number_settings,
+    numbers_of,
+    standardize,
+    write_digits,
+    write_rows,
+)
 from tests.support.properties import examples
 from tests.support.refusals import assert_names, refused
 from utils.errors import DataError
@@ -160,15 +168,16 @@ def test_numbers_are_standardized_by_the_training_images_alone(tmp_path):
     file, numbers = write_digits(tmp_path, 200, missing=range(0, 200, 3))
     config = number_settings(file, VAL_FRACTION=0.3)
     train, val = load_image_sets(config)
-    found, train_standardized, val_standardized = standardized(config, train, val, are_of_weights=False)
+    loaded, train_standardized, val_standardized = standardize(config, train, val)
+    means, deviations = loaded.config.DATA.TARGET_MEAN, loaded.config.DATA.TARGET_STD
     rows = [int(train.key(index).removesuffix(".png")) for index in range(len(train))]
     columns = [[number for number in column if number == number] for column in numbers[rows].T.tolist()]
     assert len(columns[1]) < len(columns[0]) == len(train) < 200
-    assert found["TARGET_MEAN"] == pytest.approx([statistics.fmean(column) for column in columns])
-    assert found["TARGET_STD"] == pytest.approx([statistics.pstdev(column) for column in columns])
+    assert means == pytest.approx([statistics.fmean(column) for column in columns])
+    assert deviations == pytest.approx([statistics.pstdev(column) for column in columns])
     batch = train_standardized.meaning.batch(train.targets, 2).double().numpy()
     assert np.nanmean(batch, 0) == pytest.approx(0, abs=1e-6) and np.nanstd(batch, 0) == pytest.approx(1)
-    expected = (numbers_of(val) - found["TARGET_MEAN"]) / found["TARGET_STD"]
+    expected = (numbers_of(val) - means) / deviations
     np.testing.assert_allclose(val_standardized.meaning.batch(val.targets, 2), expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(numbers_of(val_standardized), numbers_of(val))  # in the units of the data
 
@@ -200,33 +209,69 @@ def test_training_images_with_equal_or_no_numbers_are_refused(value, found):
 def test_constant_column_of_a_file_is_refused(tmp_path):
     config = number_settings(write_rows(tmp_path / "a.csv", [f"{n % 7},0.50" for n in range(40)], "path,age,ink"))
     with refused(DataError, "DATA.DATA_PATH", tmp_path / "a.csv", "ink", "0.5", "DATA.COLUMNS"):
-        standardized(config, *load_image_sets(config), are_of_weights=False)
+        standardize(config, *load_image_sets(config))
 
 
 @fault(reason="NumberTargets.strata raises IndexError")
 def test_empty_column_of_a_file_is_refused(tmp_path):
     config = number_settings(write_rows(tmp_path / "a.csv", [f"{n % 7}," for n in range(40)], "path,age,ink"))
     with refused(DataError, "ink", "DATA.COLUMNS"):
-        standardized(config, *load_image_sets(config), are_of_weights=False)
+        standardize(config, *load_image_sets(config))
 
 
-def test_given_mean_and_deviation_are_kept_unless_of_other_numbers(tmp_path):
-    file, numbers = write_digits(tmp_path, 40)
-    given = {"TARGET_MEAN": (4.0, 10.0), "TARGET_STD": (2.0, 5.0)}
-    config = number_settings(file, **given)
-    train, val = load_image_sets(config)
-    found, _, val_standardized = standardized(config, train, val, are_of_weights=False)
-    assert found == {}
-    expected = torch.from_numpy((numbers_of(val) - [4, 10]) / [2, 5]).float()
-    torch.testing.assert_close(val_standardized.meaning.batch(val.targets, 2), expected)
-    mean, deviation = measure(config, train)
-    assert standardized(config, train, val, are_of_weights=True)[0] == {"TARGET_MEAN": mean, "TARGET_STD": deviation}
-    found, none, same = standardized(number_settings(file), None, val, are_of_weights=False)
-    assert (found, none) == ({}, None) and same.meaning.batch(val.targets, 2).equal(
-        torch.from_numpy(numbers_of(val)).float()
-    )
-    with refused(DataError, "DATA.TARGET_MEAN", "1 number", 2, "digit", "DATA.TARGET_STD"):
-        standardized(number_settings(file, TARGET_MEAN=(1.0,), TARGET_STD=(1.0,)), None, val, are_of_weights=False)
+SCALE = {"TARGET_MEAN": (4.0, 10.0), "TARGET_STD": (2.0, 5.0)}
+
+
+@pytest.fixture
+def digits(tmp_path):
+    """Return a table of 40 digits, and its training and validation images."""
+    file, _ = write_digits(tmp_path, 40)
+    return file, *load(file)
+
+
+@pytest.mark.parametrize(
+    "origin, names, is_measured",
+    [
+        ("-opts", ["digit", "weight"], False),
+        ("weights a.pth", [*COLUMNS], False),
+        ("weights a.pth", ["digit", "weight"], True),
+    ],
+    ids=["settings", "weights of these numbers", "weights of other numbers"],
+)
+def test_given_scale_is_kept_unless_it_is_of_other_numbers(digits, origin, names, is_measured):
+    file, train, val = digits
+    config = number_settings(file, **SCALE)
+    loaded, train, val = standardize(config, train, val, origin, record={"class_names": names})
+    data, expected = loaded.config.DATA, measure(config, train) if is_measured else SCALE.values()
+    assert (data.TARGET_MEAN, data.TARGET_STD) == (*expected,)
+    assert loaded.origins["DATA.TARGET_MEAN"] == ("the training images" if is_measured else origin)
+    for part in (train, val):
+        expected = torch.from_numpy((numbers_of(part) - data.TARGET_MEAN) / data.TARGET_STD).float()
+        torch.testing.assert_close(part.meaning.batch(part.targets, 2), expected)
+
+
+def test_resumed_run_keeps_its_scale_with_other_training_images(digits):
+    file, train, val = digits
+    saved = {"progress": {}, "config": {f"DATA.{name}": [*values] for name, values in SCALE.items()}}
+    data = standardize(number_settings(file), train, val, saved=saved)[0].config.DATA
+    assert (data.TARGET_MEAN, data.TARGET_STD) == (*SCALE.values(),)
+    weights_only = {"config": saved["config"]}
+    assert standardize(number_settings(file), train, val, saved=weights_only)[0].config.DATA.TARGET_MEAN != (4, 10)
+
+
+def test_evaluation_without_a_scale_compares_the_plain_numbers(digits):
+    file, _, val = digits
+    loaded, none, same = standardize(number_settings(file), None, val)
+    assert none is None and loaded.config.DATA.TARGET_MEAN == ()
+    assert same.meaning.batch(val.targets, 2).equal(torch.from_numpy(numbers_of(val)).float())
+
+
+def test_scale_of_another_number_of_columns_is_refused(digits):
+    file, train, val = digits
+    config = number_settings(file, TARGET_MEAN=(1.0,), TARGET_STD=(1.0,))
+    for first in (train, None):
+        with refused(DataError, "DATA.TARGET_MEAN", "1 number", 2, "digit", "ink", "DATA.TARGET_STD"):
+            standardize(config, first, val)
 
 
 # --- targets ---
@@ -280,7 +325,7 @@ def test_evaluation_of_fewer_columns_leaves_other_outputs_without_numbers(tmp_pa
     means, deviations = tuple(range(len(known))), (2.0,) * len(known)
     config = number_settings(file, evaluate=True, TARGET_MEAN=means, TARGET_STD=deviations)
     _, val = load_image_sets(config, saved=SavedData(known, {}))
-    _, _, val = standardized(config, None, val, are_of_weights=False)
+    _, _, val = standardize(config, None, val)
     expected = np.full((3, len(known)), NAN)
     place = known.index("age")
     expected[:, place] = (np.array([0, 1, 4]) - means[place]) / 2

@@ -1,19 +1,25 @@
 """Images with numbers: handwritten digits with their value and their ink, and tables of any numbers."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from configs.load import LoadedConfig
 from configs.schema import Config
+from configs.values import SETTINGS
 from datasets import ImageSet
 from datasets.numbers import NumberTargets
 from datasets.sources.arrays import BRIGHTEST, DIGITS
 from datasets.sources.images import FileImages
 from datasets.transforms.pixel_rules import PixelRules
-from tests.support.configs import replaced
+from engine.plan import Inputs, measure_targets
+from engine.precision import Precision
+from tests.support.configs import CPU, replaced
 from tests.support.image_sets import draw, settings
+from utils.distributed import Process
 
 COLUMNS = ("digit", "ink")
 NUM_DRAWN = 10  # a list looks up only its first files
@@ -62,6 +68,26 @@ def images_with(values: np.ndarray) -> FileImages:
     files = [f"{number}.png" for number in range(len(values))]
     images = FileImages("/", files, np.arange(len(values)), names, PixelRules(3))
     return images.with_facts(meaning=NumberTargets(values))
+
+
+def standardize(
+    config: Config,
+    train: ImageSet | None,
+    val: ImageSet,
+    origin: str = "default",
+    saved: dict | None = None,
+    record: dict | None = None,
+) -> tuple[LoadedConfig, ImageSet | None, ImageSet]:
+    """Return the settings and images as a run gets them, with the measurements of its training images.
+
+    `origin`: of DATA.TARGET_MEAN and DATA.TARGET_STD; `saved`: the checkpoint of the resumed run; `record`: the metadata of
+    the weights.
+    """
+    origins = dict.fromkeys(SETTINGS, "default") | {"DATA.TARGET_MEAN": origin, "DATA.TARGET_STD": origin}
+    process = Process(CPU)
+    inputs = Inputs(LoadedConfig(config, origins, [], []), process, Precision(config, process.device))
+    inputs, train, val = measure_targets(replace(inputs, saved=saved or {}, record=record or {}), train, val)
+    return inputs.loaded, train, val
 
 
 def numbers_of(images: ImageSet) -> np.ndarray:

@@ -71,6 +71,8 @@ OF_TRAINING = {
     "class_weights": f"TRAIN.CLASS_WEIGHTS=auto TRAIN.SMOOTHING=0.1 {MIXES}",
     "binary_loss": f"TRAIN.LOSS=bce TRAIN.BCE_TARGET_THRESH=0.2 TRAIN.CLASS_WEIGHTS=auto {MIXES}",
     "several_labels": "DATA.DATASET=csv DATA.DATA_PATH=lists/labels.csv DATA.LABEL_SEPARATOR=|",
+    "numbers": f"DATA.DATASET=csv DATA.DATA_PATH=lists/numbers.csv TRAIN.OBJECTIVE=numbers {EMA} TRAIN.MIXUP_ALPHA=0.8"
+    " DATA.COLUMNS=[image_path,width,number]",
     # Teachers
     "soft_distillation": f"TRAIN.DISTILLATION_TYPE=soft TRAIN.DISTILLATION_TAU=2 {TEACHER} {EMA} {MIXES}",
     "hard_distillation": f"TRAIN.DISTILLATION_TYPE=hard {TEACHER} TRAIN.SIZE_SCHEDULE=[0:12,1:8]",
@@ -149,6 +151,10 @@ def write_data(folder: Path) -> None:
         "labels.csv": [
             "image_path,target",
             *(f"{path},{name}{'|small' * (index % 3 == 0)}" for index, (path, _, name) in enumerate(rows)),
+        ],
+        "numbers.csv": [
+            "image_path,width,number",
+            *(f"{path},{SIDES[index % 4][0]},{'' if index % 5 == 0 else index / 4}" for index, (path, *_) in enumerate(rows)),
         ],
     }
     for name, lines in texts.items():

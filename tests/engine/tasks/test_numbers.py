@@ -15,13 +15,10 @@ from hypothesis import strategies as st
 from scipy import special, stats
 from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 
-from configs.load import load
 from configs.schema import Config
 from datasets import Mixed, load_image_sets
 from engine.evaluation.scores import Best
 from engine.features.linear import LIKE_CONSTANT, SHARES, fit_ridge
-from engine.plan import Inputs, measure_targets
-from engine.precision import Precision
 from engine.predict.guesses import Measure
 from engine.predict.output import as_csv, as_json
 from engine.predict.predictor import Prediction
@@ -29,8 +26,8 @@ from engine.tasks import find_task
 from engine.tasks.number_figures import FIGURES, half_widths, measure
 from engine.tasks.numbers import Numbers
 from engine.train.loss import build_loss
-from tests.support.configs import CPU, replaced, small_config, write
-from tests.support.numbers import COLUMNS, images_with, number_settings, write_digits
+from tests.support.configs import CPU, replaced, small_config
+from tests.support.numbers import images_with, number_settings, numbers_of, standardize, write_digits
 from tests.support.properties import examples
 from tests.support.threads import Threads
 from utils.distributed import Process
@@ -449,32 +446,18 @@ def test_tables_of_predict_have_a_column_for_each_number_and_bound():
 # --- the settings of a run ---
 
 
-@pytest.mark.parametrize(
-    "origin, names, is_measured",
-    [
-        ("weights a.pth", COLUMNS, False),
-        ("weights a.pth", ("age", "weight"), True),
-        ("-opts", ("age", "weight"), False),
-    ],
-    ids=["weights of these numbers", "weights of others", "settings"],
-)
-def test_run_measures_its_targets_unless_its_settings_or_weights_have(here, origin, names, is_measured):
-    file, _ = write_digits(here, 40)
-    words = ["TRAIN.OBJECTIVE=numbers", f"DATA.DATA_PATH={file}", "DATA.DATASET=csv", "DATA.COLUMNS=[path,*]"]
-    loaded = load(["-cfg", write("{}"), "-opts", *words])
-    train, val = load_image_sets(loaded.config)
-    loaded = loaded.with_data({"TARGET_MEAN": (1.0, 2.0), "TARGET_STD": (3.0, 4.0)}, origin)
-    inputs = Inputs(loaded, Process(CPU), Precision(loaded.config, CPU), record={"class_names": [*names]})
-    changed, train, val = measure_targets(inputs, train, val)
-    means = train.meaning.batch(train.targets, 2).mean(0)
-    assert (changed.config.DATA.TARGET_MEAN == (1, 2)) is not is_measured
-    assert changed.loaded.origins["DATA.TARGET_STD"] == ("the training images" if is_measured else origin)
-    assert means.abs().max().item() == pytest.approx(0, abs=1e-5) if is_measured else means.abs().max() > 0.1
-    assert find_task(changed.config).mean.tolist() == [*changed.config.DATA.TARGET_MEAN]
+def test_task_of_a_run_has_the_scale_of_its_training_images(tmp_path):
+    file, numbers = write_digits(tmp_path, 40)
+    train, val = load_image_sets(number_settings(file))
+    loaded, train, val = standardize(number_settings(file), train, val)
+    task = find_task(loaded.config)
+    batch = train.meaning.batch(train.targets, 2)
+    np.testing.assert_allclose(task.in_units(batch.double().numpy()), numbers_of(train), rtol=1e-5, atol=1e-5)
+    assert batch.mean(0).abs().max() < 1e-5 and isinstance(task, Numbers)
 
 
 def test_targets_of_classes_need_no_measurement(tmp_path):
     config = small_config(tmp_path)
-    loaded = load(["-cfg", str(tmp_path / "small.yaml")])
-    inputs, sets = Inputs(loaded, Process(CPU), Precision(config, CPU)), load_image_sets(config)
-    assert measure_targets(inputs, *sets) == (inputs, *sets)
+    sets = load_image_sets(config)
+    loaded, *same = standardize(config, *sets)
+    assert loaded.config is config and [*sets] == same

@@ -182,6 +182,11 @@ def standardized(
     the same numbers. Otherwise both are measured. In evaluation they are 0 and 1 if they are unknown.
     """
     is_of_others = loaded.origins[MEAN].startswith("weights ") and record.get("class_names") != val.classes
+    if loaded.config.MODEL.NUM_CLASSES not in (None, len(val.classes)):
+        raise DataError(
+            f"MODEL.NUM_CLASSES is {loaded.config.MODEL.NUM_CLASSES}, but the data have {counted(len(val.classes), 'number')} "
+            f"({', '.join(val.classes)}); leave it out"
+        )
     if began.get(MEAN):
         loaded = _with_scale(loaded, began[MEAN], began[DEVIATION], "the checkpoint")
     elif train is not None and (is_of_others or not loaded.config.DATA.TARGET_MEAN):

@@ -68,7 +68,7 @@ class Numbers(Task):
         """
         outputs, targets = scores
         widths = half_widths(np.abs(outputs - targets).astype(np.float64) * self.deviation, SHARE)
-        if not any(widths):
+        if all(width is None for width in widths):
             return {"reason": f"{counted(len(outputs), 'validation image')} are too few for an interval of {SHARE:.0%}"}
         facts = {"interval": widths, "share": SHARE, "num_images": len(outputs), "chose_weights": self._compares}
         return {**facts, "figures": facts}
@@ -256,10 +256,13 @@ class NumberTally(Tally):
 
     def result(self, process: Process) -> NumberScores:
         loss, count, excluded = process.sum(self._sums).tolist()
-        found = self.per_image.gather(process).measured()
+        results = self.per_image.gather(process)
+        found, is_finite = results.measured(), np.isfinite(results.predicted).all()
         means = {key: mean_of(each[key].value for each in found) for key in (*FIGURES, "mae_of_mean")}
         low, high = (mean_of(getattr(each["mae"], side) for each in found) for side in ("low", "high"))
         counts = {"num_images": int(count), "num_excluded": int(excluded)}
+        if not is_finite:  # the mean of the other outputs would hide it
+            means = dict.fromkeys(means, math.nan)
         return NumberScores(loss / max(count, 1), **NO_ACCURACY, **counts, **means, mae_low=low, mae_high=high)
 
 

@@ -154,7 +154,10 @@ def write_data(folder: Path) -> None:
         ],
         "numbers.csv": [
             "image_path,width,number",
-            *(f"{path},{SIDES[index % 4][0]},{'' if index % 5 == 0 else index / 4}" for index, (path, *_) in enumerate(rows)),
+            *(
+                f"{path},{SIDES[index % 4][0]},{'' if index % 5 == 0 else index / 4}"
+                for index, (path, *_) in enumerate(rows)
+            ),
         ],
     }
     for name, lines in texts.items():

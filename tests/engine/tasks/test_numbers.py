@@ -141,7 +141,7 @@ def test_fewer_than_nine_numbers_give_no_interval():
     assert task.describe_answers(few) == ""
 
 
-@fault(reason="Numbers.calibrate takes a width of 0 for none")
+@fault(raises=KeyError, reason="Numbers.calibrate takes a width of 0 for none")
 def test_exact_predictions_have_an_interval_of_no_width():
     outputs = np.arange(20, dtype=np.float32)[:, None]
     assert Numbers(config_of((0.0,), (2.0,))).calibrate((outputs, outputs))["interval"] == [0.0]
@@ -261,7 +261,7 @@ def test_outputs_that_are_not_finite_rank_last(metric, value):
     assert_ranks_last((slice(None), slice(None)), value, metric)
 
 
-@fault(reason="NumberTally.result leaves the NaN of an output out of the mean")
+@fault(raises=AssertionError, reason="NumberTally.result leaves the NaN of an output out of the mean")
 @pytest.mark.parametrize("metric, value", [("mae", NAN), ("rmse", NAN), ("r2", NAN), ("r2", INF), ("spearman", INF)])
 @pytest.mark.parametrize("place", [(5, 0), (slice(None), 1)], ids=["image", "output"])
 def test_one_output_that_is_not_finite_ranks_all_last(metric, value, place):
@@ -307,7 +307,7 @@ def test_worst_images_are_those_with_the_largest_error_in_deviations():
     assert results.complete(Process(CPU), None).is_complete
 
 
-@fault(reason="Numbers.in_units has a mean for each column only")
+@fault(raises=ValueError, reason="Numbers.in_units has a mean for each column only")
 def test_more_outputs_than_columns_are_scored_by_their_columns():
     outputs, targets = outputs_and_targets()
     scores, _ = evaluated(Process(CPU), outputs, targets, config_of(MEAN, DEVIATION))

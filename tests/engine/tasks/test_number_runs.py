@@ -1,0 +1,249 @@
+"""Runs that learn numbers: their files, and every command that uses their weights."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from models.weights.torch_files import read_torch
+from tests.support.configs import SMALL
+from tests.support.numbers import write_digits
+from tests.support.runs import epochs_of, rows_of, run_folder, status_of, typed
+
+pytestmark = pytest.mark.slow
+
+COUNT, MISSING = 300, range(0, 300, 9)
+SETTINGS = SMALL.replace("digits", "csv")
+LEARNING = ("TRAIN.MODEL_EMA=true", "TRAIN.BASE_LR=3e-3")
+OPTIONS = ("TRAIN.OBJECTIVE=numbers", "DATA.COLUMNS=[path,digit,ink]")
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """Return a table of digits with their value and their ink."""
+    folder = tmp_path_factory.mktemp("digits")
+    (folder / "small.yaml").write_text(SETTINGS)
+    return write_digits(folder, COUNT, MISSING)[0]
+
+
+@pytest.fixture(scope="module")
+def train(table, tmp_path_factory):
+    """Return train(*options), which trains on the table and returns the folder of the run."""
+
+    def train(*options: str, flags: tuple = (), epochs: int = 3):
+        output = tmp_path_factory.mktemp("output")
+        words = [
+            "-cfg",
+            table.with_name("small.yaml"),
+            "-data_path",
+            table,
+            "-output",
+            output,
+            "-epochs",
+            epochs,
+            *flags,
+        ]
+        typed("main_single_gpu.py", *words, "-opts", *OPTIONS, "TRAIN.WARMUP_EPOCHS=0", *options).done()
+        return run_folder(output)
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def trained(train):
+    return train(*LEARNING, "REPORT=true", epochs=8)
+
+
+def test_figures_of_a_run_are_those_of_its_predictions(trained):
+    """In the log, metrics.csv, status.json, results.json and per_output.csv."""
+    rows = rows_of(trained / "predictions.csv")
+    true, predicted = (
+        np.array([[float(row[f"{name}{end}"] or "nan") for name in ("digit", "ink")] for row in rows])
+        for end in ("", "_predicted")
+    )
+    errors = np.nanmean(np.abs(predicted - true), 0)
+    outputs = rows_of(trained / "per_output.csv")
+    assert [float(row["mae"]) for row in outputs] == pytest.approx(errors, rel=1e-4)
+    assert sum(int(row["images"]) for row in outputs) == (~np.isnan(true)).sum() < true.size
+    best, results = status_of(trained)["best"], json.loads((trained / "results.json").read_text())
+    assert best["mae"] == results["value"] == pytest.approx(errors.mean(), rel=1e-4)
+    found = [row["eval_mae_ema" if results["weights"] == "ema" else "eval_mae"] for row in epochs_of(trained)]
+    assert min(found) == found[results["epoch"] - 1] == pytest.approx(errors.mean(), rel=1e-3)
+    assert "best validation MAE" in (trained / "log.txt").read_text()
+    assert all(row["train_top1"] is None and row["eval_top1"] is None for row in epochs_of(trained))
+
+
+def test_interval_has_nine_of_ten_validation_images(trained):
+    rows, halves = rows_of(trained / "predictions.csv"), read_torch(trained / "best.pth")["calibration"]["interval"]
+    for name, half in zip(("digit", "ink"), halves, strict=True):
+        errors = [abs(float(row[name]) - float(row[f"{name}_predicted"])) for row in rows if row[name]]
+        inside = sum(error <= half * 1.0001 for error in errors)
+        assert inside == math.ceil(0.9 * (len(errors) + 1))
+
+
+def test_report_shows_the_numbers(trained):
+    page = (trained / "report.html").read_text()
+    for text in (
+        "predicted against true numbers",
+        "Largest errors",
+        "MAE of the mean",
+        "ink: errors",
+        "validation MAE",
+    ):
+        assert text in page
+    assert "accuracy, %" not in page and "Calibration" not in page
+
+
+def test_evaluation_of_the_run_repeats_its_figures(trained, tmp_path):
+    said = typed("main_single_gpu.py", "-eval", "-pretrained", trained, "-output", tmp_path).done().stdout
+    results = json.loads((trained / "results.json").read_text())
+    assert f"{results['value']:.4g}" in said and "predicting the mean" in said and "2 numbers" in said
+    (folder,) = tmp_path.glob("eval-*")
+    assert (folder / "predictions.csv").read_text() == (trained / "predictions.csv").read_text()
+
+
+def test_predictions_and_exports_agree_with_the_validation_table(trained, table, tmp_path):
+    """The weights, a graph of images, a graph of photos and the weights for timm's format."""
+    name = rows_of(trained / "predictions.csv")[0]["image"]
+    expected = rows_of(trained / "predictions.csv")[0]
+    files = [trained / "best.pth", tmp_path / "a.safetensors", tmp_path / "a.onnx", tmp_path / "photo.onnx"]
+    for path in files[1:]:
+        flags = ["-photo"] if path.stem == "photo" else []
+        typed("scripts/export.py", files[0], "-output", path, *flags).done()
+    for path in files:
+        words = (path, table.parent / name, "-csv", tmp_path / "p.csv", "-json", tmp_path / "p.json")
+        said = typed("scripts/predict.py", *words).done().stdout
+        (row,) = rows_of(tmp_path / "p.csv")
+        values = [float(expected[f"{each}_predicted"]) for each in ("digit", "ink")]
+        assert [float(row["digit"]), float(row["ink"])] == pytest.approx(values, abs=0.05), path
+        assert float(row["digit_low"]) < values[0] < float(row["digit_high"])
+        (image,) = json.loads((tmp_path / "p.json").read_text())["images"]
+        assert [each["output"] for each in image["predictions"]] == ["digit", "ink"]
+        assert said.split("\t")[1] == "digit"
+
+
+def test_timms_folder_has_the_formula_in_its_card(trained, tmp_path):
+    typed("scripts/export.py", trained / "best.pth", "-output", tmp_path / "hub", "-to", "hf").done()
+    data = read_torch(trained / "best.pth")["config"]
+    formula = f"digit = output x {data['DATA.TARGET_STD'][0]!r} + {data['DATA.TARGET_MEAN'][0]!r}"
+    assert formula in (tmp_path / "hub" / "README.md").read_text()
+
+
+def test_page_has_the_names_and_intervals_of_the_numbers(trained, tmp_path):
+    typed("scripts/export.py", trained / "best.pth", "-output", tmp_path / "page", "-to", "web").done()
+    facts = json.loads((tmp_path / "page" / "model.json").read_text())
+    halves = read_torch(trained / "best.pth")["calibration"]["interval"]
+    assert (facts["numbers"], facts["classes"], facts["interval"]) == (True, ["digit", "ink"], halves)
+
+
+def test_int8_compares_errors(trained, tmp_path):
+    said = (
+        typed("scripts/export.py", trained / "best.pth", "-output", tmp_path / "a.onnx", "-int8", "-accept")
+        .done()
+        .stdout
+    )
+    assert said.count("MAE") == 2 and "standard deviations (95% interval" in said
+
+
+@pytest.mark.parametrize("flag", ["-top 2", "-into classes", "-unsure 0.5", "-unknown 0.9"])
+def test_flags_of_classes_are_refused(trained, table, flag):
+    photo = table.with_name("0.png")
+    typed("scripts/predict.py", trained, photo, *flag.split()).refused(flag.split()[0], "numbers, not classes")
+
+
+def test_runs_are_compared_by_the_errors_of_images(train, trained):
+    """A run without training is worse, by a paired test."""
+    other = train("TRAIN.MODEL_EMA=true", "TRAIN.BASE_LR=0")
+    ended = typed("scripts/compare.py", "-json", trained, other)
+    verdict = json.loads(ended.stdout)
+    assert (ended.returncode, verdict["verdict"], verdict["metric"]) == (4, "worse", "mae")
+    assert verdict["p"] < 0.01 and 0 < verdict["interval"][0] < verdict["difference"] < verdict["interval"][1]
+    said = typed("scripts/compare.py", trained, other).done().stdout
+    assert "best MAE" in said and "paired test with random signs" in said
+
+
+def test_weights_of_a_run_keep_their_scale_only_for_the_same_numbers(train, trained, tmp_path):
+    best = trained / "best.pth"
+    scale = read_torch(best)["config"]["DATA.TARGET_STD"]
+    same = read_torch(train("DATA.VAL_FRACTION=0.5", flags=("-pretrained", best), epochs=1) / "last.pth")
+    assert same["config"]["DATA.TARGET_STD"] == scale
+    other = read_torch(train("DATA.COLUMNS=[path,ink]", flags=("-pretrained", best), epochs=1) / "last.pth")
+    assert other["class_names"] == ["ink"] and other["config"]["DATA.TARGET_STD"] == pytest.approx(scale[1:], rel=0.1)
+
+
+def test_teacher_with_numbers_in_another_order_is_converted(train, trained):
+    """With the weight 1 for a teacher and no training, the loss is the mean squared difference to the teacher."""
+    options = ("TRAIN.DISTILLATION_TYPE=soft", "TRAIN.DISTILLATION_ALPHA=1", f"TRAIN.TEACHER_MODEL={trained}")
+    own = (f"MODEL.PRETRAINED={trained / 'best.pth'}", "TRAIN.BASE_LR=0")
+    alike = epochs_of(train(*options, *own, "MODEL.DROPOUT=0", epochs=1))[-1]
+    assert alike["train_loss"] == pytest.approx(0, abs=1e-6)
+    turned = epochs_of(train(*options, *own, "DATA.COLUMNS=[path,ink,digit]", "MODEL.DROPOUT=0", epochs=1))[-1]
+    assert turned["train_loss"] == pytest.approx(0, abs=1e-5)
+
+
+def test_teacher_of_classes_is_refused(table, tmp_path):
+    words = ["-cfg", table.with_name("small.yaml"), "-dataset", "digits", "-output", tmp_path, "-epochs", "1"]
+    typed("main_single_gpu.py", *words).done()
+    words = [
+        "-cfg",
+        table.with_name("small.yaml"),
+        "-data_path",
+        table,
+        "-opts",
+        *OPTIONS,
+        "TRAIN.DISTILLATION_TYPE=soft",
+    ]
+    teacher = f"TRAIN.TEACHER_MODEL={run_folder(tmp_path)}"
+    typed("main_single_gpu.py", *words, teacher).refused("TRAIN.TEACHER_MODEL", "TRAIN.OBJECTIVE")
+
+
+def test_check_describes_numbers_and_images_with_two_numbers(table, tmp_path):
+    rows = table.read_text().splitlines()
+    (tmp_path / "twice.csv").write_text("\n".join([*rows, rows[2].replace(",1,", ",8,")]) + "\n")
+    words = ["-check", "-cfg", table.with_name("small.yaml"), "-data_path", tmp_path / "twice.csv"]
+    said = typed("main_single_gpu.py", *words, "-opts", *OPTIONS, f"DATA.IMAGE_ROOT={table.parent}").stdout
+    assert "training: ink: " in said and "missing for" in said
+    assert "digit 1.0" in said and "digit 8.0" in said and "in two numbers" in said
+
+
+def test_doubtful_numbers_are_listed_first(table, tmp_path):
+    """Three digits with a wrong ink, judged by random features."""
+    lines = table.read_text().splitlines()
+    wrong = ("41", "82", "203")
+    for number in wrong:
+        path, digit, ink = lines[int(number) + 1].split(",")
+        lines[int(number) + 1] = f"{path},{digit},{float(ink) + 300}"
+    (tmp_path / "wrong.csv").write_text("\n".join(lines) + "\n")
+    torch.manual_seed(0)
+    words = (
+        "-cfg",
+        table.with_name("small.yaml"),
+        "-dataset",
+        "csv",
+        "-data_path",
+        tmp_path / "wrong.csv",
+        "-no_copies",
+    )
+    options = (*OPTIONS, f"DATA.IMAGE_ROOT={table.parent}")
+    run = typed(
+        "main_single_gpu.py",
+        *words[:2],
+        "-data_path",
+        table,
+        "-epochs",
+        1,
+        "-output",
+        tmp_path / "o",
+        "-opts",
+        *OPTIONS,
+    )
+    run.done()
+    weights = run_folder(tmp_path / "o") / "best.pth"
+    typed("scripts/labels.py", weights, *words, "-output", tmp_path / "found", "-opts", *options).done()
+    rows = [row for row in rows_of(tmp_path / "found" / "labels.csv") if row["suggestion"].startswith("ink")]
+    assert {row["image"] for row in rows[:3]} == {f"{number}.png" for number in wrong}
+    typed(
+        "scripts/labels.py", weights, *words[:6], "-apply", tmp_path / "found" / "labels.csv", "-opts", *options
+    ).refused("-apply", "CSV")

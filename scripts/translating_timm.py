@@ -7,11 +7,12 @@ import shlex
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from configs.arguments import add_argument
 from configs.load import load, to_yaml
 from configs.schema import Arguments as Kwargs
 from configs.translate.timm_arguments import ACCEPTED, CONVERTED, NOT_NEEDED, TIMM_ARGUMENTS
 from configs.values import BOOLS, SETTINGS, flatten, is_none
-from configs.yaml_files import Quoted, add_argument, read_file
+from configs.yaml_files import Quoted, read_file
 from engine.settings_of_weights import layer_from
 from models.kwargs import OF_A_MODEL
 from scripts.command_line import Parser

@@ -22,7 +22,7 @@ RATES = {
 }
 USE = """## Use
 
-{meaning} `config.json` has the names of the outputs and
+{meaning} `config.json` has the {names} and
 the image preprocessing.
 
 ```python
@@ -78,7 +78,8 @@ def model_card(subject: Subject) -> str:
     turn, upright = (TURN, "it is turned upright, and ") if subject.record["exif"] == "apply" else ("", "")
     mode = "L" if subject.config.DATA.IMAGE_CHANNELS == 1 else "RGB"
     prepare = PREPARE.format(turn=turn, background=subject.record["background"], mode=mode)
-    use = USE.format(meaning=meaning(subject), prepare=prepare, code=code, upright=upright)
+    names = "class names" if subject.config.task.has_classes else "names of the numbers"
+    use = USE.format(meaning=meaning(subject), names=names, prepare=prepare, code=code, upright=upright)
     parts = [
         f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---",
         f"# {shown(subject.name)}",

@@ -15,6 +15,7 @@ from datasets.fingerprint import data_facts
 from datasets.numbers import NumberTargets, measure
 from datasets.split import divide, new_record
 from tests.support.cases import cases_of, content_of, names_of
+from tests.support.configs import replaced
 from tests.support.numbers import (
     COLUMNS,
     images_with,
@@ -272,6 +273,14 @@ def test_scale_of_another_number_of_columns_is_refused(digits):
     for first in (train, None):
         with refused(DataError, "DATA.TARGET_MEAN", "1 number", 2, "digit", "ink", "DATA.TARGET_STD"):
             standardize(config, first, val)
+
+
+def test_number_of_outputs_must_be_that_of_the_columns(digits):
+    file, train, val = digits
+    config = replaced(number_settings(file), MODEL={"NUM_CLASSES": 3})
+    with refused(DataError, "MODEL.NUM_CLASSES", 3, "2 numbers", "digit", "ink"):
+        standardize(config, train, val)
+    standardize(replaced(config, MODEL={"NUM_CLASSES": 2}), train, val)
 
 
 # --- targets ---

@@ -18,8 +18,9 @@ from utils.errors import DataError
 from utils.text import counted, warning
 
 SEPARATOR = "\x1f"  # between the numbers of an image, as they are written
-MISSING = ("", "nan", "na", "null", "none")  # how programs write a number that is missing
+MISSING = ("", "nan", "na", "n/a", "#n/a", "<na>", "null", "none")  # how programs write a number that is missing
 NUM_STRATA, FEWEST_IN_STRATUM = 10, 10  # of a column, for a split; images in each of them
+LARGEST = 1e30  # larger numbers would overflow in float32
 FEWEST_ROWS = 10  # from this many rows on, a column that counts them is noticed
 
 
@@ -56,7 +57,8 @@ class NumberTargets(OneClass):
 
     def renumber(self, targets: np.ndarray, lookup: np.ndarray) -> tuple["NumberTargets", np.ndarray]:
         values = np.full((len(self.values), int(lookup.max()) + 1), np.nan)
-        values[:, lookup] = self.values
+        is_known = lookup >= 0
+        values[:, lookup[is_known]] = self.values[:, is_known]
         return NumberTargets(values), targets
 
     def allocate(self, count: int, num_classes: int, pinned: bool) -> Tensor:
@@ -76,12 +78,14 @@ class NumberTargets(OneClass):
     def strata(self, image_set: ImageSet) -> ImageSet:
         """Return the images with labels in place of numbers: for each output, the tenth of the images with near numbers."""
         names, columns = [], []
-        for output, name in enumerate(image_set.classes):
+        for name, output in sorted(
+            (name, output) for output, name in enumerate(image_set.classes)
+        ):  # in any order of columns
             values = self.values[:, output]
             of_images = np.sort(values[image_set.targets])
             of_images = of_images[~np.isnan(of_images)]
             number = min(NUM_STRATA, len(of_images) // FEWEST_IN_STRATUM)
-            starts = np.unique(of_images[np.arange(max(number, 1)) * len(of_images) // max(number, 1)][1:])
+            starts = np.unique(of_images[np.arange(1, number) * len(of_images) // max(number, 1)])
             places = np.searchsorted(starts, values, side="right")
             columns.append(np.where(np.isnan(values), -1, len(names) + places).tolist())
             ends = [-math.inf, *starts.tolist(), math.inf]
@@ -106,19 +110,21 @@ def joined(
                 remedy = "leave the cell empty if the number is missing, or correct it"
                 if parsed(cell.replace(",", ".", 1)) is not None:
                     remedy = f"write a decimal point, not a comma (columns are separated by {separator!r})"
-                raise DataError(f"{file}, line {line}: {name} is {shortened(cell)!r}, which is not a number; {remedy}")
+                raise DataError(
+                    f"{file}, line {line}: {name} is {shortened(cell)!r}, which is not a number of at most {LARGEST:g}; {remedy}"
+                )
     return [SEPARATOR.join(row) for row in zip(*values, strict=True)]
 
 
 def parsed(cell: str) -> float | None:
-    """Return the number in a cell, NaN if it is missing, or None if the cell is no finite number."""
+    """Return the number in a cell, NaN if it is missing, or None if the cell is no number of at most LARGEST."""
     if cell.lower() in MISSING:
         return math.nan
     try:
         value = float(cell) if "_" not in cell else math.inf
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
+    return value if abs(value) <= LARGEST else None
 
 
 class NumberColumns(OneLabel):
@@ -199,9 +205,16 @@ def standardized(
             f"{MEAN} has {counted(len(data.TARGET_MEAN), 'number')}, but the data have {len(val.classes)} "
             f"({', '.join(val.classes)}); leave it and {DEVIATION} out"
         )
-    pair = np.array(data.TARGET_MEAN), np.array(data.TARGET_STD)
-    parts = (each and each.with_facts(meaning=NumberTargets(each.meaning.values, *pair)) for each in (train, val))
-    return loaded, *parts
+    scale = np.array(data.TARGET_MEAN), np.array(data.TARGET_STD)
+    return loaded, *(each and _standardized(each, *scale) for each in (train, val))
+
+
+def _standardized(images: ImageSet, mean: np.ndarray, deviation: np.ndarray) -> ImageSet:
+    values = images.meaning.values
+    values = np.pad(
+        values, ((0, 0), (0, len(mean) - values.shape[1])), constant_values=np.nan
+    )  # columns that data lack
+    return images.with_facts(meaning=NumberTargets(values, mean, deviation))
 
 
 def _with_scale(loaded: Any, mean: Sequence[float], deviation: Sequence[float], origin: str) -> Any:

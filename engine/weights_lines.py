@@ -16,7 +16,7 @@ from engine.plan import Plan, TrainPlan
 from models.weights.load import differences
 from models.weights.metadata import ARCHITECTURE, is_imagenet_by_other_names, usual_images
 from utils.runs import changed_facts
-from utils.text import first_of, warning
+from utils.text import counted, first_of, warning
 
 
 def describe_evaluation(plan: EvalPlan) -> list[str]:
@@ -24,7 +24,9 @@ def describe_evaluation(plan: EvalPlan) -> list[str]:
     lines, names = [], plan.classes_of_weights
     number = np.count_nonzero(plan.eval_set.count_classes())
     if number < len(plan.classes) and (plan.inputs.kept or names == plan.classes):
-        lines.append(f"the validation images have {number} of the checkpoint's {len(plan.classes)} classes")
+        lines.append(
+            f"the validation images have {number} of the checkpoint's {counted(len(plan.classes), plan.config.task.noun)}"
+        )
     if names and names != plan.classes and not is_imagenet_by_other_names(plan.classes):
         lines.append(
             warning(

@@ -9,7 +9,7 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.index import ENDING, TEXT, IndexBuilder, index_paths, open_or_build
-from datasets.numbers import SEPARATOR, NumberTargets, describe_numbers, parsed, table_of
+from datasets.numbers import LARGEST, SEPARATOR, NumberTargets, describe_numbers, parsed, table_of
 from datasets.types import ImageSet
 from utils.errors import ConfigError, DataError
 
@@ -68,8 +68,8 @@ def _numbers_of(file: Path, table: Any, names: Sequence[str]) -> np.ndarray:
             raise DataError(
                 f"{file}: {name} has the type {column.type}, not numbers; name other columns in DATA.COLUMNS"
             ) from None
-        if np.isinf(values).any():
-            raise DataError(f"{file}, row {int(np.isinf(values).argmax())}: {name} is infinite; correct it")
+        if (is_wrong := np.abs(values) > LARGEST).any():
+            raise DataError(f"{file}, row {int(is_wrong.argmax())}: {name} is above {LARGEST:g}; correct it")
         columns.append(values)
     return np.stack(columns, 1)
 
@@ -104,18 +104,17 @@ def numbers_in_tars(
 
 def _read_tar(tar: Any, names: Sequence[str], images: Sequence[bytes]) -> list[bytes]:
     """Return the numbers of each image of a tar as a text of `joined`."""
-    found: dict[str, str] = {}
-    for member in tar.members():
-        key, ending = _key_of(member.name)
-        if ending in ("json", "cls") and member.size <= MOST_BYTES:
-            content = tar.read(member.offset, member.size)
-            found[key] = _text_of(f"{tar.title}: {member.name}", content, ending, names)
+    members = {_key_of(member.name): member for member in tar.members() if member.size <= MOST_BYTES}
     texts = []
     for image in images:
         key, _ = _key_of(name := image.decode(errors="surrogateescape"))
-        if key not in found:
+        # A .cls file beside a .json file is a class.
+        ending = next((ending for ending in ("json", "cls") if (key, ending) in members), None)
+        if ending is None:
             raise DataError(f"{tar.title}: the sample {name!r} has no numbers (.json or .cls); complete or remove it")
-        texts.append(found[key].encode())
+        member = members[key, ending]
+        content = tar.read(member.offset, member.size)
+        texts.append(_text_of(f"{tar.title}: {member.name}", content, ending, names).encode())
     return texts
 
 

@@ -22,6 +22,7 @@ class Interval(NamedTuple):
         return [each if math.isfinite(each) else None for each in self]
 
 
+@np.errstate(invalid="ignore", over="ignore")  # the outputs of a model that has diverged
 def measure(true: np.ndarray, predicted: np.ndarray, mean: float) -> dict[str, Interval]:
     """Return FIGURES, and the errors of a model that always predicts `mean`. float64 [N]; NaN where a number is missing."""
     known = ~np.isnan(true)

@@ -89,8 +89,6 @@ def half_widths(errors: np.ndarray, share: float) -> list[float | None]:
     return found
 
 
-def plain(value: float, digits: int = 6) -> str:
-    """Return a number for a table; empty if it is missing. With 17 digits, the shortest text of the same number."""
-    if not math.isfinite(value):
-        return ""
-    return repr(value).removesuffix(".0") if digits == 17 else f"{value:.{digits}g}"
+def plain(value: float) -> float | str:
+    """Return a number with six significant digits for a table, where a text with a minus sign would be a formula; or ""."""
+    return float(f"{value:.6g}") if math.isfinite(value) else ""

@@ -169,12 +169,12 @@ class NumberResults:
             )
         yield PER_OUTPUT, ("output", "images", *figures, "mae_of_mean", "rmse_of_mean"), rows
 
-    def _rows(self, image_set: ImageSet) -> Iterator[list[str]]:
+    def _rows(self, image_set: ImageSet) -> Iterator[list[float | str]]:
         exact = image_set.meaning.values  # `true` has the precision of float32
         for index, predicted in zip(self.indices.tolist(), self.predicted.tolist(), strict=True):
-            true = exact[image_set.targets[index]].tolist()
-            pairs = zip(true, predicted, strict=False)
-            yield [image_set.table_name(index), *(cell for a, b in pairs for cell in (plain(a, 17), plain(b)))]
+            true = ["" if math.isnan(value) else value for value in exact[image_set.targets[index]].tolist()]
+            pairs = zip(true, map(plain, predicted), strict=False)
+            yield [image_set.table_name(index), *(cell for pair in pairs for cell in pair)]
 
     def figures(self, image_set: ImageSet) -> dict[str, Any]:
         """Return {output: {figure: value}} for results.json."""

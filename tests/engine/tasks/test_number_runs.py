@@ -75,6 +75,16 @@ def test_figures_of_a_run_are_those_of_its_predictions(trained):
     assert all(row["train_top1"] is None and row["eval_top1"] is None for row in epochs_of(trained))
 
 
+def test_negative_numbers_are_no_formulas_in_the_tables(train, table):
+    """A text that starts with a minus sign would get an apostrophe."""
+    negative = table.with_name("negative.csv")
+    rows = [line.rpartition(",")[0] for line in table.read_text().splitlines()]
+    negative.write_text("\n".join(["path,cold", *(row.replace(",", ",-") for row in rows[1:])]) + "\n")
+    folder = train(f"DATA.DATA_PATH={negative}", "DATA.COLUMNS=[path,cold]", epochs=1)
+    cells = [row[name] for row in rows_of(folder / "predictions.csv") for name in ("cold", "cold_predicted")]
+    assert min(map(float, cells)) < -1
+
+
 def test_interval_has_nine_of_ten_validation_images(trained):
     rows, halves = rows_of(trained / "predictions.csv"), read_torch(trained / "best.pth")["calibration"]["interval"]
     for name, half in zip(("digit", "ink"), halves, strict=True):

@@ -290,10 +290,10 @@ def test_tables_have_the_exact_true_numbers_and_all_figures():
     assert (name, other) == ("predictions.csv", "per_output.csv")
     assert header == ("image", "age", "age_predicted", "ink", "ink_predicted")
     assert [*rows] == [
-        ["0.png", "0.1", "0.3", "3", "1"],
-        ["1.png", "1e-07", "2", "", "2"],
-        ["2.png", "123456789.25", "7.12346", "5", ""],
-        ["3.png", "-4", "1", "250", "-1e-09"],
+        ["0.png", 0.1, 0.3, 3, 1],
+        ["1.png", 1e-07, 2, "", 2],
+        ["2.png", 123456789.25, 7.12346, 5, ""],
+        ["3.png", -4, 1, 250, -1e-09],
     ]
     table = [dict(zip(columns, row, strict=True)) for row in outputs]
     assert [(row["output"], row["images"]) for row in table] == [("age", 4), ("ink", 3)]
@@ -303,7 +303,7 @@ def test_tables_have_the_exact_true_numbers_and_all_figures():
             titles = [f"{figure}{end}" for end in ("", "_low", "_high") if f"{figure}{end}" in row]
             assert len(titles) == (1 if "of_mean" in figure else 3)
             for title, value in zip(titles, found, strict=False):
-                assert row[title] == ("" if value is None else f"{value:.6g}")
+                assert row[title] == ("" if value is None else float(f"{value:.6g}"))
     assert table[0]["mae"] and table[1]["mae"] == "" and table[1]["mae_of_mean"]
 
 

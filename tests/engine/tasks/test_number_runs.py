@@ -32,20 +32,21 @@ def table(tmp_path_factory):
 def train(table, tmp_path_factory):
     """Return train(*options), which trains on the table and returns the folder of the run."""
 
-    def train(*options: str, flags: tuple = (), epochs: int = 3):
+    def train(*options: str, flags: tuple = (), epochs: int = 3, data=table):
         output = tmp_path_factory.mktemp("output")
         words = [
             "-cfg",
             table.with_name("small.yaml"),
             "-data_path",
-            table,
+            data,
             "-output",
             output,
             "-epochs",
             epochs,
             *flags,
         ]
-        typed("main_single_gpu.py", *words, "-opts", *OPTIONS, "TRAIN.WARMUP_EPOCHS=0", *options).done()
+        given = {word.partition("=")[0]: word for word in (*OPTIONS, "TRAIN.WARMUP_EPOCHS=0", *options)}
+        typed("main_single_gpu.py", *words, "-opts", *given.values()).done()
         return run_folder(output)
 
     return train
@@ -80,7 +81,7 @@ def test_negative_numbers_are_no_formulas_in_the_tables(train, table):
     negative = table.with_name("negative.csv")
     rows = [line.rpartition(",")[0] for line in table.read_text().splitlines()]
     negative.write_text("\n".join(["path,cold", *(row.replace(",", ",-") for row in rows[1:])]) + "\n")
-    folder = train(f"DATA.DATA_PATH={negative}", "DATA.COLUMNS=[path,cold]", epochs=1)
+    folder = train("DATA.COLUMNS=[path,cold]", epochs=1, data=negative)
     cells = [row[name] for row in rows_of(folder / "predictions.csv") for name in ("cold", "cold_predicted")]
     assert min(map(float, cells)) < -1
 

@@ -52,7 +52,7 @@ NUMBERS = (
     ),
     Refusal(
         "TRAIN.LOSS",
-        f"must be {', '.join(losses_of('numbers'))} with {{TRAIN.OBJECTIVE}} because other losses need classes",
+        f"must be {' or '.join(losses_of('numbers'))} with {{TRAIN.OBJECTIVE}} because other losses need classes",
         losses_of("numbers"),
     ),
     Refusal("DATA.LABEL_SEPARATOR", f"has no effect {NO_CLASSES}; name the columns in DATA.COLUMNS"),

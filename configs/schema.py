@@ -249,9 +249,9 @@ class Data:
         "For csv with several labels per image: the separator of labels in the column of classes, such as | in `cat|dog`; an empty cell means no labels. TRAIN.LOSS then defaults to bce, and TRAIN.BEST_METRIC to map.")
     COLUMNS: tuple[str, ...] = setting((), form=COLUMN_NAMES, only=Only("DATA.DATASET", "csv", "parquet", "shards"), help=
         "For csv and parquet: the column of paths (parquet: of images) and the column of classes; empty: image_path and target (parquet: image and label). For csv with several labels per image: the column of paths and one column per class, with 1 (or true) for images that have the label and 0 (or false) for others; * means all other columns. With TRAIN.OBJECTIVE numbers, the other columns (shards: keys of the .json files) have the numbers to predict.")
-    TARGET_MEAN: tuple[float, ...] = setting((), bounds=(-1e30, 1e30), role=MODEL, only=OF_NUMBERS, help=
+    TARGET_MEAN: tuple[float, ...] = setting((), bounds=(-1e30, 1e30), only=OF_NUMBERS, help=
         "With TRAIN.OBJECTIVE numbers: the mean of each number, which is subtracted from it in training. Empty: the mean of the training images, which is saved with the weights.")
-    TARGET_STD: tuple[float, ...] = setting((), bounds=(1e-30, 1e30), role=MODEL, only=OF_NUMBERS, help=
+    TARGET_STD: tuple[float, ...] = setting((), bounds=(1e-30, 1e30), only=OF_NUMBERS, help=
         "With TRAIN.OBJECTIVE numbers: the standard deviation of each number, by which it is divided in training. Empty: that of the training images, which is saved with the weights.")
     EXIF: Literal["apply", "ignore"] | None = setting(None, help=
         "apply: rotate photos as their EXIF orientation says; ignore: leave them as stored. Not set: apply for imagefolder, images, csv, shards and parquet, ignore for the data sets with published results.")

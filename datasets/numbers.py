@@ -19,7 +19,8 @@ from utils.text import counted, warning
 
 SEPARATOR = "\x1f"  # between the numbers of an image, as they are written
 MISSING = ("", "nan", "na", "n/a", "#n/a", "<na>", "null", "none")  # how programs write a number that is missing
-NUM_STRATA, FEWEST_IN_STRATUM = 10, 10  # of a column, for a split; images in each of them
+# The strata of a column for a split, and the images in each of them, times the number of columns.
+NUM_STRATA, FEWEST_IN_STRATUM = 10, 10
 LARGEST = 1e30  # larger numbers would overflow in float32
 FEWEST_ROWS = 10  # from this many rows on, a column that counts them is noticed
 
@@ -78,13 +79,12 @@ class NumberTargets(OneClass):
     def strata(self, image_set: ImageSet) -> ImageSet:
         """Return the images with labels in place of numbers: for each output, the tenth of the images with near numbers."""
         names, columns = [], []
-        for name, output in sorted(
-            (name, output) for output, name in enumerate(image_set.classes)
-        ):  # in any order of columns
+        by_name = sorted((name, output) for output, name in enumerate(image_set.classes))  # in any order of columns
+        for name, output in by_name:
             values = self.values[:, output]
             of_images = np.sort(values[image_set.targets])
             of_images = of_images[~np.isnan(of_images)]
-            number = min(NUM_STRATA, len(of_images) // FEWEST_IN_STRATUM)
+            number = min(NUM_STRATA, len(of_images) // (FEWEST_IN_STRATUM * len(by_name)))
             starts = np.unique(of_images[np.arange(1, number) * len(of_images) // max(number, 1)])
             places = np.searchsorted(starts, values, side="right")
             columns.append(np.where(np.isnan(values), -1, len(names) + places).tolist())
@@ -127,6 +127,15 @@ def parsed(cell: str) -> float | None:
     return value if abs(value) <= LARGEST else None
 
 
+def refuse_names(names: Sequence[str]) -> None:
+    """Raise DataError for names that tables of results would mistake for their other columns."""
+    taken = {"image", "image_path", *(f"{name}{end}" for name in names for end in ("_predicted", "_low", "_high"))}
+    if wrong := [name for name in names if name in taken]:
+        raise DataError(
+            f"DATA.COLUMNS: {wrong[0]} is also a column of the results; give this column of the data another name"
+        )
+
+
 class NumberColumns(OneLabel):
     """Columns of numbers. A label is the text of the numbers of a row, see `joined`."""
 
@@ -137,6 +146,7 @@ class NumberColumns(OneLabel):
         return False  # these are no numbers of classes
 
     def numbers(self, config: Config, lists: list[Labels]) -> tuple[list[np.ndarray], list[str]]:
+        refuse_names(self._columns)
         return [np.arange(len(each.written), dtype=np.int32) for each in lists], list(self._columns)
 
     def meanings(self, config: Config, lists: list[Labels], classes: list[str]) -> list[OneClass]:
@@ -184,44 +194,60 @@ def standardized(
     """Return the settings and the images with targets that have mean 0 and deviation 1 in training.
 
     `loaded`: the LoadedConfig of the run; `began`: the settings with which a resumed run began, whose mean and deviation
-    stay, also if images were added; `record`: the metadata of the weights, whose mean and deviation count if they predict
-    the same numbers. Otherwise both are measured. In evaluation they are 0 and 1 if they are unknown.
+    stay, also if images were added; `record`: the metadata of the weights, whose mean and deviation count for the numbers
+    that they predict. Those of other numbers are measured; in evaluation they are 0 and 1.
     """
-    is_of_others = loaded.origins[MEAN].startswith("weights ") and record.get("class_names") != val.classes
-    if loaded.config.MODEL.NUM_CLASSES not in (None, len(val.classes)):
+    names, config = val.classes, loaded.config
+    if config.MODEL.NUM_CLASSES not in (None, len(names)):
         raise DataError(
-            f"MODEL.NUM_CLASSES is {loaded.config.MODEL.NUM_CLASSES}, but the data have {counted(len(val.classes), 'number')} "
-            f"({', '.join(val.classes)}); leave it out"
+            f"MODEL.NUM_CLASSES is {config.MODEL.NUM_CLASSES}, but the data have {counted(len(names), 'number')} "
+            f"({', '.join(names)}); leave it out"
         )
-    if began.get(MEAN):
+    train, val = (each and _with_columns(each, len(names)) for each in (train, val))
+    if not config.DATA.TARGET_MEAN and began.get(MEAN):
         loaded = _with_scale(loaded, began[MEAN], began[DEVIATION], "the checkpoint")
-    elif train is not None and (is_of_others or not loaded.config.DATA.TARGET_MEAN):
-        loaded = _with_scale(loaded, *measure(loaded.config, train), "the training images")
+    elif not config.DATA.TARGET_MEAN:
+        known = _scale_of_weights(record)
+        if train is not None:
+            known = dict(zip(names, zip(*mean_and_deviation(config, train), strict=True), strict=True)) | known
+        if known:
+            origin = "the training images" if train is not None else "the weights"
+            scale = [known.get(name, (0.0, 1.0)) for name in names]
+            loaded = _with_scale(loaded, *zip(*scale, strict=True), origin)
     data = loaded.config.DATA
     if not data.TARGET_MEAN:
         return loaded, train, val
-    if len(data.TARGET_MEAN) != len(val.classes):
+    if len(data.TARGET_MEAN) != len(names):
         raise DataError(
-            f"{MEAN} has {counted(len(data.TARGET_MEAN), 'number')}, but the data have {len(val.classes)} "
-            f"({', '.join(val.classes)}); leave it and {DEVIATION} out"
+            f"{MEAN} has {counted(len(data.TARGET_MEAN), 'number')}, but the data have {len(names)} "
+            f"({', '.join(names)}); leave it and {DEVIATION} out"
         )
     scale = np.array(data.TARGET_MEAN), np.array(data.TARGET_STD)
-    return loaded, *(each and _standardized(each, *scale) for each in (train, val))
+    parts = (each and each.with_facts(meaning=NumberTargets(each.meaning.values, *scale)) for each in (train, val))
+    return loaded, *parts
 
 
-def _standardized(images: ImageSet, mean: np.ndarray, deviation: np.ndarray) -> ImageSet:
-    values = images.meaning.values
-    values = np.pad(
-        values, ((0, 0), (0, len(mean) - values.shape[1])), constant_values=np.nan
-    )  # columns that data lack
-    return images.with_facts(meaning=NumberTargets(values, mean, deviation))
+def _with_columns(images: ImageSet, count: int) -> ImageSet:
+    """Return images with this number of columns. Those that the data lack have no numbers."""
+    lacking = count - images.meaning.values.shape[1]
+    values = np.pad(images.meaning.values, ((0, 0), (0, lacking)), constant_values=np.nan)
+    return images.with_facts(meaning=NumberTargets(values))
+
+
+def _scale_of_weights(record: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    """Return {name: (mean, deviation)} of the numbers that weights of a run predict."""
+    config = record.get("config", {})
+    if config.get("TRAIN.OBJECTIVE") != "numbers" or not config.get(MEAN):
+        return {}
+    pairs = zip(config[MEAN], config[DEVIATION], strict=True)
+    return dict(zip(record.get("class_names", ()), pairs, strict=False))
 
 
 def _with_scale(loaded: Any, mean: Sequence[float], deviation: Sequence[float], origin: str) -> Any:
     return loaded.with_data({"TARGET_MEAN": tuple(mean), "TARGET_STD": tuple(deviation)}, origin)
 
 
-def measure(config: Config, train: ImageSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def mean_and_deviation(config: Config, train: ImageSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation of each column over the training images."""
     counts = count_classes(train.targets, len(train.meaning.values))
     means, deviations = [], []

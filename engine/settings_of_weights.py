@@ -14,7 +14,13 @@ from utils.errors import ConfigError
 # Settings that are not taken over from a run. An evaluation, or a new run from its weights, has its own machine, cache
 # and folder. A new run also has its own classes and its own way to adapt the weights.
 OWN = {*of_role(MACHINE), "SAVE", "MODEL.PRETRAINED", "DATA.CACHE"}
-ADAPTED = {"MODEL.NUM_CLASSES", "MODEL.FREEZE", *(key for key in SETTINGS if key.startswith("MODEL.LORA."))}
+ADAPTED = {
+    "MODEL.NUM_CLASSES",
+    "DATA.TARGET_MEAN",
+    "DATA.TARGET_STD",
+    "MODEL.FREEZE",
+    *(key for key in SETTINGS if key.startswith("MODEL.LORA.")),
+}
 NOT_TAKEN = {"-resume": set(), "-eval": OWN, "-pretrained": OWN | ADAPTED}
 # If one of these settings is given, the command line defines the model. Otherwise the weights define it.
 MODEL_SETTINGS = ("MODEL.TYPE", *(f"MODEL.{name}" for name in VIT_FIELDS))

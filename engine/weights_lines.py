@@ -92,11 +92,7 @@ def compare_with_weights(plan: Plan) -> list[str]:
     is_resumed = is_run(plan.inputs.saved) and not plan.config.START.EVAL
     if weights is None or is_resumed:  # a resumed run keeps its settings
         return []
-    texts = {
-        key: text
-        for key, text in weights.texts.items()
-        if key.startswith("DATA.") and not key.startswith("DATA.TARGET_")
-    }
+    texts = {key: text for key, text in weights.texts.items() if key.startswith("DATA.")}
     theirs = {key: plain(convert(SETTINGS[key], text, weights.origin)) for key, text in texts.items()}
     # A different image size is deliberate. The code that resizes the weights logs it.
     chosen = () if plan.config.START.EVAL else ("DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS")

@@ -336,7 +336,7 @@ def read_alike(sources: list, key: str | None) -> list[Part]:
             "weights": {name: tuple(tensor.shape) for name, tensor in part.weights.items()},
             "classes": list(part.facts["class_names"]),
             "image preparation": part.facts["data"],
-            "standardization": [part.facts["config"].get(f"DATA.TARGET_{name}") for name in ("MEAN", "STD")],
+            "standardization": [part.facts["config"].get(f"DATA.TARGET_{name}") or [] for name in ("MEAN", "STD")],
         }
 
     parts = [read_part(source, NEEDED, key) for source in sources]

@@ -23,7 +23,7 @@ RARE = tuple(
     models.transforms.float8 models.transforms.operator_lists datasets.cache datasets.native_aspect
     datasets.sources.remote datasets.sources.unlabelled engine.train.budget engine.train.distillation
     engine.train.profiler engine.train.timm_optimizers engine.tasks.labels engine.tasks.features
-    engine.tasks.feature_training engine.tasks.numbers engine.tasks.number_figures engine.train.number_loss
+    engine.tasks.feature_training engine.tasks.numbers engine.train.number_loss
     engine.evaluation.other_scores datasets.label_sets datasets.numbers datasets.sources.table_numbers
     engine.features.number_doubts engine.report.numbers scripts.labelling.numbers engine.confidence.calibration
     engine.confidence.unknown engine.predict.attention_maps engine.export engine.record.trackers engine.report

@@ -347,8 +347,9 @@ def read_from(folder: ShardFolder, config: Config) -> tuple[ImageSet | None, Ima
     """Return training and validation shards of this folder, or all shards and None."""
     has_numbers = config.TRAIN.OBJECTIVE == "numbers"
     if has_numbers:
-        from datasets.sources.table_numbers import numbers_in_tars, with_notes, with_numbers
+        from datasets.sources.table_numbers import numbers_in_tars, refuse_tars, with_notes, with_numbers
 
+        refuse_tars(config, folder)
         folder.has_labels = False  # classes
     tars = folder.find_tars()
     parts = choose_parts(tars)

@@ -9,7 +9,7 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.index import ENDING, TEXT, IndexBuilder, index_paths, open_or_build
-from datasets.numbers import LARGEST, SEPARATOR, NumberTargets, describe_numbers, parsed, table_of
+from datasets.numbers import LARGEST, SEPARATOR, NumberTargets, describe_numbers, parsed, refuse_names, table_of
 from datasets.types import ImageSet
 from utils.errors import ConfigError, DataError
 
@@ -19,6 +19,7 @@ MOST_BYTES = 1 << 20  # a larger .json file has no numbers
 
 def with_numbers(images: ImageSet, names: Sequence[str], values: np.ndarray) -> ImageSet:
     """Return images with these numbers: float64 [N, outputs], NaN where one is missing."""
+    refuse_names(names)
     facts = {"labels_are_numbers": False, "classes_are_names": True, "classes": list(names)}
     return images.with_facts(targets=np.arange(len(images), dtype=np.int32), meaning=NumberTargets(values), **facts)
 
@@ -63,18 +64,26 @@ def _numbers_of(file: Path, table: Any, names: Sequence[str]) -> np.ndarray:
     for name in names:
         column = table.column(name)
         try:
-            values = column.cast(pyarrow.float64()).to_numpy()
+            values = column.cast(pyarrow.float64(), safe=False).to_numpy()
         except pyarrow.ArrowException:
             raise DataError(
                 f"{file}: {name} has the type {column.type}, not numbers; name other columns in DATA.COLUMNS"
             ) from None
         if (is_wrong := np.abs(values) > LARGEST).any():
-            raise DataError(f"{file}, row {int(is_wrong.argmax())}: {name} is above {LARGEST:g}; correct it")
+            raise DataError(f"{file}, row {int(is_wrong.argmax())}: {name} is {values[is_wrong][0]:g}; correct it")
         columns.append(values)
     return np.stack(columns, 1)
 
 
 # --- tars ---
+
+
+def refuse_tars(config: Config, folder: Any) -> None:
+    """Raise ConfigError for tars on a server, and for columns without names. `folder`: a ShardFolder."""
+    if folder.drops_tars:
+        raise ConfigError("DATA.DATA_PATH: numbers are not read from a server; copy the tars to this machine")
+    if config.DATA.COLUMNS[1:] == ("*",):
+        raise ConfigError("DATA.COLUMNS: name the keys of the numbers in the .json files of the tars, in place of *")
 
 
 def numbers_in_tars(
@@ -85,10 +94,6 @@ def numbers_in_tars(
     `folder`, `table`, `tars`: see ShardFolder, ShardTable and ShardTar in shards.py.
     """
     names = list(config.DATA.COLUMNS[1:]) or [LABEL]
-    if folder.drops_tars:
-        raise ConfigError("DATA.DATA_PATH: numbers are not read from a server; copy the tars to this machine")
-    if names == ["*"]:
-        raise ConfigError("DATA.COLUMNS: name the keys of the numbers in the .json files of the tars, in place of *")
 
     def build(builder: IndexBuilder) -> dict:
         for place, tar in enumerate(tars):
@@ -131,6 +136,8 @@ def _text_of(where: str, content: bytes, ending: str, names: Sequence[str]) -> s
         found = json.loads(content) if ending == "json" else content.decode().strip()
     except (ValueError, RecursionError):
         raise DataError(f"{where} is not JSON; correct or remove the sample") from None
+    if isinstance(found, dict) and not any(name in found for name in names):
+        raise DataError(f"{where} has the keys {', '.join(found)}, not {', '.join(names)}; name them in DATA.COLUMNS")
     values = [found.get(name) for name in names] if isinstance(found, dict) else [found]
     cells = ["" if value is None else str(value) for value in values]
     if len(cells) != len(names) or any(parsed(cell) is None for cell in cells):

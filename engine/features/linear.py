@@ -57,31 +57,36 @@ def fit_ridge(features: Tensor, targets: Tensor) -> LinearClassifier:
 
     Each column has the penalty with the smallest leave-one-out error, which has a closed form.
     """
-    targets, columns = targets.double(), []
-    for column in targets.T:
-        known = column.isfinite()
-        columns.append(_fit_column(features[known].double(), column[known]))
-    weights, biases = zip(*columns, strict=True)
-    return LinearClassifier(torch.stack(weights), torch.stack(biases))
+    targets = targets.double()
+    weight, bias = (
+        features.new_zeros(targets.shape[1], features.shape[1], dtype=torch.float64),
+        targets.new_zeros(targets.shape[1]),
+    )
+    patterns, of_columns = targets.isfinite().T.unique(dim=0, return_inverse=True)
+    for number, known in enumerate(patterns):  # columns with the same missing numbers share a decomposition
+        columns = torch.nonzero(of_columns == number)[:, 0]
+        weight[columns], bias[columns] = _fit_columns(features[known].double(), targets[known][:, columns])
+    return LinearClassifier(weight, bias)
 
 
-def _fit_column(features: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weights [D] and the bias for one number of each image."""
-    count = len(target)
+def _fit_columns(features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weights [C, D] and the biases [C] for the numbers of images, of which none is missing."""
+    count = len(targets)
     mean, deviation = features.mean(0), features.std(0, correction=0)
     deviation = deviation.clamp(min=LIKE_CONSTANT * float(deviation.mean()) or 1.0)
-    rows, values, columns = torch.linalg.svd((features - mean) / deviation, full_matrices=False)
-    along, squares = rows.T @ (target - target.mean()), values.square()
-    found = []
+    rows, values, directions = torch.linalg.svd((features - mean) / deviation, full_matrices=False)
+    centred, squares = targets - targets.mean(0), values.square()
+    along, errors, weights = rows.T @ centred, [], []
     for share in SHARES:
         penalty = share * squares.sum() / count + 1e-12
         kept = squares / (squares + penalty)
         # How much each image's own number contributes to its prediction. Without this part, the error is exact.
-        own = (1 / count + rows.square() @ kept).clamp(max=0.999)
-        errors = (target - target.mean() - rows @ (kept * along)) / (1 - own)
-        found.append((float(errors.square().mean()), share, columns.T @ (along * values / (squares + penalty))))
-    weight = min(found, key=lambda each: each[:2])[2] / deviation
-    return weight, target.mean() - weight @ mean
+        own = (1 / count + rows.square() @ kept).clamp(max=0.999)[:, None]
+        errors.append(((centred - rows @ (kept[:, None] * along)) / (1 - own)).square().mean(0))
+        weights.append(directions.T @ (along * (values / (squares + penalty))[:, None]))
+    best = torch.stack(errors).argmin(0)
+    weight = torch.stack(weights)[best, :, torch.arange(targets.shape[1])] / deviation
+    return weight, targets.mean(0) - weight @ mean
 
 
 @torch.no_grad()

@@ -75,7 +75,8 @@ def score(
     if text := trainer.process.first(lambda: describe_doubts(train.targets, plan.num_classes, train.joined)):
         saves.log.say(f"training images: {text}; after the run: {command('scripts/labels.py', saves.folder)}")
     saves.save(metric=found.scores.value, extra_names=[BEST])
-    note_start(saves, found.scores, seconds, ", by a linear classifier of the pretrained features")
+    model = "classifier" if plan.config.task.has_classes else "model"
+    note_start(saves, found.scores, seconds, f", by a linear {model} of the pretrained features")
 
 
 def fit(saves: Saves, layers: list[nn.Module], stop: StopSignal) -> ImageFeatures | None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from engine.tasks.number_figures import decimals_of
 from utils.text import csv_cell, one_line
 
 PER_CLASS = ("class", "probability")  # the columns of the CSV table for each predicted class
@@ -46,22 +47,28 @@ class Measure(NamedTuple):
     value: float
     half: float | None
 
+    def text(self, value: float) -> str:
+        """Return a number with three digits of the width of the interval, or five of the number if there is none."""
+        return f"{value:.{max(decimals_of(self.half, 3), 0)}f}" if self.half else f"{value:.5g}"
+
     @property
     def bounds(self) -> tuple[float, ...]:
         return () if self.half is None else (self.value - self.half, self.value + self.half)
 
     @property
     def line(self) -> str:
-        ends = " to ".join(f"{each:.4g}" for each in self.bounds)
-        return "\t".join([one_line(self.name), f"{self.value:.4g}", *filter(None, [ends])])
+        ends = " to ".join(self.text(each) for each in self.bounds)
+        return "\t".join([one_line(self.name), self.text(self.value), *filter(None, [ends])])
 
     @property
     def caption(self) -> str:
-        return f"{self.name} {self.value:.4g}"
+        return f"{self.name} {self.text(self.value)}"
 
     @property
     def cells(self) -> list[str]:
-        return [f"{each:.6g}" for each in (self.value, *self.bounds)]
+        if not self.half:
+            return [f"{each:.8g}" for each in (self.value, *self.bounds)]
+        return [f"{round(each, decimals_of(self.half, 6)):.15g}" for each in (self.value, *self.bounds)]
 
     @property
     def record(self) -> dict[str, Any]:

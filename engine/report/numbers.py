@@ -11,7 +11,7 @@ from engine.record.saved_files import read_json, read_table, to_number
 from engine.record.saved_run import SavedRun
 from engine.report.plot import DPI, MARGINS, SIZE
 from engine.tasks.class_tables import PREDICTIONS
-from engine.tasks.number_figures import FIGURES
+from engine.tasks.number_figures import FIGURES, PREDICTED
 from engine.tasks.numbers import PER_OUTPUT, PER_OUTPUT_KEY
 from utils.text import counted
 
@@ -63,7 +63,7 @@ def _drawings(run: SavedRun, names: list[str]) -> Iterator[tuple[bytes, str]]:
     """Yield pictures of the first outputs as PNG, with their descriptions."""
     rows = read_table(run.folder / PREDICTIONS)
     for name in names[:MOST_OUTPUTS]:
-        pairs = [(to_number(row[name]), to_number(row[f"{name}_predicted"])) for row in rows]
+        pairs = [(to_number(row[name]), to_number(row[f"{name}{PREDICTED}"])) for row in rows]
         known = np.array([each for each in pairs if None not in each], np.float64).reshape(-1, 2)
         if len(known):
             yield from _pictures(name, *known.T)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+PREDICTED = "_predicted"  # the end of the names of columns with predicted numbers
 FIGURES = ("mae", "rmse", "r2", "spearman")
 DEVIATIONS = 1.96  # half of a 95% interval, in standard errors
 
@@ -92,3 +93,8 @@ def half_widths(errors: np.ndarray, share: float) -> list[float | None]:
 def plain(value: float) -> float | str:
     """Return a number with six significant digits for a table, where a text with a minus sign would be a formula; or ""."""
     return float(f"{value:.6g}") if math.isfinite(value) else ""
+
+
+def decimals_of(width: float, digits: int) -> int:
+    """Return the decimal places that show so many digits of a width. Numbers with a large mean need more digits than it."""
+    return digits - 1 - math.floor(math.log10(width))

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config
-from datasets import ImageSet
+from datasets import ImageSet, Mixed
 from engine.evaluation.all_scores import AllScores
 from engine.evaluation.other_scores import NO_ACCURACY, OtherScores
 from engine.evaluation.scores import format_value
 from engine.evaluation.tally import Tally, widen
 from engine.tasks.class_tables import PREDICTIONS
-from engine.tasks.number_figures import FIGURES, Interval, half_widths, measure, plain
+from engine.tasks.number_figures import FIGURES, PREDICTED, Interval, decimals_of, half_widths, measure, plain
 from engine.tasks.task import Task
 from engine.train.number_loss import NumberLoss
 from utils.distributed import Process
@@ -114,7 +114,7 @@ class Numbers(Task):
         return float(self.cost(before, after).max())
 
     def captions(self, targets: Any, names: Sequence[str]) -> list[str]:
-        if hasattr(targets, "share"):
+        if isinstance(targets, Mixed):
             targets = torch.lerp(targets.second, targets.first, targets.share[:, None])
         rows = self.in_units(targets.double().numpy()).tolist()
         return [describe_row(zip(names, row, strict=False)) for row in rows]
@@ -153,7 +153,7 @@ class NumberResults:
     def tables(self, image_set: ImageSet) -> Iterator[tuple[str, Sequence[str], Iterable[Sequence]]]:
         """Yield name, header and rows of each table."""
         names = image_set.classes
-        columns = [f"{name}{what}" for name in names for what in ("", "_predicted")]
+        columns = [f"{name}{what}" for name in names for what in ("", PREDICTED)]
         yield PREDICTIONS, ("image", *columns), self._rows(image_set)
         figures = [title for name in FIGURES for title in (name, f"{name}_low", f"{name}_high")]
         rows = []
@@ -171,9 +171,13 @@ class NumberResults:
 
     def _rows(self, image_set: ImageSet) -> Iterator[list[float | str]]:
         exact = image_set.meaning.values  # `true` has the precision of float32
-        for index, predicted in zip(self.indices.tolist(), self.predicted.tolist(), strict=True):
-            true = ["" if math.isnan(value) else value for value in exact[image_set.targets[index]].tolist()]
-            pairs = zip(true, map(plain, predicted), strict=False)
+        widths = np.broadcast_to(self.task.deviation, self.predicted.shape[1:])
+        columns = zip(self.predicted.T, widths.tolist(), strict=True)
+        rounded = np.stack([np.round(column, decimals_of(width, 6)) for column, width in columns], axis=1)
+        for index, predicted in zip(self.indices.tolist(), rounded.tolist(), strict=True):
+            true = exact[image_set.targets[index]].tolist()
+            cells = (["" if math.isnan(value) else value for value in row] for row in (true, predicted))
+            pairs = zip(*cells, strict=False)
             yield [image_set.table_name(index), *(cell for pair in pairs for cell in pair)]
 
     def figures(self, image_set: ImageSet) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from configs.schema import Config
-from datasets import BadImages, EvalData, ImageSet
+from datasets import BadImages, EvalData, ImageSet, Mixed
 from engine.evaluation.evaluate import Evaluation, Inference, evaluate
 from engine.evaluation.tally import Scoring, Tally
 from engine.train.loss import StepWrapper
@@ -45,7 +45,7 @@ class Task:
 
     def captions(self, targets: Any, names: Sequence[str]) -> list[str]:
         """Return what each image of a training batch shows, on the host. `names`: of the outputs."""
-        if not hasattr(targets, "share"):
+        if not isinstance(targets, Mixed):
             return [_names_of(target, names) for target in targets]
         rows = zip(targets.first, targets.second, targets.share.tolist(), strict=True)
         return [

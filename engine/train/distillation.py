@@ -82,7 +82,7 @@ class Teacher(nn.Module):
         return logits if self.units is None else logits.float() * self.units[0] + self.units[1]
 
     def set_units(self, own: Data, student: Data) -> None:
-        """Return numbers that are standardized as those of the student are."""
+        """Standardize the numbers as those of the student are."""
         theirs, ours = (
             torch.tensor([each.TARGET_STD, each.TARGET_MEAN], dtype=torch.float64) for each in (own, student)
         )
@@ -176,7 +176,7 @@ def _of_run(config: Config, path: str, record: dict) -> TeacherSource:
     if config.TRAIN.TEACHER_PRETRAINED:
         raise ConfigError(f"{WEIGHTS_KEY} is set, but {KEY}, {path}, contains weights; remove one of these settings")
     then = unflatten(settings)
-    if then.task.noun != config.task.noun:
+    if config.TRAIN.DISTILLATION_TYPE != "none" and then.task.noun != config.task.noun:
         raise ConfigError(f"{KEY}: {path} was trained for another task (TRAIN.OBJECTIVE); {REMEDY}")
     if then.DATA.IMAGE_CHANNELS != config.DATA.IMAGE_CHANNELS:
         raise ConfigError(

@@ -23,7 +23,9 @@ class NumberLoss:
     def __call__(self, outputs: Tensor, targets: Tensor | Mixed) -> Tensor:
         """Return the mean over the images. A mixed image has the mixed number."""
         if isinstance(targets, Mixed):
-            targets = torch.lerp(targets.second, targets.first, targets.share.to(targets.first)[:, None])
+            first, share = targets.first, targets.share.to(targets.first)[:, None]
+            mixed = torch.lerp(targets.second, first, share)
+            targets = torch.where(share == 1, first, mixed)  # the number of a partner without a share may be missing
         return self.of_images(outputs, targets).mean()
 
     def of_images(self, outputs: Tensor, targets: Tensor) -> Tensor:

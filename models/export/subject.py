@@ -66,7 +66,8 @@ class Subject:
     def in_units(self, model: nn.Module) -> nn.Module:
         """Return a model that returns numbers in the units of the data; for classes, the model itself."""
         data = self.config.DATA
-        return InUnits(model, data.TARGET_MEAN, data.TARGET_STD).eval() if data.TARGET_MEAN else model
+        has_scale = data.TARGET_MEAN and not self.config.task.has_classes
+        return InUnits(model, data.TARGET_MEAN, data.TARGET_STD).eval() if has_scale else model
 
     @property
     def example(self) -> Tensor:

@@ -64,7 +64,11 @@ def load_pretrained(
         half = (torch.float16, torch.bfloat16)
         state = {name: tensor.float() if tensor.dtype in half else tensor for name, tensor in weights.state.items()}
         with naming_damage(path or source):
-            lines += _fit_heads(model, state, theirs or [], classes, needs_head, "zeros" if zeros else "random weights")
+            reason = "" if needs_head else _why_other_task(weights.record, settings or {})
+            if reason:
+                state = without_heads(model, state)
+            start = "zeros" if zeros else "random weights"
+            lines += _fit_heads(model, state, [] if reason else theirs or [], classes, needs_head, start, reason)
         state = _fit_image_size(model, state, lines)
         _fit_channels(model, state, lines)
         changed = differences(weights.record, settings, ARCHITECTURE) if settings else []
@@ -79,11 +83,17 @@ def load_pretrained(
 
 
 def _fit_heads(
-    model: nn.Module, state: dict[str, Tensor], theirs: list[str], mine: Sequence[str], needs_head: bool, start: str
+    model: nn.Module,
+    state: dict[str, Tensor],
+    theirs: list[str],
+    mine: Sequence[str],
+    needs_head: bool,
+    start: str,
+    why_missing: str = "",
 ) -> list[str]:
     """Order the classifiers' rows by class names, and remove classifiers that do not fit. Return lines for the user.
 
-    `start` says how a removed classifier starts.
+    `start` says how a removed classifier starts; `why_missing`: why all of them were removed.
     """
     heads, own = list(output_layers(model)), model.state_dict()
     named = [head for head in heads if f"{head}.weight" in state and len(state[f"{head}.weight"]) >= len(theirs)]
@@ -96,7 +106,7 @@ def _fit_heads(
     for head in heads:
         key = f"{head}.weight"
         if key not in state:
-            reason = "" if by_name else "the file has none"
+            reason = "" if by_name else why_missing or "the file has none"
         elif dropped:
             reason = "the classifier in the file has a hidden layer, which timm's model does not have"
         elif len(state[key]) != len(own[key]):
@@ -114,6 +124,19 @@ def _fit_heads(
     for name in dropped:
         del state[name]
     return lines + by_name
+
+
+def _why_other_task(record: dict, settings: dict) -> str:
+    """Return why the classifier of the weights is of no use: only one of both predicts numbers, or an empty string."""
+    key = "TRAIN.OBJECTIVE"
+    here, there = settings.get(key), record.get("config", {}).get(key, "classes")
+    is_other = here is not None and here != there and "numbers" in (here, there)
+    return f"the weights were trained for {there}, not for {here} ({key})" * is_other
+
+
+def without_heads(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    heads = tuple(f"{name}." for name in classifier_names(model))
+    return {name: tensor for name, tensor in state.items() if not name.startswith(heads)}
 
 
 def _match_classes(

@@ -18,6 +18,7 @@ from engine.evaluation.image_test import ErrorTest, ImageTest
 from engine.evaluation.scores import rank_of
 from engine.record.saved_files import read_object, read_table, to_number
 from engine.record.saved_run import SavedRun, written
+from engine.tasks.number_figures import PREDICTED
 from utils.errors import ConfigError
 from utils.runs import FACTS_OF_IMAGES, NUMBERS, SIZES, Identity, changed_facts, folder_of
 from utils.text import first_of, one_line
@@ -31,7 +32,6 @@ MISSING = "-"
 LONGEST_NAME = 48  # maximum characters of settings in a group's name
 # {run's folder: {(image, label): whether the run was right, or its absolute error for numbers}}
 Common = Mapping[Path, Mapping[tuple[str, str], float]]
-PREDICTED = "_predicted"  # the end of the columns of predicted numbers
 
 
 def find_runs(sources: Sequence[str], fewest: int = 2) -> tuple[list[SavedRun], list[str]]:
@@ -114,17 +114,18 @@ def scored(folder: Path) -> dict[tuple[str, str], float]:
     """
     rows = read_table(folder / "predictions.csv") if (folder / "results.json").exists() else []
     if rows and (names := [name for name in rows[0] if f"{name}{PREDICTED}" in rows[0]]):
-        return {(row["image"], "\n".join(row[name] for name in names)): _mean_error(row, names) for row in rows}
+        found = {(row["image"], "\n".join(row[name] for name in names)): _mean_error(row, names) for row in rows}
+        return {image: error for image, error in found.items() if error is not None}
     if not all("image" in row and "label" in row and to_number(row.get("probability", "")) is not None for row in rows):
         return {}
     return {(row["image"], row["label"]): row["label"] == row.get("prediction") for row in rows}
 
 
-def _mean_error(row: Mapping[str, str], names: Sequence[str]) -> float:
-    """Return the mean absolute error of the numbers of an image, 0 if it has none."""
+def _mean_error(row: Mapping[str, str], names: Sequence[str]) -> float | None:
+    """Return the mean absolute error of the numbers of an image, None if it has none."""
     pairs = [(to_number(row[name]), to_number(row[f"{name}{PREDICTED}"])) for name in names]
     errors = [abs(true - predicted) for true, predicted in pairs if None not in (true, predicted)]
-    return sum(errors) / max(len(errors), 1)
+    return sum(errors) / len(errors) if errors else None
 
 
 def metric_of_images(run: SavedRun) -> str:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from datasets import SavedData, load_image_sets, validation_facts
 from datasets.fingerprint import data_facts
-from datasets.numbers import NumberTargets, measure
+from datasets.numbers import NumberTargets, mean_and_deviation
 from datasets.split import divide, new_record
 from tests.support.cases import cases_of, content_of, names_of
 from tests.support.configs import replaced
@@ -140,7 +140,7 @@ def test_spelling_of_numbers_changes_neither_facts_nor_measurements(tmp_path):
     for written in cells:
         config = number_settings(write_rows(tmp_path / "a.csv", written))
         train, val = load_image_sets(config)
-        found.append((data_facts(train, val), validation_facts(val), measure(config, train), val.split))
+        found.append((data_facts(train, val), validation_facts(val), mean_and_deviation(config, train), val.split))
     assert found[0] == found[1]
 
 
@@ -190,9 +190,9 @@ def test_repeated_numbers_count_as_often_as_they_occur(targets, values):
     train = images_with(np.array(values)).with_facts(targets=np.array(targets))
     if len({*of_images}) < 2:
         with refused(DataError, "DATA.DATA_PATH", "number 0", "DATA.COLUMNS"):
-            measure(number_settings("a.csv"), train)
+            mean_and_deviation(number_settings("a.csv"), train)
         return
-    (mean,), (deviation,) = measure(number_settings("a.csv"), train)
+    (mean,), (deviation,) = mean_and_deviation(number_settings("a.csv"), train)
     assert mean == pytest.approx(statistics.fmean(of_images), rel=1e-9, abs=1e-9)
     assert deviation == pytest.approx(statistics.pstdev(of_images), rel=1e-6, abs=1e-9)
 
@@ -202,7 +202,7 @@ def test_training_images_with_equal_or_no_numbers_are_refused(value, found):
     values = np.array([[1.0, value], [2.0, value], [3.0, 7.0]])
     train, _ = (images_with(values).take(np.array(rows)) for rows in ([0, 1], [2]))
     with refused(DataError, "DATA.DATA_PATH", "here/a.csv", "number 1", found, "DATA.COLUMNS"):
-        measure(number_settings("here/a.csv"), train)
+        mean_and_deviation(number_settings("here/a.csv"), train)
 
 
 def test_constant_column_of_a_file_is_refused(tmp_path):
@@ -228,21 +228,34 @@ def digits(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "origin, names, is_measured",
+    "given, names, expected",
     [
-        ("-opts", ["digit", "weight"], False),
-        ("weights a.pth", [*COLUMNS], False),
-        ("weights a.pth", ["digit", "weight"], True),
+        (True, ["digit", "weight"], (0, 1)),
+        (False, [*COLUMNS], (0, 1)),
+        (False, [*reversed(COLUMNS)], (1, 0)),
+        (False, ["weight", "ink"], (None, 1)),
+        (False, ["weight", "height"], (None, None)),
     ],
-    ids=["settings", "weights of these numbers", "weights of other numbers"],
+    ids=[
+        "settings",
+        "weights of these numbers",
+        "in another order",
+        "weights of one of them",
+        "weights of other numbers",
+    ],
 )
-def test_given_scale_is_kept_unless_it_is_of_other_numbers(digits, origin, names, is_measured):
+def test_scale_is_that_of_the_settings_or_for_each_number_that_of_weights_that_predict_it(
+    digits, given, names, expected
+):
+    """`expected`: for each column, the place in SCALE; None: it is measured."""
     file, train, val = digits
-    config = number_settings(file, **SCALE)
-    loaded, train, val = standardize(config, train, val, origin, record={"class_names": names})
-    data, expected = loaded.config.DATA, measure(config, train) if is_measured else SCALE.values()
-    assert (data.TARGET_MEAN, data.TARGET_STD) == (*expected,)
-    assert loaded.origins["DATA.TARGET_MEAN"] == ("the training images" if is_measured else origin)
+    config = number_settings(file, **(SCALE if given else {}))
+    saved = {f"DATA.{name}": [*values] for name, values in SCALE.items()} | {"TRAIN.OBJECTIVE": "numbers"}
+    record = {"class_names": names, "config": saved}
+    loaded, train, val = standardize(config, train, val, "-opts" if given else "default", record=record)
+    data, measured = loaded.config.DATA, mean_and_deviation(config, train)
+    for found, own, theirs in zip((data.TARGET_MEAN, data.TARGET_STD), measured, SCALE.values(), strict=True):
+        assert found == tuple(own[n] if place is None else theirs[place] for n, place in enumerate(expected))
     for part in (train, val):
         expected = torch.from_numpy((numbers_of(part) - data.TARGET_MEAN) / data.TARGET_STD).float()
         torch.testing.assert_close(part.meaning.batch(part.targets, 2), expected)
@@ -360,10 +373,11 @@ def divided(values: np.ndarray, seed: int = 0, fraction: float = 0.1) -> tuple[s
     return train, val, "\n".join(parts[1].notes)
 
 
-def tenths(column: np.ndarray) -> list[set[int]]:
-    """Return the rows of each tenth of the numbers in a column, or of fewer parts if a tenth had fewer than 10 images."""
+def tenths(column: np.ndarray, num_columns: int) -> list[set[int]]:
+    """Return the rows of each tenth of the numbers in a column, or of fewer parts if a tenth had fewer than 10 images
+    for each of the columns."""
     rows = np.argsort(column)[: np.count_nonzero(~np.isnan(column))]  # NaN is last
-    return [{*part.tolist()} for part in np.array_split(rows, max(1, min(10, len(rows) // 10)))]
+    return [{*part.tolist()} for part in np.array_split(rows, max(1, min(10, len(rows) // (10 * num_columns))))]
 
 
 @st.composite
@@ -382,7 +396,7 @@ def columns_of_numbers(draw) -> np.ndarray:
 def test_every_tenth_of_the_numbers_is_in_both_parts(values, seed):
     train, val, _ = divided(values, seed)
     for column in values.T:
-        for tenth in tenths(column):
+        for tenth in tenths(column, values.shape[1]):
             assert (len(tenth) < 2 or tenth & val) and tenth & train
     assert train | val == {*range(len(values))} and not train & val
 
@@ -401,12 +415,14 @@ def test_strata_of_tied_numbers_are_intervals_of_ten_parts_at_most(count, differ
 
 
 def test_image_without_numbers_is_in_no_stratum():
-    values = np.arange(200.0).reshape(100, 2)
+    values = np.arange(400.0).reshape(200, 2)
     values[7], values[8, 0] = NAN, NAN
     images = images_with(values)
     strata = images.meaning.strata(images)
     assert [len(strata.meaning.classes_of(target)) for target in (6, 7, 8)] == [2, 0, 1]
-    assert strata.count_classes().sum() == 197 and (strata.count_classes() >= 10).sum() == 18  # of 98 and of 99 images
+    assert (
+        strata.count_classes().sum() == 397 and (strata.count_classes() >= 20).sum() == 18
+    )  # of 198 and of 199 images
 
 
 @given(st.integers(30, 250), st.integers(1, 60), st.integers(0, 999))
@@ -431,12 +447,12 @@ def test_images_of_a_large_set_keep_their_part_when_others_are_added():
 
 
 def test_split_of_a_file_holds_out_images_of_every_tenth(tmp_path):
-    values = np.random.default_rng(0).permutation(200)
+    values = np.random.default_rng(0).permutation(400)
     cells = [f"{value / 7},{'' if value % 2 else value**2}" for value in values.tolist()]
     train, val = load(write_rows(tmp_path / "a.csv", cells, "path,age,ink"), VAL_FRACTION=0.01)
-    for of_tenth, has_ink in ((20, False), (20, True)):
+    for of_tenth, has_ink in ((40, False), (40, True)):
         part = numbers_of(val)[:, 0] * 7
         part = part[part.round() % 2 == 0] if has_ink else part
         assert {*(part.round() // of_tenth)} == {*range(10)}
-    assert len(train) + len(val) == 200 and len(val) < 30
+    assert len(train) + len(val) == 400 and len(val) < 40
     assert val.classes == ["age", "ink"] and isinstance(val.meaning, NumberTargets)

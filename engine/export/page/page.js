@@ -80,7 +80,8 @@ function element(kind, text = "", className = "") {
 function showNumbers(place, { values, isStranger }) {
   if (isStranger) place.append(element("h2", "unlike the photos of the training", "unknown"));
   values.forEach((value, number) => {
-    const half = model.interval?.[number], digits = (each) => String(Number(each.toPrecision(4)));
+    const half = model.interval?.[number];
+    const digits = (each) => half ? each.toFixed(Math.max(2 - Math.floor(Math.log10(half)), 0)) : String(Number(each.toPrecision(5)));
     const line = element("div", "", "bar");
     const ends = half == null ? "" : ` (${digits(value - half)} to ${digits(value + half)})`;
     line.append(element("span", model.classes[number]), element("span", digits(value) + ends));

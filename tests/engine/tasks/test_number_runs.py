@@ -184,6 +184,42 @@ def test_weights_of_a_run_keep_their_scale_only_for_the_same_numbers(train, trai
     assert other["class_names"] == ["ink"] and other["config"]["DATA.TARGET_STD"] == pytest.approx(scale[1:], rel=0.1)
 
 
+def test_weights_without_settings_file_keep_the_scale_of_each_number(trained, table, tmp_path):
+    """The columns have another order, so the score before the training is that of the run."""
+    words = ["-pretrained", trained / "best.pth", "-data_path", table, "-output", tmp_path, "-epochs", 1]
+    typed("main_single_gpu.py", *words, "-opts", "DATA.COLUMNS=[path,ink,digit]").done()
+    folder = run_folder(tmp_path)
+    before, then = epochs_of(folder)[0], json.loads((trained / "results.json").read_text())
+    assert before["epoch"] == -1 and before["eval_mae"] == pytest.approx(then["value"], rel=1e-3)
+    scales = [read_torch(each / "last.pth")["config"]["DATA.TARGET_MEAN"] for each in (trained, folder)]
+    assert scales[0] == scales[1][::-1]
+
+
+@pytest.mark.parametrize("there, here", [("numbers", "classes"), ("classes", "numbers")])
+def test_head_of_another_task_starts_anew(train, trained, table, tmp_path, there, here):
+    """Even if its outputs have the names of the columns, or the same number."""
+    rows = [f"{number}.png,{('digit', 'ink')[number % 2]}" for number in range(COUNT)]
+    table.with_name("classes.csv").write_text("\n".join(["image_path,target", *rows]) + "\n")
+    words = ["-cfg", table.with_name("small.yaml"), "-data_path", table.with_name("classes.csv"), "-epochs", 1]
+    words += ["-output", tmp_path / "classes"]
+    if there == "numbers":
+        typed("main_single_gpu.py", *words, "-pretrained", trained / "best.pth").done()
+        folder = run_folder(tmp_path / "classes")
+        assert read_torch(folder / "last.pth")["config"]["DATA.TARGET_MEAN"] == []
+    else:
+        typed("main_single_gpu.py", *words).done()
+        folder = train(flags=("-pretrained", run_folder(tmp_path / "classes") / "last.pth"), epochs=1)
+    assert f"the weights were trained for {there}, not for {here}" in (folder / "log.txt").read_text()
+
+
+@pytest.mark.parametrize("name", ["image", "digit_predicted"])
+def test_columns_named_like_those_of_the_results_are_refused(table, tmp_path, name):
+    table.with_name("names.csv").write_text(table.read_text().replace("ink", name, 1))
+    words = ["-cfg", table.with_name("small.yaml"), "-data_path", table.with_name("names.csv"), "-output", tmp_path]
+    options = (OPTIONS[0], f"DATA.COLUMNS=[path,digit,{name}]")
+    typed("main_single_gpu.py", *words, "-opts", *options).refused("DATA.COLUMNS", name)
+
+
 def test_teacher_with_numbers_in_another_order_is_converted(train, trained):
     """With the weight 1 for a teacher and no training, the loss is the mean squared difference to the teacher."""
     options = ("TRAIN.DISTILLATION_TYPE=soft", "TRAIN.DISTILLATION_ALPHA=1", f"TRAIN.TEACHER_MODEL={trained}")

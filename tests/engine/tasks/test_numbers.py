@@ -293,7 +293,7 @@ def test_tables_have_the_exact_true_numbers_and_all_figures():
         ["0.png", 0.1, 0.3, 3, 1],
         ["1.png", 1e-07, 2, "", 2],
         ["2.png", 123456789.25, 7.12346, 5, ""],
-        ["3.png", -4, 1, 250, -1e-09],
+        ["3.png", -4, 1, 250, 0],  # rounded to a millionth of the deviation
     ]
     table = [dict(zip(columns, row, strict=True)) for row in outputs]
     assert [(row["output"], row["images"]) for row in table] == [("age", 4), ("ink", 3)]
@@ -408,7 +408,7 @@ def test_measures_show_their_interval_if_there_is_one():
     sure, unsure = Measure(0, "age", 41.123456789, 2.5), Measure(1, "=ink\t", -1e-7, None)
     assert [each.line for each in (sure, unsure)] == ["age\t41.12\t38.62 to 43.62", "=ink\\t\t-1e-07"]
     assert (sure.caption, unsure.caption) == ("age 41.12", "=ink\t -1e-07")
-    assert sure.cells == ["41.1235", "38.6235", "43.6235"] and unsure.cells == ["-1e-07"]
+    assert sure.cells == ["41.12346", "38.62346", "43.62346"] and unsure.cells == ["-1e-07"]
     assert sure.record == {
         "output": "age",
         "number": 0,
@@ -421,6 +421,8 @@ def test_measures_show_their_interval_if_there_is_one():
         Measure.titles([[sure, unsure]] * 2) == ["age", "age_low", "age_high", "'=ink\t"] and Measure.titles([]) == []
     )
     assert Measure(0, "age", 1.0, 0.0).line == "age\t1\t1 to 1"
+    date = Measure(0, "time", 1700000123.4, 0.31)  # a large mean does not hide the number
+    assert (date.line, date.cells[0]) == ("time\t1700000123.400\t1700000123.090 to 1700000123.710", "1700000123.4")
 
 
 def test_tables_of_predict_have_a_column_for_each_number_and_bound():

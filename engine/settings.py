@@ -15,7 +15,7 @@ def load_settings(arguments: list[str]) -> LoadedConfig:
 
     1. settings that follow from the weights that the command line names
     2. the file of -cfg, or else the settings of the weights' run, or else configs/finetune.yaml, or for models with
-       BatchNorm finetune_batchnorm.yaml (not with -eval)
+       BatchNorm finetune_batchnorm.yaml; for numbers finetune_numbers*.yaml (not with -eval)
     3. flags and -opts
     """
     return _load(parse(arguments))
@@ -39,11 +39,10 @@ def _load(command_line: CommandLine) -> LoadedConfig:
         return replace(loaded, notes=[note, *loaded.notes])
     if is_on(given, "EVAL"):
         return load(command_line, needs_file=False, weights=layer_of_weights(given, checkpoint))
-    file = find_settings_file("finetune")
+    loaded = _load(command_line._replace(cfg=find_settings_file("finetune")))
+    name = "finetune_numbers" if loaded.config.TRAIN.OBJECTIVE == "numbers" else "finetune"
+    file = find_settings_file(f"{name}_batchnorm" if has_batchnorm(loaded.config) else name)
     loaded = _load(command_line._replace(cfg=file))
-    if has_batchnorm(loaded.config):
-        file = find_settings_file("finetune_batchnorm")
-        loaded = _load(command_line._replace(cfg=file))
     note = f"settings: {file} (fine-tuning, DATA.DATASET {loaded.config.DATA.DATASET}); use -cfg for other settings"
     return replace(loaded, notes=[note, *loaded.notes])
 

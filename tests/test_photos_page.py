@@ -25,7 +25,7 @@ def commands(section: str) -> list[str]:
     """Return the commands of a section, changed to use a tiny model and few epochs."""
     page = (ROOT / "docs" / "photos.md").read_text(encoding="utf-8")
     found = re.findall(r"```bash\n(.*?)```", page.split(f"\n## {section}\n")[1].split("\n## ")[0], re.S)
-    text = "".join(found).replace("configs/finetune.yaml", "tiny.yaml")
+    text = re.sub(r"configs/finetune\w*\.yaml", "tiny.yaml", "".join(found))
     text = text.replace("-pretrained vit_small_patch16_224 ", "-pretrained tiny.pth ")
     text = text.replace("labels.py vit_small_patch16_224 ", "labels.py tiny.pth -cfg tiny.yaml ")
     return re.sub(r"-epochs (\d+)0", r"-epochs \1", text).replace("-folds 5", "-folds 2").splitlines()
@@ -125,6 +125,7 @@ def test_photos_page_trains_reports_and_predicts_numbers_in_three_commands(here)
     ]
     write("\n".join(["path,age", *rows]), "photos.csv")
     torch.save(build_model(read_settings(["-cfg", write(CLEAN, "tiny.yaml")]).config, 2).state_dict(), "tiny.pth")
+    write(CLEAN.replace("imagefolder", "csv").replace("TRAIN: {", "TRAIN: {OBJECTIVE: numbers, "), "tiny.yaml")
     said = [typed(*shlex.split(command)[1:]).done() for command in commands("Numbers instead of classes")]
     assert len(said) == 3 and "best validation MAE" in said[0].stdout
     (report,) = Path("output").glob("train-*/report.html")

@@ -1,7 +1,12 @@
 """Settings of a model that learns numbers: what follows from TRAIN.OBJECTIVE, and what contradicts it."""
 
 import pytest
+import timm
+import torch
 
+from configs.load import load
+from configs.values import flatten
+from engine.settings import load_settings
 from tests.support.cases import cases_of, names_of
 from tests.support.configs import load_text
 from tests.support.refusals import refused
@@ -51,3 +56,22 @@ def test_loss_and_metric_follow_from_numbers_unless_they_are_set(here):
 def test_smoothing_in_a_recipe_does_not_prevent_numbers(here):
     """A recipe for classes has it. Only on the command line it is a mistake."""
     assert load_text(NUMBERS % "SMOOTHING: 0.1").config.TRAIN.SMOOTHING == 0.1
+
+
+@pytest.mark.parametrize("name", ["", "_batchnorm"])
+def test_recipes_for_numbers_differ_from_those_for_classes_only_in_these_settings(name):
+    ours, theirs = (flatten(load(["-cfg", f"configs/finetune{kind}{name}.yaml"]).config) for kind in ("_numbers", ""))
+    changed = {key for key in ours if ours[key] != theirs[key]}
+    implied = {"TRAIN.LOSS", "TRAIN.BEST_METRIC"}
+    assert changed == {"DATA.DATASET", "TRAIN.OBJECTIVE", "TRAIN.BASE_LR", "TRAIN.SMOOTHING"} | implied
+    assert ours["TRAIN.BASE_LR"] == theirs["TRAIN.BASE_LR"] / 4
+
+
+@pytest.mark.parametrize(
+    "model, file", [("test_vit", "finetune_numbers"), ("test_resnet", "finetune_numbers_batchnorm")]
+)
+def test_weights_without_settings_file_are_fine_tuned_by_the_recipe_for_numbers(model, file, here):
+    torch.save(timm.create_model(model).state_dict(), "weights.pth")
+    words = ["-pretrained", "weights.pth", "-dataset", "csv", "-data_path", "a.csv", "-opts", "MODEL.TYPE=timm"]
+    loaded = load_settings([*words, f"MODEL.NAME={model}", "TRAIN.OBJECTIVE=numbers"])
+    assert loaded.origins["TRAIN.BASE_LR"].endswith(f"configs/{file}.yaml")

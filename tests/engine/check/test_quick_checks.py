@@ -42,7 +42,7 @@ def test_check_warning_of_high_fine_tuning_rate_suggests_options_that_fix_it(tmp
         assert [finding.verdict for finding in found(*advice.split())] == [OK]
 
 
-@pytest.mark.parametrize("name", ["finetune", "finetune_batchnorm"])
+@pytest.mark.parametrize("name", ["finetune", "finetune_batchnorm", "finetune_numbers", "finetune_numbers_batchnorm"])
 @pytest.mark.parametrize("batch", [8, 32, 256, 1024])
 def test_fine_tuning_recipes_get_no_warning_about_their_own_rates(name, batch):
     config = load(["-cfg", f"configs/{name}.yaml", "-pretrained", "resnet50"]).config

@@ -73,7 +73,8 @@ def _number_by_checkpoint(config: Config, parts: list[ImageSet], classes: list[s
     if is_renamed and config.START.allows("CLASS_NAMES"):
         classes = [new[0] if name == gone[0] else name for name in classes]
         notes.append(f"class {gone[0]} is now called {new[0]} (RESUME.ALLOW_CHANGED)")
-    where = f"DATA.DATA_PATH: {config.DATA.DATA_PATH} does not have the classes of the checkpoint"
+    what = "classes" if config.task.noun == "class" else "numbers"
+    where = f"DATA.DATA_PATH: {config.DATA.DATA_PATH} does not have the {what} of the checkpoint"
     remedy = "start a new run from the checkpoint's weights with -pretrained"
     if config.START.EVAL:
         remedy = "evaluate images of all the checkpoint's classes (then images of new classes are left out)"

@@ -1,4 +1,4 @@
-"""Targets that are numbers: read from a table, standardized by the training images, and divided into strata for a split."""
+"""Numbers as targets: read from a table, standardized by the training images, and divided into strata for a split."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -100,7 +100,7 @@ class NumberTargets(OneClass):
 def joined(
     file: Path | str, columns: Sequence[str], values: list[list[str]], lines: Sequence[int], separator: str
 ) -> list[str]:
-    """Return the numbers of each row as one text. Raise DataError for a cell that is no number.
+    """Return the numbers of each row as one text. Raise DataError for a cell that is not a number.
 
     `values`: the cells of each column; `separator`: of the columns of the file.
     """
@@ -111,13 +111,14 @@ def joined(
                 if parsed(cell.replace(",", ".", 1)) is not None:
                     remedy = f"write a decimal point, not a comma (columns are separated by {separator!r})"
                 raise DataError(
-                    f"{file}, line {line}: {name} is {shortened(cell)!r}, which is not a number of at most {LARGEST:g}; {remedy}"
+                    f"{file}, line {line}: {name} is {shortened(cell)!r}, which is not a number of at most "
+                    f"{LARGEST:g}; {remedy}"
                 )
     return [SEPARATOR.join(row) for row in zip(*values, strict=True)]
 
 
 def parsed(cell: str) -> float | None:
-    """Return the number in a cell, NaN if it is missing, or None if the cell is no number of at most LARGEST."""
+    """Return the number in a cell, NaN if it is missing, or None if the cell is not a number of at most LARGEST."""
     if cell.lower() in MISSING:
         return math.nan
     try:
@@ -143,7 +144,7 @@ class NumberColumns(OneLabel):
         self._columns = columns
 
     def are_numbers(self, lists: list[Labels]) -> bool:
-        return False  # these are no numbers of classes
+        return False  # the labels are texts, not numbers of classes
 
     def numbers(self, config: Config, lists: list[Labels]) -> tuple[list[np.ndarray], list[str]]:
         refuse_names(self._columns)

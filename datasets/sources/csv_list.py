@@ -80,10 +80,8 @@ class Columns(NamedTuple):
             others = [path] if group is None else [path, group]
             others = [names[place] for place in find_columns(others, names) if place is not None]
             of_labels = [name for name in dict.fromkeys(names) if name and name not in others]
-        are_bits, may_be_empty = (
-            data.has_label_columns and not are_numbers,
-            data.LABEL_SEPARATOR is not None or are_numbers,
-        )
+        are_bits = data.has_label_columns and not are_numbers
+        may_be_empty = data.LABEL_SEPARATOR is not None or are_numbers
         return cls(path, tuple(of_labels), are_bits, are_numbers, may_be_empty, group)
 
     @property

@@ -113,7 +113,7 @@ def _read_tar(tar: Any, names: Sequence[str], images: Sequence[bytes]) -> list[b
     texts = []
     for image in images:
         key, _ = _key_of(name := image.decode(errors="surrogateescape"))
-        # A .cls file beside a .json file is a class.
+        # A sample with both files has its numbers in the .json file, and a class in the .cls file.
         ending = next((ending for ending in ("json", "cls") if (key, ending) in members), None)
         if ending is None:
             raise DataError(f"{tar.title}: the sample {name!r} has no numbers (.json or .cls); complete or remove it")

@@ -61,9 +61,9 @@ class ErrorTest:
     @property
     def interval(self) -> tuple[float, float]:
         """Return the 95% interval of `value`."""
-        half = (
-            1.96 * float(self.differences.std(ddof=1)) / math.sqrt(self.num_images) if self.num_images > 1 else math.inf
-        )
+        half = math.inf
+        if self.num_images > 1:
+            half = 1.96 * float(self.differences.std(ddof=1)) / math.sqrt(self.num_images)
         return self.value - half, self.value + half
 
     @cached_property

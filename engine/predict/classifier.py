@@ -49,7 +49,8 @@ class Classifier:
         kind = f" ({self.weights})" if self.weights else ""
         epoch = f" after epoch {self.epoch}" if self.epoch else ""
         calibrated = ", calibrated" if self.temperature else ""
-        return f"{self.source}{kind}: {self.config.MODEL.NAME}{epoch}, {counted(len(self.classes), self.config.task.noun)}{calibrated}"
+        outputs = counted(len(self.classes), self.config.task.noun)
+        return f"{self.source}{kind}: {self.config.MODEL.NAME}{epoch}, {outputs}{calibrated}"
 
     def facts(self) -> dict[str, Any]:
         """Return facts about the model and its preprocessing as plain values, for a JSON file."""

@@ -93,9 +93,9 @@ class Predictor:
     ) -> Iterator[Prediction]:
         """Yield the `top` most probable classes of each readable image, in the order of the paths, in every process.
 
-        A model of numbers yields them all. Without `top`, yield only the most probable class, or with several labels per image all classes with a
-        probability above one half. `draw` returns a picture or other item for each image of a batch, and is called
-        in the process that computed the batch.
+        A model of numbers yields them all. Without `top`, yield only the most probable class, or with several labels
+        per image all classes with a probability above one half. `draw` returns a picture or other item for each image
+        of a batch, and is called in the process that computed the batch.
         """
         config = self.classifier.config
         if len(paths) <= FEW:

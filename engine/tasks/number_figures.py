@@ -96,5 +96,5 @@ def plain(value: float) -> float | str:
 
 
 def decimals_of(width: float, digits: int) -> int:
-    """Return the decimal places that show so many digits of a width. Numbers with a large mean need more digits than it."""
+    """Return how many decimal places show this number of digits of a width."""
     return digits - 1 - math.floor(math.log10(width))

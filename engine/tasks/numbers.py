@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -144,6 +144,7 @@ class NumberResults:
         """There is nothing to add at the end of a run."""
         return replace(self, is_complete=True)
 
+    @cached_property
     def measured(self) -> list[dict[str, Interval]]:
         """Return the figures of each output."""
         means = np.broadcast_to(self.task.mean, self.true.shape[1:])
@@ -153,20 +154,14 @@ class NumberResults:
     def tables(self, image_set: ImageSet) -> Iterator[tuple[str, Sequence[str], Iterable[Sequence]]]:
         """Yield name, header and rows of each table."""
         names = image_set.classes
-        columns = [f"{name}{what}" for name in names for what in ("", PREDICTED)]
+        columns = [column for name in names for column in (name, f"{name}{PREDICTED}")]
         yield PREDICTIONS, ("image", *columns), self._rows(image_set)
         figures = [title for name in FIGURES for title in (name, f"{name}_low", f"{name}_high")]
         rows = []
-        for name, found, true in zip(names, self.measured(), self.true.T, strict=False):
-            cells = [plain(each) for figure in FIGURES for each in found[figure]]
-            rows.append(
-                (
-                    name,
-                    int((~np.isnan(true)).sum()),
-                    *cells,
-                    *(plain(found[key].value) for key in ("mae_of_mean", "rmse_of_mean")),
-                )
-            )
+        for name, found, true in zip(names, self.measured, self.true.T, strict=False):
+            values = [each for figure in FIGURES for each in found[figure]]
+            values += [found[key].value for key in ("mae_of_mean", "rmse_of_mean")]
+            rows.append((name, int((~np.isnan(true)).sum()), *map(plain, values)))
         yield PER_OUTPUT, ("output", "images", *figures, "mae_of_mean", "rmse_of_mean"), rows
 
     def _rows(self, image_set: ImageSet) -> Iterator[list[float | str]]:
@@ -182,7 +177,7 @@ class NumberResults:
 
     def figures(self, image_set: ImageSet) -> dict[str, Any]:
         """Return {output: {figure: value}} for results.json."""
-        rows = zip(image_set.classes, self.measured(), strict=False)
+        rows = zip(image_set.classes, self.measured, strict=False)
         return {PER_OUTPUT_KEY: {name: {key: each.record for key, each in found.items()} for name, found in rows}}
 
     def errors(self, classes: Sequence[str], most: int) -> tuple[int, list[tuple[int, list[str]]]]:
@@ -261,7 +256,7 @@ class NumberTally(Tally):
     def result(self, process: Process) -> NumberScores:
         loss, count, excluded = process.sum(self._sums).tolist()
         results = self.per_image.gather(process)
-        found, is_finite = results.measured(), np.isfinite(results.predicted).all()
+        found, is_finite = results.measured, np.isfinite(results.predicted).all()
         means = {key: mean_of(each[key].value for each in found) for key in (*FIGURES, "mae_of_mean")}
         low, high = (mean_of(getattr(each["mae"], side) for each in found) for side in ("low", "high"))
         counts = {"num_images": int(count), "num_excluded": int(excluded)}

@@ -216,7 +216,7 @@ def test_output_without_a_score_is_left_out_of_the_mean():
     found, results = evaluated(
         Process(CPU), torch.cat((outputs, torch.ones(53, 1)), 1), torch.cat((targets, third), 1), config
     )
-    first, second, _ = results.measured()
+    first, second, _ = results.measured
     assert math.isnan(first["r2"].value) and math.isnan(first["spearman"].value)
     assert (found.r2, found.spearman) == (second["r2"].value, second["spearman"].value)
     assert found.mae == pytest.approx((first["mae"].value + second["mae"].value) / 2)

@@ -43,7 +43,12 @@ def check_combinations(values: Mapping[str, Any], config: Config, origins: Origi
         return f"{key}, {to_text(values[key])} ({origins[key]}),"
 
     _check_url(config.DATA.DATA_PATH, config.DATA.DATASET, origins)
-    wrong = (message for is_wrong, message in REFUSED if is_wrong(config, origins))
+    refused = REFUSED
+    if config.DATA.is_native:
+        from configs.refusals import NATIVE
+
+        refused = (*REFUSED, *NATIVE)
+    wrong = (message for is_wrong, message in refused if is_wrong(config, origins))
     for message in itertools.chain(_refused_by_task(values, config, origins), wrong):
         raise ConfigError(re.sub(r"\{([A-Z_.]+)\}", named, message))
 
@@ -204,6 +209,12 @@ REFUSED: tuple[tuple[Callable[[Config, Origins], Any], str], ...] = (
         lambda c, o: c.DATA.SAMPLER == "balanced" and c.DATA.DATASET in IN_THEIR_ORDER,
         "{DATA.SAMPLER} must be shuffle with {DATA.DATASET} whose images are read in the order of its files; set "
         "TRAIN.CLASS_WEIGHTS=auto (-opts) to weight the classes instead",
+    ),
+    # Images with the values of their files.
+    (
+        lambda c, o: not c.DATA.is_native and c.DATA.IMAGE_CHANNELS not in (1, 3),
+        "{DATA.IMAGE_CHANNELS} must be 1 or 3 with {DATA.PIXELS} which reads colours; set DATA.PIXELS=native (-opts) for "
+        "other channels",
     ),
     # Images at their own aspect ratio.
     (

@@ -175,10 +175,15 @@ def name_runs(values: dict[str, Any]) -> dict[str, str]:
 
 
 def _derive_data(values: dict[str, Any], origins: dict[str, str]) -> None:
-    """Fit mean and deviation to grey images; choose loss and metric by the task, unless they are set."""
-    if values["DATA.IMAGE_CHANNELS"] == 1:
-        for key in ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"):
-            values[key] = values[key][:1] if values[key] == SETTINGS[key].default else values[key]
+    """Fit mean and deviation to the number of channels; choose loss and metric by the task, unless they are set."""
+    key, files = "DATA.IMAGE_CHANNELS", values["DATA.CHANNEL_FILES"]
+    if files and origins[key] == "default":
+        values[key], origins[key] = files.count(",") + 1, "because of DATA.CHANNEL_FILES"
+    channels, is_native = values[key], values["DATA.PIXELS"] != SETTINGS["DATA.PIXELS"].default
+    for key in ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"):  # of native pixels they are measured, unless they are typed
+        is_free = values[key] == SETTINGS[key].default or (is_native and not is_typed(key, origins))
+        if is_free and len(values[key]) != channels:
+            values[key] = values[key][:1] * channels
     task = build(values).task
     metric = next(name for name in task.metrics if not (needed := METRICS[name].setting) or values[needed])
     for key, value in {**task.implied, "TRAIN.BEST_METRIC": metric}.items():

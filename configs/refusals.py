@@ -1,6 +1,8 @@
-"""The settings that contradict what the model learns, or that have no effect with it; TASKS in tables.py names them."""
+"""The settings that contradict what the model learns (TASKS in tables.py), or images with the values of their files."""
 
-from typing import NamedTuple
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from configs.tables import losses_of
 
@@ -65,5 +67,60 @@ NUMBERS = (
         "must be none or soft with {TRAIN.OBJECTIVE} because a teacher's numbers are no class",
         ("none", "soft"),
         only_in_training=True,
+    ),
+)
+
+
+# --- DATA.PIXELS other than 8bit ---
+
+
+OF_USERS = ("imagefolder", "images", "csv", "shards", "parquet")
+
+
+def _is_range(c: Any) -> bool:
+    """Return whether DATA.RANGE has a lowest and a highest value for all channels or for each."""
+    limits = c.DATA.RANGE
+    is_complete = len(limits) in (0, 2, 2 * c.DATA.IMAGE_CHANNELS)
+    return is_complete and all(low < high for low, high in zip(limits[::2], limits[1::2], strict=True))
+
+
+def _is_pattern(files: str, channels: int) -> bool:
+    """Return whether DATA.CHANNEL_FILES has {id} and a list of one name for each channel."""
+    lists = re.findall(r"\{([^{}]+)\}", files.replace("{id}", "", 1))
+    return "{id}" in files and len(lists) == 1 and len({*lists[0].split(",")}) == channels
+
+
+# Pairs as in REFUSED of configs/combinations.py
+NATIVE: tuple[tuple[Callable[[Any, Any], Any], str], ...] = (
+    (
+        lambda c, o: c.DATA.DATASET not in OF_USERS,
+        f"{{DATA.PIXELS}} must be 8bit with {{DATA.DATASET}} whose images have 8 bits; other values need {', '.join(OF_USERS)}",
+    ),
+    (
+        lambda c, o: c.TRAIN.AUTO_AUGMENT and not c.START.EVAL,
+        "{TRAIN.AUTO_AUGMENT} must be empty with {DATA.PIXELS} because its operations are made for 8-bit colours; use "
+        "TRAIN.COLOR_JITTER (brightness and contrast), crops, flips, erasing and mixing",
+    ),
+    (
+        lambda c, o: c.DATA.TOKENS,
+        "{DATA.TOKENS} must be null with {DATA.PIXELS} because sequences of patches have 8 bits",
+    ),
+    (
+        lambda c, o: (c.TRAIN.OBJECTIVE == "features" or c.TRAIN.DISTILLATION_TYPE != "none") and not c.START.EVAL,
+        "{DATA.PIXELS} must be 8bit with {TRAIN.TEACHER_MODEL} because teachers take 8-bit colours",
+    ),
+    (
+        lambda c, o: not _is_range(c),
+        "{DATA.RANGE} must have a lowest and a highest value, for all channels or for each of the {DATA.IMAGE_CHANNELS} "
+        "such as [0,4095]",
+    ),
+    (
+        lambda c, o: c.DATA.RGB and (len(c.DATA.RGB) != 3 or max(c.DATA.RGB) >= c.DATA.IMAGE_CHANNELS),
+        "{DATA.RGB} must have three numbers of channels, counted from 0, with {DATA.IMAGE_CHANNELS} such as [2,1,0]",
+    ),
+    (
+        lambda c, o: c.DATA.CHANNEL_FILES and not _is_pattern(c.DATA.CHANNEL_FILES, c.DATA.IMAGE_CHANNELS),
+        "{DATA.CHANNEL_FILES} must have {id} and one list of different names, as many as {DATA.IMAGE_CHANNELS} says, such "
+        "as {id}_{B02,B03}.tif",
     ),
 )

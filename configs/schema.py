@@ -69,8 +69,8 @@ def _is_folder_name(text: str) -> bool:
     return len(text.encode(errors="surrogateescape")) <= 200 and not re.search(r"^\.|[/\x00-\x1f\x7f]", text)
 
 
-RANGE = Form(_is_range, "two numbers, min and max, such as [0.08, 1.0]")
-RANGE_OR_NONE = Form(lambda sides: not sides or _is_range(sides), RANGE.words)
+MIN_MAX = Form(_is_range, "two numbers, min and max, such as [0.08, 1.0]")
+MIN_MAX_OR_NONE = Form(lambda sides: not sides or _is_range(sides), MIN_MAX.words)
 TWO_BETAS = Form(lambda betas: len(betas) in (0, 2), "two numbers, such as [0.9, 0.999]")
 EVEN = Form(lambda number: number % 2 == 0, "None or, because images are mixed in pairs, an even number")
 COLUMN_NAMES = Form(
@@ -115,6 +115,7 @@ OF_A_TEACHER = Only("TRAIN.DISTILLATION_TYPE|TRAIN.OBJECTIVE", "soft", "hard", "
 OF_NUMBERS = Only("TRAIN.OBJECTIVE", "numbers")
 OF_MIXING = Only("TRAIN.MIXUP_ALPHA|TRAIN.CUTMIX_ALPHA|TRAIN.CUTMIX_MINMAX")
 OF_VIT = Only("MODEL.TYPE", "vit")
+OF_PIXELS = Only("DATA.PIXELS", "native", "window", "uint8", "uint16", "float32")
 TO_END_LR = Only("TRAIN.LR_SCHEDULER.NAME", "cosine", "paddlevit", "wsd")
 
 
@@ -196,16 +197,24 @@ class Data:
         "Images per process in evaluation; not set: BATCH_SIZE.")
     IMAGE_SIZE: int = setting(224, bounds=(1, 8_192), role=MODEL, help=
         "Side of the square input image, in pixels.")
-    IMAGE_CHANNELS: Literal[1, 3] = setting(3, role=MODEL, help=
-        "3 for colour, 1 for grey.")
+    IMAGE_CHANNELS: int = setting(3, bounds=(1, 1_000), role=MODEL, help=
+        "3 for colour, 1 for grey; with PIXELS native, the number of channels of each image.")
+    PIXELS: Literal["8bit", "native", "window", "uint8", "uint16", "float32"] = setting("8bit", role=MODEL, help=
+        "8bit: deeper files are scaled to 8 bits. native: images have the channels and the type of their files, the same type as the first image, which the run saves (uint8, uint16 or float32). window: like native, after the window that each DICOM file names (docs/pixels.md).")
+    RANGE: tuple[float, ...] = setting((), bounds=(-3e38, 3e38), role=MODEL, only=OF_PIXELS, help=
+        "Limits of the pixel values: lowest and highest, for all channels or for each one; values outside become the limits. Empty: the 0.1 and 99.9 percentiles of the training images, which are saved with the weights.")
+    RGB: tuple[int, ...] = setting((), bounds=(0, 999), role=MODEL, only=OF_PIXELS, help=
+        "Numbers, from 0, of the channels that are red, green and blue: they start from the RGB weights of a pretrained model, and pictures show them. Empty: pictures show the first three, or the only one.")
+    CHANNEL_FILES: str | None = setting(None, role=MODEL, only=OF_PIXELS, help=
+        "If each channel has a file of its own: how they are called, such as {id}_{B02,B03,B04,B08}.tif.")
     CROP_PCT: float = setting(0.875, bounds=(0.01, 2.0), role=MODEL, only=Only("DATA.TOKENS", None), help=
         "Evaluation resizes images to IMAGE_SIZE / CROP_PCT and crops the centre; with values above 1, the image gets a black border.")
     CROP_MODE: Literal["center", "squash", "border"] = setting(
         "center", role=MODEL, only=Only("DATA.TOKENS", None), help=
         "The side that evaluation resizes to IMAGE_SIZE / CROP_PCT: the short side (center), both sides (squash), or the long side, with a border in the mean colour (border). These are timm's crop modes.")
-    CROP_SCALE: tuple[float, ...] = setting((0.08, 1.0), bounds=(0.0001, 1.0), form=RANGE, role=RECIPE, help=
+    CROP_SCALE: tuple[float, ...] = setting((0.08, 1.0), bounds=(0.0001, 1.0), form=MIN_MAX, role=RECIPE, help=
         "Area of a random training crop as a fraction of the image: min, max.")
-    CROP_RATIO: tuple[float, ...] = setting((3 / 4, 4 / 3), bounds=(0.01, 100.0), form=RANGE, role=RECIPE, help=
+    CROP_RATIO: tuple[float, ...] = setting((3 / 4, 4 / 3), bounds=(0.01, 100.0), form=MIN_MAX, role=RECIPE, help=
         "Aspect ratio (width / height) of a random training crop: min, max.")
     HFLIP: float = setting(0.5, bounds=(0.0, 1.0), role=RECIPE, help=
         "Probability of a horizontal flip of a training image.")
@@ -277,6 +286,11 @@ class Data:
     def fold(self) -> Fold | None:
         """The fold that cross-validation holds out, if any."""
         return Fold(*map(int, self.FOLD.split("/"))) if self.FOLD else None
+
+    @property
+    def is_native(self) -> bool:
+        """Return whether images keep the values of their files."""
+        return self.PIXELS != "8bit"
 
     @property
     def cache_side(self) -> int | None:
@@ -485,7 +499,7 @@ class Train:
         "Mixup: blend pairs of images, with a weight from Beta(alpha, alpha); 0: off. (PaddleViT's DeiT: 0.8.)")
     CUTMIX_ALPHA: float = setting(0.0, bounds=(0.0, 1_000.0), help=
         "Cutmix: paste a box from the paired image, with an area from Beta(alpha, alpha); 0: off. (PaddleViT's DeiT: 1.0.)")
-    CUTMIX_MINMAX: tuple[float, ...] = setting((), bounds=(0.0, 1.0), form=RANGE_OR_NONE, help=
+    CUTMIX_MINMAX: tuple[float, ...] = setting((), bounds=(0.0, 1.0), form=MIN_MAX_OR_NONE, help=
         "Cutmix with boxes whose sides are random fractions (min, max) of the image's sides; CUTMIX_ALPHA then has no effect.")
     MIXUP_PROB: float = setting(1.0, bounds=(0.0, 1.0), only=OF_MIXING, help=
         "Probability that a batch, pair or image (see MIXUP_MODE) is mixed.")

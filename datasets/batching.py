@@ -10,4 +10,8 @@ def batching_of(data: Data) -> Squares:
         from datasets.native_aspect.batching import Sequences
 
         return Sequences()
+    if data.is_native:
+        from datasets.native_pixels.batches import NativeSquares
+
+        return NativeSquares(data)
     return Squares()

@@ -59,6 +59,7 @@ def load_image_sets(
         if not len(image_set):
             raise _empty_part_error(config, part, whole)
     numbered, notes = number_classes(config, list(parts.values()), saved)
+    numbered = _with_type(data, numbered)
     train, val = (None if train is None else numbered[0]), numbered[-1]
     _refuse_one_class(config, train, val)
     for image_set in numbered:
@@ -66,6 +67,15 @@ def load_image_sets(
     counts = _describe_class_counts(train, val) if config.task.noun == "class" else ()
     notes = (*describe_split(config, val), *counts, *notes, *val.notes)
     return train, val.with_facts(notes=notes)
+
+
+def _with_type(data: Data, sets: list[ImageSet]) -> list[ImageSet]:
+    """Return the sets with the type of the images' values, if DATA.PIXELS keeps it."""
+    if not data.is_native:
+        return sets
+    from datasets.native_pixels.statistics import with_type
+
+    return with_type(sets)
 
 
 def _check_own_parts(config: Config, train: ImageSet, val: ImageSet) -> None:

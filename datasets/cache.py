@@ -11,9 +11,9 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from configs.schema import Config, Data
 from datasets.index import ENDING, IndexBuilder, caches_folder, open_index
 from datasets.loading.ahead import read_ahead
 from datasets.transforms.crop import resize
+from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import StoppedBySignal
 from utils.files import check_writable, free_bytes, locked, sync, without_waiting
@@ -37,6 +38,7 @@ MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux"
 NUM_SAMPLED = 64  # number of images from which the total size is estimated
 IMAGES_AHEAD_PER_THREAD = 2  # number of images that each thread decodes ahead of the writer
 FILES_PER_TASK = 4096
+CONTENT_ALIGNMENT = 4  # bytes
 REMEDY = "Set DATA.CACHE_PATH to a writable folder with enough space; DATA.CACHE=256 needs less space"
 
 
@@ -67,7 +69,7 @@ def locate_cache(config: Config, part: str, image_set: ImageSet) -> CacheLocatio
     """Return the location of this set's cache, which need not exist."""
     root = hashlib.sha256(os.fsencode(os.path.realpath(image_set.root))).hexdigest()[:16]
     files = hash_files(image_set, count_threads(config))
-    key = {"version": VERSION, "files": files, "pixels": asdict(image_set.rules)}
+    key = {"version": VERSION, "files": files, "pixels": image_set.rules.facts()}
     if side := config.DATA.cache_side:  # the interpolation matters only if images are resized
         key |= {"side": side, "interpolation": config.DATA.INTERPOLATION}
     name = f"{config.DATA.DATASET.replace('/', '-')}-{part}-{root}"
@@ -99,6 +101,7 @@ class CacheFile:
             raise FileNotFoundError(location.index)
         self.columns = [index.column(name) for name in COLUMNS]
         self.num_channels, size = index.facts["channels"], index.facts["size"]
+        self.dtype = np.dtype(index.facts.get("type", "uint8"))
         with open(location.data, "rb", opener=without_waiting) as file:
             # The map is private and writable, because torch warns about read-only arrays; nothing writes to it. Without
             # MAP_NORESERVE, Linux refuses a private map that is larger than the memory.
@@ -111,7 +114,7 @@ class CacheFile:
         if height == 0:
             raise ImageReadError(os.fsdecode(self.data[start : start + width].tobytes()))
         shape = height, width, self.num_channels
-        return self.data[start : start + math.prod(shape)].reshape(shape)
+        return self.data[start : start + math.prod(shape) * self.dtype.itemsize].view(self.dtype).reshape(shape)
 
     def __reduce__(self):
         return CacheFile, (self.location,)
@@ -126,11 +129,12 @@ def open_cache(location: CacheLocation) -> CacheFile | None:
 
 
 def write_cache(
-    location: CacheLocation, num_channels: int, images: Iterable[tuple[int, int, bytes | np.ndarray]]
+    location: CacheLocation, facts: dict[str, Any], images: Iterable[tuple[int, int, bytes | np.ndarray]]
 ) -> None:
     """Write images (height, width, content), and then the index, which marks the cache as complete.
 
-    An unfinished cache is removed. The caller must hold the lock.
+    `facts`: number of channels, and type of the values unless it is uint8. An unfinished cache is removed. The caller must
+    hold the lock.
     """
     location.remove()  # not overwritten, because another run may have mapped the damaged cache
     builder, end = IndexBuilder(COLUMNS), 0
@@ -139,9 +143,12 @@ def write_cache(
             for height, width, content in images:
                 for name, value in zip(COLUMNS, (end, height, width), strict=True):
                     builder.add(name, [value])
-                end += file.write(content)
+                # Types of several bytes must be aligned to be read in place, also after the text of an error.
+                end += file.write(content) + file.write(
+                    bytes(-file.tell() % CONTENT_ALIGNMENT) if "type" in facts else b""
+                )
             sync(file)
-        builder.finish({"size": end, "channels": num_channels}).save(location.index)
+        builder.finish({"size": end} | facts).save(location.index)
     except BaseException:
         location.remove()
         raise
@@ -232,12 +239,17 @@ def build_cache(
             progress.say(f"cache: writing {check_space(config, location, image_set)}")
             with ThreadPoolExecutor(num_threads, "cache") as pool:
                 try:
-                    write_cache(location, image_set.rules.num_channels, decoded(pool))
+                    write_cache(location, _facts_of(image_set.rules), decoded(pool))
                 finally:
                     pool.shutdown(cancel_futures=True)
         finally:
             Path(lock.name).unlink(missing_ok=True)
     return open_cache(location)
+
+
+def _facts_of(rules: PixelRules) -> dict[str, Any]:
+    kind = {"type": "float32" if rules.kind == "window" else rules.kind} if rules.is_native else {}
+    return {"channels": rules.num_channels} | kind
 
 
 def encode(data: Data, image_set: ImageSet, index: int) -> tuple[int, int, bytes | np.ndarray]:
@@ -250,9 +262,15 @@ def encode(data: Data, image_set: ImageSet, index: int) -> tuple[int, int, bytes
     height, width, num_channels = pixels.shape
     side, short = data.cache_side, min(height, width)
     if side is not None and short > side:
-        smaller = torch.empty((side * height // short, side * width // short, num_channels), dtype=torch.uint8)
-        resize(pixels, data.INTERPOLATION, smaller.permute(2, 0, 1))
-        pixels = smaller.numpy()
+        size = side * height // short, side * width // short
+        if data.is_native:
+            from datasets.native_pixels.batches import shrunk
+
+            pixels = shrunk(pixels, size, data.INTERPOLATION)
+        else:
+            smaller = torch.empty((*size, num_channels), dtype=torch.uint8)
+            resize(pixels, data.INTERPOLATION, smaller.permute(2, 0, 1))
+            pixels = smaller.numpy()
     return *pixels.shape[:2], np.ascontiguousarray(pixels)
 
 

@@ -67,7 +67,8 @@ class ImageContents:
 
     def add(self, number: int, pixels: np.ndarray) -> None:
         self.digests[number] = digest(pixels)
-        self._pictures[number] = as_image(pixels).resize((SIDE, SIDE), Image.Resampling.BOX)
+        picture = self._find(number)[0].shown(pixels)
+        self._pictures[number] = as_image(picture).resize((SIDE, SIDE), Image.Resampling.BOX)
 
     def read(self) -> None:
         """Read and add all images, with a progress bar. Report unreadable images as a run does."""
@@ -173,7 +174,7 @@ class ImageContents:
 
     def _read_thumbnail(self, number: int) -> Image.Image:
         part, index = self._find(number)
-        image = as_image(part.read(index))
+        image = as_image(part.shown(part.read(index)))
         return image.resize([min(each, THUMBNAIL) for each in image.size], Image.Resampling.BOX)
 
 

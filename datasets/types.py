@@ -60,8 +60,15 @@ class ImageSet:
         return len(self.targets)
 
     def read(self, index: int) -> np.ndarray:
-        """Return the image as uint8 [H, W, channels], or raise ImageReadError. Threads call it concurrently."""
+        """Return the image as uint8 [H, W, channels], or raise ImageReadError. Threads call it concurrently.
+
+        With DATA.PIXELS native, the type may also be uint16 or float32.
+        """
         raise NotImplementedError
+
+    def shown(self, pixels: np.ndarray) -> np.ndarray:
+        """Return an image of this set as uint8 [H, W, 1 or 3] for pictures."""
+        return pixels
 
     def kinds(self, index: int) -> Sequence[str]:
         """Return the unusual properties of the image's file, as -check prints them."""
@@ -170,7 +177,7 @@ class SavedData(NamedTuple):
 class Batch(NamedTuple):
     """One micro-batch of one process."""
 
-    images: Tensor  # uint8 [B, C, H, W], channels last in memory
+    images: Tensor  # uint8 [B, C, H, W], channels last in memory; float32 with DATA.PIXELS native
     targets: Tensor  # int64 [B]; with several labels float32 [B, classes] of 0 and 1
     num_samples: int  # B, or 0 for an image that only keeps the processes in step
     bad: list[int]  # unreadable images: replaced in training, omitted in evaluation

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from datasets import renumber
 from datasets.fingerprint import data_facts
-from engine.plan import Inputs, LoadData, Plan, measure_targets, refuse_other_data
+from engine.plan import Inputs, LoadData, Plan, measure, refuse_other_data
 from utils.errors import ConfigError
 
 
@@ -22,7 +22,7 @@ def plan_evaluation(inputs: Inputs, load_data: LoadData) -> EvalPlan:
     if val.classes != names and set(val.classes) <= set(names):
         (val,) = renumber([val], names)
     refuse_other_data(inputs, data_facts(None, val))
-    inputs, _, val = measure_targets(inputs, None, val)
+    inputs, _, val = measure(inputs, None, val)
     return EvalPlan(inputs=inputs, eval_set=val, classes_of_weights=names)
 
 

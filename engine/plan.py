@@ -192,7 +192,7 @@ def plan_training(inputs: Inputs, load_data: LoadData, find_batch_size: FindBatc
     train, val = load_data(inputs.config, inputs.kept)
     facts = data_facts(train, val)
     refuse_other_data(inputs, facts)
-    inputs, train, val = measure_targets(inputs, train, val)
+    inputs, train, val = measure(inputs, train, val)
     if inputs.config.DATA.BATCH_SIZE == AUTO:
         number, how = inputs.saved.get("config", {}).get("DATA.BATCH_SIZE"), "as at the start of this run"
         if number is None or not is_run(inputs.saved):
@@ -218,11 +218,16 @@ def plan_training(inputs: Inputs, load_data: LoadData, find_batch_size: FindBatc
     )
 
 
-def measure_targets(inputs: Inputs, train: ImageSet | None, val: ImageSet) -> tuple[Inputs, ImageSet | None, ImageSet]:
-    """Return the inputs and images of a task whose targets depend on measurements of the training images."""
-    if measure := inputs.config.task.measured:
-        began = inputs.saved.get("config", {}) if is_run(inputs.saved) else {}
-        loaded, train, val = import_named("datasets", measure)(inputs.loaded, began, inputs.record, train, val)
+def measure(inputs: Inputs, train: ImageSet | None, val: ImageSet) -> tuple[Inputs, ImageSet | None, ImageSet]:
+    """Return the inputs and images after measurements of the training images. Collective."""
+    began = inputs.saved.get("config", {}) if is_run(inputs.saved) else {}
+    if named := inputs.config.task.measured:
+        loaded, train, val = import_named("datasets", named)(inputs.loaded, began, inputs.record, train, val)
+        inputs = replace(inputs, loaded=loaded)
+    if inputs.config.DATA.is_native:
+        from datasets.native_pixels.statistics import with_statistics
+
+        loaded, train, val = with_statistics(inputs.loaded, began, inputs.process, train, val)
         inputs = replace(inputs, loaded=loaded)
     return inputs, train, val
 

@@ -159,9 +159,12 @@ def _by_weights(metadata: Any, given: dict[str, Text], names_model: bool) -> tup
 def _for_channels(images: dict[str, Any], given: dict[str, Text]) -> dict[str, Any]:
     """Return the image settings, with mean and deviation averaged if DATA.IMAGE_CHANNELS differs from the weights'."""
     key, theirs = "DATA.IMAGE_CHANNELS", images.get("DATA.IMAGE_CHANNELS")
-    number = convert(SETTINGS[key], given[key], key) if key in given else theirs
+    files = given.get("DATA.CHANNEL_FILES")
+    implied = str(files).count(",") + 1 if files else theirs  # as configs/load.py derives it
+    number = convert(SETTINGS[key], given[key], key) if key in given else implied
     if number == theirs:
         return images
+    images = {name: value for name, value in images.items() if name != key} if key not in given else images
     for name in {"DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"} & images.keys():
         images = images | {name: [round(sum(images[name]) / len(images[name]), 6)] * number}
     return images

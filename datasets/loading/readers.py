@@ -50,7 +50,8 @@ class Reader:
         """Allocate images with the memory layout of decoded pixels, channels last."""
         side = self.side(piece)
         shape = (len(piece.indices), side, side, self.data.IMAGE_CHANNELS)
-        return torch.empty(shape, dtype=torch.uint8, pin_memory=pinned).permute(0, 3, 1, 2)
+        dtype = torch.float32 if self.data.is_native else torch.uint8
+        return torch.empty(shape, dtype=dtype, pin_memory=pinned).permute(0, 3, 1, 2)
 
     def side(self, piece: Piece) -> int:
         """Return the height and width of the images in a batch."""

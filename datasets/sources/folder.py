@@ -23,8 +23,8 @@ from datasets.sources import (
     own_split,
     path_below_data,
 )
-from datasets.sources.images import FileImages, is_within
-from datasets.transforms.decode import IMAGE_ENDINGS, READ_BY
+from datasets.sources.images import FileImages, images_of_files, is_within
+from datasets.transforms.decode import IMAGE_ENDINGS, NATIVE_ENDINGS, READ_BY
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
 from utils.errors import ConfigError, DataError
@@ -155,14 +155,17 @@ def read_class_folders(
     classes = sorted({normalize("NFC", name) for name in (*names, *others)})
     number = {name: index for index, name in enumerate(classes)}
     numbers = [number[normalize("NFC", name)] for name in names]
+    rules = PixelRules.of(config.DATA)
+    endings = (*IMAGE_ENDINGS, *NATIVE_ENDINGS) if rules.is_native else IMAGE_ENDINGS
+    of_files = {"folders": names, "numbers": numbers, "deep": deep, "endings": endings}
     index = open_or_build(
         index_paths(config, folder / INDEX_FILE),
         COLUMNS,
-        {"folders": names, "numbers": numbers, "deep": deep, "endings": IMAGE_ENDINGS},
-        lambda builder: _build(builder, FolderScan(folder, names, deep), numbers),
+        of_files | ({"channel_files": rules.channel_files} if rules.channel_files else {}),
+        lambda builder: _build(builder, FolderScan(folder, names, deep, endings, rules), numbers),
         lambda index: _is_unchanged(index, folder),
     )
-    images = FileImages(folder, index.text("path"), index.column("target"), classes, PixelRules.of(config.DATA))
+    images = images_of_files(folder, index.text("path"), index.column("target"), classes, rules)
     left_out = Counter(index.facts["left_out"])
     if names != [""]:  # otherwise the folder itself is the only class
         folders, files = _listed(folder)
@@ -205,8 +208,16 @@ def _build(builder: IndexBuilder, scan: "FolderScan", numbers: list[int]) -> dic
 class FolderScan:
     """Finds the images of class folders, and counts the files that it leaves out, by reason."""
 
-    def __init__(self, root: Path, names: list[str], deep: bool = True):
-        self.root, self.names, self.deep = root, names, deep
+    def __init__(
+        self,
+        root: Path,
+        names: list[str],
+        deep: bool = True,
+        endings: tuple[str, ...] = IMAGE_ENDINGS,
+        rules: PixelRules | None = None,
+    ):
+        """`endings`: the endings of images. `rules`: needed with DATA.CHANNEL_FILES, to find the images of the files."""
+        self.root, self.names, self.deep, self.endings, self.rules = root, names, deep, endings, rules
         self.left_out = Counter()
         self.folders: list[str] = []  # listed folders, relative to the root
         self.dates: list[int] = []  # dates of these folders before they were listed
@@ -235,12 +246,17 @@ class FolderScan:
             if self.deep:
                 waiting += [f"{below}{each}" for each in reversed(folders) if self._is_read(f"{below}{each}")]
             for file in files:
-                if _is_image(file):
+                if _is_image(file, self.endings):
                     paths.append(f"{below}{file}")
                 elif not file.startswith("."):
                     others[os.path.splitext(file)[1].lower() or "without ending"] += 1
+        if self.rules and self.rules.channel_files:
+            from datasets.native_pixels.channel_files import grouped
+
+            paths, others[f"not {self.rules.channel_files}"] = grouped(paths, self.rules)
         if not paths:
             found = f", only what is not read ({first_of(sorted(others))})" if others else ""
+            found += "; DATA.PIXELS=native reads .npy and DICOM" * bool({*NATIVE_ENDINGS} & others.keys())
             found += "; keep runs elsewhere (-output)" * (RUNS in others)
             raise DataError(
                 f"{self.root / name}: no images in this folder{found}; add some ({' '.join(IMAGE_ENDINGS)}) or "
@@ -291,6 +307,7 @@ def describe_left_out(root: Path, left_out: Counter) -> list[str]:
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(left_out.items()))
     is_heif = any(READ_BY.get(ending) == "pillow_heif" for ending in left_out)
     hint = "; pip install pillow-heif reads HEIC" if is_heif else ""
+    hint += "; DATA.PIXELS=native reads .npy and DICOM (docs/pixels.md)" * bool({*NATIVE_ENDINGS} & left_out.keys())
     line = f"{root}: left out: {reasons}{hint}"
     return [line if all(reason in NO_IMAGES for reason in left_out) else warning(line)]
 
@@ -315,8 +332,8 @@ def _is_folder(entry: os.DirEntry) -> bool:
         return False
 
 
-def _is_image(file: str) -> bool:
-    return file.lower().endswith(IMAGE_ENDINGS) and not file.startswith(".")
+def _is_image(file: str, endings: tuple[str, ...] = IMAGE_ENDINGS) -> bool:
+    return file.lower().endswith(endings) and not file.startswith(".")
 
 
 def _count_images(folder: Path) -> int:

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 from unicodedata import normalize
 
 import numpy as np
@@ -41,6 +42,9 @@ class EncodedImages(ImageSet):
             return kinds_of(self.file(index)[1], self.rules)
         except ImageReadError:
             return ()
+
+    def shown(self, pixels: np.ndarray) -> np.ndarray:
+        return self.rules.shown(pixels) if self.rules.is_native else pixels
 
     def file(self, index: int) -> tuple[str, bytes]:
         waits = iter(RETRY_AFTER)
@@ -189,6 +193,22 @@ class FileImages(EncodedImages):
                 has, may_have = format_bytes_apart(size, most)
                 raise ImageReadError(f"the file has {has}; DATA.MAX_PIXELS allows at most {may_have}")
             return os.path.splitext(path)[1], file.read()
+
+
+def images_of_files(
+    root: Path,
+    paths: Sequence[str] | Texts,
+    targets: Any,
+    classes: list[str],
+    rules: PixelRules,
+    *,
+    confined: bool = False,
+) -> FileImages:
+    """Return the images in these files. With DATA.CHANNEL_FILES, the paths name the file of the first channel."""
+    kind = FileImages
+    if rules.channel_files:
+        from datasets.native_pixels.channel_files import ChannelFiles as kind
+    return kind(root, paths, targets, classes, rules, confined=confined)
 
 
 def normal_paths(paths: list[bytes]) -> list[bytes]:

@@ -30,7 +30,7 @@ from datasets.index import (
 from datasets.labels import Labels, OneLabel
 from datasets.sources import data_root, expected_layout, image_root, own_split, path_below_data
 from datasets.sources.folder import read_split_folders
-from datasets.sources.images import FileImages, normal_paths, on_disk, stays_inside
+from datasets.sources.images import FileImages, images_of_files, normal_paths, on_disk, stays_inside
 from datasets.targets import count_classes
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
@@ -101,7 +101,7 @@ def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
         root = image_root(config.DATA) or file.parent
         _check_paths(index, file, number, root)
         targets, groups = index.column(f"{number}.target"), index.text(f"{number}.group")
-        images = FileImages(root, paths, targets, classes, PixelRules.of(config.DATA), confined=True)
+        images = images_of_files(root, paths, targets, classes, PixelRules.of(config.DATA), confined=True)
         facts = {"groups": groups} if len(groups) else {}
         images = images.with_facts(
             folder=path_below_data(config.DATA, root),

@@ -43,13 +43,18 @@ class TrainTransform:
     def __init__(self, config: Config):
         self.data, self.augment = config.DATA, None
         self.cut = self._resized_crop if self.data.TRAIN_CROP == "rrc" else self._crop_of_resized
-        if config.TRAIN.augments:
+        self.resize = resize_of(self.data)
+        if config.TRAIN.augments and self.data.is_native:
+            from datasets.native_pixels.batches import Jitter
+
+            self.augment = Jitter(config.TRAIN.COLOR_JITTER)
+        elif config.TRAIN.augments:
             from datasets.transforms.augment import Augmentation
 
             self.augment = Augmentation(config)
 
     def __call__(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
-        """Transform an image, uint8 [H, W, C], and write it to `out`, uint8 [C, side, side]."""
+        """Transform an image [H, W, C], and write it to `out`, [C, side, side]: uint8, or float32 with DATA.PIXELS native."""
         self.cut(image, rng, out)
         if rng.random() < self.data.HFLIP:
             out.copy_(out.flip(2))
@@ -62,7 +67,7 @@ class TrainTransform:
         height, width, _ = image.shape
         left, top, width, height = crop_box(width, height, self.data.CROP_SCALE, self.data.CROP_RATIO, rng)
         # Crop before resizing, so that pixels outside the crop do not bleed into its edge.
-        resize(image[top : top + height, left : left + width], self._interpolation(rng), out)
+        self.resize(image[top : top + height, left : left + width], self._interpolation(rng), out)
 
     def _crop_of_resized(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
         """Resize the shorter side to the side of the square, and cut out a square at a random position.
@@ -74,8 +79,8 @@ class TrainTransform:
         height, width = side * height // short, side * width // short
         if height * width > self.data.MAX_PIXELS:  # an image one pixel high could become arbitrarily wide
             return self._resized_crop(image, rng, out)
-        resized = torch.empty((height, width, channels), dtype=torch.uint8)
-        resize(image, self._interpolation(rng), resized.permute(2, 0, 1))
+        resized = torch.empty((height, width, channels), dtype=out.dtype)
+        self.resize(image, self._interpolation(rng), resized.permute(2, 0, 1))
         rows, columns = (self._reflected(length, rng) for length in (height, width))
         out.copy_(resized[rows][:, columns].permute(2, 0, 1))
 
@@ -100,20 +105,21 @@ class EvalTransform:
         self.interpolation, self.max_pixels = data.INTERPOLATION, data.MAX_PIXELS
         # The padding around a resized image that is smaller than the crop is black, or the mean in timm's border mode.
         mean = data.IMAGENET_MEAN if self.mode == "border" else (0.0,)
-        self.padding = torch.tensor([min(max(round(255 * each), 0), 255) for each in mean], dtype=torch.uint8)
+        levels = mean if data.is_native else [min(max(round(255 * each), 0), 255) for each in mean]
+        self.padding, self.resize = torch.tensor(levels), resize_of(data)
 
     def __call__(self, image: np.ndarray, out: Tensor) -> None:
-        """Transform an image, uint8 [H, W, C], and write it to `out`, uint8 [C, side, side]."""
+        """Transform an image [H, W, C], and write it to `out`, [C, side, side]: uint8, or float32 with DATA.PIXELS native."""
         height, width = self._size(*image.shape[:2])
         if (height, width) == (self.side, self.side):
-            resize(image, self.interpolation, out)
+            self.resize(image, self.interpolation, out)
             return
         if height * width > self.max_pixels:  # an image one pixel high could become arbitrarily wide
             raise ImageReadError(
                 f"resized to {width} x {height}, it has more pixels than DATA.MAX_PIXELS, which is {self.max_pixels}"
             )
-        resized = torch.empty((height, width, image.shape[2]), dtype=torch.uint8).permute(2, 0, 1)
-        resize(image, self.interpolation, resized)
+        resized = torch.empty((height, width, image.shape[2]), dtype=out.dtype).permute(2, 0, 1)
+        self.resize(image, self.interpolation, resized)
         top, left = self._start(height), self._start(width)
         if min(height, width) < self.side:
             out.copy_(self.padding[:, None, None].expand_as(out))
@@ -135,6 +141,15 @@ class EvalTransform:
         """Return the start of the square along a side of this length. It is negative if the square is larger."""
         spare = length - self.side
         return round(spare / 2) if spare > 0 else -(-spare // 2)
+
+
+def resize_of(data: Data) -> Callable[[np.ndarray, str, Tensor], None]:
+    """Return the function that resizes an image [H, W, C] into a tensor [C, H', W']."""
+    if data.is_native:
+        from datasets.native_pixels.batches import NativeResize
+
+        return NativeResize(data)
+    return resize
 
 
 def resize(image: np.ndarray, interpolation: str, out: Tensor) -> None:

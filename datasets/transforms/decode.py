@@ -22,6 +22,7 @@ READ_BY = {".avif": "PIL._avif", ".heic": "pillow_heif", ".heif": "pillow_heif",
 KNOWN_ENDINGS = (".jpg", ".jpeg", ".jfif", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", *READ_BY)
 # The formats that Pillow may detect. EPS is excluded, because Pillow would start a program with code from the file.
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF", *(("AVIF",) if find_spec("PIL._avif") else ()))
+NATIVE_ENDINGS = (".npy", ".dcm", ".dicom")  # files that only DATA.PIXELS native reads
 IMAGE_ENDINGS = tuple(each for each in KNOWN_ENDINGS if each not in READ_BY or find_spec(READ_BY[each]))
 # Conversions that libjpeg does itself, with Pillow's result. CMYK needs Pillow, because Adobe's files invert it.
 LIBJPEG_CONVERSIONS = {3: {"YCbCr": "RGB", "RGB": "RGB", "Gray": "RGB"}, 1: {"Gray": "GRAY"}}
@@ -58,19 +59,30 @@ OPPOSITE = {6: 8, 8: 6}  # {orientation: the orientation whose change undoes it}
 
 
 def decode(data: bytes, rules: PixelRules) -> np.ndarray:
-    """Return the pixels of an image file as uint8 [H, W, channels]. Raise ImageReadError if it cannot be read."""
+    """Return the pixels of an image file as uint8 [H, W, channels]. Raise ImageReadError if it cannot be read.
+
+    With DATA.PIXELS native, they may also be uint16 or float32.
+    """
     try:
-        pixels = _decode_jpeg(data, rules) if simplejpeg and data[:2] == JPEG_START else None
-        return _decode_any(data, rules) if pixels is None else pixels
+        return rules.decode(data) if rules.is_native else decode_8_bits(data, rules)
     except ImageReadError:
         raise
     except UnidentifiedImageError as error:  # Pillow's own message has the address of an object in memory
-        text = "UnidentifiedImageError: the file is empty or has a format that halfstep does not read"
+        from datasets.native_pixels.formats import describe_unread
+
+        text = describe_unread(data) or (
+            "UnidentifiedImageError: the file is empty or has a format that halfstep does not read"
+        )
         raise ImageReadError(text) from error
     except Image.DecompressionBombError as error:
         raise ImageReadError(f"{error}; DATA.MAX_PIXELS is {rules.max_pixels}") from error
     except Exception as error:  # Pillow's parsers raise many types of errors for broken files
         raise ImageReadError(f"{type(error).__name__}: {error}") from error
+
+
+def decode_8_bits(data: bytes, rules: PixelRules) -> np.ndarray:
+    pixels = _decode_jpeg(data, rules) if simplejpeg and data[:2] == JPEG_START else None
+    return _decode_any(data, rules) if pixels is None else pixels
 
 
 def kinds_of(data: bytes, rules: PixelRules) -> list[str]:

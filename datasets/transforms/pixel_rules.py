@@ -1,6 +1,7 @@
 """The rules by which an image of any mode becomes uint8 pixels."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -24,6 +25,9 @@ class PixelRules:
     background: tuple[int, ...] = (128, 128, 128)  # the RGB colour behind transparent pixels
     max_pixels: int = Data.MAX_PIXELS
 
+    is_native = False  # whether images keep the values of their files; see datasets/native_pixels/
+    channel_files = None  # DATA.CHANNEL_FILES
+
     @property
     def exif(self) -> str:
         """Return the value of DATA.EXIF for these rules."""
@@ -33,16 +37,25 @@ class PixelRules:
     def of(cls, data: Data) -> "PixelRules":
         channels = data.IMAGE_CHANNELS
         exif = data.EXIF or ("apply" if data.DATASET in UPRIGHT else "ignore")
+        if data.is_native:
+            from datasets.native_pixels.rules import NativeRules
+
+            return NativeRules.of_native(data, exif == "apply")
         mean = data.IMAGENET_MEAN[:channels] * (3 // channels)
         background = tuple(min(max(round(255 * each), 0), 255) for each in mean)
         return cls(channels, exif == "apply", background, data.MAX_PIXELS)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the pixels of a file depend on, as plain values."""
+        return asdict(self)
 
 
 def to_array(image: Image.Image, rules: PixelRules) -> np.ndarray:
     """Return a Pillow image, or its first frame, as uint8 [H, W, rules.num_channels]."""
     if has_32_bits(image):
         raise ImageReadError(
-            f"it has 32 bits per pixel (Pillow's mode {image.mode}), whose range is unknown; save it with 8 or 16 bits"
+            f"it has 32 bits per pixel (Pillow's mode {image.mode}), whose range is unknown; save it with 8 or 16 "
+            "bits, or set DATA.PIXELS=native (docs/pixels.md)"
         )
     if image.mode.startswith("I"):
         image = _to_8_bits(image)

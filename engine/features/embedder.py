@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datasets import BadImages, ImageSet, Normalize
+from datasets import BadImages, ImageSet, build_normalize
 from datasets.loading.readers import Buffers, EvalReader
 from datasets.loading.workers import choose_workers, make_loader
 from datasets.order import Piece
 from datasets.sources.folder import FolderScan, describe_left_out
-from datasets.sources.images import FileImages, natural
+from datasets.sources.images import FileImages, images_of_files, natural
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from engine.confidence.stored import watch
@@ -50,7 +50,7 @@ class Photos(Sequence):
 
     def images(self, rules: PixelRules) -> FileImages:
         """Return the photos as an image set without classes."""
-        return FileImages(self.folder, self.paths, np.zeros(len(self), np.uint8), [], rules)
+        return images_of_files(self.folder, self.paths, np.zeros(len(self), np.uint8), [], rules)
 
 
 def find_photos(flag: str, folder: Path, report: Callable[[str], None]) -> Photos:
@@ -124,7 +124,7 @@ class Embedder:
         self.transforms = choose_transforms(self.config, process.device, self.precision.half)
         self.transforms.apply(trained.model)
         self.model = self.precision.computing(trained.model.to(process.device)).eval()
-        self.normalize = Normalize(data).to(process.device)
+        self.normalize = build_normalize(data).to(process.device)
         self._known = watch(self.model, trained.calibration, trained.source) if with_logits else None
 
     def facts(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from configs.schema import Config
 from datasets import BadImages, build_eval_data, build_normalize
 from datasets.batching import batching_of
-from datasets.sources.images import FileImages
+from datasets.sources.images import FileImages, images_of_files
 from datasets.squares import Squares
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import Batch
@@ -101,7 +101,8 @@ class Predictor:
         if len(paths) <= FEW:
             config = replace(config, DATA=replace(config.DATA, NUM_WORKERS=0))
         # Each image's index is its target, so that a batch shows which images it contains.
-        images = FileImages(Path(), paths, range(len(paths)), self.classifier.classes, PixelRules.of(config.DATA))
+        rules = PixelRules.of(config.DATA)
+        images = images_of_files(Path(), paths, range(len(paths)), self.classifier.classes, rules)
         bad_images = BadImages(images, max_fraction=1.0, say=self.say)
         batching = batching_of(config.DATA)
         for batch in self.batches(config, images):

@@ -40,7 +40,7 @@ def draw_mistakes(results: ClassResults, image_set: ImageSet) -> Image.Image:
 def pixels_of(image_set: ImageSet, index: int) -> np.ndarray | None:
     """Return a small copy of the image, or None if it cannot be read. 36 large photos would take a gigabyte."""
     try:
-        return np.asarray(fitted(image_set.read(index), SIDE))
+        return np.asarray(fitted(image_set.shown(image_set.read(index)), SIDE))
     except (ImageReadError, UserError):
         return None
 

@@ -1,0 +1,149 @@
+"""The type of the images' values, their limits, and the mean and deviation of each channel, from the training images."""
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from configs.combinations import is_typed
+from configs.schema import Config
+from datasets.loading.ahead import read_ahead
+from datasets.native_pixels.rules import limits_of, split_limits
+from datasets.types import ImageReadError, ImageSet
+from utils.distributed import Process
+from utils.errors import DataError
+from utils.log import shown
+from utils.text import warning
+
+RANGE, MEAN, DEVIATION = "DATA.RANGE", "DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"
+MOST_IMAGES, MOST_VALUES = 1_000, 2**24  # images, drawn by the seed, and values of all of them
+PERCENTILES = (0.1, 99.9)
+NUM_TRIED = 10  # images until one can be read, which decides the type
+NUM_THREADS, NUM_AHEAD = 8, 32
+
+
+class Statistics(NamedTuple):
+    """Statistics of each channel: the limits, and mean and deviation in units of the limits."""
+
+    limits: tuple[float, ...]  # low and high of each channel
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    extremes: list[tuple[float, float]]  # smallest and largest value
+
+
+def with_type(sets: list[ImageSet]) -> list[ImageSet]:
+    """Return the sets with the type of the first image that can be read. All other images must have this type."""
+    first, reasons = sets[0], []
+    if first.rules.kind != "native":
+        return sets
+    for index in range(min(NUM_TRIED, len(first))):
+        try:
+            kind = first.read(index).dtype.name
+        except ImageReadError as error:
+            reasons.append(f"{first.name(index)}: {error}")
+            continue
+        return [each.with_facts(rules=each.rules.with_kind(kind)) for each in sets]
+    raise DataError(
+        f"{reasons[0]}; set DATA.IMAGE_CHANNELS, or repair the images" if reasons else "there are no images"
+    )
+
+
+def with_statistics(
+    loaded: Any, began: Mapping[str, Any], process: Process, train: ImageSet | None, val: ImageSet
+) -> tuple[Any, ImageSet | None, ImageSet]:
+    """Return the settings and images with limits, mean and deviation. Collective.
+
+    `loaded`: the LoadedConfig of the run; `began`: the settings with which a resumed run began. Settings that name the limits,
+    or that come from the weights together with the limits, are kept; everything else is measured.
+    """
+    config, origins = loaded.config, loaded.origins
+    notes = ()
+    if began.get(RANGE):
+        values = {key.removeprefix("DATA."): began[key] for key in (RANGE, MEAN, DEVIATION)}
+        loaded = loaded.with_data({name: tuple(each) for name, each in values.items()}, "the checkpoint")
+    elif train is None:
+        limits_of(config.DATA)  # raises an error if they are not known
+    elif not config.DATA.RANGE or not (is_typed(MEAN, origins) or origins[MEAN] == origins[RANGE]):
+        found = process.first(lambda: measure(config, train))
+        values = {"RANGE": found.limits}
+        if not is_typed(MEAN, origins):
+            values |= {"IMAGENET_MEAN": found.mean, "IMAGENET_STD": found.deviation}
+        loaded = loaded.with_data(values, "the training images")
+        notes = describe(found)
+    if train is not None:
+        loaded = loaded.with_data({"PIXELS": train.rules.kind}, origins["DATA.PIXELS"])
+    limits = loaded.config.DATA.RANGE
+    train, val = (each and each.with_facts(rules=each.rules.with_limits(limits)) for each in (train, val))
+    return loaded, train, val.with_facts(notes=(*val.notes, *notes))
+
+
+def measure(config: Config, train: ImageSet) -> Statistics:
+    """Return the statistics of at most MOST_IMAGES training images, which the seed draws."""
+    data = config.DATA
+    values = np.concatenate(list(_samples(config.SEED, train)))
+    extremes = list(zip(values.min(0).tolist(), values.max(0).tolist(), strict=True))
+    if data.RANGE:
+        low, high = split_limits(data.RANGE, data.IMAGE_CHANNELS)
+    else:
+        low, high = np.percentile(values, PERCENTILES, 0)
+        few_differ = high <= low  # nearly all values are equal: keep the others
+        low, high = (
+            np.where(few_differ, each, limit) for each, limit in zip(np.array(extremes).T, (low, high), strict=True)
+        )
+        high = np.where(high <= low, low + 1, high)
+    scaled = np.clip((values - low) / (high - low), 0, 1)
+    deviation = scaled.std(0, dtype=np.float64)
+    rounded = [
+        tuple(float(f"{each:.6g}") for each in row)
+        for row in (
+            np.stack([low, high], 1).ravel(),
+            scaled.mean(0, dtype=np.float64),
+            np.where(deviation > 0, deviation, 1),
+        )
+    ]
+    return Statistics(*rounded, extremes)
+
+
+def _samples(seed: int, train: ImageSet) -> Iterator[np.ndarray]:
+    """Yield pixels of each drawn image that can be read, float32 [pixels, C]."""
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(train))[:MOST_IMAGES]).tolist()
+    count, reasons = max(MOST_VALUES // (len(chosen) * train.rules.num_channels), 1), []
+
+    def sample(index: int) -> np.ndarray | ImageReadError:
+        try:
+            pixels = train.read(index)
+        except ImageReadError as error:
+            return error
+        pixels = pixels.reshape(-1, pixels.shape[2])
+        if len(pixels) > count:
+            pixels = pixels[np.random.default_rng((seed, index)).integers(len(pixels), size=count)]
+        return pixels.astype(np.float32)
+
+    with ThreadPoolExecutor(NUM_THREADS, "pixels") as pool:
+        futures = read_ahead((pool.submit(sample, index) for index in chosen), NUM_AHEAD)
+        for future in shown(futures, "measuring pixels", len(chosen)):
+            found = future.result()
+            if isinstance(found, np.ndarray):
+                yield found
+            else:
+                reasons.append(found)
+    if len(reasons) == len(chosen):
+        raise DataError(f"{train.name(chosen[0])}: {reasons[0]}; none of the drawn training images can be read")
+
+
+def describe(found: Statistics) -> Iterator[str]:
+    """Yield a line about each channel, and a warning if some values are far outside of the limits."""
+    limits = np.reshape(found.limits, (-1, 2)).tolist()
+    for number, ((low, high), (least, most), mean, deviation) in enumerate(
+        zip(limits, found.extremes, found.mean, found.deviation, strict=True)
+    ):
+        span = high - low
+        yield (
+            f"channel {number}: limits {low:g} to {high:g}, mean {low + span * mean:.5g}, deviation {span * deviation:.5g}"
+        )
+        if least < low - span or most > high + span:
+            yield warning(
+                f"channel {number}: values go from {least:g} to {most:g}; those outside of {low:g} to {high:g} become the "
+                "limits, unless DATA.RANGE names others"
+            )

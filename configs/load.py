@@ -177,7 +177,7 @@ def name_runs(values: dict[str, Any]) -> dict[str, str]:
 def _derive_data(values: dict[str, Any], origins: dict[str, str]) -> None:
     """Fit mean and deviation to the number of channels; choose loss and metric by the task, unless they are set."""
     key, files = "DATA.IMAGE_CHANNELS", values["DATA.CHANNEL_FILES"]
-    if files and origins[key] == "default":
+    if files and not is_typed(key, origins):
         values[key], origins[key] = files.count(",") + 1, "because of DATA.CHANNEL_FILES"
     channels, is_native = values[key], values["DATA.PIXELS"] != SETTINGS["DATA.PIXELS"].default
     for key in ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"):  # of native pixels they are measured, unless they are typed

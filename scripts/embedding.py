@@ -10,7 +10,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from datasets.sources.folder import subfolders
-from datasets.sources.images import FileImages
+from datasets.sources.images import images_of_files
 from engine.features.embedder import Embedder, Photos, Table, find_photos, normalized, thumbnail
 from engine.predict.guesses import Guess
 from engine.predict.output import NUM_COLUMNS, THUMBNAIL, UNSURE, Mark, Output, write_picture
@@ -145,7 +145,8 @@ def read_examples(folder: Path, embedder: Embedder) -> Examples:
     classes = example_classes(folder)
     features = []
     for name in classes:
-        found = embedder(find_photos("-examples", folder / name, embedder.say).images(embedder.rules))
+        photos = find_photos("-examples", folder / name, embedder.say).for_model(embedder.rules, embedder.say)
+        found = embedder(photos.images(embedder.rules))
         if not len(found.features):
             raise DataError(f"-examples: no image in {folder / name} can be read; add another, or remove the folder")
         features.append(found.features)
@@ -156,7 +157,7 @@ def read_examples(folder: Path, embedder: Embedder) -> Examples:
 
 def embed_one(path: Path, embedder: Embedder) -> np.ndarray:
     """Return the features [D] of one image, scaled to length 1."""
-    found = embedder(FileImages(Path(), [str(path)], [0], [], embedder.rules))
+    found = embedder(images_of_files(Path(), [str(path)], [0], [], embedder.rules))
     if not len(found.features):
         raise DataError(f"-near: {path} cannot be read; name another image")
     return normalized(found.features)[0]
@@ -171,6 +172,7 @@ NUM_SIMILAR = 20  # photos that -near prints without -top
 def embed(given: Namespace, photos: Photos, embedder: Embedder, report: Callable[[str], None]) -> int:
     """Run the command with checked arguments. Return the exit code, which is 2 if some photos cannot be read."""
     trained, width = embedder.trained, embedder.width
+    photos = photos.for_model(embedder.rules, report)
     kind = f" ({trained.weights})" if trained.weights else ""
     epoch = f" after epoch {trained.epoch}" if trained.epoch else ""
     place = embedder.process.device.type
@@ -213,7 +215,7 @@ def find_similar(given: Namespace, photos: Photos, embedder: Embedder, query: np
     rows = np.argsort(-similarities, kind="stable")[: (given.top or NUM_SIMILAR) + 1].tolist()
     found = [(int(table.indices[row]), float(similarities[row])) for row in rows]
     found = [each for each in found if not os.path.samefile(photos[each[0]], given.near)][: given.top or NUM_SIMILAR]
-    of_query = FileImages(Path(), [str(given.near)], [0], [], embedder.rules)
+    of_query = images_of_files(Path(), [str(given.near)], [0], [], embedder.rules)
     tiles = [Tile(thumbnail(of_query, 0), ["query", str(given.near)])._replace(frame="black")]
     for index, similarity in found:
         print(f"{one_line(photos[index])}\t{similarity:.4f}")

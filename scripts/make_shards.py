@@ -35,7 +35,7 @@ from datasets.index import ENDING
 from datasets.loading.ahead import read_ahead
 from datasets.sources.shards import CLASSES_FILE, ShardTar, save_shards, scan
 from datasets.sources.tar import Tar
-from datasets.transforms.decode import KNOWN_ENDINGS
+from datasets.transforms.decode import KNOWN_ENDINGS, NATIVE_ENDINGS
 from datasets.types import ImageReadError
 from scripts.command_line import Parser, at_least
 from utils.errors import ConfigError, DataError
@@ -43,6 +43,7 @@ from utils.files import content_of, replacing, write_text
 
 NUM_READERS = 8
 FILES_AHEAD = 64
+ENDINGS = (*KNOWN_ENDINGS, *NATIVE_ENDINGS)
 MANIFEST = "shards.json"  # describes the source of the shards, so that shards of other data are not added
 
 
@@ -127,12 +128,12 @@ def write_part(folder: Path, part: str, image_set: ImageSet, order: np.ndarray, 
             path = folder / f"{part}-{len(shards):06d}.tar"
             shard = None  # the complete shard of an earlier call, if there is one
             with contextlib.suppress(DataError):
-                shard = scan(Tar(path)) if path.exists() else None
+                shard = scan(Tar(path), image_endings=ENDINGS) if path.exists() else None
             if shard is None:
                 samples = samples or read_files(pool, image_set, map(int, order[done:]))
                 with replacing(path) as file:
                     write_shard(file, done, itertools.islice(samples, size))
-                shard = scan(Tar(path))
+                shard = scan(Tar(path), image_endings=ENDINGS)
             else:
                 samples = None  # the next shard needs a new iterator, which starts after this shard
                 num_kept += 1
@@ -158,7 +159,7 @@ def read_files(
         except ImageReadError as error:
             raise DataError(f"cannot read {image_set.name(index)} ({error}); repair or remove it") from error
         # Readers detect the format from the content; any known suffix will do.
-        yield ending.lower() if ending.lower() in KNOWN_ENDINGS else ".jpg", data, int(image_set.targets[index])
+        yield ending.lower() if ending.lower() in ENDINGS else ".jpg", data, int(image_set.targets[index])
 
 
 def write_shard(file: IO[bytes], first: int, samples: Iterator[tuple[str, bytes, int]]) -> None:

@@ -180,11 +180,11 @@ def find_images(given: Iterable[str], lists: Iterable[str], outputs: Outputs) ->
 
 def expand(given: str, outputs: Outputs) -> list[str]:
     """Return a file, the images in and below a folder, or the matches of a pattern; 2.jpg comes before 10.jpg."""
-    from datasets.sources.folder import FolderScan, describe_left_out
+    from datasets.sources.folder import ALL_ENDINGS, FolderScan, describe_left_out
     from datasets.sources.images import natural
 
     if os.path.isdir(given):
-        scan = FolderScan(Path(given), [])
+        scan = FolderScan(Path(given), [], endings=ALL_ENDINGS)
         images = sorted(scan.images_below(""), key=natural)
         for line in describe_left_out(Path(given), scan.left_out):
             report(line)
@@ -283,6 +283,8 @@ def maps_to_write(arguments: argparse.Namespace, paths: list[str]) -> dict[Path,
 
 def predict(arguments: argparse.Namespace, paths: list[str], process: "Process") -> int:
     """Print the most probable classes of each image, and write the files that the flags name. Return the exit code."""
+    from datasets.sources.images import images_among
+    from datasets.transforms.pixel_rules import PixelRules
     from engine.export.runtime import load_exported
     from engine.predict.classifier import load_classifier
     from engine.predict.output import Output, thumbnails
@@ -290,6 +292,7 @@ def predict(arguments: argparse.Namespace, paths: list[str], process: "Process")
 
     given = (arguments.model, settings_flags(arguments), arguments.raw, arguments.classes)
     classifier = process.after_first(lambda: load_classifier(*given, load_graph=load_exported))
+    paths = images_among(paths, PixelRules.of(classifier.config.DATA), report if process.is_first else len)
     maps = None
     if arguments.attention:
         from engine.predict.attention_maps import Maps

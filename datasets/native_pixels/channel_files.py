@@ -2,18 +2,14 @@
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import PurePath
 
 import numpy as np
 
 from datasets.native_pixels.rules import NativeRules
 from datasets.sources.images import FileImages
-from datasets.transforms.decode import NATIVE_ENDINGS
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
-from utils.text import counted
 
 ID, LIST = "{id}", re.compile(r"\{(?!id\})([^{}]+)\}")
 
@@ -100,18 +96,3 @@ def grouped(paths: Sequence[str], rules: NativeRules) -> tuple[list[str], int]:
     found = [pattern.match(path) for path in paths]
     images = {each: pattern.path(*each) for each in found if each}
     return list(images.values()), found.count(None)
-
-
-def images_among(paths: list[str], rules: PixelRules, report: Callable[[str], None]) -> list[str]:
-    """Return the paths of the images among files that a folder has, for a model with these rules."""
-    if not rules.is_native:
-        kept = [path for path in paths if PurePath(path).suffix.lower() not in NATIVE_ENDINGS]
-        if len(kept) < len(paths):
-            report(f"left out {counted(len(paths) - len(kept), 'file')} that only DATA.PIXELS=native reads")
-        return kept
-    if not rules.channel_files:
-        return paths
-    kept, num_others = grouped(paths, rules)
-    if num_others:
-        report(f"left out {counted(num_others, 'file')} whose names are not {rules.channel_files}")
-    return kept

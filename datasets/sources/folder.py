@@ -36,6 +36,7 @@ RUNS = "folders of runs"
 DATE = re.compile(r"(19|20)\d\d([-_. ]?\d{1,2}){0,2}(\D|$)")  # matches 2024, 2024-05-01, 20240501 birthday
 # what is left out without a warning: files with these endings, and runs
 NO_IMAGES = (".txt", ".md", ".json", ".xml", ".csv", ".html", ".db", ".ini", RUNS)
+ALL_ENDINGS = (*IMAGE_ENDINGS, *NATIVE_ENDINGS)
 MOST_STRAY = 20  # the most images that may lie next to the folders of a data set
 COLUMNS = {"path": TEXT, "target": "<i4", "folder": TEXT, "date": "<i8"}  # two for images, two for folders
 INDEX_FILE = f"images{ENDING}"  # a file, because other programs would read a folder here as one more class
@@ -156,7 +157,7 @@ def read_class_folders(
     number = {name: index for index, name in enumerate(classes)}
     numbers = [number[normalize("NFC", name)] for name in names]
     rules = PixelRules.of(config.DATA)
-    endings = (*IMAGE_ENDINGS, *NATIVE_ENDINGS) if rules.is_native else IMAGE_ENDINGS
+    endings = ALL_ENDINGS if rules.is_native else IMAGE_ENDINGS
     of_files = {"folders": names, "numbers": numbers, "deep": deep, "endings": endings}
     index = open_or_build(
         index_paths(config, folder / INDEX_FILE),

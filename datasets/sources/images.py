@@ -4,7 +4,7 @@ import errno
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -13,12 +13,12 @@ import numpy as np
 
 from datasets.index import CHUNK, Texts
 from datasets.order import grouped_shuffled
-from datasets.transforms.decode import decode, kinds_of
+from datasets.transforms.decode import NATIVE_ENDINGS, decode, kinds_of
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import DataError, ensure, not_a_file
 from utils.files import without_waiting
-from utils.text import format_bytes_apart
+from utils.text import counted, format_bytes_apart
 
 MOST_BYTES_PER_PIXEL = 8  # an uncompressed file with four channels of 16 bits
 LONGEST = 4096  # characters of the longest path that a system opens
@@ -209,6 +209,22 @@ def images_of_files(
     if rules.channel_files:
         from datasets.native_pixels.channel_files import ChannelFiles as kind
     return kind(root, paths, targets, classes, rules, confined=confined)
+
+
+def images_among(paths: list[str], rules: PixelRules, report: Callable[[str], Any]) -> list[str]:
+    """Return the paths of the images among the files of a folder, which was listed before the model was known."""
+    kept, why = paths, ""
+    if rules.channel_files:
+        from datasets.native_pixels.channel_files import grouped
+
+        kept, num_others = grouped(paths, rules)
+        why = f"whose names are not {rules.channel_files}"
+    elif not rules.is_native:
+        kept = [path for path in paths if not path.lower().endswith(NATIVE_ENDINGS)]
+        num_others, why = len(paths) - len(kept), "that only a model with DATA.PIXELS=native takes"
+    if why and num_others:
+        report(f"left out {counted(num_others, 'file')} {why}")
+    return kept
 
 
 def normal_paths(paths: list[bytes]) -> list[bytes]:

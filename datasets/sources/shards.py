@@ -30,7 +30,7 @@ from datasets.sources import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, ex
 from datasets.sources.folder import subfolders
 from datasets.sources.images import GroupedImages
 from datasets.sources.tar import Member, Tar
-from datasets.transforms.decode import KNOWN_ENDINGS
+from datasets.transforms.decode import KNOWN_ENDINGS, NATIVE_ENDINGS
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError
@@ -77,6 +77,7 @@ class ShardFolder:
     drops_tars = False  # whether the folder deletes copies of tars to make space for other tars
     num_scans = NUM_THREADS  # tars that are scanned at the same time
     has_labels = True
+    endings = KNOWN_ENDINGS  # of images
 
     def __init__(self, root: Path):
         self.root, self.title = root, str(root)
@@ -142,7 +143,7 @@ def part_of(name: str) -> str:
 # --- the samples of a tar ---
 
 
-def scan(tar: Tar, has_labels: bool = True) -> Shard:
+def scan(tar: Tar, has_labels: bool = True, image_endings: tuple[str, ...] = KNOWN_ENDINGS) -> Shard:
     """Read the headers of a tar, and labels if it `has_labels`. A sample's file names agree up to the first dot."""
     images: dict[str, Member] = {}
     labels: dict[str, int] = {}
@@ -152,7 +153,7 @@ def scan(tar: Tar, has_labels: bool = True) -> Shard:
         key, ending = folder + slash + stem, ending.lower()
         if not stem:  # a hidden file; macOS adds such files
             continue
-        if f".{ending}" in KNOWN_ENDINGS:
+        if f".{ending}" in image_endings:
             if key in images:
                 raise DataError(
                     f"{tar.title}: the sample {key!r} has two images, {images[key].name!r} and {member.name!r}; "
@@ -173,7 +174,7 @@ def scan(tar: Tar, has_labels: bool = True) -> Shard:
     labels = labels if has_labels else dict.fromkeys(images, 0)
     lacking = min(labels.keys() ^ images.keys(), default=None)
     if lacking is not None:
-        lacks, endings = ("label", ".cls or .json") if lacking in images else ("image", " ".join(KNOWN_ENDINGS))
+        lacks, endings = ("label", ".cls or .json") if lacking in images else ("image", " ".join(image_endings))
         raise DataError(f"{tar.title}: the sample {lacking!r} has no {lacks} ({endings}); complete or remove it")
     numbers = [(labels[key], member.offset, member.size) for key, member in images.items()]
     names = [os.fsencode(member.name) for member in images.values()]
@@ -271,7 +272,7 @@ def open_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[Sh
                 add_shards(builder, zip(tars, map(known.shard, range(len(tars))), strict=True))
                 return {}
         with ThreadPoolExecutor(folder.num_scans, "shards") as pool:
-            read = pool.map(lambda tar: scan(folder.open(tar), folder.has_labels), tars)
+            read = pool.map(lambda tar: scan(folder.open(tar), folder.has_labels, folder.endings), tars)
             shards = shown(read, f"index of {folder.title}", len(tars), unit="tars")
             add_shards(builder, zip(tars, shards, strict=True))
         return {}
@@ -359,7 +360,11 @@ def read_from(folder: ShardFolder, config: Config) -> tuple[ImageSet | None, Ima
             f"DATA.DATA_PATH: {folder.title} has no training shards; {expected_layout(config.DATA, EXPECTS)}"
         )
     names = [parts.train] * bool(reads_train) + [parts.val] * bool(parts.val)
-    indexes = [f"{name}-numbers" if has_numbers else name for name in names]
+    rules, buffer = PixelRules.of(config.DATA), config.DATA.SHUFFLE_BUFFER
+    if rules.is_native:
+        folder.endings = (*KNOWN_ENDINGS, *NATIVE_ENDINGS)
+    suffix = "-native" * rules.is_native + "-numbers" * has_numbers  # their indexes have other samples
+    indexes = [f"{name}{suffix}" for name in names]
     tables = [open_table(config, folder, index, tars[name]) for index, name in zip(indexes, names, strict=True)]
     notes = [*folder.notes, *parts.notes(config, folder.title, "*.tar")]
     for table in tables:
@@ -369,7 +374,6 @@ def read_from(folder: ShardFolder, config: Config) -> tuple[ImageSet | None, Ima
                 f"{folder.title_of(table.tar(0))}{more}: there are no samples (images with labels); restore or "
                 "remove the file"
             )
-    rules, buffer = PixelRules.of(config.DATA), config.DATA.SHUFFLE_BUFFER
     sets = [ShardImages(folder, table, [], rules, buffer) for table in tables]
     are_named, classes = (True, []) if has_numbers else _classes(config, folder, sets)
     split = own_split(*(f"{folder.title}/{part}*.tar" for part in (parts.train, parts.val)))

@@ -16,8 +16,8 @@ from datasets import BadImages, ImageSet, build_normalize
 from datasets.loading.readers import Buffers, EvalReader
 from datasets.loading.workers import choose_workers, make_loader
 from datasets.order import Piece
-from datasets.sources.folder import FolderScan, describe_left_out
-from datasets.sources.images import FileImages, images_of_files, natural
+from datasets.sources.folder import ALL_ENDINGS, FolderScan, describe_left_out
+from datasets.sources.images import FileImages, images_among, images_of_files, natural
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from engine.confidence.stored import watch
@@ -48,6 +48,10 @@ class Photos(Sequence):
         """Return the path of a photo as scripts/predict.py prints it."""
         return os.path.normpath(os.path.join(self.folder, self.paths[index]))
 
+    def for_model(self, rules: PixelRules, report: Callable[[str], None]) -> "Photos":
+        """Return the photos that a model with these rules takes."""
+        return Photos(self.folder, images_among(self.paths, rules, report))
+
     def images(self, rules: PixelRules) -> FileImages:
         """Return the photos as an image set without classes."""
         return images_of_files(self.folder, self.paths, np.zeros(len(self), np.uint8), [], rules)
@@ -61,7 +65,7 @@ def find_photos(flag: str, folder: Path, report: Callable[[str], None]) -> Photo
     if not folder.is_dir():
         problem = "is not a folder" if folder.exists() else "does not exist"
         raise ConfigError(f"{flag}: {folder} {problem}; name a folder of images")
-    scan = FolderScan(folder, [])
+    scan = FolderScan(folder, [], endings=ALL_ENDINGS)
     photos = Photos(folder, sorted(scan.images_below(""), key=natural))
     for line in describe_left_out(folder, scan.left_out):
         report(line)
@@ -191,6 +195,6 @@ def normalized(features: np.ndarray) -> np.ndarray:
 def thumbnail(images: FileImages, index: int) -> np.ndarray | None:
     """Return a small copy of an image, or None if it cannot be read."""
     try:
-        return np.asarray(fitted(images.read(index), THUMBNAIL))
+        return np.asarray(fitted(images.shown(images.read(index)), THUMBNAIL))
     except ImageReadError:
         return None

@@ -48,6 +48,7 @@ def choose_next(given: Namespace, photos: Photos, embedder: Embedder, data: Data
     was trained and evaluated, or None if the weights are not those of a run.
     """
     check_output(given.output)
+    photos = photos.for_model(embedder.rules, print)
     images = photos.images(embedder.rules)
     table = embedder(images)
     num_unreadable = len(photos) - len(table.indices)

@@ -125,7 +125,7 @@ def draw_sheets(path: Path, tiles: Callable[[slice], Sequence[Tile]], num_tiles:
 def _tile(row: Row, data: DataSet) -> Tile:
     part, index = data.find(row.image)
     try:
-        pixels = fitted(part.read(index), THUMBNAIL)
+        pixels = fitted(part.shown(part.read(index)), THUMBNAIL)
     except ImageReadError:
         pixels = None
     label = data.label(row.image)

@@ -244,11 +244,19 @@ def write_graph(part: Part, to: str, target: Path, graph: Graph) -> str:
     from datasets.types import SavedData
     from engine.export.photo import PhotoSubject
 
+    kind = PhotoSubject
+    if rules.is_native:
+        from engine.export.native_photo import NativePhotoSubject as kind
+
+        if to == "web":
+            raise ConfigError(
+                f"-to web: the page reads photos of 8 bits, not DATA.PIXELS {config.DATA.PIXELS}; use -photo"
+            )
     if graph.data_path:
         config = replace(config, DATA=replace(config.DATA, DATA_PATH=str(graph.data_path)))
     saved = SavedData(classes, facts.get("split", {}), facts.get("validation", {}))
     train, val = load_image_sets(config, saved=saved)
-    subject, change = PhotoSubject(*given, photos=val), None
+    subject, change = kind(*given, photos=val), None
     if graph.int8:
         with needing("onnx onnxscript onnxruntime", "-int8"):
             from engine.export.int8 import Quantizer

@@ -12,6 +12,7 @@ from configs.schema import Config, Data
 from datasets.native_pixels.rules import limits_of
 from datasets.squares import Squares
 from datasets.transforms.crop import Normalize
+from datasets.transforms.pixel_rules import PixelRules
 from utils.torch_internals import RESIZE_KERNELS
 
 
@@ -97,6 +98,17 @@ class NativeSquares(Squares):
 
     def pictures(self, pixels: Tensor) -> Sequence[np.ndarray]:
         return super().pictures(as_bytes(pixels)[:, self.channels])
+
+
+class RawSquares(NativeSquares):
+    """Batches of images with the values of their files, which a graph scales itself."""
+
+    def __init__(self, data: Data):
+        super().__init__(data)
+        self.rules = PixelRules.of(data)
+
+    def pictures(self, pixels: Tensor) -> Sequence[np.ndarray]:
+        return [self.rules.shown(each.permute(1, 2, 0).cpu().numpy()) for each in pixels]
 
 
 def shown_channels(data: Data) -> list[int]:

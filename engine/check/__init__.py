@@ -180,7 +180,7 @@ class Check:
             return
         train_set, eval_set = self.image_sets
         with self.table.section("data set"):
-            self.table.say(*eval_set.notes)
+            self.table.say(*(self.plan.eval_set if self.plan else eval_set).notes)
         with self.table.section("images"):
             for finding in check_images(self.config, train_set, eval_set):
                 self.table.add(finding)

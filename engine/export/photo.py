@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from configs.schema import Config, Data
-from datasets.transforms.crop import EvalTransform, Normalize, pillow_resizes_height_first
+from datasets import build_normalize
+from datasets.transforms.crop import EvalTransform, pillow_resizes_height_first
 from datasets.transforms.decode import open_image
 from datasets.transforms.pixel_rules import PixelRules, to_array
 from datasets.types import ImageReadError, ImageSet
@@ -98,9 +99,18 @@ class Photo(nn.Module):
         return side * height // short, side * width // short
 
     def _weights(self, length: int, size: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weights [side, length] of the pixels along one side, times `unit`, and `unit`, a power of two.
+        """Return the weights [side, length] of the pixels along one side, times `unit`, and `unit`, a power of two."""
+        weights = self._exact_weights(length, size, new)
+        steps = 2.0 ** torch.arange(1, MOST_BITS + 1)
+        unit = 2.0 ** (weights.max() * steps < 2**15 - 0.5).sum().float()
+        scaled = weights[:-1] * unit
+        return (scaled.abs() + 0.5).floor() * scaled.sign(), unit
 
-        Every integer here fits into 32 bits, because some programs have no longer ones.
+    def _exact_weights(self, length: int, size: Tensor, new: Tensor) -> Tensor:
+        """Return the weights [side + 1, length] of the pixels along one side.
+
+        The last row is the first pixel of the resized photo, which the crop leaves out: it may have the largest weight. Every
+        integer here fits into 32 bits, because some programs have no longer ones.
         """
         scale = (size / new).clamp(min=1)
         taps = 2 * torch.arange(length) + 1
@@ -109,14 +119,9 @@ class Photo(nn.Module):
         whole = torch.div(moved, new, rounding_mode="floor")
         rest = (moved - whole * new) / new
         distances = (taps - size - whole[:, None]) - rest[:, None]
-        # The first pixel of the resized photo, which the crop leaves out, may have the largest weight.
         distances = torch.cat([distances, taps[None] - size / new]) / (2 * scale)
         weights = kernel(distances.abs(), self.transform.interpolation)
-        weights = weights / weights.sum(1, keepdim=True)
-        steps = 2.0 ** torch.arange(1, MOST_BITS + 1)
-        unit = 2.0 ** (weights.max() * steps < 2**15 - 0.5).sum().float()
-        scaled = weights[:-1] * unit
-        return (scaled.abs() + 0.5).floor() * scaled.sign(), unit
+        return weights / weights.sum(1, keepdim=True)
 
     def _start(self, length: Tensor) -> Tensor:
         """Return the start of the crop, as EvalTransform does; round() rounds a half to the even number."""
@@ -168,8 +173,16 @@ class PhotoClassifier(nn.Module):
     def __init__(self, model: nn.Module, config: Config, known: Callable[[], Tensor] | None):
         """`model`: a model that divides its logits by the temperature. `known`: returns the score of its last batch."""
         super().__init__()
-        self.prepare, self.normalize, self.model = Photo(config.DATA), Normalize(config.DATA), model
+        self.prepare, self.normalize, self.model = self.preparation(config.DATA), build_normalize(config.DATA), model
         self.probabilities, self.known = find_task(config).probabilities, known
+
+    @staticmethod
+    def preparation(data: Data) -> Photo:
+        if data.is_native:
+            from engine.export.native_photo import NativePhoto
+
+            return NativePhoto(data)
+        return Photo(data)
 
     def forward(self, photo: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         return self.answer(self.normalize(self.prepare(photo)[None]))
@@ -246,7 +259,8 @@ class PhotoSubject(Subject):
 
     def _prepared(self, pixels: np.ndarray) -> Tensor:
         data = self.config.DATA
-        image = torch.empty((data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE), dtype=torch.uint8)
+        dtype = torch.float32 if data.is_native else torch.uint8
+        image = torch.empty((data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE), dtype=dtype)
         EvalTransform(data)(pixels, image)
         return self.graph.normalize(image[None])
 
@@ -257,15 +271,12 @@ class PhotoSubject(Subject):
 
     def check(self, run: Callable[[Tensor], Tensor]) -> str:
         """Compare the graph with the original on drawn photos and on validation images. Raise WrongExport if they differ."""
-        rules = PixelRules.of(self.config.DATA)
-        drawn = ((to_array(Image.fromarray(photo), rules), photo) for photo in drawn_photos())
-        largest = max(self._compare(run, *each).probability for each in drawn)
+        largest = max(self._compare(run, *each).probability for each in self.drawn())
         if not largest <= self.limit:
             raise WrongExport(f"its {self.names[1]} of drawn photos differ by up to {largest:.1e}")
         found = {}
         for index, pixels in draw(self.photos, MOST_PHOTOS):
-            with open_image(self.photos.file(index)[1], rules) as image:
-                found[index] = self._compare(run, pixels, read_photo(image, rules.applies_exif))
+            found[index] = self._compare(run, pixels, self.photo_at(index, pixels))
         changed = {"another answer": [index for index, each in found.items() if each.is_other_answer]}
         if self.known:
             changed["another sign of known"] = [index for index, each in found.items() if each.is_other_sign]
@@ -279,6 +290,21 @@ class PhotoSubject(Subject):
                 first = self.photos.table_name(indices[0])
                 raise WrongExport(f"too many images, such as {first}, have {what} ({result})")
         return result
+
+    def drawn(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the pixels that predict.py would read, and the photo, of drawn photos."""
+        rules = PixelRules.of(self.config.DATA)
+        return ((to_array(Image.fromarray(photo), rules), photo) for photo in drawn_photos())
+
+    def photo_at(self, index: int, pixels: np.ndarray) -> np.ndarray:
+        """Return a validation image as a photo. `pixels`: what predict.py reads."""
+        rules = PixelRules.of(self.config.DATA)
+        with open_image(self.photos.file(index)[1], rules) as image:
+            return read_photo(image, rules.applies_exif)
+
+    def as_photo(self, pixels: np.ndarray) -> np.ndarray:
+        """Return an image of one or three colours, uint8 [H, W, C], as a photo, uint8 [H, W, 3]."""
+        return pixels.repeat(3 // pixels.shape[2], axis=2)
 
     def _compare(self, run: Callable[[Tensor], Tensor], pixels: np.ndarray, photo: np.ndarray) -> Difference:
         """Compare the graph's results for a photo with the original's for the pixels that predict.py reads."""
@@ -324,8 +350,3 @@ def read_photo(image: Image.Image, is_turned: bool) -> np.ndarray:
     if image.mode.startswith("I"):  # 16 bits
         image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
     return np.array(image.convert("RGBA"))
-
-
-def as_photo(pixels: np.ndarray) -> np.ndarray:
-    """Return an image of one or three colours, uint8 [H, W, C], as a photo, uint8 [H, W, 3]."""
-    return pixels.repeat(3 // pixels.shape[2], axis=2)

@@ -83,7 +83,7 @@ def load_exported(path: Path, flags: Sequence[str], raw: bool) -> Classifier:
     import_timm()  # quickly; the predictor's transforms import it in any case
     graph = Graph(path)
     facts, data = graph.facts, graph.facts["data"]
-    if graph.takes_photo:  # a graph of a grey model converts colours itself
+    if graph.takes_photo and "pixels" not in data:  # a graph of a grey model converts colours itself
         repeat = 3 // data["input_size"][0]
         data |= {"input_size": [3, *data["input_size"][1:]], "mean": data["mean"] * repeat, "std": data["std"] * repeat}
     settings = {"DATA.EXIF": facts.get("exif", "apply"), "MODEL.NAME": facts.get("arch", path.stem), "AMP": False}
@@ -108,6 +108,10 @@ class PhotoPredictor(Predictor):
             raise ConfigError(f"-flip: the graph in {classifier.source} prepares the photo itself; leave -flip out")
         super().__init__(classifier, process, flip, say)
         self.normalize = lambda photos, dtype: photos  # the graph normalizes them
+        if (data := classifier.config.DATA).is_native:
+            from datasets.native_pixels.batches import RawSquares
+
+            self.batching = RawSquares(data)
 
     def _watch_features(self) -> Callable[[], Tensor] | None:
         graph = self.classifier.model

@@ -77,7 +77,7 @@ class Predictor:
         self.model = self.precision.computing(classifier.model.to(process.device)).eval()
         self.task = find_task(config)
         self.temperature = torch.tensor(classifier.temperature or 1.0, device=process.device)
-        self.normalize = build_normalize(config.DATA).to(process.device)
+        self.normalize, self.batching = build_normalize(config.DATA).to(process.device), batching_of(config.DATA)
         self.known = self._watch_features()
 
     def _watch_features(self) -> Callable[[], Tensor] | None:
@@ -104,7 +104,6 @@ class Predictor:
         rules = PixelRules.of(config.DATA)
         images = images_of_files(Path(), paths, range(len(paths)), self.classifier.classes, rules)
         bad_images = BadImages(images, max_fraction=1.0, say=self.say)
-        batching = batching_of(config.DATA)
         for batch in self.batches(config, images):
             bad_images.note(batch.bad)
             found = []
@@ -117,7 +116,7 @@ class Predictor:
                 if draw:
                     inputs = self.normalize(pixels, torch.float32)
                     pictures = draw(
-                        PredictedBatch(indices, batch.images, inputs, guesses, probabilities.argmax(1), batching)
+                        PredictedBatch(indices, batch.images, inputs, guesses, probabilities.argmax(1), self.batching)
                     )
                 found = list(zip(indices, guesses, pictures, scores, strict=True))
             # All processes have the same number of batches. Their n-th batches together contain consecutive images.

@@ -117,6 +117,10 @@ WEIGHT_KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")
 PREFERRED = "preferred"  # an entry of halfstep checkpoints: the key of the better of raw and EMA weights
 
 
+# {settings of images with the values of their files: their names in the preprocessing}
+NATIVE = {"PIXELS": "pixels", "RANGE": "range", "RGB": "rgb", "CHANNEL_FILES": "channel_files"}
+
+
 def preprocessing_of(data: Data) -> dict[str, Any]:
     """Return the preprocessing for evaluation as a dict with timm's names."""
     return {
@@ -126,6 +130,7 @@ def preprocessing_of(data: Data) -> dict[str, Any]:
         "crop_mode": data.CROP_MODE,
         "input_size": [data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE],
         "interpolation": data.INTERPOLATION,
+        **({key: value for name, key in NATIVE.items() if (value := getattr(data, name))} if data.is_native else {}),
     }
 
 

@@ -1,6 +1,6 @@
 """Builds image sets from the settings, and from them the batches of one process and their preparation on the device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from unicodedata import normalize
 
 import numpy as np
@@ -16,12 +16,14 @@ from datasets.sources import find_source
 from datasets.split import describe_split, split
 from datasets.split.parts import warn_of_lacking_classes
 from datasets.transforms.crop import Normalize
+from datasets.transforms.decode import SHALLOW
 from datasets.transforms.preparation import Preparation
 from datasets.types import ImageSet, SavedData
 from utils.distributed import Process
 from utils.errors import ConfigError, DataError, did_you_mean
-from utils.text import counted, is_url
+from utils.text import counted, is_url, warning
 
+DEEP_ENDINGS = (".png", ".tif", ".tiff", ".pgm")  # of files that may have 16 bits
 NUM_SMALLEST = 3  # the number of smallest classes that the log names
 # The largest training set that overlap.py compares with the validation set. The comparison takes 16 MB per process, and
 # delays the start by a second.
@@ -65,8 +67,16 @@ def load_image_sets(
     for image_set in numbered:
         _check_num_classes(config, image_set)
     counts = _describe_class_counts(train, val) if config.task.noun == "class" else ()
-    notes = (*describe_split(config, val), *counts, *notes, *val.notes)
+    notes = (*describe_split(config, val), *counts, *notes, *val.notes, *_warn_of_lost_levels(whole))
     return train, val.with_facts(notes=notes)
+
+
+def _warn_of_lost_levels(images: ImageSet) -> Iterator[str]:
+    """Yield a warning if three images have 16 bits of which they use so few that 8 bits keep hardly any."""
+    chosen = sorted({0, len(images) // 2, len(images) - 1})
+    may_be_deep = not images.in_memory and all(images.name(index).lower().endswith(DEEP_ENDINGS) for index in chosen)
+    if may_be_deep and all(SHALLOW in images.kinds(index) for index in chosen):
+        yield warning(f"the images are {SHALLOW}; DATA.PIXELS=native keeps all (docs/pixels.md)")
 
 
 def _with_type(data: Data, sets: list[ImageSet]) -> list[ImageSet]:

@@ -38,6 +38,7 @@ MARKER = re.compile(rb"\xff[^\0\1\xd0-\xd7\xff]")  # the end of the image, and m
 # for each piece of EXIF data or comment.
 BYTES_PER_READ, USUAL_READS, MOST_PIECES = 64, 2**16, 100
 PIECES = {JPEG_START: EXIF, b"P1": b"#", b"P2": b"#", b"P3": b"#"}  # {first bytes of the file: start of a piece}
+SHALLOW, HIGHEST_OF_SHALLOW = "16-bit that use 12 bits or fewer, so that 8 bits keep at most 16 levels", 2**12
 WEBP_COST = 1.6  # relative cost of a pixel: Pillow needs 17 to 21 bytes per pixel of a WebP, 9 to 13 in other formats
 LEAST_WIDTH = 16  # narrower rows cost as much as a row of this many pixels
 # A JPEG of at most this many bytes x pixels is decoded in less than a second, because each scan has at least 10 bytes.
@@ -87,10 +88,15 @@ def decode_8_bits(data: bytes, rules: PixelRules) -> np.ndarray:
 
 def kinds_of(data: bytes, rules: PixelRules) -> list[str]:
     """Return the unusual properties of an image file, as -check prints them, or [] if it is not an image."""
+    if rules.is_native:
+        return []
     try:
         with open_image(data, rules) as image:
+            is_deep = any(";16" in str(tile[3]) for tile in getattr(image, "tile", ())) and not has_32_bits(image)
+            is_shallow = is_deep and image.mode.startswith("I") and image.getextrema()[1] < HIGHEST_OF_SHALLOW
             kinds = {
-                "16-bit": any(";16" in str(tile[3]) for tile in getattr(image, "tile", ())) and not has_32_bits(image),
+                "16-bit": is_deep and not is_shallow,
+                SHALLOW: is_shallow,
                 "32-bit (refused)": has_32_bits(image),
                 "transparent": image.has_transparency_data,
                 "CMYK": image.mode == "CMYK",

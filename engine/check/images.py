@@ -14,6 +14,7 @@ from configs.schema import Config
 from datasets.bad_images import num_allowed
 from datasets.batching import batching_of
 from datasets.identity import Group, ImageContents
+from datasets.transforms.decode import SHALLOW
 from datasets.types import ImageReadError, ImageSet
 from engine.evaluation.scores import FEW, interval_of
 from engine.quick_checks import OK, WARN, WRONG, Finding
@@ -22,6 +23,7 @@ from utils.text import WARNING, counted, first_of
 
 LINE_EACH = ",\n"
 BLOCK, MAX_BLOCKS = 64, 4096  # minimum number of images per thread task, and approximate maximum number of tasks
+KEEP_VALUES = "set DATA.PIXELS=native, which keeps the values of the files (docs/pixels.md)"
 UNEVEN = 10  # the ratio of largest to smallest class above which classes are reported as uneven
 
 
@@ -33,6 +35,11 @@ class ScanResult:
         self.count = min(total, most or total)
         self.sides = np.zeros((self.count, 2), dtype=np.int32)  # height, width
         self.reasons: dict[int, str] = {}  # errors of unreadable images
+        self.ranges = None  # of the channels, with DATA.PIXELS native
+        if (rules := getattr(image_set, "rules", None)) and rules.is_native:
+            from engine.check.native_pixels import Ranges
+
+            self.ranges = Ranges(self.count, image_set)
 
     @property
     def readable(self) -> np.ndarray:
@@ -74,6 +81,8 @@ class ScanResult:
                 continue
             self.sides[number] = pixels.shape[:2]
             contents.add(start + number, pixels)
+            if self.ranges:
+                self.ranges.add(number, pixels)
         return kinds
 
 
@@ -124,10 +133,14 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
         start += scan.count
         yield check_readable(part, scan, config.DATA.MAX_BAD_FRACTION)
         yield check_sizes(part, scan, config)
+        if scan.ranges and (found := scan.ranges.finding(part, scan.name)):
+            yield found
         for text in batching_of(config.DATA).describe_shapes(config, scan.sides[scan.readable], part == "training"):
             yield Finding(f"{part} shapes", text)
     if kinds:
-        yield Finding("kinds of files", ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common()))
+        text = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
+        is_lost = kinds[SHALLOW] > kinds["16-bit"]
+        yield Finding("kinds of files", text, WARN if is_lost else OK, KEEP_VALUES if is_lost else "")
     if found := check_duplicates(scans, contents, config.task.noun):
         yield found
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from models.export.model_card import model_card
 from models.export.subject import Subject
 from models.weights.metadata import USUAL
+from models.weights.state import NATIVE
 from models.weights.torch_files import to_safetensors
 
 
@@ -60,7 +61,10 @@ def timm_config(subject: Subject) -> dict[str, Any]:
         has_fixed_size = False
     if channels != 3:
         arguments = arguments | {"in_chans": channels}  # timm also takes it from input_size, but transformers does not
-    facts = layers | subject.data | {"num_classes": model.num_classes, "fixed_input_size": has_fixed_size}
+    images = {
+        name: value for name, value in subject.data.items() if name not in NATIVE.values()
+    }  # timm does not know these
+    facts = layers | images | {"num_classes": model.num_classes, "fixed_input_size": has_fixed_size}
     return {
         "architecture": architecture,
         "num_classes": model.num_classes,

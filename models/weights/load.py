@@ -70,7 +70,7 @@ def load_pretrained(
             start = "zeros" if zeros else "random weights"
             lines += _fit_heads(model, state, [] if reason else theirs or [], classes, needs_head, start, reason)
         state = _fit_image_size(model, state, lines)
-        _fit_channels(model, state, lines)
+        _fit_channels(model, state, lines, tuple((settings or {}).get("DATA.RGB", ())))
         changed = differences(weights.record, settings, ARCHITECTURE) if settings else []
         _check_same_architecture(model, state, classifier_names(model), changed)
     except ConfigError as error:
@@ -198,10 +198,11 @@ def _fit_image_size(model: nn.Module, state: dict[str, Tensor], lines: list[str]
     return fitted
 
 
-def _fit_channels(model: nn.Module, state: dict[str, Tensor], lines: list[str]) -> None:
+def _fit_channels(model: nn.Module, state: dict[str, Tensor], lines: list[str], rgb: tuple[int, ...]) -> None:
     """Adapt the first convolution from RGB to this model's channels. For grey images, sum its weights over RGB.
 
-    NaFlexVit has a linear layer instead, whose inputs are [P, P, C].
+    `rgb`: the channels that get the weights of red, green and blue; all others get the mean of the three. Without it, the
+    three are repeated. NaFlexVit has a linear layer instead, whose inputs are [P, P, C].
     """
     from timm.models import adapt_input_conv
 
@@ -216,7 +217,12 @@ def _fit_channels(model: nn.Module, state: dict[str, Tensor], lines: list[str]) 
     kernel = state.get(f"{first[0]}.weight") if first else None
     if kernel is not None and kernel.ndim == 4 and kernel.shape[1] == 3 != first[1].weight.shape[1]:
         channels = first[1].weight.shape[1]
-        state[f"{first[0]}.weight"] = adapt_input_conv(channels, kernel)
+        fitted = adapt_input_conv(channels, kernel)
+        if rgb:
+            fitted = kernel.mean(1, keepdim=True).repeat(1, channels, 1, 1)
+            fitted[:, rgb] = kernel
+            fitted *= 3 / channels  # as timm does, so that the sum over the channels keeps its size
+        state[f"{first[0]}.weight"] = fitted
         lines.append(f"  {first[0]} adapted from 3 to {counted(channels, 'channel')}")
 
 

@@ -44,10 +44,10 @@ def check_combinations(values: Mapping[str, Any], config: Config, origins: Origi
 
     _check_url(config.DATA.DATA_PATH, config.DATA.DATASET, origins)
     refused = REFUSED
-    if config.DATA.is_native:
-        from configs.refusals import NATIVE
+    if config.DATA.is_native or config.DATA.TOKENS or config.DIST.STRATEGY == "fsdp2":
+        from configs.refusals import refused_with
 
-        refused = (*REFUSED, *NATIVE)
+        refused = (*REFUSED, *refused_with(config))
     wrong = (message for is_wrong, message in refused if is_wrong(config, origins))
     for message in itertools.chain(_refused_by_task(values, config, origins), wrong):
         raise ConfigError(re.sub(r"\{([A-Z_.]+)\}", named, message))
@@ -91,10 +91,6 @@ def _check_url(url: str, dataset: str, origins: Origins) -> None:
 
 def _learns_classes_from_a_teacher(c: Config) -> bool:
     return c.TRAIN.DISTILLATION_TYPE != "none" and not c.START.EVAL
-
-
-def _is_sharded(c: Config) -> bool:
-    return c.DIST.STRATEGY == "fsdp2" and not c.START.EVAL
 
 
 def _num_weights(c: Config) -> float:
@@ -158,23 +154,6 @@ REFUSED: tuple[tuple[Callable[[Config, Origins], Any], str], ...] = (
         "{TRAIN.MIXUP_OFF_EPOCH} names an epoch, but {TRAIN.BUDGET} chooses the number of epochs; leave one of them out",
     ),
     (
-        lambda c, o: c.TRAIN.CLIP_MODE == "agc" and c.TRAIN.GRAD_CLIP and c.DIST.STRATEGY == "fsdp2",
-        "{TRAIN.CLIP_MODE} must be norm or value with {DIST.STRATEGY} because agc needs norms of whole vectors, but each "
-        "process has only parts of them",
-    ),
-    (
-        lambda c, o: _is_sharded(c) and c.DATA.BATCH_SIZE == AUTO,
-        "{DATA.BATCH_SIZE} must be a number with {DIST.STRATEGY} because one process alone cannot try the batch",
-    ),
-    (
-        lambda c, o: _is_sharded(c) and c.AMP and c.PRECISION.MODE != "autocast",
-        "{PRECISION.MODE} must be autocast with {DIST.STRATEGY} which supports no other mode",
-    ),
-    (
-        lambda c, o: _is_sharded(c) and c.COMPILE not in (False, "blocks"),
-        "{COMPILE} must be blocks with {DIST.STRATEGY} because weights are gathered block by block",
-    ),
-    (
         lambda c, o: _learns_classes_from_a_teacher(c) and c.TRAIN.TEACHER_MODEL is None,
         "{TRAIN.TEACHER_MODEL} must name a timm model or a checkpoint, because of {TRAIN.DISTILLATION_TYPE} which learns "
         "from it",
@@ -215,28 +194,6 @@ REFUSED: tuple[tuple[Callable[[Config, Origins], Any], str], ...] = (
         lambda c, o: not c.DATA.is_native and c.DATA.IMAGE_CHANNELS not in (1, 3),
         "{DATA.IMAGE_CHANNELS} must be 1 or 3 with {DATA.PIXELS} which reads colours; set DATA.PIXELS=native (-opts) for "
         "other channels",
-    ),
-    # Images at their own aspect ratio.
-    (
-        lambda c, o: c.DATA.TOKENS and c.TRAIN.SIZE_SCHEDULE,
-        "{TRAIN.SIZE_SCHEDULE} must be empty with {DATA.TOKENS} where DATA.TRAIN_TOKENS varies the size of images",
-    ),
-    (
-        lambda c, o: c.DATA.TOKENS and c.DATA.TRAIN_CROP != "rrc",
-        "{DATA.TRAIN_CROP} must be rrc with {DATA.TOKENS} because simple crops are square",
-    ),
-    (
-        lambda c, o: c.DATA.TOKENS and c.TRAIN.CUTMIX_MINMAX,
-        "{TRAIN.CUTMIX_MINMAX} must be empty with {DATA.TOKENS} because images of different sizes have no common box; use "
-        "TRAIN.CUTMIX_ALPHA",
-    ),
-    (
-        lambda c, o: c.DATA.TOKENS and c.TRAIN.MIXUP_MODE != "batch",
-        "{TRAIN.MIXUP_MODE} must be batch with {DATA.TOKENS} because timm mixes whole batches of such images",
-    ),
-    (
-        lambda c, o: c.DATA.TOKENS and c.DATA.cache_side,
-        "{DATA.CACHE} must be none or disk with {DATA.TOKENS} because a cache of reduced images would lose detail",
     ),
     # Several labels per image, and numbers.
     (

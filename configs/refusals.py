@@ -1,9 +1,10 @@
-"""The settings that contradict what the model learns (TASKS in tables.py), or images with the values of their files."""
+"""The settings that few runs contradict: what the model learns (TASKS in tables.py), and combinations of rare settings."""
 
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from configs.schema import AUTO
 from configs.tables import losses_of
 
 
@@ -71,7 +72,10 @@ NUMBERS = (
 )
 
 
-# --- DATA.PIXELS other than 8bit ---
+# --- combinations of rare settings: pairs as in REFUSED of configs/combinations.py ---
+
+
+Rows = tuple[tuple[Callable[[Any, Any], Any], str], ...]
 
 
 OF_USERS = ("imagefolder", "images", "csv", "shards", "parquet")
@@ -90,8 +94,8 @@ def _is_pattern(files: str, channels: int) -> bool:
     return "{id}" in files and len(lists) == 1 and len({*lists[0].split(",")}) == channels
 
 
-# Pairs as in REFUSED of configs/combinations.py
-NATIVE: tuple[tuple[Callable[[Any, Any], Any], str], ...] = (
+# DATA.PIXELS other than 8bit
+NATIVE: Rows = (
     (
         lambda c, o: c.DATA.DATASET not in OF_USERS,
         f"{{DATA.PIXELS}} must be 8bit with {{DATA.DATASET}} whose images have 8 bits; other values need {', '.join(OF_USERS)}",
@@ -124,3 +128,54 @@ NATIVE: tuple[tuple[Callable[[Any, Any], Any], str], ...] = (
         "as {id}_{B02,B03}.tif",
     ),
 )
+# DATA.TOKENS: images at their own aspect ratio
+SEQUENCES: Rows = (
+    (
+        lambda c, o: c.TRAIN.SIZE_SCHEDULE,
+        "{TRAIN.SIZE_SCHEDULE} must be empty with {DATA.TOKENS} where DATA.TRAIN_TOKENS varies the size of images",
+    ),
+    (
+        lambda c, o: c.DATA.TRAIN_CROP != "rrc",
+        "{DATA.TRAIN_CROP} must be rrc with {DATA.TOKENS} because simple crops are square",
+    ),
+    (
+        lambda c, o: c.TRAIN.CUTMIX_MINMAX,
+        "{TRAIN.CUTMIX_MINMAX} must be empty with {DATA.TOKENS} because images of different sizes have no common box; use "
+        "TRAIN.CUTMIX_ALPHA",
+    ),
+    (
+        lambda c, o: c.TRAIN.MIXUP_MODE != "batch",
+        "{TRAIN.MIXUP_MODE} must be batch with {DATA.TOKENS} because timm mixes whole batches of such images",
+    ),
+    (
+        lambda c, o: c.DATA.cache_side,
+        "{DATA.CACHE} must be none or disk with {DATA.TOKENS} because a cache of reduced images would lose detail",
+    ),
+)
+# DIST.STRATEGY fsdp2
+SHARDED: Rows = (
+    (
+        lambda c, o: c.TRAIN.CLIP_MODE == "agc" and c.TRAIN.GRAD_CLIP,
+        "{TRAIN.CLIP_MODE} must be norm or value with {DIST.STRATEGY} because agc needs norms of whole vectors, but each "
+        "process has only parts of them",
+    ),
+    (
+        lambda c, o: c.DATA.BATCH_SIZE == AUTO and not c.START.EVAL,
+        "{DATA.BATCH_SIZE} must be a number with {DIST.STRATEGY} because one process alone cannot try the batch",
+    ),
+    (
+        lambda c, o: c.AMP and c.PRECISION.MODE != "autocast" and not c.START.EVAL,
+        "{PRECISION.MODE} must be autocast with {DIST.STRATEGY} which supports no other mode",
+    ),
+    (
+        lambda c, o: c.COMPILE not in (False, "blocks") and not c.START.EVAL,
+        "{COMPILE} must be blocks with {DIST.STRATEGY} because weights are gathered block by block",
+    ),
+)
+
+
+def refused_with(config: Any) -> Rows:
+    """Return the combinations that the rare settings of this run refuse."""
+    is_sharded = config.DIST.STRATEGY == "fsdp2"
+    found = {NATIVE: config.DATA.is_native, SEQUENCES: config.DATA.TOKENS, SHARDED: is_sharded}
+    return tuple(row for rows, applies in found.items() if applies for row in rows)

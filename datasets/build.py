@@ -1,14 +1,13 @@
 """Builds image sets from the settings, and from them the batches of one process and their preparation on the device."""
 
-from collections.abc import Callable, Iterator
-from unicodedata import normalize
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
 from configs.schema import Config, Data
 from datasets.batching import batching_of
-from datasets.classes import number_classes, read_classes, without_new_classes
+from datasets.classes import number_classes, without_new_classes
 from datasets.loading.readers import EvalData, TrainData
 from datasets.loading.workers import choose_workers, make_loader
 from datasets.order import Order
@@ -16,14 +15,12 @@ from datasets.sources import find_source
 from datasets.split import describe_split, split
 from datasets.split.parts import warn_of_lacking_classes
 from datasets.transforms.crop import Normalize
-from datasets.transforms.decode import SHALLOW
 from datasets.transforms.preparation import Preparation
 from datasets.types import ImageSet, SavedData
 from utils.distributed import Process
 from utils.errors import ConfigError, DataError, did_you_mean
-from utils.text import counted, is_url, warning
+from utils.text import counted, is_url
 
-DEEP_ENDINGS = (".png", ".tif", ".tiff", ".pgm")  # of files that may have 16 bits
 NUM_SMALLEST = 3  # the number of smallest classes that the log names
 # The largest training set that overlap.py compares with the validation set. The comparison takes 16 MB per process, and
 # delays the start by a second.
@@ -44,12 +41,12 @@ def load_image_sets(
     except OSError as error:
         raise DataError(f"DATA.DATA_PATH: {data.DATA_PATH} cannot be read ({error})") from error
     whole = train if val is None else val
-    if whole.doubt and not _are_listed(config, saved, whole.classes):
-        raise DataError(whole.doubt)
-    if output and whole.is_listing:
-        from datasets.sources.folder import refuse_output_inside
+    if whole.is_listing:
+        from datasets.sources.folder import refuse_doubtful, refuse_output_inside
 
-        refuse_output_inside(filter(None, (train, val)), output)
+        refuse_doubtful(config, saved, whole)
+        if output:
+            refuse_output_inside(filter(None, (train, val)), output)
     if val is None:
         train, val = split(config, train, saved)
     elif not config.START.EVAL:
@@ -59,33 +56,26 @@ def load_image_sets(
     parts = {part: each for part, each in (("training", train), ("validation", val)) if each is not None}
     for part, image_set in parts.items():
         if not len(image_set):
-            raise _empty_part_error(config, part, whole)
-    numbered, notes = number_classes(config, list(parts.values()), saved)
-    numbered = _with_type(data, numbered)
+            from datasets.split.empty import empty_part_error
+
+            raise empty_part_error(config, part, whole)
+    numbered, notes = _look_into_files(data, *number_classes(config, list(parts.values()), saved))
     train, val = (None if train is None else numbered[0]), numbered[-1]
     _refuse_one_class(config, train, val)
     for image_set in numbered:
         _check_num_classes(config, image_set)
     counts = _describe_class_counts(train, val) if config.task.noun == "class" else ()
-    notes = (*describe_split(config, val), *counts, *notes, *val.notes, *_warn_of_lost_levels(whole))
+    notes = (*describe_split(config, val), *counts, *notes, *val.notes)
     return train, val.with_facts(notes=notes)
 
 
-def _warn_of_lost_levels(images: ImageSet) -> Iterator[str]:
-    """Yield a warning if three images have 16 bits of which they use so few that 8 bits keep hardly any."""
-    chosen = sorted({0, len(images) // 2, len(images) - 1})
-    may_be_deep = not images.in_memory and all(images.name(index).lower().endswith(DEEP_ENDINGS) for index in chosen)
-    if may_be_deep and all(SHALLOW in images.kinds(index) for index in chosen):
-        yield warning(f"the images are {SHALLOW}; DATA.PIXELS=native keeps all (docs/pixels.md)")
+def _look_into_files(data: Data, sets: list[ImageSet], notes: tuple) -> tuple[list[ImageSet], tuple]:
+    """Return the sets and notes after a look into a few files, to find the type of their values."""
+    if sets[0].in_memory or sets[0].makes_batches:
+        return sets, notes
+    from datasets.native_pixels.first_images import look_into_files
 
-
-def _with_type(data: Data, sets: list[ImageSet]) -> list[ImageSet]:
-    """Return the sets with the type of the images' values, if DATA.PIXELS keeps it."""
-    if not data.is_native:
-        return sets
-    from datasets.native_pixels.statistics import with_type
-
-    return with_type(sets)
+    return look_into_files(data, sets, tuple(notes))
 
 
 def _check_own_parts(config: Config, train: ImageSet, val: ImageSet) -> None:
@@ -105,30 +95,6 @@ def _check_own_parts(config: Config, train: ImageSet, val: ImageSet) -> None:
             f"{val.name(first)}: class {name} does not occur in the training images, so it would never be trained; "
             f"correct the label, or add training images{did_you_mean(name, known)}"
         )
-
-
-def _are_listed(config: Config, saved: SavedData | None, classes: list[str]) -> bool:
-    """Return whether the settings, or the resumed or evaluated run, name all of these classes."""
-    if config.DATA.CLASSES:
-        known = read_classes(config.DATA.CLASSES, "DATA.CLASSES", "surrogateescape", may_repeat=False)
-    else:
-        known = saved.classes if saved else []
-    return {*classes} <= {normalize("NFC", name) for name in known}
-
-
-def _empty_part_error(config: Config, part: str, whole: ImageSet) -> DataError:
-    """Return an error that explains why a part is empty. `whole`: the validation images, or all images."""
-    data, name = config.DATA, config.DATA.DATASET
-    held_out = f"DATA.FOLD ({data.FOLD})" if data.FOLD else f"DATA.VAL_FRACTION ({data.VAL_FRACTION:g})"
-    group = f"; each value of DATA.GROUP_BY ({data.GROUP_BY}) stays whole" if data.GROUP_BY else ""
-    by_fraction = part == "validation" and data.VAL_FRACTION and not (data.FOLD or data.GROUP_BY)
-    alone = ""
-    if by_fraction and whole.count_classes().max(initial=0) == 1:
-        alone = "; a class needs two images, so that one can be held out"
-    return DataError(
-        f"DATA.DATA_PATH: {data.DATA_PATH} has no {part} images for -dataset {name}; check the lists or folders there, "
-        f"and {held_out} if the data has no validation part of its own{group}{alone} (layouts: docs/data.md)"
-    )
 
 
 def _describe_class_counts(train: ImageSet | None, val: ImageSet) -> list[str]:

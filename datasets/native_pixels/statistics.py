@@ -19,7 +19,6 @@ from utils.text import warning
 RANGE, MEAN, DEVIATION = "DATA.RANGE", "DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"
 MOST_IMAGES, MOST_VALUES = 1_000, 2**24  # images, drawn by the seed, and values of all of them
 PERCENTILES = (0.1, 99.9)
-NUM_TRIED = 10  # images until one can be read, which decides the type
 NUM_THREADS, NUM_AHEAD = 8, 32
 
 
@@ -30,23 +29,6 @@ class Statistics(NamedTuple):
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
     extremes: list[tuple[float, float]]  # smallest and largest value
-
-
-def with_type(sets: list[ImageSet]) -> list[ImageSet]:
-    """Return the sets with the type of the first image that can be read. All other images must have this type."""
-    first, reasons = sets[0], []
-    if first.rules.kind != "native":
-        return sets
-    for index in range(min(NUM_TRIED, len(first))):
-        try:
-            kind = first.read(index).dtype.name
-        except ImageReadError as error:
-            reasons.append(f"{first.name(index)}: {error}")
-            continue
-        return [each.with_facts(rules=each.rules.with_kind(kind)) for each in sets]
-    raise DataError(
-        f"{reasons[0]}; set DATA.IMAGE_CHANNELS, or repair the images" if reasons else "there are no images"
-    )
 
 
 def with_statistics(

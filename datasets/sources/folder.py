@@ -12,6 +12,7 @@ from unicodedata import normalize
 import numpy as np
 
 from configs.schema import Config
+from datasets.classes import read_classes
 from datasets.index import ENDING, TEXT, Index, IndexBuilder, encoded, index_paths, open_or_build
 from datasets.sources import (
     TEST_NAME,
@@ -26,7 +27,7 @@ from datasets.sources import (
 from datasets.sources.images import FileImages, images_of_files, is_within
 from datasets.transforms.decode import IMAGE_ENDINGS, NATIVE_ENDINGS, READ_BY
 from datasets.transforms.pixel_rules import PixelRules
-from datasets.types import ImageSet
+from datasets.types import ImageSet, SavedData
 from utils.errors import ConfigError, DataError
 from utils.runs import has_files_of_run, is_run_folder
 from utils.text import first_of, warning
@@ -285,6 +286,18 @@ class FolderScan:
                 f"{self.root / name}: this class folder has subfolders named like other classes "
                 f"({first_of(repeated)}), as if a zip file was unpacked twice; remove it, or rename the subfolders"
             )
+
+
+def refuse_doubtful(config: Config, saved: SavedData | None, whole: ImageSet) -> None:
+    """Raise DataError if the folders do not look like classes, unless the settings or the earlier run name all of them."""
+    if not whole.doubt:
+        return
+    if config.DATA.CLASSES:
+        known = read_classes(config.DATA.CLASSES, "DATA.CLASSES", "surrogateescape", may_repeat=False)
+    else:
+        known = saved.classes if saved else []
+    if not {*whole.classes} <= {normalize("NFC", name) for name in known}:
+        raise DataError(whole.doubt)
 
 
 def refuse_output_inside(parts: Iterable[FileImages], output: str) -> None:

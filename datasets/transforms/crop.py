@@ -34,7 +34,6 @@ class BySize(Generic[T]):
 
 
 NUM_TRIES = 10  # attempts to draw a crop that fits into the image, as in torchvision
-PADDING = 4  # pixels on each side for DeiT III's simple random crop
 
 
 class TrainTransform:
@@ -42,7 +41,11 @@ class TrainTransform:
 
     def __init__(self, config: Config):
         self.data, self.augment = config.DATA, None
-        self.cut = self._resized_crop if self.data.TRAIN_CROP == "rrc" else self._crop_of_resized
+        self.cut = self.resized_crop
+        if self.data.TRAIN_CROP == "simple":
+            from datasets.transforms.simple_crop import crop_of_resized
+
+            self.cut = functools.partial(crop_of_resized, self)
         self.resize = resize_of(self.data)
         if config.TRAIN.augments and self.data.is_native:
             from datasets.native_pixels.batches import Jitter
@@ -63,35 +66,13 @@ class TrainTransform:
         if self.augment:
             self.augment(out, rng)
 
-    def _resized_crop(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
+    def resized_crop(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
         height, width, _ = image.shape
         left, top, width, height = crop_box(width, height, self.data.CROP_SCALE, self.data.CROP_RATIO, rng)
         # Crop before resizing, so that pixels outside the crop do not bleed into its edge.
-        self.resize(image[top : top + height, left : left + width], self._interpolation(rng), out)
+        self.resize(image[top : top + height, left : left + width], self.interpolation(rng), out)
 
-    def _crop_of_resized(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
-        """Resize the shorter side to the side of the square, and cut out a square at a random position.
-
-        The square may reach a few pixels beyond the image, where pixels are reflected.
-        """
-        side, (height, width, channels) = self.data.IMAGE_SIZE, image.shape
-        short = min(height, width)
-        height, width = side * height // short, side * width // short
-        if height * width > self.data.MAX_PIXELS:  # an image one pixel high could become arbitrarily wide
-            return self._resized_crop(image, rng, out)
-        resized = torch.empty((height, width, channels), dtype=out.dtype)
-        self.resize(image, self._interpolation(rng), resized.permute(2, 0, 1))
-        rows, columns = (self._reflected(length, rng) for length in (height, width))
-        out.copy_(resized[rows][:, columns].permute(2, 0, 1))
-
-    def _reflected(self, length: int, rng: random.Random) -> Tensor:
-        """Return the positions of the square along a side, reflected at its ends without repeating the end pixels."""
-        start = int(rng.random() * (length - self.data.IMAGE_SIZE + 2 * PADDING + 1)) - PADDING
-        period = max(2 * (length - 1), 1)
-        positions = torch.arange(start, start + self.data.IMAGE_SIZE) % period
-        return torch.minimum(positions, period - positions)
-
-    def _interpolation(self, rng: random.Random) -> str:
+    def interpolation(self, rng: random.Random) -> str:
         name = self.data.train_interpolation
         return name if name != "random" else "bilinear" if rng.random() < 0.5 else "bicubic"
 

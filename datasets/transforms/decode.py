@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from datasets.transforms.pixel_rules import PixelRules, has_32_bits, to_array
+from datasets.transforms.pixel_rules import HIGHEST_OF_SHALLOW, SHALLOW, PixelRules, has_32_bits, to_array
 from datasets.types import ImageReadError
 
 try:
@@ -38,7 +38,6 @@ MARKER = re.compile(rb"\xff[^\0\1\xd0-\xd7\xff]")  # the end of the image, and m
 # for each piece of EXIF data or comment.
 BYTES_PER_READ, USUAL_READS, MOST_PIECES = 64, 2**16, 100
 PIECES = {JPEG_START: EXIF, b"P1": b"#", b"P2": b"#", b"P3": b"#"}  # {first bytes of the file: start of a piece}
-SHALLOW, HIGHEST_OF_SHALLOW = "16-bit that use 12 bits or fewer, so that 8 bits keep at most 16 levels", 2**12
 WEBP_COST = 1.6  # relative cost of a pixel: Pillow needs 17 to 21 bytes per pixel of a WebP, 9 to 13 in other formats
 LEAST_WIDTH = 16  # narrower rows cost as much as a row of this many pixels
 # A JPEG of at most this many bytes x pixels is decoded in less than a second, because each scan has at least 10 bytes.

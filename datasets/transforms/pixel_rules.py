@@ -13,6 +13,7 @@ from datasets.types import ImageReadError
 UPRIGHT = ("imagefolder", "images", "csv", "shards", "parquet")
 MODES = {1: "L", 3: "RGB"}  # Pillow's modes by number of channels
 GREY_16_BIT = ("PNG", "PPM")  # formats whose images have 16 bits if Pillow opens them in mode I (32-bit integers)
+SHALLOW, HIGHEST_OF_SHALLOW = "16-bit that use 12 bits or fewer, so that 8 bits keep at most 16 levels", 2**12
 TIFF_BITS = 258  # the TIFF tag of the bits per channel
 
 

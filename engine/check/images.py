@@ -14,7 +14,7 @@ from configs.schema import Config
 from datasets.bad_images import num_allowed
 from datasets.batching import batching_of
 from datasets.identity import Group, ImageContents
-from datasets.transforms.decode import SHALLOW
+from datasets.transforms.pixel_rules import SHALLOW
 from datasets.types import ImageReadError, ImageSet
 from engine.evaluation.scores import FEW, interval_of
 from engine.quick_checks import OK, WARN, WRONG, Finding

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from models.weights.sharded import SHARDS, join, shard_names
+from models.weights.joined import join, shard_names
+from models.weights.sharded import SHARDS
 from models.weights.state import (
     RECORD,
     RESTORE,

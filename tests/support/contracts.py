@@ -81,7 +81,7 @@ def batch_of_piece(it, batch):
     is_replaced = bool(it.bad) and not left_out
     shape = reader.data.IMAGE_CHANNELS, *[reader.side(it.piece)] * 2
     return (
-        images.dtype == torch.uint8
+        images.dtype == (torch.float32 if reader.data.is_native else torch.uint8)
         and (images.ndim != 4 or images.shape[1:] == shape)
         and len(images) == len(targets)
         and batch.num_samples in (0, len(images))
@@ -108,8 +108,11 @@ def prepared(it, result):
     images, targets = result
     if not is_readable(images):
         return images.shape == it.batch.images.shape
-    low = it.self.normalize.shift
-    is_in_range = (low - 0.1 <= images) & (images <= low + 255 * it.self.normalize.scale + 0.1)
+    low, scale = it.self.normalize.shift, it.self.normalize.scale
+    if it.batch.images.dtype == torch.float32:  # from 0 to 1, which bicubic resizing exceeds
+        is_in_range = (low - 0.5 * scale <= images) & (images <= low + 1.5 * scale)
+    else:
+        is_in_range = (low - 0.1 <= images) & (images <= low + 255 * scale + 0.1)
     own = targets if isinstance(targets, torch.Tensor) else targets.first
     return (
         images.shape == it.batch.images.shape

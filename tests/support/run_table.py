@@ -34,6 +34,7 @@ TEACHER = "TRAIN.TEACHER_MODEL={teacher}"
 TIMM = "MODEL.TYPE=timm MODEL.PATCH_SIZE=16 MODEL.EMBED_DIM=768 MODEL.DEPTH=12 MODEL.NUM_HEADS=12"
 SIZE = "MODEL.KWARGS.patch_size=4 MODEL.KWARGS.embed_dim=16 MODEL.KWARGS.depth=2 MODEL.KWARGS.num_heads=2"
 FEATURES = f"TRAIN.OBJECTIVE=features DATA.DATASET=images {TEACHER}"
+NATIVE = "DATA.PIXELS=native DATA.IMAGE_CHANNELS=5"
 # {row: settings}. {teacher} is best.pth of the first row.
 OF_TRAINING = {
     "float32": "",
@@ -111,6 +112,10 @@ OF_IMAGES = {
     "parquet": "DATA.DATASET=parquet DATA.DATA_PATH=parquet DATA.SHUFFLE_BUFFER=4",
     "synthetic": "DATA.DATASET=synthetic DATA.SYNTHETIC_SIZE=28 MODEL.NUM_CLASSES=3",
     "fractals": "DATA.DATASET=fractals DATA.SYNTHETIC_SIZE=28 MODEL.NUM_CLASSES=3",
+    # Images with the values of their files
+    "native_pixels": f"{NATIVE} DATA.DATA_PATH=pixels DATA.CACHE=disk TRAIN.COLOR_JITTER=0.3 TRAIN.RANDOM_ERASE_PROB=0.5"
+    f" DATA.TRAIN_CROP=simple {MIXES}",
+    "native_shards": f"{NATIVE} DATA.DATASET=shards DATA.DATA_PATH=pixel-shards DATA.SHUFFLE_BUFFER=4 {EMA}",
     "cache": "DATA.CACHE=disk",
     "cache_of_small_images": "DATA.CACHE=9",
 }
@@ -132,13 +137,18 @@ def write_data(folder: Path) -> None:
     """Write the settings file and the images of all rows into a folder, the current folder of the runs."""
     (folder / "base.yaml").write_text(BASE)
     rng, rows, files, content = np.random.default_rng(0), [], {}, {"image": [], "label": []}
+    others, arrays = np.random.default_rng(1), {}
     for label, (name, (count, shade)) in enumerate(PHOTOS.items()):
         (folder / "lists" / name).mkdir(parents=True)
+        (folder / "pixels" / name).mkdir(parents=True)
         for number in range(count):
             width, height = SIDES[number % 4]
             pixels = (rng.integers(50, size=(height, width, 3)) + shade).astype(np.uint8)
             path = folder / "lists" / name / f"{number}.png"
             Image.fromarray(pixels).save(path)
+            array = folder / "pixels" / name / f"{number}.npy"
+            np.save(array, (others.integers(5000, size=(height, width, 5)) + 100 * shade).astype(np.uint16))
+            arrays |= {f"{name}{number}.npy": array.read_bytes(), f"{name}{number}.cls": str(label).encode()}
             rows.append((f"{name}/{number}.png", label, name))
             files |= {f"{name}{number}.png": path.read_bytes(), f"{name}{number}.cls": str(label).encode()}
             content["image"].append({"bytes": path.read_bytes(), "path": path.name})
@@ -163,8 +173,9 @@ def write_data(folder: Path) -> None:
     for name, lines in texts.items():
         (folder / "lists" / name).write_text("\n".join(lines) + "\n")
     for number in range(4):
-        part = list(files.items())[number * 14 : (number + 1) * 14]
-        write_tar(folder / "shards" / f"{'val' if number == 3 else 'train'}-{number:06d}.tar", dict(part))
+        tar = f"{'val' if number == 3 else 'train'}-{number:06d}.tar"
+        for shards, samples in (("shards", files), ("pixel-shards", arrays)):
+            write_tar(folder / shards / tar, dict(list(samples.items())[number * 14 : (number + 1) * 14]))
     write_parquet(folder / "parquet" / "0.parquet", content, {"label": list(PHOTOS)}, group=5)
 
 

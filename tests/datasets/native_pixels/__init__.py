@@ -1,0 +1,1 @@
+"""Tests of images with the values of their files."""

@@ -45,7 +45,7 @@ def check_combinations(values: Mapping[str, Any], config: Config, origins: Origi
     _check_url(config.DATA.DATA_PATH, config.DATA.DATASET, origins)
     refused = REFUSED
     if config.DATA.is_native or config.DATA.TOKENS or config.DIST.STRATEGY == "fsdp2":
-        from configs.refusals import refused_with
+        from configs.rare_combinations import refused_with
 
         refused = (*REFUSED, *refused_with(config))
     wrong = (message for is_wrong, message in refused if is_wrong(config, origins))

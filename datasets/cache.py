@@ -248,8 +248,7 @@ def build_cache(
 
 
 def _facts_of(rules: PixelRules) -> dict[str, Any]:
-    kind = {"type": "float32" if rules.kind == "window" else rules.kind} if rules.is_native else {}
-    return {"channels": rules.num_channels} | kind
+    return {"channels": rules.num_channels} | ({"type": rules.native.dtype.name} if rules.native else {})
 
 
 def encode(data: Data, image_set: ImageSet, index: int) -> tuple[int, int, bytes | np.ndarray]:
@@ -264,7 +263,7 @@ def encode(data: Data, image_set: ImageSet, index: int) -> tuple[int, int, bytes
     if side is not None and short > side:
         size = side * height // short, side * width // short
         if data.is_native:
-            from datasets.native_pixels.batches import shrunk
+            from datasets.native_pixels.floats import shrunk
 
             pixels = shrunk(pixels, size, data.INTERPOLATION)
         else:

@@ -12,6 +12,7 @@ from unicodedata import normalize
 
 from torch import nn
 
+from configs.combinations import is_typed
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
 from configs.tables import import_named
@@ -227,7 +228,8 @@ def measure(inputs: Inputs, train: ImageSet | None, val: ImageSet) -> tuple[Inpu
     if inputs.config.DATA.is_native:
         from datasets.native_pixels.statistics import with_statistics
 
-        loaded, train, val = with_statistics(inputs.loaded, began, inputs.process, train, val)
+        given = inputs.loaded, lambda key: is_typed(key, inputs.loaded.origins), began, inputs.process
+        loaded, train, val = with_statistics(*given, train, val)
         inputs = replace(inputs, loaded=loaded)
     return inputs, train, val
 

@@ -9,8 +9,8 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from datasets.sources.files import images_of_files
 from datasets.sources.folder import subfolders
-from datasets.sources.images import images_of_files
 from engine.features.embedder import Embedder, Photos, Table, find_photos, normalized, thumbnail
 from engine.predict.guesses import Guess
 from engine.predict.output import NUM_COLUMNS, THUMBNAIL, UNSURE, Mark, Output, write_picture

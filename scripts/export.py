@@ -245,7 +245,7 @@ def write_graph(part: Part, to: str, target: Path, graph: Graph) -> str:
     from engine.export.photo import PhotoSubject
 
     kind = PhotoSubject
-    if rules.is_native:
+    if rules.native:
         from engine.export.native_photo import NativePhotoSubject as kind
 
         if to == "web":

@@ -1,5 +1,6 @@
 """DATA.PIXELS native: images with the values and channels of their files, instead of 8 bits and one or three channels.
 
-rules.py says how a file becomes pixels, formats.py reads each format, channel_files.py joins the files of an image,
-statistics.py measures the training images, and batches.py makes batches: float32, from 0 to 1 between DATA.RANGE.
+values.py says what such pixels are, formats.py reads each format, statistics.py measures the training images, floats.py
+resizes and changes images, and batches.py makes batches: float32, from 0 to 1 between DATA.RANGE. Images with a file for
+each channel are in datasets/sources/channel_files.py.
 """

@@ -22,7 +22,7 @@ def look_into_files(data: Data, sets: list[ImageSet], notes: tuple[str, ...]) ->
 def with_type(sets: list[ImageSet]) -> list[ImageSet]:
     """Return the sets with the type of the first image that can be read. All other images must have this type."""
     first, reasons = sets[0], []
-    if first.rules.kind != "native":
+    if first.rules.native.kind != "native":
         return sets
     for index in range(min(NUM_TRIED, len(first))):
         try:
@@ -30,7 +30,7 @@ def with_type(sets: list[ImageSet]) -> list[ImageSet]:
         except ImageReadError as error:
             reasons.append(f"{first.name(index)}: {error}")
             continue
-        return [each.with_facts(rules=each.rules.with_kind(kind)) for each in sets]
+        return [each.with_facts(rules=each.rules.with_native(kind=kind)) for each in sets]
     raise DataError(f"{reasons[0]}; no image of the first {len(reasons)} can be read")
 
 

@@ -4,46 +4,43 @@ import io
 
 import numpy as np
 import torch
-from PIL import Image, TiffImagePlugin
+from PIL import Image
 
-from datasets.native_pixels.rules import NativeRules
-from datasets.transforms.decode import TURNS, decode_8_bits, open_image
-from datasets.transforms.pixel_rules import TIFF_BITS, PixelRules
+from datasets.native_pixels.unread import NUMPY, TIFF_BITS, TIFFS, is_dicom
+from datasets.transforms.decode import TURNS, decode, naming_errors, open_image
+from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 
-NUMPY, DICOM_PLACE = b"\x93NUMPY", slice(128, 132)  # the first bytes of .npy files, and where DICOM files have DICM
-TIFFS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the first bytes; the last two are of BigTIFF
 PNG_START, PNG_DEPTH = b"\x89PNG\r\n\x1a\n", 24  # the first bytes, and the position of the bits per value
 DEFLATED = b"1.2.840.10008.1.2.1.99"  # DICOM files whose whole content is compressed, without a limit
 MOST_VALUES = 3  # values per pixel of DATA.MAX_PIXELS, as in an image of three colours
-TIFF_CHANNELS, TIFF_ORIENTATION, ALPHA = 277, 274, (1, 2)  # tags, and values of ExtraSamples that mean opacity
+TIFF_ORIENTATION, ALPHA = 274, (1, 2)  # tags, and values of ExtraSamples that mean opacity
 PALETTE, WHITE_IS_ZERO = 3, 0  # values of a TIFF's Photometric
 
 
-def read_native(data: bytes, rules: NativeRules) -> np.ndarray:
-    """Return the pixels of an image file as [H, W, C] of uint8, uint16 or float32."""
+def decode_native(data: bytes, rules: PixelRules) -> np.ndarray:
+    """Return the pixels of an image file as [H, W, C] of uint8, uint16 or float32. Raise ImageReadError."""
+    with naming_errors(data, rules):
+        return _checked(_read(data, rules), rules)
+
+
+def _read(data: bytes, rules: PixelRules) -> np.ndarray:
     if data.startswith(NUMPY):
-        pixels = _read_npy(data)
-    elif is_dicom(data):
-        pixels = _read_dicom(data, rules)
-    elif data.startswith(PNG_START) and data[PNG_DEPTH : PNG_DEPTH + 1] == b"\x10":
-        pixels = _read_deep_png(data, rules)
-    elif data.startswith(TIFFS) and not _is_plain_tiff(data, rules):
-        pixels = _read_tiff(data, rules)
-    elif data.startswith(b"P5") and _has_deep_grey(data, rules):
+        return np.load(io.BytesIO(data), allow_pickle=False)  # an array of Python objects is refused, not unpickled
+    if is_dicom(data):
+        return _read_dicom(data, rules)
+    if data.startswith(PNG_START) and data[PNG_DEPTH : PNG_DEPTH + 1] == b"\x10":
+        return _read_deep_png(data, rules)
+    if data.startswith(TIFFS) and not _is_plain_tiff(data, rules):
+        return _read_tiff(data, rules)
+    if data.startswith(b"P5") and _has_deep_grey(data, rules):
         with open_image(data, rules) as image:
-            pixels = np.asarray(image).astype(np.uint16)
-    else:
-        colours = 1 if rules.num_channels == 1 else 3
-        pixels = decode_8_bits(data, PixelRules(colours, rules.applies_exif, rules.background, rules.max_pixels))
-    return _checked(pixels, rules)
+            return np.asarray(image).astype(np.uint16)
+    colours = 1 if rules.num_channels == 1 else 3
+    return decode(data, PixelRules(colours, rules.applies_exif, rules.background, rules.max_pixels))
 
 
-def is_dicom(data: bytes) -> bool:
-    return data[DICOM_PLACE] == b"DICM"
-
-
-def _checked(pixels: np.ndarray, rules: NativeRules) -> np.ndarray:
+def _checked(pixels: np.ndarray, rules: PixelRules) -> np.ndarray:
     """Return pixels [H, W] or [H, W, C] as [H, W, C] of a supported type. Refuse other types, sizes and numbers."""
     if pixels.ndim not in (2, 3) or not pixels.size or pixels.dtype.kind not in "buif":
         raise ImageReadError(
@@ -53,30 +50,28 @@ def _checked(pixels: np.ndarray, rules: NativeRules) -> np.ndarray:
     _refuse_large(*pixels.shape, rules)
     if pixels.dtype == bool:
         pixels = pixels.astype(np.uint8)
-    elif pixels.dtype.kind != "u" or pixels.dtype.itemsize > 2 or rules.kind == "window":
+    elif pixels.dtype.kind != "u" or pixels.dtype.itemsize > 2 or rules.native.kind == "window":
         with np.errstate(over="ignore"):
             pixels = pixels.astype(np.float32)
     pixels = np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("="))
     if pixels.shape[2] != rules.num_channels:
         has = "1 channel" if pixels.shape[2] == 1 else f"{pixels.shape[2]} channels"
         raise ImageReadError(f"it has {has}; DATA.IMAGE_CHANNELS is {rules.num_channels}")
-    if rules.kind not in ("native", "window", pixels.dtype.name):
-        raise ImageReadError(f"its values are {pixels.dtype.name}, but the values of the other images {rules.kind}")
+    if rules.native.kind not in ("native", "window", pixels.dtype.name):
+        raise ImageReadError(
+            f"its values are {pixels.dtype.name}, but the values of the other images {rules.native.kind}"
+        )
     if pixels.dtype == np.float32 and not np.isfinite(pixels).all():
         raise ImageReadError("some of its values are not finite (NaN, infinite, or larger than a float32)")
     return pixels
 
 
-def _refuse_large(height: int, width: int, channels: int, rules: NativeRules) -> None:
+def _refuse_large(height: int, width: int, channels: int, rules: PixelRules) -> None:
     if height * width * max(channels, MOST_VALUES) > MOST_VALUES * rules.max_pixels:
         raise Image.DecompressionBombError(f"{width} x {height} pixels with {channels} channels")
 
 
-def _read_npy(data: bytes) -> np.ndarray:
-    return np.load(io.BytesIO(data), allow_pickle=False)  # an array of Python objects is refused, not unpickled
-
-
-def _read_deep_png(data: bytes, rules: NativeRules) -> np.ndarray:
+def _read_deep_png(data: bytes, rules: PixelRules) -> np.ndarray:
     from torchvision.io import ImageReadMode, decode_image
 
     width, height = (int.from_bytes(data[start : start + 4], "big") for start in (16, 20))
@@ -86,12 +81,12 @@ def _read_deep_png(data: bytes, rules: NativeRules) -> np.ndarray:
     return _opaque(pixels, rules) if pixels.shape[2] in (2, 4) else pixels
 
 
-def _has_deep_grey(data: bytes, rules: NativeRules) -> bool:
+def _has_deep_grey(data: bytes, rules: PixelRules) -> bool:
     with open_image(data, rules) as image:
         return image.mode.startswith("I")
 
 
-def _opaque(pixels: np.ndarray, rules: NativeRules) -> np.ndarray:
+def _opaque(pixels: np.ndarray, rules: PixelRules) -> np.ndarray:
     """Return colours on a grey background, unless DATA.IMAGE_CHANNELS counts the opacity as a channel."""
     if pixels.shape[2] == rules.num_channels:
         return pixels
@@ -104,7 +99,7 @@ def _opaque(pixels: np.ndarray, rules: NativeRules) -> np.ndarray:
 # --- TIFF ---
 
 
-def _is_plain_tiff(data: bytes, rules: NativeRules) -> bool:
+def _is_plain_tiff(data: bytes, rules: PixelRules) -> bool:
     """Return whether a TIFF has one page of 8 bits with the colours that Pillow reads."""
     if rules.num_channels not in (1, 3):
         return False
@@ -116,7 +111,7 @@ def _is_plain_tiff(data: bytes, rules: NativeRules) -> bool:
         return False
 
 
-def _read_tiff(data: bytes, rules: NativeRules) -> np.ndarray:
+def _read_tiff(data: bytes, rules: PixelRules) -> np.ndarray:
     try:
         from tifffile import TiffFile
     except ImportError as error:
@@ -153,7 +148,7 @@ def _read_tiff(data: bytes, rules: NativeRules) -> np.ndarray:
 # --- DICOM ---
 
 
-def _read_dicom(data: bytes, rules: NativeRules) -> np.ndarray:
+def _read_dicom(data: bytes, rules: PixelRules) -> np.ndarray:
     try:
         from pydicom import dcmread
         from pydicom.pixels import apply_modality_lut, apply_voi_lut
@@ -172,30 +167,13 @@ def _read_dicom(data: bytes, rules: NativeRules) -> np.ndarray:
     pixels = apply_modality_lut(file.pixel_array, file)
     bits, is_signed = file.get("BitsStored", 32), file.get("PixelRepresentation", 0)
     stored = np.array([-(2 ** (bits - 1)), 2 ** (bits - 1) - 1] if is_signed else [0, 2**bits - 1], np.int64)
-    if rules.kind == "window":
+    if rules.native.kind == "window":
         pixels = apply_voi_lut(pixels, file)
         if "VOILUTSequence" in file:
             stored = np.array([0, 2 ** file.VOILUTSequence[0].LUTDescriptor[2] - 1])
-    is_scaled = "RescaleSlope" in file and not (rules.kind == "window" and "VOILUTSequence" in file)
+    is_scaled = "RescaleSlope" in file and not (rules.native.kind == "window" and "VOILUTSequence" in file)
     low, high = sorted((stored * float(file.RescaleSlope) + float(file.RescaleIntercept)) if is_scaled else stored)
     pixels = np.asarray(pixels, np.float32)
     if file.PhotometricInterpretation == "MONOCHROME1":
         pixels = np.float32(low + high) - pixels
-    return (pixels - np.float32(low)) / np.float32(high - low) if rules.kind == "window" else pixels
-
-
-# --- messages of runs with 8 bits ---
-
-
-def describe_unread(data: bytes) -> str:
-    """Return what a file is that only DATA.PIXELS native reads, or ""."""
-    remedy = "; DATA.PIXELS=native reads it (docs/pixels.md)"
-    if data.startswith(NUMPY) or is_dicom(data):
-        return ("a NumPy array" if data.startswith(NUMPY) else "a DICOM file") + remedy
-    if data.startswith(TIFFS[:2]):
-        file = io.BytesIO(data)
-        tags = TiffImagePlugin.ImageFileDirectory_v2(file.read(8))
-        file.seek(tags.next)
-        tags.load(file)
-        return f"it has {tags.get(TIFF_CHANNELS, 1)} channels of {max(tags.get(TIFF_BITS, (1,)))} bits" + remedy
-    return ""
+    return (pixels - np.float32(low)) / np.float32(high - low) if rules.native.kind == "window" else pixels

@@ -1,15 +1,14 @@
 """The type of the images' values, their limits, and the mean and deviation of each channel, from the training images."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from configs.combinations import is_typed
 from configs.schema import Config
 from datasets.loading.ahead import read_ahead
-from datasets.native_pixels.rules import limits_of, split_limits
+from datasets.native_pixels.values import limits_of, split_limits
 from datasets.types import ImageReadError, ImageSet
 from utils.distributed import Process
 from utils.errors import DataError
@@ -32,11 +31,16 @@ class Statistics(NamedTuple):
 
 
 def with_statistics(
-    loaded: Any, began: Mapping[str, Any], process: Process, train: ImageSet | None, val: ImageSet
+    loaded: Any,
+    is_typed: Callable[[str], bool],
+    began: Mapping[str, Any],
+    process: Process,
+    train: ImageSet | None,
+    val: ImageSet,
 ) -> tuple[Any, ImageSet | None, ImageSet]:
     """Return the settings and images with limits, mean and deviation. Collective.
 
-    `loaded`: the LoadedConfig of the run; `began`: the settings with which a resumed run began. Settings that name the limits,
+    `loaded`: the LoadedConfig of the run; `is_typed`: whether a setting was given on the command line; `began`: the settings with which a resumed run began. Settings that name the limits,
     or that come from the weights together with the limits, are kept; everything else is measured.
     """
     config, origins = loaded.config, loaded.origins
@@ -46,17 +50,17 @@ def with_statistics(
         loaded = loaded.with_data({name: tuple(each) for name, each in values.items()}, "the checkpoint")
     elif train is None:
         limits_of(config.DATA)  # raises an error if they are not known
-    elif not config.DATA.RANGE or not (is_typed(MEAN, origins) or origins[MEAN] == origins[RANGE]):
+    elif not config.DATA.RANGE or not (is_typed(MEAN) or origins[MEAN] == origins[RANGE]):
         found = process.first(lambda: measure(config, train))
         values = {"RANGE": found.limits}
-        if not is_typed(MEAN, origins):
+        if not is_typed(MEAN):
             values |= {"IMAGENET_MEAN": found.mean, "IMAGENET_STD": found.deviation}
         loaded = loaded.with_data(values, "the training images")
         notes = describe(found)
     if train is not None:
-        loaded = loaded.with_data({"PIXELS": train.rules.kind}, origins["DATA.PIXELS"])
+        loaded = loaded.with_data({"PIXELS": train.rules.native.kind}, origins["DATA.PIXELS"])
     limits = loaded.config.DATA.RANGE
-    train, val = (each and each.with_facts(rules=each.rules.with_limits(limits)) for each in (train, val))
+    train, val = (each and each.with_facts(rules=each.rules.with_native(limits=limits)) for each in (train, val))
     return loaded, train, val.with_facts(notes=(*val.notes, *notes))
 
 

@@ -24,7 +24,8 @@ from datasets.sources import (
     own_split,
     path_below_data,
 )
-from datasets.sources.images import FileImages, images_of_files, is_within
+from datasets.sources.files import images_of_files
+from datasets.sources.images import FileImages, is_within
 from datasets.transforms.decode import IMAGE_ENDINGS, NATIVE_ENDINGS, READ_BY
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet, SavedData
@@ -158,13 +159,13 @@ def read_class_folders(
     number = {name: index for index, name in enumerate(classes)}
     numbers = [number[normalize("NFC", name)] for name in names]
     rules = PixelRules.of(config.DATA)
-    endings = ALL_ENDINGS if rules.is_native else IMAGE_ENDINGS
+    endings, channel_files = (ALL_ENDINGS, rules.native.channel_files) if rules.native else (IMAGE_ENDINGS, None)
     of_files = {"folders": names, "numbers": numbers, "deep": deep, "endings": endings}
     index = open_or_build(
         index_paths(config, folder / INDEX_FILE),
         COLUMNS,
-        of_files | ({"channel_files": rules.channel_files} if rules.channel_files else {}),
-        lambda builder: _build(builder, FolderScan(folder, names, deep, endings, rules), numbers),
+        of_files | ({"channel_files": channel_files} if channel_files else {}),
+        lambda builder: _build(builder, FolderScan(folder, names, deep, endings, channel_files), numbers),
         lambda index: _is_unchanged(index, folder),
     )
     images = images_of_files(folder, index.text("path"), index.column("target"), classes, rules)
@@ -216,10 +217,10 @@ class FolderScan:
         names: list[str],
         deep: bool = True,
         endings: tuple[str, ...] = IMAGE_ENDINGS,
-        rules: PixelRules | None = None,
+        channel_files: str | None = None,
     ):
-        """`endings`: the endings of images. `rules`: needed with DATA.CHANNEL_FILES, to find the images of the files."""
-        self.root, self.names, self.deep, self.endings, self.rules = root, names, deep, endings, rules
+        """`endings`: the endings of images. `channel_files`: DATA.CHANNEL_FILES, to find the images of the files."""
+        self.root, self.names, self.deep, self.endings, self.channel_files = root, names, deep, endings, channel_files
         self.left_out = Counter()
         self.folders: list[str] = []  # listed folders, relative to the root
         self.dates: list[int] = []  # dates of these folders before they were listed
@@ -252,10 +253,11 @@ class FolderScan:
                     paths.append(f"{below}{file}")
                 elif not file.startswith("."):
                     others[os.path.splitext(file)[1].lower() or "without ending"] += 1
-        if self.rules and self.rules.channel_files:
-            from datasets.native_pixels.channel_files import grouped
+        if self.channel_files:
+            from datasets.sources.channel_files import grouped
 
-            paths, others[f"not {self.rules.channel_files}"] = grouped(paths, self.rules)
+            paths, num_others = grouped(paths, self.channel_files)
+            others += Counter({f"not {self.channel_files}": num_others})
         if not paths:
             found = f", only what is not read ({first_of(sorted(others))})" if others else ""
             found += "; DATA.PIXELS=native reads .npy and DICOM" * bool({*NATIVE_ENDINGS} & others.keys())

@@ -4,21 +4,20 @@ import errno
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 from unicodedata import normalize
 
 import numpy as np
 
 from datasets.index import CHUNK, Texts
 from datasets.order import grouped_shuffled
-from datasets.transforms.decode import NATIVE_ENDINGS, decode, kinds_of
+from datasets.transforms.decode import decode, kinds_of
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import DataError, ensure, not_a_file
 from utils.files import without_waiting
-from utils.text import counted, format_bytes_apart
+from utils.text import format_bytes_apart
 
 MOST_BYTES_PER_PIXEL = 8  # an uncompressed file with four channels of 16 bits
 LONGEST = 4096  # characters of the longest path that a system opens
@@ -35,7 +34,12 @@ class EncodedImages(ImageSet):
     rules: PixelRules
 
     def read(self, index: int) -> np.ndarray:
-        return decode(self.file(index)[1], self.rules)
+        content = self.file(index)[1]
+        if self.rules.native:
+            from datasets.native_pixels.formats import decode_native
+
+            return decode_native(content, self.rules)
+        return decode(content, self.rules)
 
     def kinds(self, index: int) -> Sequence[str]:
         try:
@@ -44,7 +48,7 @@ class EncodedImages(ImageSet):
             return ()
 
     def shown(self, pixels: np.ndarray) -> np.ndarray:
-        return self.rules.shown(pixels) if self.rules.is_native else pixels
+        return self.rules.native.shown(pixels) if self.rules.native else pixels
 
     def file(self, index: int) -> tuple[str, bytes]:
         waits = iter(RETRY_AFTER)
@@ -193,38 +197,6 @@ class FileImages(EncodedImages):
                 has, may_have = format_bytes_apart(size, most)
                 raise ImageReadError(f"the file has {has}; DATA.MAX_PIXELS allows at most {may_have}")
             return os.path.splitext(path)[1], file.read()
-
-
-def images_of_files(
-    root: Path,
-    paths: Sequence[str] | Texts,
-    targets: Any,
-    classes: list[str],
-    rules: PixelRules,
-    *,
-    confined: bool = False,
-) -> FileImages:
-    """Return the images in these files. With DATA.CHANNEL_FILES, the paths name the file of the first channel."""
-    kind = FileImages
-    if rules.channel_files:
-        from datasets.native_pixels.channel_files import ChannelFiles as kind
-    return kind(root, paths, targets, classes, rules, confined=confined)
-
-
-def images_among(paths: list[str], rules: PixelRules, report: Callable[[str], Any]) -> list[str]:
-    """Return the paths of the images among the files of a folder, which was listed before the model was known."""
-    kept, why = paths, ""
-    if rules.channel_files:
-        from datasets.native_pixels.channel_files import grouped
-
-        kept, num_others = grouped(paths, rules)
-        why = f"whose names are not {rules.channel_files}"
-    elif not rules.is_native:
-        kept = [path for path in paths if not path.lower().endswith(NATIVE_ENDINGS)]
-        num_others, why = len(paths) - len(kept), "that only a model with DATA.PIXELS=native takes"
-    if why and num_others:
-        report(f"left out {counted(num_others, 'file')} {why}")
-    return kept
 
 
 def normal_paths(paths: list[bytes]) -> list[bytes]:

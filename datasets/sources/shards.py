@@ -361,9 +361,9 @@ def read_from(folder: ShardFolder, config: Config) -> tuple[ImageSet | None, Ima
         )
     names = [parts.train] * bool(reads_train) + [parts.val] * bool(parts.val)
     rules, buffer = PixelRules.of(config.DATA), config.DATA.SHUFFLE_BUFFER
-    if rules.is_native:
+    if rules.native:
         folder.endings = (*KNOWN_ENDINGS, *NATIVE_ENDINGS)
-    suffix = "-native" * rules.is_native + "-numbers" * has_numbers  # their indexes have other samples
+    suffix = "-native" * bool(rules.native) + "-numbers" * has_numbers  # their indexes have other samples
     indexes = [f"{name}{suffix}" for name in names]
     tables = [open_table(config, folder, index, tars[name]) for index, name in zip(indexes, names, strict=True)]
     notes = [*folder.notes, *parts.notes(config, folder.title, "*.tar")]

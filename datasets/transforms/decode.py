@@ -59,16 +59,21 @@ OPPOSITE = {6: 8, 8: 6}  # {orientation: the orientation whose change undoes it}
 
 
 def decode(data: bytes, rules: PixelRules) -> np.ndarray:
-    """Return the pixels of an image file as uint8 [H, W, channels]. Raise ImageReadError if it cannot be read.
+    """Return the pixels of an image file as uint8 [H, W, channels]. Raise ImageReadError if it cannot be read."""
+    with naming_errors(data, rules):
+        pixels = _decode_jpeg(data, rules) if simplejpeg and data[:2] == JPEG_START else None
+        return _decode_any(data, rules) if pixels is None else pixels
 
-    With DATA.PIXELS native, they may also be uint16 or float32.
-    """
+
+@contextlib.contextmanager
+def naming_errors(data: bytes, rules: PixelRules) -> Iterator[None]:
+    """Raise ImageReadError for every error of a decoder of this file."""
     try:
-        return rules.decode(data) if rules.is_native else decode_8_bits(data, rules)
+        yield
     except ImageReadError:
         raise
     except UnidentifiedImageError as error:  # Pillow's own message has the address of an object in memory
-        from datasets.native_pixels.formats import describe_unread
+        from datasets.native_pixels.unread import describe_unread
 
         text = describe_unread(data) or (
             "UnidentifiedImageError: the file is empty or has a format that halfstep does not read"
@@ -80,14 +85,9 @@ def decode(data: bytes, rules: PixelRules) -> np.ndarray:
         raise ImageReadError(f"{type(error).__name__}: {error}") from error
 
 
-def decode_8_bits(data: bytes, rules: PixelRules) -> np.ndarray:
-    pixels = _decode_jpeg(data, rules) if simplejpeg and data[:2] == JPEG_START else None
-    return _decode_any(data, rules) if pixels is None else pixels
-
-
 def kinds_of(data: bytes, rules: PixelRules) -> list[str]:
     """Return the unusual properties of an image file, as -check prints them, or [] if it is not an image."""
-    if rules.is_native:
+    if rules.native:
         return []
     try:
         with open_image(data, rules) as image:

@@ -1,12 +1,13 @@
 """The rules by which an image of any mode becomes uint8 pixels."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 from PIL import Image
 
 from configs.schema import Data
+from datasets.native_pixels.values import NativePixels
 from datasets.types import ImageReadError
 
 # Data sets of a user's own photos: EXIF orientation is applied by default. Published scores on other sets ignore it.
@@ -25,9 +26,7 @@ class PixelRules:
     applies_exif: bool = False
     background: tuple[int, ...] = (128, 128, 128)  # the RGB colour behind transparent pixels
     max_pixels: int = Data.MAX_PIXELS
-
-    is_native = False  # whether images keep the values of their files; see datasets/native_pixels/
-    channel_files = None  # DATA.CHANNEL_FILES
+    native: NativePixels | None = None  # images keep the values of their files
 
     @property
     def exif(self) -> str:
@@ -38,17 +37,21 @@ class PixelRules:
     def of(cls, data: Data) -> "PixelRules":
         channels = data.IMAGE_CHANNELS
         exif = data.EXIF or ("apply" if data.DATASET in UPRIGHT else "ignore")
-        if data.is_native:
-            from datasets.native_pixels.rules import NativeRules
-
-            return NativeRules.of_native(data, exif == "apply")
+        if data.is_native:  # the mean is measured later, so transparent pixels are grey
+            return cls(channels, exif == "apply", (128,) * 3, data.MAX_PIXELS, NativePixels.of(data))
         mean = data.IMAGENET_MEAN[:channels] * (3 // channels)
         background = tuple(min(max(round(255 * each), 0), 255) for each in mean)
         return cls(channels, exif == "apply", background, data.MAX_PIXELS)
 
     def facts(self) -> dict[str, Any]:
         """Return what the pixels of a file depend on, as plain values."""
-        return asdict(self)
+        facts = asdict(replace(self, native=None))
+        del facts["native"]
+        return facts | ({"kind": self.native.kind, "channel_files": self.native.channel_files} if self.native else {})
+
+    def with_native(self, **facts: Any) -> Self:
+        """Return rules with other facts about values that are kept."""
+        return replace(self, native=replace(self.native, **facts))
 
 
 def to_array(image: Image.Image, rules: PixelRules) -> np.ndarray:

@@ -1,22 +1,19 @@
 """DATA.TRAIN_CROP simple: DeiT III's random square of an image whose shorter side is resized to the side of the square."""
 
 import random
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from datasets.transforms.crop import TrainTransform
-
 PADDING = 4  # pixels on each side
 
 
-def crop_of_resized(transform: "TrainTransform", image: np.ndarray, rng: random.Random, out: Tensor) -> None:
+def crop_of_resized(transform: Any, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
     """Resize the shorter side to the side of the square, and cut out a square at a random position.
 
-    The square may reach a few pixels beyond the image, where pixels are reflected.
+    `transform`: the TrainTransform (crop.py), which imports this file. The square may reach a few pixels beyond the image, where pixels are reflected.
     """
     data, (height, width, channels) = transform.data, image.shape
     side, short = data.IMAGE_SIZE, min(height, width)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.export import Dim
 
 from configs.schema import Data
-from datasets.native_pixels.rules import limits_of
+from datasets.native_pixels.values import NativePixels, limits_of
 from engine.export.photo import Photo, PhotoSubject
 
 SHAPES = ((31, 47), (310, 420), (64, 500))  # height and width of drawn images
@@ -39,9 +39,8 @@ class NativePhotoSubject(PhotoSubject):
     dimensions = {0: Dim("height", min=1), 1: Dim("width", min=1)}
 
     @property
-    def dtype(self) -> np.dtype:
-        kind = self.config.DATA.PIXELS
-        return np.dtype("float32" if kind == "window" else kind)
+    def preparation(self) -> Photo:
+        return NativePhoto(self.config.DATA)
 
     @property
     def example(self) -> Tensor:
@@ -51,7 +50,9 @@ class NativePhotoSubject(PhotoSubject):
         low, high = limits_of(self.config.DATA)
         rng = np.random.default_rng(0)
         for shape in SHAPES:
-            pixels = (low + (high - low) * rng.random((*shape, len(low)))).astype(self.dtype)
+            pixels = (low + (high - low) * rng.random((*shape, len(low)))).astype(
+                NativePixels.of(self.config.DATA).dtype
+            )
             yield pixels, pixels
 
     def photo_at(self, index: int, pixels: np.ndarray) -> np.ndarray:

@@ -170,19 +170,11 @@ class PhotoClassifier(nn.Module):
     With `known`, it also returns how well the photo fits the validation images.
     """
 
-    def __init__(self, model: nn.Module, config: Config, known: Callable[[], Tensor] | None):
+    def __init__(self, model: nn.Module, config: Config, prepare: Photo, known: Callable[[], Tensor] | None):
         """`model`: a model that divides its logits by the temperature. `known`: returns the score of its last batch."""
         super().__init__()
-        self.prepare, self.normalize, self.model = self.preparation(config.DATA), build_normalize(config.DATA), model
+        self.prepare, self.normalize, self.model = prepare, build_normalize(config.DATA), model
         self.probabilities, self.known = find_task(config).probabilities, known
-
-    @staticmethod
-    def preparation(data: Data) -> Photo:
-        if data.is_native:
-            from engine.export.native_photo import NativePhoto
-
-            return NativePhoto(data)
-        return Photo(data)
 
     def forward(self, photo: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         return self.answer(self.normalize(self.prepare(photo)[None]))
@@ -236,7 +228,11 @@ class PhotoSubject(Subject):
     @cached_property
     def graph(self) -> PhotoClassifier:
         model = Calibrated(self.model, self.temperature or 1.0)
-        return PhotoClassifier(model, self.config, self.known).eval()
+        return PhotoClassifier(model, self.config, self.preparation, self.known).eval()
+
+    @property
+    def preparation(self) -> Photo:
+        return Photo(self.config.DATA)
 
     @property
     def threshold(self) -> float:

@@ -12,7 +12,8 @@ from torch import Tensor
 from configs.schema import Config
 from datasets import BadImages, build_eval_data, build_normalize
 from datasets.batching import batching_of
-from datasets.sources.images import FileImages, images_of_files
+from datasets.sources.files import images_of_files
+from datasets.sources.images import FileImages
 from datasets.squares import Squares
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import Batch

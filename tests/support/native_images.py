@@ -61,7 +61,7 @@ def settings_file(photos: Path, channels: int = CHANNELS) -> Path:
     return path
 
 
-def measured(loaded: LoadedConfig, began: Mapping = {}, process: Process | None = None) -> tuple[Config, ImageSet]:  # noqa: B006
+def measured(loaded: LoadedConfig, began: Mapping = {}, process: Process | None = None) -> tuple[Config, ImageSet]:
     """Return the settings with the statistics of the training images, and the validation set with notes about them."""
     sets = load_image_sets(loaded.config)
     loaded, _, val = with_statistics(loaded, began, process or Process(CPU), *sets)

@@ -104,9 +104,7 @@ def test_flips_mirror_all_channels(flips, axes):
 def test_simple_crop_is_a_shifted_reflected_image():
     image, drawn = pixels(size=(SIDE, SIDE)), set()
     padded = np.pad(np.moveaxis(scaled(image), 2, 0), ((0, 0), (4, 4), (4, 4)), mode="reflect")
-    places = {
-        (top, left): padded[:, top : top + SIDE, left : left + SIDE] for top in range(9) for left in range(9)
-    }
+    places = {(top, left): padded[:, top : top + SIDE, left : left + SIDE] for top in range(9) for left in range(9)}
     for seed in range(30):
         found = transformed(image, seed, TRAIN_CROP="simple", HFLIP=0)
         (place,) = [place for place, part in places.items() if np.allclose(found, part, atol=1e-6)]
@@ -221,9 +219,7 @@ def test_picture_of_two_channels_shows_the_first():
 def test_pictures_clip_overshoot_of_bicubic_resizing():
     images = batch_of() * 1.4 - 0.2
     found = build_normalize(config_of().DATA)
-    assert torch.equal(
-        found.pixels(found(images)), (255 * images[:, :3].clamp(0, 1)).round().to(torch.uint8)
-    )
+    assert torch.equal(found.pixels(found(images)), (255 * images[:, :3].clamp(0, 1)).round().to(torch.uint8))
 
 
 def test_pictures_of_raw_values_are_scaled_by_the_limits():
@@ -297,7 +293,9 @@ def test_each_channel_is_erased_and_mixed_like_a_grey_image(run_settings, change
     assert torch.equal(found, plain) is (change == "nothing")
     for channel in range(CHANNELS):
         grey = batch._replace(images=batch.images[:, channel : channel + 1])
-        torch.testing.assert_close(found[:, channel : channel + 1], prepared(only(config, channel), grey), atol=1e-6, rtol=0)
+        torch.testing.assert_close(
+            found[:, channel : channel + 1], prepared(only(config, channel), grey), atol=1e-6, rtol=0
+        )
 
 
 @pytest.mark.parametrize("mode", ["pixel", "rand"])

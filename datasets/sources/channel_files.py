@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from datasets.native_pixels.rules import NativeRules
 from datasets.sources.images import FileImages
 from datasets.types import ImageReadError
 
@@ -65,7 +64,7 @@ class ChannelFiles(FileImages):
 
     @property
     def pattern(self) -> ChannelPattern:
-        return ChannelPattern(self.rules.channel_files)
+        return ChannelPattern(self.rules.native.channel_files)
 
     def layer(self, channel: int) -> "ChannelFiles":
         """Return the set of the files of one channel."""
@@ -90,9 +89,9 @@ class ChannelFiles(FileImages):
         return ".npy", content.getvalue()
 
 
-def grouped(paths: Sequence[str], rules: NativeRules) -> tuple[list[str], int]:
+def grouped(paths: Sequence[str], channel_files: str) -> tuple[list[str], int]:
     """Return the path of the first channel of each image among these files, and the number of other files."""
-    pattern = ChannelPattern(rules.channel_files)
+    pattern = ChannelPattern(channel_files)
     found = [pattern.match(path) for path in paths]
     images = {each: pattern.path(*each) for each in found if each}
     return list(images.values()), found.count(None)

@@ -1,0 +1,27 @@
+"""Formats that only DATA.PIXELS native reads: how to recognize them, and a message for runs that do not read them."""
+
+import io
+
+from PIL import TiffImagePlugin
+
+NUMPY, DICOM_PLACE = b"\x93NUMPY", slice(128, 132)  # the first bytes of .npy files, and where DICOM files have DICM
+TIFFS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the first bytes; the last two are of BigTIFF
+TIFF_CHANNELS, TIFF_BITS = 277, 258  # tags
+
+
+def is_dicom(data: bytes) -> bool:
+    return data[DICOM_PLACE] == b"DICM"
+
+
+def describe_unread(data: bytes) -> str:
+    """Return what a file is that only DATA.PIXELS native reads, or ""."""
+    remedy = "; DATA.PIXELS=native reads it (docs/pixels.md)"
+    if data.startswith(NUMPY) or is_dicom(data):
+        return ("a NumPy array" if data.startswith(NUMPY) else "a DICOM file") + remedy
+    if data.startswith(TIFFS[:2]):
+        file = io.BytesIO(data)
+        tags = TiffImagePlugin.ImageFileDirectory_v2(file.read(8))
+        file.seek(tags.next)
+        tags.load(file)
+        return f"it has {tags.get(TIFF_CHANNELS, 1)} channels of {max(tags.get(TIFF_BITS, (1,)))} bits" + remedy
+    return ""

@@ -1,0 +1,43 @@
+"""Chooses the kind of an image set by its files: a file for each image, or a file for each channel of an image."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from datasets.index import Texts
+from datasets.sources.images import FileImages
+from datasets.transforms.decode import NATIVE_ENDINGS
+from datasets.transforms.pixel_rules import PixelRules
+from utils.text import counted
+
+
+def images_of_files(
+    root: Path,
+    paths: Sequence[str] | Texts,
+    targets: Any,
+    classes: list[str],
+    rules: PixelRules,
+    *,
+    confined: bool = False,
+) -> FileImages:
+    """Return the images in these files. With DATA.CHANNEL_FILES, the paths name the file of the first channel."""
+    kind = FileImages
+    if rules.native and rules.native.channel_files:
+        from datasets.sources.channel_files import ChannelFiles as kind
+    return kind(root, paths, targets, classes, rules, confined=confined)
+
+
+def images_among(paths: list[str], rules: PixelRules, report: Callable[[str], Any]) -> list[str]:
+    """Return the paths of the images among the files of a folder, which was listed before the model was known."""
+    kept, why = paths, ""
+    if rules.native and rules.native.channel_files:
+        from datasets.sources.channel_files import grouped
+
+        kept, num_others = grouped(paths, rules.native.channel_files)
+        why = f"whose names are not {rules.native.channel_files}"
+    elif not rules.native:
+        kept = [path for path in paths if not path.lower().endswith(NATIVE_ENDINGS)]
+        num_others, why = len(paths) - len(kept), "that only a model with DATA.PIXELS=native takes"
+    if why and num_others:
+        report(f"left out {counted(num_others, 'file')} {why}")
+    return kept

@@ -60,10 +60,7 @@ class ImageSet:
         return len(self.targets)
 
     def read(self, index: int) -> np.ndarray:
-        """Return the image as uint8 [H, W, channels], or raise ImageReadError. Threads call it concurrently.
-
-        With DATA.PIXELS native, the type may also be uint16 or float32.
-        """
+        """Return the image [H, W, channels], uint8 unless DATA.PIXELS is native, or raise ImageReadError. Thread-safe."""
         raise NotImplementedError
 
     def shown(self, pixels: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from configs.schema import Data
+from datasets.native_pixels.values import with_facts
 from datasets.transforms.pixel_rules import SHALLOW
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import DataError
@@ -30,7 +31,7 @@ def with_type(sets: list[ImageSet]) -> list[ImageSet]:
         except ImageReadError as error:
             reasons.append(f"{first.name(index)}: {error}")
             continue
-        return [each.with_facts(rules=each.rules.with_native(kind=kind)) for each in sets]
+        return [each.with_facts(rules=with_facts(each.rules, kind=kind)) for each in sets]
     raise DataError(f"{reasons[0]}; no image of the first {len(reasons)} can be read")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.loading.ahead import read_ahead
-from datasets.native_pixels.values import limits_of, split_limits
+from datasets.native_pixels.values import limits_of, split_limits, with_facts
 from datasets.types import ImageReadError, ImageSet
 from utils.distributed import Process
 from utils.errors import DataError
@@ -60,7 +60,7 @@ def with_statistics(
     if train is not None:
         loaded = loaded.with_data({"PIXELS": train.rules.native.kind}, origins["DATA.PIXELS"])
     limits = loaded.config.DATA.RANGE
-    train, val = (each and each.with_facts(rules=each.rules.with_native(limits=limits)) for each in (train, val))
+    train, val = (each and each.with_facts(rules=with_facts(each.rules, limits=limits)) for each in (train, val))
     return loaded, train, val.with_facts(notes=(*val.notes, *notes))
 
 

@@ -1,6 +1,7 @@
 """What pixels keep of their files, the limits of their values, and how they are shown."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +37,11 @@ class NativePixels:
         else:
             low, high = np.percentile(chosen, SHOWN, (0, 1))
         return np.rint(255 * np.clip((chosen - low) / np.maximum(high - low, 1e-30), 0, 1)).astype(np.uint8)
+
+
+def with_facts(rules: Any, **facts: Any) -> Any:
+    """Return PixelRules with other facts about the values that are kept."""
+    return replace(rules, native=replace(rules.native, **facts))
 
 
 def channels_to_show(rgb: tuple[int, ...], count: int) -> list[int]:

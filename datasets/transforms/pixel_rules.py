@@ -1,13 +1,12 @@
 """The rules by which an image of any mode becomes uint8 pixels."""
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from configs.schema import Data
-from datasets.native_pixels.values import NativePixels
 from datasets.types import ImageReadError
 
 # Data sets of a user's own photos: EXIF orientation is applied by default. Published scores on other sets ignore it.
@@ -26,7 +25,7 @@ class PixelRules:
     applies_exif: bool = False
     background: tuple[int, ...] = (128, 128, 128)  # the RGB colour behind transparent pixels
     max_pixels: int = Data.MAX_PIXELS
-    native: NativePixels | None = None  # images keep the values of their files
+    native: Any = None  # a NativePixels if images keep the values of their files
 
     @property
     def exif(self) -> str:
@@ -37,7 +36,10 @@ class PixelRules:
     def of(cls, data: Data) -> "PixelRules":
         channels = data.IMAGE_CHANNELS
         exif = data.EXIF or ("apply" if data.DATASET in UPRIGHT else "ignore")
-        if data.is_native:  # the mean is measured later, so transparent pixels are grey
+        if data.is_native:
+            from datasets.native_pixels.values import NativePixels
+
+            # The mean is measured later, so transparent pixels are grey.
             return cls(channels, exif == "apply", (128,) * 3, data.MAX_PIXELS, NativePixels.of(data))
         mean = data.IMAGENET_MEAN[:channels] * (3 // channels)
         background = tuple(min(max(round(255 * each), 0), 255) for each in mean)
@@ -48,10 +50,6 @@ class PixelRules:
         facts = asdict(replace(self, native=None))
         del facts["native"]
         return facts | ({"kind": self.native.kind, "channel_files": self.native.channel_files} if self.native else {})
-
-    def with_native(self, **facts: Any) -> Self:
-        """Return rules with other facts about values that are kept."""
-        return replace(self, native=replace(self.native, **facts))
 
 
 def to_array(image: Image.Image, rules: PixelRules) -> np.ndarray:

@@ -11,7 +11,7 @@ from torch import Tensor
 from models.export.model_card import model_card
 from models.export.subject import Subject
 from models.weights.metadata import USUAL
-from models.weights.state import NATIVE
+from models.weights.native_pixels import NATIVE
 from models.weights.torch_files import to_safetensors
 
 

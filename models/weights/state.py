@@ -117,21 +117,21 @@ WEIGHT_KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")
 PREFERRED = "preferred"  # an entry of halfstep checkpoints: the key of the better of raw and EMA weights
 
 
-# {settings of images with the values of their files: their names in the preprocessing}
-NATIVE = {"PIXELS": "pixels", "RANGE": "range", "RGB": "rgb", "CHANNEL_FILES": "channel_files"}
-
-
 def preprocessing_of(data: Data) -> dict[str, Any]:
     """Return the preprocessing for evaluation as a dict with timm's names."""
-    return {
+    facts = {
         "mean": list(data.IMAGENET_MEAN),
         "std": list(data.IMAGENET_STD),
         "crop_pct": data.CROP_PCT,
         "crop_mode": data.CROP_MODE,
         "input_size": [data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE],
         "interpolation": data.INTERPOLATION,
-        **({key: value for name, key in NATIVE.items() if (value := getattr(data, name))} if data.is_native else {}),
     }
+    if data.is_native:
+        from models.weights.native_pixels import native_facts
+
+        facts |= native_facts(data)
+    return facts
 
 
 def weights_of(content, path: Path) -> tuple[dict, str]:

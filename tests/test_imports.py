@@ -25,7 +25,7 @@ RARE = tuple(
     engine.train.profiler engine.train.timm_optimizers engine.tasks.labels engine.tasks.features
     datasets.native_pixels.floats datasets.native_pixels.unread datasets.native_pixels.formats
     datasets.native_pixels.statistics datasets.native_pixels.first_images datasets.native_pixels.batches
-    datasets.sources.channel_files models.weights.native_pixels engine.export.native_photo engine.check.native_pixels configs.rare_combinations
+    datasets.sources.channel_files engine.export.native_photo engine.check.native_pixels configs.rare_combinations
     engine.tasks.feature_training engine.tasks.numbers engine.train.number_loss
     engine.evaluation.other_scores datasets.label_sets datasets.numbers datasets.sources.table_numbers
     engine.features.number_doubts engine.report.numbers scripts.labelling.numbers engine.confidence.calibration

@@ -40,8 +40,9 @@ def with_statistics(
 ) -> tuple[Any, ImageSet | None, ImageSet]:
     """Return the settings and images with limits, mean and deviation. Collective.
 
-    `loaded`: the LoadedConfig of the run; `is_typed`: whether a setting was given on the command line; `began`: the settings with which a resumed run began. Settings that name the limits,
-    or that come from the weights together with the limits, are kept; everything else is measured.
+    `loaded`: the LoadedConfig of the run; `is_typed`: whether a setting was given on the command line; `began`: the
+    settings with which a resumed run began. Settings that name the limits, or that come from the weights together with the
+    limits, are kept; everything else is measured.
     """
     config, origins = loaded.config, loaded.origins
     notes = ()
@@ -77,11 +78,11 @@ def measure(config: Config, train: ImageSet) -> Statistics:
         low, high = (
             np.where(few_differ, each, limit) for each, limit in zip(np.array(extremes).T, (low, high), strict=True)
         )
-        high = np.where(high <= low, low + 1, high)
+        high = np.where(high <= low, low + np.maximum(np.abs(low), 1), high)
     scaled = np.clip((values - low) / (high - low), 0, 1)
     deviation = scaled.std(0, dtype=np.float64)
     rounded = [
-        tuple(float(f"{each:.6g}") for each in row)
+        tuple(float(f"{each:.9g}") for each in row)
         for row in (
             np.stack([low, high], 1).ravel(),
             scaled.mean(0, dtype=np.float64),

@@ -27,7 +27,9 @@ REPETITION = ("SEED", "DATA.FOLD")  # runs that differ in nothing else are one g
 # Settings that do not influence the result of a run, such as the location of the data. They do not separate groups.
 WITHOUT_EFFECT = {*of_role(MACHINE, RECORD), *(key for key in of_role(DATA) if SETTINGS[key].may_change), "SEED"}
 WITHOUT_EFFECT |= {"DATA.TARGET_MEAN", "DATA.TARGET_STD"}  # these follow from the images, which differ between folds
+OF_PIXELS = {"DATA.RANGE", "DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"}  # likewise, unless images have 8 bits
 NAMED_BY_PATH = {"imagefolder", "csv"}  # the name of an image is its path below the folder of the images
+EIGHT_BITS = SETTINGS["DATA.PIXELS"].default
 MISSING = "-"
 LONGEST_NAME = 48  # maximum characters of settings in a group's name
 # {run's folder: {(image, label): whether the run was right, or its absolute error for numbers}}
@@ -244,13 +246,20 @@ def identity_of(run: SavedRun) -> dict[str, str]:
     A setting without effect, such as PATCH_SIZE of a timm model, gets its default.
     """
     values = {key: plain(SETTINGS[key].default) if is_idle(key, run) else each for key, each in run.settings.items()}
-    found = {key: written(value) for key, value in values.items() if key not in WITHOUT_EFFECT}
+    left_out = without_effect(run)
+    found = {key: written(value) for key, value in values.items() if key not in left_out}
     found["DATA.DATA_PATH"] = written(run.about.get("data_path", run.settings["DATA.DATA_PATH"]))
     if fold := _fold_of(run):
         found["DATA.FOLD"] = fold.rpartition("/")[2]
     if "images_per_update" in run.about:
         found["images_per_update"] = str(run.about["images_per_update"])
     return found | ({} if fold else images_of(run))
+
+
+def without_effect(run: SavedRun) -> set[str]:
+    """Return the settings that do not tell runs apart."""
+    has_8_bits = run.settings.get("DATA.PIXELS", EIGHT_BITS) == EIGHT_BITS
+    return WITHOUT_EFFECT if has_8_bits else WITHOUT_EFFECT | OF_PIXELS
 
 
 def is_idle(key: str, run: SavedRun) -> bool:
@@ -261,7 +270,7 @@ def is_idle(key: str, run: SavedRun) -> bool:
 def differing(runs: Sequence[SavedRun]) -> dict[str, list[str]]:
     """Return {setting or fact that differs between the runs: its value in each run, MISSING if it has no effect}."""
     identities = [identity_of(run) for run in runs]
-    settings = dict.fromkeys((key for run in runs for key in run.settings if key not in WITHOUT_EFFECT), MISSING)
+    settings = dict.fromkeys((key for run in runs for key in run.settings if key not in without_effect(run)), MISSING)
     known, found = {}, {}
     for each in identities:
         values = settings | each

@@ -1,6 +1,7 @@
 """Readers of image files that keep the type of their values: PNG, PGM, TIFF, .npy and DICOM; others have 8 bits."""
 
 import io
+import logging
 
 import numpy as np
 import torch
@@ -116,6 +117,7 @@ def _read_tiff(data: bytes, rules: PixelRules) -> np.ndarray:
         from tifffile import TiffFile
     except ImportError as error:
         raise ImageReadError("a TIFF of these values needs tifffile: pip install tifffile imagecodecs") from error
+    logging.getLogger("tifffile").disabled = True  # it would print damage that does not harm the pixels
     with TiffFile(io.BytesIO(data)) as tiff:
         series, *others = tiff.series
         page = series.keyframe

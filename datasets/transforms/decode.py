@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import logging
 import re
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -39,6 +40,7 @@ MARKER = re.compile(rb"\xff[^\0\1\xd0-\xd7\xff]")  # the end of the image, and m
 BYTES_PER_READ, USUAL_READS, MOST_PIECES = 64, 2**16, 100
 PIECES = {JPEG_START: EXIF, b"P1": b"#", b"P2": b"#", b"P3": b"#"}  # {first bytes of the file: start of a piece}
 WEBP_COST = 1.6  # relative cost of a pixel: Pillow needs 17 to 21 bytes per pixel of a WebP, 9 to 13 in other formats
+LOG_OF_TIFFS = logging.getLogger("PIL.TiffImagePlugin")
 LEAST_WIDTH = 16  # narrower rows cost as much as a row of this many pixels
 # A JPEG of at most this many bytes x pixels is decoded in less than a second, because each scan has at least 10 bytes.
 QUICK = 2**34
@@ -146,6 +148,7 @@ class _Reads(io.BytesIO):
 def open_image(data: bytes, rules: PixelRules) -> Image.Image:
     """Open an image with Pillow, or a HEIF photo with pillow-heif."""
     Image.MAX_IMAGE_PIXELS = rules.max_pixels  # for Pillow's own checks while it opens the file
+    LOG_OF_TIFFS.disabled = True  # it would print what the error says
     try:
         image = Image.open(_Reads(data), formats=FORMATS)
     except UnidentifiedImageError:

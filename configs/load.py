@@ -176,10 +176,10 @@ def name_runs(values: dict[str, Any]) -> dict[str, str]:
 
 def _derive_data(values: dict[str, Any], origins: dict[str, str]) -> None:
     """Fit mean and deviation to the number of channels; choose loss and metric by the task, unless they are set."""
-    key, files = "DATA.IMAGE_CHANNELS", values["DATA.CHANNEL_FILES"]
-    if files and not is_typed(key, origins):
+    key, is_native = "DATA.IMAGE_CHANNELS", values["DATA.PIXELS"] != SETTINGS["DATA.PIXELS"].default
+    if is_native and (files := values["DATA.CHANNEL_FILES"]) and not is_typed(key, origins):
         values[key], origins[key] = files.count(",") + 1, "because of DATA.CHANNEL_FILES"
-    channels, is_native = values[key], values["DATA.PIXELS"] != SETTINGS["DATA.PIXELS"].default
+    channels = values[key]
     for key in ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"):  # of native pixels they are measured, unless they are typed
         is_free = values[key] == SETTINGS[key].default or (is_native and not is_typed(key, origins))
         if is_free and len(values[key]) != channels:

@@ -56,7 +56,7 @@ NATIVE: Rows = (
     (
         lambda c, o: c.DATA.CHANNEL_FILES and not _is_pattern(c.DATA.CHANNEL_FILES, c.DATA.IMAGE_CHANNELS),
         "{DATA.CHANNEL_FILES} must have {id} and one list of different names, as many as {DATA.IMAGE_CHANNELS} says, such "
-        "as {id}_{B02,B03}.tif",
+        "as {id}_{B02,B03}.tif (in quotes, because shells expand braces)",
     ),
 )
 # DATA.TOKENS: images at their own aspect ratio

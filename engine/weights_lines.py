@@ -83,6 +83,10 @@ def describe_other_validation(plan: TrainPlan) -> list[str]:
     ]
 
 
+# The settings of native pixels are chosen, or measured on the training images.
+OF_PIXELS = tuple(f"DATA.{name}" for name in "PIXELS RANGE RGB CHANNEL_FILES IMAGENET_MEAN IMAGENET_STD".split())
+
+
 def compare_with_weights(plan: Plan) -> list[str]:
     """Return lines about settings taken over from the weights, and a warning if settings contradict the weights."""
     loaded, weights = plan.inputs.loaded, plan.inputs.loaded.weights
@@ -96,6 +100,8 @@ def compare_with_weights(plan: Plan) -> list[str]:
     theirs = {key: plain(convert(SETTINGS[key], text, weights.origin)) for key, text in texts.items()}
     # A different image size is deliberate. The code that resizes the weights logs it.
     chosen = () if plan.config.START.EVAL else ("DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS")
+    if plan.config.DATA.is_native and not plan.config.START.EVAL:
+        chosen += OF_PIXELS
     lines = _describe_followed(loaded, weights)
     if options := _options_to_follow({key: value for key, value in theirs.items() if key not in chosen}, here):
         lines.append(

@@ -9,7 +9,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from datasets.sources.files import images_of_files
+from datasets.sources.files import images_of_files, refuse_copies
 from datasets.sources.folder import subfolders
 from engine.features.embedder import Embedder, Photos, Table, find_photos, normalized, thumbnail
 from engine.predict.guesses import Guess
@@ -173,6 +173,8 @@ def embed(given: Namespace, photos: Photos, embedder: Embedder, report: Callable
     """Run the command with checked arguments. Return the exit code, which is 2 if some photos cannot be read."""
     trained, width = embedder.trained, embedder.width
     photos = photos.for_model(embedder.rules, report)
+    if given.into:
+        refuse_copies(embedder.rules)
     kind = f" ({trained.weights})" if trained.weights else ""
     epoch = f" after epoch {trained.epoch}" if trained.epoch else ""
     place = embedder.process.device.type

@@ -250,7 +250,7 @@ def write_graph(part: Part, to: str, target: Path, graph: Graph) -> str:
 
         if to == "web":
             raise ConfigError(
-                f"-to web: the page reads photos of 8 bits, not DATA.PIXELS {config.DATA.PIXELS}; use -photo"
+                f"-to web: the page reads photos of 8 bits, not DATA.PIXELS {config.DATA.PIXELS}; write an .onnx file with -photo"
             )
     if graph.data_path:
         config = replace(config, DATA=replace(config.DATA, DATA_PATH=str(graph.data_path)))

@@ -2,9 +2,9 @@
 
 import io
 import logging
+import re
 
 import numpy as np
-import torch
 from PIL import Image
 
 from datasets.native_pixels.unread import NUMPY, TIFF_BITS, TIFFS, is_dicom
@@ -12,7 +12,16 @@ from datasets.transforms.decode import TURNS, decode, naming_errors, open_image
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 
-PNG_START, PNG_DEPTH = b"\x89PNG\r\n\x1a\n", 24  # the first bytes, and the position of the bits per value
+PNG_START, PNG_DEPTH, PNG_COLOURS = (
+    b"\x89PNG\r\n\x1a\n",
+    24,
+    25,
+)  # the first bytes, positions of bits and of the kind of colours
+GREY = 0  # a kind of colours
+SPACE = rb"(?:\s|#[^\n]*\n)+"
+NETPBM = re.compile(
+    rb"P(?P<kind>[2356])" + SPACE + rb"(?P<width>\d+)" + SPACE + rb"(?P<height>\d+)" + SPACE + rb"(?P<highest>\d+)\s"
+)
 DEFLATED = b"1.2.840.10008.1.2.1.99"  # DICOM files whose whole content is compressed, without a limit
 MOST_VALUES = 3  # values per pixel of DATA.MAX_PIXELS, as in an image of three colours
 TIFF_ORIENTATION, ALPHA = 274, (1, 2)  # tags, and values of ExtraSamples that mean opacity
@@ -34,9 +43,12 @@ def _read(data: bytes, rules: PixelRules) -> np.ndarray:
         return _read_deep_png(data, rules)
     if data.startswith(TIFFS) and not _is_plain_tiff(data, rules):
         return _read_tiff(data, rules)
-    if data.startswith(b"P5") and _has_deep_grey(data, rules):
+    if (start := NETPBM.match(data)) and int(start["highest"]) > 255:
+        return _read_netpbm(data, start, rules)
+    if rules.num_channels in (2, 4):
         with open_image(data, rules) as image:
-            return np.asarray(image).astype(np.uint16)
+            if len(image.getbands()) == rules.num_channels and image.mode in ("LA", "RGBA"):
+                return np.array(image)
     colours = 1 if rules.num_channels == 1 else 3
     return decode(data, PixelRules(colours, rules.applies_exif, rules.background, rules.max_pixels))
 
@@ -57,10 +69,11 @@ def _checked(pixels: np.ndarray, rules: PixelRules) -> np.ndarray:
     pixels = np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("="))
     if pixels.shape[2] != rules.num_channels:
         has = "1 channel" if pixels.shape[2] == 1 else f"{pixels.shape[2]} channels"
-        raise ImageReadError(f"it has {has}; DATA.IMAGE_CHANNELS is {rules.num_channels}")
+        size = f"{pixels.shape[1]} x {pixels.shape[0]} pixels"
+        raise ImageReadError(f"it has {has} ({size}), but DATA.IMAGE_CHANNELS is {rules.num_channels}")
     if rules.native.kind not in ("native", "window", pixels.dtype.name):
         raise ImageReadError(
-            f"its values are {pixels.dtype.name}, but the values of the other images {rules.native.kind}"
+            f"its values are {pixels.dtype.name}, but DATA.PIXELS is {rules.native.kind}, the type of the training images"
         )
     if pixels.dtype == np.float32 and not np.isfinite(pixels).all():
         raise ImageReadError("some of its values are not finite (NaN, infinite, or larger than a float32)")
@@ -73,18 +86,27 @@ def _refuse_large(height: int, width: int, channels: int, rules: PixelRules) -> 
 
 
 def _read_deep_png(data: bytes, rules: PixelRules) -> np.ndarray:
-    from torchvision.io import ImageReadMode, decode_image
-
     width, height = (int.from_bytes(data[start : start + 4], "big") for start in (16, 20))
     _refuse_large(height, width, MOST_VALUES, rules)
-    content = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    pixels = decode_image(content, ImageReadMode.UNCHANGED, rules.applies_exif).permute(1, 2, 0).numpy()
+    if data[PNG_COLOURS] == GREY:
+        with open_image(data, rules) as image:
+            return np.asarray(image).astype(np.uint16)
+    try:
+        from imagecodecs import png_decode
+    except ImportError as error:
+        raise ImageReadError("a PNG with colours of 16 bits needs imagecodecs: pip install imagecodecs") from error
+    pixels = png_decode(data)
     return _opaque(pixels, rules) if pixels.shape[2] in (2, 4) else pixels
 
 
-def _has_deep_grey(data: bytes, rules: PixelRules) -> bool:
-    with open_image(data, rules) as image:
-        return image.mode.startswith("I")
+def _read_netpbm(data: bytes, start: re.Match, rules: PixelRules) -> np.ndarray:
+    """Return a PGM or PPM of 16 bits. Pillow would scale its values."""
+    if start["kind"] in b"23":
+        raise ImageReadError("a PGM or PPM of 16 bits in text; save it in binary form")
+    width, height, channels = int(start["width"]), int(start["height"]), 3 if start["kind"] == b"6" else 1
+    _refuse_large(height, width, channels, rules)
+    values = np.frombuffer(data, ">u2", height * width * channels, start.end())
+    return values.reshape(height, width, channels)
 
 
 def _opaque(pixels: np.ndarray, rules: PixelRules) -> np.ndarray:
@@ -119,9 +141,9 @@ def _read_tiff(data: bytes, rules: PixelRules) -> np.ndarray:
         raise ImageReadError("a TIFF of these values needs tifffile: pip install tifffile imagecodecs") from error
     logging.getLogger("tifffile").disabled = True  # it would print damage that does not harm the pixels
     with TiffFile(io.BytesIO(data)) as tiff:
-        series, *others = tiff.series
-        page = series.keyframe
-        if any(not each.keyframe.is_reduced for each in others):
+        every = [each for each in tiff.series if not each.keyframe.is_reduced] or tiff.series
+        series, page = every[0], every[0].keyframe
+        if len({(each.shape, each.dtype, each.axes) for each in every}) > 1:
             raise ImageReadError("its pages differ in size or type, so they are not the channels of one image")
         if page.photometric == PALETTE:
             raise ImageReadError("its values are numbers of colours in a palette; save it with the colours themselves")
@@ -130,15 +152,16 @@ def _read_tiff(data: bytes, rules: PixelRules) -> np.ndarray:
             raise ImageReadError(
                 f"its axes are {series.axes}; halfstep reads Y and X, and takes all others as channels"
             )
-        _refuse_large(sides["Y"], sides["X"], series.size // max(sides["Y"] * sides["X"], 1), rules)
+        places = [series.axes.index(axis) for axis in "YX"]
+        num_channels = len(every) * series.size // max(sides["Y"] * sides["X"], 1)
+        _refuse_large(sides["Y"], sides["X"], num_channels, rules)
         try:
-            pixels = series.asarray()
+            layers = [np.moveaxis(each.asarray(), places, (0, 1)) for each in every]
         except ValueError as error:
             if "imagecodecs" not in str(error):
                 raise
             raise ImageReadError(f"its compression ({page.compression.name}) needs: pip install imagecodecs") from error
-        places = [series.axes.index(axis) for axis in "YX"]
-        pixels = np.moveaxis(pixels, places, (0, 1)).reshape(sides["Y"], sides["X"], -1)
+        pixels = np.concatenate([each.reshape(sides["Y"], sides["X"], -1) for each in layers], 2)
         if page.photometric == WHITE_IS_ZERO and pixels.dtype.kind == "u":
             pixels = (2**page.bitspersample - 1) - pixels
         if len(page.extrasamples) == 1 and page.extrasamples[0] in ALPHA and pixels.dtype.kind == "u":
@@ -166,15 +189,18 @@ def _read_dicom(data: bytes, rules: PixelRules) -> np.ndarray:
     if file.PhotometricInterpretation == "PALETTE COLOR":
         raise ImageReadError("its values are numbers of colours in a palette; save it with the colours themselves")
     _refuse_large(file.Rows, file.Columns, file.SamplesPerPixel, rules)
-    pixels = apply_modality_lut(file.pixel_array, file)
     bits, is_signed = file.get("BitsStored", 32), file.get("PixelRepresentation", 0)
-    stored = np.array([-(2 ** (bits - 1)), 2 ** (bits - 1) - 1] if is_signed else [0, 2**bits - 1], np.int64)
+    ends = np.array([-(2 ** (bits - 1)), 2 ** (bits - 1) - 1] if is_signed else [0, 2**bits - 1], np.float64)
+    if "ModalityLUTSequence" in file:
+        pixels = apply_modality_lut(file.pixel_array, file)
+    else:
+        slope, intercept = float(file.get("RescaleSlope") or 1), float(file.get("RescaleIntercept") or 0)
+        pixels, ends = file.pixel_array * slope + intercept, ends * slope + intercept
     if rules.native.kind == "window":
         pixels = apply_voi_lut(pixels, file)
         if "VOILUTSequence" in file:
-            stored = np.array([0, 2 ** file.VOILUTSequence[0].LUTDescriptor[2] - 1])
-    is_scaled = "RescaleSlope" in file and not (rules.native.kind == "window" and "VOILUTSequence" in file)
-    low, high = sorted((stored * float(file.RescaleSlope) + float(file.RescaleIntercept)) if is_scaled else stored)
+            ends = np.array([0, 2 ** file.VOILUTSequence[0].LUTDescriptor[2] - 1])
+    low, high = sorted(ends)
     pixels = np.asarray(pixels, np.float32)
     if file.PhotometricInterpretation == "MONOCHROME1":
         pixels = np.float32(low + high) - pixels

@@ -45,9 +45,12 @@ def with_statistics(
     limits, are kept; everything else is measured.
     """
     config, origins = loaded.config, loaded.origins
+    if config.DATA.PIXELS == "native" and is_typed("DATA.PIXELS") and train is not None and not is_typed(RANGE):
+        config = loaded.with_data({"RANGE": ()}, origins[RANGE]).config  # measured again, whatever the weights say
     notes = ()
     if began.get(RANGE):
-        values = {key.removeprefix("DATA."): began[key] for key in (RANGE, MEAN, DEVIATION)}
+        # Typed values stay, so that the run refuses them like any other changed setting.
+        values = {key.removeprefix("DATA."): began[key] for key in (RANGE, MEAN, DEVIATION) if not is_typed(key)}
         loaded = loaded.with_data({name: tuple(each) for name, each in values.items()}, "the checkpoint")
     elif train is None:
         limits_of(config.DATA)  # raises an error if they are not known
@@ -55,7 +58,8 @@ def with_statistics(
         found = process.first(lambda: measure(config, train))
         values = {"RANGE": found.limits}
         if not is_typed(MEAN):
-            values |= {"IMAGENET_MEAN": found.mean, "IMAGENET_STD": found.deviation}
+            deviations = tuple(each or 1.0 for each in found.deviation)
+            values |= {"IMAGENET_MEAN": found.mean, "IMAGENET_STD": deviations}
         loaded = loaded.with_data(values, "the training images")
         notes = describe(found)
     if train is not None:
@@ -86,7 +90,7 @@ def measure(config: Config, train: ImageSet) -> Statistics:
         for row in (
             np.stack([low, high], 1).ravel(),
             scaled.mean(0, dtype=np.float64),
-            np.where(deviation > 0, deviation, 1),
+            deviation,
         )
     ]
     return Statistics(*rounded, extremes)
@@ -129,7 +133,9 @@ def describe(found: Statistics) -> Iterator[str]:
         yield (
             f"channel {number}: limits {low:g} to {high:g}, mean {low + span * mean:.5g}, deviation {span * deviation:.5g}"
         )
-        if least < low - span or most > high + span:
+        if not deviation:
+            yield warning(f"channel {number}: all values between its limits are the same, so it shows nothing")
+        elif least < low - span or most > high + span:
             yield warning(
                 f"channel {number}: values go from {least:g} to {most:g}; those outside of {low:g} to {high:g} become the "
                 "limits, unless DATA.RANGE names others"

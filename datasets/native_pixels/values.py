@@ -62,4 +62,11 @@ def limits_of(data: Data) -> tuple[np.ndarray, np.ndarray]:
             f"DATA.RANGE is not known, which DATA.PIXELS {data.PIXELS} needs; name weights that were trained with it, or set "
             "the lowest and the highest value: -opts DATA.RANGE=[0,4095]"
         )
-    return split_limits(data.RANGE, data.IMAGE_CHANNELS)
+    low, high = split_limits(data.RANGE, data.IMAGE_CHANNELS)
+    with np.errstate(over="ignore"):
+        span = high - low
+    if not (np.isfinite(span) & (span > 0)).all():
+        raise ConfigError(
+            f"DATA.RANGE: {[*data.RANGE]} has limits that are equal, or too far apart, as 32-bit floats; set others"
+        )
+    return low, high

@@ -17,10 +17,9 @@ class ChannelPattern:
     """The names of the files of an image, such as {id}_{B02,B03}.tif: {id} is any text, and each channel has a name."""
 
     def __init__(self, pattern: str):
-        self.names = LIST.search(pattern)[1].split(",")
+        self.names = [name.strip() for name in LIST.search(pattern)[1].split(",")]
         before, after = LIST.split(pattern)[::2]
         self.parts = before, after
-        fixed, of_id, middle = before.partition(ID) if ID in before else after.partition(ID)
         between = "|".join(map(re.escape, self.names))
         start, end = (re.escape(each).replace(re.escape(ID), "(?P<id>.*)") for each in self.parts)
         self.regex = re.compile(f"{start}(?P<channel>{between}){end}")
@@ -47,6 +46,10 @@ class ChannelFiles(FileImages):
     def read(self, index: int) -> np.ndarray:
         if self.channel is not None:
             return super().read(index)
+        if not self.pattern.match(path := super()._path(index)):
+            raise ImageReadError(
+                f"{path} is not the name of a channel's file; DATA.CHANNEL_FILES is {self.channel_files}"
+            )
         layers = []
         for number, name in enumerate(self.pattern.names):
             try:
@@ -63,8 +66,12 @@ class ChannelFiles(FileImages):
         return np.concatenate(layers, 2)
 
     @property
+    def channel_files(self) -> str:
+        return self.rules.native.channel_files
+
+    @property
     def pattern(self) -> ChannelPattern:
-        return ChannelPattern(self.rules.native.channel_files)
+        return ChannelPattern(self.channel_files)
 
     def layer(self, channel: int) -> "ChannelFiles":
         """Return the set of the files of one channel."""
@@ -72,7 +79,9 @@ class ChannelFiles(FileImages):
 
     def _path(self, index: int) -> str:
         path = super()._path(index)
-        found = self.pattern.match(path) if self.channel else None
+        if self.channel is None:
+            return path
+        found = self.pattern.match(path)
         return self.pattern.path(*found, self.channel) if found else path
 
     def stamp(self, index: int) -> str:

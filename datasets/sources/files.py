@@ -8,6 +8,7 @@ from datasets.index import Texts
 from datasets.sources.images import FileImages
 from datasets.transforms.decode import NATIVE_ENDINGS
 from datasets.transforms.pixel_rules import PixelRules
+from utils.errors import ConfigError
 from utils.text import counted
 
 
@@ -38,6 +39,17 @@ def images_among(paths: list[str], rules: PixelRules, report: Callable[[str], An
     elif not rules.native:
         kept = [path for path in paths if not path.lower().endswith(NATIVE_ENDINGS)]
         num_others, why = len(paths) - len(kept), "that only a model with DATA.PIXELS=native takes"
+    if not kept and paths:
+        raise ConfigError(f"none of {counted(len(paths), 'file')} is an image for this model: left out those {why}")
     if why and num_others:
         report(f"left out {counted(num_others, 'file')} {why}")
     return kept
+
+
+def refuse_copies(rules: PixelRules) -> None:
+    """Raise ConfigError for -into if an image has several files, because a copy would need them all."""
+    if rules.native and rules.native.channel_files:
+        raise ConfigError(
+            "-into: an image of this model has a file for each channel (DATA.CHANNEL_FILES), and would be copied in part; "
+            "leave -into out, and use -csv"
+        )

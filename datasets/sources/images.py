@@ -42,6 +42,8 @@ class EncodedImages(ImageSet):
         return decode(content, self.rules)
 
     def kinds(self, index: int) -> Sequence[str]:
+        if self.rules.native:
+            return ()
         try:
             return kinds_of(self.file(index)[1], self.rules)
         except ImageReadError:

@@ -89,8 +89,6 @@ def naming_errors(data: bytes, rules: PixelRules) -> Iterator[None]:
 
 def kinds_of(data: bytes, rules: PixelRules) -> list[str]:
     """Return the unusual properties of an image file, as -check prints them, or [] if it is not an image."""
-    if rules.native:
-        return []
     try:
         with open_image(data, rules) as image:
             is_deep = any(";16" in str(tile[3]) for tile in getattr(image, "tile", ())) and not has_32_bits(image)

@@ -29,12 +29,12 @@ class Ranges:
         constant = np.flatnonzero(is_plain.all(0)).tolist()
         if constant and len(numbers) > 1:
             lines.append(
-                f"without any detail in all images: {counted(len(constant), 'channel')} ({first_of(map(str, constant))})"
+                f"without any detail in all images: {counted(len(constant), 'channel')} ({first_of([*map(str, constant)])})"
             )
         plain = numbers[is_plain.all(1)].tolist()
         if plain:
             lines.append(
-                f"of one value only, such as all black: {counted(len(plain), 'image')} ({first_of(map(name, plain))})"
+                f"of one value only, such as all black: {counted(len(plain), 'image')} ({first_of([*map(name, plain)])})"
             )
         remedy = "leave such channels out, and remove or repair such images" if len(lines) > 1 else ""
         return Finding(f"{part} pixels", "\n".join(lines), WARN if remedy else OK, remedy)

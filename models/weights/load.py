@@ -70,7 +70,8 @@ def load_pretrained(
             start = "zeros" if zeros else "random weights"
             lines += _fit_heads(model, state, [] if reason else theirs or [], classes, needs_head, start, reason)
         state = _fit_image_size(model, state, lines)
-        _fit_channels(model, state, lines, tuple((settings or {}).get("DATA.RGB", ())))
+        has_8_bits = weights.record.get("config", {}).get("DATA.PIXELS", "8bit") == "8bit"
+        _fit_channels(model, state, lines, tuple((settings or {}).get("DATA.RGB", ())) if has_8_bits else ())
         changed = differences(weights.record, settings, ARCHITECTURE) if settings else []
         _check_same_architecture(model, state, classifier_names(model), changed)
     except ConfigError as error:
@@ -206,23 +207,25 @@ def _fit_channels(model: nn.Module, state: dict[str, Tensor], lines: list[str], 
     """
     from timm.models import adapt_input_conv
 
+    def fitted(channels: int, kernel: Tensor) -> Tensor:
+        if not rgb:
+            return adapt_input_conv(channels, kernel)
+        changed = kernel.mean(1, keepdim=True).repeat(1, channels, 1, 1)
+        changed[:, rgb] = kernel
+        return changed * (3 / channels)  # as timm does, so that the sum over the channels keeps its size
+
     embeds, weight = getattr(model, "embeds", None), state.get("embeds.proj.weight")
     is_rgb = embeds is not None and weight is not None and weight.shape[1:] == (3 * math.prod(embeds.patch_size),)
-    if is_rgb and embeds.in_chans != 3:
-        kernel = adapt_input_conv(embeds.in_chans, weight.unflatten(1, (*embeds.patch_size, 3)).permute(0, 3, 1, 2))
+    if is_rgb and (embeds.in_chans != 3 or rgb):
+        kernel = fitted(embeds.in_chans, weight.unflatten(1, (*embeds.patch_size, 3)).permute(0, 3, 1, 2))
         state["embeds.proj.weight"] = kernel.permute(0, 2, 3, 1).flatten(1)
         lines.append(f"  embeds.proj adapted from 3 to {counted(embeds.in_chans, 'channel')}")
 
     first = next(((name, each) for name, each in model.named_modules() if isinstance(each, nn.Conv2d)), None)
     kernel = state.get(f"{first[0]}.weight") if first else None
-    if kernel is not None and kernel.ndim == 4 and kernel.shape[1] == 3 != first[1].weight.shape[1]:
-        channels = first[1].weight.shape[1]
-        fitted = adapt_input_conv(channels, kernel)
-        if rgb:
-            fitted = kernel.mean(1, keepdim=True).repeat(1, channels, 1, 1)
-            fitted[:, rgb] = kernel
-            fitted *= 3 / channels  # as timm does, so that the sum over the channels keeps its size
-        state[f"{first[0]}.weight"] = fitted
+    is_rgb = kernel is not None and kernel.ndim == 4 and kernel.shape[1] == 3
+    if is_rgb and ((channels := first[1].weight.shape[1]) != 3 or rgb):
+        state[f"{first[0]}.weight"] = fitted(channels, kernel)
         lines.append(f"  {first[0]} adapted from 3 to {counted(channels, 'channel')}")
 
 

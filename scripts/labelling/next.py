@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from datasets.identity import ImageContents
+from datasets.sources.files import refuse_copies
 from datasets.sources.images import FileImages
 from datasets.types import ImageSet
 from engine.features.embedder import Embedder, Photos, Table, normalized, thumbnail
@@ -49,6 +50,8 @@ def choose_next(given: Namespace, photos: Photos, embedder: Embedder, data: Data
     """
     check_output(given.output)
     photos = photos.for_model(embedder.rules, print)
+    if given.into:
+        refuse_copies(embedder.rules)
     images = photos.images(embedder.rules)
     table = embedder(images)
     num_unreadable = len(photos) - len(table.indices)

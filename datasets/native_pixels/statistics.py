@@ -131,7 +131,7 @@ def describe(found: Statistics) -> Iterator[str]:
     ):
         span = high - low
         yield (
-            f"channel {number}: limits {low:g} to {high:g}, mean {low + span * mean:.5g}, deviation {span * deviation:.5g}"
+            f"channel {number}: limits {low:.7g} to {high:.7g}, mean {low + span * mean:.5g}, deviation {span * deviation:.5g}"
         )
         if not deviation:
             yield warning(f"channel {number}: all values between its limits are the same, so it shows nothing")

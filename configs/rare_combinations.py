@@ -9,7 +9,7 @@ from configs.schema import AUTO, Config
 Rows = tuple[tuple[Callable[[Config, Any], Any], str], ...]
 
 
-OF_USERS = ("imagefolder", "images", "csv", "shards", "parquet")
+OF_USERS = ("imagefolder", "csv", "shards", "parquet")
 
 
 def _is_range(c: Config) -> bool:
@@ -50,8 +50,10 @@ NATIVE: Rows = (
         "such as [0,4095]",
     ),
     (
-        lambda c, o: c.DATA.RGB and (len(c.DATA.RGB) != 3 or max(c.DATA.RGB) >= c.DATA.IMAGE_CHANNELS),
-        "{DATA.RGB} must have three numbers of channels, counted from 0, with {DATA.IMAGE_CHANNELS} such as [2,1,0]",
+        lambda c, o: (
+            c.DATA.RGB and (len({*c.DATA.RGB}) != 3 or len(c.DATA.RGB) != 3 or max(c.DATA.RGB) >= c.DATA.IMAGE_CHANNELS)
+        ),
+        "{DATA.RGB} must have three different numbers of channels, counted from 0, with {DATA.IMAGE_CHANNELS} such as [2,1,0]",
     ),
     (
         lambda c, o: c.DATA.CHANNEL_FILES and not _is_pattern(c.DATA.CHANNEL_FILES, c.DATA.IMAGE_CHANNELS),

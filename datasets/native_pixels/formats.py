@@ -1,30 +1,29 @@
-"""Readers of image files that keep the type of their values: PNG, PGM, TIFF, .npy and DICOM; others have 8 bits."""
+"""Readers of image files that keep the type of their values: PNG, PGM, PPM, TIFF, .npy and DICOM; others have 8 bits."""
 
 import io
 import logging
 import re
+import zlib
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from datasets.native_pixels.unread import NUMPY, TIFF_BITS, TIFFS, is_dicom
-from datasets.transforms.decode import TURNS, decode, naming_errors, open_image
+from datasets.transforms.decode import TURNS, decode, naming_errors, open_image, orientation_of
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 
-PNG_START, PNG_DEPTH, PNG_COLOURS = (
-    b"\x89PNG\r\n\x1a\n",
-    24,
-    25,
-)  # the first bytes, positions of bits and of the kind of colours
-GREY = 0  # a kind of colours
-SPACE = rb"(?:\s|#[^\n]*\n)+"
-NETPBM = re.compile(
-    rb"P(?P<kind>[2356])" + SPACE + rb"(?P<width>\d+)" + SPACE + rb"(?P<height>\d+)" + SPACE + rb"(?P<highest>\d+)\s"
-)
+PNG_START, PNG_DEPTH = b"\x89PNG\r\n\x1a\n", 24  # the first bytes, and the position of the bits per value
+PNG_HEADER, PNG_KIND, GREY_AND_OPACITY, EIGHT_BITS_RGBA = slice(12, 29), 25, 4, b"\x08\x06"
+# PGM and PPM: width, height and highest value, with space or comments between them. Kinds 2 and 3 are text.
+PNM = re.compile(rb"P[2356]" + 3 * rb"(?:\s|#[^\r\n]*[\r\n])+(\d+)" + rb"\s")
 DEFLATED = b"1.2.840.10008.1.2.1.99"  # DICOM files whose whole content is compressed, without a limit
 MOST_VALUES = 3  # values per pixel of DATA.MAX_PIXELS, as in an image of three colours
-TIFF_ORIENTATION, ALPHA = 274, (1, 2)  # tags, and values of ExtraSamples that mean opacity
+TIFF_ORIENTATION, ALPHA = (
+    274,
+    (1, 2),
+)  # a tag, and values of ExtraSamples that mean opacity; 1: colours are multiplied by it
 PALETTE, WHITE_IS_ZERO = 3, 0  # values of a TIFF's Photometric
 
 
@@ -43,14 +42,9 @@ def _read(data: bytes, rules: PixelRules) -> np.ndarray:
         return _read_deep_png(data, rules)
     if data.startswith(TIFFS) and not _is_plain_tiff(data, rules):
         return _read_tiff(data, rules)
-    if (start := NETPBM.match(data)) and int(start["highest"]) > 255:
-        return _read_netpbm(data, start, rules)
-    if rules.num_channels in (2, 4):
-        with open_image(data, rules) as image:
-            if len(image.getbands()) == rules.num_channels and image.mode in ("LA", "RGBA"):
-                return np.array(image)
-    colours = 1 if rules.num_channels == 1 else 3
-    return decode(data, PixelRules(colours, rules.applies_exif, rules.background, rules.max_pixels))
+    if (header := PNM.match(data)) and 2**8 <= int(header[3]) < 2**16:
+        return _read_deep_pnm(data, header, rules)
+    return _read_shallow(data, rules)
 
 
 def _checked(pixels: np.ndarray, rules: PixelRules) -> np.ndarray:
@@ -59,21 +53,23 @@ def _checked(pixels: np.ndarray, rules: PixelRules) -> np.ndarray:
         raise ImageReadError(
             f"an array of {pixels.dtype} with the shape {list(pixels.shape)} is not an image [H, W] or [H, W, C]"
         )
-    pixels = pixels if pixels.ndim == 3 else pixels[:, :, None]
+    pixels, kind = pixels if pixels.ndim == 3 else pixels[:, :, None], rules.native.kind
     _refuse_large(*pixels.shape, rules)
-    if pixels.dtype == bool:
-        pixels = pixels.astype(np.uint8)
-    elif pixels.dtype.kind != "u" or pixels.dtype.itemsize > 2 or rules.native.kind == "window":
+    if pixels.dtype.kind not in "bu" or pixels.dtype.itemsize > 2 or kind == "window":
         with np.errstate(over="ignore"):
             pixels = pixels.astype(np.float32)
+    elif pixels.dtype == bool:
+        pixels = pixels.astype(np.uint8)
     pixels = np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("="))
-    if pixels.shape[2] != rules.num_channels:
-        has = "1 channel" if pixels.shape[2] == 1 else f"{pixels.shape[2]} channels"
-        size = f"{pixels.shape[1]} x {pixels.shape[0]} pixels"
-        raise ImageReadError(f"it has {has} ({size}), but DATA.IMAGE_CHANNELS is {rules.num_channels}")
-    if rules.native.kind not in ("native", "window", pixels.dtype.name):
+    height, width, channels = pixels.shape
+    if channels != rules.num_channels:
+        has = "1 channel" if channels == 1 else f"{channels} channels"
         raise ImageReadError(
-            f"its values are {pixels.dtype.name}, but DATA.PIXELS is {rules.native.kind}, the type of the training images"
+            f"it has {has} ({width} x {height} pixels), but DATA.IMAGE_CHANNELS is {rules.num_channels}"
+        )
+    if kind not in ("native", "window", pixels.dtype.name):
+        raise ImageReadError(
+            f"its values are {pixels.dtype.name}, but DATA.PIXELS is {kind}, the type of the training images"
         )
     if pixels.dtype == np.float32 and not np.isfinite(pixels).all():
         raise ImageReadError("some of its values are not finite (NaN, infinite, or larger than a float32)")
@@ -85,38 +81,65 @@ def _refuse_large(height: int, width: int, channels: int, rules: PixelRules) -> 
         raise Image.DecompressionBombError(f"{width} x {height} pixels with {channels} channels")
 
 
-def _read_deep_png(data: bytes, rules: PixelRules) -> np.ndarray:
-    width, height = (int.from_bytes(data[start : start + 4], "big") for start in (16, 20))
-    _refuse_large(height, width, MOST_VALUES, rules)
-    if data[PNG_COLOURS] == GREY:
-        with open_image(data, rules) as image:
-            return np.asarray(image).astype(np.uint16)
-    try:
-        from imagecodecs import png_decode
-    except ImportError as error:
-        raise ImageReadError("a PNG with colours of 16 bits needs imagecodecs: pip install imagecodecs") from error
-    pixels = png_decode(data)
-    return _opaque(pixels, rules) if pixels.shape[2] in (2, 4) else pixels
+def _upright(pixels: np.ndarray, orientation: int, rules: PixelRules) -> np.ndarray:
+    return TURNS[orientation](pixels) if rules.applies_exif and orientation in TURNS else pixels
 
 
-def _read_netpbm(data: bytes, start: re.Match, rules: PixelRules) -> np.ndarray:
-    """Return a PGM or PPM of 16 bits. Pillow would scale its values."""
-    if start["kind"] in b"23":
-        raise ImageReadError("a PGM or PPM of 16 bits in text; save it in binary form")
-    width, height, channels = int(start["width"]), int(start["height"]), 3 if start["kind"] == b"6" else 1
-    _refuse_large(height, width, channels, rules)
-    values = np.frombuffer(data, ">u2", height * width * channels, start.end())
-    return values.reshape(height, width, channels)
+def _opaque(pixels: np.ndarray, rules: PixelRules, is_multiplied: bool = False) -> np.ndarray:
+    """Return colours on a grey background, unless DATA.IMAGE_CHANNELS counts the opacity as a channel.
 
-
-def _opaque(pixels: np.ndarray, rules: PixelRules) -> np.ndarray:
-    """Return colours on a grey background, unless DATA.IMAGE_CHANNELS counts the opacity as a channel."""
+    `is_multiplied`: the colours are already multiplied by the opacity.
+    """
     if pixels.shape[2] == rules.num_channels:
         return pixels
     highest = np.iinfo(pixels.dtype).max
     colours, opacity = pixels[:, :, :-1].astype(np.float64), pixels[:, :, -1:] / highest
     behind = round(highest * rules.background[0] / 255)
-    return np.rint(colours * opacity + behind * (1 - opacity)).astype(pixels.dtype)
+    if not is_multiplied:
+        colours *= opacity
+    return np.rint(colours + behind * (1 - opacity)).clip(0, highest).astype(pixels.dtype)
+
+
+# --- PNG, PGM, PPM, and files of 8 bits ---
+
+
+def _read_shallow(data: bytes, rules: PixelRules) -> np.ndarray:
+    """Read a file of 8 bits. Opacity is a channel if DATA.IMAGE_CHANNELS counts it."""
+    if rules.num_channels in (2, 4):
+        with open_image(data, rules) as image:
+            if image.mode == ("LA" if rules.num_channels == 2 else "RGBA"):
+                return _upright(np.asarray(image), orientation_of(data, image), rules)
+    colours = 1 if rules.num_channels == 1 else 3
+    return decode(data, PixelRules(colours, rules.applies_exif, rules.background, rules.max_pixels))
+
+
+def _read_deep_png(data: bytes, rules: PixelRules) -> np.ndarray:
+    """Read a PNG of 16 bits with Pillow. torchvision would be faster, but a damaged file crashes its decoder."""
+    if data[PNG_KIND] == GREY_AND_OPACITY:  # a PNG of 8 bits with four colours has the same bytes
+        header = data[PNG_HEADER][:12] + EIGHT_BITS_RGBA + data[PNG_HEADER][14:]
+        data = data[:12] + header + zlib.crc32(header).to_bytes(4, "big") + data[33:]
+        with open_image(data, rules) as image:
+            pixels = np.asarray(image).view(">u2").astype(np.uint16)
+            return _opaque(_upright(pixels, orientation_of(data, image), rules), rules)
+    layers = []
+    for order in "BL":  # of colours, Pillow keeps 8 bits: first the upper byte of each value, then the lower one
+        with open_image(data, rules) as image:
+            if image.mode.startswith("I"):
+                return _upright(np.asarray(image).astype(np.uint16), orientation_of(data, image), rules)
+            image.tile = [each._replace(args=f"{image.mode};16{order}") for each in image.tile]
+            layers.append(np.asarray(image).astype(np.uint16))
+            orientation = orientation_of(data, image)
+    pixels = _upright(layers[0] * np.uint16(256) + layers[1], orientation, rules)
+    return _opaque(pixels, rules) if pixels.shape[2] == 4 else pixels
+
+
+def _read_deep_pnm(data: bytes, header: re.Match, rules: PixelRules) -> np.ndarray:
+    """Read a PGM or PPM of 16 bits, whose values Pillow would scale."""
+    if data[1:2] in b"23":
+        raise ImageReadError("it has 16 bits as text; save it as a binary PGM or PPM")
+    width, height, channels = int(header[1]), int(header[2]), 3 if data.startswith(b"P6") else 1
+    _refuse_large(height, width, channels, rules)
+    return np.frombuffer(data, ">u2", height * width * channels, header.end()).reshape(height, width, channels)
 
 
 # --- TIFF ---
@@ -140,34 +163,37 @@ def _read_tiff(data: bytes, rules: PixelRules) -> np.ndarray:
     except ImportError as error:
         raise ImageReadError("a TIFF of these values needs tifffile: pip install tifffile imagecodecs") from error
     logging.getLogger("tifffile").disabled = True  # it would print damage that does not harm the pixels
-    with TiffFile(io.BytesIO(data)) as tiff:
+    with TiffFile(io.BytesIO(data), is_ome=False) as tiff:  # OME would fill channels of other files with zeros
         every = [each for each in tiff.series if not each.keyframe.is_reduced] or tiff.series
-        series, page = every[0], every[0].keyframe
+        page = every[0].keyframe
         if len({(each.shape, each.dtype, each.axes) for each in every}) > 1:
             raise ImageReadError("its pages differ in size or type, so they are not the channels of one image")
         if page.photometric == PALETTE:
             raise ImageReadError("its values are numbers of colours in a palette; save it with the colours themselves")
-        sides = dict(zip(series.axes, series.shape, strict=True))
-        if not {"Y", "X"} <= sides.keys():
-            raise ImageReadError(
-                f"its axes are {series.axes}; halfstep reads Y and X, and takes all others as channels"
-            )
-        places = [series.axes.index(axis) for axis in "YX"]
-        num_channels = len(every) * series.size // max(sides["Y"] * sides["X"], 1)
-        _refuse_large(sides["Y"], sides["X"], num_channels, rules)
-        try:
-            layers = [np.moveaxis(each.asarray(), places, (0, 1)) for each in every]
-        except ValueError as error:
-            if "imagecodecs" not in str(error):
-                raise
-            raise ImageReadError(f"its compression ({page.compression.name}) needs: pip install imagecodecs") from error
-        pixels = np.concatenate([each.reshape(sides["Y"], sides["X"], -1) for each in layers], 2)
-        if page.photometric == WHITE_IS_ZERO and pixels.dtype.kind == "u":
-            pixels = (2**page.bitspersample - 1) - pixels
+        pixels = np.concatenate([_pixels_of(each, len(every), rules) for each in every], 2)
+        if page.photometric == WHITE_IS_ZERO and pixels.dtype.kind in "bu":
+            pixels = ~pixels if pixels.dtype == bool else (2**page.bitspersample - 1) - pixels
         if len(page.extrasamples) == 1 and page.extrasamples[0] in ALPHA and pixels.dtype.kind == "u":
-            pixels = _opaque(pixels, rules)
-        orientation = page.tags.valueof(TIFF_ORIENTATION, 1) if rules.applies_exif else 1
-    return TURNS[orientation](pixels) if orientation in TURNS else pixels
+            pixels = _opaque(pixels, rules, page.extrasamples[0] == ALPHA[0])
+        return _upright(pixels, page.tags.valueof(TIFF_ORIENTATION, 1), rules)
+
+
+def _pixels_of(series: Any, num_series: int, rules: PixelRules) -> np.ndarray:
+    """Return the pages of a series as [H, W, C]. `num_series`: the number of series like this one in the file."""
+    page, sides = series.keyframe, dict(zip(series.axes, series.shape, strict=True))
+    if not {"Y", "X"} <= sides.keys():
+        raise ImageReadError(f"its axes are {series.axes}; halfstep reads Y and X, and takes all others as channels")
+    height, width = sides["Y"], sides["X"]
+    _refuse_large(height, width, num_series * series.size // max(height * width, 1), rules)
+    if page.is_tiled:  # a tile is decompressed as a whole
+        _refuse_large(page.tilelength, page.tilewidth, 1, rules)
+    try:
+        pixels = series.asarray()
+    except ValueError as error:
+        if "imagecodecs" not in str(error):
+            raise
+        raise ImageReadError(f"its compression ({page.compression.name}) needs: pip install imagecodecs") from error
+    return np.moveaxis(pixels, [series.axes.index(axis) for axis in "YX"], (0, 1)).reshape(height, width, -1)
 
 
 # --- DICOM ---
@@ -176,11 +202,12 @@ def _read_tiff(data: bytes, rules: PixelRules) -> np.ndarray:
 def _read_dicom(data: bytes, rules: PixelRules) -> np.ndarray:
     try:
         from pydicom import dcmread
-        from pydicom.pixels import apply_modality_lut, apply_voi_lut
+        from pydicom.pixels import apply_voi_lut
     except ImportError as error:
         raise ImageReadError("a DICOM file needs pydicom: pip install pydicom") from error
-    if DEFLATED in data[:1024]:
+    if DEFLATED in data:
         raise ImageReadError("a deflated DICOM file could expand without a limit; save it with another transfer syntax")
+    Image.MAX_IMAGE_PIXELS = rules.max_pixels  # for JPEG files inside
     file = dcmread(io.BytesIO(data))
     if not any(name in file for name in ("PixelData", "FloatPixelData", "DoubleFloatPixelData")):
         raise ImageReadError("a DICOM file without pixels")
@@ -189,19 +216,24 @@ def _read_dicom(data: bytes, rules: PixelRules) -> np.ndarray:
     if file.PhotometricInterpretation == "PALETTE COLOR":
         raise ImageReadError("its values are numbers of colours in a palette; save it with the colours themselves")
     _refuse_large(file.Rows, file.Columns, file.SamplesPerPixel, rules)
-    bits, is_signed = file.get("BitsStored", 32), file.get("PixelRepresentation", 0)
-    ends = np.array([-(2 ** (bits - 1)), 2 ** (bits - 1) - 1] if is_signed else [0, 2**bits - 1], np.float64)
-    if "ModalityLUTSequence" in file:
-        pixels = apply_modality_lut(file.pixel_array, file)
-    else:
-        slope, intercept = float(file.get("RescaleSlope") or 1), float(file.get("RescaleIntercept") or 0)
-        pixels, ends = file.pixel_array * slope + intercept, ends * slope + intercept
+    pixels, low, high = _modality_values(file)
     if rules.native.kind == "window":
         pixels = apply_voi_lut(pixels, file)
-        if "VOILUTSequence" in file:
-            ends = np.array([0, 2 ** file.VOILUTSequence[0].LUTDescriptor[2] - 1])
-    low, high = sorted(ends)
+        if tables := file.get("VOILUTSequence"):
+            low, high = 0, 2 ** tables[0].LUTDescriptor[2] - 1
     pixels = np.asarray(pixels, np.float32)
     if file.PhotometricInterpretation == "MONOCHROME1":
         pixels = np.float32(low + high) - pixels
     return (pixels - np.float32(low)) / np.float32(high - low) if rules.native.kind == "window" else pixels
+
+
+def _modality_values(file: Any) -> tuple[np.ndarray, float, float]:
+    """Return the values after the modality transform, and the lowest and highest value that it can give."""
+    from pydicom.pixels import apply_modality_lut
+
+    if tables := file.get("ModalityLUTSequence"):
+        return apply_modality_lut(file.pixel_array, file), 0, 2 ** tables[0].LUTDescriptor[2] - 1
+    slope, intercept = float(file.get("RescaleSlope") or 1), float(file.get("RescaleIntercept") or 0)
+    bits = file.get("BitsStored", 32)
+    ends = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if file.get("PixelRepresentation") else (0, 2**bits - 1)
+    return file.pixel_array * slope + intercept, *sorted(each * slope + intercept for each in ends)

@@ -54,16 +54,20 @@ def with_statistics(
         loaded = loaded.with_data({name: tuple(each) for name, each in values.items()}, "the checkpoint")
     elif train is None:
         limits_of(config.DATA)  # raises an error if they are not known
-    elif not config.DATA.RANGE or not (is_typed(MEAN) or origins[MEAN] == origins[RANGE]):
-        found = process.first(lambda: measure(config, train))
-        values = {"RANGE": found.limits}
-        if not is_typed(MEAN):
-            deviations = tuple(each or 1.0 for each in found.deviation)
-            values |= {"IMAGENET_MEAN": found.mean, "IMAGENET_STD": deviations}
-        loaded = loaded.with_data(values, "the training images")
-        notes = describe(found)
-    if train is not None:
-        loaded = loaded.with_data({"PIXELS": train.rules.native.kind}, origins["DATA.PIXELS"])
+    else:
+        kept = {
+            key
+            for key in (RANGE, MEAN, DEVIATION)
+            if is_typed(key) or config.DATA.RANGE and origins[key] == origins[RANGE]
+        }
+        if len(kept) < 3:
+            found = process.first(lambda: measure(config, train))
+            values = {RANGE: found.limits, MEAN: found.mean, DEVIATION: tuple(each or 1.0 for each in found.deviation)}
+            values = {key.removeprefix("DATA."): each for key, each in values.items() if key not in kept}
+            loaded = loaded.with_data(values, "the training images")
+            notes = describe(found)
+    kind = (val if train is None else train).rules.native.kind
+    loaded = loaded.with_data({"PIXELS": kind}, origins["DATA.PIXELS"])
     limits = loaded.config.DATA.RANGE
     train, val = (each and each.with_facts(rules=with_facts(each.rules, limits=limits)) for each in (train, val))
     return loaded, train, val.with_facts(notes=(*val.notes, *notes))
@@ -82,7 +86,7 @@ def measure(config: Config, train: ImageSet) -> Statistics:
         low, high = (
             np.where(few_differ, each, limit) for each, limit in zip(np.array(extremes).T, (low, high), strict=True)
         )
-        high = np.where(high <= low, low + np.maximum(np.abs(low), 1), high)
+        high = np.where(high <= low, np.maximum(low + 1, low + np.abs(low) * 1e-6), high)
     scaled = np.clip((values - low) / (high - low), 0, 1)
     deviation = scaled.std(0, dtype=np.float64)
     rounded = [

@@ -1,5 +1,6 @@
 """Formats that only DATA.PIXELS native reads: how to recognize them, and a message for runs that do not read them."""
 
+import contextlib
 import io
 
 from PIL import TiffImagePlugin
@@ -18,10 +19,11 @@ def describe_unread(data: bytes) -> str:
     remedy = "; DATA.PIXELS=native reads it (docs/pixels.md)"
     if data.startswith(NUMPY) or is_dicom(data):
         return ("a NumPy array" if data.startswith(NUMPY) else "a DICOM file") + remedy
-    if data.startswith(TIFFS[:2]):
-        file = io.BytesIO(data)
-        tags = TiffImagePlugin.ImageFileDirectory_v2(file.read(8))
-        file.seek(tags.next)
-        tags.load(file)
-        return f"it has {tags.get(TIFF_CHANNELS, 1)} channels of {max(tags.get(TIFF_BITS, (1,)))} bits" + remedy
+    with contextlib.suppress(Exception):  # the file is damaged
+        if data.startswith(TIFFS):
+            file = io.BytesIO(data)
+            tags = TiffImagePlugin.ImageFileDirectory_v2(file.read(8 if data.startswith(TIFFS[:2]) else 16))
+            file.seek(tags.next)
+            tags.load(file)
+            return f"it has {tags[TIFF_CHANNELS]} channels of {max(tags[TIFF_BITS])} bits" + remedy
     return ""

@@ -22,7 +22,7 @@ class ChannelPattern:
         self.parts = before, after
         between = "|".join(map(re.escape, self.names))
         start, end = (re.escape(each).replace(re.escape(ID), "(?P<id>.*)") for each in self.parts)
-        self.regex = re.compile(f"{start}(?P<channel>{between}){end}")
+        self.regex = re.compile(f"{start}(?P<channel>{between}){end}", re.DOTALL)
 
     def match(self, path: str) -> tuple[str, str] | None:
         """Return the folder and id of the image that a file belongs to, or None if it is no channel."""

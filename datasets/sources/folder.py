@@ -52,7 +52,9 @@ def read_image_folder(config: Config, say: Callable = print) -> tuple[ImageSet |
     if parts.train or parts.val:
         return read_split_folders(config, root, EXPECTS)
     images = read_class_folders(config, root, classes)
-    return images.with_facts(split={"training": str(root)}, doubt=_why_no_classes(root, classes)), None
+    has_subfolders = "/" in (config.DATA.CHANNEL_FILES or "")  # in the folder of each class
+    doubt = "" if has_subfolders else _why_no_classes(root, classes)
+    return images.with_facts(split={"training": str(root)}, doubt=doubt), None
 
 
 def _why_no_classes(root: Path, names: list[str]) -> str:

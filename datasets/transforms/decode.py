@@ -102,7 +102,8 @@ def kinds_of(data: bytes, rules: PixelRules) -> list[str]:
                 # Further pictures in a camera's MPO file are previews.
                 "animated or multi-page": getattr(image, "is_animated", False) and image.format != "MPO",
                 # This may read the whole image, and changes the others.
-                f"EXIF-rotated ({'applied' if rules.applies_exif else 'ignored'})": _orientation(data, image) in TURNS,
+                f"EXIF-rotated ({'applied' if rules.applies_exif else 'ignored'})": orientation_of(data, image)
+                in TURNS,
             }
             return [kind for kind, applies in kinds.items() if applies]
     except Exception:  # `decode` reports the reason
@@ -116,14 +117,14 @@ def _decode_jpeg(data: bytes, rules: PixelRules) -> np.ndarray | None:
         _refuse_bomb(data, width, height, rules)
         if colours in LIBJPEG_CONVERSIONS[rules.num_channels]:
             pixels = simplejpeg.decode_jpeg(data, LIBJPEG_CONVERSIONS[rules.num_channels][colours])
-            return _upright(pixels, _orientation(data)) if rules.applies_exif else pixels
+            return _upright(pixels, orientation_of(data)) if rules.applies_exif else pixels
     return None
 
 
 def _decode_any(data: bytes, rules: PixelRules) -> np.ndarray:
     with open_image(data, rules) as image:
         is_turned = image.format == "TIFF"  # Pillow applies a TIFF's orientation when it reads the pixels
-        orientation = _orientation(data, image) if is_turned != rules.applies_exif else 1
+        orientation = orientation_of(data, image) if is_turned != rules.applies_exif else 1
         return _upright(to_array(image, rules), OPPOSITE.get(orientation, orientation) if is_turned else orientation)
 
 
@@ -167,7 +168,7 @@ def _open_heif(data: bytes, rules: PixelRules) -> Image.Image:
     return photo.to_pillow()
 
 
-def _orientation(data: bytes, image: Image.Image | None = None) -> int:
+def orientation_of(data: bytes, image: Image.Image | None = None) -> int:
     """Return the orientation from EXIF data, or from XMP data if EXIF has none, as in Pillow. The default is 1.
 
     `image` is needed unless this is a JPEG. For a HEIF file, return 1, because pillow-heif has applied the orientation.

@@ -5,10 +5,15 @@ from pathlib import Path
 
 import numpy as np
 
+from configs.combinations import is_typed
 from configs.load import LoadedConfig, load
 from configs.schema import Config
 from datasets import ImageSet, load_image_sets
+from datasets.native_pixels.formats import decode_native
 from datasets.native_pixels.statistics import with_statistics
+from datasets.native_pixels.values import NativePixels
+from datasets.transforms.decode import decode
+from datasets.transforms.pixel_rules import PixelRules
 from tests.support.configs import CPU, replaced
 from utils.distributed import Process
 
@@ -64,7 +69,8 @@ def settings_file(photos: Path, channels: int = CHANNELS) -> Path:
 def measured(loaded: LoadedConfig, began: Mapping = {}, process: Process | None = None) -> tuple[Config, ImageSet]:
     """Return the settings with the statistics of the training images, and the validation set with notes about them."""
     sets = load_image_sets(loaded.config)
-    loaded, _, val = with_statistics(loaded, began, process or Process(CPU), *sets)
+    given = loaded, lambda key: is_typed(key, loaded.origins), began, process or Process(CPU)
+    loaded, _, val = with_statistics(*given, *sets)
     return loaded.config, val
 
 
@@ -73,3 +79,13 @@ def config_of(channels: int = CHANNELS, limits: Sequence[float] = (0, 65535), tr
     same = {"IMAGENET_MEAN": (0.5,) * channels, "IMAGENET_STD": (0.25,) * channels}
     native = {"PIXELS": "uint16", "IMAGE_CHANNELS": channels, "RANGE": tuple(limits), "NUM_WORKERS": 0}
     return replaced(Config(), DATA=native | same | data, TRAIN=dict(train or {}))
+
+
+def native_rules(channels: int = 1, applies_exif: bool = False, max_pixels: int = 200_000_000, **native) -> PixelRules:
+    """Return the rules of images that keep their values. `native`: facts of NativePixels."""
+    return PixelRules(channels, applies_exif, (128,) * 3, max_pixels, NativePixels(**native))
+
+
+def decode_by(data: bytes, rules: PixelRules) -> np.ndarray:
+    """Decode a file as image sets with these rules do."""
+    return (decode_native if rules.native else decode)(data, rules)

@@ -15,7 +15,7 @@ from datasets.numbers import NumberTargets
 from datasets.sources.arrays import BRIGHTEST, DIGITS
 from datasets.sources.images import FileImages
 from datasets.transforms.pixel_rules import PixelRules
-from engine.plan import Inputs, measure_targets
+from engine.plan import Inputs, measure
 from engine.precision import Precision
 from tests.support.configs import CPU, replaced
 from tests.support.image_sets import draw, settings
@@ -86,7 +86,7 @@ def standardize(
     origins = dict.fromkeys(SETTINGS, "default") | {"DATA.TARGET_MEAN": origin, "DATA.TARGET_STD": origin}
     process = Process(CPU)
     inputs = Inputs(LoadedConfig(config, origins, [], []), process, Precision(config, process.device))
-    inputs, train, val = measure_targets(replace(inputs, saved=saved or {}, record=record or {}), train, val)
+    inputs, train, val = measure(replace(inputs, saved=saved or {}, record=record or {}), train, val)
     return inputs.loaded, train, val
 
 

@@ -9,7 +9,8 @@ from PIL import Image
 
 from datasets import Normalize, build_normalize, build_preparation, build_train_data, load_image_sets
 from datasets.batching import batching_of
-from datasets.native_pixels.batches import Jitter, NativeResize, RawSquares, shrunk
+from datasets.native_pixels.batches import RawSquares
+from datasets.native_pixels.floats import Jitter, NativeResize, shrunk
 from datasets.transforms.crop import EvalTransform, TrainTransform, crop_box
 from tests.support.configs import CPU, replaced
 from tests.support.native_images import CHANNELS, config_of, draw, measured, pixels, settings
@@ -234,7 +235,7 @@ def test_pictures_of_raw_values_are_scaled_by_the_limits():
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_image_of_8_bits_has_the_input_of_a_run_with_8_bits(channels):
+def test_native_image_of_8_bits_has_the_usual_input(channels):
     image = np.random.default_rng(0).integers(256, size=(SIDE, SIDE, channels), dtype=np.uint8)
     same = {"IMAGE_SIZE": SIDE, "CROP_PCT": 1.0, "IMAGENET_MEAN": MEAN[:channels], "IMAGENET_STD": DEVIATION[:channels]}
     native = config_of(channels, (0, 255), PIXELS="uint8", **same).DATA
@@ -259,8 +260,8 @@ def run_settings(tmp_path_factory):
 
 
 def first_batch(config):
-    data = build_train_data(config, load_image_sets(config)[0], Process(CPU))
-    (batch,) = next(data.windows(0, 1)).batches
+    windows = build_train_data(config, load_image_sets(config)[0], Process(CPU)).windows(0, 1)
+    (batch,) = next(windows).batches
     return batch
 
 

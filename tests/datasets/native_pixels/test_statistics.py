@@ -9,6 +9,7 @@ from datasets import load_image_sets
 from datasets.native_pixels import statistics
 from datasets.native_pixels.statistics import describe, measure
 from datasets.sources.images import FileImages
+from engine.report.image_sheets import pixels_of
 from tests.support.configs import replaced
 from tests.support.native_images import CHANNELS, draw, files, measured, pixels, settings, write
 from tests.support.refusals import assert_names, refused
@@ -62,7 +63,7 @@ def test_limits_are_percentiles_and_mean_and_deviation_are_of_scaled_values(phot
 EACH = (500, 1500, 600, 5000, 700, 6000, 800, 7000, 900, 8000)
 
 
-@pytest.mark.parametrize("limits", [(500, 4000), EACH], ids=["for all", "for each"])
+@pytest.mark.parametrize("limits", [(500, 5600), EACH], ids=["for all", "for each"])
 def test_named_limits_are_kept_and_mean_and_deviation_measured(photos, limits):
     config, _ = measured(settings(photos, "-opts", f"DATA.RANGE={list(limits)}"))
     low, high = np.broadcast_to(np.reshape(limits, (-1, 2)), (CHANNELS, 2)).T
@@ -85,14 +86,21 @@ def test_typed_mean_and_deviation_are_kept(photos, limits):
     assert data.RANGE == (limits or measure_in(photos).limits)
 
 
-def test_typed_deviation_is_kept_without_a_typed_mean(photos):
-    data = measured(settings(photos, "-opts", f"DATA.IMAGENET_STD={list(DEVIATION)}"))[0].DATA
-    assert data.IMAGENET_STD == DEVIATION and data.IMAGENET_MEAN == measure_in(photos).mean
+@pytest.mark.parametrize("limits", [(), (0.0, 9000.0)], ids=["measured", "named"])
+@pytest.mark.parametrize("typed", [{"IMAGENET_MEAN": MEAN}, {"IMAGENET_STD": DEVIATION}], ids=["mean", "deviation"])
+def test_typed_mean_or_deviation_is_kept_and_the_other_measured(photos, limits, typed):
+    words = [f"DATA.{name}={list(values)}" for name, values in typed.items()]
+    range_words = [f"DATA.RANGE={list(limits)}"] if limits else []
+    found = measure_in(photos, *(["-opts", *range_words] if limits else []))
+    data = measured(settings(photos, "-opts", *words, *range_words))[0].DATA
+    expected = {"IMAGENET_MEAN": found.mean, "IMAGENET_STD": found.deviation} | typed
+    assert {name: getattr(data, name) for name in expected} == expected
 
 
-def test_constant_channel_gets_limits_that_differ_and_deviation_1(tmp_path):
+def test_constant_channel_gets_limits_that_differ_and_a_warning(tmp_path):
     found = grey_set(tmp_path, *[np.full(GREY, 7, np.uint16)] * 4)
-    assert found.limits == (7, 8) and found.mean == (0,) and found.deviation == (1,)
+    assert found.limits == (7, 8) and found.mean == (0,) and found.deviation == (0,)
+    assert any("channel 0: all values between its limits are the same" in line for line in describe(found))
 
 
 @pytest.mark.parametrize("value", [20_000_000, -1_234_567.5])
@@ -118,7 +126,7 @@ def test_few_bright_pixels_of_dark_images_are_kept(tmp_path):
 def test_negative_and_fractional_values_are_measured_exactly(tmp_path):
     image = np.linspace(-1000, 3000, 600, dtype=np.float32).reshape(GREY)
     found = grey_set(tmp_path, *[image / 1e4] * 2)
-    assert found.limits == pytest.approx((np.percentile(image, (0.1, 99.9)) / 1e4).tolist(), rel=1e-4)
+    assert found.limits == pytest.approx((np.percentile([image, image], (0.1, 99.9)) / 1e4).tolist(), rel=1e-4)
     assert found.mean == pytest.approx([0.5], rel=1e-4)
 
 
@@ -231,7 +239,7 @@ def test_resumed_run_keeps_its_values_after_images_changed(photos):
         np.save(path, np.load(path) * 3)
     again, val = measured(loaded, began)
     assert again == config != measured(loaded)[0]
-    assert not any(note.startswith("channel") for note in val.notes) and val.rules.limits == config.DATA.RANGE
+    assert not any(note.startswith("channel") for note in val.notes) and val.rules.native.limits == config.DATA.RANGE
 
 
 def test_pictures_of_both_parts_use_the_measured_limits(photos):
@@ -240,6 +248,7 @@ def test_pictures_of_both_parts_use_the_measured_limits(photos):
     image = val.read(0)
     expected = np.rint(255 * np.clip((image[:, :, :3] - low) / (high - low), 0, 1))
     assert np.abs(val.shown(image) - expected).max() <= 1
+    assert pixels_of(val, 0).mean((0, 1)) == pytest.approx(expected.mean((0, 1)).tolist(), abs=5)
     chosen = replaced(config, DATA={"RGB": (4, 2, 0)})
     rules = val.rules.of(chosen.DATA)
-    assert np.abs(rules.shown(image)[:, :, 2] - expected[:, :, 0]).max() <= 1
+    assert np.abs(rules.native.shown(image)[:, :, 2] - expected[:, :, 0]).max() <= 1

@@ -1,0 +1,805 @@
+"""Readers of each file format with DATA.PIXELS native, compared with the numbers that the tests wrote."""
+
+import io
+import pickle
+import struct
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFile, ImageOps
+from pydicom.dataset import Dataset
+from pydicom.encaps import encapsulate
+from pydicom.uid import DeflatedExplicitVRLittleEndian, ImplicitVRLittleEndian, JPEGBaseline8Bit, RLELossless
+
+from datasets.transforms.pixel_rules import PixelRules
+from datasets.types import ImageReadError
+from tests.support.image_sets import noise
+from tests.support.native_files import by_pillow, deep, dicom, npy, png16, tiff, tiff_of_pages
+from tests.support.native_images import decode_by, native_rules
+from tests.support.refusals import refused
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # pydicom and Pillow warn about unusual and damaged files
+HEIGHT, WIDTH = 5, 7
+GREY, COLOURS, BANDS = deep(HEIGHT, WIDTH), deep(HEIGHT, WIDTH, 3), deep(HEIGHT, WIDTH, 5)
+LAYERS = np.ascontiguousarray(np.moveaxis(BANDS, 2, 0))  # [5, H, W]
+HIGHEST = 2**16 - 1
+ORIENTATION = 274  # the tag of EXIF and TIFF
+SMALL_COPY = np.zeros((2, 3, 3), np.uint8)
+
+
+def native(data: bytes, channels: int = 1, **rules) -> np.ndarray:
+    return decode_by(data, native_rules(channels, **rules))
+
+
+def pnm(kind: str, values: np.ndarray, highest: int = HIGHEST, comment: str = "") -> bytes:
+    """Return a PGM (P5) or a PPM (P6) of 16 bits."""
+    height, width = values.shape[:2]
+    return f"{kind}\n{comment}{width} {height}\n{highest}\n".encode() + values.astype(">u2").tobytes()
+
+
+def assert_pixels(pixels: np.ndarray, expected: np.ndarray) -> None:
+    """Assert that pixels [H, W, C] have the values and the type of an array [H, W] or [H, W, C]."""
+    assert pixels.dtype == expected.dtype and pixels.dtype.isnative and pixels.flags.c_contiguous
+    assert np.array_equal(pixels, expected.reshape(*expected.shape[:2], -1))
+
+
+# --- the same numbers in every format ---
+
+
+GREY_FILES = {
+    "PNG": png16(GREY),
+    "PNG by Pillow": by_pillow(GREY, "PNG"),
+    "PGM": by_pillow(GREY, "PPM"),
+    "PGM with a comment": pnm("P5", GREY, comment="# from a microscope\n"),
+    "TIFF": tiff(GREY),
+    "TIFF by Pillow": by_pillow(GREY, "TIFF"),
+    "TIFF, big-endian": tiff(GREY, byteorder=">"),
+    "TIFF of tiles": tiff(GREY, tile=(16, 16)),
+    "TIFF of strips": tiff(GREY, rowsperstrip=2),
+    "TIFF, deflate": tiff(GREY, compression="zlib"),
+    "TIFF, deflate with predictor": tiff(GREY, compression="zlib", predictor=True),
+    "TIFF, LZW": tiff(GREY, compression="lzw"),
+    "TIFF, LZW with predictor, big-endian": tiff(GREY, compression="lzw", predictor=True, byteorder=">"),
+    "TIFF of tiles, zstd": tiff(GREY, compression="zstd", tile=(16, 16)),
+    "BigTIFF": tiff(GREY, bigtiff=True),
+    "BigTIFF, big-endian": tiff(GREY, bigtiff=True, byteorder=">"),
+    "TIFF where 0 is white": tiff(HIGHEST - GREY, photometric="miniswhite"),
+    "TIFF with a smaller copy": tiff_of_pages(GREY, {"data": SMALL_COPY, "photometric": "rgb", "subfiletype": 1}),
+    "npy": npy(GREY),
+    "npy in Fortran order": npy(np.asfortranarray(GREY)),
+    "npy, big-endian": npy(GREY.astype(">u2")),
+    "npy [H, W, 1]": npy(GREY[:, :, None]),
+}
+COLOUR_FILES = {
+    "PNG": png16(COLOURS),
+    "PPM": pnm("P6", COLOURS),
+    "TIFF": tiff(COLOURS, photometric="rgb"),
+    "TIFF, planar": tiff(np.moveaxis(COLOURS, 2, 0), photometric="rgb", planarconfig="separate"),
+    "TIFF of three grey pages": tiff_of_pages(*np.moveaxis(COLOURS, 2, 0)),
+    "npy": npy(COLOURS),
+    "npy in Fortran order": npy(np.asfortranarray(COLOURS)),
+}
+BAND_FILES = {
+    "TIFF": tiff(BANDS, planarconfig="contig"),
+    "TIFF of tiles, deflate": tiff(BANDS, planarconfig="contig", tile=(16, 16), compression="zlib"),
+    "TIFF, planar": tiff(LAYERS, planarconfig="separate"),
+    "TIFF, planar, big-endian": tiff(LAYERS, planarconfig="separate", byteorder=">"),
+    "TIFF of pages": tiff(LAYERS),
+    "TIFF of single pages": tiff_of_pages(*LAYERS),
+    "BigTIFF of single pages, LZW": tiff_of_pages(*LAYERS, compression="lzw"),
+    "ImageJ": tiff(LAYERS, imagej=True, metadata={"axes": "CYX"}),
+    "OME": tiff(LAYERS, ome=True, metadata={"axes": "CYX"}),
+    "npy": npy(BANDS),
+}
+
+
+@pytest.mark.parametrize("kind", GREY_FILES)
+def test_grey_numbers_of_16_bits_are_equal_in_each_format(kind):
+    assert_pixels(native(GREY_FILES[kind]), GREY)
+
+
+@pytest.mark.parametrize("kind", COLOUR_FILES)
+def test_colours_of_16_bits_are_equal_in_each_format(kind):
+    assert_pixels(native(COLOUR_FILES[kind], 3), COLOURS)
+
+
+@pytest.mark.parametrize("kind", BAND_FILES)
+def test_five_channels_keep_their_order_in_each_format(kind):
+    assert_pixels(native(BAND_FILES[kind], 5), BANDS)
+
+
+def test_pgm_of_12_bits_keeps_its_values():
+    values = deep(HEIGHT, WIDTH, most=4096)
+    assert_pixels(native(pnm("P5", values, highest=4095)), values)
+
+
+@pytest.mark.parametrize(("kind", "channels"), [("P2", 1), ("P3", 3)])
+def test_text_of_16_bits_is_refused_instead_of_losing_levels(kind, channels):
+    with refused(ImageReadError, "16 bits", "text"):
+        native(f"{kind} 1 1 65535 300 40000 50000".encode(), channels)
+
+
+SIGNED = GREY.astype(np.int32) - 30_000
+FLOATS = {
+    "TIFF float32": (tiff(GREY.astype(np.float32)), GREY),
+    "TIFF float32 with predictor": (tiff(GREY.astype(np.float32), compression="zlib", predictor=True), GREY),
+    "TIFF float64": (tiff(GREY / 7), GREY / 7),
+    "TIFF float16": (tiff((GREY / 32).astype(np.float16)), (GREY / 32).astype(np.float16)),
+    "TIFF int16": (tiff(SIGNED.clip(-(2**15), 2**15 - 1).astype(np.int16)), SIGNED.clip(-(2**15), 2**15 - 1)),
+    "TIFF uint32": (tiff(GREY.astype(np.uint32) + 2**16), GREY.astype(np.uint32) + 2**16),
+    "npy float32": (npy(GREY.astype(np.float32)), GREY),
+    "npy float64": (npy(GREY / 7), GREY / 7),
+    "npy float64, big-endian": (npy((GREY / 7).astype(">f8")), GREY / 7),
+    "npy int16": (npy((GREY // 2).astype(np.int16)), GREY // 2),
+    "npy int32": (npy(SIGNED), SIGNED),
+    "npy uint64": (npy(GREY.astype(np.uint64)), GREY),
+    "DICOM": (dicom(GREY), GREY),
+    "DICOM, implicit": (dicom(GREY, ImplicitVRLittleEndian), GREY),
+}
+
+
+@pytest.mark.parametrize("kind", FLOATS)
+def test_floats_and_other_integers_become_float32(kind):
+    data, values = FLOATS[kind]
+    assert_pixels(native(data), values.astype(np.float32))
+
+
+def test_bool_array_becomes_0_and_1_of_uint8():
+    assert_pixels(native(npy(GREY > 30_000)), (GREY > 30_000).astype(np.uint8))
+
+
+@pytest.mark.parametrize("values", [GREY > 30_000, GREY, GREY.astype(np.uint8), GREY / 7], ids=lambda each: each.dtype)
+def test_all_types_become_float32_with_pixels_window(values):
+    assert_pixels(native(npy(values), kind="window"), values.astype(np.float32))
+
+
+# --- files of 8 bits ---
+
+
+SHALLOW = {
+    "JPEG": ("JPEG", "RGB"),
+    "grey JPEG": ("JPEG", "L"),
+    "CMYK JPEG": ("JPEG", "CMYK"),
+    "PNG": ("PNG", "RGB"),
+    "grey PNG": ("PNG", "L"),
+    "PNG with a palette": ("PNG", "P"),
+    "PNG of 1 bit": ("PNG", "1"),
+    "transparent PNG": ("PNG", "RGBA"),
+    "transparent grey PNG": ("PNG", "LA"),
+    "TIFF": ("TIFF", "RGB"),
+    "grey TIFF": ("TIFF", "L"),
+    "TIFF with a palette": ("TIFF", "P"),
+    "TIFF of 1 bit": ("TIFF", "1"),
+    "transparent TIFF": ("TIFF", "RGBA"),
+    "GIF": ("GIF", "P"),
+    "BMP": ("BMP", "RGB"),
+    "PPM": ("PPM", "RGB"),
+    "PGM": ("PPM", "L"),
+}
+
+
+def shallow(form: str, mode: str) -> bytes:
+    """Return a file of 8 bits. If it is transparent, the opacity differs from pixel to pixel."""
+    image = noise(9, 8)
+    if mode.endswith("A"):
+        image.putalpha(noise(8, 9, "L").transpose(Image.Transpose.ROTATE_90))
+    return by_pillow(np.asarray(image), form, mode)
+
+
+@pytest.mark.parametrize("kind", SHALLOW)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_files_of_8_bits_have_the_pixels_of_8bit_runs(kind, channels):
+    data = shallow(*SHALLOW[kind])
+    assert_pixels(native(data, channels), decode_by(data, PixelRules(channels)))
+
+
+@pytest.mark.parametrize("channels", [2, 3])
+def test_grey_pages_of_8_bits_are_the_channels(channels):
+    pages = (LAYERS[:channels] >> 8).astype(np.uint8)
+    assert_pixels(native(tiff_of_pages(*pages), channels), np.moveaxis(pages, 0, 2))
+
+
+# --- opacity ---
+
+
+def opaque(values: np.ndarray) -> np.ndarray:
+    """Return colours over a grey of 128 / 255, computed with exact fractions of the highest value."""
+    highest = np.iinfo(values.dtype).max
+    grey = round(highest * 128 / 255)
+    alpha = values[:, :, -1:].astype(np.float64) / highest
+    return np.rint(values[:, :, :-1] * alpha + grey * (1 - alpha)).astype(values.dtype)
+
+
+def transparent(channels: int, kind: type = np.uint16) -> np.ndarray:
+    """Return random colours and, as the last channel, opacity. The first pixel is transparent, the second opaque."""
+    values = (deep(HEIGHT, WIDTH, channels) >> (16 - 8 * kind().itemsize)).astype(kind)
+    values[0, :2, -1] = 0, np.iinfo(kind).max
+    return values
+
+
+OPACITY = {
+    "PNG 16": lambda channels: png16(transparent(channels)),
+    "PNG 8": lambda channels: by_pillow(transparent(channels, np.uint8), "PNG"),
+    "TIFF 16": lambda channels: tiff_with_opacity(transparent(channels)),
+    "TIFF 8": lambda channels: tiff_with_opacity(transparent(channels, np.uint8)),
+}
+
+
+def tiff_with_opacity(values: np.ndarray, kind: str = "unassalpha") -> bytes:
+    options = {"planarconfig": "contig", "extrasamples": [kind]}
+    return tiff(values, photometric="rgb" if values.shape[2] == 4 else "minisblack", **options)
+
+
+@pytest.mark.parametrize("kind", ["PNG 16", "TIFF 16"])
+@pytest.mark.parametrize("colours", [1, 3])
+def test_transparent_pixels_of_16_bits_show_grey(kind, colours):
+    pixels = native(OPACITY[kind](colours + 1), colours)
+    assert_pixels(pixels, opaque(transparent(colours + 1)))
+    assert pixels[0, 0].tolist() == [32_896] * colours
+    assert pixels[0, 1].tolist() == transparent(colours + 1)[0, 1, :-1].tolist()
+
+
+@pytest.mark.parametrize("kind", OPACITY)
+@pytest.mark.parametrize("channels", [2, 4])
+def test_opacity_that_image_channels_counts_is_a_channel(kind, channels):
+    assert_pixels(
+        native(OPACITY[kind](channels), channels), transparent(channels, np.uint16 if "16" in kind else np.uint8)
+    )
+
+
+def test_tiff_whose_colours_include_opacity_shows_grey_once():
+    values = np.array([[[40_000, 0, 10_000, 50_000], [0, 0, 0, 0], [9, 8, 7, HIGHEST]]], np.uint16)
+    behind = 32_896 * (1 - values[:, :, 3:] / HIGHEST)
+    expected = np.rint(values[:, :, :3] + behind).astype(np.uint16)
+    assert_pixels(native(tiff_with_opacity(values, "assocalpha"), 3), expected)
+
+
+# --- orientation ---
+
+
+NUMBERED = np.arange(HEIGHT * WIDTH, dtype=np.uint8).reshape(HEIGHT, WIDTH)
+SPREAD = NUMBERED.astype(np.uint16) * 1_000
+
+
+def exif(orientation: int) -> Image.Exif:
+    found = Image.Exif()
+    found[ORIENTATION] = orientation
+    return found
+
+
+def turned_tiff(values: np.ndarray, orientation: int) -> bytes:
+    return tiff(values, extratags=[(ORIENTATION, "H", 1, orientation, True)], planarconfig="contig")
+
+
+def turned_png16(values: np.ndarray, orientation: int) -> bytes:
+    """Return a PNG of 16 bits with EXIF data after its header. Pillow writes only grey ones."""
+    data, end_of_header = png16(values), 33
+    content = exif(orientation).tobytes().removeprefix(b"Exif\0\0")
+    return data[:end_of_header] + chunk(b"eXIf", content) + data[end_of_header:]
+
+
+def chunk(name: bytes, content: bytes) -> bytes:
+    """Return a chunk of a PNG."""
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+
+def several(channels: int) -> np.ndarray:
+    """Return the numbers of the pixels in each channel, with a different number added to each."""
+    return np.stack([SPREAD + number for number in range(channels)], 2)
+
+
+TURNED = {
+    "PNG 8": (lambda orientation: by_pillow(NUMBERED, "PNG", exif=exif(orientation)), NUMBERED),
+    "PNG 16": (lambda orientation: by_pillow(SPREAD, "PNG", exif=exif(orientation)), SPREAD),
+    "TIFF 8": (lambda orientation: turned_tiff(NUMBERED, orientation), NUMBERED),
+    "TIFF 16": (lambda orientation: turned_tiff(SPREAD, orientation), SPREAD),
+    "PNG 16 of grey and opacity": (lambda orientation: turned_png16(several(2), orientation), several(2)),
+    "PNG 16 of colours": (lambda orientation: turned_png16(several(3), orientation), several(3)),
+    "TIFF of five channels": (lambda orientation: turned_tiff(several(5), orientation), several(5)),
+}
+
+
+@pytest.mark.parametrize("kind", TURNED)
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_orientation_turns_pixels_only_if_exif_applies(kind, orientation):
+    write, values = TURNED[kind]
+    with Image.open(io.BytesIO(by_pillow(NUMBERED, "PNG", exif=exif(orientation)))) as image:
+        places = np.asarray(ImageOps.exif_transpose(image))
+    channels = values.shape[2] if values.ndim == 3 else 1
+    upright = values.reshape(HEIGHT * WIDTH, channels)[places]
+    assert_pixels(native(write(orientation), channels, applies_exif=True), upright)
+    assert_pixels(native(write(orientation), channels, applies_exif=False), values)
+
+
+# --- TIFF ---
+
+
+def test_bits_of_pages_where_0_is_white_are_inverted():
+    bits = LAYERS > 30_000
+    assert_pixels(native(tiff(bits[:2], photometric="miniswhite"), 2), np.moveaxis(~bits[:2], 0, 2).astype(np.uint8))
+
+
+def test_tiff_of_12_bits_where_0_is_white_is_inverted():
+    values = deep(HEIGHT, WIDTH, most=4096)
+    data = tiff(values, photometric="miniswhite", bitspersample=12)
+    assert_pixels(native(data), 4095 - values)
+
+
+def test_ome_tiff_whose_channels_are_in_other_files_is_refused():
+    files = "".join(
+        f'<TiffData FirstC="{number}" IFD="0" PlaneCount="1"><UUID FileName="{name}">urn:uuid:{name}</UUID></TiffData>'
+        for number, name in enumerate(["here.ome.tif", "there.ome.tif"])
+    )
+    sizes = " ".join(f'Size{axis}="{size}"' for axis, size in zip("XYCZT", (WIDTH, HEIGHT, 2, 1, 1), strict=True))
+    text = (
+        '<?xml version="1.0"?><OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06" UUID="urn:uuid:here.ome.tif">'
+        f'<Image ID="Image:0"><Pixels ID="Pixels:0" DimensionOrder="XYCZT" {sizes} Type="uint16">'
+        f'<Channel ID="C:0" SamplesPerPixel="1"/><Channel ID="C:1" SamplesPerPixel="1"/>{files}</Pixels></Image></OME>'
+    )
+    data = tiff(GREY, description=text, metadata=None)
+    assert_pixels(native(data), GREY)
+    with refused(ImageReadError, "1 channel", "DATA.IMAGE_CHANNELS", 2):
+        native(data, 2)
+
+
+REFUSED_TIFFS = {
+    "pages of different sizes": (tiff_of_pages(GREY, GREY[1:]), 2, ["pages", "size"]),
+    "pages of different types": (tiff_of_pages(GREY, GREY.astype(np.float32)), 2, ["pages", "type"]),
+    "palette": (
+        tiff_of_pages(*(LAYERS[:2] >> 8).astype(np.uint8), photometric="palette", colormap=deep(3, 256)),
+        2,
+        ["palette"],
+    ),
+    "not an image": (tiff(deep(3, 4, 5, 6, 7)), 1, ["channels", "DATA.IMAGE_CHANNELS"]),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED_TIFFS)
+def test_unsuitable_tiff_is_refused_with_the_reason(kind):
+    data, channels, words = REFUSED_TIFFS[kind]
+    with refused(ImageReadError, *words):
+        native(data, channels)
+
+
+# --- DICOM ---
+
+
+OF_12_BITS = deep(HEIGHT, WIDTH, most=4096)
+OF_SIGNED = OF_12_BITS.astype(np.int16) - 2048
+SCALE = {"RescaleSlope": 0.5, "RescaleIntercept": -1024}
+BITS = {"BitsStored": 12}
+INVERTED = {"PhotometricInterpretation": "MONOCHROME1"}
+
+
+def table(entries: np.ndarray, bits: int) -> Dataset:
+    """Return a lookup table of DICOM for stored values from 0."""
+    item = Dataset()
+    item.LUTDescriptor, item.ModalityLUTType = [len(entries), 0, bits], "US"
+    item.LUTData = entries.astype(np.uint16).tobytes()
+    item["LUTData"].VR = "OW"
+    return item
+
+
+TABLE = table(np.arange(4096) * 16, 16)  # values from 0 to 65520
+VALUES_OF_DICOM = {
+    "signed": (dicom(OF_SIGNED, **BITS), OF_SIGNED),
+    "slope and intercept": (dicom(OF_SIGNED, **BITS, **SCALE), OF_SIGNED / 2 - 1024),
+    "negative slope": (dicom(OF_12_BITS, **BITS, RescaleSlope=-2, RescaleIntercept=5), 5 - 2.0 * OF_12_BITS),
+    "table": (dicom(OF_12_BITS, **BITS, ModalityLUTSequence=[TABLE]), OF_12_BITS * 16.0),
+    "0 is white": (dicom(OF_12_BITS, **BITS, **INVERTED), 4095.0 - OF_12_BITS),
+    "0 is white, signed": (dicom(OF_SIGNED, **BITS, **INVERTED), -1.0 - OF_SIGNED),
+    "0 is white, scaled": (dicom(OF_SIGNED, **BITS, **SCALE, **INVERTED), (-1.0 - OF_SIGNED) / 2 - 1024),
+    "0 is white, table": (
+        dicom(OF_12_BITS, **BITS, **INVERTED, ModalityLUTSequence=[TABLE]),
+        65_535 - OF_12_BITS * 16.0,
+    ),
+    "window that native ignores": (dicom(OF_12_BITS, **BITS, WindowCenter=9, WindowWidth=4), OF_12_BITS),
+    "compressed": (dicom(OF_12_BITS, RLELossless, **BITS), OF_12_BITS),
+}
+
+
+@pytest.mark.parametrize("kind", VALUES_OF_DICOM)
+def test_dicom_has_the_values_that_its_elements_describe(kind):
+    data, values = VALUES_OF_DICOM[kind]
+    assert_pixels(native(data), values.astype(np.float32))
+
+
+def test_dicom_of_colours_has_three_channels():
+    colours = (COLOURS >> 8).astype(np.uint8)
+    assert_pixels(native(dicom(colours), 3), colours.astype(np.float32))
+    planes = np.ascontiguousarray(np.moveaxis(colours, 2, 0)).tobytes()
+    assert_pixels(native(dicom(colours, PlanarConfiguration=1, PixelData=planes), 3), colours.astype(np.float32))
+
+
+def windowed(values: np.ndarray, center: float, width: float) -> np.ndarray:
+    """Return the values after the linear window of the DICOM standard (PS3.3 C.11.2.1.2.1), from 0 to 1."""
+    return np.clip((values - (center - 0.5)) / (width - 1) + 0.5, 0, 1)
+
+
+WINDOW = {"WindowCenter": 300, "WindowWidth": 1200}
+WINDOWS = {
+    "unsigned": (dicom(OF_12_BITS, **BITS, **WINDOW), windowed(OF_12_BITS, 300, 1200)),
+    "signed": (dicom(OF_SIGNED, **BITS, **WINDOW), windowed(OF_SIGNED, 300, 1200)),
+    "scaled": (
+        dicom(OF_SIGNED, **BITS, **SCALE, WindowCenter=-900, WindowWidth=400),
+        windowed(OF_SIGNED / 2 - 1024, -900, 400),
+    ),
+    "0 is white": (dicom(OF_12_BITS, **BITS, **WINDOW, **INVERTED), 1 - windowed(OF_12_BITS, 300, 1200)),
+    "first of two": (
+        dicom(OF_12_BITS, **BITS, WindowCenter=[300, 9], WindowWidth=[1200, 4]),
+        windowed(OF_12_BITS, 300, 1200),
+    ),
+    "exact": (
+        dicom(OF_12_BITS, **BITS, **WINDOW, VOILUTFunction="LINEAR_EXACT"),
+        np.clip((OF_12_BITS - 300.0) / 1200 + 0.5, 0, 1),
+    ),
+    "sigmoid": (
+        dicom(OF_12_BITS, **BITS, **WINDOW, VOILUTFunction="SIGMOID"),
+        1 / (1 + np.exp(-4 * (OF_12_BITS - 300.0) / 1200)),
+    ),
+    "table of the window": (
+        dicom(OF_12_BITS, **BITS, VOILUTSequence=[table(np.arange(4096) // 4, 10)]),
+        (OF_12_BITS // 4) / 1023,
+    ),
+    "empty table of the window": (
+        dicom(OF_12_BITS, **BITS, **WINDOW, VOILUTSequence=[]),
+        windowed(OF_12_BITS, 300, 1200),
+    ),
+    "table of values": (
+        dicom(OF_12_BITS, **BITS, ModalityLUTSequence=[TABLE], WindowCenter=32_768, WindowWidth=65_536),
+        OF_12_BITS * 16 / 65_535,
+    ),
+    "no window": (dicom(OF_12_BITS, **BITS), OF_12_BITS / 4095),
+    "no window, signed": (dicom(OF_SIGNED, **BITS, **SCALE), (OF_SIGNED + 2048) / 4095),
+    "no window, table of values": (dicom(OF_12_BITS, **BITS, ModalityLUTSequence=[TABLE]), OF_12_BITS * 16 / 65_535),
+}
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_dicom_window_gives_values_from_0_to_1(kind):
+    data, values = WINDOWS[kind]
+    pixels = native(data, kind="window")
+    assert pixels.dtype == np.float32 and pixels.min() >= 0 and pixels.max() <= 1
+    assert pixels[:, :, 0] == pytest.approx(values, abs=1e-5)
+
+
+def late_deflated() -> bytes:
+    """Return a deflated DICOM file that names its transfer syntax after 2,000 bytes."""
+    data = dicom(GREY, DeflatedExplicitVRLittleEndian)
+    place, added = data.index(b"\x02\0\x02\0UI"), 2_000
+    element = b"\x02\0\x01\0OB\0\0" + struct.pack("<I", added) + bytes(added)
+    length = struct.unpack_from("<I", data, 140)[0]
+    start = data.index(b"\x02\0\x01\0OB\0\0")  # the version, which `element` replaces
+    length += len(element) - (place - start)
+    return data[:140] + struct.pack("<I", length) + data[144:start] + element + data[place:]
+
+
+REFUSED_DICOM = {
+    "no pixels": (dicom(None), ["pixels"]),
+    "several frames": (dicom(np.stack([GREY, GREY], 2), NumberOfFrames=2, SamplesPerPixel=1), ["2 frames"]),
+    "deflated": (dicom(GREY, DeflatedExplicitVRLittleEndian), ["deflated"]),
+    "deflated, said late": (late_deflated(), ["deflated"]),
+    "palette": (dicom(GREY, PhotometricInterpretation="PALETTE COLOR"), ["palette"]),
+    "colours": (dicom((COLOURS >> 8).astype(np.uint8)), ["3 channels", "DATA.IMAGE_CHANNELS", 1]),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED_DICOM)
+def test_unsuitable_dicom_is_refused_with_the_reason(kind):
+    data, words = REFUSED_DICOM[kind]
+    with refused(ImageReadError, *words):
+        native(data)
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize("kind", BAND_FILES)
+def test_other_number_of_channels_is_refused_by_both_numbers(kind):
+    for channels in (1, 3, 4):
+        with refused(ImageReadError, "5 channels", "DATA.IMAGE_CHANNELS", channels):
+            native(BAND_FILES[kind], channels)
+
+
+@pytest.mark.parametrize("data", [png16(GREY), tiff(GREY), npy(GREY)], ids=["PNG", "TIFF", "npy"])
+def test_grey_file_is_refused_where_colours_are_expected(data):
+    with refused(ImageReadError, "1 channel", "DATA.IMAGE_CHANNELS", 3):
+        native(data, 3)
+
+
+@pytest.mark.parametrize("data", [png16(GREY), tiff(GREY), npy(GREY), npy(GREY.astype(">u2"))])
+def test_another_type_than_the_images_have_is_refused(data):
+    assert_pixels(native(data, kind="uint16"), GREY)
+    for kind in ("uint8", "float32"):
+        with refused(ImageReadError, "uint16", kind):
+            native(data, kind=kind)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e39])
+@pytest.mark.parametrize("write", [npy, tiff])
+def test_values_that_are_not_finite_float32_are_refused(value, write):
+    values = GREY / 7
+    values[2, 3] = value
+    with refused(ImageReadError, "finite"):
+        native(write(values))
+
+
+ARRAYS = {
+    "one axis": (np.zeros(9, np.uint16), "9"),
+    "four axes": (np.zeros((2, 3, 4, 5), np.uint16), "2, 3, 4, 5"),
+    "a number": (np.zeros((), np.uint16), "uint16"),
+    "empty": (np.zeros((0, 7), np.uint16), "0, 7"),
+    "no channels": (np.zeros((5, 7, 0), np.uint16), "5, 7, 0"),
+    "complex": (np.zeros((5, 7), np.complex64), "complex64"),
+    "text": (np.full((5, 7), "1"), "5, 7"),
+    "records": (np.zeros((5, 7), [("red", "u1")]), "red"),
+    "dates": (np.zeros((5, 7), "datetime64[s]"), "5, 7"),
+}
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_array_that_is_no_image_is_refused_with_its_shape(kind):
+    array, shown = ARRAYS[kind]
+    with refused(ImageReadError, shown):
+        native(npy(array))
+
+
+class Payload:
+    """An object that writes a file as it is unpickled."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_array_of_python_objects_is_refused_without_running_code(tmp_path):
+    stolen = tmp_path / "stolen"
+    content = npy(np.array([[Payload(stolen)]], dtype=object))
+    np.load(io.BytesIO(content), allow_pickle=True)
+    assert stolen.exists(), "the payload works"
+    stolen.unlink()
+    for data in (content, pickle.dumps(Payload(stolen)), content[:6] + b"\1\0" + pickle.dumps(Payload(stolen))):
+        for rules in (native_rules(1), PixelRules(1)):
+            with pytest.raises(ImageReadError):
+                decode_by(data, rules)
+    assert not stolen.exists()
+
+
+# --- DATA.MAX_PIXELS ---
+
+
+LARGE = np.zeros((20, 30), np.uint16)  # 600 pixels
+LARGE_FILES = {
+    "PNG": png16(LARGE),
+    "PNG with opacity": png16(np.stack([LARGE] * 2, 2)),
+    "TIFF": tiff(LARGE),
+    "TIFF of single pages": tiff_of_pages(LARGE),
+    "DICOM": dicom(LARGE),
+    "PGM": by_pillow(LARGE, "PPM"),
+    "npy": npy(LARGE),
+}
+DECODERS = (
+    "PIL.ImageFile.ImageFile.load",
+    "torchvision.io.decode_image",
+    "tifffile.TiffPageSeries.asarray",
+    "pydicom.dataset.Dataset.pixel_array",
+)
+
+
+@pytest.fixture
+def decoded(monkeypatch) -> list[str]:
+    """Make all decoders fail, and return a list that gets the name of each that is called."""
+    calls = []
+
+    def forbid(decoder: str) -> None:
+        def fail(*args, **options):
+            calls.append(decoder)
+            raise AssertionError(f"{decoder} was called")
+
+        monkeypatch.setattr(decoder, property(fail) if decoder.endswith("pixel_array") else fail)
+
+    for each in DECODERS:
+        forbid(each)
+    return calls
+
+
+@pytest.mark.parametrize("kind", LARGE_FILES)
+def test_image_of_max_pixels_is_read(kind):
+    assert native(LARGE_FILES[kind], max_pixels=600).shape == (20, 30, 1)
+
+
+@pytest.mark.parametrize("kind", LARGE_FILES)
+def test_large_image_is_refused_before_its_pixels_are_decoded(kind, decoded):
+    with refused(ImageReadError, "30 x 20", "DATA.MAX_PIXELS", 599):
+        native(LARGE_FILES[kind], max_pixels=599)
+    assert not decoded
+
+
+@pytest.mark.parametrize("kind", BAND_FILES)
+def test_five_channels_within_max_pixels_are_read(kind):
+    pixels = native(BAND_FILES[kind], 5, max_pixels=256)
+    assert pixels.shape == (HEIGHT, WIDTH, 5)
+
+
+@pytest.mark.parametrize("kind", BAND_FILES)
+def test_five_channels_count_as_more_pixels_before_decoding(kind, decoded):
+    with refused(ImageReadError, "7 x 5", "5 channels", "DATA.MAX_PIXELS", HEIGHT * WIDTH):
+        native(BAND_FILES[kind], 5, max_pixels=HEIGHT * WIDTH)
+    assert not decoded
+
+
+def test_tiles_of_a_tiff_count_with_their_whole_size(decoded):
+    """A tile is decompressed as a whole, even if the image is only a corner of it."""
+    with refused(ImageReadError, "64 x 64", "DATA.MAX_PIXELS", 4095):
+        native(tiff(GREY, tile=(64, 64), compression="zlib"), max_pixels=4095)
+    assert not decoded
+
+
+def test_png_cannot_hide_its_size_behind_another_chunk(decoded):
+    data = png16(LARGE)
+    hidden = data[:8] + chunk(b"abCd", struct.pack(">IIB", 1, 1, 16) + bytes(4)) + data[8:]
+    with pytest.raises(ImageReadError):
+        native(hidden, max_pixels=599)
+    assert not decoded
+
+
+def test_dicom_cannot_contain_a_jpeg_beyond_the_limit(monkeypatch):
+    def encoded(height: int, width: int) -> bytes:
+        jpeg = by_pillow(np.full((height, width), 9, np.uint8), "JPEG")
+        return dicom(np.zeros((HEIGHT, WIDTH), np.uint8), JPEGBaseline8Bit, PixelData=encapsulate([jpeg]))
+
+    assert_pixels(native(encoded(HEIGHT, WIDTH), max_pixels=100), np.full((HEIGHT, WIDTH), 9, np.float32))
+    calls, load = [], ImageFile.ImageFile.load
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: calls.append(self.size) or load(self))
+    with pytest.raises(ImageReadError):
+        native(encoded(300, 300), max_pixels=100)
+    assert not calls
+
+
+# --- damaged files ---
+
+
+WHOLE = {
+    "PNG": (png16(GREY), 1),
+    "PNG of colours": (png16(COLOURS), 3),
+    "PGM": (by_pillow(GREY, "PPM"), 1),
+    "TIFF": (tiff(GREY), 1),
+    "TIFF, deflate": (tiff(GREY, compression="zlib"), 1),
+    "TIFF of tiles, LZW": (tiff(GREY, compression="lzw", tile=(16, 16)), 1),
+    "TIFF of five channels": (BAND_FILES["TIFF"], 5),
+    "TIFF of single pages": (BAND_FILES["TIFF of single pages"], 5),
+    "BigTIFF": (tiff(GREY, bigtiff=True), 1),
+    "TIFF of 8 bits": (by_pillow((GREY >> 8).astype(np.uint8), "TIFF"), 1),
+    "npy": (npy(GREY), 1),
+    "DICOM": (dicom(GREY), 1),
+    "DICOM, compressed": (dicom(GREY, RLELossless), 1),
+}
+PARTS = (0.02, 0.1, 0.3, 0.5, 0.7, 0.9)  # of a file; some files end with bytes that no reader needs
+START = 40  # the first bytes, after each of which the file is cut
+
+
+def rules_for(channels: int) -> list[PixelRules]:
+    """Return the rules of a run with native pixels, and of one with 8 bits."""
+    return [native_rules(channels, max_pixels=10_000), PixelRules(1 if channels == 1 else 3, max_pixels=10_000)]
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_cut_file_raises_image_read_error_or_has_all_pixels(kind):
+    data, channels = WHOLE[kind]
+    for rules in rules_for(channels):
+        for length in [*range(START), *(int(part * len(data)) for part in PARTS)]:
+            try:
+                pixels = decode_by(data[:length], rules)
+            except ImageReadError:
+                continue
+            assert np.array_equal(pixels, decode_by(data, rules)), f"cut after {length} of {len(data)} bytes"
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_half_of_a_file_is_refused(kind):
+    data, channels = WHOLE[kind]
+    with pytest.raises(ImageReadError):
+        native(data[: len(data) // 2], channels)
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_file_with_wrong_bytes_raises_only_image_read_error(kind):
+    data, channels = WHOLE[kind]
+    rng = np.random.default_rng(len(data))
+    for _ in range(100):
+        damaged = bytearray(data)
+        for place in rng.integers(len(data) if rng.random() < 0.5 else min(200, len(data)), size=3):
+            damaged[place] = rng.integers(256)
+        for rules in rules_for(channels):
+            try:
+                pixels = decode_by(bytes(damaged), rules)
+            except ImageReadError:
+                continue
+            assert pixels.shape[2] == rules.num_channels and pixels.dtype in (np.uint8, np.uint16, np.float32)
+
+
+# --- missing packages ---
+
+
+@pytest.mark.parametrize(
+    ("package", "data", "words"),
+    [
+        ("tifffile", tiff(GREY), ["pip install tifffile imagecodecs"]),
+        ("pydicom", dicom(GREY), ["pip install pydicom"]),
+    ],
+    ids=["tifffile", "pydicom"],
+)
+def test_missing_package_is_named_with_its_pip_command(package, data, words, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with refused(ImageReadError, *words):
+        native(data)
+
+
+def test_tiff_of_8_bits_needs_no_tifffile(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tifffile", None)
+    values = (GREY >> 8).astype(np.uint8)
+    assert_pixels(native(by_pillow(values, "TIFF")), values)
+
+
+def test_missing_imagecodecs_is_named_with_the_compression(monkeypatch):
+    for name in [each for each in sys.modules if each.partition(".")[0] in ("tifffile", "imagecodecs")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "imagecodecs", None)  # tifffile looks for it as it is imported
+    with refused(ImageReadError, "LZW", "pip install imagecodecs"):
+        native(GREY_FILES["TIFF, LZW"])
+    assert_pixels(native(GREY_FILES["TIFF"]), GREY)
+
+
+# --- messages of runs with 8 bits ---
+
+
+ONLY_NATIVE = {
+    "npy": (npy(GREY), ["NumPy"]),
+    "DICOM": (dicom(GREY), ["DICOM"]),
+    "TIFF of five channels": (BAND_FILES["TIFF"], ["5 channels", "16 bits"]),
+    "planar TIFF of five channels": (BAND_FILES["TIFF, planar"], ["5 channels", "16 bits"]),
+    "BigTIFF of five channels": (tiff(BANDS, planarconfig="contig", bigtiff=True), ["5 channels", "16 bits"]),
+    "float TIFF": (tiff(GREY.astype(np.float32)), ["32 bits"]),
+}
+
+
+@pytest.mark.parametrize("kind", ONLY_NATIVE)
+def test_message_of_8bit_run_points_to_native_pixels(kind):
+    data, words = ONLY_NATIVE[kind]
+    for channels in (1, 3):
+        with refused(ImageReadError, "DATA.PIXELS=native", *words):
+            decode_by(data, PixelRules(channels))
+
+
+# --- pictures ---
+
+
+def test_shown_image_has_limits_as_black_and_white():
+    rules = native_rules(1, limits=(100.0, 300.0))
+    values = np.array([[0, 100, 150, 200, 300, 4000]], np.uint16)[:, :, None]
+    assert rules.native.shown(values)[0, :, 0].tolist() == [0, 0, 64, 128, 255, 255]
+
+
+def test_shown_channels_are_those_of_rgb_with_their_limits():
+    limits = tuple(float(each) for number in range(5) for each in (0, 1000 * (number + 1)))
+    values = np.full((2, 3, 5), 1000, np.uint16)
+    assert native_rules(5, rgb=(4, 1, 0), limits=limits).native.shown(values)[0, 0].tolist() == [51, 128, 255]
+    assert native_rules(5, limits=limits).native.shown(values)[0, 0].tolist() == [255, 128, 85]
+    assert native_rules(2, limits=limits[:4]).native.shown(values[:, :, :2]).shape == (2, 3, 1)
+
+
+def test_shown_image_without_limits_spans_its_own_values():
+    values = np.linspace(-5, 5, 10_001, dtype=np.float32).reshape(73, 137)[:, :, None]
+    shown = native_rules(1).native.shown(values)
+    assert shown.dtype == np.uint8 and shown.min() == 0 and shown.max() == 255
+    assert np.abs(shown / 255 * 9.98 - 4.99 - values.clip(-4.99, 4.99)).max() < 10 / 255
+
+
+def test_shown_image_of_one_value_is_black():
+    with np.errstate(all="raise"):
+        assert (native_rules(1).native.shown(np.full((4, 4, 1), 7, np.uint16)) == 0).all()

@@ -1,0 +1,290 @@
+"""Runs on images with the values of their files, and all programs that use their weights."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from tests.support.image_sets import draw_photos
+from tests.support.native_images import CHANNELS, draw, files, settings_file
+from tests.support.refusals import assert_names
+from tests.support.runs import epochs_of, rows_of, run, run_folder, typed
+
+pytestmark = pytest.mark.slow
+
+DEPTH = ("-opts", "MODEL.DEPTH=1", "DATA.RGB=[4,3,0]")
+NAMES = ("RANGE", "IMAGENET_MEAN", "IMAGENET_STD")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    return draw(tmp_path_factory.mktemp("native") / "photos")
+
+
+def train(photos, output, *words):
+    """Return the folder of a run, and what it printed."""
+    given = ["-cfg", settings_file(photos), "-output", output, *words]
+    ended = typed("main_single_gpu.py", *given).done()
+    return run_folder(output), ended.printed
+
+
+@pytest.fixture(scope="module")
+def trained(photos, tmp_path_factory):
+    """Return the folder of a run with a report."""
+    return train(photos, tmp_path_factory.mktemp("trained"), *DEPTH, "REPORT=true")[0]
+
+
+def data_of(folder) -> dict:
+    """Return the settings of the data in a run's config.yaml."""
+    return yaml.safe_load((folder / "config.yaml").read_text())["DATA"]
+
+
+def evaluated(*words) -> str:
+    return typed("main_single_gpu.py", *words, "-eval").done().printed
+
+
+def tiles_of(path) -> list[np.ndarray]:
+    """Return the pictures in a sheet, float64 [H, W, 3] from 0 to 255."""
+    with Image.open(path) as sheet:
+        places = [place[:4] for place in json.loads(sheet.info["halfstep tiles"])]
+        return [np.asarray(sheet.crop(place).convert("RGB"), float) for place in places]
+
+
+# --- runs ---
+
+
+def test_settings_of_a_run_have_the_found_type_and_statistics(trained, photos):
+    data = data_of(trained)
+    values = np.concatenate([np.load(path).reshape(-1, CHANNELS) for path in files(photos)]).astype(float)
+    low, high = np.percentile(values, (0.1, 99.9), 0)
+    assert data["PIXELS"] == "uint16"
+    assert data["RANGE"] == pytest.approx(np.stack([low, high], 1).ravel().tolist())
+    assert data["IMAGENET_MEAN"] == pytest.approx(((values - low) / (high - low)).mean(0).tolist(), abs=1e-4)
+    assert epochs_of(trained)[-1]["eval_top1"] == 100, "the model learns the classes"
+
+
+def test_pictures_of_a_report_show_the_named_colours(trained, photos):
+    for name in ("train_batch", "mistakes"):
+        assert (trained / f"{name}.png").stat().st_size > 1000
+    tiles = tiles_of(trained / "train_batch.png")
+    assert len(tiles) == 8
+    # The class shifts each channel by two thirds of its limits.
+    middles = sorted(tile.mean() for tile in tiles)
+    assert middles[0] < 80 and middles[-1] > 180
+    assert all(tile.std((0, 1)).min() > 5 for tile in tiles), "the pictures have detail in each colour"
+
+
+@pytest.mark.parametrize("change", ["nothing", "brighter images"])
+def test_resumed_run_keeps_its_values_and_measures_nothing(photos, tmp_path, change):
+    shutil.copytree(photos, tmp_path / "photos")
+    folder, said = train(tmp_path / "photos", tmp_path / "o", "-epochs", "1", *DEPTH)
+    assert "channel 0: limits" in said
+    before = data_of(folder)
+    for path in files(tmp_path / "photos") if change == "brighter images" else []:
+        np.save(path, 2 * np.load(path))
+    said = typed("main_single_gpu.py", "-resume", folder, "-epochs", "2").done().printed
+    assert data_of(folder) == before and "channel 0: limits" not in said
+    assert len(epochs_of(folder)) == 2
+
+
+def test_two_processes_measure_the_same_values_as_one(photos, trained, tmp_path):
+    words = ["-cfg", str(settings_file(photos)), "-output", str(tmp_path), "-epochs", "1", *DEPTH]
+    run("main_multi_gpu.py", *words, processes=2).done()
+    found, expected = data_of(run_folder(tmp_path)), data_of(trained)
+    assert all(found[name] == expected[name] for name in ("PIXELS", *NAMES))
+
+
+@pytest.fixture(scope="module")
+def bright(tmp_path_factory):
+    """Draw images whose values are twice as large."""
+    folder = draw(tmp_path_factory.mktemp("bright") / "photos")
+    for path in (*files(folder), *files(folder, "val")):
+        np.save(path, 2 * np.load(path))
+    return folder
+
+
+def test_fine_tuning_keeps_the_values_of_native_weights(bright, trained, tmp_path):
+    folder, said = train(bright, tmp_path / "o", "-epochs", "1", *DEPTH, f"MODEL.PRETRAINED={trained / 'best.pth'}")
+    assert all(data_of(folder)[name] == data_of(trained)[name] for name in NAMES)
+    assert "channel 0: limits" not in said
+
+
+def test_fine_tuning_with_named_limits_measures_the_mean(bright, trained, tmp_path):
+    weights = f"MODEL.PRETRAINED={trained / 'best.pth'}"
+    folder, _ = train(bright, tmp_path / "o", "-epochs", "1", *DEPTH, weights, "DATA.RANGE=[0,16000]")
+    found = data_of(folder)
+    values = np.concatenate([np.load(path).reshape(-1, CHANNELS) for path in files(bright)]) / 16000
+    assert np.array_equal(np.reshape(found["RANGE"], (-1, 2))[0], [0, 16000])
+    assert found["IMAGENET_MEAN"] == pytest.approx(values.mean(0).tolist(), rel=1e-4)
+
+
+def accuracy_in(said: str) -> str:
+    return said.partition("----- Validation ")[2].partition(", time")[0]
+
+
+def test_evaluation_uses_the_values_of_the_weights(photos, trained, tmp_path):
+    weights = trained / "best.pth"
+    whole = evaluated("-cfg", settings_file(photos), "-pretrained", weights, *DEPTH)
+    alone = evaluated("-dataset", "imagefolder", "-data_path", photos, "-pretrained", weights)
+    exported = tmp_path / "x.safetensors"
+    typed("scripts/export.py", weights, "-output", exported).done()
+    from_export = evaluated("-dataset", "imagefolder", "-data_path", photos, "-pretrained", exported)
+    assert accuracy_in(whole) == accuracy_in(alone) == accuracy_in(from_export)
+    assert_names(accuracy_in(whole), "Acc@1: 1.0000")
+
+
+def test_fine_tuning_begins_with_own_weights_of_three_named_colours(tmp_path):
+    photos = draw(tmp_path / "photos", channels=3)
+    given = ["-cfg", settings_file(photos, 3), "-epochs", "1", "-opts", "MODEL.DEPTH=1", "DATA.RGB=[2,1,0]"]
+    typed("main_single_gpu.py", *given, "-output", tmp_path / "o").done()
+    folder = run_folder(tmp_path / "o")
+    typed("scripts/export.py", folder / "best.pth", "-output", tmp_path / "x.safetensors").done()
+    (epoch,) = epochs_of(folder)
+    for number, weights in enumerate((folder / "best.pth", tmp_path / "x.safetensors")):
+        words = [*given, f"MODEL.PRETRAINED={weights}", "-output", tmp_path / f"{number}"]
+        said = typed("main_single_gpu.py", *words).done().printed
+        assert_names(said, f"before training: top-1 {epoch['eval_top1']:.2f}%, loss {epoch['eval_loss']:.4f}")
+
+
+def test_evaluation_with_native_in_its_settings_is_not_warned_of(photos, trained):
+    said = evaluated("-cfg", settings_file(photos), "-pretrained", trained / "best.pth", *DEPTH)
+    assert "warning" not in said
+
+
+def test_evaluation_of_weights_without_limits_is_refused(photos, trained, tmp_path):
+    bare = tmp_path / "bare.pth"
+    torch.save(torch.load(trained / "best.pth", weights_only=True)["state_dict"], bare)
+    words = ["-cfg", settings_file(photos), "-pretrained", bare, "-eval", *DEPTH]
+    typed("main_single_gpu.py", *words).refused("DATA.RANGE", "DATA.PIXELS", "native")
+    assert accuracy_in(evaluated(*words[:-3], *DEPTH, "DATA.RANGE=[0,9000]"))
+
+
+def test_evaluation_of_images_of_another_type_is_refused(trained, tmp_path):
+    folder = draw(tmp_path / "photos")
+    for path in files(folder, "val"):
+        np.save(path, np.load(path).astype(np.float32))
+    words = ["-dataset", "imagefolder", "-data_path", folder, "-pretrained", trained / "best.pth", "-eval"]
+    typed("main_single_gpu.py", *words).refused("uint16", "float32")
+
+
+# --- programs that use the weights ---
+
+
+def predictions(model, photos, tmp_path) -> list[dict[str, str]]:
+    table = tmp_path / f"{model.name}.csv"
+    sheet = tmp_path / f"{model.name}.png"
+    typed("scripts/predict.py", model, photos / "val", "-csv", table, "-sheet", sheet).done()
+    found = rows_of(table)
+    assert len(tiles_of(sheet)) == len(found)
+    return found
+
+
+def assert_same_predictions(found: list[dict], expected: list[dict]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert (one["image_path"], one["class"]) == (other["image_path"], other["class"])
+        assert float(one["probability"]) == pytest.approx(float(other["probability"]), abs=2e-4)
+
+
+def test_predicted_classes_are_the_folders_of_the_images(trained, photos, tmp_path):
+    found = predictions(trained / "best.pth", photos, tmp_path)
+    assert len(found) == 8 and all(f"/{row['class']}/" in row["image_path"] for row in found)
+
+
+def test_predict_leaves_out_arrays_for_a_model_of_8_bits(photos, tmp_path):
+    shutil.copytree(photos / "val", tmp_path / "mixed")
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / "mixed/x.png")
+    words = ["DATA.PIXELS=8bit", "DATA.IMAGE_CHANNELS=3", "DATA.IMAGE_SIZE=8", "MODEL.DEPTH=1"]
+    data = ["-data_path", draw_photos(tmp_path / "photos", "cat", "dog", count=10)]
+    given = ["-cfg", settings_file(photos), "-output", tmp_path / "o", "-epochs", "1", *data, "-opts", *words]
+    typed("main_single_gpu.py", *given).done()
+    ended = typed("scripts/predict.py", run_folder(tmp_path / "o"), tmp_path / "mixed").done()
+    assert len(ended.stdout.splitlines()) == 1 and "x.png" in ended.stdout
+    assert_names(ended.stderr, "8 files", "DATA.PIXELS")
+
+
+def test_embedding_places_images_of_a_class_close_together(trained, photos, tmp_path):
+    typed("scripts/embed.py", trained, photos / "val", "-output", tmp_path / "f.npz").done()
+    with np.load(tmp_path / "f.npz") as content:
+        assert content["features"].shape == (8, 16) and content["sizes"].tolist() == [[36, 32]] * 8
+    query = photos / "val/bee/00.npy"
+    words = [trained, photos / "val", "-near", query, "-sheet", tmp_path / "near.png"]
+    found = typed("scripts/embed.py", *words).done().stdout.splitlines()
+    assert len(found) == 7 and all("/bee/" in line for line in found[:3])
+    assert (tmp_path / "near.png").stat().st_size > 1000
+
+
+# --- exported models ---
+
+
+@pytest.fixture(scope="module")
+def onnx_graph(trained, tmp_path_factory):
+    pytest.importorskip("onnxscript")
+    path = tmp_path_factory.mktemp("graph") / "bands.onnx"
+    said = typed("scripts/export.py", trained, "-output", path, "-photo").done().stdout
+    assert_names(said, path, "8 validation images, 0 with another answer")
+    return path
+
+
+def test_predict_with_a_graph_of_onnx_answers_as_the_checkpoint(trained, onnx_graph, photos, tmp_path):
+    found = predictions(onnx_graph, photos, tmp_path)
+    assert_same_predictions(found, predictions(trained / "best.pth", photos, tmp_path))
+    found, expected = (
+        [tile.mean((0, 1)) for tile in tiles_of(tmp_path / f"{name}.png")] for name in (onnx_graph.name, "best.pth")
+    )
+    np.testing.assert_allclose(found, expected, atol=12, err_msg="the pictures have other colours")
+    assert np.ptp(expected) > 100
+
+
+def test_graph_of_onnx_takes_images_of_any_size_with_their_values(trained, onnx_graph, tmp_path):
+    session = pytest.importorskip("onnxruntime").InferenceSession(onnx_graph)
+    (given,) = session.get_inputs()
+    assert given.type == "tensor(uint16)" and given.shape[2] == CHANNELS
+    for number, size in enumerate([(7, 50), (90, 33)]):
+        folder = draw(tmp_path / f"{number}", train=2, val=2, size=size)
+        for row in predictions(trained / "best.pth", folder, tmp_path):
+            probabilities = session.run(None, {given.name: np.load(row["image_path"])})[0].ravel()
+            assert probabilities.max() == pytest.approx(float(row["probability"]), abs=2e-4)
+
+
+def test_exported_program_of_torch_answers_as_the_checkpoint(trained, photos, tmp_path):
+    path = tmp_path / "bands.pt2"
+    typed("scripts/export.py", trained, "-output", path, "-photo").done()
+    graph = torch.export.load(path).module()
+    for row in predictions(trained / "best.pth", photos, tmp_path):
+        found = graph(torch.from_numpy(np.load(row["image_path"])))
+        found = found[0] if isinstance(found, tuple) else found
+        assert found.max().item() == pytest.approx(float(row["probability"]), abs=2e-4)
+
+
+def test_graph_of_8_bit_weights_keeps_the_answers(trained, photos, tmp_path):
+    pytest.importorskip("onnxscript")
+    path = tmp_path / "bands8.onnx"
+    said = typed("scripts/export.py", trained, "-output", path, "-int8", "-accept").done().stdout
+    assert_names(said, "0 of 8")
+    answers = [row["class"] for row in predictions(trained / "best.pth", photos, tmp_path)]
+    assert [row["class"] for row in predictions(path, photos, tmp_path)] == answers
+
+
+def test_folder_for_the_hub_documents_and_keeps_the_preparation(trained, photos, tmp_path):
+    folder = tmp_path / "hub"
+    typed("scripts/export.py", trained, "-to", "hf", "-output", folder).done()
+    assert_same_predictions(predictions(folder, photos, tmp_path), predictions(trained / "best.pth", photos, tmp_path))
+    card, data = (folder / "README.md").read_text(), data_of(trained)
+    names: dict = {}
+    code = next(block for block in card.split("```python\n")[1:] if "def prepare" in block).partition("```")[0]
+    exec(code[: code.index("\nimport timm")] if "\nimport timm" in code else code, names)
+    image = np.load(files(photos, "val")[0])
+    low, high = np.reshape(data["RANGE"], (-1, 2)).T
+    expected = np.clip((image - low) / (high - low), 0, 1)
+    np.testing.assert_allclose(names["prepare"](image).permute(1, 2, 0).numpy(), expected, atol=1e-5)
+    assert_names(card, "uint16", CHANNELS)
+
+
+def test_page_for_browsers_is_refused_in_one_line(trained, tmp_path):
+    ended = typed("scripts/export.py", trained, "-to", "web", "-output", tmp_path / "page")
+    ended.refused("-to web", "DATA.PIXELS", "uint16", "-photo")
+    assert len(ended.stderr.splitlines()) == 1 and not (tmp_path / "page").exists()

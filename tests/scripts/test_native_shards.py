@@ -1,0 +1,64 @@
+"""scripts/make_shards.py with images that keep the values of their files, read again from the shards."""
+
+import numpy as np
+import pytest
+
+from datasets import load_image_sets
+from datasets.native_pixels.statistics import measure
+from datasets.sources.tar import Tar
+from tests.support.configs import replaced
+from tests.support.native_images import CHANNELS, draw, files, settings
+from tests.support.runs import typed
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def photos(tmp_path):
+    draw(tmp_path / "photos")
+    for path in files(tmp_path / "photos"):
+        if path.stem == "03":
+            np.save(path, np.load(path)[:10, :20])
+    return tmp_path / "photos"
+
+
+def shards_of(photos, *options: str):
+    """Write the images as shards, and return the folder."""
+    words = ["DATA.PIXELS=native", f"DATA.IMAGE_CHANNELS={CHANNELS}", *options]
+    given = ["-dataset", "imagefolder", "-data_path", photos, "-out", photos.parent / "out", "-samples_per_shard", "5"]
+    typed("scripts/make_shards.py", *given, "-opts", *words).done()
+    return photos.parent / "out"
+
+
+def load(folder, dataset: str, photos):
+    config = replaced(settings(photos).config, DATA={"DATASET": dataset, "DATA_PATH": str(folder)})
+    return config, *load_image_sets(config)
+
+
+def contents(images) -> list[tuple]:
+    """Return class, type, shape and pixels of all images, in an order that does not depend on the names."""
+    found = [(images.classes[images.targets[index]], images.read(index)) for index in range(len(images))]
+    return sorted((name, each.dtype.name, each.shape, each.tobytes()) for name, each in found)
+
+
+def test_shards_keep_type_channels_and_pixels_of_the_files(photos):
+    before, after = load(photos, "imagefolder", photos), load(shards_of(photos), "shards", photos)
+    for original, copied in zip(before[1:], after[1:], strict=True):
+        assert contents(copied) == contents(original) and copied.rules.native.kind == "uint16"
+    assert measure(after[0], after[1]).limits == measure(before[0], before[1]).limits
+    names = [member.name for member in Tar(photos.parent / "out" / "train-000000.tar").members()]
+    assert sum(name.endswith(".npy") for name in names) == 5
+
+
+def test_shards_of_channel_files_have_one_sample_for_each_image(tmp_path):
+    draw(tmp_path / "photos")
+    joined = tmp_path / "joined"
+    (tmp_path / "photos").rename(joined)
+    for path in joined.rglob("*.npy"):
+        for number, name in enumerate(("r", "g", "b", "n", "m")):
+            single = tmp_path / "photos" / path.relative_to(joined).with_name(f"{path.stem}_{name}.npy")
+            single.parent.mkdir(parents=True, exist_ok=True)
+            np.save(single, np.load(path)[:, :, number])
+    out = shards_of(tmp_path / "photos", "DATA.CHANNEL_FILES={id}_{r,g,b,n,m}.npy")
+    for original, copied in zip(load(joined, "imagefolder", joined)[1:], load(out, "shards", joined)[1:], strict=True):
+        assert contents(copied) == contents(original)

@@ -54,7 +54,7 @@ class SequenceTransform(TrainTransform):
         pack(pixels, self.patch, out)
 
     def _resized(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
-        interpolation = self._interpolation(rng)
+        interpolation = self.interpolation(rng)
         # torch's bilinear resize takes a quarter of the time of Pillow's, and its pixels differ by at most 1.
         (resize if interpolation == "bilinear" else resize_with_pillow)(image, interpolation, out)
 

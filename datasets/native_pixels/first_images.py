@@ -7,7 +7,7 @@ from datasets.native_pixels.values import with_facts
 from datasets.transforms.pixel_rules import SHALLOW
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import DataError
-from utils.text import warning
+from utils.text import is_url, warning
 
 NUM_TRIED = 10  # images until one can be read, which decides the type
 DEEP_ENDINGS = (".png", ".tif", ".tiff", ".pgm")  # of files that may have 16 bits
@@ -17,6 +17,8 @@ def look_into_files(data: Data, sets: list[ImageSet], notes: tuple[str, ...]) ->
     """Return the sets with the type of their images' values, or with 8 bits a warning if these lose most levels."""
     if data.is_native:
         return with_type(sets), notes
+    if is_url(data.DATA_PATH):  # a look would download a whole tar
+        return sets, notes
     return sets, (*notes, *warn_of_lost_levels(sets[0]))
 
 

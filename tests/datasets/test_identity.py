@@ -23,6 +23,9 @@ class Images:
             raise ImageReadError("damaged")
         return self.images[index]
 
+    def shown(self, pixels: np.ndarray) -> np.ndarray:
+        return pixels
+
 
 def groups_of(images: list) -> list[dict[int, int]]:
     image_set = Images([None if each is None else np.atleast_3d(np.asarray(each)) for each in images])

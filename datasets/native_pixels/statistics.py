@@ -18,6 +18,7 @@ from utils.text import warning
 RANGE, MEAN, DEVIATION = "DATA.RANGE", "DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"
 MOST_IMAGES, MOST_VALUES = 1_000, 2**24  # images, drawn by the seed, and values of all of them
 PERCENTILES = (0.1, 99.9)
+NUM_DESCRIBED = 16  # channels; config.yaml of the run has the limits of all
 NUM_THREADS, NUM_AHEAD = 8, 32
 
 
@@ -88,15 +89,8 @@ def measure(config: Config, train: ImageSet) -> Statistics:
         )
         high = np.where(high <= low, np.maximum(low + 1, low + np.abs(low) * 1e-6), high)
     scaled = np.clip((values - low) / (high - low), 0, 1)
-    deviation = scaled.std(0, dtype=np.float64)
-    rounded = [
-        tuple(float(f"{each:.9g}") for each in row)
-        for row in (
-            np.stack([low, high], 1).ravel(),
-            scaled.mean(0, dtype=np.float64),
-            deviation,
-        )
-    ]
+    limits, mean, deviation = np.stack([low, high], 1).ravel(), scaled.mean(0, np.float64), scaled.std(0, np.float64)
+    rounded = (tuple(float(f"{each:.9g}") for each in row) for row in (limits, mean, deviation))
     return Statistics(*rounded, extremes)
 
 
@@ -134,9 +128,9 @@ def describe(found: Statistics) -> Iterator[str]:
         zip(limits, found.extremes, found.mean, found.deviation, strict=True)
     ):
         span = high - low
-        yield (
-            f"channel {number}: limits {low:.7g} to {high:.7g}, mean {low + span * mean:.5g}, deviation {span * deviation:.5g}"
-        )
+        values = f"limits {low:.7g} to {high:.7g}, mean {low + span * mean:.5g}, deviation {span * deviation:.5g}"
+        if number < NUM_DESCRIBED:
+            yield f"channel {number}: {values}"
         if not deviation:
             yield warning(f"channel {number}: all values between its limits are the same, so it shows nothing")
         elif least < low - span or most > high + span:

@@ -25,7 +25,7 @@ class Ranges:
         low, high = self.values[numbers].transpose(1, 0, 2)
         lows, highs, is_plain = low.min(0), high.max(0), low == high  # is_plain: bool [images, channels]
         spans = (f"{number}: {low:g} to {high:g}" for number, (low, high) in enumerate(zip(lows, highs, strict=True)))
-        lines = [f"{self.rules.native.kind}, {counted(len(lows), 'channel')}; {', '.join(spans)}"]
+        lines = [f"{self.rules.native.kind}, {counted(len(lows), 'channel')}; {first_of([*spans], limit=16)}"]
         constant = np.flatnonzero(is_plain.all(0)).tolist()
         if constant and len(numbers) > 1:
             lines.append(

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,11 +69,18 @@ def locate_cache(config: Config, part: str, image_set: ImageSet) -> CacheLocatio
     """Return the location of this set's cache, which need not exist."""
     root = hashlib.sha256(os.fsencode(os.path.realpath(image_set.root))).hexdigest()[:16]
     files = hash_files(image_set, count_threads(config))
-    key = {"version": VERSION, "files": files, "pixels": image_set.rules.facts()}
+    key = {"version": VERSION, "files": files, "pixels": _facts_of_pixels(image_set.rules)}
     if side := config.DATA.cache_side:  # the interpolation matters only if images are resized
         key |= {"side": side, "interpolation": config.DATA.INTERPOLATION}
     name = f"{config.DATA.DATASET.replace('/', '-')}-{part}-{root}"
     return CacheLocation(caches_folder(config), name, hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16])
+
+
+def _facts_of_pixels(rules: PixelRules) -> dict[str, Any]:
+    """Return what the pixels of a file depend on, as plain values."""
+    facts, native = asdict(replace(rules, native=None)), rules.native
+    del facts["native"]  # so that older caches of 8 bits stay valid
+    return facts | ({"kind": native.kind, "channel_files": native.channel_files} if native else {})
 
 
 def hash_files(image_set: ImageSet, num_threads: int) -> str:

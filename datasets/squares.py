@@ -17,6 +17,8 @@ from utils.distributed import Process
 class Squares:
     """Batches of square images, uint8 [B, C, side, side]."""
 
+    shown_as = ""  # channels and values that pictures show, in words
+
     def reader(self, config: Config, image_set: ImageSet, is_training: bool) -> Reader:
         return (TrainReader if is_training else EvalReader)(image_set, config)
 

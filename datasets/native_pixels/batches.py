@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config, Data
-from datasets.native_pixels.values import NativePixels, channels_to_show
+from datasets.native_pixels.values import NativePixels, channels_to_show, limits_of
 from datasets.squares import Squares
 from datasets.transforms.crop import Normalize
 
@@ -30,6 +30,12 @@ class NativeSquares(Squares):
 
     def __init__(self, data: Data):
         self.channels = channels_to_show(data.RGB, data.IMAGE_CHANNELS)
+        self.data = data
+
+    @property
+    def shown_as(self) -> str:
+        low, high = limits_of(self.data)
+        return "; shown: " + ", ".join(f"channel {each} from {low[each]:g} to {high[each]:g}" for each in self.channels)
 
     def normalize(self, data: Data, dtype: torch.dtype) -> Normalize:
         return NativeNormalize(data, dtype)

@@ -1,6 +1,6 @@
 """The rules by which an image of any mode becomes uint8 pixels."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from datasets.types import ImageReadError
 UPRIGHT = ("imagefolder", "images", "csv", "shards", "parquet")
 MODES = {1: "L", 3: "RGB"}  # Pillow's modes by number of channels
 GREY_16_BIT = ("PNG", "PPM")  # formats whose images have 16 bits if Pillow opens them in mode I (32-bit integers)
-SHALLOW, HIGHEST_OF_SHALLOW = "16-bit that use 12 bits or fewer, so that 8 bits keep at most 16 levels", 2**12
+SHALLOW, HIGHEST_OF_SHALLOW = "16-bit files that use 12 bits or fewer, of which 8 bits keep at most 16 levels", 2**12
 TIFF_BITS = 258  # the TIFF tag of the bits per channel
 
 
@@ -44,12 +44,6 @@ class PixelRules:
         mean = data.IMAGENET_MEAN[:channels] * (3 // channels)
         background = tuple(min(max(round(255 * each), 0), 255) for each in mean)
         return cls(channels, exif == "apply", background, data.MAX_PIXELS)
-
-    def facts(self) -> dict[str, Any]:
-        """Return what the pixels of a file depend on, as plain values."""
-        facts = asdict(replace(self, native=None))
-        del facts["native"]
-        return facts | ({"kind": self.native.kind, "channel_files": self.native.channel_files} if self.native else {})
 
 
 def to_array(image: Image.Image, rules: PixelRules) -> np.ndarray:

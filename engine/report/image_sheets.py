@@ -12,6 +12,7 @@ from torch import Tensor
 
 from configs.schema import Config
 from datasets import Batch, ImageSet, Mixed, build_normalize, build_preparation
+from datasets.batching import batching_of
 from datasets.types import ImageReadError
 from engine.predict.pictures import Tile, contact_sheet, fitted, lettering, write_picture
 from engine.tasks import find_task
@@ -134,7 +135,8 @@ class TrainBatch(Callback):
         captions = find_task(self._config).captions(targets, self._names)
         pairs = zip(pixels, captions, strict=True)
         tiles = [Tile(image.permute(1, 2, 0).numpy(), [caption]) for image, caption in pairs]
-        return contact_sheet(tiles, title="images of the first update, as the model gets them")
+        title = f"images of the first update, as the model gets them{batching_of(self._config.DATA).shown_as}"
+        return contact_sheet(tiles, title=title)
 
 
 def prepared(config: Config, batch: Batch) -> tuple[Sequence[Tensor], Tensor | Mixed]:

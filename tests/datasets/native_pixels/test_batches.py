@@ -313,3 +313,9 @@ def test_reader_makes_the_images_of_the_files(run_settings):
     for image, index in zip(batch.images, batch.piece.indices.tolist(), strict=True):
         expected = resized(scaled(train.read(index), config.DATA.RANGE), (SIDE, SIDE), config.DATA.INTERPOLATION)
         np.testing.assert_allclose(image.numpy(), expected, rtol=0, atol=1e-5)
+
+
+def test_title_of_pictures_names_channels_and_their_limits():
+    config = config_of(3, limits=(0, 100, -5, 5, 7, 4095), RGB=(2, 0, 1))
+    expected = "; shown: channel 2 from 7 to 4095, channel 0 from 0 to 100, channel 1 from -5 to 5"
+    assert batching_of(config.DATA).shown_as == expected

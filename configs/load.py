@@ -180,7 +180,7 @@ def _derive_data(values: dict[str, Any], origins: dict[str, str]) -> None:
     if is_native and (files := values["DATA.CHANNEL_FILES"]) and not is_typed(key, origins):
         values[key], origins[key] = files.count(",") + 1, "because of DATA.CHANNEL_FILES"
     channels = values[key]
-    for key in ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"):  # of native pixels they are measured, unless they are typed
+    for key in ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"):  # a run with native pixels measures them
         is_free = values[key] == SETTINGS[key].default or (is_native and not is_typed(key, origins))
         if is_free and len(values[key]) != channels:
             values[key] = values[key][:1] * channels

@@ -160,7 +160,7 @@ def _for_channels(images: dict[str, Any], given: dict[str, Text]) -> dict[str, A
     """Return the image settings, with mean and deviation averaged if DATA.IMAGE_CHANNELS differs from the weights'."""
     key, theirs = "DATA.IMAGE_CHANNELS", images.get("DATA.IMAGE_CHANNELS")
     files = given.get("DATA.CHANNEL_FILES")
-    implied = str(files).count(",") + 1 if files else theirs  # as configs/load.py derives it
+    implied = str(files).count(",") + 1 if files else theirs  # configs/load.py derives it in the same way
     number = convert(SETTINGS[key], given[key], key) if key in given else implied
     if number == theirs:
         return images

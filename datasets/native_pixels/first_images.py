@@ -1,4 +1,4 @@
-"""What a few images show about the values in all files: their type, or that 8 bits would lose most levels."""
+"""Looks into a few files to find the type of all values, or to warn if 8 bits would lose most of their levels."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from utils.errors import DataError
 from utils.text import is_url, warning
 
 NUM_TRIED = 10  # images until one can be read, which decides the type
-DEEP_ENDINGS = (".png", ".tif", ".tiff", ".pgm")  # of files that may have 16 bits
+DEEP_ENDINGS = (".png", ".tif", ".tiff", ".pgm")  # these files may have 16 bits
 
 
 def look_into_files(data: Data, sets: list[ImageSet], notes: tuple[str, ...]) -> tuple[list[ImageSet], tuple[str, ...]]:

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from datasets.native_pixels.unread import NUMPY, TIFF_BITS, TIFFS, is_dicom
-from datasets.transforms.decode import TURNS, decode, naming_errors, open_image, orientation_of
+from datasets.transforms.decode import ORIENTATION, TURNS, decode, naming_errors, open_image, orientation_of
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 
@@ -20,10 +20,7 @@ PNG_HEADER, PNG_KIND, GREY_AND_OPACITY, EIGHT_BITS_RGBA = slice(12, 29), 25, 4, 
 PNM = re.compile(rb"P[2356]" + 3 * rb"(?:\s|#[^\r\n]*[\r\n])+(\d+)" + rb"\s")
 DEFLATED = b"1.2.840.10008.1.2.1.99"  # DICOM files whose whole content is compressed, without a limit
 MOST_VALUES = 3  # values per pixel of DATA.MAX_PIXELS, as in an image of three colours
-TIFF_ORIENTATION, ALPHA = (
-    274,
-    (1, 2),
-)  # a tag, and values of ExtraSamples that mean opacity; 1: colours are multiplied by it
+ALPHA = (1, 2)  # values of a TIFF's tag ExtraSamples that mean opacity; 1: the colours are multiplied by it
 PALETTE, WHITE_IS_ZERO = 3, 0  # values of a TIFF's Photometric
 
 
@@ -122,7 +119,7 @@ def _read_deep_png(data: bytes, rules: PixelRules) -> np.ndarray:
             pixels = np.asarray(image).view(">u2").astype(np.uint16)
             return _opaque(_upright(pixels, orientation_of(data, image), rules), rules)
     layers = []
-    for order in "BL":  # of colours, Pillow keeps 8 bits: first the upper byte of each value, then the lower one
+    for order in "BL":  # Pillow keeps 8 bits of a colour: read the upper byte of each value first, then the lower one
         with open_image(data, rules) as image:
             if image.mode.startswith("I"):
                 return _upright(np.asarray(image).astype(np.uint16), orientation_of(data, image), rules)
@@ -175,7 +172,7 @@ def _read_tiff(data: bytes, rules: PixelRules) -> np.ndarray:
             pixels = ~pixels if pixels.dtype == bool else (2**page.bitspersample - 1) - pixels
         if len(page.extrasamples) == 1 and page.extrasamples[0] in ALPHA and pixels.dtype.kind == "u":
             pixels = _opaque(pixels, rules, page.extrasamples[0] == ALPHA[0])
-        return _upright(pixels, page.tags.valueof(TIFF_ORIENTATION, 1), rules)
+        return _upright(pixels, page.tags.valueof(ORIENTATION, 1), rules)
 
 
 def _pixels_of(series: Any, num_series: int, rules: PixelRules) -> np.ndarray:

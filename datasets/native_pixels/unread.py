@@ -3,11 +3,11 @@
 import contextlib
 import io
 
-from PIL import TiffImagePlugin
+from PIL import ExifTags, TiffImagePlugin
 
 NUMPY, DICOM_PLACE = b"\x93NUMPY", slice(128, 132)  # the first bytes of .npy files, and where DICOM files have DICM
 TIFFS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the first bytes; the last two are of BigTIFF
-TIFF_CHANNELS, TIFF_BITS = 277, 258  # tags
+TIFF_CHANNELS, TIFF_BITS = ExifTags.Base.SamplesPerPixel, ExifTags.Base.BitsPerSample
 
 
 def is_dicom(data: bytes) -> bool:

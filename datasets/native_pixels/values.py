@@ -1,4 +1,4 @@
-"""What pixels keep of their files, the limits of their values, and how they are shown."""
+"""The settings of native pixels, the limits of their values, and their pictures."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,7 +40,7 @@ class NativePixels:
 
 
 def with_facts(rules: Any, **facts: Any) -> Any:
-    """Return PixelRules with other facts about the values that are kept."""
+    """Return PixelRules whose NativePixels have these fields changed."""
     return replace(rules, native=replace(rules.native, **facts))
 
 

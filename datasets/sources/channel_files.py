@@ -1,5 +1,6 @@
 """DATA.CHANNEL_FILES: images whose channels are files of their own, such as scene1_B02.tif and scene1_B03.tif."""
 
+import functools
 import io
 import re
 from collections.abc import Sequence
@@ -38,6 +39,12 @@ class ChannelPattern:
         return "/".join(filter(None, (folder, f"{before}{self.names[channel]}{after}")))
 
 
+@functools.cache
+def pattern_of(channel_files: str) -> ChannelPattern:
+    """Return the pattern of DATA.CHANNEL_FILES, which each image needs several times."""
+    return ChannelPattern(channel_files)
+
+
 class ChannelFiles(FileImages):
     """Images with a file for each channel. The path of an image is the path of its first channel's file."""
 
@@ -71,7 +78,7 @@ class ChannelFiles(FileImages):
 
     @property
     def pattern(self) -> ChannelPattern:
-        return ChannelPattern(self.channel_files)
+        return pattern_of(self.channel_files)
 
     def layer(self, channel: int) -> "ChannelFiles":
         """Return the set of the files of one channel."""
@@ -100,7 +107,7 @@ class ChannelFiles(FileImages):
 
 def grouped(paths: Sequence[str], channel_files: str) -> tuple[list[str], int]:
     """Return the path of the first channel of each image among these files, and the number of other files."""
-    pattern = ChannelPattern(channel_files)
+    pattern = pattern_of(channel_files)
     found = [pattern.match(path) for path in paths]
     images = {each: pattern.path(*each) for each in found if each}
     return list(images.values()), found.count(None)

@@ -12,6 +12,11 @@ from utils.errors import ConfigError
 from utils.text import counted
 
 
+def channel_files_of(rules: PixelRules) -> str | None:
+    """Return DATA.CHANNEL_FILES if each channel of an image has a file of its own."""
+    return rules.native and rules.native.channel_files
+
+
 def images_of_files(
     root: Path,
     paths: Sequence[str] | Texts,
@@ -23,7 +28,7 @@ def images_of_files(
 ) -> FileImages:
     """Return the images in these files. With DATA.CHANNEL_FILES, the paths name the file of the first channel."""
     kind = FileImages
-    if rules.native and rules.native.channel_files:
+    if channel_files_of(rules):
         from datasets.sources.channel_files import ChannelFiles as kind
     return kind(root, paths, targets, classes, rules, confined=confined)
 
@@ -31,11 +36,11 @@ def images_of_files(
 def images_among(paths: list[str], rules: PixelRules, report: Callable[[str], Any]) -> list[str]:
     """Return the paths of the images among the files of a folder, which was listed before the model was known."""
     kept, why = paths, ""
-    if rules.native and rules.native.channel_files:
+    if channel_files := channel_files_of(rules):
         from datasets.sources.channel_files import grouped
 
-        kept, num_others = grouped(paths, rules.native.channel_files)
-        why = f"whose names are not {rules.native.channel_files}"
+        kept, num_others = grouped(paths, channel_files)
+        why = f"whose names are not {channel_files}"
     elif not rules.native:
         kept = [path for path in paths if not path.lower().endswith(NATIVE_ENDINGS)]
         num_others, why = len(paths) - len(kept), "that only a model with DATA.PIXELS=native takes"
@@ -48,7 +53,7 @@ def images_among(paths: list[str], rules: PixelRules, report: Callable[[str], An
 
 def refuse_copies(rules: PixelRules) -> None:
     """Raise ConfigError for -into if an image has several files, because a copy would need them all."""
-    if rules.native and rules.native.channel_files:
+    if channel_files_of(rules):
         raise ConfigError(
             "-into: an image of this model has a file for each channel (DATA.CHANNEL_FILES), and would be copied in part; "
             "leave -into out, and use -csv"

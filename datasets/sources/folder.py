@@ -24,7 +24,7 @@ from datasets.sources import (
     own_split,
     path_below_data,
 )
-from datasets.sources.files import images_of_files
+from datasets.sources.files import channel_files_of, images_of_files
 from datasets.sources.images import FileImages, is_within
 from datasets.transforms.decode import IMAGE_ENDINGS, NATIVE_ENDINGS, READ_BY
 from datasets.transforms.pixel_rules import PixelRules
@@ -161,7 +161,7 @@ def read_class_folders(
     number = {name: index for index, name in enumerate(classes)}
     numbers = [number[normalize("NFC", name)] for name in names]
     rules = PixelRules.of(config.DATA)
-    endings, channel_files = (ALL_ENDINGS, rules.native.channel_files) if rules.native else (IMAGE_ENDINGS, None)
+    endings, channel_files = ALL_ENDINGS if rules.native else IMAGE_ENDINGS, channel_files_of(rules)
     of_files = {"folders": names, "numbers": numbers, "deep": deep, "endings": endings}
     index = open_or_build(
         index_paths(config, folder / INDEX_FILE),

@@ -77,7 +77,7 @@ class ShardFolder:
     drops_tars = False  # whether the folder deletes copies of tars to make space for other tars
     num_scans = NUM_THREADS  # tars that are scanned at the same time
     has_labels = True
-    endings = KNOWN_ENDINGS  # of images
+    endings = KNOWN_ENDINGS  # image files have these
 
     def __init__(self, root: Path):
         self.root, self.title = root, str(root)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
 
 from configs.schema import Data
 from datasets.types import ImageReadError
@@ -13,8 +13,8 @@ from datasets.types import ImageReadError
 UPRIGHT = ("imagefolder", "images", "csv", "shards", "parquet")
 MODES = {1: "L", 3: "RGB"}  # Pillow's modes by number of channels
 GREY_16_BIT = ("PNG", "PPM")  # formats whose images have 16 bits if Pillow opens them in mode I (32-bit integers)
-SHALLOW, HIGHEST_OF_SHALLOW = "16-bit files that use 12 bits or fewer, of which 8 bits keep at most 16 levels", 2**12
-TIFF_BITS = 258  # the TIFF tag of the bits per channel
+SHALLOW, HIGHEST_OF_SHALLOW = "16-bit files that use 12 bits or fewer, so 8 bits keep at most 16 of their levels", 2**12
+TIFF_BITS = ExifTags.Base.BitsPerSample
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class ScanResult:
         self.count = min(total, most or total)
         self.sides = np.zeros((self.count, 2), dtype=np.int32)  # height, width
         self.reasons: dict[int, str] = {}  # errors of unreadable images
-        self.ranges = None  # of the channels, with DATA.PIXELS native
+        self.ranges = None  # the ranges of the channels, with DATA.PIXELS native
         if (rules := getattr(image_set, "rules", None)) and rules.native:
             from engine.check.native_pixels import Ranges
 

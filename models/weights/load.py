@@ -212,7 +212,7 @@ def _fit_channels(model: nn.Module, state: dict[str, Tensor], lines: list[str], 
             return adapt_input_conv(channels, kernel)
         changed = kernel.mean(1, keepdim=True).repeat(1, channels, 1, 1)
         changed[:, rgb] = kernel
-        return changed * (3 / channels)  # as timm does, so that the sum over the channels keeps its size
+        return changed * (3 / channels)  # like timm: the sum over the channels keeps its size
 
     embeds, weight = getattr(model, "embeds", None), state.get("embeds.proj.weight")
     is_rgb = embeds is not None and weight is not None and weight.shape[1:] == (3 * math.prod(embeds.patch_size),)

@@ -32,7 +32,7 @@ def tiff(values: np.ndarray, **options: Any) -> bytes:
 
 
 def tiff_of_pages(*pages: np.ndarray | dict, **options: Any) -> bytes:
-    """Return a TIFF in which each page is written on its own, as scanners do. A dict also has options of its page."""
+    """Return a TIFF whose pages are written one by one, like a scanner's. A dict also has options for its page."""
     content, usual = io.BytesIO(), {"photometric": "minisblack", "contiguous": False, "metadata": None}
     with tifffile.TiffWriter(content) as file:
         for page in pages:

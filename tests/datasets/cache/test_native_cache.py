@@ -26,7 +26,7 @@ def photos(tmp_path):
 
 
 def config_of(photos, cache: str = "disk", dtype: type | None = None, **data):
-    """Return settings with a cache. `dtype`: the type to which the values in the files change, if any."""
+    """Return settings with a cache. If `dtype` is given, convert the values in the files to this type."""
     for path in [*files(photos), *files(photos, "val")] if dtype else []:
         if path != files(photos)[BROKEN]:
             np.save(path, (np.load(path) % 256).astype(dtype))

@@ -679,8 +679,8 @@ WHOLE = {
     "DICOM": (dicom(GREY), 1),
     "DICOM, compressed": (dicom(GREY, RLELossless), 1),
 }
-PARTS = (0.02, 0.1, 0.3, 0.5, 0.7, 0.9)  # of a file; some files end with bytes that no reader needs
-START = 40  # the first bytes, after each of which the file is cut
+PARTS = (0.02, 0.1, 0.3, 0.5, 0.7, 0.9)  # fractions of a file; some files end with bytes that no reader needs
+START = 40  # the file is cut after each of its first START bytes
 
 
 def rules_for(channels: int) -> list[PixelRules]:

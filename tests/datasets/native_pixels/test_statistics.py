@@ -178,7 +178,7 @@ def test_pixels_of_large_images_are_drawn_and_close_to_all(photos, monkeypatch):
 
 
 class Ranks(Threads):
-    """Simulated processes of which one can work for all."""
+    """Simulated processes; one of them can work for all."""
 
     class Rank(Threads.Rank):
         def first(self, task):

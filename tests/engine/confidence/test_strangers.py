@@ -245,7 +245,7 @@ def noise(folder) -> list:
 
 def test_noise_does_not_fit_and_digits_do(calibrated, digits, tmp_path):
     strange = scores(calibrated, noise(tmp_path), tmp_path / "x.json") < 0
-    # Of the digits below, the share is at most 0.1. The training, and so the share, depend on the processor.
+    # At most 0.1 of the digits below are strange. The training, and with it the share, depends on the processor.
     assert strange.mean() > 0.5
     assert (scores(calibrated, [digits / "4", digits / "7"], tmp_path / "y.json") >= 0).mean() > 0.9
     ended = typed("scripts/predict.py", calibrated, *noise(tmp_path), "-unknown", 0.9).done()

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support import contracts
 from tests.support.configs import SMALL
-from tests.support.forks import end_server, kill_started
+from tests.support.forks import ROOT, end_server, kill_started
 from utils.program import STOPPING
 
 contracts.install()
@@ -25,6 +25,18 @@ def contracts_hold():
     contracts.BROKEN.clear()
     yield
     assert not contracts.BROKEN
+
+
+@pytest.fixture(autouse=True)
+def checkout_stays_as_it_is():
+    """Fail a test that writes runs or files into the checkout, where `latest` would mean a test's run."""
+
+    def list_files() -> set[Path]:
+        return {path for folder in (ROOT, ROOT / "output") for path in folder.glob("[!._]*")}
+
+    before = list_files()
+    yield
+    assert not list_files() - before
 
 
 @pytest.fixture(autouse=True)

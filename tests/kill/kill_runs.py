@@ -2,19 +2,20 @@
 
     python tests/kill/kill_runs.py -quick
 
-A small ViT on the digits (-amp with bfloat16, drop path, label smoothing, mixup, EMA, accumulation) is trained once
-without interruption. Then runs are killed at moments drawn uniformly from the duration of that run, including start-up
-and saves, and restarted with -resume auto until they finish, until all kills are used. (tests/faults/test_killed.py
-kills at every moment of a save.) With two processes, the killed process is drawn at random. Half of these kills happen
-under main_multi_gpu.py's own launcher, which ends the run, and half under torchrun --max-restarts, which restarts it.
-Prints a Markdown table. The exit code is 1 if a run was lost, ended with another hash, or left a process behind. Needs
-Linux.
+A small ViT (-amp with bfloat16, drop path, mixup, EMA, accumulation) is trained once without interruption. Then runs are
+killed at moments drawn uniformly from the duration of that run, including start-up and saves, and restarted with -resume
+auto until they finish, until all kills are used. (tests/faults/test_killed.py kills at every moment of a save.) KINDS lists
+the four kinds of runs; -quick kills only the first. With two processes, the killed process is drawn at random. Half of
+these kills happen under main_multi_gpu.py's own launcher, which ends the run, and half under torchrun --max-restarts, which
+restarts it. Prints a Markdown table. The exit code is 1 if a run was lost, ended with another hash, or left a process
+behind. Needs Linux.
 """
 
 import argparse
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # the project's packages, from any folder
 
+from tests.support import native_images
 from tests.support.forks import MARK, ROOT, find_processes, kill, variables_of
+from tests.support.numbers import write_digits
 
 SETTINGS = """
 DATA: {DATASET: digits, IMAGE_SIZE: 8, IMAGE_CHANNELS: 1, HFLIP: 0, CROP_SCALE: [0.7, 1], BATCH_SIZE: 16, NUM_WORKERS: 1}
@@ -41,8 +44,28 @@ REPORT: false
 SAVE_STEPS: 5
 SAVE_FREQ: 1
 """
-KILLS, EPOCHS = {1: 100, 2: 50}, 8  # {number of processes: kills}
+NUMBERS = (
+    "DATA.DATASET=csv DATA.COLUMNS=[path,digit,ink] DATA.VAL_FRACTION=0.25 TRAIN.OBJECTIVE=numbers TRAIN.SMOOTHING=0 "
+    "DATA.DATA_PATH={folder}/numbers/digits.csv"
+)
+NATIVE = (
+    "DATA.DATASET=imagefolder DATA.PIXELS=native DATA.IMAGE_CHANNELS=5 DATA.IMAGE_SIZE=16 DATA.CACHE=disk "
+    "DATA.DATA_PATH={folder}/native"
+)
+OF_PRETRAINING = "DATA.DATASET=fractals DATA.SYNTHETIC_SIZE=64 MODEL.NUM_CLASSES=3"
+# {kind of run: its settings beside SETTINGS}
+KINDS = {
+    "digits": "",
+    "numbers, some of them missing": NUMBERS,
+    "native pixels, 5 channels": NATIVE,
+    "new classifier": "MODEL.PRETRAINED={folder}/pretrained.pth MODEL.NEW_CLASSIFIER=zeros",
+}
+KILLS, EPOCHS = {1: 25, 2: 13}, 8  # {number of processes: kills of each kind}
 QUICK_KILLS, QUICK_EPOCHS = {1: 3, 2: 2}, 2
+NUM_DIGITS, NUM_NATIVE = (
+    600,
+    (512, 64),
+)  # images of the runs with numbers, and with native pixels (training, validation)
 TIMEOUT = 300.0  # seconds after which a run counts as hung
 ORPHAN_TIMEOUT = 30.0  # seconds that the processes of a run may outlive their launcher
 TORCHRUN = "-m torch.distributed.run --standalone --nproc_per_node 2 --max-restarts 1000 --monitor-interval 0.1".split()
@@ -85,7 +108,7 @@ class KilledRun:
     def __init__(self, method: StartMethod, flags: list[str], output: Path):
         output.mkdir()
         self._method, self._output, self._process = method, output, None
-        self._command = [sys.executable, *method.command, *flags, "-output", str(output), "-resume", "auto"]
+        self._command = [sys.executable, *method.command, "-output", str(output), "-resume", "auto", *flags]
         self._printed = output / "printed.txt"
         self._ranks: dict[int, int] = {}  # {rank: pid} since the last start
         self._saved_step = 0  # the saved step before the last kill
@@ -193,18 +216,22 @@ def main(argv: list[str]) -> int:
     arguments = parse(argv)
     all_kills, epochs = (QUICK_KILLS, QUICK_EPOCHS) if arguments.quick else (KILLS, EPOCHS)
     numbers = [arguments.processes] if arguments.processes else list(all_kills)
+    kinds = list(KINDS)[:1] if arguments.quick else list(KINDS)
     rows, failed = [], False
     with tempfile.TemporaryDirectory(prefix="kill-runs-") as name:
         folder = Path(name)
-        (folder / "settings.yaml").write_text(SETTINGS)
-        flags = ["-cfg", str(folder / "settings.yaml"), "-epochs", str(epochs)]
+        write_data(folder, kinds)
         try:
-            for number in numbers:
-                kills = arguments.kills or all_kills[number]
-                for method, expected, outcomes in kill_runs(number, kills, arguments.seed, flags, folder):
-                    row, is_wrong = judge(method, expected, outcomes)
-                    rows.append(row)
-                    failed |= is_wrong
+            for kind in kinds:
+                flags = [*flags_of(kind, folder), f"TRAIN.NUM_EPOCHS={epochs}"]
+                output = folder / f"kind-{kinds.index(kind)}"
+                output.mkdir()
+                for number in numbers:
+                    kills = arguments.kills or all_kills[number]
+                    for method, expected, outcomes in kill_runs(number, kills, arguments.seed, flags, output):
+                        row, is_wrong = judge(method, expected, outcomes)
+                        rows.append([kind, *row])
+                        failed |= is_wrong
         except BaseException:  # mainly Ctrl-C
             kill(find_processes(folder))
             raise
@@ -216,12 +243,34 @@ def main(argv: list[str]) -> int:
 
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    quick = "3 kills with one process and 2 with two, in shorter runs: a minute or two"
+    quick = "3 kills with one process and 2 with two, in shorter runs of the first kind: a minute or two"
     parser.add_argument("-quick", "--quick", action="store_true", help=quick)
-    parser.add_argument("-kills", type=int, help="kills for each number of processes [100 with one, 50 with two]")
+    parser.add_argument(
+        "-kills", type=int, help="kills of each kind and number of processes [25 with one, 13 with two]"
+    )
     parser.add_argument("-processes", type=int, choices=(1, 2), help="only this number of processes [both]")
     parser.add_argument("-seed", type=int, default=0, help="seed for the moments and the killed processes [0]")
     return parser.parse_args(argv)
+
+
+def write_data(folder: Path, kinds: list[str]) -> None:
+    """Write the settings file, and the images and the pretrained weights of these kinds of runs."""
+    (folder / "settings.yaml").write_text(SETTINGS)
+    if "numbers" in " ".join(kinds):
+        (folder / "numbers").mkdir()
+        write_digits(folder / "numbers", NUM_DIGITS, missing=range(0, NUM_DIGITS, 5))
+    if "native" in " ".join(kinds):
+        native_images.draw(folder / "native", *NUM_NATIVE, size=(16, 16))
+    if "new classifier" in kinds:
+        flags = [*flags_of("digits", folder), *OF_PRETRAINING.split(), "TRAIN.NUM_EPOCHS=2"]
+        outcome = KilledRun(START_METHODS[0], flags, folder / "pretraining").kill_and_resume(None, 0)
+        if outcome.lost:
+            raise RunLost(outcome.lost)
+        shutil.copy(outcome.folder / "best.pth", folder / "pretrained.pth")
+
+
+def flags_of(kind: str, folder: Path) -> list[str]:
+    return ["-cfg", str(folder / "settings.yaml"), "-opts", *KINDS[kind].format(folder=folder).split()]
 
 
 def kill_runs(
@@ -257,7 +306,7 @@ def hash_of(outcome: Outcome) -> str:
     return f"lost: {outcome.lost}" if outcome.lost else run_hash(outcome.folder)
 
 
-COLUMNS = ["", "kills", "runs", "lost", "other hash", "processes left"]
+COLUMNS = ["run", "processes", "kills", "runs", "lost", "other hash", "processes left"]
 
 
 def judge(method: StartMethod, expected: str, outcomes: list[Outcome]) -> tuple[list[str], bool]:

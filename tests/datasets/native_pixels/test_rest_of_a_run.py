@@ -14,7 +14,7 @@ from tests.support.native_images import CHANNELS, draw, files, settings_file
 from tests.support.refusals import assert_names
 from tests.support.runs import epochs_of, rows_of, run, run_folder, typed
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("here")]
 
 DEPTH = ("-opts", "MODEL.DEPTH=1", "DATA.RGB=[4,3,0]")
 NAMES = ("RANGE", "IMAGENET_MEAN", "IMAGENET_STD")

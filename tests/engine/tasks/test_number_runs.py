@@ -159,7 +159,7 @@ def test_int8_compares_errors(trained, tmp_path):
 
 
 @pytest.mark.parametrize("flag", ["-top 2", "-into classes", "-unsure 0.5", "-unknown 0.9"])
-def test_flags_of_classes_are_refused(trained, table, flag):
+def test_flags_of_classes_are_refused(trained, table, flag, here):
     photo = table.with_name("0.png")
     typed("scripts/predict.py", trained, photo, *flag.split()).refused(flag.split()[0], "numbers, not classes")
 

@@ -1,10 +1,11 @@
 """The plan of -eval."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from datasets import renumber
 from datasets.fingerprint import data_facts
-from engine.plan import Inputs, LoadData, Plan, measure, refuse_other_data
+from engine.measurements import measure
+from engine.plan import Inputs, LoadData, Plan, refuse_other_data
 from utils.errors import ConfigError
 
 
@@ -22,8 +23,8 @@ def plan_evaluation(inputs: Inputs, load_data: LoadData) -> EvalPlan:
     if val.classes != names and set(val.classes) <= set(names):
         (val,) = renumber([val], names)
     refuse_other_data(inputs, data_facts(None, val))
-    inputs, _, val = measure(inputs, None, val)
-    return EvalPlan(inputs=inputs, eval_set=val, classes_of_weights=names)
+    loaded, _, val = measure(inputs.loaded, inputs.process, None, val, inputs.saved, inputs.record)
+    return EvalPlan(inputs=replace(inputs, loaded=loaded), eval_set=val, classes_of_weights=names)
 
 
 def _classes_of_weights(inputs: Inputs) -> list[str]:

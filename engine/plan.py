@@ -12,15 +12,14 @@ from unicodedata import normalize
 
 from torch import nn
 
-from configs.combinations import is_typed
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
-from configs.tables import import_named
 from configs.values import flatten
 from datasets import ImageSet, SavedData, build_order, check_policy, class_weights, validation_facts
 from datasets.fingerprint import data_facts
 from datasets.order import Order
 from engine.checkpoint.resume import TRAINED_ON, WITHOUT_STATE, find_checkpoint, global_batch_to_keep, is_run
+from engine.measurements import measure
 from engine.precision import Precision
 from engine.train.optimizers import check_optimizer
 from models.weights.state import record_of
@@ -193,7 +192,8 @@ def plan_training(inputs: Inputs, load_data: LoadData, find_batch_size: FindBatc
     train, val = load_data(inputs.config, inputs.kept)
     facts = data_facts(train, val)
     refuse_other_data(inputs, facts)
-    inputs, train, val = measure(inputs, train, val)
+    loaded, train, val = measure(inputs.loaded, process, train, val, inputs.saved, inputs.record)
+    inputs = replace(inputs, loaded=loaded)
     if inputs.config.DATA.BATCH_SIZE == AUTO:
         number, how = inputs.saved.get("config", {}).get("DATA.BATCH_SIZE"), "as at the start of this run"
         if number is None or not is_run(inputs.saved):
@@ -217,21 +217,6 @@ def plan_training(inputs: Inputs, load_data: LoadData, find_batch_size: FindBatc
         ),  # in one process, because there may be millions of names
         facts=facts,
     )
-
-
-def measure(inputs: Inputs, train: ImageSet | None, val: ImageSet) -> tuple[Inputs, ImageSet | None, ImageSet]:
-    """Return the inputs and images after measurements of the training images. Collective."""
-    began = inputs.saved.get("config", {}) if is_run(inputs.saved) else {}
-    if named := inputs.config.task.measured:
-        loaded, train, val = import_named("datasets", named)(inputs.loaded, began, inputs.record, train, val)
-        inputs = replace(inputs, loaded=loaded)
-    if inputs.config.DATA.is_native:
-        from datasets.native_pixels.statistics import with_statistics
-
-        given = inputs.loaded, lambda key: is_typed(key, inputs.loaded.origins), began, inputs.process
-        loaded, train, val = with_statistics(*given, train, val)
-        inputs = replace(inputs, loaded=loaded)
-    return inputs, train, val
 
 
 def source_of(config: Config, checkpoint: Path | None) -> tuple[str, str | None]:

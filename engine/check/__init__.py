@@ -23,13 +23,15 @@ from datasets import (
     build_eval_data,
     load_image_sets,
 )
-from engine.batch_size import find_batch_size, measure
+from engine.batch_size import find_batch_size
+from engine.batch_size import measure as measure_step
 from engine.build import build, make_model, prepare_torch, read_through_cache, restore
 from engine.check.images import check_images
 from engine.eval_plan import EvalPlan, plan_evaluation
 from engine.eval_run import weights_to_score
 from engine.evaluate_weights import evaluate_both
 from engine.first_passes import fit_micro_batches, try_largest
+from engine.measurements import measure
 from engine.memory import free_memory, naming_remedy, out_of_memory, reports_memory
 from engine.parallel import is_sharded
 from engine.plan import ImageSets, Inputs, TrainPlan, plan_training, read_inputs, refusals
@@ -178,12 +180,21 @@ class Check:
                 self.load_data(self.config, None)
         if self.image_sets is None:
             return
-        train_set, eval_set = self.image_sets
         with self.table.section("data set"):
-            self.table.say(*(self.plan.eval_set if self.plan else eval_set).notes)
+            self.table.say(*(self.plan.eval_set if self.plan else self.image_sets[1]).notes)
         with self.table.section("images"):
-            for finding in check_images(self.config, train_set, eval_set):
+            for finding in check_images(self.config, *self.measured_sets()):
                 self.table.add(finding)
+
+    def measured_sets(self) -> ImageSets:
+        """Return the images with the measurements that training needs, but not from the cache, so that files are read."""
+        inputs = self.plan.inputs if self.plan else self.inputs
+        given = (inputs.saved, inputs.record) if inputs else ({}, {})
+        loaded, process = inputs.loaded if inputs else self.loaded, Process(torch.device("cpu"))
+        with suppress(UserError):  # the plan reports what cannot be measured
+            _, *image_sets = measure(loaded, process, *self.image_sets, *given)
+            return tuple(image_sets)
+        return self.image_sets
 
     def check_output(self) -> None:
         """Add the row about the run's folder."""
@@ -305,7 +316,7 @@ def check_memory(config: Config, num_classes: int, free: int, process: Process) 
     """Compare `free` bytes of the host with the estimated memory of all its processes."""
     num_sharing = process.local_size
     advice = "lower -batch_size and raise -accum_iter by the same factor" + amp_hint(config.AMP, process.device)
-    need, batch_size = measure(config, num_classes), config.DATA.BATCH_SIZE
+    need, batch_size = measure_step(config, num_classes), config.DATA.BATCH_SIZE
     total = num_sharing * (need.fixed + batch_size * need.per_image)
     images = f"{format_bytes(batch_size * need.per_image)} for {counted(batch_size, 'image')}"
     shared = f", in each of {num_sharing} processes" if num_sharing > 1 else ""

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from configs.load import LoadedConfig
 from configs.schema import Config
 from configs.tables import TASKS
 from configs.values import flatten, unflatten
@@ -24,6 +25,7 @@ from datasets import (
 )
 from engine.build import read_through_cache
 from engine.doctor.diagnosis import Case, Diagnosis, diagnose
+from engine.measurements import measure
 from engine.precision import Precision, set_matmul
 from engine.settings import load_settings
 from engine.train.loss import Loss, build_loss
@@ -264,7 +266,9 @@ def next_batch(config: Config, state: dict) -> Batches:
     """Return the batches of the run's next update. They depend only on seed and step."""
     kept = SavedData(state["class_names"], state.get("split", {}))
     image_sets = load_image_sets(config, saved=kept)
-    train_set, _ = read_through_cache(config, image_sets, say=print, warn=print, may_build=False)
+    image_sets = read_through_cache(config, image_sets, say=print, warn=print, may_build=False)
+    loaded = LoadedConfig(config, dict.fromkeys(flatten(config), "the run"), [], [])
+    _, train_set, _ = measure(loaded, Process(torch.device("cpu")), *image_sets, saved=state, record={})
     per_process = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER
     world_size = max(state["config"].get("GLOBAL_BATCH", per_process) // per_process, 1)
     read_here = replace(config, DATA=replace(config.DATA, NUM_WORKERS=0))

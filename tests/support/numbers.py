@@ -1,7 +1,6 @@
 """Images with numbers: handwritten digits with their value and their ink, and tables of any numbers."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +14,7 @@ from datasets.numbers import NumberTargets
 from datasets.sources.arrays import BRIGHTEST, DIGITS
 from datasets.sources.images import FileImages
 from datasets.transforms.pixel_rules import PixelRules
-from engine.plan import Inputs, measure
-from engine.precision import Precision
+from engine.measurements import measure
 from tests.support.configs import CPU, replaced
 from tests.support.image_sets import draw, settings
 from utils.distributed import Process
@@ -84,10 +82,8 @@ def standardize(
     the weights.
     """
     origins = dict.fromkeys(SETTINGS, "default") | {"DATA.TARGET_MEAN": origin, "DATA.TARGET_STD": origin}
-    process = Process(CPU)
-    inputs = Inputs(LoadedConfig(config, origins, [], []), process, Precision(config, process.device))
-    inputs, train, val = measure(replace(inputs, saved=saved or {}, record=record or {}), train, val)
-    return inputs.loaded, train, val
+    loaded = LoadedConfig(config, origins, [], [])
+    return measure(loaded, Process(CPU), train, val, saved or {}, record or {})
 
 
 def numbers_of(images: ImageSet) -> np.ndarray:

@@ -9,7 +9,7 @@ from engine.check.images import check_images
 from engine.quick_checks import OK, WARN
 from tests.engine.check.small_photos import sets_of
 from tests.support.image_sets import noise
-from tests.support.native_images import CHANNELS, draw, files, settings, settings_file
+from tests.support.native_images import CHANNELS, draw, files, pixels, settings, settings_file, write
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, typed
 
@@ -94,6 +94,18 @@ def test_check_of_a_run_reports_the_measured_limits(native, tmp_path):
     found = rows(ended.stdout)
     assert found["training pixels"][0] == OK and KINDS not in found
     assert_names(ended.stdout, "channel 0", "limits 1000 to 1899")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", [(), ("MODEL.PRETRAINED=nowhere.pth",)], ids=str)
+def test_check_tells_classes_apart_that_differ_in_brightness(tmp_path, wrong):
+    """`wrong`: a setting for which the run cannot be planned."""
+    scenes = [pixels(number) // 20 for number in range(8)]
+    both = [scene * factor for scene in scenes for factor in (1, 20)]
+    folder = write(tmp_path / "scenes", {"train": both, "val": [pixels(90), pixels(91) // 20]})
+    words = ("-cfg", settings_file(folder), "-output", tmp_path / "o", "-check", *(["-opts", *wrong] if wrong else []))
+    found = rows(typed("main_single_gpu.py", *words).stdout)
+    assert found["duplicates"] == (OK, "no validation image is also a training image")
 
 
 # --- levels that 8 bits lose ---

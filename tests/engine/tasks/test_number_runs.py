@@ -255,6 +255,15 @@ def test_check_describes_numbers_and_images_with_two_numbers(table, tmp_path):
     assert "digit 1.0" in said and "digit 8.0" in said and "in two numbers" in said
 
 
+def test_doctor_replays_large_numbers_as_they_were_trained(train, table):
+    large = table.with_name("large.csv")
+    rows = (f"{number}.png,{1e6 + 999 * number**2 % 1e5}" for number in range(COUNT))
+    large.write_text("\n".join(["path,price", *rows]))
+    folder = train("DATA.COLUMNS=[path,price]", epochs=1, data=large)
+    said = typed("scripts/doctor.py", folder, "-amp_dtype", "float16").done().stdout
+    assert "nothing breaks" in said and not (folder / "doctor.yaml").exists()
+
+
 def test_doubtful_numbers_are_listed_first(table, tmp_path):
     """Three digits with a wrong ink, judged by random features."""
     lines = table.read_text().splitlines()

@@ -245,13 +245,15 @@ def launch(script: str, arguments: list[str], num_processes: int) -> int:
     """Run workers on this machine. Return 0, or the exit code of the worker that caused the failure."""
     # The workers report the error; torchrun's own report would bury it.
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
-    if num_processes > 1:
-        # Without this variable, every process would use all cores. torchrun itself would set it to 1.
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // num_processes)))
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    from utils.host import available_cores
+
+    if num_processes > 1:
+        # Without this variable, every process would use all cores. torchrun itself would set it to 1.
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(available_cores()) // num_processes)))
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

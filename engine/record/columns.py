@@ -5,6 +5,7 @@ COLUMNS defines the metrics of an epoch for tables, trackers, the terminal, log.
 
 import math
 import resource
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -201,4 +202,5 @@ def peak_memory(device: torch.device) -> int:
     """Return the peak memory of the device in bytes, or of this process if the device does not count memory."""
     if device.type in ("cuda", "xpu"):
         return getattr(torch, device.type).max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    unit = {"darwin": 1}.get(sys.platform, 1024)  # macOS counts in bytes, Linux in KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,5 +1,6 @@
 """The rank of a process, from every launcher's environment variables and from the flags."""
 
+import os
 import shlex
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from utils.launch import (
     LaunchedRank,
     check_single_node,
     find_launched_rank,
+    launch,
     rank_in_environment,
 )
 
@@ -125,3 +127,12 @@ def test_all_processes_of_a_slurm_job_share_its_port():
 
 def test_address_in_the_flags_overrides_address_of_the_job():
     assert find_launched_rank(SLURM_TASK, "tcp://head:99").host == "head"
+
+
+def test_processes_share_all_cores_where_none_are_bound(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)  # macOS has no such function
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", lambda *_: lambda *_: None)
+    monkeypatch.setattr(os, "environ", {})
+    assert launch("program.py", [], 2) == 0
+    assert os.environ["OMP_NUM_THREADS"] == "3"

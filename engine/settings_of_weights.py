@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.combinations import WITHOUT_FILES
-from configs.load import load
+from configs.load import LoadedConfig, load
 from configs.schema import MACHINE, VIT_FIELDS, Config
 from configs.values import ALL_SETTINGS, SETTINGS, Text, convert, flatten, of_role, to_text, today
 from configs.yaml_files import Layer, Quoted
@@ -81,6 +81,8 @@ def _settings_of_run(recorded: dict[str, Any], given: dict[str, Text], origin: s
     use = "-eval" if is_evaluated else "-resume" if "MODEL.RESUME" in given else "-pretrained"
     saved = today(recorded) if is_evaluated else recorded
     taken = {key: saved[key] for key in saved if key in SETTINGS and key not in NOT_TAKEN[use]}
+    if use == "-pretrained":
+        taken = _for_channels(taken, given)
     names_folder = "DATA.DATA_PATH" in given and "DATA.DATASET" not in given
     if use == "-resume" or not names_folder or taken.get("DATA.DATASET") not in WITHOUT_FILES:
         return [layer_from(origin, taken)]
@@ -157,7 +159,7 @@ def _by_weights(metadata: Any, given: dict[str, Text], names_model: bool) -> tup
 
 
 def _for_channels(images: dict[str, Any], given: dict[str, Text]) -> dict[str, Any]:
-    """Return the image settings, with mean and deviation averaged if DATA.IMAGE_CHANNELS differs from the weights'."""
+    """Return the settings, with mean and deviation averaged if DATA.IMAGE_CHANNELS differs from the weights'."""
     key, theirs = "DATA.IMAGE_CHANNELS", images.get("DATA.IMAGE_CHANNELS")
     files = given.get("DATA.CHANNEL_FILES")
     implied = str(files).count(",") + 1 if files else theirs  # configs/load.py derives it in the same way
@@ -199,4 +201,18 @@ def override(config: Config, arguments: Sequence[str]) -> Config:
     """Return the settings of some weights with the overrides of a command line."""
     if not arguments:
         return config
-    return load(list(arguments), beneath=[layer_from("the weights", flatten(config))]).config
+    weights = layer_from("the weights", flatten(config))
+    loaded = load(list(arguments), beneath=[weights])
+    refuse_other_pixels(loaded, weights)
+    return loaded.config
+
+
+def refuse_other_pixels(loaded: LoadedConfig, weights: Layer | None) -> None:
+    """Refuse another type of pixels with the limits of the weights, which belong to the type of their images."""
+    data = loaded.config.DATA
+    if not (weights and data.RANGE and loaded.origins["DATA.RANGE"] == weights.origin):
+        return
+    if data.PIXELS != (theirs := weights.texts["DATA.PIXELS"]):
+        from datasets.native_pixels.values import OTHER_LIMITS
+
+        raise ConfigError(OTHER_LIMITS.format(data.PIXELS, theirs))

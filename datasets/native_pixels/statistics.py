@@ -8,7 +8,7 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.loading.ahead import read_ahead
-from datasets.native_pixels.values import limits_of, split_limits, with_facts
+from datasets.native_pixels.values import OTHER_LIMITS, limits_of, split_limits, with_facts
 from datasets.types import ImageReadError, ImageSet
 from utils.distributed import Process
 from utils.errors import DataError
@@ -43,12 +43,17 @@ def with_statistics(
 
     `loaded`: the LoadedConfig of the run; `is_typed`: whether a setting was given on the command line; `began`: the
     settings with which a resumed run began. Settings that name the limits, or that come from the weights together with the
-    limits, are kept; everything else is measured.
+    limits, are kept if the weights were trained on images of this type; everything else is measured.
     """
-    config, origins = loaded.config, loaded.origins
-    if config.DATA.PIXELS == "native" and is_typed("DATA.PIXELS") and train is not None and not is_typed(RANGE):
-        config = loaded.with_data({"RANGE": ()}, origins[RANGE]).config  # measured again, whatever the weights say
-    notes = ()
+    config, origins, notes = loaded.config, loaded.origins, ()
+    kind = (val if train is None else train).rules.native.kind
+    theirs = loaded.weights and loaded.weights.texts.get("DATA.PIXELS")
+    if theirs and config.DATA.RANGE and origins[RANGE].startswith(("weights ", "checkpoint ")):
+        is_other = kind != theirs
+        if is_other and train is None:
+            raise DataError(OTHER_LIMITS.format(kind, theirs))
+        if train is not None and (is_other or (is_typed("DATA.PIXELS") and config.DATA.PIXELS == "native")):
+            config = loaded.with_data({"RANGE": ()}, origins[RANGE]).config  # measured again
     if began.get(RANGE):
         # Typed values stay, so that the run refuses them like any other changed setting.
         values = {key.removeprefix("DATA."): began[key] for key in (RANGE, MEAN, DEVIATION) if not is_typed(key)}
@@ -67,7 +72,6 @@ def with_statistics(
             values = {key.removeprefix("DATA."): each for key, each in values.items() if key not in kept}
             loaded = loaded.with_data(values, "the training images")
             notes = describe(found)
-    kind = (val if train is None else train).rules.native.kind
     loaded = loaded.with_data({"PIXELS": kind}, origins["DATA.PIXELS"])
     limits = loaded.config.DATA.RANGE
     train, val = (each and each.with_facts(rules=with_facts(each.rules, limits=limits)) for each in (train, val))

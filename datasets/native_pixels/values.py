@@ -9,6 +9,10 @@ from configs.schema import Data
 from utils.errors import ConfigError
 
 SHOWN = (0.1, 99.9)  # percentiles of an image that are shown as black and white if DATA.RANGE is not known
+OTHER_LIMITS = (
+    "DATA.PIXELS: {} images do not suit the limits of the weights (DATA.RANGE), which were trained on {} images; use images "
+    "of this type, or set DATA.RANGE"
+)
 
 
 @dataclass(frozen=True)

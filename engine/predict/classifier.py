@@ -12,7 +12,7 @@ from configs.values import unflatten, wrong_in
 from datasets.classes import read_classes
 from datasets.transforms.pixel_rules import PixelRules
 from engine.settings import load_settings
-from engine.settings_of_weights import override
+from engine.settings_of_weights import override, refuse_other_pixels
 from models import build_model
 from models.parts import classifier_names
 from models.weights.files import chosen_weights, find_file, read_checkpoint, read_record, read_state_dict
@@ -146,11 +146,12 @@ def _load_other(source: str, path: Path | None, flags: Sequence[str], raw: bool,
             f"-raw: {source} is not a checkpoint of a run, and only checkpoints have raw and EMA weights; leave -raw out"
         )
     try:  # the settings with which -eval would evaluate these weights
-        config = load_settings(["-eval", "-pretrained", source, *flags]).with_default_batch_size().config
+        loaded = load_settings(["-eval", "-pretrained", source, *flags]).with_default_batch_size()
+        refuse_other_pixels(loaded, loaded.weights)
     except ConfigError as error:
         raise ConfigError(str(error).removeprefix("MODEL.PRETRAINED: ")) from None
     # Users' own photos need their EXIF orientation applied, as in data sets that consist of photos.
-    config = without_float8(replace(config, DATA=replace(config.DATA, EXIF=config.DATA.EXIF or "apply")))
+    config = without_float8(loaded.with_data({"EXIF": loaded.config.DATA.EXIF or "apply"}, "photos").config)
     if path:
         model, state = build_model(config, config.MODEL.NUM_CLASSES or USUAL_CLASSES), read_state_dict(path)
         heads = [len(state[f"{name}.weight"]) for name in classifier_names(model) if f"{name}.weight" in state]

@@ -9,10 +9,14 @@ import torch
 import yaml
 from PIL import Image
 
+from configs.schema import Data
+from engine.predict.classifier import load_classifier
+from engine.settings import load_settings
 from tests.support.image_sets import draw_photos
-from tests.support.native_images import CHANNELS, draw, files, settings_file
-from tests.support.refusals import assert_names
+from tests.support.native_images import CHANNELS, draw, files, measured, settings_file
+from tests.support.refusals import assert_names, refused
 from tests.support.runs import epochs_of, rows_of, run, run_folder, typed
+from utils.errors import ConfigError, DataError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("here")]
 
@@ -137,14 +141,23 @@ def test_evaluation_uses_the_values_of_the_weights(photos, trained, tmp_path):
     assert_names(accuracy_in(whole), "Acc@1: 1.0000")
 
 
-def test_fine_tuning_begins_with_own_weights_of_three_named_colours(tmp_path):
-    photos = draw(tmp_path / "photos", channels=3)
+@pytest.fixture(scope="module")
+def of_colours(tmp_path_factory):
+    """Return the weights of a run with three channels of 16 bits, as a checkpoint and as an exported file."""
+    root = tmp_path_factory.mktemp("colours")
+    photos = draw(root / "photos", channels=3)
+    words = ["-cfg", settings_file(photos, 3), "-output", root / "o", "-epochs", "1", "-opts", "MODEL.DEPTH=1"]
+    typed("main_single_gpu.py", *words, "DATA.RGB=[2,1,0]").done()
+    typed("scripts/export.py", run_folder(root / "o"), "-output", root / "x.safetensors").done()
+    return run_folder(root / "o") / "best.pth", root / "x.safetensors"
+
+
+def test_fine_tuning_begins_with_own_weights_of_three_named_colours(of_colours, tmp_path):
+    folder = of_colours[0].parent
+    photos = folder.parents[1] / "photos"
     given = ["-cfg", settings_file(photos, 3), "-epochs", "1", "-opts", "MODEL.DEPTH=1", "DATA.RGB=[2,1,0]"]
-    typed("main_single_gpu.py", *given, "-output", tmp_path / "o").done()
-    folder = run_folder(tmp_path / "o")
-    typed("scripts/export.py", folder / "best.pth", "-output", tmp_path / "x.safetensors").done()
     (epoch,) = epochs_of(folder)
-    for number, weights in enumerate((folder / "best.pth", tmp_path / "x.safetensors")):
+    for number, weights in enumerate(of_colours):
         words = [*given, f"MODEL.PRETRAINED={weights}", "-output", tmp_path / f"{number}"]
         said = typed("main_single_gpu.py", *words).done().printed
         assert_names(said, f"before training: top-1 {epoch['eval_top1']:.2f}%, loss {epoch['eval_loss']:.4f}")
@@ -169,6 +182,50 @@ def test_evaluation_of_images_of_another_type_is_refused(trained, tmp_path):
         np.save(path, np.load(path).astype(np.float32))
     words = ["-dataset", "imagefolder", "-data_path", folder, "-pretrained", trained / "best.pth", "-eval"]
     typed("main_single_gpu.py", *words).refused("uint16", "float32")
+
+
+def measured_after(weights, photos, *options) -> Data:
+    """Return the settings of images of a run that starts from weights of another run."""
+    words = ["-pretrained", str(weights), "-data_path", str(photos), "-opts", *options]
+    return measured(load_settings(words))[0].DATA
+
+
+def assert_measured(data: Data, photos) -> None:
+    values = np.concatenate([np.load(path).reshape(-1, data.IMAGE_CHANNELS) for path in files(photos)])
+    expected = np.stack(np.percentile(values, (0.1, 99.9), 0), 1).ravel()
+    assert data.RANGE == pytest.approx(expected.tolist()) and len(data.IMAGENET_MEAN) == data.IMAGE_CHANNELS
+
+
+@pytest.mark.parametrize("options", [["DATA.PIXELS=native"], []], ids=["native", "as the weights"])
+def test_fine_tuning_with_other_channels_measures_their_limits(of_colours, tmp_path, options):
+    photos = draw(tmp_path / "two", channels=2)
+    data = measured_after(of_colours[0], photos, "DATA.IMAGE_CHANNELS=2", *options)
+    assert_measured(data, photos)
+    assert (data.PIXELS, data.RGB) == ("uint16", ())
+
+
+@pytest.mark.parametrize("option", ["DATA.PIXELS=native", "DATA.PIXELS=uint8"])
+def test_fine_tuning_on_images_of_another_type_measures_them(of_colours, tmp_path, option):
+    photos = draw(tmp_path / "bytes", channels=3)
+    for path in (*files(photos), *files(photos, "val")):
+        np.save(path, (np.load(path) >> 5).astype(np.uint8))
+    data = measured_after(of_colours[0], photos, option)
+    assert_measured(data, photos)
+    assert data.PIXELS == "uint8"
+
+
+def test_limits_of_weights_are_refused_for_another_type(of_colours):
+    for weights in of_colours:
+        classifier = load_classifier(weights, ["-opts", "DATA.PIXELS=uint16"])
+        assert classifier.config.DATA.RANGE
+        with refused(ConfigError, "DATA.PIXELS", "uint8", "uint16", "DATA.RANGE"):
+            load_classifier(weights, ["-opts", "DATA.PIXELS=uint8"])
+        limited = load_classifier(weights, ["-opts", "DATA.PIXELS=uint8", "DATA.RANGE=[0,255]"])
+        assert limited.config.DATA.RANGE == (0, 255)
+        words = ["-eval", "-pretrained", str(weights), "-data_path", str(of_colours[0].parents[2] / "photos")]
+        assert measured(load_settings([*words, "-dataset", "imagefolder", "-opts", "DATA.PIXELS=native"]))
+        with refused(DataError, "DATA.PIXELS", "uint8", "uint16", "DATA.RANGE"):
+            measured(load_settings([*words, "-dataset", "imagefolder", "-opts", "DATA.PIXELS=uint8"]))
 
 
 # --- programs that use the weights ---

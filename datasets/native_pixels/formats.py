@@ -199,7 +199,6 @@ def _pixels_of(series: Any, num_series: int, rules: PixelRules) -> np.ndarray:
 def _read_dicom(data: bytes, rules: PixelRules) -> np.ndarray:
     try:
         from pydicom import dcmread
-        from pydicom.pixels import apply_voi_lut
     except ImportError as error:
         raise ImageReadError("a DICOM file needs pydicom: pip install pydicom") from error
     if DEFLATED in data:
@@ -215,22 +214,46 @@ def _read_dicom(data: bytes, rules: PixelRules) -> np.ndarray:
     _refuse_large(file.Rows, file.Columns, file.SamplesPerPixel, rules)
     pixels, low, high = _modality_values(file)
     if rules.native.kind == "window":
-        pixels = apply_voi_lut(pixels, file)
-        if tables := file.get("VOILUTSequence"):
-            low, high = 0, 2 ** tables[0].LUTDescriptor[2] - 1
+        pixels, low, high = _windowed(pixels, low, high, file), 0, 1
     pixels = np.asarray(pixels, np.float32)
-    if file.PhotometricInterpretation == "MONOCHROME1":
-        pixels = np.float32(low + high) - pixels
-    return (pixels - np.float32(low)) / np.float32(high - low) if rules.native.kind == "window" else pixels
+    return np.float32(low + high) - pixels if file.PhotometricInterpretation == "MONOCHROME1" else pixels
 
 
 def _modality_values(file: Any) -> tuple[np.ndarray, float, float]:
     """Return the values after the modality transform, and the lowest and highest value that it can give."""
-    from pydicom.pixels import apply_modality_lut
-
     if tables := file.get("ModalityLUTSequence"):
-        return apply_modality_lut(file.pixel_array, file), 0, 2 ** tables[0].LUTDescriptor[2] - 1
+        return _looked_up(file.pixel_array, tables[0], file), 0, 2 ** tables[0].LUTDescriptor[2] - 1
     slope, intercept = float(file.get("RescaleSlope") or 1), float(file.get("RescaleIntercept") or 0)
     bits = file.get("BitsStored", 32)
     ends = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if file.get("PixelRepresentation") else (0, 2**bits - 1)
     return file.pixel_array * slope + intercept, *sorted(each * slope + intercept for each in ends)
+
+
+def _windowed(values: np.ndarray, low: float, high: float, file: Any) -> np.ndarray:
+    """Return values between `low` and `high` after the file's table or window (VOI LUT), from 0 to 1."""
+    from pydicom.pixels import apply_windowing
+
+    if tables := file.get("VOILUTSequence"):
+        return _looked_up(values, tables[0], file) / (2 ** tables[0].LUTDescriptor[2] - 1)
+    if None in (file.get("WindowCenter"), file.get("WindowWidth")):
+        return (values - low) / (high - low)
+    # pydicom scales its result to the range that it derives from these elements.
+    for name in ("ModalityLUTSequence", "RescaleSlope", "RescaleIntercept"):
+        file.pop(name, None)
+    file.BitsStored, file.PixelRepresentation = 1, 0
+    return apply_windowing(values, file)
+
+
+def _looked_up(values: np.ndarray, table: Any, file: Any) -> np.ndarray:
+    """Return the entries of a lookup table for these values. Values outside of the table get its first or last entry."""
+    count, first, bits = table.LUTDescriptor
+    count, entries = count or 2**16, table.LUTData
+    if isinstance(entries, bytes):  # words of 16 bits; entries of 8 bits may be stored in pairs
+        words = np.frombuffer(entries, "<u2" if file.original_encoding[1] else ">u2").astype("<u2")
+        entries = words if bits > 8 or len(words) >= count else words.view(np.uint8)
+    entries = np.atleast_1d(entries)[:count]
+    if len(entries) < count or entries.max() >= 2**bits:
+        raise ImageReadError(
+            f"its table has {len(entries)} entries up to {entries.max()} instead of {count} of {bits} bits"
+        )
+    return entries[(values - float(first)).clip(0, count - 1).astype(np.intp)]

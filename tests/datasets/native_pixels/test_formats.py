@@ -374,11 +374,15 @@ BITS = {"BitsStored": 12}
 INVERTED = {"PhotometricInterpretation": "MONOCHROME1"}
 
 
-def table(entries: np.ndarray, bits: int) -> Dataset:
-    """Return a lookup table of DICOM for stored values from 0."""
+def table(entries: np.ndarray, bits: int, first: int = 0, kind: type = np.uint16, count: int = 0) -> Dataset:
+    """Return a lookup table of DICOM for values from `first`, whose entries are stored as `kind`.
+
+    `count`: how many entries it claims to have.
+    """
     item = Dataset()
-    item.LUTDescriptor, item.ModalityLUTType = [len(entries), 0, bits], "US"
-    item.LUTData = entries.astype(np.uint16).tobytes()
+    item.LUTDescriptor, item.ModalityLUTType = [count or len(entries), first, bits], "US"
+    item["LUTDescriptor"].VR = "SS" if first < 0 else "US"
+    item.LUTData = entries.astype(kind).tobytes()
     item["LUTData"].VR = "OW"
     return item
 
@@ -388,7 +392,13 @@ VALUES_OF_DICOM = {
     "signed": (dicom(OF_SIGNED, **BITS), OF_SIGNED),
     "slope and intercept": (dicom(OF_SIGNED, **BITS, **SCALE), OF_SIGNED / 2 - 1024),
     "negative slope": (dicom(OF_12_BITS, **BITS, RescaleSlope=-2, RescaleIntercept=5), 5 - 2.0 * OF_12_BITS),
+    "slope alone": (dicom(OF_12_BITS, **BITS, RescaleSlope=3), OF_12_BITS * 3.0),
+    "intercept alone": (dicom(OF_12_BITS, **BITS, RescaleIntercept=-9), OF_12_BITS - 9.0),
     "table": (dicom(OF_12_BITS, **BITS, ModalityLUTSequence=[TABLE]), OF_12_BITS * 16.0),
+    "table for signed values": (
+        dicom(OF_SIGNED, **BITS, ModalityLUTSequence=[table(np.arange(4095) * 16, 16, first=-2047)]),
+        (OF_SIGNED + 2047).clip(0) * 16.0,
+    ),
     "0 is white": (dicom(OF_12_BITS, **BITS, **INVERTED), 4095.0 - OF_12_BITS),
     "0 is white, signed": (dicom(OF_SIGNED, **BITS, **INVERTED), -1.0 - OF_SIGNED),
     "0 is white, scaled": (dicom(OF_SIGNED, **BITS, **SCALE, **INVERTED), (-1.0 - OF_SIGNED) / 2 - 1024),
@@ -420,6 +430,8 @@ def windowed(values: np.ndarray, center: float, width: float) -> np.ndarray:
 
 
 WINDOW = {"WindowCenter": 300, "WindowWidth": 1200}
+NEGATIVE = {"RescaleSlope": -1, "RescaleIntercept": 900}
+STEPS = np.arange(4096) // 16  # from 0 to 255
 WINDOWS = {
     "unsigned": (dicom(OF_12_BITS, **BITS, **WINDOW), windowed(OF_12_BITS, 300, 1200)),
     "signed": (dicom(OF_SIGNED, **BITS, **WINDOW), windowed(OF_SIGNED, 300, 1200)),
@@ -444,6 +456,30 @@ WINDOWS = {
         dicom(OF_12_BITS, **BITS, VOILUTSequence=[table(np.arange(4096) // 4, 10)]),
         (OF_12_BITS // 4) / 1023,
     ),
+    "table of 8 bits": (dicom(OF_12_BITS, **BITS, VOILUTSequence=[table(STEPS, 8)]), (OF_12_BITS // 16) / 255),
+    "table of 8 bits in pairs": (
+        dicom(OF_12_BITS, **BITS, VOILUTSequence=[table(STEPS, 8, kind=np.uint8)]),
+        (OF_12_BITS // 16) / 255,
+    ),
+    "table for the middle": (
+        dicom(OF_12_BITS, **BITS, VOILUTSequence=[table(np.arange(256), 8, first=1000)]),
+        (OF_12_BITS.astype(int) - 1000).clip(0, 255) / 255,
+    ),
+    "table for values below 0": (
+        dicom(OF_SIGNED, **BITS, **SCALE, VOILUTSequence=[table(np.arange(2048) // 8, 8, first=-2048)]),
+        (np.floor(OF_SIGNED / 2 + 1024) // 8) / 255,
+    ),
+    "negative slope": (dicom(OF_12_BITS, **BITS, **NEGATIVE, **WINDOW), windowed(900.0 - OF_12_BITS, 300, 1200)),
+    "negative slope, 0 is white": (
+        dicom(OF_12_BITS, **BITS, **NEGATIVE, **WINDOW, **INVERTED),
+        1 - windowed(900.0 - OF_12_BITS, 300, 1200),
+    ),
+    "slope alone": (dicom(OF_12_BITS, **BITS, RescaleSlope=0.5, **WINDOW), windowed(OF_12_BITS / 2, 300, 1200)),
+    "intercept alone": (
+        dicom(OF_12_BITS, **BITS, RescaleIntercept=-99, **WINDOW),
+        windowed(OF_12_BITS - 99.0, 300, 1200),
+    ),
+    "no window, negative slope": (dicom(OF_12_BITS, **BITS, **NEGATIVE), (4095 - OF_12_BITS) / 4095),
     "empty table of the window": (
         dicom(OF_12_BITS, **BITS, **WINDOW, VOILUTSequence=[]),
         windowed(OF_12_BITS, 300, 1200),
@@ -483,6 +519,10 @@ REFUSED_DICOM = {
     "deflated": (dicom(GREY, DeflatedExplicitVRLittleEndian), ["deflated"]),
     "deflated, said late": (late_deflated(), ["deflated"]),
     "palette": (dicom(GREY, PhotometricInterpretation="PALETTE COLOR"), ["palette"]),
+    "half of a table": (
+        dicom(OF_12_BITS, ModalityLUTSequence=[table(np.arange(2048), 16, count=4096)]),
+        ["2048", "4096"],
+    ),
     "colours": (dicom((COLOURS >> 8).astype(np.uint8)), ["3 channels", "DATA.IMAGE_CHANNELS", 1]),
 }
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from datasets.native_pixels.unread import NUMPY, TIFF_BITS, TIFFS, is_dicom
 from datasets.transforms.decode import ORIENTATION, TURNS, decode, naming_errors, open_image, orientation_of
-from datasets.transforms.pixel_rules import PixelRules
+from datasets.transforms.pixel_rules import PixelRules, is_signed
 from datasets.types import ImageReadError
 
 PNG_START, PNG_DEPTH = b"\x89PNG\r\n\x1a\n", 24  # the first bytes, and the position of the bits per value
@@ -21,6 +21,7 @@ PNM = re.compile(rb"P[2356]" + 3 * rb"(?:\s|#[^\r\n]*[\r\n])+(\d+)" + rb"\s")
 DEFLATED = b"1.2.840.10008.1.2.1.99"  # DICOM files whose whole content is compressed, without a limit
 MOST_VALUES = 3  # values per pixel of DATA.MAX_PIXELS, as in an image of three colours
 ALPHA = (1, 2)  # values of a TIFF's tag ExtraSamples that mean opacity; 1: the colours are multiplied by it
+EXTRA_SAMPLES = 338  # the tag of a TIFF with the meaning of channels that are no colours
 PALETTE, WHITE_IS_ZERO = 3, 0  # values of a TIFF's Photometric
 
 
@@ -31,16 +32,18 @@ def decode_native(data: bytes, rules: PixelRules) -> np.ndarray:
 
 
 def _read(data: bytes, rules: PixelRules) -> np.ndarray:
-    if data.startswith(NUMPY):
-        return np.load(io.BytesIO(data), allow_pickle=False)  # an array of Python objects is refused, not unpickled
     if is_dicom(data):
         return _read_dicom(data, rules)
+    if rules.native.kind == "window":
+        raise ImageReadError("it is not a DICOM file, so it names no window; DATA.PIXELS=window reads only DICOM files")
+    if data.startswith(NUMPY):
+        return np.load(io.BytesIO(data), allow_pickle=False)  # an array of Python objects is refused, not unpickled
     if data.startswith(PNG_START) and data[PNG_DEPTH : PNG_DEPTH + 1] == b"\x10":
         return _read_deep_png(data, rules)
     if data.startswith(TIFFS) and not _is_plain_tiff(data, rules):
         return _read_tiff(data, rules)
-    if (header := PNM.match(data)) and 2**8 <= int(header[3]) < 2**16:
-        return _read_deep_pnm(data, header, rules)
+    if (header := PNM.match(data)) and 0 < int(header[3]) < 2**16 and int(header[3]) != 255:
+        return _read_pnm(data, header, rules)
     return _read_shallow(data, rules)
 
 
@@ -52,7 +55,7 @@ def _checked(pixels: np.ndarray, rules: PixelRules) -> np.ndarray:
         )
     pixels, kind = pixels if pixels.ndim == 3 else pixels[:, :, None], rules.native.kind
     _refuse_large(*pixels.shape, rules)
-    if pixels.dtype.kind not in "bu" or pixels.dtype.itemsize > 2 or kind == "window":
+    if pixels.dtype.kind not in "bu" or pixels.dtype.itemsize > 2:
         with np.errstate(over="ignore"):
             pixels = pixels.astype(np.float32)
     elif pixels.dtype == bool:
@@ -130,26 +133,29 @@ def _read_deep_png(data: bytes, rules: PixelRules) -> np.ndarray:
     return _opaque(pixels, rules) if pixels.shape[2] == 4 else pixels
 
 
-def _read_deep_pnm(data: bytes, header: re.Match, rules: PixelRules) -> np.ndarray:
-    """Read a PGM or PPM of 16 bits, whose values Pillow would scale."""
+def _read_pnm(data: bytes, header: re.Match, rules: PixelRules) -> np.ndarray:
+    """Read a PGM or PPM whose highest value is not 255, so Pillow would scale its values."""
     if data[1:2] in b"23":
-        raise ImageReadError("it has 16 bits as text; save it as a binary PGM or PPM")
+        raise ImageReadError(f"its values are text, up to {int(header[3])}; save it as a binary PGM or PPM")
     width, height, channels = int(header[1]), int(header[2]), 3 if data.startswith(b"P6") else 1
     _refuse_large(height, width, channels, rules)
-    return np.frombuffer(data, ">u2", height * width * channels, header.end()).reshape(height, width, channels)
+    kind = ">u2" if int(header[3]) > 255 else "u1"
+    return np.frombuffer(data, kind, height * width * channels, header.end()).reshape(height, width, channels)
 
 
 # --- TIFF ---
 
 
 def _is_plain_tiff(data: bytes, rules: PixelRules) -> bool:
-    """Return whether a TIFF has one page of 8 bits with the colours that Pillow reads."""
+    """Return whether a TIFF has one page of 8 bits, or 1 bit, and no channels other than colours and opacity."""
     if rules.num_channels not in (1, 3):
         return False
     try:
         with open_image(data, rules) as image:
-            bits = image.tag_v2.get(TIFF_BITS, (1,))
-            return max(bits) <= 8 and image.mode[0] not in "IF" and getattr(image, "n_frames", 1) == 1
+            tags = image.tag_v2
+            has_8_bits = max(tags.get(TIFF_BITS, (1,))) == 8 or image.mode in ("1", "P")
+            is_named = image.mode != "RGBX" and tags.get(EXTRA_SAMPLES, ()) in ((), *((each,) for each in ALPHA))
+            return has_8_bits and is_named and not is_signed(image) and getattr(image, "n_frames", 1) == 1
     except (OSError, SyntaxError):
         return False
 

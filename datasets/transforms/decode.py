@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from datasets.transforms.pixel_rules import HIGHEST_OF_SHALLOW, SHALLOW, PixelRules, has_32_bits, to_array
+from datasets.transforms.pixel_rules import HIGHEST_OF_SHALLOW, SHALLOW, PixelRules, has_32_bits, is_signed, to_array
 from datasets.types import ImageReadError
 
 try:
@@ -97,6 +97,7 @@ def kinds_of(data: bytes, rules: PixelRules) -> list[str]:
                 "16-bit": is_deep and not is_shallow,
                 SHALLOW: is_shallow,
                 "32-bit (refused)": has_32_bits(image),
+                "signed (refused)": is_signed(image),
                 "transparent": image.has_transparency_data,
                 "CMYK": image.mode == "CMYK",
                 # Further pictures in a camera's MPO file are previews.

@@ -48,10 +48,11 @@ class PixelRules:
 
 def to_array(image: Image.Image, rules: PixelRules) -> np.ndarray:
     """Return a Pillow image, or its first frame, as uint8 [H, W, rules.num_channels]."""
-    if has_32_bits(image):
+    if has_32_bits(image) or is_signed(image):
+        has = "32 bits per pixel" if has_32_bits(image) else "signed values"
         raise ImageReadError(
-            f"it has 32 bits per pixel (Pillow's mode {image.mode}), whose range is unknown; save it with 8 or 16 "
-            "bits, or set DATA.PIXELS=native (docs/pixels.md)"
+            f"it has {has} (Pillow's mode {image.mode}), whose range is unknown; save it with 8 or 16 bits, or set "
+            "DATA.PIXELS=native (docs/pixels.md)"
         )
     if image.mode.startswith("I"):
         image = _to_8_bits(image)
@@ -67,6 +68,11 @@ def to_array(image: Image.Image, rules: PixelRules) -> np.ndarray:
 def has_32_bits(image: Image.Image) -> bool:
     """Return whether the pixels have 32 bits. Such pixels have no standard range."""
     return image.mode == "F" or (image.mode == "I" and image.format not in GREY_16_BIT)
+
+
+def is_signed(image: Image.Image) -> bool:
+    """Return whether this is a TIFF of signed integers of 8 bits, whose sign Pillow ignores."""
+    return image.mode == "L" and 2 in getattr(image, "tag_v2", {}).get(ExifTags.Base.SampleFormat, ())
 
 
 def _to_8_bits(image: Image.Image) -> Image.Image:

@@ -35,9 +35,10 @@ def native(data: bytes, channels: int = 1, **rules) -> np.ndarray:
 
 
 def pnm(kind: str, values: np.ndarray, highest: int = HIGHEST, comment: str = "") -> bytes:
-    """Return a PGM (P5) or a PPM (P6) of 16 bits."""
+    """Return a PGM (P5) or a PPM (P6)."""
     height, width = values.shape[:2]
-    return f"{kind}\n{comment}{width} {height}\n{highest}\n".encode() + values.astype(">u2").tobytes()
+    content = values.astype(">u2" if highest > 255 else np.uint8).tobytes()
+    return f"{kind}\n{comment}{width} {height}\n{highest}\n".encode() + content
 
 
 def assert_pixels(pixels: np.ndarray, expected: np.ndarray) -> None:
@@ -116,10 +117,17 @@ def test_pgm_of_12_bits_keeps_its_values():
     assert_pixels(native(pnm("P5", values, highest=4095)), values)
 
 
+@pytest.mark.parametrize("kind", ["P5", "P6"])
+def test_pnm_of_4_bits_keeps_its_values(kind):
+    values = (BANDS[:, :, : 1 if kind == "P5" else 3] >> 12).astype(np.uint8)
+    assert_pixels(native(pnm(kind, values, highest=15), values.shape[2]), values)
+
+
 @pytest.mark.parametrize(("kind", "channels"), [("P2", 1), ("P3", 3)])
-def test_text_of_16_bits_is_refused_instead_of_losing_levels(kind, channels):
-    with refused(ImageReadError, "16 bits", "text"):
-        native(f"{kind} 1 1 65535 300 40000 50000".encode(), channels)
+@pytest.mark.parametrize("highest", [15, 65_535])
+def test_text_that_pillow_would_scale_is_refused(kind, channels, highest):
+    with refused(ImageReadError, "text", highest):
+        native(f"{kind} 1 1 {highest} 3 4 15".encode(), channels)
 
 
 SIGNED = GREY.astype(np.int32) - 30_000
@@ -128,6 +136,7 @@ FLOATS = {
     "TIFF float32 with predictor": (tiff(GREY.astype(np.float32), compression="zlib", predictor=True), GREY),
     "TIFF float64": (tiff(GREY / 7), GREY / 7),
     "TIFF float16": (tiff((GREY / 32).astype(np.float16)), (GREY / 32).astype(np.float16)),
+    "TIFF int8": (tiff((SIGNED >> 8).astype(np.int8)), (SIGNED >> 8).astype(np.int8)),
     "TIFF int16": (tiff(SIGNED.clip(-(2**15), 2**15 - 1).astype(np.int16)), SIGNED.clip(-(2**15), 2**15 - 1)),
     "TIFF uint32": (tiff(GREY.astype(np.uint32) + 2**16), GREY.astype(np.uint32) + 2**16),
     "npy float32": (npy(GREY.astype(np.float32)), GREY),
@@ -151,9 +160,10 @@ def test_bool_array_becomes_0_and_1_of_uint8():
     assert_pixels(native(npy(GREY > 30_000)), (GREY > 30_000).astype(np.uint8))
 
 
-@pytest.mark.parametrize("values", [GREY > 30_000, GREY, GREY.astype(np.uint8), GREY / 7], ids=lambda each: each.dtype)
-def test_all_types_become_float32_with_pixels_window(values):
-    assert_pixels(native(npy(values), kind="window"), values.astype(np.float32))
+@pytest.mark.parametrize("data", [npy(GREY / 65_535), png16(GREY), tiff(GREY), by_pillow(GREY >> 8, "PNG")])
+def test_files_that_name_no_window_are_refused_with_pixels_window(data):
+    with refused(ImageReadError, "DATA.PIXELS=window", "DICOM"):
+        native(data, kind="window")
 
 
 # --- files of 8 bits ---
@@ -194,6 +204,23 @@ def shallow(form: str, mode: str) -> bytes:
 def test_files_of_8_bits_have_the_pixels_of_8bit_runs(kind, channels):
     data = shallow(*SHALLOW[kind])
     assert_pixels(native(data, channels), decode_by(data, PixelRules(channels)))
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_tiff_of_few_bits_keeps_its_values(bits):
+    values = (GREY >> (16 - bits)).astype(np.uint8)
+    assert_pixels(native(tiff(values, bitspersample=bits)), values)
+
+
+@pytest.mark.parametrize("depth", [np.uint8, np.uint16])
+@pytest.mark.parametrize("colours", [1, 3])
+def test_channel_without_a_meaning_counts_at_every_depth(depth, colours):
+    values = BANDS[:, :, : colours + 1].astype(depth)
+    options = {"planarconfig": "contig", "extrasamples": ["unspecified"]}
+    data = tiff(values, photometric="rgb" if colours == 3 else "minisblack", **options)
+    assert_pixels(native(data, colours + 1), values)
+    with refused(ImageReadError, f"{colours + 1} channels", "DATA.IMAGE_CHANNELS", colours):
+        native(data, colours)
 
 
 @pytest.mark.parametrize("channels", [2, 3])
@@ -715,6 +742,8 @@ WHOLE = {
     "TIFF of single pages": (BAND_FILES["TIFF of single pages"], 5),
     "BigTIFF": (tiff(GREY, bigtiff=True), 1),
     "TIFF of 8 bits": (by_pillow((GREY >> 8).astype(np.uint8), "TIFF"), 1),
+    "PGM of 4 bits": (pnm("P5", GREY >> 12, 15), 1),
+    "DICOM of a table": (dicom(GREY, ModalityLUTSequence=[table(np.arange(256), 8)]), 1),
     "npy": (npy(GREY), 1),
     "DICOM": (dicom(GREY), 1),
     "DICOM, compressed": (dicom(GREY, RLELossless), 1),
@@ -805,6 +834,7 @@ ONLY_NATIVE = {
     "planar TIFF of five channels": (BAND_FILES["TIFF, planar"], ["5 channels", "16 bits"]),
     "BigTIFF of five channels": (tiff(BANDS, planarconfig="contig", bigtiff=True), ["5 channels", "16 bits"]),
     "float TIFF": (tiff(GREY.astype(np.float32)), ["32 bits"]),
+    "TIFF int8": (FLOATS["TIFF int8"][0], ["signed"]),
 }
 
 

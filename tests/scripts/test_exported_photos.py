@@ -14,6 +14,7 @@ from engine.confidence.stored import from_plain
 from engine.export.web import RUNTIME
 from models.export.formats import FORMATS
 from tests.support.configs import beginning_with_weights
+from tests.support.pages import block_of
 from tests.support.refusals import assert_names
 from tests.support.runs import ROOT, rows_of, run, run_folder, typed
 
@@ -94,12 +95,6 @@ def test_comparison_of_validation_images_sees_how_the_documented_code_reads_them
     ended = typed("scripts/export.py", trained, "-output", tmp_path / "x.pt2", "-photo")
     assert ended.returncode == 1 and not any(tmp_path.iterdir())
     assert_names(ended.stderr, "359 validation images")
-
-
-def block_of(path, line: str) -> str:
-    """Return the block of Python code in a page that contains this line."""
-    blocks = re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.S)
-    return next(block for block in blocks if line in block)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import re
 import struct
 import sys
 import zlib
@@ -16,9 +17,11 @@ from pydicom.uid import DeflatedExplicitVRLittleEndian, ImplicitVRLittleEndian, 
 
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
+from tests.support.forks import ROOT
 from tests.support.image_sets import noise
 from tests.support.native_files import by_pillow, deep, dicom, npy, png16, tiff, tiff_of_pages
 from tests.support.native_images import decode_by, native_rules
+from tests.support.pages import block_of
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # pydicom and Pillow warn about unusual and damaged files
@@ -790,6 +793,34 @@ def test_file_with_wrong_bytes_raises_only_image_read_error(kind):
             except ImageReadError:
                 continue
             assert pixels.shape[2] == rules.num_channels and pixels.dtype in (np.uint8, np.uint16, np.float32)
+
+
+# --- the code in docs/pixels.md ---
+
+
+FILES_BY_CHANNELS = {1: GREY_FILES | {kind: FLOATS[kind][0] for kind in FLOATS}, 3: COLOUR_FILES, 5: BAND_FILES}
+UNLIKE_PYDICOM = (
+    "slope alone",
+    "intercept alone",
+    "0 is white, table",
+)  # the first two break the rules of the standard
+DOCUMENTED = {
+    f"{kind}, {channels} channels": (data, channels)
+    for channels, files in FILES_BY_CHANNELS.items()
+    for kind, data in files.items()
+    if "PGM" not in kind and "PPM" not in kind
+} | {f"DICOM, {kind}": (data, 1) for kind, (data, _) in VALUES_OF_DICOM.items() if kind not in UNLIKE_PYDICOM}
+
+
+@pytest.mark.parametrize("kind", DOCUMENTED)
+def test_documented_code_reads_the_values_of_training(kind, tmp_path):
+    data, channels = DOCUMENTED[kind]
+    endings = {"PNG": ".png", "npy": ".npy", "DICOM": ".dcm"}
+    path = tmp_path / f"x{endings.get(re.split('[ ,]', kind)[0], '.tif')}"
+    path.write_bytes(data)
+    names: dict = {}
+    exec(block_of(ROOT / "docs/pixels.md", "def read(path)").partition("\nsession = ")[0], names)
+    assert_pixels(names["read"](path), native(data, channels))
 
 
 # --- missing packages ---

@@ -13,9 +13,11 @@ from configs.schema import Data
 from engine.predict.classifier import load_classifier
 from engine.settings import load_settings
 from tests.support.image_sets import draw_photos
+from tests.support.native_files import tiff_of_pages
 from tests.support.native_images import CHANNELS, draw, files, measured, settings_file
+from tests.support.pages import block_of
 from tests.support.refusals import assert_names, refused
-from tests.support.runs import epochs_of, rows_of, run, run_folder, typed
+from tests.support.runs import ROOT, epochs_of, rows_of, run, run_folder, typed
 from utils.errors import ConfigError, DataError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("here")]
@@ -305,6 +307,15 @@ def test_graph_of_onnx_takes_images_of_any_size_with_their_values(trained, onnx_
         for row in predictions(trained / "best.pth", folder, tmp_path):
             probabilities = session.run(None, {given.name: np.load(row["image_path"])})[0].ravel()
             assert probabilities.max() == pytest.approx(float(row["probability"]), abs=2e-4)
+
+
+def test_documented_code_answers_as_the_checkpoint(trained, onnx_graph, photos, tmp_path, monkeypatch, capsys):
+    row = predictions(trained / "best.pth", photos, tmp_path)[0]
+    (tmp_path / "cell.tif").write_bytes(tiff_of_pages(*np.moveaxis(np.load(row["image_path"]), 2, 0)))
+    shutil.copy(onnx_graph, tmp_path / "cells.onnx")
+    monkeypatch.chdir(tmp_path)
+    exec(block_of(ROOT / "docs/pixels.md", "def read(path)"), {})
+    assert capsys.readouterr().out.strip() == row["class"]
 
 
 def test_exported_program_of_torch_answers_as_the_checkpoint(trained, photos, tmp_path):

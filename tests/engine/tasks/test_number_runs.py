@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import shutil
 
 import numpy as np
 import pytest
@@ -10,7 +12,8 @@ import torch
 from models.weights.torch_files import read_torch
 from tests.support.configs import SMALL
 from tests.support.numbers import write_digits
-from tests.support.runs import epochs_of, rows_of, run_folder, status_of, typed
+from tests.support.pages import block_of
+from tests.support.runs import ROOT, epochs_of, rows_of, run_folder, status_of, typed
 
 pytestmark = pytest.mark.slow
 
@@ -115,8 +118,8 @@ def test_evaluation_of_the_run_repeats_its_figures(trained, tmp_path):
     assert (folder / "predictions.csv").read_text() == (trained / "predictions.csv").read_text()
 
 
-def test_predictions_and_exports_agree_with_the_validation_table(trained, table, tmp_path):
-    """The weights, a graph of images, a graph of photos and the weights for timm's format."""
+def test_predictions_and_exports_agree_with_the_validation_table(trained, table, tmp_path, monkeypatch, capsys):
+    """Compare the weights, a graph of images, a graph of photos, the code of the page and the weights for timm's format."""
     name = rows_of(trained / "predictions.csv")[0]["image"]
     expected = rows_of(trained / "predictions.csv")[0]
     files = [trained / "best.pth", tmp_path / "a.safetensors", tmp_path / "a.onnx", tmp_path / "photo.onnx"]
@@ -133,6 +136,13 @@ def test_predictions_and_exports_agree_with_the_validation_table(trained, table,
         (image,) = json.loads((tmp_path / "p.json").read_text())["images"]
         assert [each["output"] for each in image["predictions"]] == ["digit", "ink"]
         assert said.split("\t")[1] == "digit"
+    shutil.copy(table.parent / name, tmp_path / "photo.jpg")
+    shutil.copy(files[-1], tmp_path / "ages.onnx")
+    monkeypatch.chdir(tmp_path)
+    exec(block_of(ROOT / "docs/numbers.md", "onnxruntime"), {})
+    found = [float(each) for each in re.findall(r"-?\d+\.?\d*", capsys.readouterr().out)]
+    expected = [float(row[f"{each}{end}"]) for each in ("digit", "ink") for end in ("", "_low", "_high")]
+    assert found == pytest.approx(expected, abs=0.05)
 
 
 def test_timms_folder_has_the_formula_in_its_card(trained, tmp_path):

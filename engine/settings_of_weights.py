@@ -166,11 +166,7 @@ def _for_channels(images: dict[str, Any], given: dict[str, Text]) -> dict[str, A
     number = convert(SETTINGS[key], given[key], key) if key in given else implied
     if number == theirs:
         return images
-    left_out = {
-        "DATA.RANGE",
-        "DATA.RGB",
-        *(() if key in given else (key,)),
-    }  # they belong to the channels of the weights
+    left_out = {"DATA.RANGE", "DATA.RGB", *(() if key in given else (key,))}  # they belong to the weights' channels
     images = {name: value for name, value in images.items() if name not in left_out}
     for name in {"DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"} & images.keys():
         images = images | {name: [round(sum(images[name]) / len(images[name]), 6)] * number}

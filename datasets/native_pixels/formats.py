@@ -11,7 +11,7 @@ from PIL import Image
 
 from datasets.native_pixels.unread import NUMPY, TIFF_BITS, TIFFS, is_dicom
 from datasets.transforms.decode import ORIENTATION, TURNS, decode, naming_errors, open_image, orientation_of
-from datasets.transforms.pixel_rules import PixelRules, is_signed
+from datasets.transforms.pixel_rules import PixelRules, has_unknown_range
 from datasets.types import ImageReadError
 
 PNG_START, PNG_DEPTH = b"\x89PNG\r\n\x1a\n", 24  # the first bytes, and the position of the bits per value
@@ -155,7 +155,7 @@ def _is_plain_tiff(data: bytes, rules: PixelRules) -> bool:
             tags = image.tag_v2
             has_8_bits = max(tags.get(TIFF_BITS, (1,))) == 8 or image.mode in ("1", "P")
             is_named = image.mode != "RGBX" and tags.get(EXTRA_SAMPLES, ()) in ((), *((each,) for each in ALPHA))
-            return has_8_bits and is_named and not is_signed(image) and getattr(image, "n_frames", 1) == 1
+            return has_8_bits and is_named and not has_unknown_range(image) and getattr(image, "n_frames", 1) == 1
     except (OSError, SyntaxError):
         return False
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from datasets.transforms.pixel_rules import HIGHEST_OF_SHALLOW, SHALLOW, PixelRules, has_32_bits, is_signed, to_array
+from datasets.transforms.pixel_rules import HIGHEST_OF_SHALLOW, SHALLOW, PixelRules, has_unknown_range, to_array
 from datasets.types import ImageReadError
 
 try:
@@ -91,13 +91,12 @@ def kinds_of(data: bytes, rules: PixelRules) -> list[str]:
     """Return the unusual properties of an image file, as -check prints them, or [] if it is not an image."""
     try:
         with open_image(data, rules) as image:
-            is_deep = any(";16" in str(tile[3]) for tile in getattr(image, "tile", ())) and not has_32_bits(image)
+            is_deep = any(";16" in str(tile[3]) for tile in getattr(image, "tile", ())) and not has_unknown_range(image)
             is_shallow = is_deep and image.mode.startswith("I") and image.getextrema()[1] < HIGHEST_OF_SHALLOW
             kinds = {
                 "16-bit": is_deep and not is_shallow,
                 SHALLOW: is_shallow,
-                "32-bit (refused)": has_32_bits(image),
-                "signed (refused)": is_signed(image),
+                "32-bit or signed (refused)": has_unknown_range(image),
                 "transparent": image.has_transparency_data,
                 "CMYK": image.mode == "CMYK",
                 # Further pictures in a camera's MPO file are previews.

@@ -48,11 +48,10 @@ class PixelRules:
 
 def to_array(image: Image.Image, rules: PixelRules) -> np.ndarray:
     """Return a Pillow image, or its first frame, as uint8 [H, W, rules.num_channels]."""
-    if has_32_bits(image) or is_signed(image):
-        has = "32 bits per pixel" if has_32_bits(image) else "signed values"
+    if has_unknown_range(image):
         raise ImageReadError(
-            f"it has {has} (Pillow's mode {image.mode}), whose range is unknown; save it with 8 or 16 bits, or set "
-            "DATA.PIXELS=native (docs/pixels.md)"
+            f"it has 32 bits per pixel or signed values (Pillow's mode {image.mode}), whose range is unknown; save it with "
+            "8 or 16 bits, or set DATA.PIXELS=native (docs/pixels.md)"
         )
     if image.mode.startswith("I"):
         image = _to_8_bits(image)
@@ -65,14 +64,10 @@ def to_array(image: Image.Image, rules: PixelRules) -> np.ndarray:
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
 
-def has_32_bits(image: Image.Image) -> bool:
-    """Return whether the pixels have 32 bits. Such pixels have no standard range."""
-    return image.mode == "F" or (image.mode == "I" and image.format not in GREY_16_BIT)
-
-
-def is_signed(image: Image.Image) -> bool:
-    """Return whether this is a TIFF of signed integers of 8 bits, whose sign Pillow ignores."""
-    return image.mode == "L" and 2 in getattr(image, "tag_v2", {}).get(ExifTags.Base.SampleFormat, ())
+def has_unknown_range(image: Image.Image) -> bool:
+    """Return whether the pixels have 32 bits or signed values (only in TIFF), for which there is no standard range."""
+    is_signed = 2 in getattr(image, "tag_v2", {}).get(ExifTags.Base.SampleFormat, ())
+    return is_signed or image.mode == "F" or (image.mode == "I" and image.format not in GREY_16_BIT)
 
 
 def _to_8_bits(image: Image.Image) -> Image.Image:

@@ -48,7 +48,7 @@ def load_image_sets(
         if output:
             refuse_output_inside(filter(None, (train, val)), output)
     if val is None:
-        train, val = split(config, train, saved)
+        train, val = _split(config, train, saved)
     elif not config.START.EVAL:
         _check_own_parts(config, train, val)
     if config.START.EVAL:
@@ -67,6 +67,14 @@ def load_image_sets(
     counts = _describe_class_counts(train, val) if config.task.noun == "class" else ()
     notes = (*describe_split(config, val), *counts, *notes, *val.notes)
     return train, val.with_facts(notes=notes)
+
+
+def _split(config: Config, whole: ImageSet, saved: SavedData | None) -> tuple[ImageSet | None, ImageSet]:
+    if config.START.EVAL:
+        from datasets.split.trained_on import split_to_evaluate
+
+        return split_to_evaluate(config, whole, saved)
+    return split(config, whole, saved)
 
 
 def _look_into_files(data: Data, sets: list[ImageSet], notes: tuple) -> tuple[list[ImageSet], tuple]:

@@ -73,8 +73,7 @@ def describe_changed_images(file: Path, train: ImageSet, val: ImageSet) -> tuple
     """
     if not file.is_file() or len(train) + len(val) > MOST_LISTED:
         return [], False
-    with open(file, encoding="utf-8", errors="surrogateescape", newline="") as lines:
-        then = [row[0] for row in csv.reader(lines) if row][1:]
+    then = [row[0] for row in read_split(file)]
     now = [key.decode(errors="surrogateescape") for part in (train, val) for keys in part.all_keys() for key in keys]
     gone, new = Counter(then) - Counter(now), Counter(now) - Counter(then)
     if not (gone or new):
@@ -93,6 +92,12 @@ def describe_changed_images(file: Path, train: ImageSet, val: ImageSet) -> tuple
     for found, what in ((gone, "gone"), (new, "new")):
         words += [f"{counted(found.total(), 'image')} {what} ({first_of(sorted(found), limit=3)})"] * bool(found)
     return words, is_only_added
+
+
+def read_split(file: Path) -> list[list[str]]:
+    """Return the name and the part of each image in the split.csv of a run."""
+    with open(file, encoding="utf-8", errors="surrogateescape", newline="") as lines:
+        return [row for row in csv.reader(lines) if row][1:]
 
 
 def _divided(name: str) -> tuple[str, str]:

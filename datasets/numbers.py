@@ -43,8 +43,9 @@ class NumberTargets(OneClass):
         return cls(np.random.default_rng(0).standard_normal((num_classes, num_classes)))
 
     def names(self, classes: Sequence[str]) -> Sequence[str]:
-        rows = (zip(classes, row, strict=False) for row in self.values.tolist())
-        return [", ".join(f"{name} {value!r}" for name, value in row if not math.isnan(value)) for row in rows]
+        by_name = sorted(zip(classes, range(self.values.shape[1]), strict=False))  # in any order of columns
+        rows = (zip(by_name, row, strict=True) for row in self.values[:, [output for _, output in by_name]].tolist())
+        return [", ".join(f"{name} {value!r}" for (name, _), value in row if not math.isnan(value)) for row in rows]
 
     def count(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
         counts = count_classes(targets, len(self.values)) @ self.is_present.astype(np.int64)

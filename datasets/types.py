@@ -169,6 +169,7 @@ class SavedData(NamedTuple):
     split: dict  # ImageSet.split; empty if a weights file lacks it
     validation: dict = {}  # datasets.split.validation_facts of the validation images
     facts: dict = {}  # datasets.fingerprint.data_facts; empty in weights files that scripts/export.py writes
+    file: Path | None = None  # the checkpoint; next to it, split.csv lists the part of each image
 
 
 class Batch(NamedTuple):

@@ -178,11 +178,11 @@ def read_inputs(loaded: LoadedConfig, process: Process, log: Log) -> Inputs:
         return read_checkpoint(checkpoint, lazily=not config.START.EVAL, verify=process.local_rank == 0)
 
     saved = process.after_first(read)
-    record = _record(source_of(config, checkpoint)[1], saved)
+    record, file = _record(source_of(config, checkpoint)[1], saved)
     kept = None
     if "class_names" in record and (is_run(saved) or config.START.EVAL):
         about = (record.get(key, {}) for key in ("split", "validation", TRAINED_ON))
-        kept = SavedData(list(record["class_names"]), *about)
+        kept = SavedData(list(record["class_names"]), *about, file)
     return Inputs(loaded, process, precision, checkpoint, saved, record, kept)
 
 
@@ -223,14 +223,14 @@ def source_of(config: Config, checkpoint: Path | None) -> tuple[str, str | None]
     return ("-resume", str(checkpoint)) if checkpoint else ("MODEL.PRETRAINED", config.MODEL.PRETRAINED)
 
 
-def _record(source: str | None, saved: dict) -> dict:
-    """Return the metadata that halfstep stored in the weights, or {} if another program wrote them."""
+def _record(source: str | None, saved: dict) -> tuple[dict, Path | None]:
+    """Return the metadata that halfstep stored in the weights, or {} if another program wrote them, and their file."""
     if saved or not source:
-        return record_of(saved)
+        return record_of(saved), Path(source) if source else None
     from models.weights.files import find_file, read_record
 
     path = find_file(source)
-    return read_record(path) if path else {}
+    return read_record(path) if path else {}, path
 
 
 def refuse_other_data(inputs: Inputs, facts: dict) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from configs.schema import Config, Data, Fold
-from datasets.fingerprint import is_other_data
 from datasets.order import shuffled
 from datasets.split.parts import (
     CLASS_FOLDERS,
@@ -19,7 +18,6 @@ from datasets.split.parts import (
 )
 from datasets.targets import count_classes
 from datasets.types import ImageSet, SavedData
-from utils.errors import ConfigError
 from utils.files import replacing
 from utils.text import counted, csv_text, warning
 
@@ -55,48 +53,18 @@ def _by_position(image_set: ImageSet, record: dict) -> np.ndarray:
     return held_out
 
 
-def split(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple[ImageSet | None, ImageSet]:
-    """Return training and validation images of a set without a validation part, or None and all images in evaluation.
+def split(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple[ImageSet, ImageSet]:
+    """Return training and validation images of a set without a validation part.
 
     `image_set.split` has the key `training`, the title of the data. With the rule `position` for published data, a part
-    is held out by position, also in evaluation; `fraction` replaces DATA.VAL_FRACTION.
-
-    `saved`: the data record of the checkpoint that is resumed or evaluated. If a run is evaluated on its own data, only
-    the images that it held out are scored.
+    is held out by position; `fraction` replaces DATA.VAL_FRACTION. `saved`: the data record of the resumed checkpoint.
     """
     title, is_published = image_set.split["training"], image_set.split.get("rule") == "position"
-    if config.START.EVAL:
-        former = saved.split if saved else {}
-        if former.get("rule") in DRAWN and (parts := _held_out_then(config, image_set, saved)):
-            return parts
-        if not is_published:
-            image_set = image_set.with_facts(split={"rule": "none", "validation": title})
-            if former:
-                from datasets.split.trained_on import warn_of_trained_images  # imported here: only for weights of a run
-
-                notes = (*image_set.notes, *warn_of_trained_images(image_set, former["training"]))
-                image_set = image_set.with_facts(notes=notes)
-            return None, image_set
     fraction = image_set.split.get("fraction", config.DATA.VAL_FRACTION)
     record = new_record("position" if is_published else "hash", title, fraction, config.DATA.fold)
     if config.DATA.GROUP_BY:
         record["group_by"] = config.DATA.GROUP_BY
-    return divide(image_set, _with_class_folders(image_set, record, saved) if saved else record)
-
-
-def _held_out_then(config: Config, image_set: ImageSet, saved: SavedData) -> tuple[ImageSet, ImageSet] | None:
-    """Return both parts as the run divided them, if this is the run's data or a copy of it, and None for other data."""
-    record, title, group = saved.split, image_set.split["training"], config.DATA.GROUP_BY
-    is_same = os.path.realpath(record["training"]) == os.path.realpath(title)
-    if is_same and record.get("group_by") != group:
-        raise ConfigError(
-            f"DATA.GROUP_BY is {group}, but the images of {title} were held out with {record.get('group_by')}; "
-            "set DATA.GROUP_BY to the same value"
-        )
-    record = _with_class_folders(image_set, record, saved) | {"training": title, "validation": title}
-    parts = divide(image_set, record)
-    is_copy = validation_facts(parts[1]) == saved.validation and not is_other_data(saved.facts, parts[1])
-    return parts if is_same or is_copy else None
+    return divide(image_set, with_class_folders(image_set, record, saved) if saved else record)
 
 
 def validation_facts(image_set: ImageSet) -> dict[str, int | str]:
@@ -183,7 +151,7 @@ def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
     )
 
 
-def _with_class_folders(image_set: ImageSet, record: dict, saved: SavedData) -> dict:
+def with_class_folders(image_set: ImageSet, record: dict, saved: SavedData) -> dict:
     """Return the record with the class folders of the resumed or evaluated run, if they differ from the classes.
 
     In a list, the label of an image can change while its folder stays. If a class was renamed, both names are kept.

@@ -1,21 +1,94 @@
-"""Find evaluated images that are also in the folder that a run was trained on."""
+"""Tell the images that an evaluated run held out from the images that it was trained on."""
 
 import filecmp
+import itertools
 import math
 import os
 from pathlib import Path
 
-from datasets.types import ImageSet
+import numpy as np
+
+from configs.schema import Config
+from datasets.fingerprint import is_other_data, read_split
+from datasets.split import DRAWN, divide, split, validation_facts, with_class_folders
+from datasets.split.parts import PARTS
+from datasets.types import ImageSet, SavedData
+from utils.errors import ConfigError
 from utils.text import warning
 
 MOST_COMPARED = 5000  # images; comparing one takes a millisecond on a network disk
 
 
-def warn_of_trained_images(image_set: ImageSet, training: str) -> list[str]:
-    """Return a warning if evaluated images are also in the training folder, with the same path below it and content.
+def split_to_evaluate(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple[ImageSet | None, ImageSet]:
+    """Return None and all images of a set without a validation part, or both parts if only one is scored.
 
-    `training`: the folder or list of the training images, as the run named it.
+    If a run is evaluated on its own data, only the images that it held out are scored. Of published data without a split
+    of their own, a part is. `saved`: the data record of the evaluated checkpoint.
     """
+    has_record = saved is not None and bool(saved.split)
+    if has_record and (parts := _parts_then(config, image_set, saved)):
+        return parts
+    if image_set.split.get("rule") == "position":
+        return split(config, image_set, saved)
+    image_set = image_set.with_facts(split={"rule": "none", "validation": image_set.split["training"]})
+    if has_record:
+        notes = (*image_set.notes, *_warn_of_trained_images(image_set, saved))
+        image_set = image_set.with_facts(notes=notes)
+    return None, image_set
+
+
+def _parts_then(config: Config, image_set: ImageSet, saved: SavedData) -> tuple[ImageSet, ImageSet] | None:
+    """Return both parts as the run divided them, if this is the run's data or a copy of it, and None for other data.
+
+    If the run's data have changed, the split can differ, because it depends on the labels. Then split.csv has the parts.
+    """
+    record, title, group = saved.split, image_set.split["training"], config.DATA.GROUP_BY
+    if record.get("rule") not in DRAWN:
+        return None
+    is_same = os.path.realpath(record["training"]) == os.path.realpath(title)
+    if is_same and record.get("group_by") != group:
+        raise ConfigError(
+            f"DATA.GROUP_BY is {group}, but the images of {title} were held out with {record.get('group_by')}; "
+            "set DATA.GROUP_BY to the same value"
+        )
+    record = with_class_folders(image_set, record, saved) | {"training": title, "validation": title}
+    parts = divide(image_set, record)
+    is_unchanged = validation_facts(parts[1]) == saved.validation
+    if is_unchanged and not is_other_data(saved.facts, parts[1]):
+        return parts
+    if is_same and not is_unchanged and (listed := _listed_parts(saved)):
+        return _divide_by_list(image_set, parts, listed)
+    return parts if is_same else None
+
+
+def _listed_parts(saved: SavedData) -> dict[str, str]:
+    """Return {name of an image: its part} of the run's split.csv, or {} if it is not next to the checkpoint."""
+    file = saved.file and saved.file.with_name("split.csv")
+    rows = read_split(file) if file and file.is_file() else []
+    num_held_out = sum(row[1:] == [PARTS[1]] for row in rows)
+    is_of_run = num_held_out == saved.validation.get("num_images")  # the file may be in the folder of another run
+    return {row[0]: row[-1] for row in rows} if is_of_run else {}
+
+
+def _divide_by_list(
+    image_set: ImageSet, drawn: tuple[ImageSet, ImageSet], listed: dict[str, str]
+) -> tuple[ImageSet, ImageSet]:
+    """Return both parts as listed. An image that is not listed keeps the part that was drawn."""
+    train, val = drawn
+    rows = np.arange(len(image_set)) if image_set.rows is None else image_set.rows
+    held_out = np.isin(rows, val.rows)
+    for index, key in enumerate(itertools.chain.from_iterable(image_set.all_keys())):
+        if part := listed.get(key.decode(errors="surrogateescape")):
+            held_out[index] = part == PARTS[1]
+    facts = {"split": val.split, "class_folders": val.class_folders}
+    note = "the data have changed since the training; the images are scored that split.csv of the run lists as held out"
+    facts["notes"] = (*image_set.notes, note)
+    return tuple(image_set.take(np.flatnonzero(chosen)).with_facts(**facts) for chosen in (~held_out, held_out))
+
+
+def _warn_of_trained_images(image_set: ImageSet, saved: SavedData) -> list[str]:
+    """Return a warning if evaluated images are also training images: with the same path below the folder and content."""
+    training = saved.split["training"]  # the folder or list of the training images, as the run named it
     if os.path.realpath(image_set.split["validation"]) == os.path.realpath(training):
         return [
             warning(
@@ -27,7 +100,9 @@ def warn_of_trained_images(image_set: ImageSet, training: str) -> list[str]:
     if image_set.root is None or not folder.is_dir():
         return []
     compared = range(0, len(image_set), math.ceil(len(image_set) / MOST_COMPARED))
-    found = [index for index in compared if _is_in(folder, image_set, index, is_list)]
+    trained = {name for name, part in _listed_parts(saved).items() if part == PARTS[0]}
+    candidates = [index for index in compared if not trained or image_set.key(index) in trained]
+    found = [index for index in candidates if _is_in(folder, image_set, index, is_list and not trained)]
     if not found:
         return []
     of = f"{len(compared):,} compared images" if len(compared) < len(image_set) else f"{len(image_set):,} images"
@@ -39,10 +114,10 @@ def warn_of_trained_images(image_set: ImageSet, training: str) -> list[str]:
     ]
 
 
-def _is_in(folder: Path, image_set: ImageSet, index: int, is_list: bool) -> bool:
-    """Return whether an image is in the folder. With a list, it may be in the folder without being listed."""
+def _is_in(folder: Path, image_set: ImageSet, index: int, only_copies: bool) -> bool:
+    """Return whether the folder has an image. `only_copies`: not the file itself, which may be there without being listed."""
     own, other = image_set.name(index), folder / image_set.key(index)
     try:
-        return not (is_list and os.path.samefile(own, other)) and filecmp.cmp(own, other, shallow=False)
+        return not (only_copies and os.path.samefile(own, other)) and filecmp.cmp(own, other, shallow=False)
     except OSError:  # usually there is no such file
         return False

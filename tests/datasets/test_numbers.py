@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datasets import SavedData, load_image_sets, validation_facts
+from datasets import SavedData, load_image_sets, validation_facts, write_split
 from datasets.fingerprint import data_facts
 from datasets.numbers import NumberTargets, mean_and_deviation
 from datasets.split import divide, new_record
@@ -456,3 +456,47 @@ def test_split_of_a_file_holds_out_images_of_every_tenth(tmp_path):
         assert {*(part.round() // of_tenth)} == {*range(10)}
     assert len(train) + len(val) == 400 and len(val) < 40
     assert val.classes == ["age", "ink"] and isinstance(val.meaning, NumberTargets)
+
+
+# --- evaluation of the data of a run ---
+
+
+@pytest.fixture
+def of_run(tmp_path):
+    """Return the table of a run, its validation images, and what its checkpoint and its folder say about them."""
+    file, numbers = write_digits(tmp_path, 120)
+    train, val = load(file)
+    write_split(tmp_path / "split.csv", train, val)
+    facts = validation_facts(val), data_facts(train, val)
+    return file, numbers, val, SavedData(val.classes, val.split, *facts, tmp_path / "best.pth")
+
+
+def rewritten(file, header: str, columns) -> None:
+    rows = [f"{number}.png,{','.join(map(repr, row))}" for number, row in enumerate(np.transpose(columns).tolist())]
+    file.write_text("\n".join([f"path,{header}", *rows]))
+
+
+@pytest.mark.parametrize("change", ["fewer", "corrected", "order"])
+def test_evaluation_of_changed_numbers_scores_the_images_held_out_in_training(of_run, change):
+    file, (digit, ink), val, saved = of_run[0], of_run[1].T, *of_run[2:]
+    header, columns = {
+        "fewer": ("ink", (ink,)),
+        "corrected": ("digit,ink", (digit, ink.max() - ink)),
+        "order": ("ink,digit", (ink, digit)),
+    }[change]
+    rewritten(file, header, columns)
+    scored = load(file, saved, evaluate=True)[1]
+    assert keys(scored) == keys(val) and any("split.csv" in note for note in scored.notes) == (change != "order")
+
+
+def test_copy_of_the_table_with_columns_in_another_order_is_the_same_data(of_run):
+    file, numbers, val, saved = of_run
+    rewritten(file.with_name("copy.csv"), "ink,digit", numbers.T[::-1])
+    assert keys(load(file.with_name("copy.csv"), saved, evaluate=True)[1]) == keys(val)
+
+
+def test_evaluation_of_another_table_of_trained_images_warns_of_them(of_run):
+    file, numbers, val, saved = of_run
+    rewritten(file.with_name("copy.csv"), "ink", numbers.T[1:])
+    notes = load(file.with_name("copy.csv"), saved, evaluate=True)[1].notes
+    assert any(note.startswith(f"warning: DATA.DATA_PATH: {120 - len(val)} of 120 images") for note in notes)

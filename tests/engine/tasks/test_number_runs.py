@@ -118,6 +118,14 @@ def test_evaluation_of_the_run_repeats_its_figures(trained, tmp_path):
     assert (folder / "predictions.csv").read_text() == (trained / "predictions.csv").read_text()
 
 
+def test_evaluation_of_fewer_columns_scores_the_images_held_out_in_training(trained, tmp_path):
+    words = ("-eval", "-pretrained", trained, "-output", tmp_path, "-opts", "DATA.COLUMNS=[path,ink]")
+    typed("main_single_gpu.py", *words).done()
+    (folder,) = tmp_path.glob("eval-*")
+    then, now = ({row["image"] for row in rows_of(each / "predictions.csv")} for each in (trained, folder))
+    assert now == then
+
+
 def test_predictions_and_exports_agree_with_the_validation_table(trained, table, tmp_path, monkeypatch, capsys):
     """Compare the weights, a graph of images, a graph of photos, the code of the page and the weights for timm's format."""
     name = rows_of(trained / "predictions.csv")[0]["image"]

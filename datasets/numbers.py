@@ -105,9 +105,10 @@ def joined(
 
     `values`: the cells of each column; `separator`: of the columns of the file.
     """
-    for name, cells in zip(columns, values, strict=True):
-        for cell, line in zip(cells, lines, strict=True):
-            if parsed(cell) is None:
+    found = [[parsed(cell) for cell in cells] for cells in values]
+    for name, cells, of_column in zip(columns, values, found, strict=True):
+        for cell, line, value in zip(cells, lines, of_column, strict=True):
+            if value is None:
                 remedy = "leave the cell empty if the number is missing, or correct it"
                 if parsed(cell.replace(",", ".", 1)) is not None:
                     remedy = f"write a decimal point, not a comma (columns are separated by {separator!r})"
@@ -115,7 +116,9 @@ def joined(
                     f"{file}, line {line}: {name} is {shortened(cell)!r}, which is not a number of at most "
                     f"{LARGEST:g}; {remedy}"
                 )
-    return [SEPARATOR.join(row) for row in zip(*values, strict=True)]
+    return [
+        SEPARATOR.join(map(repr, row)) for row in zip(*found, strict=True)
+    ]  # one text for all spellings of a number
 
 
 def parsed(cell: str) -> float | None:
@@ -200,6 +203,11 @@ def standardized(
     that they predict. Those of other numbers are measured; in evaluation they are 0 and 1.
     """
     names, config = val.classes, loaded.config
+    if not val.meaning.is_present[val.targets].any():
+        raise DataError(
+            f"DATA.DATA_PATH: no validation image has a number in {', '.join(names)}, so nothing can be scored; give the "
+            f"validation images of {config.DATA.DATA_PATH} their numbers"
+        )
     if config.MODEL.NUM_CLASSES not in (None, len(names)):
         raise DataError(
             f"MODEL.NUM_CLASSES is {config.MODEL.NUM_CLASSES}, but the data have {counted(len(names), 'number')} "

@@ -93,6 +93,10 @@ def read_csv_file(file: Path, add: Callable[[Rows], None], columns: Columns) -> 
     """Pass these columns of all rows of a file to `add`."""
     with _opened(file, columns.names) as rows:
         names = [name.strip() for name in next(rows)]
+        if columns.are_numbers and (twice := next((name for name in columns.names if names.count(name) > 1), None)):
+            raise DataError(
+                f"{file}: the header has the column {twice} {names.count(twice)} times; rename or remove one"
+            )
         places = zip(columns.names, find_columns(columns.names, names), strict=True)
         values = _Values(file, columns, [*places], len(names))
         while found := values.take(rows):

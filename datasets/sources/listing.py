@@ -84,7 +84,7 @@ def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
     Paths are relative to DATA.IMAGE_ROOT, or to the folder of the list if it is not set, and must not lead out of it.
     """
     beside = lists.files[0].with_name(f"{lists.files[0].name}{ENDING}")
-    made_of = {"files": stamps_of(lists.files), "settings": lists.settings, "version": 3}
+    made_of = {"files": stamps_of(lists.files), "settings": lists.settings, "version": 4}
     columns = {f"{number}.{name}": kind for number in range(len(lists.files)) for name, kind in COLUMNS.items()}
     index = open_or_build(
         index_paths(config, beside), columns, made_of, lambda builder: _Builder(config, lists, builder).build()
@@ -140,7 +140,7 @@ class _Builder:
         for number, (of_labels, of_rows) in enumerate(zip(targets, numbers, strict=True)):
             for start in range(0, len(of_rows), ROWS_AT_ONCE):
                 self.builder.add(f"{number}.target", of_labels[of_rows[start : start + ROWS_AT_ONCE]])
-        return {"folder_names": self.folder_names[0]} | self._compare(len(numbers[0]))
+        return {"folder_names": self.folder_names[0]} | self._compare(numbers)
 
     def _read(self, number: int, file: Path) -> np.ndarray:
         """Read a list. Return the label number of each row."""
@@ -167,13 +167,14 @@ class _Builder:
         self.builder.add(f"{number}.folder", encoded(list(folders.numbers)))
         return numbers
 
-    def _compare(self, num_first: int) -> dict:
+    def _compare(self, numbers: list[np.ndarray]) -> dict:
         """Return count and examples of repeated paths in each list, and of paths and groups that are in both lists.
 
-        `num_first`: the number of rows of the first list.
+        `numbers`: the label number of each row of each list.
         """
+        num_first = len(numbers[0])
         texts = [self.builder.text(f"{number}.path") for number in range(len(self.lists.files))]
-        repeated, shared = [[] for _ in texts], []
+        repeated, shared, num_different = [[] for _ in texts], [], [0 for _ in texts]
 
         def path_of(row: int) -> bytes:
             part, index = (1, row - num_first) if row >= num_first else (0, row)
@@ -181,8 +182,10 @@ class _Builder:
 
         for rows in equal_rows(self.hashes.take(), path_of):
             parts = [[row for row in rows if row < num_first], [row - num_first for row in rows if row >= num_first]]
-            for found, of_part in zip(repeated, parts, strict=False):
-                found += of_part[1:]
+            for part, rows_of_part in enumerate(parts[: len(texts)]):
+                repeated[part] += rows_of_part[1:]
+                labels = numbers[part][rows_of_part]
+                num_different[part] += int(np.count_nonzero(labels[1:] != labels[:1]))
             if parts[0]:
                 shared += parts[1]
         groups = []
@@ -193,6 +196,7 @@ class _Builder:
             groups = sorted(map(os.fsdecode, first & second))
         return {
             "repeated": [_count_and_names(text, rows) for text, rows in zip(texts, repeated, strict=True)],
+            "different": num_different,
             "shared": _count_and_names(texts[-1], shared),
             "shared_groups": {"count": len(groups), "first": groups[:NUM_NAMED]},
         }
@@ -217,7 +221,13 @@ def _count_and_names(paths: Texts, rows: list[int]) -> dict:
 def _notes(config: Config, index: Index, lists: Lists) -> Iterator[str]:
     """Yield lines for the log. Raise DataError if all validation images are also training images."""
     facts, train, val = index.facts, lists.files[0], lists.files[-1]
-    for file, repeated in zip(lists.files, facts["repeated"], strict=True):
+    for file, repeated, different in zip(lists.files, facts["repeated"], facts["different"], strict=True):
+        if different:
+            noun = config.task.noun
+            yield warning(
+                f"{file} gives images another {noun} than an earlier line does, on {counted(different, 'line')}; keep only "
+                f"one {noun} for each image"
+            )
         if repeated["count"]:
             names = first_of(repeated["first"], total=repeated["count"])
             yield (

@@ -28,6 +28,7 @@ from engine.train.stop_conditions import Stopped
 from engine.train.trainer import Trainer
 from models.heads import output_layers, set_to_zero
 from models.weights.state import CALIBRATION
+from utils.errors import DataError
 from utils.program import StopSignal
 from utils.runs import BEST
 
@@ -96,6 +97,12 @@ def fit(saves: Saves, layers: list[nn.Module], stop: StopSignal) -> ImageFeature
     features, targets = torch.from_numpy(found.joined), torch.from_numpy(found.targets)
     if not len(targets) or not features.isfinite().all():
         log.say("no linear classifier before training: some features are not finite")
+        return None
+    if plan.config.task.noun == "number" and (lacking := targets.isnan().all(0)).any():
+        text = f"no image that can be read has a number in {plan.classes[int(lacking.int().argmax())]}"
+        if len(plan.train_set) <= MOST_IMAGES:  # else other images may have one
+            raise DataError(f"DATA.COLUMNS: {text}; repair the images, or leave this column out")
+        log.say(f"no linear classifier before training: among {MOST_IMAGES:,} images, {text}")
         return None
     given = (features, targets, layers[0].weight.shape[0])
     classifier = trainer.process.first(lambda: trainer.task.fit_head(*given))

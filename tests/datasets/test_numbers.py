@@ -500,3 +500,28 @@ def test_evaluation_of_another_table_of_trained_images_warns_of_them(of_run):
     rewritten(file.with_name("copy.csv"), "ink", numbers.T[1:])
     notes = load(file.with_name("copy.csv"), saved, evaluate=True)[1].notes
     assert any(note.startswith(f"warning: DATA.DATA_PATH: {120 - len(val)} of 120 images") for note in notes)
+
+
+# --- tables that contradict themselves ---
+
+
+def test_validation_images_without_any_number_are_refused(tmp_path):
+    write_rows(tmp_path / "train.csv", [str(number) for number in range(9)])
+    write_rows(tmp_path / "val.csv", [""] * 9, prefix="v")
+    config = number_settings(tmp_path)
+    with refused(DataError, "DATA.DATA_PATH", "validation", "age"):
+        standardize(config, *load_image_sets(config))
+
+
+@pytest.mark.parametrize("columns", [("path", "age"), ("path", "*")], ids=str)
+def test_two_columns_of_one_name_are_refused(tmp_path, columns):
+    file = write_rows(tmp_path / "a.csv", [f"{number},{number**2}" for number in range(9)], "path,age,age")
+    with refused(DataError, "a.csv", "age", "2 times"):
+        load(file, COLUMNS=columns)
+
+
+@pytest.mark.parametrize(("other", "is_said"), [("4", True), ("3.0", False)])
+def test_image_with_two_different_numbers_is_warned_of(tmp_path, other, is_said):
+    file = write_rows(tmp_path / "a.csv", [str(number) for number in range(20)])
+    file.write_text(file.read_text() + f"3.png,{other}\n")
+    assert any("another number" in note for note in load(file)[1].notes) == is_said

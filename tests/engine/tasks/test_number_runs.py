@@ -273,6 +273,19 @@ def test_check_describes_numbers_and_images_with_two_numbers(table, tmp_path):
     assert "digit 1.0" in said and "digit 8.0" in said and "in two numbers" in said
 
 
+def test_column_that_only_unreadable_images_have_is_named(trained, table, tmp_path):
+    data = table.with_name("rare.csv")
+    rare = {f"bad{number}.png": number for number in range(10)}
+    for name in rare:
+        data.with_name(name).write_bytes(b"no image")
+    rows = [f"{number}.png,{number % 7}," for number in range(30)] + [f"{name},1,{rare[name]}" for name in rare]
+    data.write_text("\n".join(["path,age,rare", *rows]))
+    options = ("TRAIN.OBJECTIVE=numbers", "DATA.COLUMNS=[path,age,rare]", "DATA.MAX_BAD_FRACTION=0.9")
+    words = ("-pretrained", trained, "-data_path", data, "-output", tmp_path, "-opts", *options)
+    started = ("MODEL.NEW_CLASSIFIER=linear", "DATA.BATCH_SIZE=8")
+    typed("main_single_gpu.py", "-cfg", table.with_name("small.yaml"), *words, *started).refused("DATA.COLUMNS", "rare")
+
+
 def test_doctor_replays_large_numbers_as_they_were_trained(train, table):
     large = table.with_name("large.csv")
     rows = (f"{number}.png,{1e6 + 999 * number**2 % 1e5}" for number in range(COUNT))

@@ -33,12 +33,17 @@ LEAST_CONTRAST = 32.0  # images with less contrast are nearly plain: they are th
 NUM_CANDIDATES = 4  # for each image
 NUM_DISTANCES = 2**24  # distances that are computed at once
 # The comparison, from the tiny pictures to the images themselves. A round: pixels on each side, steps of the alignment, pixels
-# on each side of an area, and the largest difference of near copies. The difference of two areas is the difference of their mean
+# on each side of an area, and the largest differences of near copies in colour and in brightness. The difference of two areas is the difference of their mean
 # colours, in units of NOISE levels (of 255) plus DETAIL times the contrast inside them, because saving and resizing change
 # details most. In the last round, 99% of 300 near copies differ by at most 0.83. Different emoji differ by 1.3, and so do
 # two images of a fixed camera if a disc of 6% of the width has moved.
-TINY_ROUNDS = ((SIDE, 2, 2, 4.0),)
-ROUNDS = ((32, 2, 2, 3.0), (128, 1, 6, 1.0))
+# Small differences: in the last round, also the brightness of areas is compared, with a unit for the details of this image:
+# FINE_NOISE plus FINE_DETAIL times the contrast inside the area plus WHOLE_DETAIL times the mean of these contrasts. So a thin
+# crack makes two plain images different, and the changes that JPEG makes to a detailed image do not. BENCHMARKS.md, "Copies".
+TINY_ROUNDS = ((SIDE, 2, 2, 4.0, np.inf),)
+ROUNDS = ((32, 2, 2, 3.0, np.inf), (128, 1, 6, 1.0, 1.0))
+FINE_NOISE, FINE_DETAIL, WHOLE_DETAIL = 2.5, 0.32, 0.21
+BRIGHTNESS = np.array([0.299, 0.587, 0.114], np.float32)  # JPEG changes the colours more
 THUMBNAIL = 192  # pixels on each side of the images that are compared, at most
 NOISE, DETAIL = 15.0, 0.375
 MOST_CROPPED = 0.04  # of each side
@@ -175,21 +180,24 @@ class ImageContents:
     def _read_thumbnail(self, number: int) -> Image.Image:
         part, index = self._find(number)
         image = as_image(part.shown(part.read(index)))
-        return image.resize([min(each, THUMBNAIL) for each in image.size], Image.Resampling.BOX)
+        return image.resize([min(each, THUMBNAIL) for each in image.size], Image.Resampling.BILINEAR)
 
 
 def as_image(pixels: np.ndarray) -> Image.Image:
     return Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[:, :, 0]).convert("RGB")
 
 
-def are_near(one: Image.Image, other: Image.Image, rounds: Sequence[tuple[int, int, int, float]]) -> bool:
+def are_near(one: Image.Image, other: Image.Image, rounds: Sequence[tuple[int, int, int, float, float]]) -> bool:
     """Return whether two RGB images are near copies."""
     place = np.array([[0.0, 1.0], [0.0, 1.0]])
-    for side, steps, area, limit in rounds:
+    for side, steps, area, limit, fine_limit in rounds:
         size = [min(side, *sides) for sides in zip(one.size, other.size, strict=True)]
         for _ in range(steps):
             place = better_place(place, *(part.mean(2) for part in common_parts(one, other, place, size)))
-        if largest_difference(*common_parts(one, other, place, size), area) > limit:
+        parts = common_parts(one, other, place, size)
+        if largest_difference(*parts, area) > limit:
+            return False
+        if fine_limit < np.inf and largest_fine_difference(*parts, area) > fine_limit:
             return False
     return True
 
@@ -227,16 +235,27 @@ def better_place(place: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.nd
 
 def largest_difference(one: np.ndarray, other: np.ndarray, area: int) -> float:
     """Return the largest difference between areas of two images, float32 [H, W, 3]. ROUNDS describes it."""
+    differences, details = compare_areas(one, other, area)
+    return float((differences.max(2) / (NOISE + DETAIL * details.max(2))).max())
+
+
+def largest_fine_difference(one: np.ndarray, other: np.ndarray, area: int) -> float:
+    """Return the largest difference in brightness between areas of two images. FINE_NOISE describes it."""
+    differences, details = compare_areas(one @ BRIGHTNESS, other @ BRIGHTNESS, area)
+    return float((differences / (FINE_NOISE + FINE_DETAIL * details + WHOLE_DETAIL * details.mean())).max())
+
+
+def compare_areas(one: np.ndarray, other: np.ndarray, area: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the differences between the means of all areas, and the contrasts inside the areas."""
     means = [means_of_areas(each, area) for each in (one, other)]
     # The smaller contrast counts, because an object that only one image shows has none in the other.
     spreads = [means_of_areas(each**2, area) - mean**2 for each, mean in zip((one, other), means, strict=True)]
-    details = np.sqrt(np.maximum(np.minimum(*spreads), 0)).max(2)
-    return float((np.abs(means[0] - means[1]).max(2) / (NOISE + DETAIL * details)).max())
+    return np.abs(means[0] - means[1]), np.sqrt(np.maximum(np.minimum(*spreads), 0))
 
 
 def means_of_areas(pixels: np.ndarray, area: int) -> np.ndarray:
     """Return the means of all areas of area x area pixels."""
     height, width = (min(area, each) for each in pixels.shape[:2])
-    sums = np.pad(pixels.cumsum(0, np.float64).cumsum(1), ((1, 0), (1, 0), (0, 0)))
+    sums = np.pad(pixels.cumsum(0, np.float64).cumsum(1), [(1, 0), (1, 0), (0, 0)][: pixels.ndim])
     sums = sums[height:] - sums[:-height]
     return (sums[:, width:] - sums[:, :-width]) / (height * width)

@@ -104,7 +104,7 @@ PACKAGES = {
         "order targets index types labels label_sets numbers balance fingerprint split classes bad_images native_pixels"
         " native_pixels.values native_pixels.floats native_pixels.unread transforms native_pixels.formats sources.table_numbers"
         " sources native_pixels.first_images sources.torchvision_sets native_aspect native_aspect.grids loading.readers squares native_aspect.batches"
-        " native_aspect.batching native_pixels.batches batching loading native_pixels.statistics identity overlap cache build __init__"
+        " native_aspect.batching native_pixels.batches batching loading native_pixels.statistics identity copies overlap cache build __init__"
     ).split(),
     "engine": (
         "parallel precision evaluation train confidence.temperature features.linear tasks checkpoint confidence record"

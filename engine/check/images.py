@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ from configs.combinations import IN_THEIR_ORDER
 from configs.schema import Config
 from datasets.bad_images import num_allowed
 from datasets.batching import batching_of
+from datasets.copies import are_equal, contradictions, copies_in_training, num_repeated
 from datasets.identity import Group, ImageContents
 from datasets.transforms.pixel_rules import SHALLOW
 from datasets.types import ImageReadError, ImageSet
@@ -22,6 +22,7 @@ from utils.log import shown
 from utils.text import WARNING, counted, first_of
 
 LINE_EACH = ",\n"
+SIGNS = {True: "=", False: "~"}  # between the names of two images: equal pixels, near copies
 BLOCK, MAX_BLOCKS = 64, 4096  # minimum number of images per thread task, and approximate maximum number of tasks
 KEEP_VALUES = "set DATA.PIXELS=native, which keeps the values of the files (docs/pixels.md)"
 UNEVEN = 10  # the ratio of largest to smallest class above which classes are reported as uneven
@@ -141,7 +142,7 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
         text = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
         is_lost = kinds[SHALLOW] > kinds["16-bit"]
         yield Finding("kinds of files", text, WARN if is_lost else OK, KEEP_VALUES if is_lost else "")
-    if found := check_duplicates(scans, contents, config.task.noun):
+    if found := check_duplicates(config, scans, contents):
         yield found
 
 
@@ -223,60 +224,78 @@ def check_sizes(part: str, scan: ScanResult, config: Config) -> Finding:
     return Finding(title, f"smallest {smallest}, median {median}, largest {largest}{of}{note}")
 
 
-def check_duplicates(scans: Sequence[ScanResult], contents: ImageContents, noun: str = "class") -> Finding | None:
-    """Report validation images that are also training images, and images in two classes, with the sign of `sign_of`.
+Pairs = dict[bool, list[str]]  # the names of two images, by whether their pixels are equal
 
-    `noun`: what a target is, for messages.
 
-    In evaluation, there is one scan, and the result is None unless an image is in two classes.
+def check_duplicates(config: Config, scans: Sequence[ScanResult], contents: ImageContents) -> Finding | None:
+    """Report copies by the rules of datasets/copies.py. Only equal pixels are counted as the same image.
+
+    In evaluation, there is one scan, and the result is None unless images are in two classes.
     """
     train, val = scans[0] if len(scans) > 1 else None, scans[-1]
-    twins, clashes = [], []
-    for group in contents.groups():
-        names = {number: scan.name(place) for number in group for scan, place in [scan_of(scans, number)]}
-        in_training = [number for number in group if train and number < train.count]
-        for number in group:
-            if in_training and number >= train.count:
-                other = next((each for each in in_training if group[each] == group[number]), in_training[0])
-                twins.append(f"{names[number]} {sign_of(group, number, other)} {names[other]}")
-        by_class = {}
-        for number in group:
-            scan, place = scan_of(scans, number)
-            by_class.setdefault(scan.class_names[scan.image_set.targets[scan.index(place)]], number)
-        clashes += [
-            f"{names[one]} ({name}) {sign_of(group, one, other)} {names[other]} ({other_name})"
-            for (name, one), (other_name, other) in itertools.pairwise(by_class.items())
-            if noun == "class" or sign_of(group, one, other) == "="  # near copies may have near numbers
-        ]
-    texts, remedies = [], []
-    if train:
-        is_sample = train.is_sample or val.is_sample
-        of = f"{val.count:,} validation and {train.count:,} training images read"
-    if twins:
-        share = f"{len(twins):,} of {of if is_sample else counted(val.count, 'validation image')}"
-        how = "is also a training image" if len(twins) == 1 else "are also training images"
-        texts.append(f"{share} {how}{explain_signs(twins)}:\n{first_of(twins, LINE_EACH)}")
+    num_train = train.count if train else 0
+    is_sample = any(scan.is_sample for scan in scans)
+    of = f"{val.count:,} validation and {num_train:,} training images read"
+    groups, noun = contents.groups(), config.task.noun
+    twins, clashes = find_duplicates(scans, groups, num_train, noun)
+    texts, remedies, nouns = [], [], f"{noun}{'es' if noun == 'class' else 's'}"
+    if found := twins[True]:
+        share = f"{len(found):,} of {of if is_sample else counted(val.count, 'validation image')}"
+        how = "is also a training image" if len(found) == 1 else "are also training images"
+        texts.append(f"{share} {how}:\n{first_of(found, LINE_EACH)}")
         remedies.append("remove them from one of the two sets: they make the accuracy look too high")
-    if clashes:
-        are = "is" if len(clashes) == 1 else "are"
-        texts.append(
-            f"{counted(len(clashes), 'image')} {are} in two {noun}{'es' if noun == 'class' else 's'}{explain_signs(clashes)}:\n{first_of(clashes, LINE_EACH)}"
-        )
+    if found := clashes[True]:
+        are = "is" if len(found) == 1 else "are"
+        texts.append(f"{counted(len(found), 'image')} {are} in two {nouns}:\n{first_of(found, LINE_EACH)}")
         remedies.append(f"keep only one {noun} for each of them")
-    if texts:
-        return Finding("duplicates", "\n".join(texts), WARN, "; ".join(remedies))
+    near_texts = describe_near(twins[False], "training and validation images")
+    near_texts += describe_near(clashes[False], f"images in two {nouns}")
+    if near_texts:
+        remedies.append("look at those with ~")
+    repeats = num_repeated(groups, lambda number: number >= num_train)
+    repeated = [f"training images with the pixels of another training image: {repeats:,}"] * bool(repeats)
+    if remedies:
+        if not config.task.has_several_classes:  # labels.py judges one label per image
+            remedies.append("scripts/labels.py lists all in labels.csv and shows them in labels.png")
+        return Finding("duplicates", "\n".join([*texts, *near_texts, *repeated]), WARN, "; ".join(remedies))
     if train is None:
         return None
-    return Finding(
-        "duplicates",
-        f"none among {of}; others may be duplicates" if is_sample else "no validation image is also a training image",
-    )
+    none = f"none among {of}; others may be duplicates"
+    if not is_sample:
+        none = "no validation image is also a training image"
+    return Finding("duplicates", "\n".join([none, *repeated]))
 
 
-def sign_of(group: Group, one: int, other: int) -> str:
-    """Return the sign between the names of two images: = for equal pixels, ~ for near copies."""
-    return "=" if group[one] == group[other] else "~"
+def find_duplicates(
+    scans: Sequence[ScanResult], groups: Sequence[Group], num_train: int, noun: str
+) -> tuple[Pairs, Pairs]:
+    """Return the validation images with a copy in training, and the copies in two classes."""
+
+    def name(number: int) -> str:
+        scan, place = scan_of(scans, number)
+        return scan.name(place)
+
+    def target(number: int) -> str:
+        scan, place = scan_of(scans, number)
+        return scan.class_names[scan.image_set.targets[scan.index(place)]]
+
+    twins: Pairs = {True: [], False: []}
+    clashes: Pairs = {True: [], False: []}
+    for group in groups:
+        for pair in copies_in_training(group, lambda number: number >= num_train):
+            equal = are_equal(group, pair)
+            twins[equal].append(f"{name(pair[0])} {SIGNS[equal]} {name(pair[1])}")
+        found = contradictions(group, target, noun)
+        for pair in dict.fromkeys((min(pair), max(pair)) for pair in found):
+            equal = are_equal(group, pair)
+            one, other = (f"{name(number)} ({target(number)})" for number in pair)
+            clashes[equal].append(f"{one} {SIGNS[equal]} {other}")
+    return twins, clashes
 
 
-def explain_signs(pairs: Sequence[str]) -> str:
-    return " (~: nearly equal)" if any(" ~ " in pair for pair in pairs) else ""
+def describe_near(pairs: Sequence[str], what: str) -> list[str]:
+    """Describe pairs of near copies: a person must decide whether they are the same image."""
+    if not pairs:
+        return []
+    count = counted(len(pairs), "pair")
+    return [f"{count} of {what} that look the same (~), with other pixels:\n{first_of(pairs, LINE_EACH)}"]

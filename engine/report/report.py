@@ -197,6 +197,8 @@ def describe_best(run: SavedRun, epochs: str) -> str:
         text += f", on {counted(best.num_images, 'validation image')}"
     if best.epoch and (before := run.before.get(f"eval_{best.metric}")) is not None:
         text += f". Before training it was {format_value(best.metric, before)}"
+    if describe_overlap(run):
+        return text  # the score is too high, so no interval holds for other images
     if best.metric == "top1" and (interval := interval_of(best.value, best.num_images)):
         text += f". On other images like these, expect {interval} (95% interval)"
     return text

@@ -27,8 +27,13 @@ class NumberData(DataSet):
         return values
 
     def label(self, number: int) -> str:
-        pairs = zip(self.classes, self.values[number].tolist(), strict=True)
-        return ", ".join(f"{name} {value:g}" for name, value in pairs if value == value)
+        part, index = self.find(number)
+        return self._texts[int(part is self.val)][part.targets[index]]
+
+    @cached_property
+    def _texts(self) -> list[Sequence[str]]:
+        """Return the numbers of each target of both parts as text. Different numbers have different texts."""
+        return [part.target_names() for part in self.parts]
 
 
 def features_of_run(folder: Path, data: DataSet) -> np.ndarray:

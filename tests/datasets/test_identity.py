@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
+from datasets.copies import contradictions, copies_in_training
 from datasets.identity import ImageContents, digest
 from datasets.types import ImageReadError
 
@@ -112,6 +113,22 @@ def test_group_in_two_clusters_of_copies_is_joined():
     assert [len(group) for group in groups_of(images)] == [16]
 
 
+def cell(crack: int | None) -> Image.Image:
+    """Draw a grey cell with two dark lines, soft noise and a thin, faint crack at this column."""
+    grey = np.full((300, 300), 180) + np.random.default_rng(0).normal(0, 3, (300, 300))
+    grey[:, :12] = grey[90:96] = grey[200:206] = 30
+    if crack:
+        grey[110:190, crack : crack + 3] -= 35
+    return Image.fromarray(grey.clip(0, 255).astype(np.uint8))
+
+
+def test_plain_images_that_differ_in_a_thin_crack_are_different():
+    images = [cell(crack) for crack in (None, 60, 130, 250)]
+    assert groups_of(images) == []
+    copies = [saved_again(each).convert("L") for each in images]
+    assert [sorted(group) for group in groups_of([*images, *copies])] == [[n, n + 4] for n in range(4)]
+
+
 def test_drawings_that_differ_in_a_sign_are_different():
     images = []
     for sign in "0123456789":
@@ -158,3 +175,13 @@ def test_digest_depends_on_shape_and_every_pixel():
     other[1, 1, 1] = 1
     assert digest(image) == digest(image.copy()) == digest(np.asfortranarray(image))
     assert len({digest(image), digest(other), digest(image.reshape(8, 6, 3)), digest(image[:, :, :1])}) == 4
+
+
+def test_near_copies_contradict_classes_but_not_numbers():
+    group, targets = {0: 0, 1: 1, 2: 0, 3: 1}, ["1.0", "1.5", "2.0", "1.5"]
+    assert contradictions(group, targets.__getitem__, "number") == [(0, 2), (2, 0)]
+    assert contradictions({0: 0, 1: 1}, ["cat", "dog"].__getitem__, "class") == [(0, 1), (1, 0)]
+
+
+def test_copy_in_training_is_an_equal_image_if_there_is_one():
+    assert copies_in_training({0: 0, 1: 1, 5: 1, 6: 6}, lambda number: number >= 5) == [(5, 1), (6, 0)]

@@ -195,6 +195,14 @@ def test_failure_to_write_the_report_only_warns(tmp_path, monkeypatch):
     ours.warn.assert_called_once()
 
 
+def test_score_on_training_images_promises_nothing_for_others(tmp_path):
+    for known in (0, 3):
+        folder = write_run(tmp_path / str(known), validation_images_in_training=known)
+        write_at_end(folder, Mock())
+        text = (folder / "report.html").read_text()
+        assert ("On other images like these, expect" in text) == (known == 0)
+
+
 def test_overlap_is_a_part_of_the_validation_images():
     about = {"validation_images_in_training": 3, "validation_images": 40, "training_images": 500}
     assert describe_overlap(SimpleNamespace(about=about)).startswith("3 of 40 validation images")

@@ -25,8 +25,10 @@ from engine.tasks import find_task
 from engine.tasks.number_figures import FIGURES, half_widths, measure
 from engine.tasks.numbers import Numbers
 from engine.train.loss import build_loss
+from scripts.labelling.copies import find_copies
+from scripts.labelling.numbers import NumberData
 from tests.support.configs import CPU, replaced, small_config
-from tests.support.numbers import images_with, number_settings, numbers_of, standardize, write_digits
+from tests.support.numbers import images_with, number_settings, numbers_of, standardize, write_digits, write_rows
 from tests.support.properties import examples
 from tests.support.threads import Threads
 from utils.distributed import Process
@@ -467,3 +469,17 @@ def test_targets_of_classes_need_no_measurement(tmp_path):
     sets = load_image_sets(config)
     loaded, *same = standardize(config, *sets)
     assert loaded.config is config and [*sets] == same
+
+
+def test_copies_with_other_numbers_are_told_apart_to_the_last_digit(tmp_path):
+    rows = ["1234500", "1234503", "1234500", *map(str, range(30))]
+    data = NumberData.load(number_settings(write_rows(tmp_path / "prices.csv", rows, "path,price")))
+    of_name = {data.name(number): number for number in range(len(data))}
+    one, other, same = (of_name[f"{number}.png"] for number in range(3))
+    equal = [*find_copies([{one: one, other: one}], data), *find_copies([{one: one, same: one}], data)]
+    assert [each.reason for each in equal if each.has_other_label] == [
+        "equal to 1.png, labelled price 1234503.0",
+        "equal to 0.png, labelled price 1234500.0",
+    ]
+    near = find_copies([{one: one, other: other}], data)
+    assert not any(each.has_other_label for each in near), "near copies may have near numbers"

@@ -1,0 +1,53 @@
+"""Decides which copies in a data set are a problem, for -check and scripts/labels.py: contradictions and copies in training."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+from datasets.identity import Group
+
+Pair = tuple[int, int]  # an image, and the image of which it is a copy
+
+
+def are_equal(group: Group, pair: Pair) -> bool:
+    """Return whether the pixels are equal. Otherwise the images are near copies, which only look the same."""
+    return group[pair[0]] == group[pair[1]]
+
+
+def contradictions(group: Group, target_of: Callable[[int], Hashable], noun: str) -> list[Pair]:
+    """Return each image with a copy that has another target, and this copy. Equal pixels come first.
+
+    `noun`: what a target is. Near copies may have near numbers, so only equal images with other numbers contradict.
+    """
+    targets, members = {number: target_of(number) for number in group}, defaultdict(list)
+    for number, first in group.items():
+        members[first].append(number)
+    pairs = [pair for each in members.values() for pair in _unlike_the_most(each, targets)]
+    if noun == "number":
+        return pairs
+    named = {number for number, _ in pairs}
+    near = _unlike_the_most([*group], targets)
+    return pairs + [pair for pair in near if pair[0] not in named and not are_equal(group, pair)]
+
+
+def _unlike_the_most(numbers: Sequence[int], targets: dict[int, Hashable]) -> list[Pair]:
+    """Return the images without the most frequent target, and one image with it."""
+    ((most, count),) = Counter(targets[number] for number in numbers).most_common(1)
+    if count == len(numbers):
+        return []
+    usual = next(number for number in numbers if targets[number] == most)
+    others = [number for number in numbers if targets[number] != most]
+    return [(usual, others[0]), *((number, usual) for number in others)]
+
+
+def copies_in_training(group: Group, is_held_out: Callable[[int], bool]) -> list[Pair]:
+    """Return each validation image with a copy in training, and this copy: an equal image if there is one."""
+    trained = [number for number in group if not is_held_out(number)]
+    first_equal = {group[number]: number for number in reversed(trained)}
+    held_out = (number for number in group if is_held_out(number)) if trained else ()
+    return [(number, first_equal.get(group[number], trained[0])) for number in held_out]
+
+
+def num_repeated(groups: Iterable[Group], is_held_out: Callable[[int], bool]) -> int:
+    """Return the number of training images with the pixels of an earlier training image."""
+    firsts = [[group[number] for number in group if not is_held_out(number)] for group in groups]
+    return sum(len(each) - len({*each}) for each in firsts)

@@ -696,6 +696,12 @@ class Config:
         return self.CALIBRATE and self.MODEL.PRETRAINED is not None and has_one_answer
 
     @property
+    def compares_weights(self) -> bool:
+        """Whether the validation images choose the best weights among several, so that their scores are too high."""
+        has_one = self.TRAIN.NUM_EPOCHS <= self.VALIDATE_FREQ and not self.TRAIN.MODEL_EMA
+        return not (has_one and self.MODEL.NEW_CLASSIFIER == "random")
+
+    @property
     def train_sizes(self) -> dict[int, int]:
         """The side of training images by epoch: {number of finished epochs: side from then on}."""
         pairs = (each.split(":") for each in self.TRAIN.SIZE_SCHEDULE)

@@ -32,6 +32,7 @@ class NumberTargets(OneClass):
     """
 
     has_one_class = False
+    part_noun, part_nouns = "range of numbers", "ranges of numbers"
 
     def __init__(self, values: np.ndarray, mean: np.ndarray | float = 0.0, deviation: np.ndarray | float = 1.0):
         """`values`: float64 [targets, outputs] in the units of the data; `mean`, `deviation`: [outputs]."""
@@ -92,7 +93,13 @@ class NumberTargets(OneClass):
             ends = [-math.inf, *starts.tolist(), math.inf]
             names += [f"{name} {low:g} to {high:g}" for low, high in zip(ends, ends[1:], strict=False)]
         sets = [tuple(number for number in row if number >= 0) for row in zip(*columns, strict=True)]
-        return image_set.with_facts(meaning=LabelSets(sets), classes=names)
+        return image_set.with_facts(meaning=Strata(sets), classes=names)
+
+
+class Strata(LabelSets):
+    """The ranges of numbers in which an image lies, as the classes of a split."""
+
+    part_noun, part_nouns = NumberTargets.part_noun, NumberTargets.part_nouns
 
 
 # --- the numbers in a table ---

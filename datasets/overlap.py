@@ -114,12 +114,12 @@ class Overlap:
         names = [self.val.target_names(), self.train.target_names()]
         first, other = pairs[0]
         others = sum(names[0][self.val.targets[i]] != names[1][self.train.targets[j]] for i, j in pairs)
-        of_others = f", {others:,} of these {len(pairs):,} with another class in training" if others else ""
+        of_others = f", {others:,} of these {len(pairs):,} with another label in training" if others else ""
         return count, [
             warning(
                 f"{count:,} of {len(self.val):,} validation images are also training images, such as "
                 f"{self.val.name(first)} = {self.train.name(other)}{of_others}; "
-                "remove them from one of the two sets, because they distort the accuracy; -check names them"
+                "remove them from one of the two sets, because they distort the scores; -check names them"
             )
         ]
 

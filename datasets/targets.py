@@ -16,6 +16,7 @@ class OneClass:
     """Each image has one class, whose number is its target."""
 
     has_one_class = True
+    part_noun, part_nouns = "class", "classes"  # the parts of the data from which a split takes an equal share
 
     @classmethod
     def invent(cls, num_classes: int) -> "OneClass":

@@ -58,7 +58,7 @@ def warn_of_overlap(plan: TrainPlan) -> list[str]:
     return [
         warning(
             f"{setting}: the validation images ({text}) may be among the training images of {source} "
-            f"({other or 'it does not say which images it held out'}), so the accuracy may be too high"
+            f"({other or 'it does not say which images it held out'}), so the scores may be too good"
         )
     ]
 

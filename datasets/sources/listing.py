@@ -249,7 +249,7 @@ def _notes(config: Config, index: Index, lists: Lists) -> Iterator[str]:
                 warning(
                     f"{val} and {train} have {counted(count, what)} in common "
                     f"({first_of(facts[key]['first'], total=count)}); remove them from one of the two lists, because they "
-                    "distort the accuracy"
+                    "distort the scores"
                 )
             )
 

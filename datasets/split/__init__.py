@@ -95,7 +95,8 @@ def describe_split(config: Config, val: ImageSet) -> list[str]:
     if rule in DRAWN:
         how = f"a hash of each {record.get('group_by', 'name')}" if rule == "hash" else "position in each class"
         how += " without its class folder" * hashes_names(record)
-        share = f"DATA.VAL_FRACTION {record['fraction']:g}" + ", and the lowest of each class" * (rule == "hash")
+        share = f"DATA.VAL_FRACTION {record['fraction']:g}"
+        share += f", and the lowest of each {val.meaning.part_noun}" * (rule == "hash")
         if "folds" in record:
             share = f"DATA.FOLD {record['fold']}/{record['folds']}"
         validation = f"held out of {validation} by {how} ({share})"

@@ -71,10 +71,10 @@ def hold_out(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tu
         held_out = drawn & ~np.isin(together, together[image_set.with_any(kept_whole)])
     if record["fraction"] > 0:
         held_out = held_out | _lowest_of_each_class(image_set, hashes, together, held_out, set(kept_whole.tolist()))
-    notes = []
+    notes, their = [], f"their {image_set.meaning.part_noun}"
     for moved, part, why in (
-        (drawn & ~held_out, "in training", "otherwise all images of their class would be held out"),
-        (held_out & ~drawn, "held out", "otherwise their class would have no validation image"),
+        (drawn & ~held_out, "in training", f"otherwise all images of {their} would be held out"),
+        (held_out & ~drawn, "held out", f"otherwise {their} would have no validation image"),
     ):
         rows = np.flatnonzero(moved)
         names = first_of([image_set.key(row) for row in rows[:NUM_NAMED].tolist()], total=len(rows))

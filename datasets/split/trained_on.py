@@ -92,7 +92,7 @@ def _warn_of_trained_images(image_set: ImageSet, saved: SavedData) -> list[str]:
     if os.path.realpath(image_set.split["validation"]) == os.path.realpath(training):
         return [
             warning(
-                f"DATA.DATA_PATH: the run was trained on {training}, so the accuracy is too high; name other images"
+                f"DATA.DATA_PATH: the run was trained on {training}, so its scores are too good; name other images"
             )
         ]
     is_list = os.path.isfile(training)
@@ -109,7 +109,7 @@ def _warn_of_trained_images(image_set: ImageSet, saved: SavedData) -> list[str]:
     return [
         warning(
             f"DATA.DATA_PATH: {len(found):,} of {of} are also in {folder}, such as {image_set.name(found[0])}; leave "
-            "out images that the run was trained on, because they distort the accuracy"
+            "out images that the run was trained on, because they distort the scores"
         )
     ]
 

@@ -15,7 +15,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
-from configs.schema import RECORD
+from configs.schema import RECORD, Config
 from configs.tables import METRICS, TASKS
 from configs.values import of_role, unflatten
 from engine.evaluation.scores import format_value, interval_of
@@ -124,7 +124,7 @@ CAPTIONS = {
     "numbers": ("Largest errors", "Validation images with their true and predicted numbers. Some may be mistaken."),
     "train_batch.png": (
         "Training images",
-        "Images of the first update as the model gets them: cropped, augmented and mixed.",
+        "Images of the first update as the model gets them: randomly {changes}.",
     ),
 }
 # The table of classes shows at most this many, those with the lowest F1.
@@ -201,6 +201,8 @@ def describe_best(run: SavedRun, epochs: str) -> str:
         return text  # the score is too high, so no interval holds for other images
     if best.metric == "top1" and (interval := interval_of(best.value, best.num_images)):
         text += f". On other images like these, expect {interval} (95% interval)"
+        chose = "; these also chose the weights, so it may be a little less"
+        text += chose * unflatten(run.settings).compares_weights
     return text
 
 
@@ -214,7 +216,7 @@ def describe_overlap(run: SavedRun) -> str:
     if not (number := run.about.get("validation_images_in_training")):
         return ""
     total = counted(run.about.get("validation_images", 0), "validation image")
-    return f"{number:,} of {total} are also training images, so the accuracy is too high. -check names them."
+    return f"{number:,} of {total} are also training images, so the scores are too good. -check names them."
 
 
 def describe_unmeasured(run: SavedRun) -> str:
@@ -296,12 +298,26 @@ def pictures(run: SavedRun) -> dict[str, dict[str, Any]]:
         path = run.folder / name
         if not (path.is_file() and (has_results or name == "train_batch.png")):
             continue
+        text = text.format(changes=changes_of(unflatten(run.settings)))
         shown = {"title": title, "text": text, "tiles": tiles(path, title)}
         if shown["tiles"]:
             found[name] = shown | {"has_names": any(len(caption) > 1 for _, caption in shown["tiles"])}
         elif whole := embedded(path, f"{title}: {text}"):
             found[name] = shown | {"whole": whole, "class": "drawing" if name == "confusion.png" else "sheet"}
     return found
+
+
+def changes_of(config: Config) -> str:
+    """Return what a run does to its training images, such as 'cropped, flipped and mixed'."""
+    data, train = config.DATA, config.TRAIN
+    changes = {
+        "flipped": data.HFLIP or data.VFLIP,
+        "augmented": train.augments,
+        "partly erased": train.RANDOM_ERASE_PROB,
+        "mixed": train.mixes,
+    }
+    names = ["cropped", *(name for name, is_on in changes.items() if is_on)]
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def class_table(run: SavedRun) -> dict[str, Any] | None:

@@ -70,15 +70,9 @@ class Numbers(Task):
         widths = half_widths(np.abs(outputs - targets).astype(np.float64) * self.deviation, SHARE)
         if all(width is None for width in widths):
             return {"reason": f"{counted(len(outputs), 'validation image')} are too few for an interval of {SHARE:.0%}"}
-        facts = {"interval": widths, "share": SHARE, "num_images": len(outputs), "chose_weights": self._compares}
+        facts = {"interval": widths, "share": SHARE, "num_images": len(outputs)}
+        facts["chose_weights"] = self.config.compares_weights
         return {**facts, "figures": facts}
-
-    @property
-    def _compares(self) -> bool:
-        """Whether the validation images choose the best weights among several."""
-        config, train = self.config, self.config.TRAIN
-        has_one = train.NUM_EPOCHS <= config.VALIDATE_FREQ and not train.MODEL_EMA
-        return not (has_one and config.MODEL.NEW_CLASSIFIER == "random")
 
     def describe_answers(self, calibration: dict[str, Any]) -> str:
         if "interval" not in calibration:

@@ -414,6 +414,12 @@ def test_strata_of_tied_numbers_are_intervals_of_ten_parts_at_most(count, differ
     assert len({*zip(values.tolist(), np.array(numbers)[:, 0].tolist(), strict=True)}) == len({*values.tolist()})
 
 
+def test_notes_of_a_split_speak_of_ranges_and_not_of_classes():
+    _, _, notes = divided(np.arange(20.0), fraction=0.001)
+    assert "held out, because otherwise their range of numbers would have no validation image: " in notes
+    assert "class" not in notes
+
+
 def test_image_without_numbers_is_in_no_stratum():
     values = np.arange(400.0).reshape(200, 2)
     values[7], values[8, 0] = NAN, NAN

@@ -168,6 +168,29 @@ def test_report_of_complete_or_older_run_counts_only_all_classes(tmp_path, numbe
     assert "of 4 classes" not in text and "Classes4Images" in text
 
 
+@pytest.mark.parametrize(
+    ("settings", "changes"),
+    [
+        ("DATA: {HFLIP: 0}", "cropped."),
+        ("DATA: {VFLIP: 0.5}\nTRAIN: {CUTMIX_ALPHA: 1}", "cropped, flipped and mixed."),
+        ("TRAIN: {COLOR_JITTER: 0.4, RANDOM_ERASE_PROB: 0.2}", "cropped, flipped, augmented and partly erased."),
+    ],
+)
+def test_report_names_the_changes_of_training_images_in_this_run(tmp_path, settings, changes):
+    folder = write_run(tmp_path / "run")
+    (folder / "config.yaml").write_text(f"{settings}\nMODEL: {{NAME: vit_small}}\n")
+    assert f"randomly {changes}" in page_of(folder).text
+
+
+@pytest.mark.parametrize(("epochs", "chooses"), [(2, True), (1, False)])
+def test_report_says_if_scored_images_chose_the_epoch(tmp_path, epochs, chooses):
+    folder = write_run(tmp_path / "run")
+    (folder / "config.yaml").write_text(f"TRAIN: {{NUM_EPOCHS: {epochs}}}\nMODEL: {{NAME: vit_small}}\n")
+    text = page_of(folder).text
+    assert "On other images like these, expect " in text
+    assert ("these also chose the weights, so it may be a little less" in text) == chooses
+
+
 def test_damaged_run_folder_gets_a_report_or_an_error_naming_it(tmp_path, monkeypatch):
     monkeypatch.setattr("engine.report.report.to_png", lambda plot, title: b"")  # drawing takes most of the time
     folder = write_run(tmp_path, skipped=1)
@@ -205,5 +228,5 @@ def test_score_on_training_images_promises_nothing_for_others(tmp_path):
 
 def test_overlap_is_a_part_of_the_validation_images():
     about = {"validation_images_in_training": 3, "validation_images": 40, "training_images": 500}
-    assert describe_overlap(SimpleNamespace(about=about)).startswith("3 of 40 validation images")
+    assert describe_overlap(SimpleNamespace(about=about)).startswith("3 of 40 validation images are also training images, so the scores are")
     assert describe_overlap(SimpleNamespace(about=about | {"validation_images_in_training": 0})) == ""

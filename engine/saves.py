@@ -131,7 +131,7 @@ class Saves:
         return True
 
     def describe_best(self) -> str:
-        return self.trainer.best.describe(has_ema=self.trainer.ema is not None)
+        return self.trainer.best.describe(self.trainer.ema is not None, self.before)
 
     def _wait(self) -> None:
         self.process.first(self.saver.wait)

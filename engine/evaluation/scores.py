@@ -115,14 +115,18 @@ class Best(NamedTuple):
     def is_worse_than(self, scores: Scores) -> bool:
         return not self.exists or rank_of(self.metric, self.value, self.loss) < scores.rank
 
-    def describe(self, has_ema: bool) -> str:
+    def describe(self, has_ema: bool, before: Scores | None = None) -> str:
+        """Return the best score in words. `before`: the scores of the initial weights, if they were evaluated."""
         if not self.exists:
             return "no best.pth yet"
         weights = f", {'EMA' if self.suffix else 'raw weights'}" if has_ema else ""
         interval = confidence(self.value, self.num_images) if self.metric == "top1" else ""
         name, value = METRICS[self.metric].title, format_value(self.metric, self.value)
         when = f"epoch {self.epoch}{weights}" if self.epoch else "before training"
-        return f"best validation {name} {value} ({when}{interval and f'; {interval}'})"
+        facts = [when, interval]
+        if before and self.epoch:
+            facts.append(f"{format_value(self.metric, getattr(before, self.metric))} before training")
+        return f"best validation {name} {value} ({'; '.join(filter(None, facts))})"
 
 
 def confidence(top1: float, num_images: int) -> str:

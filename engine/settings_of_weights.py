@@ -47,7 +47,7 @@ def layers_of_run(given: dict[str, Text], checkpoint: Path | None) -> tuple[Path
 
     Raise ConfigError if there is no run to resume or evaluate, or if the file to resume has no settings.
     """
-    from engine.checkpoint.find import no_checkpoint_at
+    from engine.checkpoint.find import newer_named_run, no_checkpoint_at
     from models.weights.files import find_file, read_record
 
     resumes = "MODEL.RESUME" in given
@@ -59,11 +59,10 @@ def layers_of_run(given: dict[str, Text], checkpoint: Path | None) -> tuple[Path
     if "MODEL.TYPE" in recorded:
         return path, _settings_of_run(recorded, given, f"checkpoint {path}")
     if resumes and path is None and given["MODEL.RESUME"] == "auto":
-        where = Path(*(given.get(key, ALL_SETTINGS[key].default) for key in ("SAVE", "NAME")))
-        raise ConfigError(
-            f"-resume auto: there is no run to continue in {where}; "
-            "name another folder with -output, or a settings file with -cfg to start a run"
-        )
+        save, name = (given.get(key, ALL_SETTINGS[key].default) for key in ("SAVE", "NAME"))
+        named = "" if name else newer_named_run(save, None)
+        remedy = "name another folder with -output, or a settings file with -cfg to start a run"
+        raise ConfigError(f"-resume auto: there is no run to continue in {Path(save, name)}; {named or remedy}")
     if resumes and path is None:
         raise no_checkpoint_at(given["MODEL.RESUME"])
     if resumes and not is_on(given, "EVAL"):

@@ -1,6 +1,7 @@
 """The identity of runs, how users name them (by a folder, a checkpoint in it, or `latest`), and facts about their images."""
 
 import contextlib
+import fcntl
 import itertools
 import json
 import os
@@ -82,9 +83,7 @@ def newest_first(folders: Iterable[Path]) -> list[Path]:
     """
 
     def order(folder: Path) -> tuple[float, bool, str]:
-        status: Any = None
-        with contextlib.suppress(OSError, ValueError, RecursionError):
-            status = json.loads(content_of(folder / "status.json", LARGEST_STATUS))
+        status = status_in(folder)
         known, saved = Identity.of(status), 0.0
         with contextlib.suppress(OSError):
             saved = (weights_in(folder) or folder / "config.yaml").stat().st_mtime
@@ -94,6 +93,27 @@ def newest_first(folders: Iterable[Path]) -> list[Path]:
         return saved, known is not None and known.name == folder.name, folder.name
 
     return sorted(folders, key=order, reverse=True)
+
+
+def status_in(folder: Path) -> Any:
+    """Return the content of status.json, or None if it cannot be read."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        return json.loads(content_of(folder / "status.json", LARGEST_STATUS))
+    return None
+
+
+def is_locked(folder: Path) -> bool:
+    """Return whether a run is using the folder: false if nobody has used it, or if the file system has no locks.
+
+    The lock file is only read, because the folder may belong to another user.
+    """
+    try:
+        # O_NONBLOCK: a named pipe of that name would otherwise wait for a writer.
+        with open(folder / ".lock", "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False
 
 
 def weights_in(folder: str | Path) -> Path | None:

@@ -91,9 +91,7 @@ def _warn_of_trained_images(image_set: ImageSet, saved: SavedData) -> list[str]:
     training = saved.split["training"]  # the folder or list of the training images, as the run named it
     if os.path.realpath(image_set.split["validation"]) == os.path.realpath(training):
         return [
-            warning(
-                f"DATA.DATA_PATH: the run was trained on {training}, so its scores are too good; name other images"
-            )
+            warning(f"DATA.DATA_PATH: the run was trained on {training}, so its scores are too good; name other images")
         ]
     is_list = os.path.isfile(training)
     folder = Path(training).parent if is_list else Path(training)

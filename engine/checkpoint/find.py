@@ -6,7 +6,7 @@ from pathlib import Path
 from engine.checkpoint.format import numbered
 from models.weights.torch_files import read_torch
 from utils.errors import ConfigError, naming_damage
-from utils.runs import DATED, newest_first, weights_in
+from utils.runs import DATED, is_locked, newest_first, status_in, weights_in
 
 
 def read_checkpoint(path: Path, lazily: bool = False, verify: bool = True) -> dict:
@@ -25,6 +25,26 @@ def find_newest(save: str, warn: Callable[[str], None], verify: bool = True) -> 
     """Return the newest valid checkpoint of the newest run that has no -name (-resume auto)."""
     runs = newest_first(path for path in Path(save).glob("train-*") if DATED.fullmatch(path.name))
     return next((found for run in runs if (found := newest_in(run, warn, verify))), None)
+
+
+def newer_named_run(save: str, found: Path | None) -> str:
+    """Return how to continue the newest unfinished run that -resume auto leaves out because of its -name, or ''.
+
+    `found`: the checkpoint that -resume auto continues from. Older runs than this one do not count.
+    """
+    for run in newest_first(file.parent for file in Path(save).glob("*/config.yaml") if weights_in(file.parent)):
+        if found and run == found.parent:
+            break
+        if not (DATED.fullmatch(run.name) or is_done(run) or is_locked(run)):
+            only = "-resume auto finds only runs without -name"
+            return f"{run} is newer and not finished, but {only}; continue it with -resume {run}"
+    return ""
+
+
+def is_done(folder: Path) -> bool:
+    """Return whether the status.json of a run says that it has finished."""
+    status = status_in(folder)
+    return isinstance(status, dict) and status.get("state") == "done"
 
 
 def newest_in(run: Path, warn: Callable[[str], None], verify: bool = True) -> Path | None:
@@ -76,4 +96,6 @@ def checkpoint_at(
         return find_file(resume)
     run = Path(resume) if resume != "auto" else Path(save, name) if name else None
     found = newest_in(run, warn, verify) if run else find_newest(save, warn, verify)
+    if run is None and (named := newer_named_run(save, found)):
+        warn(named)
     return weights_in(found.parent) if found and is_evaluated else found

@@ -1,6 +1,5 @@
 """Reads a run's folder: settings with their origins, state and metrics. A last row that a kill cut off is ignored."""
 
-import fcntl
 import os
 import statistics
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ from engine.record.saved_files import (
     to_number,
 )
 from utils.errors import ConfigError
-from utils.runs import folder_of
+from utils.runs import folder_of, is_locked
 from utils.text import printable, redacted
 
 # The keys of status.json that halfstep reads, grouped by type. Values of other types are ignored.
@@ -247,19 +246,3 @@ def _of_their_kinds(facts: dict[str, Any]) -> dict[str, Any]:
         del kept["command"]
     kept = {name: printable(value) if isinstance(value, str) else value for name, value in kept.items()}
     return {name: value for name, value in kept.items() if not isinstance(value, int | float) or is_figure(value)}
-
-
-def is_locked(folder: Path) -> bool:
-    """Return whether a run is using the folder: false if nobody has used it, or if the file system has no locks.
-
-    The lock file is only read, because the folder may belong to another user.
-    """
-    try:
-        # O_NONBLOCK: a named pipe of that name would otherwise wait for a writer.
-        with open(folder / ".lock", "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False

@@ -121,3 +121,16 @@ def test_run_identity_survives_resume_and_differs_between_runs(output):
     other = output.with_name("other")
     start(other, "-resume", str(weights), "-epochs", "3").done()
     assert status_of(run_folder(other))["run"]["id"] != began["id"]
+
+
+def test_resume_auto_names_a_newer_unfinished_run_with_a_name(output):
+    start(output, "-epochs", "1").done()
+    killed_at = {"signal_at": [5, signal.SIGKILL, [0]]}
+    start(output, "-epochs", "2", "-name", "mine", **killed_at, save_at_once=[])
+    found = start(output, "-resume", "auto", "-epochs", "1").done()
+    assert "already finished" in found.stdout and f"-resume {output / 'mine'}" in found.printed
+    shutil.rmtree(next(output.glob("train-*")))
+    run("main_single_gpu.py", "-resume", "auto", "-output", str(output)).refused(f"-resume {output / 'mine'}")
+    start(output, "-name", "mine", "-resume", "auto", "-epochs", "2").done()
+    again = run("main_single_gpu.py", "-resume", "auto", "-output", str(output)).refused("there is no run to continue")
+    assert "mine" not in again.printed

@@ -228,5 +228,7 @@ def test_score_on_training_images_promises_nothing_for_others(tmp_path):
 
 def test_overlap_is_a_part_of_the_validation_images():
     about = {"validation_images_in_training": 3, "validation_images": 40, "training_images": 500}
-    assert describe_overlap(SimpleNamespace(about=about)).startswith("3 of 40 validation images are also training images, so the scores are")
+    assert describe_overlap(SimpleNamespace(about=about)).startswith(
+        "3 of 40 validation images are also training images, so the scores are"
+    )
     assert describe_overlap(SimpleNamespace(about=about | {"validation_images_in_training": 0})) == ""

@@ -273,30 +273,35 @@ def check_training(table: Table, plan: TrainPlan, folder: Path | None, startup: 
 
 
 def check_labels(plan: TrainPlan, trainer: Trainer) -> Iterator[Finding]:
-    """Count the training labels that are probably wrong, with the features that a run uses to fit a new classifier."""
+    """Count the labels that are probably wrong, as scripts/labels.py does, with the features that a run uses to fit a new classifier."""
     if plan.config.MODEL.NEW_CLASSIFIER == "random" or plan.inputs.checkpoint:
         return
     from engine.features.compute import ReadByLayers, features_of_images, has_zero_classifier
-    from engine.features.doubts import MOST_JUDGED, describe_doubts
+    from engine.features.doubts import FEWEST_JUDGED, MOST_JUDGED, describe_doubts
     from engine.record.next_steps import command
 
-    data, images, most = plan.config.DATA, plan.train_set, plan.config.START.CHECK_IMAGES
-    if images.makes_batches or trainer.parallel.is_sharded or not has_zero_classifier(trainer):
+    data, sets, most = plan.config.DATA, [plan.train_set, plan.eval_set], plan.config.START.CHECK_IMAGES
+    if plan.train_set.makes_batches or trainer.parallel.is_sharded or not has_zero_classifier(trainer):
         return
-    if most and most < len(images):
-        images = images.take(np.linspace(0, len(images) - 1, most).astype(np.int64))
-    if len(images) * plan.num_classes > MOST_JUDGED or plan.config.task.noun == "number":
+    if most:
+        sets = [each.take(np.linspace(0, len(each) - 1, min(most, len(each))).astype(np.int64)) for each in sets]
+    if sum(map(len, sets)) * plan.num_classes > MOST_JUDGED or plan.config.task.noun == "number":
         return
-    tap = ReadByLayers([*output_layers(trainer.model).values()])
-    # Unreadable images are reported in another row.
-    found = features_of_images(trainer.model, tap, images, trainer, note=lambda line: None)
-    if text := describe_doubts(found.targets, plan.num_classes, found.joined):
+    found = []
+    for images in sets:
+        tap = ReadByLayers([*output_layers(trainer.model).values()])
+        # Unreadable images are reported in another row.
+        found.append(features_of_images(trainer.model, tap, images, trainer, note=lambda line: None))
+    count = sum(len(part.targets) for part in found)
+    if text := describe_doubts(found, plan.num_classes):
         given = plan.inputs.loaded.arguments
         options = given[given.index("-opts") :] if "-opts" in given else []
         words = (plan.config.MODEL.PRETRAINED, "-dataset", data.DATASET, "-data_path", data.DATA_PATH, *options)
         yield Finding("labels", text, WARN, f"list them: {command('scripts/labels.py', *words)}")
-    elif len(found.targets):
-        yield Finding("labels", f"no sign of wrong ones among {len(found.targets):,}")
+    elif count >= FEWEST_JUDGED:
+        yield Finding("labels", f"no sign of wrong ones among {count:,}")
+    elif count:
+        yield Finding("labels", f"too few images ({count}) to judge labels; {FEWEST_JUDGED} are needed")
 
 
 def measure_memory(table: Table, trainer: Trainer, free: int) -> None:

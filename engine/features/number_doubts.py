@@ -1,6 +1,7 @@
 """Doubtful numbers: those that differ most from what a model's features predict.
 
 A ridge regression of the features predicts the number of each image from all other images, as for labels (doubts.py).
+Copies are predicted together, from other images.
 How many numbers are wrong cannot be said: the errors of right numbers have no known distribution.
 """
 
@@ -10,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.features.doubts import components, leave_one_out
+from engine.features.doubts import components, group_copies, leave_one_out, mean_of_copies
 
 MOST_LISTED = 0.05  # share of the images that are listed at most
 TIMES = 3.0  # a doubtful number has an error of more than so many median errors
@@ -45,10 +46,13 @@ def judge_numbers(values: np.ndarray, features: np.ndarray) -> NumberDoubts:
     true = values[rows]
     if len(rows) < 2 or true.min() == true.max():
         return found
-    parts = components(torch.from_numpy(features[rows]))
+    copies = group_copies(features[rows])
+    firsts = np.unique(copies, return_index=True)[1]
+    parts = components(torch.from_numpy(features[rows[firsts]]))
     if not len(parts[0]):  # all images have equal features
         return found
-    tried = (each[:, 0].numpy() for each in leave_one_out(parts, torch.from_numpy(true)[:, None]))
+    targets = mean_of_copies(torch.from_numpy(true)[:, None], copies)
+    tried = (each[:, 0].numpy()[copies] for each in leave_one_out(parts, targets))
     found.predicted[rows] = min(tried, key=lambda each: float(np.abs(each - true).mean()))
     found.errors[rows] = true - found.predicted[rows]
     return found

@@ -1,7 +1,7 @@
 """The file features.npz of a run: what the pretrained model saw in its images, for commands that judge the data."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
@@ -9,9 +9,9 @@ import numpy as np
 from datasets import ImageSet
 from engine.features.compute import ImageFeatures
 from engine.session import Session
-from utils.errors import ConfigError, cause_of
+from utils.errors import cause_of
 from utils.files import replacing
-from utils.text import format_bytes
+from utils.text import counted, first_of, format_bytes, warning
 
 FILE = "features.npz"
 PARTS = ("training", "validation")
@@ -38,22 +38,24 @@ def save_features(
         session.log.warn(f"cannot write {session.path / FILE} ({cause_of(error)})")
 
 
-class SavedFeatures(NamedTuple):
-    """The features of a part of the images of a run."""
+def features_by_name(folder: Path, names: Sequence[str], say: Callable[[str], None]) -> np.ndarray | None:
+    """Return the features that a run kept for the images with these names, float32 [N, D]: a row of NaN if it has none.
 
-    indices: np.ndarray  # int64 [n], of the images in their part
-    names: np.ndarray  # str [n]
-    targets: np.ndarray
-    features: np.ndarray  # float32 [n, D]
-
-
-def read_features(folder: Path) -> list[SavedFeatures]:
-    """Return the features of the training and of the validation images of a run, or [] if it has none."""
+    Return None if it kept none at all. `say` reports a damaged file and images without features.
+    """
     path = folder / FILE
     if not path.exists():
-        return []
+        return None
     try:
         with np.load(path, allow_pickle=False) as file:
-            return [SavedFeatures(*(file[f"{part}_{name}"] for name in SavedFeatures._fields)) for part in PARTS]
-    except (OSError, KeyError, ValueError, BadZipFile) as error:
-        raise ConfigError(f"{path}: damaged ({error}); delete it to continue without its contents") from None
+            columns = [np.concatenate([file[f"{part}_{name}"] for part in PARTS]) for name in ("names", "features")]
+        found = dict(zip(columns[0].tolist(), columns[1].astype(np.float32, casting="same_kind"), strict=True))
+        features = np.full((len(names), columns[1].shape[1]), np.nan, np.float32)
+    except (OSError, EOFError, KeyError, IndexError, ValueError, TypeError, BadZipFile) as error:
+        say(warning(f"{path}: damaged ({error}), so its features are not used"))
+        return None
+    for number, name in enumerate(names):
+        features[number] = found.get(name, np.nan)
+    if missing := [name for name in names if name not in found]:
+        say(warning(f"{path}: it has no features of {counted(len(missing), 'image')} ({first_of(missing, limit=3)})"))
+    return features

@@ -70,11 +70,13 @@ def score(
     saves.compare_with_best({"": found.scores}, epoch=0)
     if calibration := trainer.parts.get(CALIBRATION):
         calibration.fit(trainer, found.images.gather(trainer.process))
+    judged = [train]
     if gathered:
         val = gathered.of_all(found.images.indices, trainer.process)
         trainer.process.first(lambda: save_features(saves.session, (plan.train_set, plan.eval_set), (train, val)))
-    if text := trainer.process.first(lambda: describe_doubts(train.targets, plan.num_classes, train.joined)):
-        saves.log.say(f"training images: {text}; after the run: {command('scripts/labels.py', saves.folder)}")
+        judged.append(val)
+    if text := trainer.process.first(lambda: describe_doubts(judged, plan.num_classes)):
+        saves.log.say(f"labels: {text}; after the run: {command('scripts/labels.py', saves.folder)}")
     saves.save(metric=found.scores.value, extra_names=[BEST])
     model = "classifier" if plan.config.task.has_classes else "model"
     note_start(saves, found.scores, seconds, f", by a linear {model} of the pretrained features")

@@ -10,8 +10,8 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.identity import ImageContents
-from engine.features.doubts import Doubts, judge_labels
-from engine.features.saved import read_features
+from engine.features.doubts import FEWEST_JUDGED, Doubts, judge_labels
+from engine.features.saved import features_by_name
 from engine.predict.classifier import Classifier
 from engine.record.saved_run import SavedRun
 from scripts.labelling.copies import Copy, find_copies
@@ -151,14 +151,10 @@ def judge_by_runs(source: Source) -> tuple[DataSet, Doubts, np.ndarray | None]:
     """
     data, tables, folds = read_tables(source)
     probabilities = probabilities_of(tables, data.labels, len(data.classes))
-    # The first run in the order of its folds: its parts are those of `data`.
-    saved, features = read_features(in_order(source.runs)[0].folder), None
-    if saved:
-        features = np.full((len(data), saved[0].features.shape[1]), np.nan, np.float32)
-        for numbers, part in zip(data.numbers, saved, strict=True):
-            features[numbers[part.indices]] = part.features
+    names = [data.name(number) for number in range(len(data))]
+    features = features_by_name(in_order(source.runs)[0].folder, names, print)
     doubts = judge_labels(data.labels, len(data.classes), features, probabilities)
-    say_what_was_judged(source, data, np.isfinite(probabilities[:, 0]), bool(saved))
+    say_what_was_judged(source, data, np.isfinite(probabilities[:, 0]), features is not None)
     warn_of_unjudged_classes(data, doubts)
     return data, doubts, folds
 
@@ -192,7 +188,7 @@ def say_what_was_judged(source: Source, data: DataSet, judged: np.ndarray, has_f
         f"{source.folder}: predictions for {number:,} of {counted(len(data), 'image')} by {counted(len(source.runs), 'run')}"
     )
     if has_features:
-        print("the features from before the training judge all images")
+        print("the features from before the training judge the images")
     elif source.num_missing:
         print(
             f"{rest:,} images were not judged, because {counted(source.num_missing, 'trial')} of the sweep is not done; "
@@ -234,7 +230,9 @@ def summary(doubts: Doubts, copies: Sequence[Copy], data: DataSet, finds_copies:
     lines = [
         f"the labels of {100 * doubts.accuracy:.1f}% of {counted(int(doubts.is_judged.sum()), 'image')} are predicted without "
         "the image itself",
-        f"wrong labels: about {number:,.0f} (95% interval: {low:,.0f} to {high:,.0f})",
+        f"wrong labels: about {number:,.0f} (95% interval: {low:,.0f} to {high:,.0f})"
+        if doubts.is_estimated
+        else f"wrong labels: too few images to estimate their number ({FEWEST_JUDGED} are needed)",
         f"doubtful labels: {len(listed):,}, of which about {of_listed:,.0f} are wrong",
     ]
     if len(listed) and (low == 0 or of_listed < WORTH_READING * len(listed)):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.features.number_doubts import NumberDoubts, judge_numbers
-from engine.features.saved import read_features
+from engine.features.saved import features_by_name
 from scripts.labelling.copies import Copy
 from scripts.labelling.data import DataSet
 from scripts.labelling.review import TABLE, Row, write_review
@@ -38,15 +38,12 @@ class NumberData(DataSet):
 
 def features_of_run(folder: Path, data: DataSet) -> np.ndarray:
     """Return float32 [N, D], which a run has kept from before its training; a row of NaN means that there are none."""
-    saved = read_features(folder)
-    if not saved:
+    features = features_by_name(folder, [data.name(number) for number in range(len(data))], print)
+    if features is None:
         raise ConfigError(
             f"{folder}: this run kept no features of its images; judge the numbers by pretrained weights: "
             "python scripts/labels.py WEIGHTS -dataset csv -data_path ... -opts TRAIN.OBJECTIVE=numbers DATA.COLUMNS=[...]"
         )
-    features = np.full((len(data), saved[0].features.shape[1]), np.nan, np.float32)
-    for numbers, part in zip(data.numbers, saved, strict=True):
-        features[numbers[part.indices]] = part.features
     return features
 
 

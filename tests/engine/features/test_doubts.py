@@ -7,6 +7,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import average_precision_score
 from sklearn.model_selection import cross_val_predict
 
+from engine.features import doubts
 from engine.features.doubts import PENALTIES, components, judge_labels, leave_one_out
 
 
@@ -63,6 +64,41 @@ def test_interval_contains_the_number_of_wrong_labels(number):
     assert (found.suggestions[listed] == labels[listed]).mean() > 0.9 if number else not len(listed)
 
 
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_labels_of_copies_are_not_predicted_from_copies(is_copied):
+    """A third of the images has a copy, with the label of the original or with mistakes of its own."""
+    features, labels = clusters(600, 5, 1.0)
+    rows = np.concatenate([np.arange(600), np.arange(0, 600, 3)])
+    given = changed(labels, 30, 5)[rows] if is_copied else changed(labels[rows], 40, 5)
+    is_wrong = given != labels[rows]
+    found = judge_labels(given, 5, features[rows] * (1 + 1e-6 * np.random.default_rng(0).normal(size=(800, 1))))
+    assert found.expected[0] <= is_wrong.sum() <= found.expected[2]
+    assert average_precision_score(is_wrong, found.wrong) > 0.85
+    assert found.num_different == 600
+
+
+def test_order_of_the_images_does_not_change_the_number(monkeypatch):
+    monkeypatch.setattr(doubts, "MOST_LANDMARKS", 50)
+    features, labels = clusters(200, 4, 0.7)
+    given = changed(labels, 20, 4)
+    order = np.random.default_rng(0).permutation(200)
+    one, other = judge_labels(given, 4, features), judge_labels(given[order], 4, features[order])
+    np.testing.assert_allclose(one.expected, other.expected, atol=0.1)
+
+
+def test_estimate_is_in_its_interval_if_most_labels_are_wrong():
+    features, labels = clusters(60, 2, 3.0)
+    low, estimate, high = judge_labels(np.where(np.arange(60) < 28, 1 - labels, labels), 2, features).expected
+    assert low <= estimate <= high
+
+
+def test_few_images_have_no_estimate():
+    features, labels = clusters(40, 2, 3.0)
+    assert not judge_labels(np.tile(labels, 2), 2, np.tile(features, (2, 1))).is_estimated
+    features, labels = clusters(60, 2, 3.0)
+    assert judge_labels(labels, 2, features).is_estimated
+
+
 def test_ranking_is_at_least_that_of_a_logistic_regression():
     features, labels = clusters(400, 5, 0.7)
     given = changed(labels, 20, 5)
@@ -104,7 +140,7 @@ def test_unreadable_images_and_single_images_are_not_judged():
     assert not np.isin(found.suggestions[found.is_judged], [2, 4, 5, 7]).any()
 
 
-@pytest.mark.parametrize("features", [np.ones((40, 8)), np.zeros((40, 8)), np.eye(40)[:, :3]])
+@pytest.mark.parametrize("features", [np.ones((40, 8)), np.zeros((40, 8)), np.eye(40)])
 def test_features_that_say_nothing_make_no_label_doubtful(features):
     found = judge_labels(np.arange(40) % 2, 2, features)
     assert not found.is_doubtful.any() and np.isfinite(found.wrong).all()

@@ -7,8 +7,7 @@ import pytest
 
 from engine.features import saved
 from engine.features.compute import ImageFeatures
-from engine.features.saved import FILE, read_features, save_features
-from utils.errors import ConfigError
+from engine.features.saved import FILE, features_by_name, save_features
 
 NAMES = SimpleNamespace(table_name=lambda index: f"class/{index}.png")
 PART = ImageFeatures(np.array([1, 4]), [np.ones((2, 3), np.float32), np.zeros((2, 2), np.float32)], np.array([0, 1]))
@@ -25,13 +24,14 @@ def session(tmp_path):
     )
 
 
-def test_features_of_both_parts_are_read_as_written(session):
-    assert read_features(session.path) == []
-    save_features(session, (NAMES, NAMES), (PART, PART._replace(targets=np.array([1, 1]))))
-    train, val = read_features(session.path)
-    assert train.indices.tolist() == [1, 4] and train.names.tolist() == ["class/1.png", "class/4.png"]
-    assert train.features.tolist() == [[1, 1, 1, 0, 0]] * 2
-    assert (train.targets.tolist(), val.targets.tolist()) == ([0, 1], [1, 1])
+def test_features_are_found_by_the_name_of_the_image(session):
+    said = []
+    assert features_by_name(session.path, ["class/1.png"], said.append) is None and not said
+    val = PART._replace(indices=np.array([7, 2]), features=[2 * each for each in PART.features])
+    save_features(session, (NAMES, NAMES), (PART, val))
+    found = features_by_name(session.path, ["class/2.png", "class/new.png", "class/4.png"], said.append)
+    assert found[[0, 2]].tolist() == [[2, 2, 2, 0, 0], [1, 1, 1, 0, 0]] and np.isnan(found[1]).all()
+    assert len(said) == 1 and "class/new.png" in said[0]
 
 
 def test_features_above_the_limit_are_not_written(session, monkeypatch):
@@ -47,15 +47,21 @@ def test_unwritable_features_only_cause_a_warning(session):
     assert FILE in session.logged[0]
 
 
-@pytest.mark.parametrize("damage", ["cut", "objects", "a column is missing"])
-def test_damaged_features_are_refused(session, damage):
-    path = session.path / FILE
+@pytest.mark.parametrize("damage", ["empty", "cut", "objects", "a column is missing", "another width", "one number"])
+def test_damaged_features_are_named_and_not_used(session, damage):
+    path, said = session.path / FILE, []
     save_features(session, (NAMES, NAMES), (PART, PART))
-    if damage == "cut":
+    columns = dict(np.load(path))
+    if damage == "empty":
+        path.write_bytes(b"")
+    elif damage == "cut":
         path.write_bytes(path.read_bytes()[:-40])
     elif damage == "objects":  # reading a pickle could execute code
-        np.savez(path, **dict.fromkeys(np.load(path).files, np.array([{}], object)))
-    else:
+        np.savez(path, **dict.fromkeys(columns, np.array([{}], object)))
+    elif damage == "a column is missing":
         np.savez(path, training_indices=np.arange(2))
-    with pytest.raises(ConfigError, match=FILE):
-        read_features(session.path)
+    else:
+        changed = np.ones((2, 4), np.float32) if damage == "another width" else np.float32(1)
+        np.savez(path, **columns | {"validation_features": changed})
+    assert features_by_name(session.path, ["class/1.png"], said.append) is None
+    assert len(said) == 1 and str(path) in said[0]

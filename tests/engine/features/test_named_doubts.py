@@ -54,7 +54,7 @@ def test_check_and_first_lines_of_a_run_name_wrong_labels_and_the_command_that_l
     trained = typed("main_single_gpu.py", *words).done().stdout
     (row,) = [line for line in checked.splitlines() if line.startswith("labels ")]
     (line,) = [line for line in trained.splitlines() if line.startswith("labels: about")]
-    (command,) = [line for line in checked.splitlines() if "scripts/labels.py" in line]
+    (command,) = [line for line in checked.splitlines() if "list them: " in line]
     assert row.split()[1] == WARN and re.search(r"about \d+ of ([\d,]+) labels", row)[0] in line
     assert line.endswith(f"scripts/labels.py {run_folder(tmp_path / 'runs')}")
     written = ("-output", tmp_path / "labels")

@@ -273,6 +273,11 @@ class PhotoSubject(Subject):
         found = {}
         for index, pixels in draw(self.photos, MOST_PHOTOS):
             found[index] = self._compare(run, pixels, self.photo_at(index, pixels))
+        if not found:
+            raise ConfigError(
+                f"-photo: none of {counted(min(len(self.photos), MOST_PHOTOS), 'validation image')} can be read, so the graph "
+                "cannot be compared with the model; repair them, or name the images with -data_path"
+            )
         changed = {"another answer": [index for index, each in found.items() if each.is_other_answer]}
         if self.known:
             changed["another sign of known"] = [index for index, each in found.items() if each.is_other_sign]

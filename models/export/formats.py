@@ -124,6 +124,8 @@ def naming_wrong_export(name: str, loaded_by: str, target: Path) -> Iterator[Non
     try:
         yield
     except Exception as error:  # the type depends on the program that loads the export
+        if isinstance(error, ConfigError):  # a mistake of the user, which another format would not change
+            raise
         reason = str(error) if isinstance(error, WrongExport) else f"it fails ({type(error).__name__}: {error})"
         raise WrongExport(
             f"-to {name}: when {loaded_by} loads the export, {reason}; {target} was not written. Choose another format"

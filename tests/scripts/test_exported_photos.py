@@ -9,6 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
+from datasets.sources.arrays import ArrayImages
+from datasets.types import ImageReadError
 from engine.confidence.known import to_plain
 from engine.confidence.stored import from_plain
 from engine.export.web import RUNTIME
@@ -242,6 +244,16 @@ def test_wrong_use_of_photo_flags_is_refused_by_export(trained, tmp_path):
         "-runtime", tmp_path
     )
     assert not any(tmp_path.iterdir()), words
+
+
+def test_export_without_a_readable_validation_image_is_refused(trained, tmp_path, monkeypatch):
+    def fail(*given) -> None:
+        raise ImageReadError("no picture")
+
+    monkeypatch.setattr(ArrayImages, "read", fail)
+    words = ("-output", tmp_path / "x.onnx", "-photo")
+    typed("scripts/export.py", trained, *words).refused("-photo", 359, "-data_path")
+    assert not any(tmp_path.iterdir())
 
 
 def test_page_in_8_bits_has_the_graph_and_asks_no_other_place(trained, photos, tmp_path):

@@ -23,9 +23,14 @@ HASH = 2654435761  # the factor of Knuth's multiplicative hash
 class Calibration(Callback):
     """Fits a temperature to each new best evaluation. Every process has this callback, and the same result."""
 
-    def __init__(self, folder: Path, log: Log, trainer: Trainer, saved: dict[str, Any]):
-        """`folder`: the folder of the run; `saved`: the state in the checkpoint that the run continues from."""
-        self._best_file, self._log, self._state = folder / BEST, log, saved
+    def __init__(
+        self, folder: Path, log: Log, trainer: Trainer, saved: dict[str, Any], groups: np.ndarray | None = None
+    ):
+        """`folder`: the folder of the run; `saved`: the state in the checkpoint that the run continues from.
+
+        `groups`: the number of each validation image's group, for a task whose answers depend on groups.
+        """
+        self._best_file, self._log, self._state, self._groups = folder / BEST, log, saved, groups
         trainer.parts[CALIBRATION] = self
 
     def state(self) -> dict[str, Any]:
@@ -33,7 +38,8 @@ class Calibration(Callback):
         return self._state
 
     def fit(self, trainer: Trainer, images: ClassResults) -> None:
-        best, process, scores = trainer.best, trainer.process, gather_scores(images, trainer.process)
+        best, process = trainer.best, trainer.process
+        scores = gather_scores(images, process, self._groups)
         weights = {"epoch": best.epoch, "step": trainer.step, "weights": f"state_dict{best.suffix}"}
         self._state = process.first(lambda: weights | trainer.task.calibrate(scores))
         if "reason" in self._state:
@@ -55,8 +61,8 @@ class Calibration(Callback):
             self._state = found or {"epoch": best.epoch}
 
 
-def gather_scores(images: ClassResults, process: Process) -> tuple[np.ndarray, np.ndarray] | tuple[()]:
-    """Return the logits and targets of all processes in the order of the image set. Collective.
+def gather_scores(images: ClassResults, process: Process, groups: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
+    """Return the logits and targets of all processes in the order of the image set, and `groups` if given. Collective.
 
     If there are too many images, only a subset is used, chosen by a hash of the index. Images whose logits are not
     all finite are left out. If the evaluation kept no logits, return an empty tuple.
@@ -72,4 +78,5 @@ def gather_scores(images: ClassResults, process: Process) -> tuple[np.ndarray, n
     indices, logits, targets = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(indices, kind="stable")
     order = order[np.isfinite(logits[order]).all(1)]
-    return logits[order], targets[order]
+    found = logits[order], targets[order]
+    return found if groups is None else (*found, groups[indices[order]])

@@ -37,6 +37,8 @@ def number_section(run: SavedRun) -> dict[str, Any] | None:
         halves = (f"{name} ± {half:.4g}" for name, half in zip(names, widths, strict=False) if half is not None)
         chose = "; these also chose the weights" * record["calibration"]["chose_weights"]
         images = counted(record["calibration"]["num_images"], "validation image")
+        if groups := record["calibration"].get("num_groups"):
+            images += f" of {counted(groups, 'group')}"
         share = f"{record['calibration']['share']:.0%}"
         notes.append(
             f"Intervals of predict.py with {share} of the true numbers, by {images}{chose}: {', '.join(halves)}."

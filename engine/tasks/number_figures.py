@@ -76,6 +76,32 @@ def ranks(values: np.ndarray) -> np.ndarray:
     return (ends - (counts - 1) / 2)[places]
 
 
+FEWEST_GROUPS = 3  # with fewer, an interval for images of other groups is a guess
+
+
+def grouped_half_widths(errors: np.ndarray, share: float, groups: np.ndarray) -> list[float | None]:
+    """Return half_widths for images of other groups. `groups`: the number of each image's group.
+
+    Each group counts once, because the errors of its images are alike. Few groups show the spread of all groups only
+    roughly, so the width grows as a 90% interval by Student's t does.
+    """
+    found = []
+    for column in errors.T:
+        known = np.flatnonzero(~np.isnan(column))
+        known = known[np.argsort(column[known])]
+        _, members, sizes = np.unique(groups[known], return_inverse=True, return_counts=True)
+        count, width = len(sizes), None
+        if count >= FEWEST_GROUPS:
+            reached = np.cumsum(1 / sizes[members]) / count
+            place = min(int(np.searchsorted(reached, share - 1e-9)), len(known) - 1)
+            # The expansion of Cornish and Fisher: the 95% quantile of Student's t with `count` degrees of freedom,
+            # divided by the quantile of a normal distribution.
+            growth = 1 + 0.926 / count + 0.864 / count**2 + 0.597 / count**3
+            width = float(column[known[place]]) * growth
+        found.append(width)
+    return found
+
+
 def half_widths(errors: np.ndarray, share: float) -> list[float | None]:
     """Return for each output how far true numbers of this share of other images are from the predicted ones, at most.
 

@@ -17,7 +17,16 @@ from engine.evaluation.other_scores import NO_ACCURACY, OtherScores
 from engine.evaluation.scores import format_value
 from engine.evaluation.tally import Tally, widen
 from engine.tasks.class_tables import PREDICTIONS
-from engine.tasks.number_figures import FIGURES, PREDICTED, Interval, decimals_of, half_widths, measure, plain
+from engine.tasks.number_figures import (
+    FIGURES,
+    PREDICTED,
+    Interval,
+    decimals_of,
+    grouped_half_widths,
+    half_widths,
+    measure,
+    plain,
+)
 from engine.tasks.task import Task
 from engine.train.number_loss import NumberLoss
 from utils.distributed import Process
@@ -30,6 +39,7 @@ if TYPE_CHECKING:
 
 PER_OUTPUT, PER_OUTPUT_KEY = "per_output.csv", "per_output"
 SHARE = 0.9  # of the images whose numbers lie in the intervals of predict.py
+FEW_GROUPS = 10  # with fewer, the intervals of single splits had 78 to 100% (BENCHMARKS.md, "Numbers")
 
 
 class Numbers(Task):
@@ -61,16 +71,22 @@ class Numbers(Task):
     def describe_scored(self, eval_set: ImageSet) -> str:
         return counted(len(eval_set.classes), "number")
 
-    def calibrate(self, scores: tuple[np.ndarray, np.ndarray]) -> dict[str, Any]:
+    def calibrate(self, scores: tuple[np.ndarray, ...]) -> dict[str, Any]:
         """Return half the width of the interval around each number that has the true number with a probability of SHARE.
 
-        Split conformal prediction: the images must be exchangeable, and the weights must not depend on them.
+        Split conformal prediction: the images must be exchangeable, and the weights must not depend on them. With
+        DATA.GROUP_BY the groups must be exchangeable; `scores` then also has the number of each image's group.
         """
-        outputs, targets = scores
-        widths = half_widths(np.abs(outputs - targets).astype(np.float64) * self.deviation, SHARE)
+        outputs, targets, *groups = scores
+        errors, of_groups = np.abs(outputs - targets).astype(np.float64) * self.deviation, {}
+        widths = grouped_half_widths(errors, SHARE, *groups) if groups else half_widths(errors, SHARE)
+        images = counted(len(outputs), "validation image")
+        if groups:
+            of_groups = {"num_groups": len(np.unique(groups[0]))}
+            images += f" of {counted(of_groups['num_groups'], 'group')}"
         if all(width is None for width in widths):
-            return {"reason": f"{counted(len(outputs), 'validation image')} are too few for an interval of {SHARE:.0%}"}
-        facts = {"interval": widths, "share": SHARE, "num_images": len(outputs)}
+            return {"reason": f"{images} are too few for an interval of {SHARE:.0%}"}
+        facts = {"interval": widths, "share": SHARE, "num_images": len(outputs)} | of_groups
         facts["chose_weights"] = self.config.compares_weights
         return {**facts, "figures": facts}
 
@@ -79,6 +95,10 @@ class Numbers(Task):
             return ""
         text = f"the intervals have the true number with a probability of {calibration['share']:.0%}"
         images = counted(calibration["num_images"], "validation image")
+        if "num_groups" in calibration:
+            text = f"{text} for images of new groups (DATA.GROUP_BY), by {calibration['num_groups']} groups"
+            rough = "; so few groups show it only roughly" * (calibration["num_groups"] < FEW_GROUPS)
+            return f"{text} with {images}{rough}{'; these also chose the weights' * calibration['chose_weights']}"
         if calibration["chose_weights"]:
             return f"{text} for images like the {images}; these also chose the weights, so it may be a little less"
         return f"{text}, by {images}"

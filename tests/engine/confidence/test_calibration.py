@@ -81,7 +81,7 @@ def test_calibration_is_the_same_for_any_number_of_processes(monkeypatch, has_se
     ids=["no scores", "few images", "one class"],
 )
 def test_impossible_calibration_stores_its_reason(tmp_path, monkeypatch, scores, reason):
-    monkeypatch.setattr(calibration, "gather_scores", lambda images, process: scores)
+    monkeypatch.setattr(calibration, "gather_scores", lambda *given: scores)
     trainer = make_trainer(small_config(tmp_path))
     callback = Calibration(tmp_path, log := Lines(), trainer, {})
     trainer.best = trainer.best._replace(epoch=1)

@@ -22,7 +22,7 @@ from engine.predict.guesses import Measure
 from engine.predict.output import as_csv, as_json
 from engine.predict.predictor import Prediction
 from engine.tasks import find_task
-from engine.tasks.number_figures import FIGURES, half_widths, measure
+from engine.tasks.number_figures import FIGURES, grouped_half_widths, half_widths, measure
 from engine.tasks.numbers import Numbers
 from engine.train.loss import build_loss
 from scripts.labelling.copies import find_copies
@@ -126,6 +126,26 @@ def test_prediction_intervals_have_nine_of_ten_new_numbers(count):
     shares = special.erf(np.array(half_widths(errors, 0.9)) / math.sqrt(2))
     noise = 3 * shares.std(ddof=1) / math.sqrt(1000)
     assert 0.9 - noise <= shares.mean() <= 0.9 + 1 / (count + 1) + noise
+
+
+@pytest.mark.parametrize("count", [3, 7, 12])
+def test_intervals_by_group_have_nine_of_ten_numbers_of_new_groups(count):
+    """Each of 1,000 columns is a validation set. The errors of a group share a part; groups have 5 to 60 images."""
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(count), rng.integers(5, 60, count))
+    errors = rng.standard_normal((count, 1000))[groups] + rng.standard_normal((len(groups), 1000))
+    shares = special.erf(np.array(grouped_half_widths(np.abs(errors), 0.9, groups)) / 2)  # the variance is 2
+    assert 0.88 <= shares.mean() <= 0.97
+
+
+def test_calibration_by_group_tells_how_many_groups_it_uses():
+    task, errors = Numbers(config_of()), np.arange(30, dtype=np.float32)[:, None]
+    groups = np.arange(30) // 10
+    found = task.calibrate((errors, np.zeros_like(errors), groups))
+    assert found["num_groups"] == 3 and found["interval"][0] > 1.4 * 26
+    assert "3 groups with 30 validation images; so few groups" in task.describe_answers(found)
+    few = task.calibrate((errors, np.zeros_like(errors), groups.clip(1)))
+    assert "30 validation images of 2 groups are too few" in few["reason"]
 
 
 def test_fewer_than_nine_numbers_give_no_interval():

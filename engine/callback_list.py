@@ -59,11 +59,12 @@ def choose_callbacks(
     times = RunTimes.of(config, plan.order, len(plan.eval_set), lambda: saver.longest)
     forecast = add(Forecast(config, times, started, session.beat, log.say))
     if config.CALIBRATE and config.task.has_answers:
-        from datasets.split.by_hash import hashes_of
         from engine.confidence.calibration import Calibration
 
         groups = None
         if config.TRAIN.OBJECTIVE == "numbers" and config.DATA.GROUP_BY:
+            from datasets.split.by_hash import hashes_of
+
             groups = hashes_of(plan.eval_set.split_keys(), seed=0)
         add(Calibration(session.path, log, trainer, plan.inputs.saved.get("calibration", {}), groups))
     from engine.report import RunReport

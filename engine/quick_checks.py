@@ -23,13 +23,7 @@ from utils.host import SHARED_MEMORY
 from utils.text import counted, format_bytes, format_bytes_apart
 
 OK, WARN, WRONG = "ok", "WARN", "WRONG"
-CUSTOMARY = {name: row.usual_rates for name, row in TORCH_OPTIMIZERS.items()}
 RATE_FACTOR = 10  # a learning rate outside the usual range by more than this factor is reported
-# The highest learning rates for fine-tuning, relative to the highest usual rate from scratch. With layer decay the
-# limit is higher, because layers near the input get only a small part of the rate. Models with BatchNorm tolerate more
-# if its statistics are frozen.
-OF_TRAINED, WITH_LAYER_DECAY, AND_FROZEN_STATISTICS = 0.5, 2.5, 5.0
-USUAL_LAYER_DECAY = 0.75
 MAX_INITIAL = 0.01  # the largest accepted share of initial weights in the final EMA
 OTHER_FILES = 2**20  # assumed size of a run's logs, tables and curves in bytes
 WARN_FRACTION = 0.8  # the fraction of the free space above which the verdict is WARN
@@ -83,9 +77,9 @@ def check_rate(settings: Train, global_batch: int) -> Finding:
     per_256 = settings.BASE_LR * batch_factor(settings, 256) if scaled_for else rate * 256 / global_batch
     origin = f" (TRAIN.BASE_LR {settings.BASE_LR:g}, scaled from {scaled_for} images)" if scaled_for else ""
     text = f"{rate:.3g}{origin} for {counted(global_batch, 'image')} per update, {per_256:.3g} per 256 images"
-    if name not in CUSTOMARY:
+    if name not in TORCH_OPTIMIZERS:
         return Finding("learning rate", text)
-    low, high = CUSTOMARY[name]
+    low, high = TORCH_OPTIMIZERS[name].usual_rates
     text += f"; usual with {name}: {low:g} to {high:g}"
     if low / RATE_FACTOR <= per_256 <= high * RATE_FACTOR:
         return Finding("learning rate", text)
@@ -93,39 +87,18 @@ def check_rate(settings: Train, global_batch: int) -> Finding:
     return Finding("learning rate", text, WARN, remedy)
 
 
-def check_fine_tuning(config: Config, global_batch: int) -> list[Finding]:
-    """Compare the highest learning rate with the limit that keeps trained weights useful.
+def check_fine_tuning(config: Config, global_batch: int) -> Iterator[Finding]:
+    """Yield the comparison of the learning rate with the limit for trained weights, in runs that it concerns."""
+    model = config.MODEL
+    if not (model.PRETRAINED or model.FREEZE or model.LORA.RANK or config.TRAIN.LAYER_DECAY):
+        return
+    from engine.fine_tuning_rate import compare_rate
 
-    Return [] if the limit is unknown or does not apply, as in a resumed run, or if only a few weights are trained. The
-    limit grows with the square root of the batch size, as is usual for Adam and similar optimizers.
-    """
-    settings, model = config.TRAIN, config.MODEL
-    has_decay = settings.LAYER_DECAY is not None and settings.LAYER_DECAY < 1
-    if not (model.PRETRAINED or config.START.RESUME):
-        methods = {"MODEL.FREEZE": model.FREEZE, "MODEL.LORA": model.LORA.RANK, "TRAIN.LAYER_DECAY": has_decay}
-        meant = [name for name, is_set in methods.items() if is_set]
-        text = f"the run starts from random weights, but only trained weights benefit from {', '.join(meant)}"
-        return [Finding("fine-tuning", text, WARN, "name trained weights with -pretrained")] if meant else []
-    if config.START.RESUME or model.FREEZE or model.LORA.RANK or settings.OPTIMIZER.NAME not in CUSTOMARY:
-        return []
-    _, from_scratch = CUSTOMARY[settings.OPTIMIZER.NAME]
-    rate = settings.BASE_LR * batch_factor(settings, global_batch)
-    scale = math.sqrt(global_batch / 256) * from_scratch
-    factor = AND_FROZEN_STATISTICS if model.FROZEN_STATISTICS else WITH_LAYER_DECAY
-    limit = scale * (factor if has_decay else OF_TRAINED)
-    how = f"with TRAIN.LAYER_DECAY {settings.LAYER_DECAY:g}" if has_decay else "without TRAIN.LAYER_DECAY"
-    text = (
-        f"the learning rate is {rate:.3g} for {counted(global_batch, 'image')} per update; trained weights tolerate up to "
-        f"{limit:.2g} {how}"
-    )
-    if rate <= limit:
-        return [Finding("fine-tuning", text)]
-    base = settings.BASE_LR / rate * scale * OF_TRAINED
-    remedy = (
-        "a rate for training from scratch destroys trained weights: use -cfg configs/finetune.yaml, or "
-        f"-opts TRAIN.BASE_LR={base:.1g} TRAIN.LAYER_DECAY={USUAL_LAYER_DECAY}"
-    )
-    return [Finding("fine-tuning", text, WARN, remedy)]
+    for text, remedy in compare_rate(config, global_batch):
+        verdict = OK
+        if remedy:
+            verdict = WARN
+        yield Finding("fine-tuning", text, verdict, remedy)
 
 
 def check_warm_up(settings: Train) -> Finding:

@@ -109,7 +109,7 @@ PACKAGES = {
     "engine": (
         "parallel precision evaluation train confidence.temperature features.linear tasks checkpoint confidence record"
         " settings_of_weights settings predict session provenance memory first_passes measurements plan eval_plan weights_lines plan_lines"
-        " quick_checks export report build batch_size doctor eval_run evaluate_weights features check callback_list"
+        " fine_tuning_rate quick_checks export report build batch_size doctor eval_run evaluate_weights features check callback_list"
         " saves features.saved features.start loop run __init__"
     ).split(),
 }

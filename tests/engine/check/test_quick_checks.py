@@ -33,7 +33,7 @@ def test_check_warning_of_high_fine_tuning_rate_suggests_options_that_fix_it(tmp
 
     def found(*more: str) -> list:
         words = ["MODEL.PRETRAINED=resnet50", *options.split(), *more]
-        return check_fine_tuning(small_config(tmp_path, *words), int(batch))
+        return list(check_fine_tuning(small_config(tmp_path, *words), int(batch)))
 
     told = "; ".join(f"{finding.verdict}: {finding.text}; {finding.remedy}" for finding in found())
     assert_names(told or "(nothing)", *names_of("rates_of_trained_weights", case))

@@ -105,6 +105,6 @@ def test_ema_decay_is_checked_only_if_ema_is_on(photos, is_kept):
     [(2**30, 1, OK), (800 * 2**20, 1, WARN), (2**28, 1, WRONG), (2**30, 2, WARN), (2**29, 2, WRONG)],
 )
 def test_memory_near_or_above_free_memory_warns_or_fails(tmp_path, monkeypatch, free, processes, verdict):
-    monkeypatch.setattr(check, "measure", lambda *given: MemoryEstimate(fixed=2**29, per_image=2**26))
+    monkeypatch.setattr(check, "measure_step", lambda *given: MemoryEstimate(fixed=2**29, per_image=2**26))
     config = small_config(tmp_path, "DATA.BATCH_SIZE=4")
     assert check.check_memory(config, 10, free, Process(CPU, local_size=processes)).verdict == verdict

@@ -175,7 +175,11 @@ def name_runs(values: dict[str, Any]) -> dict[str, str]:
 
 
 def _derive_data(values: dict[str, Any], origins: dict[str, str]) -> None:
-    """Fit mean and deviation to the number of channels; choose loss and metric by the task, unless they are set."""
+    """Choose the kind of data by the ending of a typed path, unless it is typed too. Fit mean and deviation to the number
+    of channels. Choose loss and metric by the task, unless they are set."""
+    of_file = dataset_of_file(values["DATA.DATA_PATH"])
+    if of_file and is_typed("DATA.DATA_PATH", origins) and not is_typed("DATA.DATASET", origins):
+        values["DATA.DATASET"], origins["DATA.DATASET"] = of_file, "by the ending of DATA.DATA_PATH"
     key, is_native = "DATA.IMAGE_CHANNELS", values["DATA.PIXELS"] != SETTINGS["DATA.PIXELS"].default
     if is_native and (files := values["DATA.CHANNEL_FILES"]) and not is_typed(key, origins):
         values[key], origins[key] = files.count(",") + 1, "because of DATA.CHANNEL_FILES"
@@ -189,6 +193,12 @@ def _derive_data(values: dict[str, Any], origins: dict[str, str]) -> None:
     for key, value in {**task.implied, "TRAIN.BEST_METRIC": metric}.items():
         if origins[key] == "default" and values[key] != value:
             values[key], origins[key] = value, f"because of {task.reason}"
+
+
+def dataset_of_file(path: str) -> str | None:
+    """Return the kind of data that a file with this ending has, or None for other files and for folders."""
+    ending = path.rpartition(".")[2].lower()
+    return ending if ending in ("csv", "parquet") else None
 
 
 def _derive_optimizer(values: dict[str, Any], origins: dict[str, str]) -> None:

@@ -182,9 +182,11 @@ def find_source(arguments: argparse.Namespace):
 def load_weights(arguments: argparse.Namespace, source: type):
     """Load the weights whose features judge the labels of -data_path."""
     from engine.predict.classifier import load_classifier
+    from configs.load import dataset_of_file
     from scripts.labelling.command import DATASET
 
-    dataset = ["-dataset", arguments.dataset or DATASET, "-data_path", str(arguments.data_path)]
+    name = arguments.dataset or dataset_of_file(str(arguments.data_path)) or DATASET
+    dataset = ["-dataset", name, "-data_path", str(arguments.data_path)]
     flags = [*settings_flags(arguments), *dataset]
     weights = load_classifier(arguments.source, flags, arguments.raw, needs_classes=False)
     config = replace(weights.config, START=replace(weights.config.START, EVAL=False))  # the training images too

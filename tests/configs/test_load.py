@@ -109,6 +109,21 @@ def test_multilabel_data_changes_default_metric_but_keeps_a_chosen_metric(tmp_pa
     assert config.TRAIN.BEST_METRIC == (typed or "map") and config.TRAIN.LOSS == "bce"
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["-data_path", "x.CSV"], "csv"),
+        (["-data_path", "x.parquet"], "parquet"),
+        (["-data_path", "photos"], "imagefolder"),
+        (["-data_path", "x.csv", "-dataset", "shards"], "shards"),
+    ],
+)
+def test_ending_of_a_typed_path_chooses_the_kind_of_data(words, expected):
+    loaded = load(["-cfg", "finetune", "-pretrained", "resnet50", *words])
+    assert loaded.config.DATA.DATASET == expected
+    assert ("ending" in loaded.origins["DATA.DATASET"]) is (expected in ("csv", "parquet"))
+
+
 def test_settings_file_overrides_settings_of_the_weights():
     weights = Layer("the weights", {"MODEL.DROPOUT": "0.1", "MODEL.DROPPATH": "0.2"})
     model = load(["-cfg", write("MODEL: {DROPOUT: 0.3}")], weights=weights).config.MODEL

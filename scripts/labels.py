@@ -181,8 +181,8 @@ def find_source(arguments: argparse.Namespace):
 
 def load_weights(arguments: argparse.Namespace, source: type):
     """Load the weights whose features judge the labels of -data_path."""
-    from engine.predict.classifier import load_classifier
     from configs.load import dataset_of_file
+    from engine.predict.classifier import load_classifier
     from scripts.labelling.command import DATASET
 
     name = arguments.dataset or dataset_of_file(str(arguments.data_path)) or DATASET

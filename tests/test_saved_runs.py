@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.make_saved_runs import KINDS, SAVED, losses_of, program_of
+from tests.support.make_saved_runs import KINDS, SAVED, losses_of, program_of, write_data
 from tests.support.runs import run, run_folder, typed
 
 pytestmark = pytest.mark.slow
@@ -18,20 +18,21 @@ RUNS = sorted(path.relative_to(SAVED).with_suffix("") for path in SAVED.glob("*/
 
 
 @pytest.fixture(params=[pytest.param(each, id=str(each)) for each in RUNS])
-def saved(request, tmp_path) -> Path:
-    """A copy of the output folder of a saved run."""
-    shutil.copytree(SAVED / request.param, tmp_path / request.param.name)
-    return tmp_path / request.param.name
+def saved(request, here, tmp_path) -> Path:
+    """A copy of the output folder of a saved run, beside its data."""
+    write_data(here)
+    shutil.copytree(SAVED / request.param, tmp_path / "runs" / request.param.name)
+    return tmp_path / "runs" / request.param.name
 
 
 def test_every_listed_kind_of_run_has_a_saved_run():
     assert {each.name for each in RUNS} == KINDS.keys()
 
 
-def test_saved_run_resumes_and_ends_with_the_same_losses(saved, request):
+def test_saved_run_resumes_and_ends_with_the_same_losses(saved, request, here):
     expected = json.loads((SAVED / request.node.callspec.params["saved"]).with_suffix(".json").read_text())
     folder, processes = run_folder(saved), KINDS[saved.name][1]
-    run(program_of(processes), "-resume", str(folder), "-output", str(saved), processes=processes).done()
+    run(program_of(processes), "-resume", str(folder), "-output", str(saved), processes=processes, cwd=here).done()
     found = losses_of(folder)
     # Processors round differently, so the losses are not the same to the last bit.
     assert found["steps"] == pytest.approx(expected["steps"], rel=1e-3)
@@ -39,12 +40,14 @@ def test_saved_run_resumes_and_ends_with_the_same_losses(saved, request):
     assert run_folder(saved) == folder, "the resumed run made a second folder"
 
 
-def test_best_weights_of_a_saved_run_reach_their_recorded_accuracy(saved, tmp_path):
+def test_best_weights_of_a_saved_run_reach_their_recorded_accuracy(saved, here, tmp_path):
     folder = run_folder(saved)
-    expected = json.loads((folder / "status.json").read_text())["best_top1"]
+    status = json.loads((folder / "status.json").read_text())
+    expected = status["best"][status["best_metric"]]
     paths = {"-cfg": folder / "config.yaml", "-pretrained": folder / "best.pth", "-output": tmp_path / "output"}
     words, processes = [str(word) for pair in paths.items() for word in pair], KINDS[saved.name][1]
-    run(program_of(processes), "-eval", *words, processes=processes).done()  # synthetic images differ between processes
+    # Synthetic images differ between processes.
+    run(program_of(processes), "-eval", *words, processes=processes, cwd=here).done()
     results = json.loads((run_folder(tmp_path / "output") / "results.json").read_text())
     assert results["value"] == pytest.approx(expected, abs=0.5), results
 

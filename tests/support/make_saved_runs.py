@@ -1,6 +1,6 @@
 """Makes the saved runs of a release, which later versions must be able to resume (tests/test_saved_runs.py):
 
-    python -m tests.support.make_saved_runs
+    python -m tests.support.make_saved_runs [KIND ...]
 
 Each run is stopped in the middle of an epoch. Its folder is copied to tests/data/saved_runs/VERSION/KIND. Then the run is
 resumed to its end, and the losses are written next to the copy, in KIND.json.
@@ -9,10 +9,13 @@ resumed to its end, and the losses are written next to the copy, in KIND.json.
 import json
 import shutil
 import signal
+import sys
 import tempfile
 from pathlib import Path
 
+from tests.support import native_images
 from tests.support.forks import ROOT, end_server
+from tests.support.numbers import write_digits
 from tests.support.runs import Run, epochs_of, rows_of, run, run_folder
 from utils import VERSION
 
@@ -24,12 +27,21 @@ KINDS = {
     "ddp": ("synthetic.yaml", 2, 6, "-opts DATA.BATCH_SIZE=4 TRAIN.OPTIMIZER.NAME=lamb"),
     "folds": ("digits.yaml", 1, 26, "-opts DATA.FOLD=1/5 TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1 TRAIN.MIXUP_ALPHA=0"),
     "lora": ("digits.yaml", 1, 26, "-opts MODEL.LORA.RANK=2"),
+    "numbers": ("numbers.yaml", 1, 10, ""),
+    "native": ("native.yaml", 1, 10, ""),
 }
 NEVER_READ = ("*.html", "*.png", "*.txt", ".*", "*.csv.gz", "checkpoint-*.pth", "previous.pth", "tensorboard")
 
 
 def program_of(processes: int) -> str:
     return "main_multi_gpu.py" if processes > 1 else "main_single_gpu.py"
+
+
+def write_data(folder: Path) -> None:
+    """Write the images of the runs that read files into the current folder of these runs."""
+    (folder / "numbers").mkdir()
+    write_digits(folder / "numbers", 300, missing=range(0, 300, 5))
+    native_images.draw(folder / "native", 64, 32, size=(16, 16))
 
 
 def losses_of(folder: Path) -> dict:
@@ -44,6 +56,7 @@ def make(kind: str, work: Path) -> None:
     file, processes, step, flags = KINDS[kind]
     output = work / "output"
     shutil.copy(SAVED / file, work)  # relative paths, so that the run names no folder of this machine
+    write_data(work)
     words = ["-cfg", file, "-output", output.name, *flags.split()]
     faults = {"signal_at": [step, signal.SIGTERM, list(range(processes))]}
     stopped = Run(program_of(processes), *words, processes=processes, faults=faults, cwd=work).wait()
@@ -52,12 +65,12 @@ def make(kind: str, work: Path) -> None:
     copy = SAVED / VERSION / kind / folder.name
     shutil.rmtree(copy.parent, ignore_errors=True)
     shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(*NEVER_READ))
-    run(program_of(processes), "-resume", str(folder), "-output", str(output), processes=processes).done()
+    run(program_of(processes), "-resume", str(folder), "-output", str(output), processes=processes, cwd=work).done()
     (SAVED / VERSION / f"{kind}.json").write_text(json.dumps(losses_of(folder)) + "\n")
 
 
 if __name__ == "__main__":
-    for each in KINDS:
+    for each in sys.argv[1:] or KINDS:
         with tempfile.TemporaryDirectory() as work:
             make(each, Path(work))
     end_server()

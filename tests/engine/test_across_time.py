@@ -200,8 +200,8 @@ def test_scoring_initial_weights_leaves_training_bitwise_unchanged(again, monkey
         assert [row["epoch"] for row in saved.epochs] == [0]
         if name == "scored":
             assert saved.before["eval_top1"] == pytest.approx(old) and status["before"]["top1"] == pytest.approx(old)
-            assert saved.best.value < old and said.count("before training") == 2, (
-                "printed at the start, and when it got worse"
+            assert saved.best.value < old and said.count("before training") == 3, (
+                "printed at the start, when it got worse, and in the last line"
             )
             assert read_table(run / "metrics.csv")[0]["epoch"] == "-1"
             said = halfstep("-resume", run, "-epochs", "2", "-opts", "RESUME.ALLOW_CHANGED=[TRAIN.NUM_EPOCHS]")

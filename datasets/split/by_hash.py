@@ -10,9 +10,10 @@ import numpy as np
 
 from datasets.split.parts import CLASS_FOLDERS, PARTS, hashes_names, rows_of_parts, warn_of_split_classes
 from datasets.types import ImageSet
-from utils.text import first_of, warning
+from utils.text import counted, first_of, warning
 
 HASH_BYTES = 8
+NEAR = 0.1  # relative difference of the held-out share from DATA.VAL_FRACTION; a larger one is named
 NUM_NAMED = 10  # maximum number of images that a log line names because their class decided their part
 MARK = re.compile(rb"\.moved-[0-9]+(?=\.[^./]+$)")  # in the name of a file that scripts/labels.py moved to a taken name
 
@@ -79,6 +80,13 @@ def hold_out(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tu
         rows = np.flatnonzero(moved)
         names = first_of([image_set.key(row) for row in rows[:NUM_NAMED].tolist()], total=len(rows))
         notes += [f"{part}, because {why}: {names}"] * bool(len(rows))
+    fraction, share = record["fraction"], float(held_out.mean())
+    if "group_by" in record and abs(share - fraction) > NEAR * fraction:
+        num_groups = len(np.unique(hashes[held_out]))
+        notes.append(
+            f"DATA.VAL_FRACTION {fraction:g} holds out {share:.1%} of the images, {counted(num_groups, 'whole group')} of "
+            f"{record['group_by']} (DATA.GROUP_BY); another fraction may be nearer"
+        )
     return held_out, notes
 
 

@@ -193,6 +193,17 @@ def test_groups_equal_to_classes_cannot_be_split(tmp_path):
         load("csv", tmp_path / "a.csv", GROUP_BY="target")
 
 
+def test_share_that_whole_groups_hold_out_is_named_if_it_differs(tmp_path):
+    make_folders(tmp_path, {"ant": 20, "bee": 20})
+    rows = [f"{name}/{number:02d}.JPEG,{name},{number % 4}" for name in ("ant", "bee") for number in range(20)]
+    (tmp_path / "a.csv").write_text("\n".join(["image_path,target,day", *rows, ""]))
+    _, val = load("csv", tmp_path / "a.csv", GROUP_BY="day", VAL_FRACTION=0.1)
+    (note,) = [note for note in val.notes if "whole group" in note]
+    assert_names(note, "DATA.VAL_FRACTION 0.1", f"{len(val) / 40:.1%}", f"{len(val) // 10} whole group", "day")
+    _, val = load("csv", tmp_path / "a.csv", GROUP_BY="day", VAL_FRACTION=len(val) / 40)
+    assert not any("whole group" in note for note in val.notes)
+
+
 # --- cross-validation ---
 
 

@@ -12,6 +12,7 @@ from tests.support.forks import ROOT, end_server, kill_started
 from utils.program import STOPPING
 
 contracts.install()
+BEFORE = pytest.StashKey[set[Path]]()  # the files of the checkout at the start
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -25,18 +26,6 @@ def contracts_hold():
     contracts.BROKEN.clear()
     yield
     assert not contracts.BROKEN
-
-
-@pytest.fixture(autouse=True)
-def checkout_stays_as_it_is():
-    """Fail a test that writes runs or files into the checkout, where `latest` would mean a test's run."""
-
-    def list_files() -> set[Path]:
-        return {path for folder in (ROOT, ROOT / "output") for path in folder.glob("[!._]*")}
-
-    before = list_files()
-    yield
-    assert not list_files() - before
 
 
 @pytest.fixture(autouse=True)
@@ -76,5 +65,18 @@ def signal_handlers():
         signal.signal(each, handler)
 
 
+def files_of_checkout() -> set[Path]:
+    return {path for folder in (ROOT, ROOT / "output") for path in folder.glob("[!._]*")}
+
+
+def pytest_sessionstart(session) -> None:
+    session.stash[BEFORE] = files_of_checkout()
+
+
 def pytest_sessionfinish(session) -> None:
+    """Fail if tests left runs or files in the checkout, where `latest` would then mean a test's run."""
     end_server()
+    is_worker = hasattr(session.config, "workerinput")  # its other workers may be in the middle of a test
+    if not is_worker and (left := files_of_checkout() - session.stash[BEFORE]):
+        print("\nERROR: tests left these files in the checkout:", *sorted(map(str, left)))
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

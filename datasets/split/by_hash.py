@@ -10,7 +10,7 @@ import numpy as np
 
 from datasets.split.parts import CLASS_FOLDERS, PARTS, hashes_names, rows_of_parts, warn_of_split_classes
 from datasets.types import ImageSet
-from utils.text import counted, first_of, warning
+from utils.text import first_of, warning
 
 HASH_BYTES = 8
 NEAR = 0.1  # relative difference of the held-out share from DATA.VAL_FRACTION; a larger one is named
@@ -60,9 +60,28 @@ def hold_out(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tu
     Images with the same name, or in the same group of DATA.GROUP_BY, are always in the same part.
     """
     hashes = hashes_of(image_set.split_keys(), record["seed"], class_folders)
+    drawn, held_out = is_drawn(hashes, record), _hold_out(image_set, record, hashes)
+    notes, their = [], f"their {image_set.meaning.part_noun}"
+    for moved, part, why in (
+        (drawn & ~held_out, "in training", f"otherwise all images of {their} would be held out"),
+        (held_out & ~drawn, "held out", f"otherwise {their} would have no validation image"),
+    ):
+        rows = np.flatnonzero(moved)
+        names = first_of([image_set.key(row) for row in rows[:NUM_NAMED].tolist()], total=len(rows))
+        notes += [f"{part}, because {why}: {names}"] * bool(len(rows))
+    is_far = abs(held_out.mean() - record["fraction"]) > NEAR * record["fraction"]
+    if is_far and "group_by" in record and "folds" not in record:
+        from datasets.split.nearest_fraction import describe_groups
+
+        notes.append(describe_groups(hashes, held_out, record, lambda other: _hold_out(image_set, other, hashes)))
+    return held_out, notes
+
+
+def _hold_out(image_set: ImageSet, record: dict, hashes: np.ndarray) -> np.ndarray:
+    """Return bool [N], the images that are held out by the hashes of their keys."""
     drawn = is_drawn(hashes, record)
     if "folds" in record:
-        return drawn, []
+        return drawn
     counts, num_drawn = image_set.count_classes(), image_set.count_classes(drawn)
     kept_whole, lacking = np.flatnonzero((counts > 0) & (num_drawn == counts)), (counts > 1) & (num_drawn == 0)
     held_out, together = drawn, hashes
@@ -72,22 +91,7 @@ def hold_out(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tu
         held_out = drawn & ~np.isin(together, together[image_set.with_any(kept_whole)])
     if record["fraction"] > 0:
         held_out = held_out | _lowest_of_each_class(image_set, hashes, together, held_out, set(kept_whole.tolist()))
-    notes, their = [], f"their {image_set.meaning.part_noun}"
-    for moved, part, why in (
-        (drawn & ~held_out, "in training", f"otherwise all images of {their} would be held out"),
-        (held_out & ~drawn, "held out", f"otherwise {their} would have no validation image"),
-    ):
-        rows = np.flatnonzero(moved)
-        names = first_of([image_set.key(row) for row in rows[:NUM_NAMED].tolist()], total=len(rows))
-        notes += [f"{part}, because {why}: {names}"] * bool(len(rows))
-    fraction, share = record["fraction"], float(held_out.mean())
-    if "group_by" in record and abs(share - fraction) > NEAR * fraction:
-        num_groups = len(np.unique(hashes[held_out]))
-        notes.append(
-            f"DATA.VAL_FRACTION {fraction:g} holds out {share:.1%} of the images, {counted(num_groups, 'whole group')} of "
-            f"{record['group_by']} (DATA.GROUP_BY); another fraction may be nearer"
-        )
-    return held_out, notes
+    return held_out
 
 
 def is_drawn(hashes: np.ndarray, record: dict) -> np.ndarray:

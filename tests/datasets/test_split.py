@@ -204,6 +204,29 @@ def test_share_that_whole_groups_hold_out_is_named_if_it_differs(tmp_path):
     assert not any("whole group" in note for note in val.notes)
 
 
+def test_note_about_whole_groups_names_the_fraction_that_comes_nearest(tmp_path):
+    make_folders(tmp_path, {"ant": 30, "bee": 30})
+    rows = [(name, number) for name in ("ant", "bee") for number in range(30)]
+    # All images of cow are in group 0, so the class decides the part of this group.
+    lines = [f"{name}/{number:02d}.JPEG,{name if number % 6 else 'cow'},{number % 6}" for name, number in rows]
+    (tmp_path / "a.csv").write_text("\n".join(["image_path,target,day", *lines, ""]))
+
+    def held_out(fraction: float) -> tuple[float, str]:
+        _, val = load("csv", tmp_path / "a.csv", GROUP_BY="day", VAL_FRACTION=fraction)
+        return len(val) / 60, "".join(note for note in val.notes if "whole group" in note)
+
+    found = {fraction: held_out(fraction) for fraction in (np.arange(1, 91) / 100).tolist()}
+    distances, named = [], 0
+    for fraction, (share, note) in found.items():
+        if other := re.search(r"DATA\.VAL_FRACTION=([0-9.]+) would hold out (.*)%", note):
+            share, named = held_out(float(other[1]))[0], named + 1
+            assert other[2] == f"{share:.1%}".removesuffix("%")
+        if note:  # no fraction is nearer than the one that the note names, or than this one
+            nearest = min(abs(each - fraction) for each, _ in found.values())
+            distances.append(abs(share - fraction) - nearest)
+    assert named and distances == pytest.approx([0] * len(distances))
+
+
 # --- cross-validation ---
 
 

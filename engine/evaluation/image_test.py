@@ -6,6 +6,8 @@ from functools import cached_property
 
 import numpy as np
 
+from engine.evaluation.student import student
+
 
 @dataclass(frozen=True)
 class ImageTest:
@@ -63,7 +65,8 @@ class ErrorTest:
         """Return the 95% interval of `value`."""
         half = math.inf
         if self.num_images > 1:
-            half = 1.96 * float(self.differences.std(ddof=1)) / math.sqrt(self.num_images)
+            error = float(self.differences.std(ddof=1)) / math.sqrt(self.num_images)
+            half = student(self.num_images - 1) * error
         return self.value - half, self.value + half
 
     @cached_property

@@ -5,9 +5,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from engine.evaluation.student import student
+
 PREDICTED = "_predicted"  # the end of the names of columns with predicted numbers
 FIGURES = ("mae", "rmse", "r2", "spearman")
 DEVIATIONS = 1.96  # half of a 95% interval, in standard errors
+# With fewer images, RMSE and R2 get no interval: it would have the figure of all images in less than 88% of cases, also
+# if the errors are normal (BENCHMARKS.md, "Numbers").
+FEWEST_IMAGES = 10
 
 
 class Interval(NamedTuple):
@@ -33,27 +38,35 @@ def measure(true: np.ndarray, predicted: np.ndarray, mean: float) -> dict[str, I
         return dict.fromkeys((*FIGURES, "mae_of_mean", "rmse_of_mean"), nothing)
     errors = predicted - true
     squares, spread = errors**2, (true - true.mean()) ** 2
-    square = around(squares)
     found = {
-        "mae": around(np.abs(errors)),
-        "rmse": Interval(*(math.sqrt(max(each, 0)) if each == each else math.nan for each in square)),
+        "mae": ratio_of(np.abs(errors)),
+        "rmse": Interval(*(math.sqrt(each) for each in ratio_of(squares, FEWEST_IMAGES))),
         "r2": nothing,
         "spearman": rank_correlation(true, predicted),
         "mae_of_mean": Interval(float(np.abs(true - mean).mean())),
         "rmse_of_mean": Interval(float(((true - mean) ** 2).mean() ** 0.5)),
     }
     if spread.any():
-        ratio, total = squares.sum() / spread.sum(), spread.mean()
-        # The influence of each image on the ratio of the two sums.
-        found["r2"] = around(1 - ratio - (squares - ratio * spread) / total)
+        ratio, low, high = ratio_of(squares, FEWEST_IMAGES, spread)
+        found["r2"] = Interval(1 - ratio, 1 - high, 1 - low)
     return found
 
 
-def around(values: np.ndarray) -> Interval:
-    """Return the mean of values of images."""
-    mean, count = float(values.mean()), len(values)
-    half = DEVIATIONS * float(values.std(ddof=1)) / math.sqrt(count) if count > 1 else math.nan
-    return Interval(mean, mean - half, mean + half)
+def ratio_of(values: np.ndarray, fewest: int = 2, others: np.ndarray | None = None) -> Interval:
+    """Return the ratio of the sums of two values of images, without an interval if there are too few images.
+
+    `others`: 1 for each image by default. The interval is one of the logarithm: with few images, the ratio is mostly a
+    little too small, and sometimes much too large.
+    """
+    others = np.ones(len(values)) if others is None else others
+    ratio, count = float(values.sum() / others.sum()), len(values)
+    if count < fewest or not math.isfinite(ratio):
+        return Interval(ratio)
+    if not ratio:
+        return Interval(ratio, ratio, ratio)
+    influence = values / values.mean() - others / others.mean()  # of each image on the logarithm
+    factor = math.exp(student(count - 1) * float(influence.std(ddof=1)) / math.sqrt(count))
+    return Interval(ratio, ratio / factor, ratio * factor)
 
 
 def rank_correlation(true: np.ndarray, predicted: np.ndarray) -> Interval:

@@ -3,6 +3,7 @@
 import functools
 import glob
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -109,25 +110,32 @@ def _fold_of(run: SavedRun) -> str | None:
 
 
 @functools.cache
-def scored(folder: Path) -> dict[tuple[str, str], float]:
+def scored(folder: Path) -> dict[tuple[str, str], Any]:
     """Return {(image, label): whether the best weights were right}; {} if single-label predictions are incomplete.
 
-    For numbers, a label is the text of the true numbers, and the value is the mean absolute error.
+    For numbers, a label is the text of the true numbers, and the value is a list with their absolute errors.
     """
     rows = read_table(folder / "predictions.csv") if (folder / "results.json").exists() else []
     if rows and (names := [name for name in rows[0] if f"{name}{PREDICTED}" in rows[0]]):
-        found = {(row["image"], "\n".join(row[name] for name in names)): _mean_error(row, names) for row in rows}
-        return {image: error for image, error in found.items() if error is not None}
+        found = {(row["image"], "\n".join(row[name] for name in names)): _errors(row, names) for row in rows}
+        return {image: errors for image, errors in found.items() if not np.isnan(errors).all()}
     if not all("image" in row and "label" in row and to_number(row.get("probability", "")) is not None for row in rows):
         return {}
     return {(row["image"], row["label"]): row["label"] == row.get("prediction") for row in rows}
 
 
-def _mean_error(row: Mapping[str, str], names: Sequence[str]) -> float | None:
-    """Return the mean absolute error of the numbers of an image, None if it has none."""
+def _errors(row: Mapping[str, str], names: Sequence[str]) -> list[float]:
+    """Return the absolute error of each number of an image, NaN where the number is missing."""
     pairs = [(to_number(row[name]), to_number(row[f"{name}{PREDICTED}"])) for name in names]
-    errors = [abs(true - predicted) for true, predicted in pairs if None not in (true, predicted)]
-    return sum(errors) / len(errors) if errors else None
+    return [math.nan if None in pair else abs(pair[0] - pair[1]) for pair in pairs]
+
+
+def _of_images(errors: Sequence[list[float]]) -> list[float]:
+    """Return a value for each image. Their mean is the MAE of a run: the mean over the columns of the mean of each."""
+    table = np.array(errors)
+    counts = (~np.isnan(table)).sum(0)
+    weights = len(table) / np.maximum(counts, 1) / (counts > 0).sum()
+    return np.nansum(table * weights, axis=1).tolist()
 
 
 def metric_of_images(run: SavedRun) -> str:
@@ -136,7 +144,10 @@ def metric_of_images(run: SavedRun) -> str:
 
 
 def common_images(runs: Sequence[SavedRun]) -> Common:
-    """Return for each run whether it was right on the images that all runs have scored with the same label."""
+    """Return for each run whether it was right on the images that all runs have scored with the same label.
+
+    For numbers: the share of each image in the mean absolute error, see `_of_images`.
+    """
     if not all(have_same_files(runs[0], run) for run in runs[1:]):
         return {run.folder: {} for run in runs}
     # halfstep 1.0 gave some images other names. Complete tables of the same validation images have the same order, so
@@ -148,8 +159,11 @@ def common_images(runs: Sequence[SavedRun]) -> Common:
         names, labels, _ = (facts.get(fact) for fact in NUMBERS["validation images"])
         known = first.setdefault((names, labels), table) if is_complete else table
         tables[run.folder] = dict(zip(known, table.values(), strict=True))
-    common = set.intersection(*map(set, tables.values()))
-    return {folder: {image: table[image] for image in common} for folder, table in tables.items()}
+    common = sorted(set.intersection(*map(set, tables.values())))
+    values = {folder: [table[image] for image in common] for folder, table in tables.items()}
+    if common and metric_of_images(runs[0]) == "mae":
+        values = {folder: _of_images(errors) for folder, errors in values.items()}
+    return {folder: dict(zip(common, each, strict=True)) for folder, each in values.items()}
 
 
 def have_same_files(run: SavedRun, other: SavedRun) -> bool:

@@ -256,8 +256,8 @@ def test_images_with_several_labels_are_not_paired(two_scored, tmp_path):
 def test_pairs_weigh_missing_numbers_as_the_scores_of_runs_do(tmp_path):
     """One of ten images has the second number, whose errors count as much as all of the first."""
     runs = []
-    for name, errors in (("a", (1.0, 4.0)), ("b", (1.5, 6.0))):
-        settings = "TRAIN.OBJECTIVE: numbers\nTRAIN.BEST_METRIC: mae"
+    for name, rate, errors in (("a", "1e-3", (1.0, 4.0)), ("b", "3e-3", (1.5, 6.0))):
+        settings = f"TRAIN.OBJECTIVE: numbers\nTRAIN.BEST_METRIC: mae\nTRAIN.BASE_LR: {rate}"
         run = make_run(tmp_path / name, [sum(errors) / 2], settings, metric="mae")
         rows = [f"{number}.jpg,0,{errors[0]},{'' if number else 0},{errors[1]}" for number in range(10)]
         (run.folder / "predictions.csv").write_text("\n".join(["image,x,x_predicted,y,y_predicted", *rows, ""]))

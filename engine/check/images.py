@@ -243,7 +243,7 @@ def check_duplicates(config: Config, scans: Sequence[ScanResult], contents: Imag
         share = f"{len(found):,} of {of if is_sample else counted(val.count, 'validation image')}"
         how = "is also a training image" if len(found) == 1 else "are also training images"
         texts.append(f"{share} {how}:\n{first_of(found, LINE_EACH)}")
-        remedies.append("remove them from one of the two sets: they make the scores look too good")
+        remedies.append("remove them from one of the two sets (docs/data.md): they make the scores look too good")
     if found := clashes[True]:
         are = "is" if len(found) == 1 else "are"
         texts.append(f"{counted(len(found), 'image')} {are} in two {nouns}:\n{first_of(found, LINE_EACH)}")

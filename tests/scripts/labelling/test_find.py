@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +23,8 @@ from scripts.labelling.data import cell_of
 from tests.scripts.labelling.made_runs import draw_image, make_photos, make_run, make_sweep, settings_of
 from tests.support.cases import assert_cases
 from tests.support.file_names import names
+from tests.support.image_sets import load
+from tests.support.modules import ROOT
 from tests.support.properties import examples
 from tests.support.runs import rows_of, typed
 from tests.support.seen import SOURCES
@@ -231,6 +235,38 @@ def test_validation_copy_of_a_training_image_is_listed(here):
     assert (row["image"], row["reason"]) == ("val/cat/again.png", "equal to train/cat/3.png in training")
     typed(SCRIPT, "run", "-no_copies", "-output", "quick").done()
     assert rows_of("quick/labels.csv") == []
+
+
+def run_documented(start: str) -> None:
+    """Run the command in the section on equal images of docs/data.md that starts with this text."""
+    section = (ROOT / "docs/data.md").read_text(encoding="utf-8").partition("### Equal images")[2].partition("###")[0]
+    (command,) = re.findall(rf"^{re.escape(start)}[^\n]*(?:\n  [^\n]*)*", section, re.M)
+    subprocess.run(["bash", "-e", "-o", "pipefail", "-c", command], check=True)
+
+
+def test_documented_list_keeps_equal_images_in_one_part(here):
+    make_photos(here / "photos", {"cat": 20, "dog": 20})
+    for file in [*here.glob("photos/*/*.png")]:
+        shutil.copy(file, file.with_name(f"copy of {file.name}"))
+    run_documented("(cd photos")
+    for dataset, path, group in (("imagefolder", "photos", None), ("csv", "photos/all.csv", "content")):
+        parts = load(dataset, path, GROUP_BY=group, VAL_FRACTION=0.3)
+        contents = [{part.read(index).tobytes() for index in range(len(part))} for part in parts]
+        assert sum(map(len, parts)) == 80 and parts[0].classes == ["cat", "dog"]
+        assert bool(contents[0] & contents[1]) == (dataset == "imagefolder")
+
+
+def test_documented_command_deletes_validation_images_equal_to_training_images(here):
+    make_photos(here / "photos/train", {"cat": 6, "dog": 6})
+    for number, name in ((20, "cat"), (21, "dog")):
+        draw_image(here / f"photos/val/{name}/{number}.png", number)
+    shutil.copy("photos/train/cat/3.png", "photos/val/cat/again and again.png")
+    Image.open("photos/train/dog/7.png").resize((40, 30)).save("photos/val/dog/near.png")
+    make_run(here / "run", here / "photos")
+    typed(SCRIPT, "run", "-output", "labels").done()
+    assert [row["image"] for row in rows_of("labels/labels.csv")] == ["val/cat/again and again.png", "val/dog/near.png"]
+    run_documented("grep")
+    assert sorted(path.name for path in here.glob("photos/val/*/*")) == ["20.png", "21.png", "near.png"]
 
 
 def test_copy_in_another_fold_is_listed(here):

@@ -119,7 +119,13 @@ def add_model_flags(parser: Parser, ngpus_help: str) -> Callable:
         help="single settings, as in MODEL.NAME=resnet50",
     )
     add = parser.add_argument_group("computing").add_argument
-    add("-amp", nargs="?", const="true", metavar="false", help="use half precision [as in training]")
+    add(
+        "-amp",
+        nargs="?",
+        const="true",
+        metavar="false",
+        help="compute in half precision: faster, but a few answers differ",
+    )
     add("-batch_size", type=at_least(1), metavar="N", help="images per batch [as in the run's evaluation]")
     add("-device", default="auto", choices=["auto", "cuda", "xpu", "mps", "cpu"], help="device to use [auto]")
     add("-ngpus", type=at_least(1), metavar="N", help=ngpus_help)

@@ -97,7 +97,7 @@ PACKAGES = {
         " translate.other_programs typed_names flags translate.paddlevit_files translate.paddlevit load"
     ).split(),
     "models": (
-        "parts heads features transforms trace compilation lora weights.sharded weights.native_pixels weights.adapters kwargs weights vit"
+        "parts units heads features transforms trace compilation lora weights.sharded weights.native_pixels weights.adapters kwargs weights vit"
         " timm_models native_aspect __init__ export"
     ).split(),
     "datasets": (

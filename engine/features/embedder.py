@@ -106,7 +106,7 @@ class SizedReader(EvalReader):
 
 
 class Embedder:
-    """A model that returns features, on the device of this process, in the precision in which its run was evaluated."""
+    """A model that returns features, on the device of this process, in the precision of the classifier's settings."""
 
     def __init__(self, trained: Classifier, process: Process, say: Callable[[str], None], with_logits: bool = False):
         """Move the model to the device. `say` logs messages about unreadable images."""

@@ -30,7 +30,7 @@ USUAL_CLASSES = 1000
 class Classifier:
     """A model with its weights, in evaluation mode on the CPU, before any model transform."""
 
-    config: Config  # with the precision and preprocessing of its evaluation
+    config: Config  # with the preprocessing of its evaluation, in float32 unless flags say otherwise
     model: nn.Module
     classes: list[str]  # one name for each output
     source: str  # the file or name of the weights
@@ -128,7 +128,8 @@ def without_float8(config: Config) -> Config:
 
 def _load_ours(path: Path, flags: Sequence[str], raw: bool, needs_classes: bool) -> Classifier:
     path, state = read_checkpoint(path, OURS)
-    config = override(config_of(state, path), flags)
+    # Half precision, also of another type on each device, would give other answers than an exported graph.
+    config = override(replace(config_of(state, path), AMP=False), flags)
     kind, weights = chosen_weights(state, path, "state_dict" if raw else None)
     classes = list(state["class_names"])
     model = build_model(config, config.MODEL.NUM_CLASSES or len(classes))

@@ -58,7 +58,7 @@ class PredictedBatch(NamedTuple):
 
 
 class Predictor:
-    """A classifier on the device of this process, in the precision in which its run was evaluated."""
+    """A classifier on the device of this process, in the precision of the classifier's settings."""
 
     def __init__(
         self, classifier: Classifier, process: Process, flip: bool = False, say: Callable[[str], None] = print

@@ -29,6 +29,7 @@ from engine.tasks.number_figures import (
 )
 from engine.tasks.task import Task
 from engine.train.number_loss import NumberLoss
+from models.units import to_units
 from utils.distributed import Process
 from utils.errors import ensure
 from utils.log import Log
@@ -107,8 +108,7 @@ class Numbers(Task):
         """Return the numbers in the units of the data."""
         if not self.config.DATA.TARGET_MEAN:
             return outputs
-        mean, deviation = (torch.tensor(each, dtype=torch.float32) for each in (self.mean, self.deviation))
-        return outputs * deviation.to(outputs.device) + mean.to(outputs.device)
+        return to_units(outputs, self.config.DATA.TARGET_MEAN, self.config.DATA.TARGET_STD)
 
     def answers(self, numbers: Tensor, most: int | None) -> list[list[tuple[int, float]]]:
         """Return (number of an output, its value) for all outputs."""

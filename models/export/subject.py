@@ -13,6 +13,7 @@ from torch.export import Dim
 
 from configs.schema import Config
 from models import build_model
+from models.units import to_units
 from models.weights.load import load_exactly
 from models.weights.state import CALIBRATION, KNOWN, preprocessing_of
 from utils.errors import UserError
@@ -149,14 +150,17 @@ class Calibrated(nn.Module):
 class InUnits(nn.Module):
     """A model whose standardized numbers are returned in the units of the data."""
 
-    def __init__(self, model: nn.Module, mean: tuple[float, ...], deviation: tuple[float, ...]):
+    def __init__(self, model: nn.Module, means: tuple[float, ...], deviations: tuple[float, ...]):
         super().__init__()
-        self.model = model
-        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
-        self.register_buffer("deviation", torch.tensor(deviation, dtype=torch.float32))
+        self.model, self.means, self.deviations = model, means, deviations
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.model(images) * self.deviation + self.mean
+        return to_units(self.model(images), self.means, self.deviations)
+
+    def standardized(self, numbers: Tensor) -> Tensor:
+        """Return numbers in the units of the data as this model's layers return them, in float64."""
+        means, deviations = (torch.tensor(each, dtype=torch.float64) for each in (self.means, self.deviations))
+        return (numbers - means) / deviations
 
 
 NO_FEATURES = {"reason": "only a graph of export.py -photo has them"}
@@ -200,6 +204,8 @@ def largest_difference(subject: Subject, run: Callable[[Tensor], Tensor]) -> tup
         expected, found = subject.graph(images), run(images)
         if found.shape != expected.shape:
             raise WrongExport(f"it returns logits of shape {list(found.shape)}, not {list(expected.shape)}")
+        if isinstance(subject.graph, InUnits):
+            expected, found = (subject.graph.standardized(each) for each in (expected, found))
         difference = (found.double() - expected.double()).abs().max().item()
         bound = max(bound, BOUND * expected.abs().max().item())
         if not difference <= bound:  # true for NaN too

@@ -39,7 +39,8 @@ def choose_transforms(
 
     settings, data, is_autocast = config.PRECISION, config.DATA, half is not None and config.PRECISION.MODE != "naive"
     transforms: list[ModelTransform] = []
-    if settings.CUSTOM_BLACK_LIST or settings.CUSTOM_WHITE_LIST:
+    are_numbers = is_autocast and not config.task.has_classes
+    if settings.CUSTOM_BLACK_LIST or settings.CUSTOM_WHITE_LIST or are_numbers:
         from models.transforms.operator_lists import OpOverrides
 
         if half is not None and not is_autocast:
@@ -48,7 +49,8 @@ def choose_transforms(
                 "everything is computed in half precision; use PRECISION.MODE autocast or remove the lists"
             )
         # The overrides are first, because the entries of the lists name modules by their original classes.
-        transforms.append(OpOverrides(settings.CUSTOM_BLACK_LIST, settings.CUSTOM_WHITE_LIST, device.type, half))
+        lists = settings.CUSTOM_BLACK_LIST, settings.CUSTOM_WHITE_LIST
+        transforms.append(OpOverrides(*lists, device.type, half, has_exact_head=are_numbers))
     # ClassTokenBlock comes after the overrides and leaves a block with overrides alone. Otherwise it would bypass them.
     transforms.append(ClassTokenBlock())
     # Kernels come next: they replace only layers of timm's own classes, and ClassTokenBlock needs timm's attention.

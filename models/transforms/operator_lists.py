@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from models.parts import covers, has_running_statistics
+from models.parts import classifier_names, covers, has_running_statistics
 from models.transforms.base import ModelTransform, wrap
 from utils.errors import ConfigError, did_you_mean
 from utils.torch_internals import own_parameter
@@ -53,12 +53,17 @@ class Node:
 
 @dataclass(frozen=True)
 class OpOverrides(ModelTransform):
-    """Applies the black and the white list under autocast with the type `half`. If `half` is None, only checks them."""
+    """Applies the black and the white list under autocast with the type `half`. If `half` is None, only checks them.
+
+    With `has_exact_head`, the layer that returns the outputs is in float32, unless an entry names it: outputs that are
+    numbers would lose digits in half precision.
+    """
 
     black: tuple[str, ...]
     white: tuple[str, ...]
     device_type: str
     half: torch.dtype | None
+    has_exact_head: bool = False
 
     def apply(self, model: nn.Module) -> list[str]:
         if LOSS in self.white:
@@ -67,7 +72,7 @@ class OpOverrides(ModelTransform):
                 "half precision; remove it"
             )
         nodes = list(_nodes(model))
-        settings = self._choose(nodes)
+        settings = self._choose(nodes, classifier_names(model) if self.has_exact_head else [])
         if self.half is None or not any(settings.values()):
             return []
         dtypes = {BLACK: torch.float32, WHITE: self.half, None: None}
@@ -76,13 +81,18 @@ class OpOverrides(ModelTransform):
             if node.module is not None and (setting or attention.get(node)):
                 weights = _weights_to_cast(node.module) if setting == WHITE else ()
                 wrap(node.module, self, dtypes[setting], weights, attention.get(node))
+        if not (self.black or self.white):
+            return []
         counts = {each: sum(each == setting for setting in settings.values()) for each in (BLACK, WHITE)}
         names = {BLACK: "float32", WHITE: str(self.half).removeprefix("torch.")}
         changes = [f"modules and attention cores in {names[each]} ({each}): {n}" for each, n in counts.items() if n]
         return [f"lists: {', '.join(changes)}"]
 
-    def _choose(self, nodes: list[Node]) -> dict[Node, str | None]:
-        """Return {node: BLACK, WHITE or None} from the most specific entry for the node, or from its parent."""
+    def _choose(self, nodes: list[Node], heads: list[str]) -> dict[Node, str | None]:
+        """Return {node: BLACK, WHITE or None} from the most specific entry for the node, or from its parent.
+
+        `heads`: the paths of layers that are in float32 without an entry.
+        """
         entries = [(text, BLACK) for text in self.black] + [(text, WHITE) for text in self.white]
         named = {entry: [node for node in nodes if node.is_named_by(entry[0])] for entry in entries if entry[0] != LOSS}
         settings: dict[Node, str | None] = {}
@@ -92,7 +102,8 @@ class OpOverrides(ModelTransform):
             if len({setting for _, setting in best}) > 1:
                 words = " and ".join(f"{text} ({setting})" for text, setting in best)
                 raise ConfigError(f"{words} both name {node.path}; list {node.path} itself in one of the two lists")
-            settings[node] = best[0][1] if best else settings.get(node.parent)
+            otherwise = BLACK if node.path in heads else settings.get(node.parent)
+            settings[node] = best[0][1] if best else otherwise
         for (text, setting), its_nodes in named.items():
             if not its_nodes:
                 others = [each for each in OPERATORS if each != text]

@@ -9,7 +9,7 @@ import yaml
 from torch import nn
 
 from models import build_model
-from models.transforms import ModelTransforms
+from models.transforms import ModelTransforms, choose_transforms
 from models.transforms.gpu_kernels import GpuKernels
 from models.transforms.operator_lists import OpOverrides
 from tests.support.cases import cases_of, names_of
@@ -83,6 +83,15 @@ def test_black_list_entry_runs_named_parts_in_float32(listed, entry):
     types, before = (output_types(listed(black=black, fused=fused)) for black in ((entry,), ()))
     found = {path: types[path] for path in types if types[path] is not before[path] and "drop" not in path}
     assert found == dict.fromkeys(BLACK_CASES[entry], FLOAT)
+
+
+@pytest.mark.parametrize(("white", "head"), [((), FLOAT), (("head",), HALF)])
+def test_head_of_numbers_is_in_float32_unless_it_is_listed(tmp_path, white, head):
+    model, settings = build_model(small_config(tmp_path), 2), {"CUSTOM_WHITE_LIST": white}
+    config = replaced(small_config(tmp_path), TRAIN={"OBJECTIVE": "numbers"}, PRECISION=settings)
+    choose_transforms(config, torch.device("cpu"), HALF).apply(model)
+    found = output_types(model)
+    assert found["head"] is head and found["blocks.1.mlp.fc1"] is HALF
 
 
 @pytest.mark.parametrize("entry", ["LayerNorm", "layer_norm"])

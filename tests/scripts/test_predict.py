@@ -213,12 +213,12 @@ def test_flip_averaged_predictions_are_equal_for_image_and_mirror(trained, digit
     assert flipped[0][1:] == flipped[1][1:] and flipped[2][1:] == plain[2][1:]
 
 
-def test_command_line_precision_and_settings_change_predictions(trained, digits):
+def test_predictions_are_in_float32_unless_amp_is_given(trained, digits):
     image = sorted((digits / "4").iterdir())[0]
     words = ("-top", 10, "-device", "cpu", "-batch_size", 1)
     more = ([], ["-amp"], ["-amp", "false"], ["-opts", "DATA.CROP_PCT=0.5"])
     plain, with_amp, without, cropped = (type_in(trained, image, *words, *each)[0] for each in more)
-    assert plain == with_amp != without and cropped != plain
+    assert plain == without != with_amp and cropped != plain
 
 
 @pytest.mark.parametrize("words", cases_of("mistakes-of_predict"))

@@ -153,6 +153,24 @@ def test_predictions_and_exports_agree_with_the_validation_table(trained, table,
     assert found == pytest.approx(expected, abs=0.05)
 
 
+def test_graph_of_a_half_precision_run_returns_times_as_predicted(train, table, tmp_path):
+    """Seconds since 1970, which float32 rounds to two minutes, and half precision the answers."""
+    rows = [f"{row['path']},{1.7e9 + 30 * int(row['digit'])}" for row in rows_of(table)]
+    times = table.with_name("times.csv")
+    times.write_text("\n".join(["path,time", *rows]) + "\n")
+    run = train("DATA.COLUMNS=[path,time]", flags=("-amp",), data=times)
+    files = [run, tmp_path / "a.onnx", tmp_path / "photo.onnx"]
+    for path in files[1:]:
+        typed("scripts/export.py", run, "-output", path, *["-photo"] * (path.stem == "photo")).done()
+    images, found = [table.with_name(f"{number}.png") for number in range(40)], []
+    for path in files:
+        typed("scripts/predict.py", path, *images, "-csv", tmp_path / "p.csv").done()
+        found.append([float(row["time"]) for row in rows_of(tmp_path / "p.csv")])
+    assert len({*found[0]}) > 30
+    for values in found[1:]:
+        assert values == pytest.approx(found[0], rel=0, abs=0.1)
+
+
 def test_timms_folder_has_the_formula_in_its_card(trained, tmp_path):
     typed("scripts/export.py", trained / "best.pth", "-output", tmp_path / "hub", "-to", "hf").done()
     data = read_torch(trained / "best.pth")["config"]

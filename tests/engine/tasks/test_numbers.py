@@ -436,6 +436,13 @@ def test_numbers_of_a_model_are_in_the_units_of_the_data():
     assert task.truth(images, 0).tolist() == [7, 8] and task.describe_scored(images) == "2 numbers"
 
 
+@pytest.mark.parametrize(("mean", "kept"), [(4e4, torch.float32), (1.7e9, torch.float64), (-1.7e9, torch.float64)])
+def test_numbers_far_from_zero_keep_their_digits(mean, kept):
+    numbers = Numbers(config_of((mean, 0.0), (100.0, 1.0))).probabilities(torch.tensor([[0.25, 0.0], [-0.01, 1.0]]))
+    assert numbers.dtype is kept
+    assert numbers.double().numpy() == pytest.approx(np.array([[mean + 25, 0], [mean - 1, 1]]), rel=0, abs=0.01)
+
+
 def test_measures_show_their_interval_if_there_is_one():
     sure, unsure = Measure(0, "age", 41.123456789, 2.5), Measure(1, "=ink\t", -1e-7, None)
     assert [each.line for each in (sure, unsure)] == ["age\t41.12\t38.62 to 43.62", "=ink\\t\t-1e-07"]

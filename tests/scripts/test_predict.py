@@ -31,7 +31,8 @@ def test_every_prediction_output_matches_predictions_csv_of_the_run(trained, dig
     (tmp_path / "broken.png").write_bytes(b"no picture")
     images = sorted(digits.glob("*/*.png"), key=lambda path: int(path.stem))
     files = ("-csv", tmp_path / "x.csv", "-json", tmp_path / "x.json", "-sheet", tmp_path / "x.jpg")
-    lines, err = type_in(trained / "best.pth", *images, tmp_path / "broken.png", "-top", 99, *files, exit_with=2)
+    words = (trained / "best.pth", *images, tmp_path / "broken.png", "-top", 99, "-amp")  # as in the run
+    lines, err = type_in(*words, *files, exit_with=2)
     assert len(lines) == 359
     assert_names(err, tmp_path / "broken.png", "1 of 360 images")
     table, own_table = rows_of(tmp_path / "x.csv"), rows_of(trained / "predictions.csv")

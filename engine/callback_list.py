@@ -61,12 +61,12 @@ def choose_callbacks(
     if config.CALIBRATE and config.task.has_answers:
         from engine.confidence.calibration import Calibration
 
-        groups = None
-        if config.TRAIN.OBJECTIVE == "numbers" and config.DATA.GROUP_BY:
-            from datasets.split.by_hash import hashes_of
+        groups, limits = None, {}
+        if config.TRAIN.OBJECTIVE == "numbers":
+            from engine.tasks.number_limits import groups_and_limits
 
-            groups = hashes_of(plan.eval_set.split_keys(), seed=0)
-        add(Calibration(session.path, log, trainer, plan.inputs.saved.get("calibration", {}), groups))
+            groups, limits = groups_and_limits(config, plan.train_set, plan.eval_set)
+        add(Calibration(session.path, log, trainer, plan.inputs.saved.get("calibration", {}), groups, limits))
     from engine.report import RunReport
 
     report = RunReport(session, plan, trainer)

@@ -24,13 +24,15 @@ class Calibration(Callback):
     """Fits a temperature to each new best evaluation. Every process has this callback, and the same result."""
 
     def __init__(
-        self, folder: Path, log: Log, trainer: Trainer, saved: dict[str, Any], groups: np.ndarray | None = None
+        self, folder: Path, log: Log, trainer: Trainer, saved: dict, groups: np.ndarray | None = None, facts: Any = ()
     ):
         """`folder`: the folder of the run; `saved`: the state in the checkpoint that the run continues from.
 
-        `groups`: the number of each validation image's group, for a task whose answers depend on groups.
+        `groups`: the number of each validation image's group, for a task whose answers depend on groups; `facts`: about
+        the images, for the answers.
         """
-        self._best_file, self._log, self._state, self._groups = folder / BEST, log, saved, groups
+        self._best_file, self._log, self._state = folder / BEST, log, saved
+        self._groups, self._facts = groups, dict(facts)
         trainer.parts[CALIBRATION] = self
 
     def state(self) -> dict[str, Any]:
@@ -41,7 +43,7 @@ class Calibration(Callback):
         best, process = trainer.best, trainer.process
         scores = gather_scores(images, process, self._groups)
         weights = {"epoch": best.epoch, "step": trainer.step, "weights": f"state_dict{best.suffix}"}
-        self._state = process.first(lambda: weights | trainer.task.calibrate(scores))
+        self._state = process.first(lambda: weights | self._facts | trainer.task.calibrate(scores))
         if "reason" in self._state:
             self._log.note(f"the best weights are not calibrated, because {self._state['reason']}")
         if trainer.config.learns_strangers and "reason" not in self._state:

@@ -41,6 +41,7 @@ def facts_of(subject: PhotoSubject) -> dict[str, Any]:
         "classes": subject.labels,
         "numbers": not subject.config.task.has_classes,
         "interval": subject.record.get(CALIBRATION, {}).get("interval"),
+        "limits": subject.record.get(CALIBRATION, {}).get("limits"),
         "several": subject.config.task.has_several_classes,
         "threshold": subject.threshold,
         "turns": rules.applies_exif,

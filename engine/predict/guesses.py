@@ -1,11 +1,13 @@
 """What a model says about an image: classes with probabilities, or numbers with intervals, for people and in tables."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from engine.tasks.number_figures import decimals_of
 from utils.text import csv_cell, one_line
 
+EVERYTHING = (-math.inf, math.inf)
 PER_CLASS = ("class", "probability")  # the columns of the CSV table for each predicted class
 
 
@@ -40,12 +42,16 @@ class Guess(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """A number according to the model, in the units of the data, and half the width of its interval, if it is known."""
+    """A number according to the model, in the units of the data, and half the width of its interval, if it is known.
+
+    `limits`: the numbers that an interval never passes, or None (number_limits.py).
+    """
 
     number: int
     name: str
     value: float
     half: float | None
+    limits: Sequence[float | None] = (None, None)
 
     def text(self, value: float) -> str:
         """Return a number with three digits of the width of the interval, or five of the number if there is none."""
@@ -53,7 +59,10 @@ class Measure(NamedTuple):
 
     @property
     def bounds(self) -> tuple[float, ...]:
-        return () if self.half is None else (self.value - self.half, self.value + self.half)
+        if self.half is None:
+            return ()
+        least, most = (other if limit is None else limit for limit, other in zip(self.limits, EVERYTHING, strict=True))
+        return tuple(min(max(self.value + half, least), most) for half in (-self.half, self.half))
 
     @property
     def line(self) -> str:

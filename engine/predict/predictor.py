@@ -155,4 +155,5 @@ class Predictor:
         if self.classifier.config.task.has_classes:
             return [[Guess(number, names[number], probability) for number, probability in row] for row in found]
         halves = self.classifier.calibration.get("interval", [None] * len(names))
-        return [[Measure(number, names[number], value, halves[number]) for number, value in row] for row in found]
+        limits = self.classifier.calibration.get("limits", [(None, None)] * len(names))
+        return [[Measure(each, names[each], value, halves[each], limits[each]) for each, value in row] for row in found]

@@ -83,7 +83,9 @@ function showNumbers(place, { values, isStranger }) {
     const half = model.interval?.[number];
     const digits = (each) => half ? each.toFixed(Math.max(2 - Math.floor(Math.log10(half)), 0)) : String(Number(each.toPrecision(5)));
     const line = element("div", "", "bar");
-    const ends = half == null ? "" : ` (${digits(value - half)} to ${digits(value + half)})`;
+    const [least, most] = model.limits?.[number] ?? [null, null];
+    const end = (each) => digits(Math.min(Math.max(each, least ?? -Infinity), most ?? Infinity));
+    const ends = half == null ? "" : ` (${end(value - half)} to ${end(value + half)})`;
     line.append(element("span", model.classes[number]), element("span", digits(value) + ends));
     place.append(line);
   });

@@ -95,6 +95,7 @@ def test_interval_has_nine_of_ten_validation_images(trained):
         errors = [abs(float(row[name]) - float(row[f"{name}_predicted"])) for row in rows if row[name]]
         inside = sum(error <= half * 1.0001 for error in errors)
         assert inside == math.ceil(0.9 * (len(errors) + 1))
+    assert read_torch(trained / "best.pth")["calibration"]["limits"] == [[0, 9], [None, None]]
 
 
 def test_report_shows_the_numbers(trained):
@@ -181,8 +182,9 @@ def test_timms_folder_has_the_formula_in_its_card(trained, tmp_path):
 def test_page_has_the_names_and_intervals_of_the_numbers(trained, tmp_path):
     typed("scripts/export.py", trained / "best.pth", "-output", tmp_path / "page", "-to", "web").done()
     facts = json.loads((tmp_path / "page" / "model.json").read_text())
-    halves = read_torch(trained / "best.pth")["calibration"]["interval"]
-    assert (facts["numbers"], facts["classes"], facts["interval"]) == (True, ["digit", "ink"], halves)
+    calibration = read_torch(trained / "best.pth")["calibration"]
+    assert (facts["numbers"], facts["classes"]) == (True, ["digit", "ink"])
+    assert (facts["interval"], facts["limits"]) == (calibration["interval"], calibration["limits"])
 
 
 def test_int8_compares_errors(trained, tmp_path):

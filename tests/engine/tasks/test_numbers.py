@@ -16,6 +16,7 @@ from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_err
 
 from configs.schema import Config
 from datasets import Mixed, load_image_sets
+from datasets.index import Texts
 from engine.evaluation.scores import Best
 from engine.features.linear import LIKE_CONSTANT, SHARES, fit_ridge
 from engine.predict.guesses import Measure
@@ -23,6 +24,7 @@ from engine.predict.output import as_csv, as_json
 from engine.predict.predictor import Prediction
 from engine.tasks import find_task
 from engine.tasks.number_figures import FIGURES, grouped_half_widths, half_widths, measure
+from engine.tasks.number_limits import groups_and_limits
 from engine.tasks.numbers import Numbers
 from engine.train.loss import build_loss
 from scripts.labelling.copies import find_copies
@@ -462,6 +464,35 @@ def test_measures_show_their_interval_if_there_is_one():
     assert Measure(0, "age", 1.0, 0.0).line == "age\t1\t1 to 1"
     date = Measure(0, "time", 1700000123.4, 0.31)  # a large mean does not hide the number
     assert (date.line, date.cells[0]) == ("time\t1700000123.400\t1700000123.090 to 1700000123.710", "1700000123.4")
+
+
+@pytest.mark.parametrize("value, half, ends", [(0.9, 0.4, "0.500 to 1.000"), (1.5, 0.2, "1.000 to 1.000")])
+def test_interval_of_a_measure_ends_at_its_limits(value, half, ends):
+    found = Measure(0, "share", value, half, (None, 1.0))
+    assert found.line.endswith(f"\t{ends}") and found.record["high"] == 1.0
+    assert Measure(0, "share", -value, half, (0.0, None)).bounds[0] == 0.0
+
+
+@pytest.mark.parametrize(
+    "smallest, others, groups, limits",
+    [
+        (5, [0.5], 0, [0.0, None]),
+        (4, [0.5], 0, [None, None]),
+        (5, [0.5, -1.0], 0, [None, None]),
+        (5, [0.5], 4, [None, None]),
+        (5, [0.5], 5, [0.0, None]),
+    ],
+    ids=["often", "rare", "lower elsewhere", "in few groups", "in many groups"],
+)
+def test_numbers_that_many_training_images_have_are_limits(smallest, others, groups, limits):
+    """`smallest`: training images with 0; the other 200 have different numbers. `groups`: of all images."""
+    values = np.concatenate((np.zeros(smallest), np.linspace(0.1, 1, 200)))
+    train, val = images_with(values), images_with(np.array(others))
+    config = replaced(number_settings(), DATA={"GROUP_BY": "family" if groups else ""})
+    if groups:
+        train = train.with_facts(groups=Texts.of([b"%d" % (number % groups) for number in range(len(values))]))
+    found, facts = groups_and_limits(config, train, val)
+    assert facts["limits"] == [limits] and (found is not None) == bool(groups)
 
 
 def test_tables_of_predict_have_a_column_for_each_number_and_bound():

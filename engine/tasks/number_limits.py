@@ -1,0 +1,35 @@
+"""Finds numbers that no image passes, such as 0 and 1 of a share, so that intervals of predictions end there."""
+
+from typing import Any
+
+import numpy as np
+
+from configs.schema import Config
+from datasets import ImageSet
+from datasets.split.by_hash import hashes_of
+
+# So many images, and this share of all, have a number that is a limit. A largest number that few images have is none: the
+# next images may have a larger one.
+FEWEST, SHARE = 5, 0.01
+
+
+def groups_and_limits(config: Config, train: ImageSet, val: ImageSet) -> tuple[np.ndarray | None, dict[str, Any]]:
+    """Return the number of each validation image's group (None without DATA.GROUP_BY), and {"limits": of each column}.
+
+    Limits are a pair for each column: the smallest and the largest number of the training images, None where it is no
+    limit. With groups, each group counts once, as images of new groups may differ more.
+    """
+    parts = (train, val)
+    keys = [hashes_of(each.split_keys(), seed=0) for each in parts] if config.DATA.GROUP_BY else []
+    tables = [each.meaning.values[each.targets] for each in parts]
+    owners = keys[0] if keys else np.arange(len(train))
+    limits = []
+    for column, others in zip(tables[0].T, tables[1].T, strict=True):
+        known, number = column[~np.isnan(column)], len(np.unique(owners[~np.isnan(column)]))
+        ends = []
+        for end, is_beyond in ((known.min(), others < known.min()), (known.max(), others > known.max())):
+            count = len(np.unique(owners[column == end]))
+            is_limit = count >= max(FEWEST, SHARE * number) and not is_beyond.any()
+            ends.append(float(end) if is_limit else None)
+        limits.append(ends)
+    return keys[1] if keys else None, {"limits": limits}

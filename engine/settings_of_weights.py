@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.combinations import WITHOUT_FILES
+from configs.flags import parse
 from configs.load import LoadedConfig, load
 from configs.schema import MACHINE, VIT_FIELDS, Config
 from configs.values import ALL_SETTINGS, SETTINGS, Text, convert, flatten, of_role, to_text, today
@@ -21,6 +22,7 @@ ADAPTED = {
     "MODEL.FREEZE",
     *(key for key in SETTINGS if key.startswith("MODEL.LORA.")),
 }
+OF_TARGETS = ("DATA.SAMPLER", "DATA.LABEL_SEPARATOR", "DATA.COLUMNS", "DATA.TARGET_MEAN", "DATA.TARGET_STD")
 NOT_TAKEN = {"-resume": set(), "-eval": OWN, "-pretrained": OWN | ADAPTED}
 # If one of these settings is given, the command line defines the model. Otherwise the weights define it.
 MODEL_SETTINGS = ("MODEL.TYPE", *(f"MODEL.{name}" for name in VIT_FIELDS))
@@ -192,12 +194,19 @@ def _to_text(value: Any) -> Text:
     return Quoted(value) if isinstance(value, str) else to_text(value)
 
 
-def override(config: Config, arguments: Sequence[str]) -> Config:
-    """Return the settings of some weights with the overrides of a command line."""
+def override(config: Config, arguments: Sequence[str], for_features: bool = False) -> Config:
+    """Return the settings of some weights with the overrides of a command line.
+
+    `for_features`: if the command line names another TRAIN.OBJECTIVE, leave out the settings of the weights' training.
+    """
     if not arguments:
         return config
-    weights = layer_from("the weights", flatten(config))
-    loaded = load(list(arguments), beneath=[weights])
+    command_line, saved = parse(list(arguments)), flatten(config)
+    objectives = [layer.texts.get("TRAIN.OBJECTIVE", config.TRAIN.OBJECTIVE) for layer in command_line.layers]
+    if for_features and {*objectives} != {config.TRAIN.OBJECTIVE}:
+        saved = {key: value for key, value in saved.items() if not key.startswith("TRAIN.") and key not in OF_TARGETS}
+    weights = layer_from("the weights", saved)
+    loaded = load(command_line, beneath=[weights])
     refuse_other_pixels(loaded, weights)
     return loaded.config
 

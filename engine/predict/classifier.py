@@ -129,7 +129,7 @@ def without_float8(config: Config) -> Config:
 def _load_ours(path: Path, flags: Sequence[str], raw: bool, needs_classes: bool) -> Classifier:
     path, state = read_checkpoint(path, OURS)
     # Half precision, also of another type on each device, would give other answers than an exported graph.
-    config = override(replace(config_of(state, path), AMP=False), flags)
+    config = override(replace(config_of(state, path), AMP=False), flags, for_features=not needs_classes)
     kind, weights = chosen_weights(state, path, "state_dict" if raw else None)
     classes = list(state["class_names"])
     model = build_model(config, config.MODEL.NUM_CLASSES or len(classes))

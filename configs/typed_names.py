@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from configs.translate.timm_arguments import OTHER_LOSSES, TIMM_ARGUMENTS
 from configs.values import ALL_SETTINGS, SECTIONS, Text, quoted
+from utils.errors import SIMILAR
 
 # {setting, setting=value, or flag without a setting: its names in Hugging Face and other trainers}. The names are in
 # lower case, and each - or dot is written as _. The arguments of timm's train.py are in timm_arguments.py. Names that
@@ -77,7 +78,6 @@ _TIMM = {name: each for each in TIMM_ARGUMENTS.values() for name in (each.name, 
 _TARGETS = _by_name(ALIASES, {name: each.setting for name, each in _TIMM.items()})
 _REASONS = _by_name(NOT_HERE, {name: each.reason for name, each in _TIMM.items()})
 MOST_WORDS = 20  # only this many words at the end of a long key are looked up
-_CUTOFF = 0.75  # minimum similarity of spelling; less similar guesses would mislead
 
 
 def why_no_setting(key: str, text: Text) -> str:
@@ -100,7 +100,7 @@ def suggest_key(key: str, known: Iterable[str]) -> str:
         if name in _TARGETS:
             return f"; did you mean {_TARGETS[name]}?"
     leaf = {each: each.rpartition(".")[2].lower() for each in known}
-    names = difflib.get_close_matches(parts[-1], set(leaf.values()), n=1, cutoff=_CUTOFF)
+    names = difflib.get_close_matches(parts[-1], set(leaf.values()), n=1, cutoff=SIMILAR)
     # If several sections have this name, choose the key whose full name is the most similar.
     near = difflib.get_close_matches(key.upper(), [each for each in known if leaf[each] in names], n=1, cutoff=0.0)
     return f"; did you mean {near[0]}?" if near else "; docs/settings.md lists all settings"
@@ -118,7 +118,7 @@ def suggest_flag(flag: str, settings: dict[str, str]) -> str:
         return f"; {_REASONS[name]}"
     known = {key.rpartition(".")[2].lower(): key for key in ALL_SETTINGS}
     known |= {each.lstrip("-"): settings[each] for each in settings}
-    near = [name] if name in known else difflib.get_close_matches(name, known, n=1, cutoff=_CUTOFF)
+    near = [name] if name in known else difflib.get_close_matches(name, known, n=1, cutoff=SIMILAR)
     target = _TARGETS.get(name) or next((known[each] for each in near), "")
     flags = {key: each for each, key in settings.items()}
     words = []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from configs.flags import FLAGS
 from configs.removed import REMOVED_FLAGS
-from utils.errors import ConfigError, cause_of
+from utils.errors import SIMILAR, ConfigError, cause_of
 from utils.files import refuse_special
 from utils.runs import EMPTY_NAME
 from utils.text import is_url
@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
 
         known, setting = self._option_string_actions, setting_meant(flag)
         ours = next((each for group in FLAGS.values() for each, (key, _) in group.items() if key == setting), None)
-        meant = [each for each in (ours, f"-{ours}") if each in known] or difflib.get_close_matches(flag, known, 1, 0.7)
+        meant = [each for each in (ours, f"-{ours}") if each in known] or difflib.get_close_matches(flag, known, 1, SIMILAR)
         return f"; did you mean {meant[0]}?" if meant else ""
 
     def add_output(self, metavar: str, help: str) -> None:

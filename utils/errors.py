@@ -13,6 +13,8 @@ OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "DefaultCPUAllocator")
 # Messages of torch.compile (on CPUs) and triton (on GPUs) if no compiler is installed.
 NO_COMPILER = ("No working C++ compiler found", "Failed to find C compiler")
 
+SIMILAR = 0.75  # minimum similarity of spelling of a suggested name; less similar ones would mislead
+
 KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a pipe",
@@ -82,7 +84,7 @@ def ensure(holds: bool, message: str) -> None:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return '; did you mean A or B?' with the known names closest to a wrong name, or ''."""
     by_lower_case = {each.lower(): each for each in known}
-    nearest = difflib.get_close_matches(name.lower(), by_lower_case)
+    nearest = difflib.get_close_matches(name.lower(), by_lower_case, cutoff=SIMILAR)
     return f"; did you mean {' or '.join(by_lower_case[each] for each in nearest)}?" if nearest else ""
 
 

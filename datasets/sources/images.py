@@ -62,7 +62,9 @@ class EncodedImages(ImageSet):
                     raise
                 seconds = None if error.errno in LASTING else next(waits, None)
                 if seconds is None:
-                    raise ImageReadError(f"{type(error).__name__}: {error}") from error
+                    # All reports name the image, so its path is left out here.
+                    reason = error.strerror if error.filename == self.name(index) else error
+                    raise ImageReadError(f"{type(error).__name__}: {reason}") from error
             time.sleep(seconds)
 
     def open_file(self, index: int) -> tuple[str, bytes]:

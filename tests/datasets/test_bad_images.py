@@ -101,3 +101,13 @@ def test_only_transient_read_errors_are_retried(tmp_path, monkeypatch, dataset):
     with pytest.raises(OSError, match="as planted"):  # not an error of the image, so it is not replaced
         train.read(0)
     assert len(calls) == 1
+
+
+def test_broken_link_is_reported_with_its_path_once(tmp_path):
+    make_folders(tmp_path, {"ant": 10, "bee": 10})
+    (tmp_path / "ant" / "link.png").symlink_to(tmp_path / "nothing.png")
+    said: list[str] = []
+    for part in load("imagefolder", tmp_path):
+        BadImages(part, 1.0, said.append).check_sample(ALONE)
+    (line,) = said
+    assert line.count("link.png") == 1 and "FileNotFoundError: No such file or directory" in line

@@ -94,3 +94,11 @@ def test_mismatched_class_weights_file_is_refused(tmp_path, text):
         (tmp_path / "weights.csv").write_text(content_of(text))
     with refused(ConfigError, *names_of("mistakes-of_class_weights", text)):
         class_weights(weighted(str(tmp_path / "weights.csv")), uneven([3, 2]))
+
+
+@pytest.mark.parametrize("name, near", [("animations", ""), ("action", "; did you mean actions?")])
+def test_only_a_similar_class_is_suggested(tmp_path, name, near):
+    (tmp_path / "weights.csv").write_text(f"actions,1\n{name},2\n")
+    with pytest.raises(ConfigError) as caught:
+        class_weights(weighted(str(tmp_path / "weights.csv")), ImageSet(np.zeros(2, int), ["actions", "objects"]))
+    assert str(caught.value).endswith(f"no class '{name}'{near}")

@@ -8,12 +8,13 @@ mpirun -np 2 python main_multi_gpu.py -cfg configs/vit_base_patch16_224.yaml -am
 
 import os
 import sys
+from contextlib import suppress
 from dataclasses import replace
 
 from utils.program import exit_code, exit_now, relax_gc  # isort: skip
 from configs.load import LoadedConfig
 from engine.settings import load_settings
-from utils.errors import AlreadyReportedError, UserError
+from utils.errors import AlreadyReportedError, ConfigError, UserError
 from utils.launch import (
     LaunchedRank,
     check_single_node,
@@ -21,6 +22,7 @@ from utils.launch import (
     launch,
     rank_in_environment,
 )
+from utils.text import counted, warning
 
 # Environment variable with the launcher's start time, on a clock that all processes of a machine share.
 STARTED = "HALFSTEP_STARTED"
@@ -32,6 +34,7 @@ def main(arguments: list[str]) -> int:
     launched = find_launched_rank(os.environ, start.URL, start.WORLD_SIZE, start.RANK, start.NGPUS)
     if launched is None:
         check_single_node(os.environ)
+        warn_of_few_cores(config.DEVICE, start.NGPUS)
     if start.CHECK:
         return check_once(loaded, launched)
     from utils.distributed import Process
@@ -45,6 +48,17 @@ def main(arguments: list[str]) -> int:
     if STARTED in os.environ:
         loaded = replace(loaded, started=float(os.environ[STARTED]))
     return run(loaded, Process.start(config.DEVICE, launched, config.DIST.TIMEOUT))
+
+
+def warn_of_few_cores(device: str, num_processes: int | None) -> None:
+    """Warn if more processes than cores would compute on the CPU."""
+    from utils.host import count_cores, find_devices
+
+    cores = count_cores()
+    with suppress(ConfigError):  # the run, or a row of -check, reports that there is no such device
+        if (num_processes or 1) > cores and find_devices(device)[0] == "cpu":
+            shared = f"-ngpus: {num_processes} processes share {counted(cores, 'core')} of this CPU"
+            print(warning(f"{shared}; main_single_gpu.py uses all cores"), file=sys.stderr)
 
 
 def check_once(loaded: LoadedConfig, launched: LaunchedRank | None) -> int:

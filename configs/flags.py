@@ -39,6 +39,7 @@ FLAGS = {
         "-amp_dtype": ("PRECISION.DTYPE", "TYPE"),
         "-compile": ("COMPILE", "false"),
         "-profile": ("PROFILE", "N"),
+        "-device": ("DEVICE", "NAME"),
         "-ngpus": ("NGPUS", "N"),
     },
     "several machines": {

@@ -45,6 +45,7 @@ OF_WEIGHTS = (
     "dataset",
     "raw",
     "cfg",
+    "image_size",
     "opts",
     "amp",
     "batch_size",

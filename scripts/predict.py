@@ -110,6 +110,7 @@ def add_model_flags(parser: Parser, ngpus_help: str) -> Callable:
     add = add_for_model = parser.add_argument_group("model").add_argument
     add("-raw", action="store_true", help="use the raw weights even if the EMA scored better")
     add("-cfg", metavar="FILE", help="settings of the model, if its weights do not have them")
+    add("-image_size", type=at_least(1), metavar="PIXELS", help="side of the square input image [that of the weights]")
     add(
         "-opts",
         nargs="+",
@@ -135,6 +136,7 @@ def add_model_flags(parser: Parser, ngpus_help: str) -> Callable:
 def settings_flags(arguments: argparse.Namespace) -> list[str]:
     """Return the flags that override settings of the model, in the form that the training programs take."""
     given = {"-cfg": arguments.cfg, "-amp": arguments.amp, "-batch_size_eval": arguments.batch_size}
+    given["-image_size"] = arguments.image_size
     flags = [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
     return flags + (["-opts", *arguments.opts] if arguments.opts else [])
 

@@ -22,7 +22,7 @@ from utils.torch_internals import import_timm
 
 ENDING = ".onnx"
 NEEDED = ("class_names", "data", "probabilities")  # metadata that scripts/export.py writes
-FIXED = ("-cfg", "-opts", "-amp")  # flags that would change the graph
+FIXED = ("-cfg", "-opts", "-image_size", "-amp")  # flags that would change the graph
 PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")
 READ_AHEAD = 2  # photos
 

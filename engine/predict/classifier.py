@@ -16,7 +16,7 @@ from engine.settings_of_weights import override, refuse_other_pixels
 from models import build_model
 from models.parts import classifier_names
 from models.weights.files import chosen_weights, find_file, read_checkpoint, read_record, read_state_dict
-from models.weights.load import load_exactly, load_pretrained
+from models.weights.load import fit_image_size, load_exactly, load_pretrained
 from models.weights.metadata import calibration_of, classes_of_weights, image_settings_of, pretrained_cfg
 from models.weights.state import preprocessing_of
 from utils.errors import ConfigError, naming_damage
@@ -135,6 +135,8 @@ def _load_ours(path: Path, flags: Sequence[str], raw: bool, needs_classes: bool)
     model = build_model(config, config.MODEL.NUM_CLASSES or len(classes))
     if not (needs_classes or any(f"{name}.weight" in weights for name in classifier_names(model))):
         model.reset_classifier(0)
+    with naming_damage(path):
+        weights = fit_image_size(model, weights, [])
     load_exactly(model, weights, path)
     epoch = state["epoch"] + 1 if "epoch" in state else None
     return Classifier(config, model, classes, str(path), kind, epoch, calibration_of(state, kind, path))

@@ -69,7 +69,7 @@ def load_pretrained(
                 state = without_heads(model, state)
             start = "zeros" if zeros else "random weights"
             lines += _fit_heads(model, state, [] if reason else theirs or [], classes, needs_head, start, reason)
-        state = _fit_image_size(model, state, lines)
+        state = fit_image_size(model, state, lines)
         has_8_bits = weights.record.get("config", {}).get("DATA.PIXELS", "8bit") == "8bit"
         _fit_channels(model, state, lines, tuple((settings or {}).get("DATA.RGB", ())) if has_8_bits else ())
         changed = differences(weights.record, settings, ARCHITECTURE) if settings else []
@@ -172,7 +172,7 @@ def _match_classes(
     return f"  head: {what} classes by name{''.join(more)}"
 
 
-def _fit_image_size(model: nn.Module, state: dict[str, Tensor], lines: list[str]) -> dict[str, Tensor]:
+def fit_image_size(model: nn.Module, state: dict[str, Tensor], lines: list[str]) -> dict[str, Tensor]:
     """Resize the weights that depend on the number or size of patches, as timm does for its own pretrained weights.
 
     For a ViT, these are the position embedding (bicubic, antialiased, class token unchanged) and the patch kernel. For a

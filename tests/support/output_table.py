@@ -97,7 +97,7 @@ ROWS = {
     "predict_unknown_run": "predict.py runs/vit new -unknown 0.6 -top 2 -device cpu",
     "predict_attention": "predict.py runs/vit new/in new/4.png -attention maps -unsure 0.5 -sheet out.png",
     "predict_attention_labels": "predict.py runs/labels new/in -attention maps -flip -raw",
-    "predict_settings": "predict.py runs/vit -list photos.txt -opts DATA.CROP_PCT=1.0 DATA.CROP_MODE=squash -amp false -top 6 -ngpus 1",
+    "predict_settings": "predict.py runs/vit -list photos.txt -opts DATA.CROP_PCT=1.0 DATA.CROP_MODE=squash -amp false -top 6 -ngpus 1 -image_size 24",
     "predict_cfg": "predict.py runs/vit -cfg base.yaml -opts DATA.EXIF=ignore -list photos.txt -json out.json",
     "predict_all_labels": "predict.py runs/labels/best.pth photos/Apple new/5.png -csv out.csv -sheet out.png",
     # report.py
@@ -120,7 +120,7 @@ ROWS = {
     "labels_weights": "labels.py runs/vit/best.pth -data_path photos -dataset imagefolder -raw -output found -batch_size 7",
     "labels_next": "labels.py runs/vit -next 5 new -output next -into chosen",
     "labels_next_raw": "labels.py runs/convnet -next 3 new -output next -strangers -raw -no_copies",
-    "labels_next_settings": "labels.py runs/vit -next 4 new -device cpu -opts DATA.CROP_PCT=1.0 -cfg base.yaml -output next",
+    "labels_next_settings": "labels.py runs/vit -next 4 new -device cpu -opts DATA.CROP_PCT=1.0 -cfg base.yaml -output next -image_size 24",
     "labels_next_moved": "labels.py runs/lora -next 14 new -strangers -data_path photos -output next -amp false",
     # embed.py
     "embed_npz": "embed.py runs/vit new -output features.npz",
@@ -128,7 +128,7 @@ ROWS = {
     "embed_examples": "embed.py runs/convnet new -examples photos -top 2 -csv out.csv -json out.json -sheet out.png",
     "embed_into": "embed.py runs/lora new -examples photos -into sorted -unsure 0.5 -device cpu",
     "embed_near": "embed.py runs/vit photos -near new/3.png -top 5 -sheet near.jpg",
-    "embed_settings": "embed.py runs/vit photos -near new/in/2.png -opts DATA.CROP_MODE=squash -cfg base.yaml -amp false",
+    "embed_settings": "embed.py runs/vit photos -near new/in/2.png -opts DATA.CROP_MODE=squash -cfg base.yaml -amp false -image_size 24",
     # export.py
     **{f"export_{name}": f"export.py runs/{name} -output out.safetensors" for name in MODELS},
     "export_checkpoint": "export.py runs/vit/last -output whole.pth",

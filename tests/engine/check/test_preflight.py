@@ -16,6 +16,7 @@ from tests.support.configs import RESNET, replaced, small_config
 from tests.support.planted import run_out
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, run, typed
+from utils.host import count_cores
 
 pytestmark = pytest.mark.slow
 
@@ -192,3 +193,12 @@ def test_check_compiles_the_model_like_a_run(check, monkeypatch):
     verdict, told = check(*options, *RESNET.split(), "DATA.IMAGE_SIZE=32")["model"]
     assert verdict == WRONG
     assert_names(told, "COMPILE", "blocks")
+
+
+@pytest.mark.parametrize("more, warns", [(0, False), (1, True)])
+def test_more_processes_than_cores_of_a_cpu_are_warned_of(small_yaml, more, warns):
+    number = count_cores() + more
+    words = ["-cfg", small_yaml, "-check", "-ngpus", number, "-device", "cpu"]
+    ended = typed("main_multi_gpu.py", *words)
+    assert ("warning: -ngpus" in ended.stderr) == warns
+    assert f"processes: {number}" in ended.stdout

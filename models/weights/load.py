@@ -4,6 +4,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from unicodedata import normalize
 
@@ -293,6 +294,8 @@ def fetch(source: str) -> Weights:
     # timm reads some older files without weights_only. This variable makes torch use weights_only in the whole process.
     os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
     try:
+        if repository:
+            _reach_hub(repository)
         # timm builds a second model. Build it on the CPU to save device memory, and keep the run's random state.
         with torch.device("cpu"), torch.random.fork_rng(devices=[]):
             return Weights(timm.create_model(name, pretrained=True).state_dict())
@@ -302,3 +305,15 @@ def fetch(source: str) -> Weights:
             f"the weights of {name} could not be fetched ({type(error).__name__}: {str(error).splitlines()[0]}). "
             f"Without a network, fetch them on another machine{address} and pass the file instead of the name"
         ) from None
+
+
+def _reach_hub(repository: str) -> None:
+    """Raise the library's error at once if this repository is neither cached nor reachable. timm retries for a minute."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, snapshot_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    try:
+        snapshot_download(repository, local_files_only=True)
+    except LocalEntryNotFoundError:
+        with suppress(EntryNotFoundError):  # the repository exists
+            get_hf_file_metadata(hf_hub_url(repository, "config.json"))

@@ -4,9 +4,11 @@ import json
 import os
 from unittest.mock import Mock
 
+import huggingface_hub
 import pytest
 import timm
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
 from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from timm.models import adapt_input_conv
 from timm.models.vision_transformer import VisionTransformer
@@ -159,6 +161,7 @@ def test_hub_weights_are_fetched_by_timm_and_fitted(monkeypatch, weights):
 
     monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0")
     monkeypatch.setattr(timm, "create_model", create_model)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock())  # as if the weights were cached
     model = vit(num_classes=3, image_size=48)
     torch.manual_seed(5)
     expected = torch.rand(1)
@@ -172,8 +175,19 @@ def test_hub_weights_are_fetched_by_timm_and_fitted(monkeypatch, weights):
 def test_unreachable_hub_is_refused(monkeypatch):
     monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0")
     monkeypatch.setattr(timm, "create_model", Mock(side_effect=ConnectionError("no route\nand much more")))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock())
     with refused(ConfigError, "vit_tiny_patch16_224", "ConnectionError", "no route", "MODEL.PRETRAINED"):
         load_pretrained(vit(), "vit_tiny_patch16_224")
+
+
+def test_unreachable_hub_without_cached_weights_is_asked_once(monkeypatch):
+    monkeypatch.setattr(timm, "create_model", Mock(side_effect=AssertionError("timm would retry for a minute")))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock(side_effect=LocalEntryNotFoundError("not cached")))
+    asked = Mock(side_effect=ConnectionError("no route"))
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", asked)
+    with refused(ConfigError, "vit_tiny_patch16_224", "ConnectionError", "no route", "MODEL.PRETRAINED"):
+        load_pretrained(vit(), "vit_tiny_patch16_224")
+    assert asked.call_count == 1
 
 
 @pytest.mark.parametrize("source", cases_of("mistakes-of_pretrained"))

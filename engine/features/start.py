@@ -2,6 +2,7 @@
 
 import time
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -19,7 +20,7 @@ from engine.features.compute import (
     tapped,
 )
 from engine.features.doubts import describe_doubts
-from engine.features.linear import MOST_PRODUCTS, set_classifier
+from engine.features.linear import FEATURES_OF_AN_OUTPUT, MOST_PRODUCTS, set_classifier
 from engine.features.saved import save_features
 from engine.plan import TrainPlan
 from engine.record.next_steps import command
@@ -31,6 +32,7 @@ from models.weights.state import CALIBRATION
 from utils.errors import DataError
 from utils.program import StopSignal
 from utils.runs import BEST
+from utils.text import counted
 
 
 def start_classifier(saves: Saves, eval_data: EvalData, bad_images: BadImages, stop: StopSignal) -> None:
@@ -124,6 +126,11 @@ def why_not(plan: TrainPlan, trainer: Trainer, layers: list[nn.Module]) -> str:
         return "the classifier has no bias"
     num_images, num_classes = min(len(plan.train_set), MOST_IMAGES), layers[0].weight.shape[0]
     num_features = sum(layer.weight[0].numel() for layer in layers)
-    if num_images * num_features * num_classes > MOST_PRODUCTS:
-        return f"it would take long with {num_images:,} images, {num_features:,} features and {num_classes:,} classes"
+    noun, num_outputs = counted(num_classes, plan.config.task.noun), num_classes
+    if plan.config.task.noun == "number":  # columns with the same missing numbers share a decomposition
+        patterns = len(np.unique(plan.train_set.meaning.is_present, axis=1).T)
+        num_outputs += patterns * min(num_images, num_features) // FEATURES_OF_AN_OUTPUT
+        noun += f" with {counted(patterns, 'pattern')} of missing ones" * (patterns > 1)
+    if num_images * num_features * num_outputs > MOST_PRODUCTS:
+        return f"it would take long with {num_images:,} images, {num_features:,} features and {noun}"
     return ""

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from datasets import Mixed, load_image_sets
 from datasets.index import Texts
 from engine.evaluation.scores import Best
 from engine.features.linear import LIKE_CONSTANT, SHARES, fit_ridge
+from engine.features.start import why_not
 from engine.predict.guesses import Measure
 from engine.predict.output import as_csv, as_json
 from engine.predict.predictor import Prediction
@@ -393,6 +395,18 @@ def test_ridge_equals_brute_force_with_the_best_penalty(num_images, num_features
         np.testing.assert_allclose(weight * deviation, expected, rtol=1e-6, atol=1e-8)
         assert bias == pytest.approx(expected_bias, rel=1e-6)
     assert (max(chosen) < 1) if (noise, num_images) == (0.1, 40) else True
+
+
+@pytest.mark.parametrize("is_missing, reason", [(False, ""), (True, "30 numbers with 30 patterns of missing ones")])
+def test_many_patterns_of_missing_numbers_prevent_a_linear_start(is_missing, reason):
+    """Each of 30 columns lacks the number of another image."""
+    values = np.ones((20_000, 30))
+    values[range(30), range(30)] = NAN if is_missing else 1.0
+    plan = SimpleNamespace(train_set=images_with(values), config=number_settings())
+    trainer = SimpleNamespace(parallel=SimpleNamespace(is_sharded=False))
+    found = why_not(plan, trainer, [torch.nn.Linear(1280, 30)])
+    assert found.endswith(reason) and bool(found) == is_missing
+    assert not is_missing or why_not(plan, trainer, [torch.nn.Linear(128, 30)]) == ""
 
 
 def test_equal_features_or_a_single_number_predict_the_mean():

@@ -1,10 +1,14 @@
-"""Compares the learning rate of a run that starts from trained weights with the rates that these weights tolerate."""
+"""Checks the settings of a run that starts from trained weights: the learning rate, and the file for its kind of model."""
 
 import math
 
+from torch import nn
+
 from configs.schema import Config
 from configs.tables import TORCH_OPTIMIZERS
+from engine.settings_of_weights import fine_tuning_file
 from engine.train.schedule import batch_factor
+from models.parts import statistics_of
 from utils.text import counted
 
 # The highest learning rates for fine-tuning, relative to the highest usual rate from scratch. With layer decay the
@@ -14,12 +18,13 @@ OF_TRAINED, WITH_LAYER_DECAY, AND_FROZEN_STATISTICS = 0.5, 2.5, 5.0
 USUAL_LAYER_DECAY = 0.75
 
 
-def compare_rate(config: Config, global_batch: int) -> list[tuple[str, str]]:
+def check_settings(config: Config, global_batch: int, network: nn.Module | None) -> list[tuple[str, str]]:
     """Compare the highest learning rate with the limit that keeps trained weights useful. Return a text and a remedy.
 
     The remedy is "" if the rate is within the limit. Return [] if the limit is unknown or does not apply, as in a resumed
-    run, or if only a few weights are trained. The limit grows with the square root of the batch size, as is usual for Adam
-    and similar optimizers.
+    run, or if only a few weights are trained. If the network has BatchNorm, but the layer decay is that of the file for
+    models without it, the text says this instead. The limit grows with the square root of the batch size, as is usual for
+    Adam and similar optimizers.
     """
     settings, model = config.TRAIN, config.MODEL
     has_decay = settings.LAYER_DECAY is not None and settings.LAYER_DECAY < 1
@@ -28,7 +33,14 @@ def compare_rate(config: Config, global_batch: int) -> list[tuple[str, str]]:
         meant = [name for name, is_set in methods.items() if is_set]
         text = f"the run starts from random weights, but only trained weights benefit from {', '.join(meant)}"
         return [(text, "name trained weights with -pretrained")] if meant else []
-    if config.START.RESUME or model.FREEZE or model.LORA.RANK or settings.OPTIMIZER.NAME not in TORCH_OPTIMIZERS:
+    if config.START.RESUME or model.FREEZE or model.LORA.RANK:
+        return []
+    has_batchnorm = network is not None and bool(statistics_of(network))
+    file = f"configs/{fine_tuning_file(config, has_batchnorm)}.yaml"
+    if has_batchnorm and settings.LAYER_DECAY == USUAL_LAYER_DECAY and not model.FROZEN_STATISTICS:
+        text = f"TRAIN.LAYER_DECAY {USUAL_LAYER_DECAY} without MODEL.FROZEN_STATISTICS suits models without BatchNorm"
+        return [(f"{text}, but this model has it", f"use -cfg {file}")]
+    if settings.OPTIMIZER.NAME not in TORCH_OPTIMIZERS:
         return []
     _, from_scratch = TORCH_OPTIMIZERS[settings.OPTIMIZER.NAME].usual_rates
     rate = settings.BASE_LR * batch_factor(settings, global_batch)
@@ -42,9 +54,8 @@ def compare_rate(config: Config, global_batch: int) -> list[tuple[str, str]]:
     )
     if rate <= limit:
         return [(text, "")]
-    base = settings.BASE_LR / rate * scale * OF_TRAINED
-    remedy = (
-        "a rate for training from scratch destroys trained weights: use -cfg configs/finetune.yaml, or "
-        f"-opts TRAIN.BASE_LR={base:.1g} TRAIN.LAYER_DECAY={USUAL_LAYER_DECAY}"
-    )
+    remedy = f"a rate for training from scratch destroys trained weights: use -cfg {file}"
+    if not has_batchnorm:
+        base = settings.BASE_LR / rate * scale * OF_TRAINED
+        remedy += f", or -opts TRAIN.BASE_LR={base:.1g} TRAIN.LAYER_DECAY={USUAL_LAYER_DECAY}"
     return [(text, remedy)]

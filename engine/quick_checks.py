@@ -52,7 +52,7 @@ def quick_checks(plan: TrainPlan, model: nn.Module | None, path: Path | None) ->
     yield check_rate(config.TRAIN, order.global_batch)
     if config.TRAIN.MODEL_EMA:
         yield check_ema(config.TRAIN, plan.num_updates)
-    yield from check_fine_tuning(config, order.global_batch)
+    yield from check_fine_tuning(config, order.global_batch, model)
     yield check_warm_up(config.TRAIN)
     yield check_shared_memory(config, loader_processes(config, plan.train_set, plan.process))
     if model and path:
@@ -87,18 +87,15 @@ def check_rate(settings: Train, global_batch: int) -> Finding:
     return Finding("learning rate", text, WARN, remedy)
 
 
-def check_fine_tuning(config: Config, global_batch: int) -> Iterator[Finding]:
-    """Yield the comparison of the learning rate with the limit for trained weights, in runs that it concerns."""
-    model = config.MODEL
-    if not (model.PRETRAINED or model.FREEZE or model.LORA.RANK or config.TRAIN.LAYER_DECAY):
+def check_fine_tuning(config: Config, global_batch: int, model: nn.Module | None = None) -> Iterator[Finding]:
+    """Yield checks of the settings that trained weights need, in runs that they concern."""
+    settings = config.MODEL
+    if not (settings.PRETRAINED or settings.FREEZE or settings.LORA.RANK or config.TRAIN.LAYER_DECAY):
         return
-    from engine.fine_tuning_rate import compare_rate
+    from engine.fine_tuning_rate import check_settings
 
-    for text, remedy in compare_rate(config, global_batch):
-        verdict = OK
-        if remedy:
-            verdict = WARN
-        yield Finding("fine-tuning", text, verdict, remedy)
+    for text, remedy in check_settings(config, global_batch, model):
+        yield Finding("fine-tuning", text, WARN if remedy else OK, remedy)
 
 
 def check_warm_up(settings: Train) -> Finding:

@@ -27,7 +27,7 @@ def _load(command_line: CommandLine) -> LoadedConfig:
     if not {"MODEL.RESUME", "MODEL.PRETRAINED"} & given.keys():
         return load(command_line, beneath=files)
     # Imported here: reading weights needs torch, whose import takes seconds.
-    from engine.settings_of_weights import checkpoint_of, has_batchnorm, is_on, layer_of_weights, layers_of_run
+    from engine.settings_of_weights import checkpoint_of, fine_tuning_file, is_on, layer_of_weights, layers_of_run
 
     checkpoint = checkpoint_of(given)
     if command_line.cfg:
@@ -40,8 +40,7 @@ def _load(command_line: CommandLine) -> LoadedConfig:
     if is_on(given, "EVAL"):
         return load(command_line, needs_file=False, weights=layer_of_weights(given, checkpoint))
     loaded = _load(command_line._replace(cfg=find_settings_file("finetune")))
-    name = "finetune_numbers" if loaded.config.TRAIN.OBJECTIVE == "numbers" else "finetune"
-    file = find_settings_file(f"{name}_batchnorm" if has_batchnorm(loaded.config) else name)
+    file = find_settings_file(fine_tuning_file(loaded.config))
     loaded = _load(command_line._replace(cfg=file))
     note = f"settings: {file} (fine-tuning, DATA.DATASET {loaded.config.DATA.DATASET}); use -cfg for other settings"
     return replace(loaded, notes=[note, *loaded.notes])

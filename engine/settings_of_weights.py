@@ -106,6 +106,13 @@ def has_batchnorm(config: Config) -> bool:
         return False
 
 
+def fine_tuning_file(config: Config, has_statistics: bool | None = None) -> str:
+    """Return the name of the file that fine-tunes this model. `has_statistics`: of BatchNorm; None: look at the model."""
+    name = "finetune_numbers" if config.TRAIN.OBJECTIVE == "numbers" else "finetune"
+    has_statistics = has_batchnorm(config) if has_statistics is None else has_statistics
+    return f"{name}_batchnorm" if has_statistics else name
+
+
 def layer_of_weights(given: dict[str, Text], checkpoint: Path | None) -> Layer | None:
     """Return the image and model settings that follow from the weights. A resumed run keeps its first settings."""
     from models.weights.files import read_record

@@ -23,6 +23,7 @@ from utils.errors import DataError
 SEPARATORS = ",;\t"
 DECLARED = re.compile(r'"?sep=([^\w\s"]|\t)"?\s*', re.IGNORECASE)  # a first line for Excel, such as sep=;
 USUAL = ("image_path", "target")
+GROUPS = re.compile(r"(group|patient|person|subject|family)([ _-]?id)?", re.IGNORECASE)  # names of columns
 BITS = {"0": "0", "0.0": "0", "false": "0", "1": "1", "1.0": "1", "true": "1"}
 REMEDY = "save the file as UTF-8, in Excel as 'CSV UTF-8'"
 EXPECTS = "a .csv file, or a folder with train.csv and val.csv, with the columns image_path,target (DATA.COLUMNS)"
@@ -53,6 +54,8 @@ def read_csv(config: Config, say: Callable = print) -> tuple[ImageSet | None, Im
         kind = SeveralLabels(columns.of_labels if columns.are_bits else ())
     read = functools.partial(read_csv_file, columns=columns)
     image_sets = to_image_sets(config, Lists(files, read, kind, settings))
+    if not (columns.group or config.START.EVAL):
+        notes = (*notes, *_describe_unused_groups(files[0], columns))
     image_sets[-1] = image_sets[-1].with_facts(notes=(*notes, *image_sets[-1].notes))
     if len(files) == 1 and not (root.is_dir() and parts.val):
         return image_sets[0], None
@@ -107,6 +110,16 @@ def read_cells(file: Path, columns: Columns) -> Iterator[list[str]]:
     """Yield the cells of the header, and of each row that is not empty."""
     with _opened(file, columns.names) as rows:
         yield from filter(any, rows)
+
+
+def _describe_unused_groups(file: Path, columns: Columns) -> Iterator[str]:
+    """Yield a note for each column that probably groups the images and is not read."""
+    with _opened(file, columns.names) as rows:
+        names = [name.strip() for name in next(rows)]
+    used = find_columns(columns.names, names)
+    for place, name in enumerate(names):
+        if place not in used and GROUPS.fullmatch(name):
+            yield f"{file}: column {name} is not used; to keep its groups in one part, add -opts DATA.GROUP_BY={name}"
 
 
 def declared_separator(line: str) -> str | None:

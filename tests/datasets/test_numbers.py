@@ -48,6 +48,17 @@ def keys(images) -> set[str]:
 
 
 @pytest.mark.parametrize(
+    "data, named",
+    [({}, ["Group", "patient_id"]), ({"GROUP_BY": "group"}, []), ({"COLUMNS": ("path", "group")}, ["patient_id"])],
+)
+def test_unused_columns_of_groups_are_named(tmp_path, data, named):
+    rows = [f"{age},{age % 7},{age % 5},{age % 3}" for age in range(60)]
+    table = write_rows(tmp_path / "ages.csv", rows, "path,age,Group,patient_id,grouping")
+    notes = load(table, **{"COLUMNS": ("path", "age")} | data)[1].notes
+    assert [note.partition("DATA.GROUP_BY=")[2] for note in notes if "is not used" in note] == named
+
+
+@pytest.mark.parametrize(
     "given, names",
     [
         ({"COLUMNS": ("path", "ink")}, ["ink"]),

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from configs.load import LoadedConfig, load
 from datasets import build_order
@@ -48,6 +49,18 @@ def test_fine_tuning_recipes_get_no_warning_about_their_own_rates(name, batch):
     config = load(["-cfg", f"configs/{name}.yaml", "-pretrained", "resnet50"]).config
     findings = [check_rate(config.TRAIN, batch), *check_fine_tuning(config, batch)]
     assert [finding.verdict for finding in findings] == [OK, OK]
+
+
+@pytest.mark.parametrize("name", ["finetune", "finetune_numbers"])
+def test_model_with_batchnorm_is_told_its_settings_file(name):
+    other = f"configs/{name}_batchnorm.yaml"
+    for file, network, told in (
+        (f"configs/{name}.yaml", nn.BatchNorm2d(3), (WARN, f"use -cfg {other}")),
+        (f"configs/{name}.yaml", nn.GroupNorm(1, 3), (OK, "")),
+        (other, nn.BatchNorm2d(3), (OK, "")),
+    ):
+        config = load(["-cfg", file, "-pretrained", "resnet50"]).config
+        assert [(each.verdict, each.remedy) for each in check_fine_tuning(config, 32, network)] == [told]
 
 
 def test_too_little_disk_space_for_checkpoints_fails_or_warns(tmp_path, monkeypatch):

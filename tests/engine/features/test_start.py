@@ -189,8 +189,9 @@ def test_statistics_of_batchnorm_stay_those_of_the_weights(digits, tmp_path):
     theirs = torch.load(digits / "six.pth", weights_only=True)
     for is_frozen in (True, False):
         output = tmp_path / str(is_frozen)
-        flags = words(digits, f"MODEL.FROZEN_STATISTICS={is_frozen}", "TRAIN.NUM_EPOCHS=1")
-        train(output, flags).done()
+        flags = words(digits, f"MODEL.FROZEN_STATISTICS={is_frozen}", "TRAIN.NUM_EPOCHS=1", "TRAIN.LAYER_DECAY=0.75")
+        said = train(output, flags).done().stdout
+        assert ("use -cfg configs/finetune_batchnorm.yaml" in said) != is_frozen
         ours = torch.load(run_folder(output) / "last.pth", weights_only=True)["state_dict"]
         means = [name for name in theirs if name.endswith("running_mean")]
         assert means and all(torch.equal(ours[name], theirs[name]) == is_frozen for name in means)

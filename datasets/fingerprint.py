@@ -36,7 +36,7 @@ def data_facts(train: ImageSet | None, val: ImageSet) -> dict[str, int | str]:
         facts |= {
             f"{part} images": len(image_set),
             names: _digest(image_set.naming()),
-            labels: _digest(_labels(image_set)),
+            labels: _digest(image_set.meaning.content(image_set.classes, image_set.targets)),
             sizes: " ".join(map(str, image_set.file_sizes(rows))),
         }
     return facts
@@ -45,18 +45,6 @@ def data_facts(train: ImageSet | None, val: ImageSet) -> dict[str, int | str]:
 def is_other_data(facts: Mapping[str, Any], val: ImageSet) -> bool:
     """Return whether the file sizes of the validation images differ from the sizes in the facts of a run."""
     return any(fact.startswith(SIZES) for fact in changed_facts(facts, data_facts(None, val)))
-
-
-def _labels(image_set: ImageSet) -> Iterable[bytes | np.ndarray]:
-    """Yield values to hash, which depend on the labels but not on how their classes are numbered."""
-    meanings = image_set.target_names()
-    places = {name: place for place, name in enumerate(sorted(set(meanings)))}
-    lookup = np.array([places[name] for name in meanings], "<i4")
-    is_sorted = np.array_equal(lookup, np.arange(len(lookup)))
-    yield "\0".join(places).encode(errors="surrogateescape")
-    for start in range(0, len(image_set), 2**20):
-        targets = image_set.targets[start : start + 2**20]
-        yield np.ascontiguousarray(targets, "<i4") if is_sorted else lookup[targets]
 
 
 def _digest(content: Iterable[bytes | np.ndarray]) -> str:

@@ -1,7 +1,7 @@
 """Numbers as targets: read from a table, standardized by the training images, and divided into strata for a split."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +44,19 @@ class NumberTargets(OneClass):
         return cls(np.random.default_rng(0).standard_normal((num_classes, num_classes)))
 
     def names(self, classes: Sequence[str]) -> Sequence[str]:
-        by_name = sorted(zip(classes, range(self.values.shape[1]), strict=False))  # in any order of columns
-        rows = (zip(by_name, row, strict=True) for row in self.values[:, [output for _, output in by_name]].tolist())
-        return [", ".join(f"{name} {value!r}" for (name, _), value in row if not math.isnan(value)) for row in rows]
+        return RowTexts(*self._by_name(classes))
+
+    def content(self, classes: Sequence[str], targets: np.ndarray) -> Iterator[bytes | np.ndarray]:
+        names, values = self._by_name(classes)
+        yield "\0".join(names).encode(errors="surrogateescape")
+        values = np.where(np.isnan(values), math.nan, values + 0.0)  # NaN and 0 have several representations
+        for start in range(0, len(targets), 2**20):
+            yield values[targets[start : start + 2**20]].astype("<f8")
+
+    def _by_name(self, classes: Sequence[str]) -> tuple[list[str], np.ndarray]:
+        """Return the names and the columns [targets, outputs] of numbers, which do not depend on their order."""
+        order = sorted(range(min(len(classes), self.values.shape[1])), key=lambda output: classes[output])
+        return [classes[output] for output in order], self.values[:, order]
 
     def count(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
         counts = count_classes(targets, len(self.values)) @ self.is_present.astype(np.int64)
@@ -94,6 +104,20 @@ class NumberTargets(OneClass):
             names += [f"{name} {low:g} to {high:g}" for low, high in zip(ends, ends[1:], strict=False)]
         sets = [tuple(number for number in row if number >= 0) for row in zip(*columns, strict=True)]
         return image_set.with_facts(meaning=Strata(sets), classes=names)
+
+
+class RowTexts(Sequence):
+    """The numbers of each row of a table [rows, names] as text, made when it is read."""
+
+    def __init__(self, names: Sequence[str], values: np.ndarray):
+        self._names, self._values = names, values
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, row: int) -> str:
+        pairs = zip(self._names, self._values[row].tolist(), strict=True)
+        return ", ".join(f"{name} {value!r}" for name, value in pairs if not math.isnan(value))
 
 
 class Strata(LabelSets):

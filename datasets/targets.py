@@ -4,7 +4,7 @@ A batch has a target for each image in the form that the loss reads. To let imag
 a class from OneClass, as label_sets.py does, add one that reads it from a table (labels.py), and a task (engine/tasks/).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,17 @@ class OneClass:
     def names(self, classes: Sequence[str]) -> Sequence[str]:
         """Return the meaning of each target number."""
         return classes
+
+    def content(self, classes: Sequence[str], targets: np.ndarray) -> Iterator[bytes | np.ndarray]:
+        """Yield values to hash, which depend on the labels but not on how their classes are numbered."""
+        meanings = self.names(classes)
+        places = {name: place for place, name in enumerate(sorted(set(meanings)))}
+        lookup = np.array([places[name] for name in meanings], "<i4")
+        is_sorted = np.array_equal(lookup, np.arange(len(lookup)))
+        yield "\0".join(places).encode(errors="surrogateescape")
+        for start in range(0, len(targets), 2**20):
+            part = targets[start : start + 2**20]
+            yield np.ascontiguousarray(part, "<i4") if is_sorted else lookup[part]
 
     def count(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
         """Return int64 [classes]: the number of images with each class."""

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -153,6 +154,16 @@ def test_spelling_of_numbers_changes_neither_facts_nor_measurements(tmp_path):
         train, val = load_image_sets(config)
         found.append((data_facts(train, val), validation_facts(val), mean_and_deviation(config, train), val.split))
     assert found[0] == found[1]
+
+
+def test_facts_of_many_numbers_are_found_without_a_text_for_each():
+    """A text and its number in a dictionary take 200 bytes."""
+    images = images_with(np.random.default_rng(0).standard_normal((50_000, 2)))
+    tracemalloc.start()
+    data_facts(None, images)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100 * len(images)
 
 
 @pytest.mark.parametrize(

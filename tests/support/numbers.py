@@ -64,7 +64,7 @@ def images_with(values: np.ndarray) -> FileImages:
     values = values.reshape(len(values), -1)
     names = [f"number {output}" for output in range(values.shape[1])]
     files = [f"{number}.png" for number in range(len(values))]
-    images = FileImages("/", files, np.arange(len(values)), names, PixelRules(3))
+    images = FileImages(Path("/"), files, np.arange(len(values)), names, PixelRules(3))
     return images.with_facts(meaning=NumberTargets(values))
 
 

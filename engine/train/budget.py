@@ -9,7 +9,7 @@ from typing import Any
 
 from configs.schema import to_seconds
 from engine.train.callback import Callback
-from engine.train.forecast import Forecast, time_in
+from engine.train.forecast import MEASURED, Forecast, time_in
 from engine.train.trainer import Trainer
 from utils.errors import ConfigError, FruitlessStart
 from utils.text import counted
@@ -17,6 +17,8 @@ from utils.text import counted
 MOST_MEASURED = 200  # updates after which the run chooses, if its epochs are longer
 MIN_UPDATES = 13  # minimum number of updates after the choice, for the rest of the warm-up and the decay
 RESERVE = 0.04  # fraction of the budget that the choice leaves free, because later updates may be slower
+MIN_GAIN = 0.05  # a later choice saves the run, so it needs this many more updates, as a fraction of the planned ones
+CHECKS = 4  # the run looks again after this part of the updates that are left
 
 
 class Allowance:
@@ -60,10 +62,12 @@ def next_time(text: str, now: float) -> float:
 
 
 class Budget(Callback):
-    """Chooses the number of updates of a run once, and stops the run if its time is nearly up nevertheless.
+    """Chooses the number of updates of a run, and stops the run if its time is nearly up nevertheless.
 
-    Every process has this callback. Process 0 measures, and all processes choose before the same update. A checkpoint
-    with the choice is on the disk before an update uses it, so a resumed run has the same schedule.
+    The start that chooses raises the number later if updates become faster, for example because another program has ended.
+    If they become slower again, it lowers the number, but not below the first choice. Every process has this callback.
+    Process 0 measures, and all processes choose before the same update. A checkpoint with the choice is on the disk
+    before an update uses it, so a resumed run has the same schedule.
     """
 
     def __init__(
@@ -77,7 +81,7 @@ class Budget(Callback):
         """`say`: a method of the log; `save`: a function that saves the run and returns when the file is on the disk."""
         self._forecast, self._times, self._allowance = forecast, forecast.times, allowance
         self._say, self._save = say, save
-        self._chooses_at = self._step_of_choice(first_step)
+        self._chooses_at, self._has_chosen = self._step_of_choice(first_step), False
 
     def _step_of_choice(self, first_step: int) -> int:
         """Return the step of the choice: an epoch or MOST_MEASURED updates after the first step of this start."""
@@ -87,27 +91,46 @@ class Budget(Callback):
         self._chooses_at = self._step_of_choice(trainer.step)
 
     def before_update(self, trainer: Trainer) -> None:
-        if trainer.schedule.choices or trainer.step < self._chooses_at or not self._forecast.is_measured:
+        schedule, step = trainer.schedule, trainer.step
+        is_resumed = bool(schedule.choices) and not self._has_chosen
+        if is_resumed or step < self._chooses_at or not self._forecast.is_measured:
             return
-        trainer.schedule.choose(trainer.step, trainer.process.first(lambda: self._choose(trainer.step)))
-        self._save()
+        num_updates = trainer.process.first(lambda: self._choose(step, schedule.choices))
+        self._has_chosen, self._chooses_at = True, step + max(MEASURED, (num_updates - step) // CHECKS)
+        if not schedule.choices or num_updates != schedule.num_updates:
+            schedule.choose(step, num_updates)
+            self._save()
 
-    def _choose(self, step: int) -> int:
-        num_updates = self.fitting(step)
-        self._say(f"budget {self.describe(step, num_updates)}")
+    def _choose(self, step: int, choices: list[list[int]]) -> int:
+        """Return the total number of updates, and log it if it is not the last of `choices`."""
+        num_updates = self._adjusted(step, choices[0][1], choices[-1][1]) if choices else self.fitting(step)
+        if not choices or num_updates != choices[-1][1]:
+            self._say(f"budget {self.describe(step, num_updates)}")
         return num_updates
+
+    def _adjusted(self, step: int, first: int, planned: int) -> int:
+        """Return the planned number of updates, or one that fits better: a much higher one, or one from `first` on."""
+        longest = self._longest(step)
+        if longest > (1 + MIN_GAIN) * planned:
+            return longest
+        if self._times.until_end(step, planned) + self._allowance.reserve() / 2 <= self._allowance.left():
+            return planned
+        return min(planned, max(longest, first, step + MIN_UPDATES))
 
     def fitting(self, step: int) -> int:
         """Return the number of updates of the longest run that ends on time, with the reserve left free.
 
         Raise ConfigError if it has fewer than MIN_UPDATES updates after the choice.
         """
-        most, target = self._times.most_updates, self._allowance.left() - self._allowance.reserve()
-        ends = range(step + 1, most + 1)
-        num_updates = step + bisect_right(ends, target, key=lambda end: self._times.until_end(step, end))
+        num_updates = self._longest(step)
         if num_updates < self._fewest(step):
             raise self._too_short(step)
         return num_updates
+
+    def _longest(self, step: int) -> int:
+        most, target = self._times.most_updates, self._allowance.left() - self._allowance.reserve()
+        ends = range(step + 1, most + 1)
+        return step + bisect_right(ends, target, key=lambda end: self._times.until_end(step, end))
 
     def should_stop(self, trainer: Trainer, updates_left: int) -> bool:
         """Return whether there is too little time for two updates and the end of the run, as far as they are measured.

@@ -50,10 +50,7 @@ class Schedule:
         self.num_updates = num_updates
 
     def resume(self, choices: list[list[int]]) -> None:
-        """Restore the choice in a checkpoint, as [[step, number of updates]]. The rates stay exactly the same.
-
-        Version 1 made several choices. All of them are applied, so that its runs also keep their rates.
-        """
+        """Apply the choices in a checkpoint, as [[step, number of updates], ...]. The rates stay exactly the same."""
         self.choices: list[list[int]] = []
         self._anchor = -1, -1.0
         self.num_updates = self._of_settings

@@ -221,6 +221,33 @@ def test_run_that_becomes_slower_stops_before_its_time_is_up(config, then):
     assert 290 - 3 * (0.1 * then) <= run.world.now + run.world.end_work <= 300
 
 
+@pytest.mark.parametrize("changes_at, then", [(30, 0.5), (200, 0.25), (900, 0.5), (1200, 0.5)])
+def test_run_that_becomes_faster_is_made_longer(config, changes_at, then):
+    """The rate has no jump, and a checkpoint gives the same rates."""
+    run = Run(config("5m"), World(update=0.2, changes_at=changes_at, then=then)).go(until=1250)
+    saved = run.saved
+    again = Run(config("5m"), World(update=0.2 * then), saved).go()
+    assert 260 <= run.go().world.now <= 300, run.lines
+    choices, rates = run.trainer.schedule.choices, [run.trainer.rates[step] for step in range(run.trainer.step)]
+    assert len(run.lines) == len(choices) > 1 and choices == sorted(choices, key=lambda choice: choice[1])
+    assert run.last_rate == pytest.approx(END_LR, abs=1e-7) and max(rates) == pytest.approx(3e-3, rel=0.02)
+    assert max(abs(after - before) for before, after in itertools.pairwise(rates)) < 3e-5
+    assert again.trainer.schedule.choices == saved["choices"] and again.last_rate == pytest.approx(END_LR, abs=1e-7)
+    same = Schedule(run.trainer.config.TRAIN, PER_EPOCH, 64)
+    same.resume(choices)
+    assert [same(step) for step in range(choices[-1][0], len(rates))] == rates[choices[-1][0] :]
+
+
+@pytest.mark.parametrize("slower", [0.4, 0.6, 0.9])
+def test_raised_number_of_updates_is_lowered_in_time(config, slower):
+    run = Run(config("5m"), World(update=0.2, changes_at=100, then=0.25)).go(until=1800)
+    run.world.then = slower
+    run.go()
+    totals = [total for _, total in run.trainer.schedule.choices]
+    assert totals[0] < totals[-1] < max(totals) and min(totals) == totals[0]
+    assert 260 <= run.world.now <= 300 and run.last_rate == pytest.approx(END_LR, abs=1e-7)
+
+
 def test_resumed_run_without_time_stops_before_its_first_update(config):
     first = Run(config("5m"), World()).go(until=500)
     first.saved["budget"]["used"] = 300.0

@@ -4,6 +4,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.checkpoint.find import read_checkpoint
 from engine.record.saved_files import read_table
@@ -43,6 +44,20 @@ def test_killed_processes_agree_on_the_number_of_updates(tmp_path, start, name, 
     if later:
         changed = ("RESUME.ALLOW_CHANGED=[GLOBAL_BATCH]", "-accum_iter", "1")
         assert start(tmp_path, *flags, *changed, **faults).returncode == ExitCode.REFUSED
+
+
+def test_killed_run_keeps_its_raised_number_of_updates_and_its_bits(tmp_path, start):
+    flags = [*BUDGET[:2], "-batch_size", "4", *FLAGS]
+    faults = STEADY | {"processes": 2, "pass_time": [0.2, 0.1, 45]}
+    start(tmp_path / "whole", *flags, **faults).done()
+    whole = read_checkpoint(run_folder(tmp_path / "whole") / "last.pth")
+    (first, fewer), *_, (last, more) = whole["progress"]["choices"]
+    ended = start(tmp_path / "killed", *flags, **faults, kill_after_choice=[last + 3 - first])
+    assert set(ended.codes) == {KILLED} and more > 1.3 * fewer, ended.printed
+    start(tmp_path / "killed", *flags, **faults | {"pass_time": [0.05, 0.05, 0]}).done()
+    again = read_checkpoint(run_folder(tmp_path / "killed") / "last.pth")
+    assert again["progress"]["choices"] == whole["progress"]["choices"] and again["step"] == more
+    assert all(torch.equal(tensor, again["state_dict"][name]) for name, tensor in whole["state_dict"].items())
 
 
 def test_no_update_uses_a_choice_that_is_not_saved(tmp_path, start):

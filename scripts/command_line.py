@@ -39,9 +39,8 @@ class Parser(argparse.ArgumentParser):
 
         known, setting = self._option_string_actions, setting_meant(flag)
         ours = next((each for group in FLAGS.values() for each, (key, _) in group.items() if key == setting), None)
-        meant = [each for each in (ours, f"-{ours}") if each in known] or difflib.get_close_matches(
-            flag, known, 1, SIMILAR
-        )
+        meant = [each for each in (ours, f"-{ours}") if each in known]
+        meant = meant or difflib.get_close_matches(flag, known, 1, SIMILAR)
         return f"; did you mean {meant[0]}?" if meant else ""
 
     def add_output(self, metavar: str, help: str) -> None:

@@ -41,16 +41,8 @@ from utils.runs import folder_of
 
 COMPUTED = ("fractals", "synthetic")  # data sets whose classes are not those of photos
 OF_NEXT = ("into", "strangers")  # flags that need -next
-OF_WEIGHTS = (
-    "dataset",
-    "raw",
-    "cfg",
-    "image_size",
-    "opts",
-    "amp",
-    "batch_size",
-    "device",
-)  # flags that a finished run has no use for
+# Flags that a finished run has no use for
+OF_WEIGHTS = "dataset raw cfg image_size opts amp batch_size device".split()
 
 
 def main(argv: list[str]) -> int:

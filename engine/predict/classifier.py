@@ -135,9 +135,7 @@ def _load_ours(path: Path, flags: Sequence[str], raw: bool, needs_classes: bool)
     model = build_model(config, config.MODEL.NUM_CLASSES or len(classes))
     if not (needs_classes or any(f"{name}.weight" in weights for name in classifier_names(model))):
         model.reset_classifier(0)
-    with naming_damage(path):
-        weights = fit_image_size(model, weights, [])
-    load_exactly(model, weights, path)
+    load_exactly(model, fit_image_size(model, weights, []), path)
     epoch = state["epoch"] + 1 if "epoch" in state else None
     return Classifier(config, model, classes, str(path), kind, epoch, calibration_of(state, kind, path))
 

@@ -4,7 +4,6 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from unicodedata import normalize
 
@@ -310,10 +309,9 @@ def fetch(source: str) -> Weights:
 def _reach_hub(repository: str) -> None:
     """Raise the library's error at once if this repository is neither cached nor reachable. timm retries for a minute."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, snapshot_download
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
         snapshot_download(repository, local_files_only=True)
     except LocalEntryNotFoundError:
-        with suppress(EntryNotFoundError):  # the repository exists
-            get_hf_file_metadata(hf_hub_url(repository, "config.json"))
+        get_hf_file_metadata(hf_hub_url(repository, "config.json"))  # a file that all of timm's repositories have

@@ -84,7 +84,8 @@ def ensure(holds: bool, message: str) -> None:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return '; did you mean A or B?' with the known names closest to a wrong name, or ''."""
     by_lower_case = {each.lower(): each for each in known}
-    nearest = difflib.get_close_matches(name.lower(), by_lower_case, cutoff=SIMILAR)
+    cutoff = SIMILAR if len(name) > 4 else 0.6  # a single mistake changes much of a short name
+    nearest = difflib.get_close_matches(name.lower(), by_lower_case, cutoff=cutoff)
     return f"; did you mean {' or '.join(by_lower_case[each] for each in nearest)}?" if nearest else ""
 
 

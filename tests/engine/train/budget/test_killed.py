@@ -53,7 +53,7 @@ def test_killed_run_keeps_its_raised_number_of_updates_and_its_bits(tmp_path, st
     whole = read_checkpoint(run_folder(tmp_path / "whole") / "last.pth")
     (first, fewer), *_, (last, more) = whole["progress"]["choices"]
     ended = start(tmp_path / "killed", *flags, **faults, kill_after_choice=[last + 3 - first])
-    assert set(ended.codes) == {KILLED} and more > 1.3 * fewer, ended.printed
+    assert set(ended.codes) == {KILLED} and more > 1.2 * fewer, ended.printed
     start(tmp_path / "killed", *flags, **faults | {"pass_time": [0.05, 0.05, 0]}).done()
     again = read_checkpoint(run_folder(tmp_path / "killed") / "last.pth")
     assert again["progress"]["choices"] == whole["progress"]["choices"] and again["step"] == more

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from engine.features import linear
 from engine.features.compute import ImageFeatures
+from engine.features.linear import decomposed, leave_one_out
 
-LIKE_CONSTANT = 0.01  # as in linear.py
 PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # shares of the mean variance of the kernel's components
 # Images that represent all others in the kernel. More take longer; with 1,000, precisions fall by up to 0.05.
 MOST_LANDMARKS = 2000
@@ -113,7 +114,7 @@ def judge_labels(
         if not len(parts[0]):  # all images have equal features
             return found
         targets = torch.from_numpy(labels[known][:, None] == classes).double()
-        sets = ([each, *given] for each in leave_one_out(parts, mean_of_copies(targets, copies)))
+        sets = ([each, *given] for each in leave_one_out(parts, mean_of_copies(targets, copies), PENALTIES))
     part = _judge(labels[rows], classes, sets, copies[places])
     for whole, each in zip(found[:5], part[:5], strict=True):
         whole[rows] = each
@@ -165,20 +166,7 @@ def mean_of_copies(values: Tensor, copies: np.ndarray) -> Tensor:
     return values.new_zeros(len(counts), values.shape[1]).index_add(0, groups, values) / counts[:, None]
 
 
-# --- leave-one-out predictions ---
-
-
-def leave_one_out(components: tuple[Tensor, Tensor], targets: Tensor) -> Iterator[Tensor]:
-    """Yield the prediction of each row of the targets [N, C] by ridge regressions of all other rows, for each penalty."""
-    (values, vectors), mean = components, targets.mean(0)
-    count = len(targets)
-    along, squares = vectors.T @ (targets - mean), vectors.square()
-    for penalty in PENALTIES:
-        shares = values / (values + penalty * values.sum() / count + 1e-12)
-        found = mean + (vectors * shares) @ along
-        # How much each image's own target contributes to its prediction. Without this part, the prediction is exact.
-        own = (1 / count + squares @ shares).clamp(max=0.999)[:, None]
-        yield (found - own * targets) / (1 - own)
+# --- the kernel ---
 
 
 def components(features: Tensor) -> tuple[Tensor, Tensor]:
@@ -197,19 +185,12 @@ def components(features: Tensor) -> tuple[Tensor, Tensor]:
     of_landmarks = kernel[landmarks]
     of_landmarks.diagonal().add_(1e-6 * of_landmarks.diagonal().mean() + 1e-12)
     rows = torch.linalg.solve_triangular(torch.linalg.cholesky(of_landmarks), kernel.T, upper=False).T
-    rows = rows - rows.mean(0)
-    values, basis = torch.linalg.eigh(rows.T @ rows)
-    is_used = values > 1e-9 * values[-1]
-    values, basis = values[is_used], basis[:, is_used]
-    return values, rows @ basis / values.sqrt()
+    return decomposed(rows - rows.mean(0))[:2]
 
 
 def standardized(features: Tensor) -> Tensor:
     """Return the features as float64 with mean 0 and, unless they hardly vary, mean square 1 / D."""
-    features = features.double()
-    deviation = features.std(0, correction=0)
-    features = (features - features.mean(0)) / deviation.clamp(min=LIKE_CONSTANT * float(deviation.mean()) or 1.0)
-    return features / features.shape[1] ** 0.5
+    return linear.standardized(features)[0] / features.shape[1] ** 0.5
 
 
 # --- the model of the labels ---

@@ -1,6 +1,6 @@
 """A linear classifier of frozen features: a logistic regression, which shows how easy a task is before any training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -27,10 +27,7 @@ def fit_linear(
 
     `loss_of`: returns the loss of logits and targets, see Classes.start_loss.
     """
-    features = features.double()
-    mean, deviation = features.mean(0), features.std(0, correction=0)
-    deviation = deviation.clamp(min=LIKE_CONSTANT * float(deviation.mean()) or 1.0)
-    features = (features - mean) / deviation
+    features, mean, deviation = standardized(features)
     weight = features.new_zeros(num_classes, features.shape[1], requires_grad=True)
     bias = features.new_zeros(num_classes, requires_grad=True)
     until = {"max_iter": 300, "tolerance_grad": 1e-7, "tolerance_change": 1e-14}
@@ -59,47 +56,64 @@ def fit_ridge(features: Tensor, targets: Tensor) -> LinearClassifier:
     Each column has the penalty with the smallest leave-one-out error, which has a closed form.
     """
     targets = targets.double()
-    weight, bias = (
-        features.new_zeros(targets.shape[1], features.shape[1], dtype=torch.float64),
-        targets.new_zeros(targets.shape[1]),
-    )
+    weight = targets.new_zeros(targets.shape[1], features.shape[1])
+    bias = targets.new_zeros(targets.shape[1])
     patterns, of_columns = targets.isfinite().T.unique(dim=0, return_inverse=True)
     for number, known in enumerate(patterns):  # columns with the same missing numbers share a decomposition
         columns = torch.nonzero(of_columns == number)[:, 0]
-        weight[columns], bias[columns] = _fit_columns(features[known].double(), targets[known][:, columns])
+        weight[columns], bias[columns] = _fit_columns(features[known], targets[known][:, columns])
     return LinearClassifier(weight, bias)
 
 
 def _fit_columns(features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return the weights [C, D] and the biases [C] for the numbers of images, of which none is missing."""
-    count = len(targets)
-    mean, deviation = features.mean(0), features.std(0, correction=0)
-    deviation = deviation.clamp(min=LIKE_CONSTANT * float(deviation.mean()) or 1.0)
-    rows, values, directions = decomposed((features - mean) / deviation)
-    centred, squares = targets - targets.mean(0), values.square()
-    along, errors, weights = rows.T @ centred, [], []
-    for share in SHARES:
-        penalty = share * squares.sum() / count + 1e-12
-        kept = squares / (squares + penalty)
-        # How much each image's own number contributes to its prediction. Without this part, the error is exact.
-        own = (1 / count + rows.square() @ kept).clamp(max=0.999)[:, None]
-        errors.append(((centred - rows @ (kept[:, None] * along)) / (1 - own)).square().mean(0))
-        weights.append(directions.T @ (along * (values / (squares + penalty))[:, None]))
-    best = torch.stack(errors).argmin(0)
-    weight = torch.stack(weights)[best, :, torch.arange(targets.shape[1])] / deviation
+    features, mean, deviation = standardized(features)
+    squares, rows, directions = decomposed(features)
+    tried = leave_one_out((squares, rows), targets, SHARES)
+    best = torch.stack([(each - targets).square().mean(0) for each in tried]).argmin(0)
+    penalties = squares.new_tensor(SHARES)[best] * squares.sum() / len(targets) + 1e-12
+    along = rows.T @ (targets - targets.mean(0)) * squares[:, None].sqrt() / (squares[:, None] + penalties)
+    weight = (directions @ along).T / deviation
     return weight, targets.mean(0) - weight @ mean
 
 
-def decomposed(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the singular value decomposition of features [N, D], if there are more images by those of their products.
+def standardized(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return features [N, D] as float64 with mean 0 and, unless they hardly vary, deviation 1; mean and deviation [D]."""
+    features = features.double()
+    mean, deviation = features.mean(0), features.std(0, correction=0)
+    deviation = deviation.clamp(min=LIKE_CONSTANT * float(deviation.mean()) or 1.0)
+    return (features - mean) / deviation, mean, deviation
 
-    That takes half the time. It loses only components that are far smaller than any penalty.
+
+def decomposed(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the squares of the singular values of features [N, D], and the vectors of images [N, M] and features [D, M].
+
+    With more images than features they come from the products of the features, in half the time and without components
+    that are far smaller than any penalty.
     """
     if len(features) < features.shape[1]:
-        return torch.linalg.svd(features, full_matrices=False)
+        rows, values, directions = torch.linalg.svd(features, full_matrices=False)
+        return values.square(), rows, directions.T
     squares, directions = torch.linalg.eigh(features.T @ features)
-    values = squares.clamp(min=1e-14 * float(squares[-1]) or 1.0).sqrt()
-    return features @ directions / values, values, directions.T
+    is_used = squares > 1e-12 * squares[-1]
+    squares, directions = squares[is_used], directions[:, is_used]
+    return squares, features @ directions / squares.sqrt(), directions
+
+
+def leave_one_out(components: tuple[Tensor, Tensor], targets: Tensor, penalties: Sequence[float]) -> Iterator[Tensor]:
+    """Yield the prediction of each row of the targets [N, C] by ridge regressions of all other rows, for each penalty.
+
+    `components`: the variances [M] and unit vectors [N, M]; `penalties`: shares of the mean variance.
+    """
+    (values, vectors), mean = components, targets.mean(0)
+    count = len(targets)
+    along, squares = vectors.T @ (targets - mean), vectors.square()
+    for penalty in penalties:
+        shares = values / (values + penalty * values.sum() / count + 1e-12)
+        found = mean + vectors @ (shares[:, None] * along)
+        # How much each image's own target contributes to its prediction. Without this part, the prediction is exact.
+        own = (1 / count + squares @ shares).clamp(max=0.999)[:, None]
+        yield (found - own * targets) / (1 - own)
 
 
 @torch.no_grad()

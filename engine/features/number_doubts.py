@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.features.doubts import components, group_copies, leave_one_out, mean_of_copies
+from engine.features.doubts import PENALTIES, components, group_copies, mean_of_copies
+from engine.features.linear import leave_one_out
 
 MOST_LISTED = 0.05  # share of the images that are listed at most
 TIMES = 3.0  # a doubtful number has an error of more than so many median errors
@@ -52,7 +53,7 @@ def judge_numbers(values: np.ndarray, features: np.ndarray) -> NumberDoubts:
     if not len(parts[0]):  # all images have equal features
         return found
     targets = mean_of_copies(torch.from_numpy(true)[:, None], copies)
-    tried = (each[:, 0].numpy()[copies] for each in leave_one_out(parts, targets))
+    tried = (each[:, 0].numpy()[copies] for each in leave_one_out(parts, targets, PENALTIES))
     found.predicted[rows] = min(tried, key=lambda each: float(np.abs(each - true).mean()))
     found.errors[rows] = true - found.predicted[rows]
     return found

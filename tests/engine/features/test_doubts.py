@@ -8,7 +8,8 @@ from sklearn.metrics import average_precision_score
 from sklearn.model_selection import cross_val_predict
 
 from engine.features import doubts
-from engine.features.doubts import PENALTIES, components, judge_labels, leave_one_out
+from engine.features.doubts import PENALTIES, components, judge_labels
+from engine.features.linear import leave_one_out
 
 
 def clusters(count: int, num_classes: int, distance: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -42,7 +43,7 @@ def test_leave_one_out_equals_fits_without_the_image():
     targets = np.eye(3)[labels]
     values, vectors = found = components(torch.from_numpy(features))
     rows = (vectors * values.sqrt()).numpy()
-    for penalty, scores in zip(PENALTIES, leave_one_out(found, torch.from_numpy(targets)), strict=True):
+    for penalty, scores in zip(PENALTIES, leave_one_out(found, torch.from_numpy(targets), PENALTIES), strict=True):
         alpha = penalty * float(values.sum()) / 30
         for image in (0, 7, 29):
             others = np.arange(30) != image

@@ -25,11 +25,11 @@ def groups_and_limits(config: Config, train: ImageSet, val: ImageSet) -> tuple[n
     owners = keys[0] if keys else np.arange(len(train))
     limits = []
     for column, others in zip(tables[0].T, tables[1].T, strict=True):
-        known, number = column[~np.isnan(column)], len(np.unique(owners[~np.isnan(column)]))
-        ends = []
-        for end, is_beyond in ((known.min(), others < known.min()), (known.max(), others > known.max())):
-            count = len(np.unique(owners[column == end]))
-            is_limit = count >= max(FEWEST, SHARE * number) and not is_beyond.any()
+        is_known = ~np.isnan(column)
+        least, most = (column[is_known].min(), column[is_known].max()) if is_known.any() else (np.nan, np.nan)
+        fewest, ends = max(FEWEST, SHARE * len(np.unique(owners[is_known]))), []
+        for end, is_beyond in ((least, others < least), (most, others > most)):
+            is_limit = len(np.unique(owners[column == end])) >= fewest and not is_beyond.any()
             ends.append(float(end) if is_limit else None)
         limits.append(ends)
     return keys[1] if keys else None, {"limits": limits}

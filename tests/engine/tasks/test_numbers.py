@@ -493,10 +493,11 @@ def test_interval_of_a_measure_ends_at_its_limits(value, half, ends):
         (5, [0.5], 0, [0.0, None]),
         (4, [0.5], 0, [None, None]),
         (5, [0.5, -1.0], 0, [None, None]),
+        (5, [NAN], 0, [0.0, None]),
         (5, [0.5], 4, [None, None]),
         (5, [0.5], 5, [0.0, None]),
     ],
-    ids=["often", "rare", "lower elsewhere", "in few groups", "in many groups"],
+    ids=["often", "rare", "lower elsewhere", "missing elsewhere", "in few groups", "in many groups"],
 )
 def test_numbers_that_many_training_images_have_are_limits(smallest, others, groups, limits):
     """`smallest`: training images with 0; the other 200 have different numbers. `groups`: of all images."""
@@ -507,6 +508,8 @@ def test_numbers_that_many_training_images_have_are_limits(smallest, others, gro
         train = train.with_facts(groups=Texts.of([b"%d" % (number % groups) for number in range(len(values))]))
     found, facts = groups_and_limits(config, train, val)
     assert facts["limits"] == [limits] and (found is not None) == bool(groups)
+    empty = images_with(np.full(9, NAN))
+    assert groups_and_limits(number_settings(), empty, empty)[1]["limits"] == [[None, None]]
 
 
 def test_tables_of_predict_have_a_column_for_each_number_and_bound():

@@ -24,25 +24,30 @@ from datasets.types import ImageReadError, ImageSet
 NUM_THREADS, NUM_AHEAD = 8, 64  # threads that read images, and images read ahead
 NUM_THUMBNAILS = 1_000  # in memory; 110 KB each
 # The candidates. Two tiny pictures are compared by low frequencies: WAVES of their brightness, and COLOUR_WAVES of two colour
-# differences. The distance of near copies is at most SHARE of their contrast (the largest of 300 measured: 0.26).
+# differences. The distance of near copies is at most SHARE of their contrast (the largest of 300 measured: 0.342).
 SIDE = 16  # pixels of a tiny picture
+EDGE = 1  # pixels of each side that are left out: a narrow frame that a cropped copy lacks would change them most
 WAVES = [(down, right) for down in range(4) for right in range(4 - down)]
 COLOUR_WAVES = [(0, 0), (0, 1), (1, 0)]
-SHARE = 0.3
+SHARE = 0.35
 LEAST_CONTRAST = 32.0  # images with less contrast are nearly plain: they are the same only if their pixels are equal
 NUM_CANDIDATES = 4  # for each image
 NUM_DISTANCES = 2**24  # distances that are computed at once
 # The comparison, from the tiny pictures to the images themselves. A round: pixels on each side, steps of the alignment, pixels
-# on each side of an area, and the largest differences of near copies in colour and in brightness. The difference of two areas is the difference of their mean
+# on each side of an area, and the largest difference of near copies. The difference of two areas is the difference of their mean
 # colours, in units of NOISE levels (of 255) plus DETAIL times the contrast inside them, because saving and resizing change
 # details most. In the last round, 99% of 300 near copies differ by at most 0.83. Different emoji differ by 1.3, and so do
 # two images of a fixed camera if a disc of 6% of the width has moved.
 # Small differences: in the last round, also the brightness of areas is compared, with a unit for the details of this image:
 # FINE_NOISE plus FINE_DETAIL times the contrast inside the area plus WHOLE_DETAIL times the mean of these contrasts. So a thin
 # crack makes two plain images different, and the changes that JPEG makes to a detailed image do not. BENCHMARKS.md, "Copies".
-TINY_ROUNDS = ((SIDE, 2, 2, 4.0, np.inf),)
-ROUNDS = ((32, 2, 2, 3.0, np.inf), (128, 1, 6, 1.0, 1.0))
+# Noise: a copy has the noise of its original, and another photo of the same scene has its own. The noise is the difference of
+# pixels from the means of 3 x 3, in the plainest areas. It is judged only if it is even, unlike the edges of a drawing (its
+# standard deviation is 1.48 times the median), and equally strong in both images. OTHER_NOISE: levels of it that are not shared.
+TINY_ROUNDS = ((SIDE, 2, 2, 4.0),)
+ROUNDS = ((32, 2, 2, 3.0), (128, 1, 6, 1.0))
 FINE_NOISE, FINE_DETAIL, WHOLE_DETAIL = 2.5, 0.32, 0.21
+PLAIN_SHARE, MOST_TAILED, MOST_STRONGER, OTHER_NOISE = 0.25, 1.7, 1.3, 0.53
 BRIGHTNESS = np.array([0.299, 0.587, 0.114], np.float32)  # JPEG changes the colours more
 THUMBNAIL = 192  # pixels on each side of the images that are compared, at most
 NOISE, DETAIL = 15.0, 0.375
@@ -153,13 +158,14 @@ class ImageContents:
 
     def _features(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the features of images, float32 [n, D], and their contrasts: the distances from plain pictures."""
-        places = np.pi * (2 * np.arange(SIDE) + 1) / (2 * SIDE)
-        waves = np.cos(np.arange(4)[:, None] * places) * np.sqrt(2 / SIDE)
+        side = SIDE - 2 * EDGE
+        places = np.pi * (2 * np.arange(side) + 1) / (2 * side)
+        waves = np.cos(np.arange(4)[:, None] * places) * np.sqrt(2 / side)
         waves[0] /= np.sqrt(2)
         features = np.empty((len(numbers), len(WAVES) + 2 * len(COLOUR_WAVES)), np.float32)
         contrasts = np.empty(len(numbers), np.float32)
         for row, number in enumerate(numbers.tolist()):
-            picture = self._pictures[number].astype(np.float32)
+            picture = self._pictures[number, EDGE : SIDE - EDGE, EDGE : SIDE - EDGE].astype(np.float32)
             red, green, blue = picture.transpose(2, 0, 1)
             grey, *colours = (waves @ each @ waves.T for each in (picture.mean(2), red - green, blue - green))
             features[row] = [grey[at] for at in WAVES] + [each[at] for each in colours for at in COLOUR_WAVES]
@@ -187,19 +193,17 @@ def as_image(pixels: np.ndarray) -> Image.Image:
     return Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[:, :, 0]).convert("RGB")
 
 
-def are_near(one: Image.Image, other: Image.Image, rounds: Sequence[tuple[int, int, int, float, float]]) -> bool:
+def are_near(one: Image.Image, other: Image.Image, rounds: Sequence[tuple[int, int, int, float]]) -> bool:
     """Return whether two RGB images are near copies."""
     place = np.array([[0.0, 1.0], [0.0, 1.0]])
-    for side, steps, area, limit, fine_limit in rounds:
+    for side, steps, area, limit in rounds:
         size = [min(side, *sides) for sides in zip(one.size, other.size, strict=True)]
         for _ in range(steps):
             place = better_place(place, *(part.mean(2) for part in common_parts(one, other, place, size)))
         parts = common_parts(one, other, place, size)
         if largest_difference(*parts, area) > limit:
             return False
-        if fine_limit < np.inf and largest_fine_difference(*parts, area) > fine_limit:
-            return False
-    return True
+    return rounds is TINY_ROUNDS or not (largest_fine_difference(*parts, area) > 1 or have_other_noise(*parts))
 
 
 def common_parts(one: Image.Image, other: Image.Image, place: np.ndarray, size: Sequence[int]) -> list[np.ndarray]:
@@ -243,6 +247,22 @@ def largest_fine_difference(one: np.ndarray, other: np.ndarray, area: int) -> fl
     """Return the largest difference in brightness between areas of two images. FINE_NOISE describes it."""
     differences, details = compare_areas(one @ BRIGHTNESS, other @ BRIGHTNESS, area)
     return float((differences / (FINE_NOISE + FINE_DETAIL * details + WHOLE_DETAIL * details.mean())).max())
+
+
+def have_other_noise(one: np.ndarray, other: np.ndarray) -> bool:
+    """Return whether two images have equally strong noise, but not the same noise. OTHER_NOISE describes it."""
+    greys = [each @ BRIGHTNESS for each in (one, other)]
+    if min(greys[0].shape) < SIDE:
+        return False
+    _, details = compare_areas(*greys, 5)
+    plain = details <= np.quantile(details, PLAIN_SHARE)
+    noises = [(each[2:-2, 2:-2] - means_of_areas(each[1:-1, 1:-1], 3))[plain] for each in greys]
+    strengths = [float(each.std()) for each in noises]
+    medians = [float(np.median(np.abs(each))) for each in noises]
+    if any(MOST_TAILED * median <= each for median, each in zip(medians, strengths, strict=True)):
+        return False
+    weaker, stronger = sorted(strengths)
+    return stronger < MOST_STRONGER * weaker and (1 - np.corrcoef(*noises)[0, 1]) * weaker > OTHER_NOISE
 
 
 def compare_areas(one: np.ndarray, other: np.ndarray, area: int) -> tuple[np.ndarray, np.ndarray]:

@@ -58,7 +58,7 @@ def warn_of_few_cores(device: str, num_processes: int | None) -> None:
     with suppress(ConfigError):  # the run, or a row of -check, reports that there is no such device
         if (num_processes or 1) > cores and find_devices(device)[0] == "cpu":
             shared = f"-ngpus: {num_processes} processes share {counted(cores, 'core')} of this CPU"
-            print(warning(f"{shared}; main_single_gpu.py uses all cores"), file=sys.stderr)
+            print(warning(f"{shared}; main_single_gpu.py uses all cores"))
 
 
 def check_once(loaded: LoadedConfig, launched: LaunchedRank | None) -> int:

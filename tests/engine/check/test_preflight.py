@@ -200,5 +200,5 @@ def test_more_processes_than_cores_of_a_cpu_are_warned_of(small_yaml, more, warn
     number = count_cores() + more
     words = ["-cfg", small_yaml, "-check", "-ngpus", number, "-device", "cpu"]
     ended = typed("main_multi_gpu.py", *words)
-    assert ("warning: -ngpus" in ended.stderr) == warns
+    assert ("warning: -ngpus" in ended.stdout) == warns
     assert f"processes: {number}" in ended.stdout

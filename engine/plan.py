@@ -212,9 +212,8 @@ def plan_training(inputs: Inputs, load_data: LoadData, find_batch_size: FindBatc
         eval_set=val,
         order=build_order(config, train, process.world_size, global_batch),
         class_weights=class_weights(config, train),
-        validation=process.first(
-            lambda: validation_facts(val)
-        ),  # in one process, because there may be millions of names
+        # In one process, because there may be millions of names.
+        validation=process.first(lambda: validation_facts(val)),
         facts=facts,
     )
 

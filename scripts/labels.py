@@ -70,11 +70,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
         help="folder for labels.csv and labels.png [labels in the run's folder]; with -apply, for the lists [corrected "
         "in the folder of FILE]; with -next, for next.csv and next.png [next in the run's folder, or here]",
     )
-    add(
-        "-no_copies",
-        action="store_true",
-        help="do not look for copies (the search reads every image); with -next, leave out no photo",
-    )
+    copies_help = "do not look for copies (the search reads every image); with -next, leave out no photo"
+    add("-no_copies", action="store_true", help=copies_help)
     add("-apply", type=Path, metavar="FILE", help="write lists with the confirmed labels of this labels.csv")
     add("-data_path", type=Path, metavar="PATH", help="the data; with a run, only if they were moved after the run")
     add(
@@ -186,10 +183,8 @@ def load_weights(arguments: argparse.Namespace, source: type):
     weights = replace(weights, config=config)
     if arguments.output:
         refuse_among_photos(arguments.data_path, {"-output": arguments.output})
-    given = [
-        *(["-cfg", arguments.cfg] if arguments.cfg else []),
-        *(["-opts", *arguments.opts] if arguments.opts else []),
-    ]
+    given = ["-cfg", arguments.cfg] if arguments.cfg else []
+    given += ["-opts", *arguments.opts] if arguments.opts else []
     return source(Path(), [], 0, weights=weights, flags=tuple(given), device=arguments.device)
 
 

@@ -111,22 +111,11 @@ def add_model_flags(parser: Parser, ngpus_help: str) -> Callable:
     add("-raw", action="store_true", help="use the raw weights even if the EMA scored better")
     add("-cfg", metavar="FILE", help="settings of the model, if its weights do not have them")
     add("-image_size", type=at_least(1), metavar="PIXELS", help="side of the square input image [that of the weights]")
-    add(
-        "-opts",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY=VALUE",
-        help="single settings, as in MODEL.NAME=resnet50",
-    )
+    opts_help = "single settings, as in MODEL.NAME=resnet50"
+    add("-opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help=opts_help)
     add = parser.add_argument_group("computing").add_argument
-    add(
-        "-amp",
-        nargs="?",
-        const="true",
-        metavar="false",
-        help="compute in half precision: faster, but a few answers differ",
-    )
+    amp_help = "compute in half precision: faster, but a few answers differ"
+    add("-amp", nargs="?", const="true", metavar="false", help=amp_help)
     add("-batch_size", type=at_least(1), metavar="N", help="images per batch [as in the run's evaluation]")
     add("-device", default="auto", choices=["auto", "cuda", "xpu", "mps", "cpu"], help="device to use [auto]")
     add("-ngpus", type=at_least(1), metavar="N", help=ngpus_help)

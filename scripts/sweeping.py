@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from engine.evaluation.scores import column_title, format_value
 from engine.record.saved_files import read_table, read_text
 from engine.record.saved_run import is_locked, read_status
 from engine.settings import load_settings
+from scripts.command_line import naming_output
 from scripts.comparing.statistics import spread
 from utils.errors import ConfigError, ExitCode, cause_of
 from utils.files import FolderLock, creating, write_text
@@ -178,7 +179,7 @@ class Sweep:
         return shlex.join(["python", self.program, *self.words(Trial(0, 0, point))])
 
     def save(self, folder: Path) -> None:
-        with naming(folder):
+        with naming_output(folder):
             write_text(folder / FILE, json.dumps({"version": VERSION, **asdict(self)}, indent=1) + "\n")
 
     def or_saved(self, former: "Sweep", folder: Path) -> "Sweep":
@@ -197,18 +198,9 @@ class Sweep:
         return former
 
 
-@contextlib.contextmanager
-def naming(folder: Path) -> Iterator[None]:
-    """Turn an OSError in the `with` block into a ConfigError that names the folder."""
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"-output: cannot write to {folder} ({cause_of(error)}); choose another folder") from None
-
-
 def make_folder(folder: Path) -> None:
     """Make the folder of a sweep if it does not exist. Raise ConfigError if it has other contents."""
-    with naming(folder):
+    with naming_output(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / FILE).exists() and any(each.name[0] != "." for each in folder.iterdir()):
             raise ConfigError(f"-output: {folder} is not empty, but has no {FILE}; give a new folder")

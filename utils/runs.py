@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from utils.errors import ConfigError
-from utils.files import content_of
+from utils.files import content_of, without_waiting
 
 BEST, LAST = "best.pth", "last.pth"
 LATEST = "latest"
@@ -95,11 +95,12 @@ def newest_first(folders: Iterable[Path]) -> list[Path]:
     return sorted(folders, key=order, reverse=True)
 
 
-def status_in(folder: Path) -> Any:
-    """Return the content of status.json, or None if it cannot be read."""
+def status_in(folder: Path) -> dict[str, Any]:
+    """Return the content of status.json, or {} if it cannot be read."""
+    found: Any = None
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        return json.loads(content_of(folder / "status.json", LARGEST_STATUS))
-    return None
+        found = json.loads(content_of(folder / "status.json", LARGEST_STATUS))
+    return found if isinstance(found, dict) else {}
 
 
 def is_locked(folder: Path) -> bool:
@@ -108,8 +109,7 @@ def is_locked(folder: Path) -> bool:
     The lock file is only read, because the folder may belong to another user.
     """
     try:
-        # O_NONBLOCK: a named pipe of that name would otherwise wait for a writer.
-        with open(folder / ".lock", "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+        with open(folder / ".lock", "rb", opener=without_waiting) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
         return isinstance(error, BlockingIOError)

@@ -57,7 +57,7 @@ class Reader:
         """Return the height and width of the images in a batch."""
         return self.data.IMAGE_SIZE
 
-    def put_target(self, index: int, target: Tensor) -> None:
+    def put_target(self, index: int, image: np.ndarray, target: Tensor) -> None:
         """Write the target of an image to its place in a batch."""
         self.image_set.meaning.put(int(self.image_set.targets[index]), target)
 
@@ -103,7 +103,7 @@ class TrainReader(Reader):
                 noted.add(used, image)
             rng = sample_rng(self.seed, piece.epoch, index, repeat=repeat)
             transform(image, rng, buffers.images[position])
-            self.put_target(used, buffers.targets[position])
+            self.put_target(used, image, buffers.targets[position])
             if boxes:
                 buffers.boxes[position] = boxes.row(piece, position)
         return bad
@@ -150,9 +150,9 @@ class EvalReader(Reader):
                 if noted := self.image_set.fingerprints:
                     noted.add(index, image)
                 self.transform(image, buffers.images[position])
+                self.put_target(index, image, buffers.targets[position])
             except ImageReadError:
                 bad.append(index)
-            self.put_target(index, buffers.targets[position])
         return bad
 
     def batch(self, piece: Piece, buffers: Buffers, bad: list[int]) -> Batch:

@@ -17,12 +17,7 @@ import torch
 
 from configs.load import LoadedConfig
 from configs.schema import Config
-from datasets import (
-    BadImages,
-    SavedData,
-    build_eval_data,
-    load_image_sets,
-)
+from datasets import BadImages, SavedData, build_eval_data, load_image_sets
 from engine.batch_size import find_batch_size
 from engine.batch_size import measure as measure_step
 from engine.build import build, make_model, prepare_torch, read_through_cache, restore

@@ -35,16 +35,11 @@ def newer_named_run(save: str, found: Path | None) -> str:
     for run in newest_first(file.parent for file in Path(save).glob("*/config.yaml") if weights_in(file.parent)):
         if found and run == found.parent:
             break
-        if not (DATED.fullmatch(run.name) or is_done(run) or is_locked(run)):
+        is_done = status_in(run).get("state") == "done"
+        if not (DATED.fullmatch(run.name) or is_done or is_locked(run)):
             only = "-resume auto finds only runs without -name"
             return f"{run} is newer and not finished, but {only}; continue it with -resume {run}"
     return ""
-
-
-def is_done(folder: Path) -> bool:
-    """Return whether the status.json of a run says that it has finished."""
-    status = status_in(folder)
-    return isinstance(status, dict) and status.get("state") == "done"
 
 
 def newest_in(run: Path, warn: Callable[[str], None], verify: bool = True) -> Path | None:

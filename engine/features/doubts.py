@@ -34,9 +34,8 @@ FEWEST = 0.05  # wrong labels that count as none
 MOST_WRONG = 0.4  # of all labels; if half could be wrong, features without information would make all labels doubtful
 SMALLEST = 1e-6  # probability in a table, which rounds
 MOST_JUDGED = 50_000  # images x classes; above it, judging labels takes more than some seconds on one core
-EQUAL = (
-    0.01  # features that differ by less of their length are those of copies; equal pixels in two batches differ by 1e-6
-)
+# Features that differ by less of their length are those of copies; equal pixels in two batches differ by 1e-6.
+EQUAL = 0.01
 NUM_NEIGHBOURS = 32  # with which the features of an image are compared, in the order of the sums of their features
 # Different images without which no number is named. With 10 to 30 images, the estimate was up to five times too large, and
 # warnings came for right labels; with 40 and more, no longer.
@@ -111,8 +110,6 @@ def judge_labels(
     if uses_features:
         firsts = np.unique(copies, return_index=True)[1]
         parts = components(torch.from_numpy(features[known[firsts]]))
-        if not len(parts[0]):  # all images have equal features
-            return found
         targets = torch.from_numpy(labels[known][:, None] == classes).double()
         sets = ([each, *given] for each in leave_one_out(parts, mean_of_copies(targets, copies), PENALTIES))
     part = _judge(labels[rows], classes, sets, copies[places])

@@ -91,18 +91,9 @@ class SizedReader(EvalReader):
         buffers = super().allocate(piece, pinned)
         return buffers._replace(targets=torch.zeros((len(piece.indices), 3), dtype=torch.int64, pin_memory=pinned))
 
-    def fill(self, piece: Piece, positions: range, buffers: Buffers) -> list[int]:
-        bad: list[int] = []
-        for position in positions:
-            index = int(piece.indices[position])
-            try:
-                image = self.image_set.read(index)
-                self.transform(image, buffers.images[position])
-                height, width = image.shape[:2]
-                buffers.targets[position] = torch.tensor([index, width, height])
-            except ImageReadError:
-                bad.append(index)
-        return bad
+    def put_target(self, index: int, image: np.ndarray, target: Tensor) -> None:
+        height, width = image.shape[:2]
+        target.copy_(torch.tensor([index, width, height]))
 
 
 class Embedder:
@@ -193,7 +184,7 @@ def normalized(features: np.ndarray) -> np.ndarray:
     return features / np.where(lengths == 0, 1, lengths)
 
 
-def thumbnail(images: FileImages, index: int) -> np.ndarray | None:
+def thumbnail(images: ImageSet, index: int) -> np.ndarray | None:
     """Return a small copy of an image, or None if it cannot be read."""
     try:
         return np.asarray(fitted(images.shown(images.read(index)), THUMBNAIL))

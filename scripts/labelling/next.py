@@ -16,6 +16,7 @@ from engine.features.embedder import Embedder, Photos, Table, normalized, thumbn
 from engine.predict.output import copy_into
 from engine.predict.pictures import Tile
 from engine.record.saved_files import write_table
+from scripts.command_line import naming_output
 from scripts.labelling.data import DataSet
 from scripts.labelling.review import draw_sheets, refuse_other_sheets
 from utils.errors import ConfigError, cause_of
@@ -58,7 +59,8 @@ def choose_next(given: Namespace, photos: Photos, embedder: Embedder, data: Data
     is_new, twins = np.ones(len(table.indices), bool), []
     if not given.no_copies:
         is_new, twins = find_new(images, table.indices, photos, data)
-    write_left_out(given.output, twins)
+    with naming_output(given.output):
+        write_table(given.output / LEFT_OUT, LEFT_OUT_COLUMNS, twins, encoding="utf-8-sig")
     counts = Counter(reason for *_, reason in twins).items()
     left_out = f", left out: {', '.join(f'{count:,} {reason}' for reason, count in counts)}" if twins else ""
     print(f"{photos.folder}: {counted(len(photos), 'photo')}{left_out}; see {given.output / LEFT_OUT}")
@@ -129,14 +131,6 @@ def find_new(
     return is_new, twins
 
 
-def write_left_out(folder: Path, rows: Sequence[tuple[str, str, str]]) -> None:
-    """Write a row for each photo that is left out: its path, its twin and the reason."""
-    try:
-        write_table(folder / LEFT_OUT, LEFT_OUT_COLUMNS, rows, encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"-output: cannot write to {folder} ({cause_of(error)}); choose another folder") from None
-
-
 def describe(probabilities: np.ndarray, is_stranger: bool, classes: Sequence[str]) -> tuple[str, str, str]:
     """Return the guess for a photo, its probability, and the reason to choose the photo.
 
@@ -159,11 +153,9 @@ def write_next(given: Namespace, cells: Sequence[list], numbers: Sequence[int], 
         captions = ([f"{guess} {probability}", path, reason] for path, _, guess, probability, reason in cells[part])
         return [Tile(thumbnail(images, each), lines) for each, lines in zip(numbers[part], captions, strict=True)]
 
-    try:
+    with naming_output(folder):
         sheets = [*draw_sheets(folder / SHEET, tiles, len(cells))]
         write_table(folder / TABLE, COLUMNS, cells, encoding="utf-8-sig")  # the BOM makes Excel read the file as UTF-8
-    except OSError as error:
-        raise ConfigError(f"-output: cannot write to {folder} ({cause_of(error)}); choose another folder") from None
     print(f"{folder / TABLE}: {counted(len(cells), 'photo')} to label; look at {sheets[0]}")
     if given.into:
         for path, *_ in cells:

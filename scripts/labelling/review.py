@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from datasets.sources.csv_list import REMEDY, declared_separator, is_utf8
 from datasets.sources.images import on_disk
-from datasets.types import ImageReadError
-from engine.predict.pictures import Tile, contact_sheet, fitted, write_picture
+from engine.features.embedder import thumbnail
+from engine.predict.output import NUM_COLUMNS, PER_SHEET, THUMBNAIL
+from engine.predict.pictures import Tile, contact_sheet, write_picture
 from engine.record.saved_files import read_json, write_table
+from scripts.command_line import naming_output
 from scripts.labelling.data import DataSet, cell_of
-from utils.errors import ConfigError, DataError, cause_of, did_you_mean
+from utils.errors import ConfigError, DataError, did_you_mean
 from utils.files import content_of, write_text
 from utils.text import first_of
 
@@ -27,7 +27,7 @@ VERSION = 1  # of labels.json
 YES, NO = ("yes", "y", "1", "x", "true"), ("", "no", "n", "0", "false")
 SEPARATORS = ",;\t"  # Excel writes the separator of the user's language
 MOST_BYTES = 2**28
-PER_SHEET, THUMBNAIL, NUM_COLUMNS, MOST_SHEETS = 100, 150, 10, 20
+MOST_SHEETS = 20
 
 
 class Row(NamedTuple):
@@ -49,7 +49,7 @@ class Confirmed(NamedTuple):
 
 def write_review(folder: Path, rows: Sequence[Row], data: DataSet) -> list[Path]:
     """Write the table, its record and the sheets, and return the paths of the sheets."""
-    try:
+    with naming_output(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / RECORD, json.dumps(_record(rows, data), indent=1) + "\n")
         sheets = [*draw_sheets(folder / SHEET, lambda part: [_tile(row, data) for row in rows[part]], len(rows))]
@@ -57,8 +57,6 @@ def write_review(folder: Path, rows: Sequence[Row], data: DataSet) -> list[Path]
             [data.name(row.image), data.label(row.image), row.suggestion, _share(row), row.reason, ""] for row in rows
         ]
         write_table(folder / TABLE, COLUMNS, cells, encoding="utf-8-sig")  # the BOM makes Excel read the file as UTF-8
-    except OSError as error:
-        raise ConfigError(f"-output: cannot write to {folder} ({cause_of(error)}); choose another folder") from None
     return sheets
 
 
@@ -123,14 +121,9 @@ def draw_sheets(path: Path, tiles: Callable[[slice], Sequence[Tile]], num_tiles:
 
 
 def _tile(row: Row, data: DataSet) -> Tile:
-    part, index = data.find(row.image)
-    try:
-        pixels = fitted(part.shown(part.read(index)), THUMBNAIL)
-    except ImageReadError:
-        pixels = None
     label = data.label(row.image)
     title = f"{label} -> {row.suggestion} {row.confidence:.2f}" if row.suggestion else label
-    return Tile(None if pixels is None else np.asarray(pixels), [title, data.name(row.image), row.reason])
+    return Tile(thumbnail(*data.find(row.image)), [title, data.name(row.image), row.reason])
 
 
 def read_confirmed(table: Path, classes: Sequence[str]) -> tuple[list[Confirmed], dict[str, Any]]:

@@ -28,9 +28,8 @@ class ImageSet:
 
     in_memory = False
     names_are_numbers = False  # the name of an image contains only its number
-    makes_batches: Callable | None = (
-        None  # the set's own loader, used instead of reading images one by one (see generate_batches)
-    )
+    # The set's own loader, used instead of reading images one by one (see generate_batches).
+    makes_batches: Callable | None = None
     is_read_in_groups = False  # a process reads and caches groups of images; each loader process would read them again
     rows: np.ndarray | None = None  # the row of each image in the whole set, from which `take` selected; None: all rows
     index: "Index | None" = None  # the index with the columns of the set, if there is one

@@ -11,7 +11,7 @@ from torch import nn
 from configs.schema import Config, Data, Model
 from models.kwargs import check_kwargs, refuse_unknown
 from models.timm_models import build_timm
-from models.vit import check_patches, sincos2d
+from models.vit import architecture_of, check_patches, sincos2d
 from utils.errors import ConfigError
 from utils.torch_internals import import_timm
 
@@ -93,12 +93,7 @@ def _of_vit(config: Config) -> tuple[Model, dict[str, Any]]:
     check_kwargs(settings)
     arguments = {
         "use_naflex": True,
-        "patch_size": settings.PATCH_SIZE,
-        "embed_dim": settings.EMBED_DIM,
-        "depth": settings.DEPTH,
-        "num_heads": settings.NUM_HEADS,
-        "mlp_ratio": settings.MLP_RATIO,
-        "qkv_bias": settings.QKV_BIAS,
+        **architecture_of(settings),
         "pos_embed": "none" if settings.POS_EMBED == "none" else "learned",
         "pos_drop_rate": settings.DROPOUT or 0.0,
         "proj_drop_rate": settings.DROPOUT or 0.0,

@@ -2,11 +2,12 @@
 
 import contextlib
 import inspect
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from configs.schema import Config
+from configs.schema import VIT_FIELDS, Config, Model
 from utils.errors import ConfigError
 
 
@@ -25,19 +26,12 @@ def build_vit(config: Config, num_classes: int) -> nn.Module:
 
     for name in model.KWARGS.keys() - inspect.signature(VisionTransformer).parameters.keys():
         refuse_unknown(model, name, VisionTransformer)
-    is_fixed = model.POS_EMBED == "sincos2d"
     with refusing:
         built = VisionTransformer(
             img_size=data.IMAGE_SIZE,
-            patch_size=model.PATCH_SIZE,
             in_chans=data.IMAGE_CHANNELS,
             num_classes=num_classes,
-            embed_dim=model.EMBED_DIM,
-            depth=model.DEPTH,
-            num_heads=model.NUM_HEADS,
-            mlp_ratio=model.MLP_RATIO,
-            qkv_bias=model.QKV_BIAS,
-            pos_embed="learn" if is_fixed else model.POS_EMBED,
+            **architecture_of(model),
             # drop_rate is not used: timm would add dropout before the classifier, which PaddleViT does not have.
             pos_drop_rate=model.DROPOUT or 0.0,
             proj_drop_rate=model.DROPOUT or 0.0,
@@ -46,12 +40,18 @@ def build_vit(config: Config, num_classes: int) -> nn.Module:
             **dynamic_size(config),
             **model.KWARGS,
         )
-    if is_fixed:
+    if model.POS_EMBED == "sincos2d":
         rows = sincos2d(built.patch_embed.grid_size, model.EMBED_DIM).to(built.pos_embed)
         with torch.no_grad():
             built.pos_embed.zero_()[:, -len(rows) :] = rows  # class token and registers come first and have no position
         built.pos_embed.requires_grad_(False)
     return built
+
+
+def architecture_of(model: Model) -> dict[str, Any]:
+    """Return timm's arguments for the settings of the architecture. For timm, fixed positions are learned too."""
+    pos_embed = "learn" if model.POS_EMBED == "sincos2d" else model.POS_EMBED
+    return {name.lower(): getattr(model, name) for name in VIT_FIELDS} | {"pos_embed": pos_embed}
 
 
 def sincos2d(grid: tuple[int, int], width: int) -> Tensor:

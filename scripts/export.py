@@ -43,12 +43,7 @@ from utils.text import counted
 if TYPE_CHECKING:
     from models.export.subject import Figures
 
-BY_ENDING = {
-    ".safetensors": "safetensors",
-    ".pth": "checkpoint",
-    ".onnx": "onnx",
-    ".pt2": "torch",
-}
+BY_ENDING = {".safetensors": "safetensors", ".pth": "checkpoint", ".onnx": "onnx", ".pt2": "torch"}
 KINDS = {
     "safetensors": Kind("a .safetensors file with metadata", (b"",), b'{"__metadata__"'),
     "checkpoint": Kind("a checkpoint", (b"PK",), b"/data.pkl"),

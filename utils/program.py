@@ -32,12 +32,7 @@ from utils.text import cut, printable
 MOST_READ = 100_000  # maximum characters of an error message that `printable` processes; `cut` shows fewer
 
 # Errors about file names, which a user can fix, and errors of a disk or a file server.
-OF_A_NAME = {
-    errno.ENAMETOOLONG,
-    errno.EACCES,
-    errno.EPERM,
-    errno.ELOOP,
-}
+OF_A_NAME = {errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP}
 OF_THE_DISK = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.EFBIG, errno.ETIMEDOUT}
 
 

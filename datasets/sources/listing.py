@@ -230,11 +230,9 @@ def _notes(config: Config, index: Index, lists: Lists) -> Iterator[str]:
             )
         if repeated["count"]:
             names = first_of(repeated["first"], total=repeated["count"])
-            yield (
-                warning(
-                    f"{file} repeats earlier paths on {counted(repeated['count'], 'line')} ({names}); a split keeps "
-                    "repeated images in the same part"
-                )
+            yield warning(
+                f"{file} repeats earlier paths on {counted(repeated['count'], 'line')} ({names}); a split keeps "
+                "repeated images in the same part"
             )
     if config.START.EVAL or len(lists.files) < 2:
         return
@@ -245,12 +243,10 @@ def _notes(config: Config, index: Index, lists: Lists) -> Iterator[str]:
         )
     for key, what in (("shared", "image"), ("shared_groups", f"value of DATA.GROUP_BY {config.DATA.GROUP_BY}")):
         if count := facts[key]["count"]:
-            yield (
-                warning(
-                    f"{val} and {train} have {counted(count, what)} in common "
-                    f"({first_of(facts[key]['first'], total=count)}); remove them from one of the two lists, because they "
-                    "distort the scores"
-                )
+            yield warning(
+                f"{val} and {train} have {counted(count, what)} in common "
+                f"({first_of(facts[key]['first'], total=count)}); remove them from one of the two lists, because they "
+                "distort the scores"
             )
 
 

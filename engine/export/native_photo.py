@@ -47,12 +47,10 @@ class NativePhotoSubject(PhotoSubject):
         return torch.from_numpy(max((pixels for pixels, _ in self.drawn()), key=lambda each: min(each.shape[:2])))
 
     def drawn(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        low, high = limits_of(self.config.DATA)
+        (low, high), dtype = limits_of(self.config.DATA), NativePixels.of(self.config.DATA).dtype
         rng = np.random.default_rng(0)
         for shape in SHAPES:
-            pixels = (low + (high - low) * rng.random((*shape, len(low)))).astype(
-                NativePixels.of(self.config.DATA).dtype
-            )
+            pixels = (low + (high - low) * rng.random((*shape, len(low)))).astype(dtype)
             yield pixels, pixels
 
     def photo_at(self, index: int, pixels: np.ndarray) -> np.ndarray:

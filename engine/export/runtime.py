@@ -57,9 +57,8 @@ class Graph(nn.Module):
             self.facts = {key: json.loads(text) for key, text in texts.items()}
         self.input = self.session.get_inputs()[0].name
         self.takes_photo = self.input == "photo"
-        self.known: list[
-            np.ndarray
-        ] = []  # the second output for the newest photo: how well it fits the validation images
+        # The second output for the newest photo: how well it fits the validation images.
+        self.known: list[np.ndarray] = []
         self.returns_known = len(self.session.get_outputs()) > 1
         self.num_classes = len(self.facts["class_names"])
         self.runtime = f"onnxruntime {onnxruntime.__version__} ({self.session.get_providers()[0]})"

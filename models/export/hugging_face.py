@@ -10,6 +10,7 @@ from torch import Tensor
 
 from models.export.model_card import model_card
 from models.export.subject import Subject
+from models.vit import architecture_of
 from models.weights.metadata import USUAL
 from models.weights.native_pixels import NATIVE
 from models.weights.torch_files import to_safetensors
@@ -45,15 +46,7 @@ def timm_config(subject: Subject) -> dict[str, Any]:
     architecture = settings.NAME
     if settings.TYPE == "vit":
         architecture = f"vit_{USUAL.get(settings.EMBED_DIM, ['base'])[0]}_patch16_224"
-        arguments |= {
-            "patch_size": settings.PATCH_SIZE,
-            "embed_dim": settings.EMBED_DIM,
-            "depth": settings.DEPTH,
-            "num_heads": settings.NUM_HEADS,
-            "mlp_ratio": settings.MLP_RATIO,
-            "qkv_bias": settings.QKV_BIAS,
-            "pos_embed": "learn" if settings.POS_EMBED == "sincos2d" else settings.POS_EMBED,
-        }
+        arguments |= architecture_of(settings)
     if subject.config.DATA.sequences:
         from models.native_aspect import arguments_of
 
@@ -61,9 +54,8 @@ def timm_config(subject: Subject) -> dict[str, Any]:
         has_fixed_size = False
     if channels != 3:
         arguments = arguments | {"in_chans": channels}  # timm also takes it from input_size, but transformers does not
-    images = {
-        name: value for name, value in subject.data.items() if name not in NATIVE.values()
-    }  # timm does not know these
+    # timm does not know the settings of native pixels.
+    images = {name: value for name, value in subject.data.items() if name not in NATIVE.values()}
     facts = layers | images | {"num_classes": model.num_classes, "fixed_input_size": has_fixed_size}
     return {
         "architecture": architecture,

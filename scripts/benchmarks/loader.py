@@ -155,9 +155,8 @@ def compare_runs(arguments: argparse.Namespace, scratch: Path) -> None:
     arguments.kind, _ = find_devices("auto")
     arguments.num_workers = arguments.num_workers or len(available_cores())
     arguments.batch_size = batch_size = arguments.batch_size or (BATCH_SIZE if arguments.kind == "cpu" else 256)
-    arguments.report_every = (
-        1 if arguments.kind == "cpu" else 10
-    )  # on a GPU, a line per update would distort the timing
+    # On a GPU, a line per update would distort the timing.
+    arguments.report_every = 1 if arguments.kind == "cpu" else 10
     if not (photos := arguments.photos):
         photos, count = scratch / "photos", 38 * batch_size
         make_photos(photos, count, count // 4, num_drawn=1220)

@@ -110,13 +110,9 @@ def summarize(features: Features | None, temperature: float, reason: str) -> dic
     if not all(each.isfinite().all() for each in features):
         return {"reason": "some features are not finite"}
     known = fit(features, temperature)
-    noise = np.random.default_rng(0)
-    moved = Features(
-        *(
-            each * torch.from_numpy(1 + LIKE_ROUNDING * noise.standard_normal(each.shape, np.float32))
-            for each in features
-        )
-    )
+    random = np.random.default_rng(0)
+    noise = (torch.from_numpy(random.standard_normal(each.shape, np.float32)) for each in features)
+    moved = Features(*(each * (1 + LIKE_ROUNDING * more) for each, more in zip(features, noise, strict=True)))
     if (~((known(moved) - known(features)).abs() <= MOST_MOVED)).float().mean() > QUANTILE:  # ~: true for NaN too
         return {"reason": "the images are so much alike that rounding decides which of them fit"}
     return {"statistics": to_plain(known)}

@@ -184,9 +184,8 @@ def _of_run(config: Config, path: str, record: dict) -> TeacherSource:
             f"{then.DATA.IMAGE_CHANNELS}, or name another teacher"
         )
     side, data = then.DATA.IMAGE_SIZE, then.DATA
-    if (
-        config.DATA.sequences
-    ):  # the teacher gets the student's images; a plain ViT is built for sequences of patches too
+    # The teacher gets the student's images; a plain ViT is built for sequences of patches too.
+    if config.DATA.sequences:
         from models.native_aspect import with_patches_of
 
         side, data = None, with_patches_of(then.DATA, config.DATA)

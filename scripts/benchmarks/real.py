@@ -63,18 +63,8 @@ def top1_of(real: Path, output: Path, key: Key) -> tuple[float, float]:
     folder = output / f"{name}-{epochs}-{seed}"
     if not list(folder.glob("*/results.json")):
         data = few(real, output, name, seed)
-        words = [
-            "-pretrained",
-            real / WEIGHTS,
-            "-data_path",
-            data,
-            "-epochs",
-            epochs,
-            "-output",
-            folder,
-            "-resume",
-            "auto",
-        ]
+        words = ["-pretrained", real / WEIGHTS, "-data_path", data, "-epochs", epochs]
+        words += ["-output", folder, "-resume", "auto"]
         opts = ["-opts", *MODEL, f"SEED={seed}", f"VALIDATE_FREQ={epochs}", "REPORT=false"]
         command = [sys.executable, ROOT / "main_single_gpu.py", *words, *opts]
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
@@ -109,11 +99,8 @@ def table(ours: dict[Key, tuple[float, float]], peers: list[dict]) -> str:
     rows = []
     for name, epochs in dict.fromkeys(key[:2] for key in ours):
         mine = {key[2]: each for key, each in ours.items() if key[:2] == (name, epochs)}
-        row = [
-            name,
-            str(epochs),
-            *(f"{statistics.mean(each[number] for each in mine.values()):.1f}" for number in (0, 1)),
-        ]
+        means = (statistics.mean(column) for column in zip(*mine.values(), strict=True))
+        row = [name, str(epochs), *(f"{mean:.1f}" for mean in means)]
         for peer in names:
             runs = [run for run in peers if (run["peer"], run["set"], run["epochs"]) == (peer, name, epochs)]
             theirs = {run["seed"]: run["top1"] for run in runs}

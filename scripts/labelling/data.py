@@ -2,7 +2,7 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -116,27 +116,26 @@ class DataSet:
             return self.train.rows.astype(np.int64), self.val.rows.astype(np.int64)
         return np.arange(len(self.train)), len(self.train) + np.arange(len(self.val))
 
+    def in_order(self, of_parts: Iterable[np.ndarray]) -> np.ndarray:
+        """Return the values of the images of both parts in the order of their numbers."""
+        values = np.concatenate([*of_parts])
+        found = np.empty_like(values)
+        found[np.concatenate(self.numbers)] = values
+        return found
+
     @cached_property
     def labels(self) -> np.ndarray:
         """Return int64 [N]: the class number of each image."""
-        labels = np.empty(len(self), np.int64)
-        for numbers, part in zip(self.numbers, self.parts, strict=True):
-            labels[numbers] = part.targets
-        return labels
+        return self.in_order(part.targets.astype(np.int64) for part in self.parts)
 
     @cached_property
     def is_held_out(self) -> np.ndarray:
         """Return bool [N]: whether each image is in the validation part."""
-        held_out = np.zeros(len(self), bool)
-        held_out[self.numbers[1]] = True
-        return held_out
+        return self.in_order(np.full(len(part), part is self.val) for part in self.parts)
 
     @cached_property
     def _places(self) -> np.ndarray:
-        places = np.empty(len(self), np.int64)
-        for numbers in self.numbers:
-            places[numbers] = np.arange(len(numbers))
-        return places
+        return self.in_order(np.arange(len(part)) for part in self.parts)
 
     def find(self, number: int) -> tuple[ImageSet, int]:
         """Return the part that contains an image, and the index of the image in this part."""

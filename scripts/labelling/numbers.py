@@ -21,10 +21,7 @@ class NumberData(DataSet):
     @cached_property
     def values(self) -> np.ndarray:
         """Return float64 [N, outputs]: the numbers of each image, NaN where one is missing."""
-        values = np.empty((len(self), len(self.classes)))
-        for numbers, part in zip(self.numbers, self.parts, strict=True):
-            values[numbers] = part.meaning.values[part.targets]
-        return values
+        return self.in_order(part.meaning.values[part.targets] for part in self.parts)
 
     def label(self, number: int) -> str:
         part, index = self.find(number)

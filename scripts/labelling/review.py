@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from datasets.sources.csv_list import REMEDY, declared_separator, is_utf8
 from datasets.sources.images import on_disk
 from engine.features.embedder import thumbnail
-from engine.predict.output import NUM_COLUMNS, PER_SHEET, THUMBNAIL
+from engine.predict.output import NUM_COLUMNS, PER_SHEET, THUMBNAIL, sheet_paths
 from engine.predict.pictures import Tile, contact_sheet, write_picture
 from engine.record.saved_files import read_json, write_table
 from scripts.command_line import naming_output
@@ -72,7 +72,7 @@ def refuse_confirmed(table: Path) -> None:
 
 def refuse_other_sheets(path: Path, table: Path) -> None:
     """Raise ConfigError if there are sheets but no table. `path`: the path of the first sheet."""
-    sheets = [each for number in range(MOST_SHEETS) if (each := sheet_path(path, number)).exists()]
+    sheets = [each for each in sheet_paths(path, MOST_SHEETS * PER_SHEET) if each.exists()]
     if sheets and not table.exists():
         raise ConfigError(
             f"-output: {sheets[0]} exists without {table.name}, so it may be yours; choose another folder"
@@ -101,23 +101,19 @@ def digest_of(path: str | Path) -> str | None:
         return None
 
 
-def sheet_path(path: Path, number: int) -> Path:
-    """Return the path of a sheet, counted from 0: labels.png, labels-2.png, labels-3.png ..."""
-    return path if number == 0 else path.with_name(f"{path.stem}-{number + 1}{path.suffix}")
-
-
 def draw_sheets(path: Path, tiles: Callable[[slice], Sequence[Tile]], num_tiles: int) -> Iterator[Path]:
     """Write the sheets, and remove further sheets that an earlier call wrote. Yield the paths of the sheets.
 
     `path`: the path of the first sheet. `tiles` returns some of the tiles.
     """
-    count = min(-(-num_tiles // PER_SHEET), MOST_SHEETS)
-    for number in range(count):
+    paths = sheet_paths(path, MOST_SHEETS * PER_SHEET)
+    needed = paths[: len(sheet_paths(path, num_tiles))]
+    for number, each in enumerate(needed):
         chosen = tiles(slice(number * PER_SHEET, (number + 1) * PER_SHEET))
-        write_picture(contact_sheet(chosen, NUM_COLUMNS, THUMBNAIL), sheet_path(path, number))
-        yield sheet_path(path, number)
-    for number in range(count, MOST_SHEETS):
-        sheet_path(path, number).unlink(missing_ok=True)
+        write_picture(contact_sheet(chosen, NUM_COLUMNS, THUMBNAIL), each)
+        yield each
+    for each in paths[len(needed) :]:
+        each.unlink(missing_ok=True)
 
 
 def _tile(row: Row, data: DataSet) -> Tile:

@@ -9,9 +9,8 @@ from utils.errors import ConfigError
 class Removed(NamedTuple):
     """A setting that a release removed."""
 
-    default: (
-        str | None
-    )  # its default, as `plain_word` returns it: every run now behaves that way. None: any value loads
+    # Its default, as `plain_word` returns it: every run now behaves that way. None: any value loads.
+    default: str | None
     remedy: str = ""  # what to do if the setting has any other value, as the end of a sentence
 
 

@@ -69,7 +69,7 @@ class ImageContents:
 
     def __init__(self, count: int, find: Callable[[int], tuple[ImageSet, int]]):
         """`find(number)` returns the set and the index of an image, to read it."""
-        self._find, self._thumbnail = find, lru_cache(NUM_THUMBNAILS)(self._read_thumbnail)
+        self.find, self._thumbnail = find, lru_cache(NUM_THUMBNAILS)(self._read_thumbnail)
         self.digests = np.zeros(count, np.uint64)  # 0: unreadable
         self._file = tempfile.TemporaryFile()  # noqa: SIM115  (stays open as long as the pictures are used)
         shape = (count, SIDE, SIDE, 3)
@@ -77,7 +77,7 @@ class ImageContents:
 
     def add(self, number: int, pixels: np.ndarray) -> None:
         self.digests[number] = digest(pixels)
-        picture = self._find(number)[0].shown(pixels)
+        picture = self.find(number)[0].shown(pixels)
         self._pictures[number] = as_image(picture).resize((SIDE, SIDE), Image.Resampling.BOX)
 
     def read(self) -> None:
@@ -91,14 +91,14 @@ class ImageContents:
                 tqdm(results, "reading images", count, unit="image", file=sys.stderr, disable=None)
             ):
                 if not is_read:
-                    part, index = self._find(number)
+                    part, index = self.find(number)
                     bad[part].append(index)
         for part, indices in bad.items():
             BadImages(part, 1.0, print).note(indices)
 
     def _read(self, number: int) -> bool:
         """Add an image. Return whether it can be read."""
-        part, index = self._find(number)
+        part, index = self.find(number)
         try:
             self.add(number, part.read(index))
         except ImageReadError:
@@ -184,7 +184,7 @@ class ImageContents:
             return False
 
     def _read_thumbnail(self, number: int) -> Image.Image:
-        part, index = self._find(number)
+        part, index = self.find(number)
         image = as_image(part.shown(part.read(index)))
         return image.resize([min(each, THUMBNAIL) for each in image.size], Image.Resampling.BILINEAR)
 

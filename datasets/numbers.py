@@ -74,19 +74,12 @@ class NumberTargets(OneClass):
         values[:, lookup[is_known]] = self.values[:, is_known]
         return NumberTargets(values), targets
 
-    def allocate(self, count: int, num_classes: int, pinned: bool) -> Tensor:
-        return torch.empty((count, num_classes), dtype=torch.float32, pin_memory=pinned)
+    allocate, batch = LabelSets.allocate, LabelSets.batch
 
     def put(self, target: int, place: Tensor) -> None:
         row = self._standardized[target]
         place[: len(row)] = row
         place[len(row) :] = math.nan
-
-    def batch(self, targets: np.ndarray, num_classes: int) -> Tensor:
-        places = self.allocate(len(targets), num_classes, pinned=False)
-        for target, place in zip(targets.tolist(), places, strict=True):
-            self.put(target, place)
-        return places
 
     def strata(self, image_set: ImageSet) -> ImageSet:
         """Return the images with labels in place of numbers: for each output, the tenth of the images with near numbers."""
@@ -147,9 +140,8 @@ def joined(
                     f"{file}, line {line}: {name} is {shortened(cell)!r}, which is not a number of at most "
                     f"{LARGEST:g}; {remedy}"
                 )
-    return [
-        SEPARATOR.join(map(repr, row)) for row in zip(*found, strict=True)
-    ]  # one text for all spellings of a number
+    # one text for all spellings of a number
+    return [SEPARATOR.join(map(repr, row)) for row in zip(*found, strict=True)]
 
 
 def parsed(cell: str) -> float | None:

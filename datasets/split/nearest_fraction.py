@@ -19,10 +19,8 @@ def describe_groups(
     text = f"DATA.VAL_FRACTION {fraction:g} holds out {share:.1%} of the images, {groups} of {record['group_by']}"
     ordered, sizes = np.unique(hashes, return_counts=True)
     shares = np.append(0, sizes.cumsum()[:-1]) / len(hashes)  # of no group, of the group with the lowest hash, ...
-    bounds = [
-        0.0,
-        *np.minimum(ordered / 2**64, LARGEST).tolist(),
-    ]  # a fraction between two of them holds out such a share
+    # A fraction between two of these bounds holds out such a share.
+    bounds = [0.0, *np.minimum(ordered / 2**64, LARGEST).tolist()]
     tried = [(abs(share - fraction), share, fraction)]
     for number in np.argsort(np.abs(shares - fraction), kind="stable")[:NUM_TRIED].tolist():
         if other := shortest_between(*bounds[number : number + 2]):

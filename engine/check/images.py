@@ -55,11 +55,6 @@ class ScanResult:
         """Convert an image's number in the sample to its index in the image set."""
         return number * len(self.image_set) // self.count
 
-    @functools.cached_property
-    def class_names(self) -> list[str]:
-        """Return the name of each target: a class, or the names of several."""
-        return self.image_set.target_names()
-
     def name(self, number: int) -> str:
         return self.image_set.name(self.index(number))
 
@@ -91,16 +86,11 @@ def contents_of(scans: Sequence[ScanResult]) -> ImageContents:
     """Return empty contents for the images of all scans, numbered from the first image of the first scan."""
 
     def find(number: int) -> tuple[ImageSet, int]:
-        scan, number = scan_of(scans, number)
-        return scan.image_set, scan.index(number)
+        is_first = number < scans[0].count
+        scan = scans[0 if is_first else -1]
+        return scan.image_set, scan.index(number - (0 if is_first else scans[0].count))
 
     return ImageContents(sum(scan.count for scan in scans), find)
-
-
-def scan_of(scans: Sequence[ScanResult], number: int) -> tuple[ScanResult, int]:
-    """Return the scan that has an image of the contents of all scans, and the number of the image in this scan."""
-    is_first = number < scans[0].count
-    return scans[0 if is_first else -1], number - (0 if is_first else scans[0].count)
 
 
 def scan_images(scan: ScanResult, contents: ImageContents, start: int, title: str) -> Counter[str]:
@@ -237,7 +227,7 @@ def check_duplicates(config: Config, scans: Sequence[ScanResult], contents: Imag
     is_sample = any(scan.is_sample for scan in scans)
     of = f"{val.count:,} validation and {num_train:,} training images read"
     groups, noun = contents.groups(), config.task.noun
-    twins, clashes = find_duplicates(scans, groups, num_train, noun)
+    twins, clashes = find_duplicates(contents, groups, num_train, noun)
     texts, remedies, nouns = [], [], f"{noun}{'es' if noun == 'class' else 's'}"
     if found := twins[True]:
         share = f"{len(found):,} of {of if is_sample else counted(val.count, 'validation image')}"
@@ -266,18 +256,17 @@ def check_duplicates(config: Config, scans: Sequence[ScanResult], contents: Imag
     return Finding("duplicates", "\n".join([none, *repeated]))
 
 
-def find_duplicates(
-    scans: Sequence[ScanResult], groups: Sequence[Group], num_train: int, noun: str
-) -> tuple[Pairs, Pairs]:
+def find_duplicates(contents: ImageContents, groups: Sequence[Group], num_train: int, noun: str) -> tuple[Pairs, Pairs]:
     """Return the validation images with a copy in training, and the copies in two classes."""
+    target_names = functools.cache(ImageSet.target_names)
 
     def name(number: int) -> str:
-        scan, place = scan_of(scans, number)
-        return scan.name(place)
+        image_set, index = contents.find(number)
+        return image_set.name(index)
 
     def target(number: int) -> str:
-        scan, place = scan_of(scans, number)
-        return scan.class_names[scan.image_set.targets[scan.index(place)]]
+        image_set, index = contents.find(number)
+        return target_names(image_set)[image_set.targets[index]]
 
     twins: Pairs = {True: [], False: []}
     clashes: Pairs = {True: [], False: []}

@@ -51,9 +51,6 @@ class Features(Task):
     def wrappers(self, process: Process, log: Log, is_trial: bool) -> list[StepWrapper]:
         return [make_feature_training(self.config, process, log, is_trial)]
 
-    def are_right(self, outputs: tuple[Tensor, ...], targets: FeatureTargets) -> Tensor:
-        return torch.zeros(1, dtype=torch.bool, device=outputs[0].device)
-
     def scoring(self, trainer: Trainer) -> Scoring:
         return similarity(trainer.prepare, trainer.loss)
 

@@ -57,9 +57,6 @@ class Numbers(Task):
         """Return standardized numbers [N, outputs] in the units of the data."""
         return numbers * self.deviation + self.mean
 
-    def are_right(self, outputs: Any, targets: Any) -> Tensor:
-        return torch.zeros(1, dtype=torch.bool, device=outputs[0].device)  # there is no accuracy
-
     def fit_head(self, features: Tensor, targets: Tensor, num_outputs: int) -> "LinearClassifier":
         from engine.features.linear import fit_ridge
 

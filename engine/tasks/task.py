@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from configs.schema import Config
@@ -36,8 +37,8 @@ class Task:
         return []
 
     def are_right(self, outputs: Any, targets: Any) -> Tensor:
-        """Return bool [B]: whether the model is right about each image of a training batch."""
-        raise NotImplementedError
+        """Return bool [B]: whether the model is right about each image of a training batch. By default, of none."""
+        return torch.zeros(1, dtype=torch.bool, device=outputs[0].device)
 
     def fit_head(self, features: Tensor, targets: Tensor, num_outputs: int) -> "LinearClassifier":
         """Return the linear model of pretrained features with which a new head starts. `targets` as in Batch."""

@@ -59,10 +59,11 @@ class ChannelFiles(FileImages):
             )
         layers = []
         for number, name in enumerate(self.pattern.names):
+            layer = self.layer(number)
             try:
-                layers.append(self.layer(number).read(index))
+                layers.append(layer.read(index))
             except ImageReadError as error:
-                raise ImageReadError(f"channel {name}: {error}") from error
+                raise ImageReadError(f"channel {name}, {layer.name(index)}: {error}") from error
             if (found := layers[-1].shape[:2]) != (first := layers[0].shape[:2]):
                 shapes = (f"{width} x {height} pixels" for height, width in (found, first))
                 raise ImageReadError(

@@ -22,7 +22,7 @@ from engine.checkpoint.resume import TRAINED_ON, WITHOUT_STATE, find_checkpoint,
 from engine.measurements import measure
 from engine.precision import Precision
 from engine.train.optimizers import check_optimizer
-from models.weights.state import record_of
+from models.weights.record import record_of
 from utils.distributed import Process
 from utils.log import Log
 

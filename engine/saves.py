@@ -15,8 +15,8 @@ from engine.plan import TrainPlan
 from engine.session import Session
 from engine.train.stop_conditions import NonFinite
 from engine.train.trainer import Trainer
+from models.weights.record import preprocessing_of
 from models.weights.sharded import PIECES
-from models.weights.state import preprocessing_of
 from utils import VERSION
 from utils.errors import cause_of
 from utils.runs import utc_now

@@ -14,8 +14,8 @@ from torch import nn
 from configs.schema import Train
 from datasets import TrainData
 from engine.train.optimizers import optimizer_bytes
+from models.weights.record import CALIBRATION
 from models.weights.sharded import FOLDER
-from models.weights.state import CALIBRATION
 from utils.errors import ConfigError, naming_damage
 from utils.files import replacing, sync, write_text
 from utils.runs import Identity

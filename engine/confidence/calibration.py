@@ -12,7 +12,7 @@ from engine.tasks.class_tables import ClassResults
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult
 from engine.train.trainer import Trainer
-from models.weights.state import KNOWN
+from models.weights.record import KNOWN
 from utils.distributed import Process
 from utils.log import Log
 

@@ -26,7 +26,7 @@ from engine.confidence.known import (
 from engine.evaluation.tally import Scoring, Tally
 from engine.tasks.class_tables import ClassResults
 from engine.train.trainer import Trainer
-from models.weights.state import CALIBRATION
+from models.weights.record import CALIBRATION
 from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.text import counted

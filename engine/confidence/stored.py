@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.confidence.known import MATRICES, Features, Known, Neighbours, Spread, Tap, scaled
-from models.weights.state import KNOWN
+from models.weights.record import KNOWN
 from utils.errors import naming_damage
 
 

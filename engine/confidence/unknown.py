@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from models.weights.state import KNOWN
+from models.weights.record import KNOWN
 from utils.errors import ConfigError
 from utils.text import counted
 

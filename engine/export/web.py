@@ -10,7 +10,7 @@ from typing import Any
 
 from datasets.transforms.pixel_rules import PixelRules
 from engine.export.photo import PhotoSubject
-from models.weights.state import CALIBRATION
+from models.weights.record import CALIBRATION
 from utils.errors import ConfigError
 
 PAGE = Path(__file__).with_name("page")

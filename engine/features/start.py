@@ -28,7 +28,7 @@ from engine.saves import Saves
 from engine.train.stop_conditions import Stopped
 from engine.train.trainer import Trainer
 from models.heads import output_layers, set_to_zero
-from models.weights.state import CALIBRATION
+from models.weights.record import CALIBRATION
 from utils.errors import DataError
 from utils.program import StopSignal
 from utils.runs import BEST

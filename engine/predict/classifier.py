@@ -18,7 +18,7 @@ from models.parts import classifier_names
 from models.weights.files import chosen_weights, find_file, read_checkpoint, read_record, read_state_dict
 from models.weights.load import fit_image_size, load_exactly, load_pretrained
 from models.weights.metadata import calibration_of, classes_of_weights, image_settings_of, pretrained_cfg
-from models.weights.state import preprocessing_of
+from models.weights.record import preprocessing_of
 from utils.errors import ConfigError, naming_damage
 from utils.text import counted
 

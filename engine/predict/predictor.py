@@ -23,7 +23,7 @@ from engine.predict.classifier import Classifier
 from engine.predict.guesses import Guess, Measure
 from engine.tasks import find_task
 from models.transforms import choose_transforms
-from models.weights.state import KNOWN
+from models.weights.record import KNOWN
 from utils.distributed import Process
 from utils.host import keep_freed_memory
 

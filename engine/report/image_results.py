@@ -19,7 +19,7 @@ from engine.tasks.class_tables import RATES, ClassResults
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult
 from engine.train.trainer import Trainer
-from models.weights.state import CALIBRATION
+from models.weights.record import CALIBRATION
 from utils.errors import ConfigError, cause_of
 from utils.files import write_text
 from utils.log import Log

@@ -17,7 +17,7 @@ from engine.train.loss import Loss
 from engine.train.optimizers import load_state, set_rates
 from engine.train.schedule import Schedule
 from models.transforms import ModelTransforms
-from models.weights.state import PREFERRED
+from models.weights.record import PREFERRED
 from utils.distributed import Process
 from utils.seed import seed_update
 

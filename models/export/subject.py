@@ -15,7 +15,7 @@ from configs.schema import Config
 from models import build_model
 from models.units import to_units
 from models.weights.load import load_exactly
-from models.weights.state import CALIBRATION, KNOWN, preprocessing_of
+from models.weights.record import CALIBRATION, KNOWN, preprocessing_of
 from utils.errors import UserError
 
 KEPT = ("arch", "epoch", "halfstep_version", "exif", CALIBRATION)  # parts of the record that a graph file keeps

@@ -14,7 +14,7 @@ from models.kwargs import SETTING_BY_TYPE, SETTING_OF
 from models.weights.files import SUFFIXES, find_file, format_of, read_record, read_state_dict
 from models.weights.names import TRANSFORMERS_KINDS
 from models.weights.native_pixels import NATIVE
-from models.weights.state import CALIBRATION
+from models.weights.record import CALIBRATION
 from utils.errors import ConfigError, did_you_mean, naming_damage
 from utils.files import content_of
 from utils.torch_internals import import_timm

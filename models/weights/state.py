@@ -1,23 +1,20 @@
 """Weights from a file, renamed as in timm: their key in a checkpoint, checks, and merging of adapters."""
 
-from argparse import Namespace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from zipfile import ZipFile
 
 from torch import Tensor
 
-from configs.schema import Data
 from configs.values import SETTINGS, wrong_in
 from models.weights.adapters import BASE_LAYER, merge_adapters
+from models.weights.record import PREFERRED, RECORD
 from models.weights.sharded import FOLDER, is_plain
 from utils.errors import ConfigError, naming_damage
 from utils.text import format_bytes
 
 MOST_UNPACKED = 20  # the largest accepted ratio of unpacked to compressed size
 SMALL = 10**8  # a model with up to this number of weights is accepted for a file of any size
-CALIBRATION = "calibration"  # the key of the temperature, in a checkpoint and in the metadata of an export
-KNOWN = "known"  # the key, in a calibration, of the statistics of the validation images for predict.py -unknown
 RESTORE = "restore it, or use another file"  # the remedy in messages about damaged files
 
 
@@ -28,20 +25,6 @@ class Weights(NamedTuple):
     key: str = ""  # the key of the weights in the file; '' if the file has only weights
     record: dict = {}  # metadata with the keys of RECORD
 
-
-# Metadata of halfstep's checkpoints and exports with their types. Other programs may use these names differently.
-RECORD = {
-    "arch": str,
-    "class_names": list,
-    "split": dict,
-    "validation": dict,
-    "trained_on": dict,
-    "config": dict,
-    "data": dict,
-    "weights": str,
-    "calibration": dict,
-    "args": dict,  # the command line of timm's and torchvision's training scripts
-}
 
 # All keys of a halfstep checkpoint with their types. Other programs may use these names differently.
 CHECKPOINT = {name: kind for name, kind in RECORD.items() if name not in ("args", "split")} | {
@@ -104,34 +87,8 @@ def check_tensors(state: dict, path: Path) -> None:
             raise ConfigError(f"{path}: {name} is a scalar, not a layer weight; use another file")
 
 
-def record_of(content: dict) -> dict:
-    plain = {name: vars(value) if isinstance(value, Namespace) else value for name, value in content.items()}
-    record = {name: plain[name] for name, kind in RECORD.items() if isinstance(plain.get(name), kind)}
-    if not all(isinstance(name, str) for name in record.get("class_names", ())):
-        del record["class_names"]
-    return record
-
-
 # Keys of weights in a checkpoint, best first. timm, PaddleViT and torchvision evaluate and fine-tune the EMA too.
 WEIGHT_KEYS = ("state_dict_ema", "model_ema", "state_dict", "model")
-PREFERRED = "preferred"  # an entry of halfstep checkpoints: the key of the better of raw and EMA weights
-
-
-def preprocessing_of(data: Data) -> dict[str, Any]:
-    """Return the preprocessing for evaluation as a dict with timm's names."""
-    facts = {
-        "mean": list(data.IMAGENET_MEAN),
-        "std": list(data.IMAGENET_STD),
-        "crop_pct": data.CROP_PCT,
-        "crop_mode": data.CROP_MODE,
-        "input_size": [data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE],
-        "interpolation": data.INTERPOLATION,
-    }
-    if data.is_native:
-        from models.weights.native_pixels import native_facts
-
-        facts |= native_facts(data)
-    return facts
 
 
 def weights_of(content, path: Path) -> tuple[dict, str]:

@@ -11,18 +11,9 @@ import torch
 from torch import Tensor
 
 from models.weights.joined import join, shard_names
+from models.weights.record import RECORD, record_of
 from models.weights.sharded import SHARDS
-from models.weights.state import (
-    RECORD,
-    RESTORE,
-    Weights,
-    check_kinds,
-    check_tensors,
-    record_of,
-    refusal,
-    refuse_bomb,
-    weights_of,
-)
+from models.weights.state import RESTORE, Weights, check_kinds, check_tensors, refusal, refuse_bomb, weights_of
 from utils.errors import ConfigError, naming_damage, not_a_file
 from utils.torch_internals import ALLOWED_IN_WEIGHTS
 

@@ -1,0 +1,49 @@
+"""The metadata that halfstep stores with weights: keys, types and preprocessing."""
+
+from argparse import Namespace
+from typing import Any
+
+from configs.schema import Data
+
+CALIBRATION = "calibration"  # the key of the temperature, in a checkpoint and in the metadata of an export
+KNOWN = "known"  # the key, in a calibration, of the statistics of the validation images for predict.py -unknown
+PREFERRED = "preferred"  # an entry of halfstep checkpoints: the key of the better of raw and EMA weights
+
+# Metadata of halfstep's checkpoints and exports with their types. Other programs may use these names differently.
+RECORD = {
+    "arch": str,
+    "class_names": list,
+    "split": dict,
+    "validation": dict,
+    "trained_on": dict,
+    "config": dict,
+    "data": dict,
+    "weights": str,
+    "calibration": dict,
+    "args": dict,  # the command line of timm's and torchvision's training scripts
+}
+
+
+def record_of(content: dict) -> dict:
+    plain = {name: vars(value) if isinstance(value, Namespace) else value for name, value in content.items()}
+    record = {name: plain[name] for name, kind in RECORD.items() if isinstance(plain.get(name), kind)}
+    if not all(isinstance(name, str) for name in record.get("class_names", ())):
+        del record["class_names"]
+    return record
+
+
+def preprocessing_of(data: Data) -> dict[str, Any]:
+    """Return the preprocessing for evaluation as a dict with timm's names."""
+    facts = {
+        "mean": list(data.IMAGENET_MEAN),
+        "std": list(data.IMAGENET_STD),
+        "crop_pct": data.CROP_PCT,
+        "crop_mode": data.CROP_MODE,
+        "input_size": [data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE],
+        "interpolation": data.INTERPOLATION,
+    }
+    if data.is_native:
+        from models.weights.native_pixels import native_facts
+
+        facts |= native_facts(data)
+    return facts

@@ -138,5 +138,5 @@ def leave_results(session: Session, plan: EvalPlan, found: dict[str, Evaluation]
     name, best = max(scores.items(), key=lambda item: item[1].rank)
     images = found[name].images.gather(session.process).complete(session.process, session.log)
     if session.process.is_first:
-        files = ResultFiles(session.path, plan.eval_set, session.log)
+        files = ResultFiles(session.path, plan.eval_set, session.log, plan.config.DATA)
         files.write(images, Best.of(best, 0, "_ema" if name else ""), plan.config.REPORT)

@@ -108,6 +108,15 @@ class EvalTransform:
         top, left = max(top, 0), max(left, 0)
         inside.copy_(resized[:, top : top + inside.shape[1], left : left + inside.shape[2]])
 
+    def seen(self, height: int, width: int) -> tuple[float, ...]:
+        """Return the part of an image that the model sees: left, top, right, bottom as shares of its sides."""
+        sides = self._size(height, width)[::-1]
+        starts = [max(self._start(side), 0) for side in sides]
+        ends = [min(start + self.side, side) for start, side in zip(starts, sides, strict=True)]
+        return *(start / side for start, side in zip(starts, sides, strict=True)), *(
+            end / side for end, side in zip(ends, sides, strict=True)
+        )
+
     def _size(self, height: int, width: int) -> tuple[int, int]:
         """Return the height and width of the resized image."""
         if self.mode == "squash":

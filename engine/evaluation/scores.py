@@ -135,9 +135,9 @@ def confidence(top1: float, num_images: int) -> str:
     return interval and f"95%: {interval}, {counted(num_images, 'image')}"
 
 
-def interval_of(top1: float, num_images: int) -> str:
-    """Return the 95% confidence interval of an accuracy on few images, or "" if there are 1,000 or more."""
-    if not (0 < num_images < 1000 and 0 <= top1 <= 100):
+def interval_of(top1: float, num_images: int, most: float = 1000) -> str:
+    """Return the 95% confidence interval of an accuracy on fewer than `most` images, or ""."""
+    if not (0 < num_images < most and 0 <= top1 <= 100):
         return ""
     low, high = wilson_interval(top1, num_images)
     digits = 0 if num_images < FEW else 1

@@ -16,7 +16,7 @@ from utils.text import csv_cell, csv_text
 
 LARGEST = 1e39  # numbers this large are ignored as invalid; the largest float32 is 3.4e38
 SUFFIXES = ("", "_ema")  # suffixes of the score columns: for the raw weights, and for the EMA weights
-PICTURES = ("confusion.png", "mistakes.png", "train_batch.png")  # the files that engine/report draws
+PICTURES = ("confusion.png", "mistakes.png", "correct.png", "train_batch.png")  # the files that engine/report draws
 
 
 def read_text(path: Path) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL.Image import DecompressionBombError
 
-from configs.schema import Config
+from configs.schema import Config, Data
 from datasets import ImageSet
 from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import progress_in
@@ -25,18 +25,29 @@ from utils.files import write_text
 from utils.log import Log
 
 RECORD, CONFUSION_PICTURE, MISTAKES_PICTURE = "results.json", "confusion.png", "mistakes.png"
+CORRECT_PICTURE = "correct.png"
 Calibration = dict[str, Any] | None  # the figures of a calibration, or None if there is none
 
 
 class ResultFiles:
     """Writes tables and pictures of an evaluation. If the disk is full, it warns once, and the run continues."""
 
-    def __init__(self, folder: Path, image_set: ImageSet, log: Log):
-        self._folder, self._image_set, self._log = folder, image_set, log
+    def __init__(self, folder: Path, image_set: ImageSet, log: Log, data: Data):
+        self._folder, self._image_set, self._log, self._data = folder, image_set, log, data
         self._has_failed = False
 
-    def write(self, results: ClassResults, best: Best, with_pictures: bool, calibration: Calibration = None) -> None:
-        """Write the results of the evaluation that `best` describes, and the figures of its calibration, if any."""
+    def write(
+        self,
+        results: ClassResults,
+        best: Best,
+        with_pictures: bool,
+        calibration: Calibration = None,
+        calibrated: ClassResults | None = None,
+    ) -> None:
+        """Write the results of the evaluation that `best` describes, and the figures of its calibration, if any.
+
+        `calibrated`: the results with calibrated probabilities, for pictures.
+        """
         record = self._folder / RECORD
         try:
             record.unlink(missing_ok=True)  # while the tables may mix two evaluations, there is no record
@@ -48,7 +59,7 @@ class ResultFiles:
             facts |= results.figures(self._image_set)
             write_text(record, to_json(facts))
             if with_pictures:
-                self._draw(results)
+                self._draw(calibrated or results)
                 write_text(record, to_json(facts | {"pictures": True}))
         except (OSError, DecompressionBombError) as error:  # PIL also applies DATA.MAX_PIXELS to captions
             if not self._has_failed:
@@ -57,12 +68,14 @@ class ResultFiles:
 
     def _draw(self, results: ClassResults) -> None:
         from engine.predict.pictures import write_picture  # local: only pictures need it
-        from engine.report.image_sheets import draw_confusion, draw_mistakes
+        from engine.report.image_sheets import draw_confusion, draw_correct, draw_mistakes
 
         if results.has_matrix:
             write_picture(draw_confusion(results, self._image_set.classes), self._folder / CONFUSION_PICTURE)
         if not self._image_set.makes_batches:
-            write_picture(draw_mistakes(results, self._image_set), self._folder / MISTAKES_PICTURE)
+            given = results, self._image_set, self._data
+            write_picture(draw_mistakes(*given), self._folder / MISTAKES_PICTURE)
+            write_picture(draw_correct(*given), self._folder / CORRECT_PICTURE)
 
     def belong_to(
         self, best: Best, with_pictures: bool, with_rates: bool = False, calibration: Calibration = None
@@ -101,7 +114,8 @@ class BestResults(Callback):
 
     def __init__(self, config: Config, folder: Path, image_set: ImageSet, log: Log, trainer: Trainer):
         self._best_file, self._log, self._trainer = folder / BEST, log, trainer
-        self._files, self._draws = ResultFiles(folder, image_set, log), config.REPORT
+        self._files, self._draws = ResultFiles(folder, image_set, log, config.DATA), config.REPORT
+        self._calibrated: ClassResults | None = None  # the best results with calibrated probabilities
         self._has_answers = config.task.has_answers  # without answers, images have no results
         # The results of the best epoch, and of the previous best, which counts again if best.pth cannot be written.
         self._held: dict[Best, ClassResults] = {}
@@ -131,6 +145,11 @@ class BestResults(Callback):
             results = results.complete(trainer.process, self._log, should_stop)
             self._held = {trainer.best: results}
             self._draws = self._draws and results.is_complete
+            if self._draws:
+                from engine.report.image_sheets import calibrated
+
+                figures = trainer.process.first(self._calibration) or {}
+                self._calibrated = calibrated(results, figures.get("temperature"), trainer.process)
 
     def _are_missing(self) -> bool:
         best = self._trainer.best
@@ -157,7 +176,7 @@ class BestResults(Callback):
             return
         results = self._held[best]
         if not self._has_written(with_pictures, with_rates=results.is_complete):
-            self._files.write(results, best, with_pictures, self._calibration())
+            self._files.write(results, best, with_pictures, self._calibration(), self._calibrated)
 
     def _has_written(self, with_pictures: bool, with_rates: bool) -> bool:
         return self._files.belong_to(self._trainer.best, with_pictures, with_rates, self._calibration())

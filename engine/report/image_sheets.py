@@ -1,7 +1,7 @@
-"""Pictures of images and classes: confusion.png, mistakes.png, train_batch.png."""
+"""Pictures of images and classes: confusion.png, mistakes.png, correct.png, train_batch.png."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,9 +10,10 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from configs.schema import Config
+from configs.schema import Config, Data
 from datasets import Batch, ImageSet, Mixed, build_normalize, build_preparation
 from datasets.batching import batching_of
+from datasets.transforms.crop import EvalTransform
 from datasets.types import ImageReadError
 from engine.predict.pictures import Tile, contact_sheet, fitted, lettering, write_picture
 from engine.tasks import find_task
@@ -20,30 +21,65 @@ from engine.tasks.class_tables import ClassResults, Names
 from engine.train.callback import Callback
 from engine.train.counters import Report
 from engine.train.trainer import Trainer
+from utils.distributed import Process
 from utils.errors import UserError, cause_of
 from utils.log import Log
 from utils.text import counted
 
 # 36 is even, because neighboring images of a training batch are mixed in pairs.
-NUM_SHOWN, NUM_THREADS, SIDE = 36, 6, 150
+NUM_SHOWN, NUM_CORRECT, NUM_THREADS, SIDE = 36, 12, 6, 150
+FRAME = (255, 128, 0)  # the colour of the frame around the part of an image that the model sees
 
 
-def draw_mistakes(results: ClassResults, image_set: ImageSet) -> Image.Image:
-    """Return a sheet of the most confident mistakes, the most confident first. Only images on the sheet are read."""
+def calibrated(results: ClassResults, temperature: float | list[float] | None, process: Process) -> ClassResults:
+    """Return the results with the probabilities that predict.py prints. Collective."""
+    if not temperature or results.local.scores is None:
+        return results
+    return results.local.scaled(torch.tensor(temperature)).gather(process)
+
+
+def draw_mistakes(results: ClassResults, image_set: ImageSet, data: Data) -> Image.Image:
+    """Return a sheet of the most confident mistakes, the most confident first."""
     number, errors = results.errors(image_set.classes, NUM_SHOWN)
+    return draw_sheet(errors, image_set, data, results.title_of_errors(number, len(errors)))
+
+
+def draw_correct(results: ClassResults, image_set: ImageSet, data: Data) -> Image.Image:
+    """Return a sheet of some images that are classified right, or of usual errors of numbers."""
+    return draw_sheet(results.right(image_set.classes, NUM_CORRECT), image_set, data, "")
+
+
+def draw_sheet(rows: Sequence[tuple[int, list[str]]], image_set: ImageSet, data: Data, title: str) -> Image.Image:
+    """Return a sheet of images: (index, caption). Only these images are read, and equal ones are shown once."""
+    seen = None if data.sequences else EvalTransform(data).seen
     with ThreadPoolExecutor(NUM_THREADS) as pool:  # reading from a large file or a server is slow
-        pixels = pool.map(functools.partial(pixels_of, image_set), [index for index, _ in errors])
-        pairs = zip(pixels, errors, strict=True)
-        tiles = [Tile(image, [*caption, image_set.table_name(index)]) for image, (index, caption) in pairs]
-    return contact_sheet(tiles, side=SIDE, title=results.title_of_errors(number, len(tiles)))
+        pixels = [*pool.map(functools.partial(pixels_of, image_set, seen), [index for index, _ in rows])]
+    equal: dict[object, list[Tile]] = {}
+    for image, (index, caption) in zip(pixels, rows, strict=True):
+        key = index if image is None else (image.shape, image.tobytes(), *caption)
+        equal.setdefault(key, []).append(Tile(image, [*caption, image_set.table_name(index)]))
+    tiles = [
+        first._replace(caption=[*first.caption, *[f"{1 + len(others)} equal images"] * bool(others)])
+        for first, *others in equal.values()
+    ]
+    return contact_sheet(tiles, side=SIDE, title=title)
 
 
-def pixels_of(image_set: ImageSet, index: int) -> np.ndarray | None:
-    """Return a small copy of the image, or None if it cannot be read. 36 large photos would take a gigabyte."""
+def pixels_of(image_set: ImageSet, seen: Callable[[int, int], tuple] | None, index: int) -> np.ndarray | None:
+    """Return a small copy of the image, or None if it cannot be read. 36 large photos would take a gigabyte.
+
+    `seen`: the part of an image of this height and width that the model sees, which gets a frame; None: all of it.
+    """
     try:
-        return np.asarray(fitted(image_set.shown(image_set.read(index)), SIDE))
+        image = image_set.shown(image_set.read(index))
     except (ImageReadError, UserError):
         return None
+    small = fitted(image, SIDE)
+    if seen and (part := seen(*image.shape[:2])) != (0, 0, 1, 1):
+        sides = (*small.size, *small.size)
+        left, top, right, bottom = (round(share * side) for share, side in zip(part, sides, strict=True))
+        ImageDraw.Draw(small).rectangle((left, top, right - 1, bottom - 1), outline=FRAME, width=2)
+    return np.asarray(small)
 
 
 MATRIX_SIDE, SMALLEST_MARK = 800, 3  # pixels: largest side of the matrix, smallest side of a mark
@@ -62,11 +98,14 @@ def draw_confusion(results: ClassResults, classes: Sequence[str]) -> Image.Image
     pitch = cell_size(len(shown), letters.width(str(results.counts[0].max(initial=0))))
     side = round(pitch * len(shown))
     every = 1 if has_numbers else -(-len(shown) // NUM_NAMED)
-    margin = GAP + round(min(NAMES_WIDTH, max(map(letters.width, titles[::every]))))
+    widest = max(map(letters.width, titles[::every]))
+    is_upright = widest < every * pitch  # whether the names fit below the columns
+    margin = GAP + round(min(NAMES_WIDTH, widest))
+    below = GAP + letters.height if is_upright else margin
     left, top = GAP + margin, 2 * GAP + letters.height
     title = f"{counted(len(results.indices), 'validation image')}: rows are labels, columns predictions"
     width = max(left + side, GAP + round(letters.width(title))) + GAP
-    picture = Image.new("RGB", (width, top + side + margin + GAP), "white")
+    picture = Image.new("RGB", (width, top + side + below + GAP), "white")
     draw = ImageDraw.Draw(picture)
     letters.draw(draw, (GAP, GAP), title)
     draw.rectangle((left - 1, top - 1, left + side, top + side), outline="grey")
@@ -85,6 +124,9 @@ def draw_confusion(results: ClassResults, classes: Sequence[str]) -> Image.Image
     for number, title in enumerate(titles[::every]):
         text, middle = letters.fit(title, NAMES_WIDTH), number * every * pitch + pitch / 2
         letters.draw(draw, (left - 6, top + middle), text, anchor="rm")
+        if is_upright:
+            letters.draw(draw, (left + middle, top + side + 6), text, anchor="ma")
+            continue
         turned = Image.new("RGB", (NAMES_WIDTH, letters.height), "white")
         letters.draw(ImageDraw.Draw(turned), (NAMES_WIDTH, letters.height / 2), text, anchor="rm")
         place = round(left + middle - letters.height / 2), top + side + 6

@@ -1,22 +1,24 @@
 """The section on predicted numbers in report.html: figures, true against predicted numbers, errors."""
 
-import io
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from configs.tables import METRICS
+from engine.evaluation.scores import format_value
 from engine.record.saved_files import read_json, read_table, to_number
 from engine.record.saved_run import SavedRun
-from engine.report.plot import DPI, MARGINS, SIZE
+from engine.report.chart import Mark, chart
 from engine.tasks.class_tables import PREDICTIONS
 from engine.tasks.number_figures import FIGURES, PREDICTED
 from engine.tasks.numbers import PER_OUTPUT, PER_OUTPUT_KEY
 from utils.text import counted
 
-MOST_OUTPUTS = 6  # with pictures
-NUM_BINS = 30
+MOST_OUTPUTS = 6  # with charts
+NUM_BINS, MOST_DOTS = 30, 1500
+FULL_TITLES = {"mae": "mean absolute error", "rmse": "root mean square error"}
 
 
 def number_section(run: SavedRun) -> dict[str, Any] | None:
@@ -47,8 +49,25 @@ def number_section(run: SavedRun) -> dict[str, Any] | None:
         "columns": columns,
         "rows": rows,
         "notes": notes,
-        "drawings": list(_drawings(run, [row[0] for row in rows])),
+        "charts": list(_charts(run, [row[0] for row in rows])),
     }
+
+
+def describe_score(run: SavedRun) -> str:
+    """Return a sentence on the best score: its interval, its images, and the score of the training mean."""
+    best, record = run.best, read_json(run.folder / "results.json")
+    text = f"On {counted(best.num_images, 'validation image')}" if best.num_images else "On the validation images"
+    outputs = record.get(PER_OUTPUT_KEY, {})
+    names = f" of {', '.join(outputs)}" if 0 < len(outputs) < MOST_OUTPUTS else ""
+    text += f", the {FULL_TITLES.get(best.metric, METRICS[best.metric].title)}{names} is {format_value(best.metric, best.value)}"
+    if record.get("epoch") == best.epoch and outputs and best.metric in FIGURES:
+        found = np.array([each[best.metric] for each in outputs.values()], np.float64)
+        low, high = (format_value(best.metric, each) for each in found[:, 1:].mean(0))
+        text += f" (95%: {low} to {high})" * bool(np.isfinite(found).all())
+        of_mean = [each[f"{best.metric}_of_mean"][0] for each in outputs.values() if f"{best.metric}_of_mean" in each]
+        mean = float(np.mean(np.array(of_mean, np.float64))) if of_mean else math.nan
+        text += f"; predicting the mean: {format_value(best.metric, mean)}" * math.isfinite(mean)
+    return text
 
 
 def _short(text: str) -> str:
@@ -58,48 +77,31 @@ def _short(text: str) -> str:
 
 def _with_interval(row: dict[str, str], name: str) -> str:
     value, low, high = (_short(row[f"{name}{end}"]) for end in ("", "_low", "_high"))
-    return f"{value} ({low} to {high})" if low and high else value
+    return f"{value}\n({low} to {high})" if low and high else value
 
 
-def _drawings(run: SavedRun, names: list[str]) -> Iterator[tuple[bytes, str]]:
-    """Yield pictures of the first outputs as PNG, with their descriptions."""
+def _charts(run: SavedRun, names: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the charts of the first outputs."""
     rows = read_table(run.folder / PREDICTIONS)
     for name in names[:MOST_OUTPUTS]:
         pairs = [(to_number(row[name]), to_number(row[f"{name}{PREDICTED}"])) for row in rows]
         known = np.array([each for each in pairs if None not in each], np.float64).reshape(-1, 2)
         if len(known):
-            yield from _pictures(name, *known.T)
+            yield from _charts_of(name, *known.T)
 
 
-def _pictures(name: str, true: np.ndarray, predicted: np.ndarray) -> Iterator[tuple[bytes, str]]:
+def _charts_of(name: str, true: np.ndarray, predicted: np.ndarray) -> Iterator[dict[str, Any]]:
+    shown = np.linspace(0, len(true) - 1, min(len(true), MOST_DOTS)).astype(int)
     errors = predicted - true
     ends = [min(true.min(), predicted.min()), max(true.max(), predicted.max())]
-    for title, x, y, line in (
-        ("predicted against true numbers", true, predicted, (ends, ends)),
-        ("errors against true numbers", true, errors, (ends, [0, 0])),
-    ):
-        figure, axes = _axes(f"{name}: {title}", f"true {name}", "predicted" if y is predicted else "predicted - true")
-        axes.scatter(x, y, s=9, alpha=0.4, linewidths=0)
-        axes.plot(*line, "--", color="gray", linewidth=1)
-        yield _as_png(figure), f"{name}: {title}"
-    figure, axes = _axes(f"{name}: errors", "predicted - true", "images")
-    axes.hist(errors, NUM_BINS)
-    axes.axvline(0, linestyle="--", color="gray", linewidth=1)
-    yield _as_png(figure), f"{name}: histogram of the errors, {errors.min():.4g} to {errors.max():.4g}"
-
-
-def _axes(title: str, x: str, y: str) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=SIZE)
-    axes = figure.subplots(gridspec_kw=MARGINS)
-    axes.set(xlabel=x, ylabel=y)
-    axes.set_title(title, fontsize="medium")
-    axes.grid(alpha=0.3)
-    return figure, axes
-
-
-def _as_png(figure: Any) -> bytes:
-    content = io.BytesIO()
-    figure.savefig(content, dpi=DPI, format="png")
-    return content.getvalue()
+    for what, y, line in (("predicted", predicted, ends), ("predicted - true", errors, [0, 0])):
+        points = [*zip(true[shown].tolist(), y[shown].tolist(), strict=True)]
+        marks = [
+            Mark("cloud", what, points),
+            Mark("guide", "", [*zip(map(float, ends), map(float, line), strict=True)]),
+        ]
+        yield chart(f"{name}: {what}", f"true {name}", marks, f"{name}: {what} against true numbers")
+    counts, sides = np.histogram(errors, NUM_BINS)
+    tops = [*zip(sides.tolist(), [*counts.tolist(), 0], strict=True)]
+    text = f"{name}: histogram of the errors, {errors.min():.4g} to {errors.max():.4g}"
+    yield chart(f"{name}: number of images", "predicted - true", [Mark("bars", "images", tops)], text)

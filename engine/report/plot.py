@@ -1,4 +1,4 @@
-"""Draws curves as PNG: three pictures in the folder of a run, and more in its report."""
+"""Chooses the curves of a run, and draws three of them as PNG into its folder. chart.py draws those of its report."""
 
 import io
 import time
@@ -32,7 +32,6 @@ class Plot(NamedTuple):
     best: Point | None = None  # the point of the best epoch
     skipped: Sequence[Point] = ()  # the points of skipped updates
     is_scale: bool = False  # whether these are loss scales: drawn as steps, on a logarithmic axis
-    is_reliability: bool = False  # whether both axes are shares from 0 to 1: drawn with a diagonal
 
     @property
     def text(self) -> str:
@@ -105,10 +104,6 @@ def figure_of(plot: Plot, title: str):
     places = {place for points in plot.curves.values() for place, _ in points}
     if len(places) == 1:
         axes.set_xlim(min(places) - 0.5, min(places) + 0.5)
-    if plot.is_reliability:
-        axes.plot([0, 1], [0, 1], "--", color="gray", linewidth=1)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
-        axes.set(xlim=(0, 1), ylim=(0, 1.02))
     if plot.is_scale:
         axes.set_yscale("log", base=2)
     axes.set(xlabel=plot.x, ylabel="" if title == plot.title else plot.title)

@@ -7,9 +7,10 @@ import io
 import math
 import os
 import shlex
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
@@ -22,18 +23,21 @@ from engine.evaluation.scores import format_value, interval_of
 from engine.predict.pictures import tiles_of
 from engine.record.saved_files import PICTURES, read_json, read_table, title_of, to_number
 from engine.record.saved_run import SavedRun, written
-from engine.report.plot import Plot, plots_of, to_png
+from engine.report.chart import Mark, chart, chart_of
+from engine.report.plot import Plot, plots_of
+from engine.tasks.class_tables import PREDICTIONS
 from utils import VERSION
 from utils.errors import ConfigError, cause_of, naming_damage
 from utils.files import Kind, content_of, write_text
 from utils.log import Log
+from utils.runs import weights_in
 from utils.text import counted, escape_controls, format_bytes, format_duration, redacted
 
 # --- the page and its pictures ---
 
 # The first bytes of the page. Pages of other programs start differently.
 PAGE = Kind("a report of a run", (b'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',), b"style-src")
-TEMPLATE, STYLE = (Path(__file__).parent / name for name in ("page.html", "style.css"))
+FOLDER = Path(__file__).parent
 MOST_BYTES = 160_000  # a picture up to this size is embedded unchanged
 LARGEST = 2**26  # bytes; a larger file is not read as a run's picture
 WIDTH, QUALITY = 1000, 60  # width in pixels of a larger picture, and JPEG quality of photos
@@ -49,26 +53,20 @@ def as_text(value: object) -> Markup:
 
 def write_page(path: Path, facts: dict[str, Any]) -> None:
     """Write a page with a security policy that allows only the page's style sheet and embedded pictures."""
-    style = STYLE.read_text(encoding="utf-8")
+    style = (FOLDER / "style.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     environment = Environment(autoescape=True, finalize=as_text, undefined=StrictUndefined, trim_blocks=True)
-    page = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    page = environment.from_string((FOLDER / "page.html").read_text(encoding="utf-8"))
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
     write_text(path, page.render(facts, style=Markup(style), policy=policy) + "\n")
 
 
-class Picture(NamedTuple):
-    """A picture inside the page."""
-
-    source: str
-    alt: str
-
-    @classmethod
-    def of(cls, content: bytes, kind: str, alt: str) -> "Picture":
-        return cls(f"data:image/{kind};base64,{base64.b64encode(content).decode()}", alt)
+def embedded(content: bytes, kind: str) -> str:
+    """Return the address of a picture inside the page."""
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
-def tiles(path: Path, alt: str) -> list[tuple[Picture, list[str]]]:
+def tiles(path: Path) -> list[tuple[str, list[str]]]:
     """Return the images of a sheet one by one, with captions as text. A row has as many images as fit into the window.
 
     Return [] if the file is not a sheet.
@@ -78,7 +76,7 @@ def tiles(path: Path, alt: str) -> list[tuple[Picture, list[str]]]:
             found = tiles_of(image)
     except (OSError, ValueError, TypeError, RecursionError, Image.DecompressionBombError):
         return []
-    return [(Picture.of(*smallest(pixels), alt), caption) for pixels, caption in found]
+    return [(embedded(*smallest(pixels)), caption) for pixels, caption in found]
 
 
 def smallest(image: Image.Image) -> tuple[bytes, str]:
@@ -95,7 +93,7 @@ def smallest(image: Image.Image) -> tuple[bytes, str]:
     return min(found, key=lambda each: len(each[0]))
 
 
-def embedded(path: Path, alt: str) -> Picture | None:
+def whole(path: Path) -> str | None:
     """Return a picture of the run, smaller if it is large. Return None if the file is not a picture."""
     try:
         content, kind = content_of(path, LARGEST), "png"
@@ -105,52 +103,42 @@ def embedded(path: Path, alt: str) -> Picture | None:
                 content, kind = smallest(image)
     except (OSError, ValueError, Image.DecompressionBombError):
         return None
-    return Picture.of(content, kind, alt)
+    return embedded(content, kind)
 
 
 # --- the report ---
 
 
-REPORT = "report.html"
-CAPTIONS = {
-    "confusion.png": (
-        "Confusion matrix",
-        "Rows are labels, columns are predictions. Everything off the diagonal is wrong.",
-    ),
-    "mistakes.png": (
-        "Most confident mistakes",
-        "Validation images with the label, the prediction and their probabilities. Some labels may be wrong.",
-    ),
-    "numbers": ("Largest errors", "Validation images with their true and predicted numbers. Some may be mistaken."),
-    "train_batch.png": (
-        "Training images",
-        "Images of the first update as the model gets them: randomly {changes}.",
-    ),
-}
+REPORT, RESULTS = "report.html", "results.json"
+MOST_WITHOUT_TOP5 = 10  # classes; with so few, almost every image is right by top-5
 # The table of classes shows at most this many, those with the lowest F1.
 MOST_ROWS = 15
-FEWEST_IMAGES, FEWEST_IN_BIN = 50, 5  # with fewer images, no reliability diagram; in a bin, no point in the diagram
+# With fewer images or points, no reliability diagram; with fewer images in a bin, no point in the diagram.
+FEWEST_IMAGES, FEWEST_POINTS, FEWEST_IN_BIN = 50, 4, 5
 
 
 def write_report(run: SavedRun, path: Path) -> None:
     """Write the report of a run to `path`. Raise OSError if the disk is full."""
+    config = unflatten(run.settings)
     facts = {
-        "title": title_of(run.settings),
-        "folder": run.folder.resolve().name,
-        **result(run),
-        "facts": facts_of(run),
-        "curves": curves(run),
+        **{"title": title_of(run.settings), "version": VERSION, "run": run, "config": config, "about": run.about},
+        **{"best": run.best, "metric": METRICS[run.best.metric], "task": TASKS.get(config.TRAIN.OBJECTIVE)},
+        "score": numbers_score(run),
+        "right": None if run.best.metric == "top1" else exactly_right(run),
+        "interval": interval_of(run.best.value, run.best.num_images, math.inf) if run.best.metric == "top1" else "",
+        "rate": max(row.get("lr") or 0 for row in [*run.steps, *run.epochs]),  # unlike BASE_LR, scaled
+        "eval_speed": eval_speed(run),
+        "has_weights": weights_in(run.folder) is not None,
+        "changes": changes_of(config),
         "pictures": pictures(run),
         "classes": class_table(run),
         "numbers": numbers(run),
         "calibration": calibration(run),
-        "precision": precision(run),
+        "curves": {plot.file: chart_of(plot) for plot in plots(run)},
         "settings": settings(run),
-        "repeat": repeat(run),
-        "version": VERSION,
-        "written": written_date(run.status.get("time")),
+        "commands": commands(run),
     }
-    write_page(path, facts)
+    write_page(path, facts | FORMATS)
 
 
 def write_at_end(folder: str | os.PathLike, log: Log) -> None:
@@ -164,146 +152,57 @@ def write_at_end(folder: str | os.PathLike, log: Log) -> None:
         log.warn(f"cannot write {path} ({cause_of(error)}); run scripts/report.py to write it later")
 
 
-def result(run: SavedRun) -> dict[str, Any]:
-    """Return the best score, how it was reached, and how the run ended if it did not end as planned."""
-    best, planned, done = run.best, run.planned_epochs, run.num_epochs
-    epochs = counted(done, "epoch") if done >= planned else f"the first {done:,} of {counted(planned, 'epoch')}"
-    found = {"best": None}
-    if best.exists:
-        found["best"] = {"value": format_value(best.metric, best.value), "name": METRICS[best.metric].title}
-        text = describe_best(run, epochs)
-    else:
-        loss = run.epochs[-1].get("train_loss")
-        reached = f" to a training loss of {loss:.4f}" if loss is not None else ""
-        text = f"Trained for {epochs}{reached}; never evaluated"
-    if run.seconds:
-        text += f". Training and evaluation took {format_duration(run.seconds)}"
-    notices = describe_unmeasured(run) if best.exists else "", describe_overlap(run), describe_end(run, done)
-    return found | {"lead": f"{text}.", "notices": [*filter(None, notices)]}
+def format_speed(speed: float) -> str:
+    """Return images per second with three significant digits."""
+    return f"{speed:,.{max(0, 2 - math.floor(math.log10(speed)))}f} images/s"
 
 
-def describe_best(run: SavedRun, epochs: str) -> str:
-    """Return the sentences about the best epoch and the score before training. `epochs`: the number of epochs as text."""
-    best = run.best
-    text = f"The best of {epochs} was epoch {best.epoch}"
-    if not best.epoch:
-        model = "model" if predicts_numbers(run) else "classifier"
-        text = f"None of {epochs} was better than a linear {model} of the pretrained features"
-    elif len(run.suffixes) > 1:
-        text += f", with the {'EMA' if best.suffix else 'raw'} weights"
-    if images := METRICS[best.metric].setting:
-        text += f", on the images of {images}"
-    elif best.num_images:
-        text += f", on {counted(best.num_images, 'validation image')}"
-    if best.epoch and (before := run.before.get(f"eval_{best.metric}")) is not None:
-        text += f". Before training it was {format_value(best.metric, before)}"
-    if describe_overlap(run):
-        return text  # the score is too high, so no interval holds for other images
-    if best.metric == "top1" and (interval := interval_of(best.value, best.num_images)):
-        text += f". On other images like these, expect {interval} (95% interval)"
-        chose = "; these also chose the weights, so it may be a little less"
-        text += chose * unflatten(run.settings).compares_weights
-    return text
+def format_date(text: str | None) -> str:
+    """Return a date from status.json in the form 2026-01-02 03:04."""
+    return (text or "")[:16].replace("T", " ")
 
 
-def count_classes(run: SavedRun) -> tuple[int, int]:
-    """Return the number of classes with validation images (0: unknown, in older runs), and the number of all classes."""
-    return run.about.get("validation_classes", 0), run.about.get("classes", 0)
+# The functions that page.html calls
+FORMATS = {each.__name__: each for each in (counted, format_bytes, format_duration, format_value, format_speed)}
+FORMATS |= {"format_date": format_date, "quote": shlex.quote, "thousands": "{:,}".format}
 
 
-def describe_overlap(run: SavedRun) -> str:
-    """Return a sentence about validation images that are also training images, or an empty string if there are none."""
-    if not (number := run.about.get("validation_images_in_training")):
-        return ""
-    total = counted(run.about.get("validation_images", 0), "validation image")
-    return f"{number:,} of {total} are also training images, so the scores are too good. -check names them."
+def exactly_right(run: SavedRun) -> dict[str, Any] | None:
+    """Return the percentage of images with only right answers, and its interval. None: unknown, or too high."""
+    rows = [row for row in read_table(run.folder / PREDICTIONS) if "prediction" in row and "label" in row]
+    is_old = read_json(run.folder / RESULTS).get("epoch") != run.best.epoch
+    if not rows or is_old or run.about.get("validation_images_in_training"):
+        return None
+    percent = 100 * sum(row["label"] == row["prediction"] for row in rows) / len(rows)
+    return {"percent": percent, "interval": interval_of(percent, len(rows), math.inf)}
 
 
-def describe_unmeasured(run: SavedRun) -> str:
-    """Return a sentence about classes without validation images, or an empty string if there are none."""
-    measured, total = count_classes(run)
-    if not 0 < measured < total:
-        return ""
-    return (
-        f"The validation images have only {measured:,} of {counted(total, 'class')}, so nothing shows how well the model "
-        "recognizes the others; add validation images of them."
-    )
-
-
-def describe_end(run: SavedRun, last: int) -> str:
-    """Return how the run ended, or an empty string if it ended as planned. `last`: its last epoch."""
-    state, reason = run.state, run.status.get("reason")
-    if state == "done":
-        return "TRAIN.EARLY_STOP ended the run: no new best epoch for long enough." if reason == "early stop" else ""
-    signal = f" by signal {run.status['signal']}" if "signal" in run.status else ""
-    text = {
-        "stopped": f"The run was stopped after epoch {last}{signal}",
-        "failed": f"The run ended with an error after epoch {last}",
-        "save_failed": "The last checkpoint could not be saved",
-        "running": f"The run is still going; this is the state after epoch {last}",
-        "killed": f"The run was killed; this is the state after epoch {last}",
-    }.get(state, "")
-    return text and f"{text}: {reason}" if reason else text
-
-
-def facts_of(run: SavedRun) -> dict[str, str]:
-    """Return the facts at the head of the page. Those without a value are not shown."""
-    about, given = run.about, run.settings
-    numbers = ["training_images", "validation_images", "classes", "images_per_update"]
-    task = TASKS.get(given["TRAIN.OBJECTIVE"])  # None: a task of another version
-    if task and not task.has_classes:
-        numbers.remove("classes")
-    scored, available = run.best.num_images, about.get("validation_images", 0)
-    unreadable = f"{scored:,} of {available:,}; the rest cannot be read" if 0 < scored < available else ""
-    measured, total = count_classes(run)
-    rate = max(row.get("lr") or 0 for row in [*run.steps, *run.epochs])  # unlike BASE_LR, scaled with the batch size
-    parameters, processes = about.get("parameters"), about.get("processes", 1)
-    return {
-        "Model": f"{given['MODEL.NAME']}, {counted(parameters, 'parameter')}" if parameters else "",
-        "Pretrained weights": given["MODEL.PRETRAINED"],
-        **{key.replace("_", " ").capitalize(): f"{about[key]:,}" for key in numbers if about.get(key)},
-        **({"Validation images": unreadable} if unreadable else {}),
-        **({"Classes": f"{total:,}, {measured:,} of them with validation images"} if 0 < measured < total else {}),
-        "Image size": unflatten(given).DATA.size_of_images,
-        "Optimizer": f"{given['TRAIN.OPTIMIZER.NAME']}, learning rate up to {rate:.3g}",
-        "Precision": about.get("precision") or ("-amp" if given["AMP"] else "float32"),
-        "Device": f"{f'{processes} x ' if processes > 1 else ''}{about.get('device_name', '')}",
-        "Time": format_duration(run.seconds) if run.seconds else "",
-        "Speed": f"{run.speed:,.{max(0, 2 - math.floor(math.log10(run.speed)))}f} images/s" if run.speed else "",
-        "Memory, at most": format_bytes(run.memory) if run.memory else "",
-    }
-
-
-def curves(run: SavedRun) -> list[Picture]:
-    """Return the curves, drawn from the run's current tables."""
-    return [drawing(plot) for plot in plots(run) if plot.file != "loss_scale.png"]
+def eval_speed(run: SavedRun) -> float:
+    """Return the images per second of the run's evaluations, or 0. It includes reading, and both kinds of weights."""
+    seconds = statistics.median([row.get("eval_seconds") or 0 for row in run.epochs])
+    return run.about.get("validation_images", 0) / seconds if seconds > 0 else 0
 
 
 def plots(run: SavedRun) -> Iterator[Plot]:
-    return plots_of(run.epochs, run.steps, run.metric, run.best)
-
-
-def drawing(plot: Plot) -> Picture:
-    return Picture.of(to_png(plot, plot.title), "png", plot.text)
+    """Yield the curves of the run. Top-5 says little if there are few classes."""
+    left_out = {"eval_top5"} if run.about.get("classes", 0) <= MOST_WITHOUT_TOP5 else set()
+    epochs = [{key: value for key, value in row.items() if key not in left_out} for row in run.epochs]
+    return plots_of(epochs, run.steps, run.metric, run.best)
 
 
 def pictures(run: SavedRun) -> dict[str, dict[str, Any]]:
-    """Return {file: its section} for the pictures in the run's folder, without pictures of an incomplete evaluation.
+    """Return {file: its picture} for the pictures in the run's folder, without pictures of an incomplete evaluation.
 
     Sheets are shown image by image. Other pictures keep their size, so that their text can be read, and scroll.
     """
-    found, has_results = {}, bool(read_json(run.folder / "results.json"))
-    for name in PICTURES:
-        title, text = CAPTIONS["numbers" if name == "mistakes.png" and predicts_numbers(run) else name]
-        path = run.folder / name
-        if not (path.is_file() and (has_results or name == "train_batch.png")):
-            continue
-        text = text.format(changes=changes_of(unflatten(run.settings)))
-        shown = {"title": title, "text": text, "tiles": tiles(path, title)}
-        if shown["tiles"]:
-            found[name] = shown | {"has_names": any(len(caption) > 1 for _, caption in shown["tiles"])}
-        elif whole := embedded(path, f"{title}: {text}"):
-            found[name] = shown | {"whole": whole, "class": "drawing" if name == "confusion.png" else "sheet"}
+    found, has_results = {}, bool(read_json(run.folder / RESULTS))
+    for path in (run.folder / name for name in PICTURES):
+        if path.is_file() and (has_results or path.name == "train_batch.png"):
+            if images := tiles(path):
+                has_names = any(len(caption) > 1 for _, caption in images)
+                found[path.name] = {"tiles": images, "class": "tiles" if has_names else "small tiles"}
+            elif source := whole(path):
+                found[path.name] = {"whole": source, "class": "drawing" if path.name == "confusion.png" else "sheet"}
     return found
 
 
@@ -322,7 +221,7 @@ def changes_of(config: Config) -> str:
 
 def class_table(run: SavedRun) -> dict[str, Any] | None:
     """Return the table of the classes with the lowest F1, or of all if there are few; None if at most one has images."""
-    record = read_json(run.folder / "results.json")
+    record = read_json(run.folder / RESULTS)
     rows = read_table(run.folder / "per_class.csv") if record else []
     rated = [row for row in rows if row.get("count", "0") not in ("", "0")]
     if len(rated) < 2:
@@ -335,9 +234,9 @@ def class_table(run: SavedRun) -> dict[str, Any] | None:
         often = f" ({row.get('times_taken_for')} of {row['count']})" if taken else ""
         names = ("f1", "recall", "precision", "specificity", "auc")
         shares = (to_number(row.get(name, "")) for name in names)
-        percents = ("" if share is None else f"{share:.1%}" for share in shares)
+        percents = ["-" if share is None else f"{share:.1%}" for share in shares]
         cells.append((row.get("class", ""), *percents, row["count"], taken + often))
-    notes = []
+    notes = ["-: undefined, because no image was predicted as this class."] if any("-" in row for row in cells) else []
     if record.get("epoch") != run.best.epoch:
         notes.append(f"Results of epoch {record.get('epoch')}, which was the best when these figures were written.")
     if len(shown) < len(rated):
@@ -347,26 +246,29 @@ def class_table(run: SavedRun) -> dict[str, Any] | None:
     return {"title": title, "notes": notes, "columns": columns, "rows": cells, "numbers": range(1, 7)}
 
 
-def predicts_numbers(run: SavedRun) -> bool:
-    return run.settings["TRAIN.OBJECTIVE"] == "numbers"
-
-
 def numbers(run: SavedRun) -> dict[str, Any] | None:
     """Return the section on predicted numbers, or None for a run without numbers."""
-    if not predicts_numbers(run):
+    if run.settings["TRAIN.OBJECTIVE"] != "numbers":
         return None
     from engine.report.numbers import number_section
 
-    path = run.folder / "results.json"
-    with naming_damage(path):
-        found = number_section(run)
-    drawings = [Picture.of(content, "png", text) for content, text in found["drawings"]] if found else []
-    return found and found | {"drawings": drawings}
+    with naming_damage(run.folder / RESULTS):
+        return number_section(run)
+
+
+def numbers_score(run: SavedRun) -> str:
+    """Return a sentence on the best score of a run that predicts numbers, or an empty string."""
+    if run.settings["TRAIN.OBJECTIVE"] != "numbers":
+        return ""
+    from engine.report.numbers import describe_score
+
+    with naming_damage(run.folder / RESULTS):
+        return describe_score(run)
 
 
 def calibration(run: SavedRun) -> dict[str, Any] | None:
     """Return the section on calibration, or None if the results are incomplete or have no calibration."""
-    path = run.folder / "results.json"
+    path = run.folder / RESULTS
     record = read_json(path).get("calibration")
     if not record or "bins_before" not in record:  # intervals of numbers are in their section
         return None
@@ -381,28 +283,19 @@ def calibration(run: SavedRun) -> dict[str, Any] | None:
             f"Expected calibration error on {counted(record['num_images'], 'validation image')}: "
             f"{record['ece_before']:.1%} before the calibration, {record['ece_after']:.1%} after it. {temperature}"
         )
-        is_enough = record["num_images"] >= FEWEST_IMAGES
-    if is_enough and (shown := {name: points for name, points in curves.items() if points}):
-        how = "Below the dashed line, the model is too confident. Each point is a bin with at least "
-        how += f"{FEWEST_IN_BIN} images; the share of right answers of fewer images is mostly chance."
-        with naming_damage(path):
-            diagrams = [drawing(Plot("", "share of right answers", shown, "confidence", is_reliability=True))]
-    else:
-        how, diagrams = "These are too few images for a reliability diagram: its points would be mostly chance.", []
-    return {"text": text, "how": how, "diagrams": diagrams}
-
-
-def precision(run: SavedRun) -> dict[str, Any] | None:
-    """Return the section on half precision, or None if the loss scale never changed and no update was skipped."""
-    lines = []
-    if skipped := run.num_skipped:
-        updates = run.steps[-1]["step"] + 1 if run.steps else run.epochs[-1].get("step")
-        of = f" of {updates:,.0f}" if updates else ""
-        lines.append(f"Skipped updates: {skipped:,}{of}, because gradients were not finite.")
-    for first, last in run.left_out:
-        lines.append(f"Updates {first:,} to {last:,} were left out after a rollback; see bad_batches.jsonl.")
-    found = [drawing(plot) for plot in plots(run) if plot.file == "loss_scale.png"]
-    return {"lines": lines, "curves": found} if lines or found else None
+        if record["num_images"] < FEWEST_IMAGES:
+            return {"text": text, "charts": [], "rows": []}
+        rows = [
+            (f"{mean:.0%}", f"{number:,}", f"{right:.0%} ({interval_of(100 * right, number, math.inf)})")
+            for mean, right, number in bins["after"]
+        ]
+        charts = []
+        if len(curves["after"]) >= FEWEST_POINTS:
+            marks = [Mark("guide", "", [(0, 0), (1, 1)])] + [Mark("line", *each) for each in curves.items()]
+            words = f"share of right answers by probability; each point has at least {FEWEST_IN_BIN} images"
+            charts = [chart("share of right answers", "probability", marks, words, ends=(0, 1))]
+    columns = ("probability", "images" if one else "images x labels", "right")
+    return {"text": text, "charts": charts, "columns": columns, "rows": rows}
 
 
 def settings(run: SavedRun) -> dict[str, Any]:
@@ -415,20 +308,11 @@ def settings(run: SavedRun) -> dict[str, Any]:
     return {"files": files, "given": given, "all": list(rows.values())}
 
 
-def repeat(run: SavedRun) -> dict[str, Any]:
-    """Return the command lines, versions, folder and dates of the run."""
-    about, status = run.about, run.status
-    processes = about.get("processes", 1)
+def commands(run: SavedRun) -> dict[str, str]:
+    """Return the command lines that started and repeat the run."""
+    processes = run.about.get("processes", 1)
     program = ["main_multi_gpu.py", "-ngpus", str(processes)] if processes > 1 else ["main_single_gpu.py"]
-    commands = {"Repeat it": shlex.join(["python", *program, "-cfg", str(run.folder / "config.yaml")])}
-    if started := about.get("command"):
-        commands = {"It was started with": redacted(shlex.join(["python", program[0], *started]))} | commands
-    facts = {name: about.get(name.lower()) for name in ("halfstep", "torch", "timm", "Python")}
-    facts |= {"host": status.get("host"), "started": written_date(status.get("started"))}
-    facts |= {"ended": written_date(status.get("time")), "folder": run.folder.resolve()}
-    return {"commands": commands, "facts": [(name, value) for name, value in facts.items() if value]}
-
-
-def written_date(text: str | None) -> str:
-    """Return a date from status.json in the form 2026-01-02 03:04."""
-    return (text or "")[:16].replace("T", " ")
+    found = {"Repeat it": shlex.join(["python", *program, "-cfg", str(run.folder / "config.yaml")])}
+    if started := run.about.get("command"):
+        return {"It was started with": redacted(shlex.join(["python", program[0], *started]))} | found
+    return found

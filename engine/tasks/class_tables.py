@@ -154,5 +154,10 @@ class ClassResults:
         return (CORNER, *titles), ([title, *row] for title, row in zip(titles, matrix.tolist(), strict=True))
 
 
+def evenly(rows: np.ndarray, most: int) -> list[int]:
+    """Return at most this many of the rows, at equal distances."""
+    return rows[np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(int)].tolist()
+
+
 def format_share(value: float) -> str:
     return f"{value:.6f}"

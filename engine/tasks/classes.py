@@ -14,7 +14,7 @@ from engine.confidence.temperature import Likelihood, calibrate
 from engine.evaluation.all_scores import AllScores
 from engine.evaluation.scores import Scores
 from engine.evaluation.tally import are_finite, widen
-from engine.tasks.class_tables import MOST_SCORES, ClassResults, Names, format_share
+from engine.tasks.class_tables import MOST_SCORES, ClassResults, Names, evenly, format_share
 from engine.tasks.task import Task
 from engine.train.loss import ExtendedTargets
 from utils.distributed import Process
@@ -116,6 +116,12 @@ class ImageResults(ClassResults):
         chosen = wrong[np.argsort(-self.probabilities[wrong], kind="stable")][:most].tolist()
         return len(wrong), [(int(self.indices[row]), self._caption(row, names)) for row in chosen]
 
+    def right(self, classes: Sequence[str], most: int) -> list[tuple[int, list[str]]]:
+        """Return (image index, caption) of some images that are classified right."""
+        names, rows = Names(classes), evenly(np.flatnonzero(self.labels == self.predictions), most)
+        captions = ([f"{names[self.labels[row]]} ({self.probabilities[row]:.1%})"] for row in rows)
+        return [*zip(self.indices[rows].tolist(), captions, strict=True)]
+
     def _caption(self, row: int, names: Names) -> list[str]:
         label, prediction = names[self.labels[row]], names[self.predictions[row]]
         certain, of_label = self.probabilities[row], self.label_probabilities[row]
@@ -140,6 +146,13 @@ class PerImage:
         """Add a batch: logits [B, classes], targets [B] and predictions [B]."""
         numbers = torch.stack((targets, predictions), 1)
         self._rows.append(torch.cat((numbers.float(), logits.softmax(1).gather(1, numbers).float()), 1))
+
+    def scaled(self, temperature: Tensor) -> "PerImage":
+        """Return the results with the logits divided by the temperature, as predict.py divides them."""
+        found, (logits, targets) = type(self)(), map(torch.from_numpy, self.scores.on_host())
+        found.indices, found.counts = self.indices, self.counts
+        found.add(logits / temperature, targets, logits.argmax(1))
+        return found
 
     def gather(self, process: Process) -> "ImageResults":
         """Return the results of all processes in each process. This is a collective that waits for the device."""

@@ -12,7 +12,7 @@ from datasets import ImageSet
 from engine.confidence.temperature import Likelihood, Measured, blocks
 from engine.evaluation.all_scores import AllScores
 from engine.evaluation.tally import are_finite
-from engine.tasks.class_tables import ClassResults, Names, format_share
+from engine.tasks.class_tables import ClassResults, Names, evenly, format_share
 from engine.tasks.classes import Classes, PerImage, Tally, macro_scores
 from utils.distributed import Process
 from utils.errors import ensure
@@ -127,6 +127,15 @@ class LabelResults(ClassResults):
         chosen = wrong[np.argsort(-certainty[wrong], kind="stable")][:most].tolist()
         return len(wrong), [(int(self.images[row]), self._caption(row, names)) for row in chosen]
 
+    def right(self, classes: Sequence[str], most: int) -> list[tuple[int, list[str]]]:
+        """Return (image index, caption) of some images without mistakes."""
+        names, wrong = Names(classes), self.images[self.are_labels != self.are_predicted]
+        found = []
+        for index in evenly(np.setdiff1d(self.indices, wrong), most):
+            labels = (names[number] for number in self.classes[(self.images == index) & self.are_labels].tolist())
+            found.append((index, [", ".join(labels) or "no label"]))
+        return found
+
     def _caption(self, row: int, names: Names) -> list[str]:
         how = "not a label" if self.are_predicted[row] else "a label"
         return [f"{how}: {names[self.classes[row]]}", f"model: {self.probabilities[row]:.1%}"]
@@ -150,6 +159,11 @@ class LabelsPerImage(PerImage):
 
     def keep_scores(self, count: int) -> None:
         self.scores = LabelScores()
+
+    def add(self, logits: Tensor, targets: Tensor, predictions: Tensor) -> None:
+        """Add a batch like PerImage."""
+        self.keep_scores(len(logits))
+        self.scores.add(logits, targets)
 
     def gather(self, process: Process) -> LabelResults:
         parts = process.join([self._columns()])

@@ -200,6 +200,12 @@ class NumberResults:
             (int(self.indices[row]), self._caption(row, output, classes)) for row, output in rows
         ]
 
+    def right(self, classes: Sequence[str], most: int) -> list[tuple[int, list[str]]]:
+        """Return (image index, caption) of the images whose errors are closest to the median error."""
+        found = self.errors(classes, len(self.indices))[1]
+        start = max(0, (len(found) - most) // 2)
+        return found[start : start + most]
+
     def _caption(self, row: int, output: int, classes: Sequence[str]) -> list[str]:
         name = classes[output] if output < len(classes) else f"number {output}"
         return [f"{name}: {self.true[row, output]:.4g}", f"model: {self.predicted[row, output]:.4g}"]

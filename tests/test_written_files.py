@@ -185,25 +185,41 @@ def test_files_of_predictions_have_calibrated_probabilities_of_each_class(comput
         assert caption[0] == f"{cells[0]} {found[0]:.2f}"
 
 
-def test_sheet_of_mistakes_and_report_repeat_the_tables(computed):
-    wrong = [row for row in rows_of("o/first/predictions.csv") if row["label"] != row["prediction"]]
-    wrong.sort(key=lambda row: -float(row["probability"]))
+def test_sheets_of_a_run_show_calibrated_probabilities_and_the_crop(computed):
+    shares = (computed.logits / computed.results["calibration"]["temperature"]).softmax(1).numpy()
+    rows = [*zip(shares, computed.labels, computed.paths, strict=True)]
+    wrong = sorted((row for row in rows if row[0].argmax() != row[1]), key=lambda row: -row[0].max())
     with Image.open("o/first/mistakes.png") as sheet:
-        captions = [caption for *_, caption in json.loads(sheet.text["halfstep tiles"])]
-    assert captions == [
+        tiles = json.loads(sheet.text["halfstep tiles"])
+        orange = (np.asarray(sheet.convert("RGB")) == (255, 128, 0)).all(2)
+    assert [caption for *_, caption in tiles] == [
         [
-            f"label: {row['label']} ({float(row['label_probability']):.1%})",
-            f"model: {row['prediction']} ({float(row['probability']):.1%})",
-            row["image"],
+            f"label: {CLASSES[label]} ({share[label]:.1%})",
+            f"model: {CLASSES[share.argmax()]} ({share.max():.1%})",
+            path,
         ]
-        for row in wrong
+        for share, label, path in wrong
     ]
+    for left, top, right, bottom, _ in tiles:
+        width, height = right - left, bottom - top
+        sides = [np.flatnonzero(orange[top:bottom, left:right].any(axis)) for axis in (0, 1)]
+        assert [side[-1] + 1 - side[0] for side in sides] == pytest.approx([0.75 * min(width, height)] * 2, abs=5)
+        assert [side[-1] + 1 + side[0] for side in sides] == pytest.approx([width, height], abs=4), "in the middle"
+    with Image.open("o/first/correct.png") as sheet:
+        captions = [caption for *_, caption in json.loads(sheet.text["halfstep tiles"])]
+    right = [row for row in rows if row[0].argmax() == row[1]]
+    expected = [[f"{CLASSES[label]} ({share.max():.1%})", path] for share, label, path in right]
+    assert 5 < len(captions) == min(12, len(expected)) and all(caption in expected for caption in captions)
+
+
+def test_report_repeats_the_tables(computed):
     page = Path("o/first/report.html").read_text()
     lines = [re.findall("<td[^>]*>(.*?)</td>", line, re.S) for line in re.findall("<tr>(.*?)</tr>", page, re.S)]
     cells = {html.unescape(line[0]): line[1:7] for line in lines if len(line) == 8}
     for row in rows_of("o/first/per_class.csv"):
         rates = [
-            row[name] and f"{float(row[name]):.1%}" for name in ("f1", "recall", "precision", "specificity", "auc")
+            f"{float(row[name]):.1%}" if row[name] else "-"
+            for name in ("f1", "recall", "precision", "specificity", "auc")
         ]
         assert cells.pop(row["class"]) == [*rates, row["count"]]
     errors = [f"{computed.results['calibration'][f'ece_{name}']:.1%}" for name in ("before", "after")]

@@ -32,8 +32,8 @@ def number_section(run: SavedRun) -> dict[str, Any] | None:
         rows.append(
             (row["output"], row["images"], *cells, *(_short(row[f"{name}_of_mean"]) for name in ("mae", "rmse")))
         )
-    columns = ("output", "images", *(METRICS[name].title for name in FIGURES), "MAE of the mean", "RMSE of the mean")
-    notes = ["In parentheses: 95% intervals. The last columns are for predictions that are always the training mean."]
+    columns = ("output", "images", *(METRICS[name].title for name in FIGURES), "mean's MAE", "mean's RMSE")
+    notes = ["In parentheses: 95% intervals. The last columns are the errors of always predicting the training mean."]
     if widths := record.get("calibration", {}).get("interval"):
         names = [row[0] for row in rows]
         halves = (f"{name} ± {half:.4g}" for name, half in zip(names, widths, strict=False) if half is not None)

@@ -78,7 +78,7 @@ def test_linear_classifier_is_measured_and_training_starts_from_zeros(digits, tm
     steps = (folder / "steps.csv").read_text().splitlines()
     column = steps[0].split(",").index("loss")
     assert float(steps[1].split(",")[column]) == pytest.approx(math.log(10), abs=1e-4)
-    assert f"Before training it was {before['eval_top1']:.2f}%" in (folder / "report.html").read_text()
+    assert f"Before training, top-1 was {before['eval_top1']:.2f}%" in (folder / "report.html").read_text()
     known, val = read_features(folder)
     assert (len(known.names), len(val.names)) == (1438, 359)
     weight, bias = fit_linear(*map(torch.from_numpy, (known.features, known.targets)), 10, functional.cross_entropy)

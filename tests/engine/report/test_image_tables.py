@@ -28,7 +28,7 @@ from engine.precision import Precision
 from engine.predict.pictures import tiles_of
 from engine.record.saved_files import write_table
 from engine.report.image_results import BestResults, ResultFiles, record_of, to_json
-from engine.report.image_sheets import draw_confusion
+from engine.report.image_sheets import calibrated, draw_confusion, draw_mistakes
 from engine.tasks import class_tables
 from engine.tasks.class_tables import ClassResults
 from engine.tasks.classes import ImageResults, Tally
@@ -93,9 +93,10 @@ def test_evaluation_tables_match_scikit_learn_for_any_world_size(tmp_path, world
         (found,) = evaluate(
             [Shades()], data, Inference(Normalize(config.DATA), Precision(config, CPU), process), bad, Scoring(Tally)
         )
-        return found.images.gather(process).complete(process, Lines())
+        results = found.images.gather(process).complete(process, Lines())
+        return results, calibrated(results, 2.0, process)
 
-    results = Threads(world_size).run(results_of)
+    results, scaled = zip(*Threads(world_size).run(results_of), strict=True)
     write_tables(tmp_path, results[-1], images)
     kept = [index for index in range(NUM_IMAGES) if index not in UNREADABLE]
     pixels = Normalize(config.DATA)(torch.from_numpy(images.images[kept])[:, None])
@@ -107,6 +108,9 @@ def test_evaluation_tables_match_scikit_learn_for_any_world_size(tmp_path, world
         [f"made up image #{index}", names[label], names[number]]
         for index, label, number in zip(kept, labels, predicted, strict=True)
     ]
+    halved = (Shades()(pixels).double() / 2).softmax(1).numpy()
+    assert scaled[0].probabilities == pytest.approx(halved.max(1), abs=2e-6)
+    assert scaled[0].label_probabilities == pytest.approx(halved[range(len(kept)), labels], abs=2e-6)
     of_prediction, of_label = ([float(row[column]) for row in rows] for column in (3, 4))
     assert of_prediction == pytest.approx(shares.max(1), abs=2e-6)
     assert of_label == pytest.approx(shares[range(len(kept)), labels], abs=2e-6)
@@ -186,6 +190,15 @@ def test_multi_label_tables_match_scikit_learn(tmp_path):
         label = "a label" if targets.flatten()[place] else "not a label"
         assert index == place // 4
         assert caption == [f"{label}: {names[place % 4]}", f"model: {shares.flatten()[place]:.1%}"]
+    right = [index for index in range(50) if not is_wrong[index].any()]
+    captions = {index: ", ".join(names[each] for each in np.flatnonzero(targets[index])) for index in right}
+    found = results.right(names, 100)
+    assert [index for index, _ in found] == right and len(results.right(names, 3)) == 3 < len(right)
+    assert all({*caption[0].split(", ")} == {*(captions[index] or "no label").split(", ")} for index, caption in found)
+    each = torch.tensor([0.5, 1.0, 2.0, 4.0])
+    scaled = Threads(2).run(lambda process: calibrated(results_of(process), each.tolist(), process))[0]
+    (row,) = np.flatnonzero((scaled.images == 7) & (scaled.classes == int(logits[7].argmax())))
+    assert scaled.probabilities[row] == pytest.approx(float((logits[7] / each).sigmoid()[logits[7].argmax()]), abs=1e-6)
     for index, (name, label, prediction, certain, of_label) in enumerate(table(tmp_path / "predictions.csv")[1:]):
         assert name == images.table_name(index)
         order = shares[index].argsort(descending=True).tolist()
@@ -244,6 +257,25 @@ def test_huge_confusion_matrix_is_written_as_list_and_picture(tmp_path, monkeypa
     assert table(tmp_path / "confusion.csv")[0][1:] == images.classes, "a matrix for the most classes"
 
 
+def test_sheets_show_equal_pictures_once_with_their_number(tmp_path):
+    pixels = np.random.default_rng(0).integers(256, size=(9, 8, 8), dtype=np.uint8)
+    pixels[[2, 5]] = pixels[1]
+    images = ArrayImages(pixels, np.zeros(9, np.int64), ["a", "b"], PixelRules(1), "made up")
+    results = made_up(np.zeros(9, int), np.array([1, 1, 1, 1, 1, 1, 0, 0, 0]), 2)
+    data = small_config(tmp_path, "DATA.CROP_PCT=1").DATA
+    captions = [caption for _, caption in tiles_of(draw_mistakes(results, images, data))]
+    names = [f"made up image #{number}" for number in (0, 1, 3, 4)]
+    texts = [["label: a (50.0%)", "model: b (50.0%)", name] for name in names]
+    assert captions == [texts[0], [*texts[1], "3 equal images"], *texts[2:]]
+
+
+@pytest.mark.parametrize("name", ["abcd", "a long name"])
+def test_names_below_the_confusion_matrix_are_upright_if_they_fit(name):
+    results = made_up(np.array([0, 1, 1]), np.array([0, 1, 0]), 2)
+    heights = [draw_confusion(results, [*names]).height for names in ((name, "1"), ("x", "1"))]
+    assert (heights[0] == heights[1]) == (name == "abcd")
+
+
 def test_processes_without_images_gather_empty_results():
     def empty(process: Process) -> ImageResults:
         tally = Tally(CPU, torch.float64, num_images=300)
@@ -258,7 +290,7 @@ def test_result_tables_are_valid_only_if_complete_and_for_the_same_weights(tmp_p
     images = ArrayImages(np.zeros((2, 8, 8), np.uint8), np.array([0, 1]), ["a", "b"], PixelRules(1), "made up")
     numbers, shares = np.array([0, 1]), np.full(2, 0.5, np.float32)
     results = ImageResults(numbers, np.ones((3, 2), int), None, None, numbers, numbers, shares, shares)
-    files = ResultFiles(tmp_path, images, Lines())
+    files = ResultFiles(tmp_path, images, Lines(), small_config(tmp_path).DATA)
     files.write(results, Best(50.0, 1), with_pictures=False)
     assert files.belong_to(Best(50.0, 1), with_pictures=False)
     for other in (Best(50.0, 2), Best(50.0, 1, 0.5), Best(50.0, 1, 0.0, "_ema"), Best(50.0, 1, 0.0, "", 9)):
@@ -288,7 +320,7 @@ def test_best_results_are_written_at_most_once_a_minute(tmp_path, monkeypatch):
     now, written, trainer = [0.0], [], SimpleNamespace(best=Best(), process=Process(CPU), parts={})
     monkeypatch.setattr("engine.report.image_results.time.monotonic", lambda: now[0])
 
-    def write(files, images, best, with_pictures, calibration) -> None:
+    def write(files, images, best, with_pictures, calibration, calibrated) -> None:
         written.append((now[0], images, best.epoch, with_pictures))
         now[0] += 2.0
 
@@ -342,11 +374,10 @@ def test_planted_wrong_labels_are_among_the_most_certain_mistakes(mislabelled):
     rows = rows_of(mislabelled / "predictions.csv")
     planted = {rows[index]["image"] for index in WRONG_LABELS}
     wrong = [row for row in rows if row["label"] != row["prediction"]]
-    shown = sorted(wrong, key=lambda row: -float(row["probability"]))[:36]
-    assert planted <= {row["image"] for row in shown}
     with Image.open(mislabelled / "mistakes.png") as sheet:
         assert sheet.width > 900 and sheet.height > 150
-        assert [caption[-1] for _, caption in tiles_of(sheet)] == [row["image"] for row in shown]
+        shown = {caption[-1] for _, caption in tiles_of(sheet)}
+    assert planted <= shown <= {row["image"] for row in wrong} and len(shown) == min(36, len(wrong))
     record, status = json.loads((mislabelled / "results.json").read_text()), status_of(mislabelled)
     assert len(rows) == 359 and status["best_top1"] == pytest.approx(100 * (359 - len(wrong)) / 359)
     assert (record["epoch"], record["value"]) == (status["best_epoch"], status["best_top1"])

@@ -103,12 +103,17 @@ def test_report_shows_the_numbers(trained):
     for text in (
         "predicted against true numbers",
         "Largest errors",
-        "MAE of the mean",
-        "ink: errors",
+        "Usual errors",
+        "mean&#x27;s MAE",
+        "ink: histogram of the errors",
         "validation MAE",
     ):
         assert text in page
     assert "accuracy, %" not in page and "Calibration" not in page
+    outputs = json.loads((trained / "results.json").read_text())["per_output"].values()
+    mae, low, high = (f"{np.mean([each['mae'][place] for each in outputs]):.4g}" for place in range(3))
+    mean = f"{np.mean([each['mae_of_mean'][0] for each in outputs]):.4g}"
+    assert f"is {mae} (95%: {low} to {high}); predicting the mean: {mean}; these images also chose" in page
 
 
 def test_evaluation_of_the_run_repeats_its_figures(trained, tmp_path):

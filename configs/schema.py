@@ -677,7 +677,7 @@ class Config:
     DETERMINISTIC: bool = setting(False, help=
         "Use only deterministic kernels: slower on GPUs, where bit-identical resume needs it.")
     REPORT: bool = setting(True, role=RECORD, help=
-        "Draw the wrong predictions (confusion.png, mistakes.png) and a training batch (train_batch.png), and write report.html; tables with the same data are always written.")
+        "Draw predictions (confusion.png, mistakes.png, correct.png) and a training batch (train_batch.png), and write report.html; tables with the same data are always written.")
     CALIBRATE: bool = setting(True, role=RECORD, help=
         "Fit a temperature to the validation images and store it in best.pth, so that probabilities of predict.py say how often the model is right. The weights do not change.")
     TRACK: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = setting(("tensorboard",), role=RECORD, help=

@@ -46,7 +46,8 @@ def draw_mistakes(results: ClassResults, image_set: ImageSet, data: Data) -> Ima
 
 def draw_correct(results: ClassResults, image_set: ImageSet, data: Data) -> Image.Image:
     """Return a sheet of some images that are classified right, or of usual errors of numbers."""
-    return draw_sheet(results.right(image_set.classes, NUM_CORRECT), image_set, data, "")
+    rows = results.right(image_set.classes, NUM_CORRECT)
+    return draw_sheet(rows, image_set, data, "" if rows else "no image is without a mistake")
 
 
 def draw_sheet(rows: Sequence[tuple[int, list[str]]], image_set: ImageSet, data: Data, title: str) -> Image.Image:
@@ -86,8 +87,8 @@ MATRIX_SIDE, SMALLEST_MARK = 800, 3  # pixels: largest side of the matrix, small
 SMALLEST_CELL, LARGEST_CELL, ON_A_PHONE = 30, 48, 300  # pixels: bounds of a cell; side of a matrix that fits on a phone
 MOST_WITH_NUMBERS, NUM_NAMED = 40, 25  # with more than 40 classes: no counts, and about 25 names
 NAMES_WIDTH, GAP = 130, 12
-RIGHT, WRONG = (31, 119, 180), (214, 39, 40)  # colors of cells on and off the diagonal
-WHITE_TEXT = 0.85  # darkness above which white text is easier to read than black text
+RIGHT, WRONG = (26, 114, 175), (214, 39, 40)  # colors of cells on and off the diagonal
+WHITE_TEXT = 0.93  # darkness above which white text has more contrast than black text; either has at least 4.5
 
 
 def draw_confusion(results: ClassResults, classes: Sequence[str]) -> Image.Image:

@@ -122,7 +122,11 @@ def write_report(run: SavedRun, path: Path) -> None:
     config = unflatten(run.settings)
     facts = {
         **{"title": title_of(run.settings), "version": VERSION, "run": run, "config": config, "about": run.about},
-        **{"best": run.best, "metric": METRICS[run.best.metric], "task": config.task if config.TRAIN.OBJECTIVE in TASKS else None},
+        **{
+            "best": run.best,
+            "metric": METRICS[run.best.metric],
+            "task": config.task if config.TRAIN.OBJECTIVE in TASKS else None,
+        },
         "score": numbers_score(run),
         "right": None if run.best.metric == "top1" else exactly_right(run),
         "interval": interval_of(run.best.value, run.best.num_images, math.inf) if run.best.metric == "top1" else "",

@@ -183,8 +183,8 @@ def exactly_right(run: SavedRun) -> dict[str, Any] | None:
 
 def eval_speed(run: SavedRun) -> float:
     """Return the images per second of the run's evaluations, or 0. It includes reading, and both kinds of weights."""
-    seconds = statistics.median([row.get("eval_seconds") or 0 for row in run.epochs])
-    return run.about.get("validation_images", 0) / seconds if seconds > 0 else 0
+    seconds = [row["eval_seconds"] for row in run.epochs if (row.get("eval_seconds") or 0) > 0]
+    return run.about.get("validation_images", 0) / statistics.median(seconds) if seconds else 0
 
 
 def plots(run: SavedRun) -> Iterator[Plot]:

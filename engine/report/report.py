@@ -240,14 +240,20 @@ def class_table(run: SavedRun) -> dict[str, Any] | None:
         shares = (to_number(row.get(name, "")) for name in names)
         percents = ["-" if share is None else f"{share:.1%}" for share in shares]
         cells.append((row.get("class", ""), *percents, row["count"], taken + often))
-    notes = ["-: undefined, because no image was predicted as this class."] if any("-" in row for row in cells) else []
+    notes = (
+        ["-: undefined; a precision needs images that were predicted as the class."]
+        if any("-" in row for row in cells)
+        else []
+    )
     if record.get("epoch") != run.best.epoch:
         notes.append(f"Results of epoch {record.get('epoch')}, which was the best when these figures were written.")
     if len(shown) < len(rated):
         notes.append(f"{len(shown)} of {counted(len(rated), 'class')} with images; per_class.csv has all of them.")
     title = "Classes, lowest F1 first" if len(shown) == len(rated) else "Classes with the lowest F1"
     columns = ("class", "F1", "recall", "precision", "specificity", "AUC", "images", "most often mistaken for")
-    return {"title": title, "notes": notes, "columns": columns, "rows": cells, "numbers": range(1, 7)}
+    num_columns = 7 + any(row[7] for row in cells)  # with several labels, no class is mistaken for another
+    cells = [row[:num_columns] for row in cells]
+    return {"title": title, "notes": notes, "columns": columns[:num_columns], "rows": cells, "numbers": range(1, 7)}
 
 
 def numbers(run: SavedRun) -> dict[str, Any] | None:

@@ -175,13 +175,16 @@ def test_report_says_what_the_model_can_do_then_its_errors_use_and_training(tmp_
         "94.20% of 359 validation images their right class. On other images like these, expect 91.3 to 96.2%"
         in page.text
     )
-    assert "-: undefined, because no image was predicted as this class" in page.text
+    assert "-: undefined; a precision needs images that were predicted as the class" in page.text
     assert f"python scripts/predict.py '{folder}' new_images" in page.text
     assert f"python scripts/export.py '{folder}' -output model.safetensors" in page.text
     assert "0.77 MiB" in page.text and "at least 718 images/s" in page.text, (
         "202,954 weights; 359 images in half a second"
     )
     assert ("validation top-5" in page.text) == has_top5
+    assert "most often mistaken for" in page.text
+    (folder / "per_class.csv").write_text(re.sub(r"class \d+,\d+,(\d\.\d+,)", r",,\1", table))
+    assert "most often mistaken for" not in page_of(folder).text, "as with several labels per image"
     (folder / "best.pth").unlink()
     (folder / "last.pth").unlink()
     assert "How to use it" not in page_of(folder).headings

@@ -8,7 +8,7 @@ from engine.report.plot import MOST_MARKED, Plot, Point
 
 # A chart fits on a phone at its full size, so that its text is never made smaller.
 WIDTH, HEIGHT = 328, 200
-LEFT, RIGHT, TOP, BOTTOM = 52, 318, 10, 164  # the edges of the plot area
+LEFT, RIGHT, TOP, BOTTOM = 60, 318, 10, 164  # the edges of the plot area
 MOST_TICKS = 6
 MOST_POINTS = 300  # a line with more points becomes the lowest and the highest points of its parts
 
@@ -29,7 +29,7 @@ class Axis(NamedTuple):
         rough = (self.high - self.low) / MOST_TICKS
         power = 10 ** math.floor(math.log10(rough))
         step = max(next(each * power for each in (1, 2, 5, 10) if each * power >= rough), smallest_step)
-        form = f",.{max(0, -math.floor(math.log10(step) + 1e-9))}f" if step >= 1e-4 else ".3g"
+        form = f",.{max(0, -math.floor(math.log10(step) + 1e-9))}f" if 1e-4 <= step < 1e5 else ".3g"
         multiples = range(math.ceil(self.low / step), math.floor(self.high / step) + 1)
         return [(self.place(each * step), f"{each * step:{form}}") for each in multiples]
 

@@ -127,8 +127,9 @@ class Numbers(Task):
     def captions(self, targets: Any, names: Sequence[str]) -> list[str]:
         if isinstance(targets, Mixed):
             targets = torch.lerp(targets.second, targets.first, targets.share[:, None])
-        rows = self.in_units(targets.double().numpy()).tolist()
-        return [describe_row(zip(names, row, strict=False)) for row in rows]
+        rows = self.in_units(targets.double().numpy())
+        rows[np.abs(rows) < 1e-6 * self.deviation] = 0  # not -2e-9, because the targets have the precision of float32
+        return [describe_row(zip(names, row, strict=False)) for row in rows.tolist()]
 
 
 def describe_row(row: Iterable[tuple[str, float]]) -> str:

@@ -204,7 +204,7 @@ def test_curves_fit_on_a_phone_and_show_the_extremes_of_long_lines(tmp_path):
     points = [[tuple(map(float, point.split())) for point in line[1:].split("L")] for line in lines]
     assert max(map(len, points)) <= 600
     (spike,) = (point for point in points[-1] if point[1] < 50)
-    assert spike[0] == pytest.approx(52 + (318 - 52) * (0.04 + 777 / 4999) / 1.08, abs=0.2)
+    assert spike[0] == pytest.approx(60 + (318 - 60) * (0.04 + 777 / 4999) / 1.08, abs=0.2)
     assert all(0 <= x <= 328 and 0 <= y <= 200 for line in points for x, y in line)
 
 

@@ -435,6 +435,7 @@ def test_captions_have_the_numbers_of_images_and_of_mixed_ones():
         torch.tensor([[2.0, 3.0], [2.0, 0.0], [0.0, 0.0]]),
     )
     assert task.captions(first, ["age", "ink"]) == ["age 40, ink -1.5", "age 50", "no number"]
+    assert task.captions(torch.tensor([[-4.0000005, NAN]]), ["age", "ink"]) == ["age 0"], "the precision of float32"
     mixed = Mixed(first, second, torch.tensor([0.75, 0.5, 1.0]))
     assert task.captions(mixed, ["age", "ink"]) == ["age 45, ink -1.25", "age 55", "no number"]
 

@@ -121,16 +121,18 @@ def write_report(run: SavedRun, path: Path) -> None:
     """Write the report of a run to `path`. Raise OSError if the disk is full."""
     config = unflatten(run.settings)
     facts = {
-        **{"title": title_of(run.settings), "version": VERSION, "run": run, "config": config, "about": run.about},
-        **{
-            "best": run.best,
-            "metric": METRICS[run.best.metric],
-            "task": config.task if config.TRAIN.OBJECTIVE in TASKS else None,
-        },
+        "title": title_of(run.settings),
+        "version": VERSION,
+        "run": run,
+        "config": config,
+        "task": config.task if config.TRAIN.OBJECTIVE in TASKS else None,  # None: a task of another version
+        "metric": METRICS[run.best.metric],
         "score": numbers_score(run),
         "right": None if run.best.metric == "top1" else exactly_right(run),
         "interval": interval_of(run.best.value, run.best.num_images, math.inf) if run.best.metric == "top1" else "",
-        "rate": max(row.get("lr") or 0 for row in [*run.steps, *run.epochs]),  # unlike BASE_LR, scaled
+        "rate": max(
+            row.get("lr") or 0 for row in [*run.steps, *run.epochs]
+        ),  # unlike BASE_LR, scaled with the batch size
         "eval_speed": eval_speed(run),
         "has_weights": weights_in(run.folder) is not None,
         "changes": changes_of(config),

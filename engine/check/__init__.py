@@ -282,6 +282,10 @@ def check_labels(plan: TrainPlan, trainer: Trainer) -> Iterator[Finding]:
         sets = [each.take(np.linspace(0, len(each) - 1, min(most, len(each))).astype(np.int64)) for each in sets]
     if sum(map(len, sets)) * plan.num_classes > MOST_JUDGED or plan.config.task.noun == "number":
         return
+    if data.IMAGE_CHANNELS not in (1, 3) or data.RGB:
+        from engine.features.channels import start_channels
+
+        start_channels(trainer, plan.train_set, note=lambda line: None)
     found = []
     for images in sets:
         tap = ReadByLayers([*output_layers(trainer.model).values()])

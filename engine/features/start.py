@@ -96,6 +96,11 @@ def fit(saves: Saves, layers: list[nn.Module], stop: StopSignal) -> ImageFeature
         if signal:
             raise Stopped(signal)
 
+    if plan.config.DATA.IMAGE_CHANNELS not in (1, 3) or plan.config.DATA.RGB:
+        from engine.features.channels import start_channels
+
+        if line := start_channels(trainer, plan.train_set, log.note, stop_if_requested):
+            log.say(line)
     tap = ReadByLayers(layers)
     found = features_of_images(trainer.model, tap, plan.train_set, trainer, log.note, stop_if_requested)
     features, targets = torch.from_numpy(found.joined), torch.from_numpy(found.targets)

@@ -226,7 +226,14 @@ def _fit_channels(model: nn.Module, state: dict[str, Tensor], lines: list[str], 
     is_rgb = kernel is not None and kernel.ndim == 4 and kernel.shape[1] == 3
     if is_rgb and ((channels := first[1].weight.shape[1]) != 3 or rgb):
         state[f"{first[0]}.weight"] = fitted(channels, kernel)
+        if channels > 1 and (channels, rgb) != (3, ()):
+            first[1].rgb = kernel  # so that a new classifier can start with one channel, see rgb_layer
         lines.append(f"  {first[0]} adapted from 3 to {counted(channels, 'channel')}")
+
+
+def rgb_layer(model: nn.Module) -> nn.Conv2d | None:
+    """Return the layer whose weights were adapted from red, green and blue to several channels. `.rgb`: the weights before."""
+    return next((each for each in model.modules() if hasattr(each, "rgb")), None)
 
 
 def _check_same_architecture(

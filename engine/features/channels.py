@@ -1,0 +1,71 @@
+"""Chooses the start of the first layer for images with more channels than the red, green and blue of its weights."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from datasets import ImageSet
+from engine.features.compute import ReadByLayers, features_of_images
+from engine.features.linear import SHARES, decomposed, leave_one_out, standardized
+from engine.train.trainer import Trainer
+from models.heads import output_layers
+from models.weights.load import rgb_layer
+from utils.text import counted
+
+MOST_IMAGES = 500  # whose features show which start is the best
+CLEARLY = 0.75  # a single channel must leave less than this share of the error that all channels leave
+
+
+def start_channels(
+    trainer: Trainer,
+    train_set: ImageSet,
+    note: Callable[[str], None],
+    stop_if_requested: Callable[[], None] = lambda: None,
+) -> str:
+    """Start the first layer from the channel whose features predict best, if they are clearly better than those of all.
+
+    Nothing happens if the layer has the channels of its weights. Return a line for the log, or "". Collective.
+    """
+    if not (layer := rgb_layer(trainer.model)):
+        return ""
+    images = train_set.take(train_set.epoch_order(trainer.config.SEED, 0)[:MOST_IMAGES])
+    starts, errors = {"all channels": layer.weight.detach().clone(), **dict(single_channels(layer))}, {}
+    for name, weight in starts.items():
+        set_weight(trainer, weight)
+        tap = ReadByLayers([*output_layers(trainer.model).values()])
+        found = features_of_images(trainer.model, tap, images, trainer, note, stop_if_requested)
+        features, targets = torch.from_numpy(found.joined), torch.from_numpy(found.targets)
+        errors[name] = trainer.process.first(lambda given=(features, targets): left_out_error(*given))
+    best, error_of_all = min(errors, key=errors.get), errors["all channels"]
+    chosen = best if errors[best] < CLEARLY * error_of_all else "all channels"
+    set_weight(trainer, starts[chosen])
+    each = f"a linear model of its features leaves {errors[best]:.0%} of the variance, of all {error_of_all:.0%}"
+    return f"first layer: starts with {chosen}; of {counted(layer.in_channels, 'channel')} alone, {best} is the best: {each}"
+
+
+def left_out_error(features: Tensor, targets: Tensor) -> float:
+    """Return the leave-one-out error of a ridge regression, as a share of the variance. `targets`: as in Batch."""
+    if not targets.is_floating_point() and targets.ndim == 1:
+        targets = nn.functional.one_hot(targets.long())
+    targets = targets.double().nan_to_num()  # standardized numbers have mean 0
+    squares, rows, _ = decomposed(standardized(features)[0])
+    tried = leave_one_out((squares, rows), targets, SHARES)
+    least = min(float((each - targets).square().sum()) for each in tried)
+    return least / float((targets - targets.mean(0)).square().sum())
+
+
+def single_channels(layer: nn.Conv2d) -> Iterator[tuple[str, Tensor]]:
+    """Yield weights that read one channel, as grey, and no other."""
+    grey = layer.rgb.to(layer.weight).sum(1)
+    for channel in range(layer.in_channels):
+        weight = torch.zeros_like(layer.weight)
+        weight[:, channel] = grey
+        yield f"channel {channel}", weight
+
+
+@torch.no_grad()
+def set_weight(trainer: Trainer, weight: Tensor) -> None:
+    for model in (trainer.model, *([trainer.ema.model] if trainer.ema else [])):
+        rgb_layer(model).weight.copy_(weight)
+    trainer.computing.refresh()

@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
 
 
 def grey(file: Path, side: int) -> Image.Image:
-    with Image.open(file) as image:
+    with Image.open(file, formats=("PNG", "JPEG")) as image:
         if image.mode in ("P", "LA", "RGBA"):
             behind = Image.new("RGBA", image.size, TRANSPARENT)
             image = Image.alpha_composite(behind, image.convert("RGBA"))

@@ -1,0 +1,131 @@
+"""Makes the pictures of docs/images from a run and from real photos, and prints the output that README.md shows.
+
+    python scripts/maintenance/pictures.py report
+    python scripts/maintenance/pictures.py augmentation -photos FOLDER
+    python scripts/maintenance/pictures.py attention -photos FOLDER -weights lite0.safetensors
+
+`report` trains as scripts/quickstart.sh does, on an idle machine in half a minute, and needs Chromium. FOLDER has photos
+that scikit-image (in skimage/data) and scikit-learn (in sklearn/datasets/images) ship: those in PHOTOS, as .png or .jpg.
+The weights are those of timm's tf_efficientnet_lite0 for ImageNet. Look at each picture before you commit it.
+"""
+
+import argparse
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[2]
+IMAGES = ROOT / "docs/images"
+PHOTOS = ("astronaut", "chelsea", "china", "coffee", "flower", "rocket")  # chelsea is a cat
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+WINDOW = (1100, 1040)  # pixels of report.png: down to the confusion matrix
+# The settings of docs/augmentation.md; one draw for each pair, and half of the pairs stay unmixed, so that all is seen.
+AUGMENTATION = """TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1 TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1
+    TRAIN.RANDOM_ERASE_PROB=0.25 TRAIN.SMOOTHING=0.1 TRAIN.MIXUP_MODE=pair TRAIN.MIXUP_PROB=0.5""".split()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("picture", choices=("report", "augmentation", "attention"))
+    parser.add_argument("-photos", type=Path, metavar="FOLDER", help="photos of scikit-image and scikit-learn")
+    parser.add_argument("-weights", type=Path, metavar="FILE", help="weights of tf_efficientnet_lite0")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)  # the current folder of all programs, so that no picture shows a path of this machine
+        (folder / "configs").symlink_to(ROOT / "configs")
+        if arguments.picture == "report":
+            make_report(folder)
+        elif arguments.picture == "augmentation":
+            make_augmentation(folder, find_photos(arguments.photos))
+        else:
+            make_attention(folder, find_photos(arguments.photos)["chelsea"], arguments.weights)
+
+
+def find_photos(folder: Path | None) -> dict[str, Path]:
+    """Return the file of each photo, or end the program if one is missing."""
+    files = {file.stem: file for file in sorted(folder.glob("*"))} if folder else {}
+    if missing := [name for name in PHOTOS if name not in files]:
+        sys.exit(f"-photos: {folder} has no {', '.join(missing)}; copy these photos from scikit-image and scikit-learn")
+    return {name: files[name] for name in PHOTOS}
+
+
+def make_report(folder: Path) -> None:
+    """Train on the digits, photograph the top of report.html, and print the lines of the run that README.md shows."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        sys.exit(f"report: none of {', '.join(BROWSERS)} is installed; install one of them")
+    output = run_in_terminal(folder, "main_single_gpu.py", "-cfg", "configs/vit_digits.yaml", "-amp")
+    (page,) = folder.glob("output/*/report.html")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars"]
+    flags += [f"--user-data-dir={folder / 'browser'}", f"--window-size={WINDOW[0]},{WINDOW[1]}"]
+    subprocess.run(
+        [browser, *flags, f"--screenshot={folder / 'report.png'}", page.as_uri()], check=True, capture_output=True
+    )
+    picture = Image.open(folder / "report.png").convert("RGB").quantize(dither=Image.Dither.NONE)
+    picture.save(IMAGES / "report.png", optimize=True)
+    shown = r" *(model|writing to|epoch|1/40|40/40|done|next|look at)\b"
+    print("\n".join(line for line in output if re.match(shown, line)))
+
+
+def run_in_terminal(folder: Path, program: str, *words: str) -> list[str]:
+    """Return the lines that a program of ours prints on a terminal, without the progress bars."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, str(ROOT / program), *words]
+    environment = os.environ | {"COLUMNS": "200", "NO_COLOR": "1"}
+    process = subprocess.Popen(command, cwd=folder, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    printed = b""
+    try:
+        while part := os.read(ours, 65536):
+            printed += part
+    except OSError:  # how Linux reports that the other side has closed the terminal
+        pass
+    if process.wait() != 0:
+        sys.exit(printed.decode())
+    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", printed.decode())
+    return [line.rstrip().split("\r")[-1] for line in text.split("\n")]
+
+
+def make_augmentation(folder: Path, photos: dict[str, Path]) -> None:
+    """Show the images of the first update of a short run, with six copies of each photo as its class."""
+    for name, file in photos.items():
+        for path in [f"train/{name}/{number}" for number in range(6)] + [f"val/{name}/0"]:
+            copy = (folder / "photos" / path).with_suffix(file.suffix)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+    flags = ["-cfg", "configs/vit_tiny_patch16_224.yaml", "-data_path", "photos", "-epochs", "1", "-batch_size", "24"]
+    options = [*AUGMENTATION, "MODEL.DEPTH=1", "DATA.NUM_WORKERS=0"]
+    command = [sys.executable, str(ROOT / "main_single_gpu.py"), *flags, "-device", "cpu", "-opts", *options]
+    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    (picture,) = folder.glob("output/*/train_batch.png")
+    Image.open(picture).convert("RGB").save(IMAGES / "augmentation.jpg", quality=80)
+
+
+def make_attention(folder: Path, photo: Path, weights: Path | None) -> None:
+    """Show where EfficientNet-Lite0 looks on the photo of a cat."""
+    if weights is None or not weights.is_file():
+        sys.exit(f"-weights: there is no file {weights}; pass the weights of timm's tf_efficientnet_lite0")
+    (folder / "lite0.safetensors").symlink_to(weights.resolve())
+    shutil.copyfile(photo, folder / f"cat{photo.suffix}")
+    words = [
+        "lite0.safetensors",
+        f"cat{photo.suffix}",
+        "-attention",
+        "maps",
+        "-opts",
+        "MODEL.NAME=tf_efficientnet_lite0",
+    ]
+    subprocess.run([sys.executable, str(ROOT / "scripts/predict.py"), *words], cwd=folder, check=True)
+    (picture,) = (folder / "maps").iterdir()
+    Image.open(picture).convert("RGB").save(IMAGES / "attention.jpg", quality=85)
+
+
+if __name__ == "__main__":
+    main()

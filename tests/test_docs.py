@@ -2,6 +2,8 @@
 
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -67,3 +69,14 @@ def test_contributing_callback_runs_as_printed(tmp_path):
     assert len(strict.warn.call_args_list) == len(reports.seen) > 0
     assert f"step {reports.seen[0].step}: loss {reports.seen[0].loss:.3f}" in strict.warn.call_args_list[0].args[0]
     lenient.warn.assert_not_called()
+
+
+def test_pictures_script_names_missing_photos_and_writes_nothing(tmp_path):
+    (tmp_path / "coffee.png").touch()
+    before = {path: path.stat().st_mtime_ns for path in (ROOT / "docs/images").iterdir()}
+    command = [sys.executable, ROOT / "scripts/maintenance/pictures.py", "augmentation", "-photos", tmp_path]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(f"-photos: {tmp_path} has no astronaut, chelsea, china, flower, rocket; ")
+    assert ended.stderr.count("\n") == 1
+    assert before == {path: path.stat().st_mtime_ns for path in (ROOT / "docs/images").iterdir()}

@@ -4,8 +4,8 @@
     python scripts/maintenance/pictures.py augmentation -photos FOLDER
     python scripts/maintenance/pictures.py attention -photos FOLDER -weights lite0.safetensors
 
-`report` trains as scripts/quickstart.sh does, on an idle machine in half a minute, and needs Chromium. FOLDER has photos
-that scikit-image (in skimage/data) and scikit-learn (in sklearn/datasets/images) ship: those in PHOTOS, as .png or .jpg.
+`report` trains as scripts/quickstart.sh does, in less than a minute, and needs Chromium. FOLDER has the photos in PHOTOS,
+as .png or .jpg. scikit-image (in skimage/data) and scikit-learn (in sklearn/datasets/images) ship them.
 The weights are those of timm's tf_efficientnet_lite0 for ImageNet. Look at each picture before you commit it.
 """
 
@@ -34,8 +34,12 @@ AUGMENTATION = """TRAIN.AUTO_AUGMENT=rand-m9-mstd0.5-inc1 TRAIN.MIXUP_ALPHA=0.8 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("picture", choices=("report", "augmentation", "attention"))
-    parser.add_argument("-photos", type=Path, metavar="FOLDER", help="photos of scikit-image and scikit-learn")
-    parser.add_argument("-weights", type=Path, metavar="FILE", help="weights of tf_efficientnet_lite0")
+    parser.add_argument(
+        "-photos", type=Path, default=Path("photos"), metavar="FOLDER", help="photos of these packages [photos]"
+    )
+    parser.add_argument(
+        "-weights", type=Path, default=Path("lite0.safetensors"), metavar="FILE", help="weights [lite0.safetensors]"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)  # the current folder of all programs, so that no picture shows a path of this machine
@@ -48,9 +52,9 @@ def main() -> None:
             make_attention(folder, find_photos(arguments.photos)["chelsea"], arguments.weights)
 
 
-def find_photos(folder: Path | None) -> dict[str, Path]:
+def find_photos(folder: Path) -> dict[str, Path]:
     """Return the file of each photo, or end the program if one is missing."""
-    files = {file.stem: file for file in sorted(folder.glob("*"))} if folder else {}
+    files = {file.stem: file for file in sorted(folder.glob("*"))}
     if missing := [name for name in PHOTOS if name not in files]:
         sys.exit(f"-photos: {folder} has no {', '.join(missing)}; copy these photos from scikit-image and scikit-learn")
     return {name: files[name] for name in PHOTOS}
@@ -108,9 +112,9 @@ def make_augmentation(folder: Path, photos: dict[str, Path]) -> None:
     Image.open(picture).convert("RGB").save(IMAGES / "augmentation.jpg", quality=80)
 
 
-def make_attention(folder: Path, photo: Path, weights: Path | None) -> None:
+def make_attention(folder: Path, photo: Path, weights: Path) -> None:
     """Show where EfficientNet-Lite0 looks on the photo of a cat."""
-    if weights is None or not weights.is_file():
+    if not weights.is_file():
         sys.exit(f"-weights: there is no file {weights}; pass the weights of timm's tf_efficientnet_lite0")
     (folder / "lite0.safetensors").symlink_to(weights.resolve())
     shutil.copyfile(photo, folder / f"cat{photo.suffix}")

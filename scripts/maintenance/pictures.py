@@ -72,7 +72,7 @@ def make_report(folder: Path) -> None:
     subprocess.run(
         [browser, *flags, f"--screenshot={folder / 'report.png'}", page.as_uri()], check=True, capture_output=True
     )
-    picture = Image.open(folder / "report.png").convert("RGB").quantize(dither=Image.Dither.NONE)
+    picture = Image.open(folder / "report.png", formats=("PNG",)).convert("RGB").quantize(dither=Image.Dither.NONE)
     picture.save(IMAGES / "report.png", optimize=True)
     shown = r" *(model|writing to|epoch|1/40|40/40|done|next|look at)\b"
     print("\n".join(line for line in output if re.match(shown, line)))
@@ -109,7 +109,7 @@ def make_augmentation(folder: Path, photos: dict[str, Path]) -> None:
     command = [sys.executable, str(ROOT / "main_single_gpu.py"), *flags, "-device", "cpu", "-opts", *options]
     subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
     (picture,) = folder.glob("output/*/train_batch.png")
-    Image.open(picture).convert("RGB").save(IMAGES / "augmentation.jpg", quality=80)
+    Image.open(picture, formats=("PNG",)).convert("RGB").save(IMAGES / "augmentation.jpg", quality=80)
 
 
 def make_attention(folder: Path, photo: Path, weights: Path) -> None:
@@ -128,7 +128,7 @@ def make_attention(folder: Path, photo: Path, weights: Path) -> None:
     ]
     subprocess.run([sys.executable, str(ROOT / "scripts/predict.py"), *words], cwd=folder, check=True)
     (picture,) = (folder / "maps").iterdir()
-    Image.open(picture).convert("RGB").save(IMAGES / "attention.jpg", quality=85)
+    Image.open(picture, formats=("PNG",)).convert("RGB").save(IMAGES / "attention.jpg", quality=85)
 
 
 if __name__ == "__main__":

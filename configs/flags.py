@@ -7,6 +7,7 @@ from typing import NamedTuple
 from configs.removed import REMOVED_FLAGS
 from configs.values import ALL_SETTINGS, to_text
 from configs.yaml_files import Layer
+from utils.commands import as_typed, usage_name
 from utils.errors import ConfigError
 
 # {group: {flag: (setting, metavar)}}
@@ -65,7 +66,7 @@ _LOCAL_RANK = ("--local-rank", "--local_rank")
 EXAMPLES = """\
 examples:
   python main_single_gpu.py -cfg ./configs/vit_digits.yaml -amp
-  CUDA_VISIBLE_DEVICES=0,1,2,3 python main_multi_gpu.py -cfg ./configs/vit_base_patch16_224.yaml \\
+  CUDA_VISIBLE_DEVICES=0,1,2,3 python main_multi_gpu.py -ngpus 4 -cfg ./configs/vit_base_patch16_224.yaml \\
       -dataset imagenet2012 -data_path /dataset/imagenet -batch_size 256 -amp
   python main_single_gpu.py -cfg ./configs/vit_base_patch16_224.yaml -eval -pretrained ./vit_base_patch16_224.pdparams
   python main_single_gpu.py -eval -pretrained output/train-20260102-03-04-05/best.pth -data_path photos
@@ -85,10 +86,14 @@ class _Parser(argparse.ArgumentParser):
         """Raise ConfigError instead of exiting, so that the caller reports this error like all others."""
         raise ConfigError(f"{message}; -h lists the flags")
 
+    def format_help(self) -> str:
+        return as_typed(super().format_help())
+
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line. All values stay text; the loader converts them like the values of a file."""
     parser = _Parser(
+        prog=usage_name(),
         usage="%(prog)s -cfg FILE [flag ...]",
         description="Train or evaluate a Vision Transformer. Flags override the settings file.\n"
         "In brackets: the setting that a flag sets, and its default.",

@@ -10,7 +10,7 @@ import yaml
 
 from configs.values import Text, is_none
 from utils.errors import ConfigError, did_you_mean
-from utils.files import content_of
+from utils.files import content_of, or_shipped, short_name
 from utils.text import align
 
 SHIPPED = Path(__file__).resolve().parent
@@ -39,9 +39,7 @@ def find_settings_file(cfg: str | None) -> str:
     """Return the path given with -cfg, or raise an error that lists the alternatives."""
     if not cfg:
         first = {path: path.read_text(encoding="utf-8").splitlines()[0].strip("# ") for path in shipped_files()}
-        rows = [
-            (f"  {_relative_to_cwd(path)}", textwrap.shorten(first[path], 90, placeholder=" ...")) for path in first
-        ]
+        rows = [(f"  {short_name(path)}", textwrap.shorten(first[path], 90, placeholder=" ...")) for path in first]
         listed = "\n".join(align(rows))
         raise ConfigError(
             "-cfg is missing; give a settings file, or the name of one of these, such as -cfg "
@@ -50,8 +48,8 @@ def find_settings_file(cfg: str | None) -> str:
         )
     shipped = {name: path for path in shipped_files() for name in (path.stem, path.name)}
     if cfg in shipped and not os.path.isfile(cfg):
-        return _relative_to_cwd(shipped[cfg])
-    if os.path.exists(cfg):
+        return short_name(shipped[cfg])
+    if or_shipped(Path(cfg)).exists():
         return cfg
     near = did_you_mean(Path(cfg).stem, [path.stem for path in shipped.values()])
     raise ConfigError(f"-cfg: there is no file {cfg} in the working directory {os.getcwd()}{near}")
@@ -97,7 +95,7 @@ def read_layers(path: str, chain: tuple[str, ...] = (), read: list[str] | None =
     layers = []
     for base in _bases(texts.pop("BASE", ""), origin):
         base_path = os.path.join(os.path.dirname(path), base)
-        if not os.path.exists(base_path):
+        if not or_shipped(Path(base_path)).exists():
             raise ConfigError(
                 f"{origin}: BASE names {base}, but there is no file {os.path.normpath(base_path)} (BASE is relative "
                 "to the folder of the file that names it)"
@@ -110,7 +108,7 @@ def read_file(path: str) -> dict[str, Text]:
     """Return {full key: text} from one YAML file. Its BASE files are not read."""
     origin = os.path.normpath(path)
     try:
-        source = content_of(Path(path), MOST_BYTES).decode("utf-8-sig")
+        source = content_of(or_shipped(Path(path)), MOST_BYTES).decode("utf-8-sig")
     except OSError as error:  # for example, no permission
         raise ConfigError(f"{origin}: cannot be read as a settings file: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -180,8 +178,3 @@ def _bases(text: Text, origin: str) -> list[str]:
     if not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{origin}: BASE must be the path of a file, or a list of paths")
     return [name for name in names if not is_none(name)]
-
-
-def _relative_to_cwd(path: Path) -> str:
-    """Return a path inside the working directory as a relative path, and any other path as an absolute path."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

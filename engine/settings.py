@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from configs.flags import CommandLine, parse
 from configs.load import LoadedConfig, load, name_runs
 from configs.translate.paddlevit import our_name
 from configs.values import Text, is_none
 from configs.yaml_files import Layer, find_settings_file, read_layers
+from utils.files import or_shipped
 
 
 def load_settings(arguments: list[str]) -> LoadedConfig:
@@ -18,7 +20,12 @@ def load_settings(arguments: list[str]) -> LoadedConfig:
        BatchNorm finetune_batchnorm.yaml; for numbers finetune_numbers*.yaml (not with -eval)
     3. flags and -opts
     """
-    return _load(parse(arguments))
+    command_line = parse(arguments)
+    loaded = _load(command_line)
+    cfg = Path(find_settings_file(command_line.cfg)) if command_line.cfg else Path()
+    if (file := or_shipped(cfg)) != cfg:
+        loaded = replace(loaded, notes=[f"-cfg: {cfg} comes with halfstep ({file})", *loaded.notes])
+    return loaded
 
 
 def _load(command_line: CommandLine) -> LoadedConfig:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from configs.flags import FLAGS
 from configs.removed import REMOVED_FLAGS
+from utils.commands import as_typed, usage_name
 from utils.errors import SIMILAR, ConfigError, cause_of
 from utils.files import refuse_special
 from utils.runs import EMPTY_NAME
@@ -24,8 +25,12 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, description: str = "", **options):
         form = argparse.RawDescriptionHelpFormatter
+        options = {"prog": usage_name()} | options
         super().__init__(description=description, formatter_class=form, allow_abbrev=False, **options)
         self.register("type", Path, local_path)
+
+    def format_help(self) -> str:
+        return as_typed(super().format_help())
 
     def error(self, message: str):
         words = [word.partition("=")[0] for word in message.split()]

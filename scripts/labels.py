@@ -23,7 +23,6 @@ exit code is 2.
 """
 
 import argparse
-import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +35,7 @@ from scripts.command_line import RUN_HELP, Parser, at_least, local_path
 from scripts.embed import refuse_among_photos
 from scripts.predict import add_model_flags, maps_to_write, settings_flags
 from scripts.sweeping import DONE, FILE, ranked_points, read_result, read_sweep
+from utils.commands import command
 from utils.errors import ConfigError
 from utils.runs import folder_of
 
@@ -163,7 +163,7 @@ def find_source(arguments: argparse.Namespace):
     done = [trial for trial in trials if results[trial.index].state == DONE]
     if not done:
         raise ConfigError(
-            f"{folder}: no trial of this sweep is done; continue it: python scripts/sweep.py -output {shlex.quote(str(folder))}"
+            f"{folder}: no trial of this sweep is done; continue it: {command('scripts/sweep.py', '-output', folder)}"
         )
     runs = [SavedRun.open(folder / trial.name) for trial in done]
     return Source(folder, runs, len(trials) - len(done), sweep.folds)

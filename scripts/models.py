@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 
 from utils.program import exit_code  # isort: skip
 from scripts.command_line import Parser
+from utils.commands import command
 from utils.errors import ConfigError, did_you_mean
 from utils.text import align
 
@@ -161,13 +162,13 @@ def notes(models: list[Model], num_more: int) -> list[str]:
     with_weights = [each for each in models if each.has_weights]
     if with_weights:  # the smallest, since a beginner should not start with a billion parameters
         return [*lines, train(min(with_weights, key=lambda each: (each.is_non_commercial, each.parameters)).name)]
-    command = f"python main_single_gpu.py -cfg configs/timm.yaml -data_path FOLDER -opts MODEL.NAME={models[0].name}"
-    return [*lines, f"train one: {command}"]
+    words = ("-cfg", "configs/timm.yaml", "-data_path", "FOLDER", "-opts", f"MODEL.NAME={models[0].name}")
+    return [*lines, f"train one: {command('main_single_gpu.py', *words)}"]
 
 
 def train(weights: str) -> str:
     """Return the line with the command that fine-tunes these weights."""
-    return f"train one: python main_single_gpu.py -pretrained {weights} -data_path FOLDER"
+    return f"train one: {command('main_single_gpu.py', '-pretrained', weights, '-data_path', 'FOLDER')}"
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ K, so that each task of a Slurm array can run one trial.
 import argparse
 import os
 import re
-import shlex
 import sys
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from scripts.sweeping import (
     table,
     write_trials,
 )
+from utils.commands import command
 from utils.errors import ConfigError
 from utils.files import FolderLock, locked
 
@@ -60,13 +60,12 @@ def main(argv: list[str]) -> int:
         sweep.save(folder)
         code = Runner(sweep, folder, FolderLock(folder, LOCK, "-output")).run()
         print(report(sweep, folder))
-    name = shlex.quote(str(arguments.output))
     if code >= 128:
-        print(f"stopped; python scripts/sweep.py -output {name} continues the sweep")
+        print(f"stopped; {command('scripts/sweep.py', '-output', arguments.output)} continues the sweep")
     else:
-        print(f"python scripts/compare.py {name} shows which differences are noise")
+        print(f"{command('scripts/compare.py', arguments.output)} shows which differences are noise")
         if sweep.folds:
-            print(f"python scripts/labels.py {name} lists images whose label is probably wrong")
+            print(f"{command('scripts/labels.py', arguments.output)} lists images whose label is probably wrong")
     return code
 
 

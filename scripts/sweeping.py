@@ -5,7 +5,6 @@ import itertools
 import json
 import os
 import re
-import shlex
 import signal
 import statistics
 import subprocess
@@ -28,6 +27,7 @@ from engine.record.saved_run import is_locked, read_status
 from engine.settings import load_settings
 from scripts.command_line import naming_output
 from scripts.comparing.statistics import spread
+from utils.commands import command
 from utils.errors import ConfigError, ExitCode, cause_of
 from utils.files import FolderLock, creating, write_text
 from utils.program import StopSignal, die_with_parent
@@ -176,7 +176,7 @@ class Sweep:
 
     def command_of_point(self, point: Mapping[str, str]) -> str:
         """Return the command that trains with these settings outside the sweep."""
-        return shlex.join(["python", self.program, *self.words(Trial(0, 0, point))])
+        return command(self.program, *self.words(Trial(0, 0, point)))
 
     def save(self, folder: Path) -> None:
         with naming_output(folder):

@@ -15,6 +15,8 @@ from typing import IO, NamedTuple
 from utils.errors import ConfigError, UserError, not_a_file
 
 MOST_NAMES = 2**28  # maximum bytes of a file with one name per line
+HALFSTEP = Path(__file__).resolve().parent.parent
+SHIPPED = ("configs", "weights")  # folders whose files users can name from any working directory
 BYTES_THAT_TELL = 4096  # number of bytes at the start of a file that show its kind
 SECONDS_BETWEEN_ATTEMPTS = 0.2  # pause before the next attempt to lock a file that another process has locked
 
@@ -146,6 +148,22 @@ class LineFile:
         finally:
             self._unwritten = b""
             self._file.close()
+
+
+def or_shipped(path: Path) -> Path:
+    """Return the path, or the path of the file of this name that comes with halfstep, if there is no such path."""
+    own = HALFSTEP / path
+    is_shipped = path.parts[:1] in [(name,) for name in SHIPPED] and ".." not in path.parts and own.is_file()
+    return own if is_shipped and not path.exists() else path
+
+
+def short_name(path: Path) -> str:
+    """Return the name by which users name a file that comes with halfstep, and any other path unchanged."""
+    if path.is_relative_to(HALFSTEP) and path.relative_to(HALFSTEP).parts[0] in SHIPPED:
+        name = path.relative_to(HALFSTEP)
+        if or_shipped(name) == path or (name.exists() and name.samefile(path)):
+            return str(name)
+    return str(path)
 
 
 def content_of(path: Path, most: int = 2**30, takes: tuple[str | None, ...] = (None,)) -> bytes:

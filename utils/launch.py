@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from utils.commands import of_launcher
 from utils.errors import ConfigError
 from utils.program import hangup_is_ignored
 from utils.text import counted
@@ -98,6 +99,14 @@ def rank_in_environment(environment: Mapping[str, str]) -> int:
     return 0
 
 
+def is_one_of_several(environment: Mapping[str, str]) -> bool:
+    """Return whether a launcher started this process as one of several, or as one of an elastic run."""
+    with contextlib.suppress(KeyError, ValueError):  # main_multi_gpu.py reports wrong variables
+        ranks = [_read_rank(environment, launcher) for launcher in _launchers_in(environment)]
+        return any(max(each.world_size, each.max_world_size) > 1 for each in ranks)
+    return True
+
+
 def check_single_node(environment: Mapping[str, str]) -> None:
     """Raise ConfigError if the job has several nodes. Without a launcher, each node would train its own model."""
     counts = [(name, environment[name]) for name in NODE_COUNTS if environment.get(name, "1") != "1"]
@@ -105,7 +114,7 @@ def check_single_node(environment: Mapping[str, str]) -> None:
         raise ConfigError(
             f"{name} in the environment is {value}, so the job has several nodes, and each would train its own model: "
             "start this program with srun, mpirun, or on each node with torchrun --nnodes N --nproc_per_node gpu --rdzv_id "
-            f"JOB --rdzv_backend c10d --rdzv_endpoint FIRST_NODE:29500 main_multi_gpu.py ...; or unset {name}"
+            f"JOB --rdzv_backend c10d --rdzv_endpoint FIRST_NODE:29500 {of_launcher('main_multi_gpu.py')} ...; or unset {name}"
         )
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from utils.commands import as_typed
 from utils.errors import (
     AFTER_SIGNAL,
     NO_COMPILER,
@@ -91,7 +92,7 @@ def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
             traceback.print_exc()
         elif message:
             # With its line end in one write, so that errors of several processes do not share a line.
-            sys.stderr.write(f"error: {cut(printable(message[:MOST_READ]))}\n")
+            sys.stderr.write(f"error: {cut(printable(as_typed(message[:MOST_READ])))}\n")
         return code
 
 

@@ -273,7 +273,7 @@ def check_labels(plan: TrainPlan, trainer: Trainer) -> Iterator[Finding]:
         return
     from engine.features.compute import ReadByLayers, features_of_images, has_zero_classifier
     from engine.features.doubts import FEWEST_JUDGED, MOST_JUDGED, describe_doubts
-    from engine.record.next_steps import command
+    from utils.commands import command
 
     data, sets, most = plan.config.DATA, [plan.train_set, plan.eval_set], plan.config.START.CHECK_IMAGES
     if plan.train_set.makes_batches or trainer.parallel.is_sharded or not has_zero_classifier(trainer):

@@ -36,6 +36,7 @@ from models.weights.files import read_checkpoint
 from models.weights.load import load_exactly
 from models.weights.state import merged
 from models.weights.torch_files import read_torch
+from utils.commands import command
 from utils.distributed import Process, choose_device
 from utils.errors import ConfigError, cause_of
 from utils.files import Kind, refuse_other_kind, replacing, write_text
@@ -78,7 +79,7 @@ def save_overflow(folder: Path, update: Batches) -> str:
     name = OVERFLOW_FILE if update.rank == 0 else f"overflow-batch-{update.rank}.pth"
     with replacing(folder / name) as file:
         torch.save(content | (update.state if update.rank == 0 else {}), file)
-    return f"to see where it breaks: python scripts/doctor.py {shlex.quote(str(folder))}"
+    return f"to see where it breaks: {command('scripts/doctor.py', folder)}"
 
 
 def read_overflow(path: Path) -> Batches:
@@ -219,8 +220,7 @@ def replay_run(source: str, batch: Path | None, cfg: str | None, half: str | Non
     text = prescribe(found, config, folder) if found.first or batches else ""
     if text:
         target = folder / DOCTOR_FILE
-        command = f"python main_single_gpu.py -cfg {shlex.quote(str(target))}"
-        print(f"\n{text}\nwritten to {target}; to train with it: {command}")
+        print(f"\n{text}\nwritten to {target}; to train with it: {command('main_single_gpu.py', '-cfg', target)}")
 
 
 def find_run(source: str, batch: Path | None) -> tuple[Path, dict, list]:

@@ -23,12 +23,12 @@ from engine.features.doubts import describe_doubts
 from engine.features.linear import FEATURES_OF_AN_OUTPUT, MOST_PRODUCTS, set_classifier
 from engine.features.saved import save_features
 from engine.plan import TrainPlan
-from engine.record.next_steps import command
 from engine.saves import Saves
 from engine.train.stop_conditions import Stopped
 from engine.train.trainer import Trainer
 from models.heads import output_layers, set_to_zero
 from models.weights.record import CALIBRATION
+from utils.commands import command
 from utils.errors import DataError
 from utils.program import StopSignal
 from utils.runs import BEST

@@ -1,18 +1,14 @@
 """The last lines of a run: commands for the next steps, to copy into the shell that started the run."""
 
-import os
 import shlex
-import shutil
-import sys
 from pathlib import Path
 
 from configs.schema import Config
 from datasets import ImageSet
+from utils.commands import command, path_word
 from utils.distributed import Process
 from utils.runs import weights_in
 from utils.text import align
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 def after_training(config: Config, process: Process, folder: Path, eval_set: ImageSet, state: str) -> list[str]:
@@ -52,7 +48,7 @@ def after_evaluation(weights: Path | None, folder: Path, eval_set: ImageSet) -> 
 
 
 def _files(folder: Path, name: str) -> list[tuple[str, str]]:
-    return [("look at", shlex.quote(_path(folder / name)))] if (folder / name).exists() else []
+    return [("look at", shlex.quote(path_word(folder / name)))] if (folder / name).exists() else []
 
 
 def _use_of(weights: Path, eval_set: ImageSet) -> list[tuple[str, str]]:
@@ -70,25 +66,8 @@ def resume_command(process: Process, folder: Path, words: list[str | int]) -> st
         return command("main_single_gpu.py", "-resume", folder, *words)
     if process.local_size == process.world_size:
         return command("main_multi_gpu.py", "-resume", folder, "-ngpus", process.world_size, *words)
-    return f"the same command with {shlex.join(['-resume', _path(folder), *map(str, words)])}"
+    return f"the same command with {shlex.join(['-resume', path_word(folder), *map(str, words)])}"
 
 
 def _lines(rows: list[tuple[str, str]]) -> list[str]:
     return ["next:", *align([(f"  {what}", how) for what, how in rows])] if rows else []
-
-
-def command(script: str, *words: str | int | Path) -> str:
-    texts = [_path(each) if isinstance(each, Path) else str(each) for each in words]
-    python = "python" if shutil.which("python") == sys.executable else _short(sys.executable)
-    return shlex.join([python, _short(str(ROOT / script)), *texts])
-
-
-def _short(path: str) -> str:
-    """Return the path, relative to the working directory if it lies inside that directory."""
-    relative = os.path.relpath(path)
-    return path if relative.startswith("..") else relative
-
-
-def _path(path: Path) -> str:
-    """Return the path as a word that no program mistakes for a flag."""
-    return f"./{path}" if str(path).startswith("-") else str(path)

@@ -14,6 +14,7 @@ from engine.report.chart import Mark, chart
 from engine.tasks.class_tables import PREDICTIONS
 from engine.tasks.number_figures import FIGURES, PREDICTED
 from engine.tasks.numbers import PER_OUTPUT, PER_OUTPUT_KEY
+from utils.commands import as_typed
 from utils.text import counted
 
 MOST_OUTPUTS = 6  # with charts
@@ -43,7 +44,7 @@ def number_section(run: SavedRun) -> dict[str, Any] | None:
             images += f" of {counted(groups, 'group')}"
         share = f"{record['calibration']['share']:.0%}"
         notes.append(
-            f"Intervals of predict.py with {share} of the true numbers, by {images}{chose}: {', '.join(halves)}."
+            f"Intervals of {as_typed('predict.py')} with {share} of the true numbers, by {images}{chose}: {', '.join(halves)}."
         )
     return {
         "columns": columns,

@@ -27,6 +27,7 @@ from engine.report.chart import Mark, chart, chart_of
 from engine.report.plot import Plot, plots_of
 from engine.tasks.class_tables import PREDICTIONS
 from utils import VERSION
+from utils.commands import as_typed, usage_name
 from utils.errors import ConfigError, cause_of, naming_damage
 from utils.files import Kind, content_of, write_text
 from utils.log import Log
@@ -143,6 +144,7 @@ def write_report(run: SavedRun, path: Path) -> None:
         "curves": {plot.file: chart_of(plot) for plot in plots(run)},
         "settings": settings(run),
         "commands": commands(run),
+        "is_clone": usage_name() is None,
     }
     write_page(path, facts | FORMATS)
 
@@ -170,7 +172,7 @@ def format_date(text: str | None) -> str:
 
 # The functions that page.html calls
 FORMATS = {each.__name__: each for each in (counted, format_bytes, format_duration, format_value, format_speed)}
-FORMATS |= {"format_date": format_date, "quote": shlex.quote, "thousands": "{:,}".format}
+FORMATS |= {"format_date": format_date, "quote": shlex.quote, "as_typed": as_typed, "thousands": "{:,}".format}
 
 
 def exactly_right(run: SavedRun) -> dict[str, Any] | None:
@@ -324,7 +326,7 @@ def commands(run: SavedRun) -> dict[str, str]:
     """Return the command lines that started and repeat the run."""
     processes = run.about.get("processes", 1)
     program = ["main_multi_gpu.py", "-ngpus", str(processes)] if processes > 1 else ["main_single_gpu.py"]
-    found = {"Repeat it": shlex.join(["python", *program, "-cfg", str(run.folder / "config.yaml")])}
+    found = {"Repeat it": as_typed(shlex.join(["python", *program, "-cfg", str(run.folder / "config.yaml")]))}
     if started := run.about.get("command"):
-        return {"It was started with": redacted(shlex.join(["python", program[0], *started]))} | found
+        return {"It was started with": as_typed(redacted(shlex.join(["python", program[0], *started])))} | found
     return found

@@ -16,6 +16,7 @@ from models.weights.torch_files import (
     record_in_torch_file,
 )
 from utils.errors import ConfigError, naming_damage, not_a_file
+from utils.files import or_shipped
 from utils.runs import weights_in, without_latest
 
 SUFFIXES = (".pdparams", ".pth", ".safetensors", ".npz")
@@ -60,8 +61,8 @@ def find_file(source: str | Path) -> Path | None:
     if inside := inside or weights_in(path):
         return inside
     for candidate in (path, *(path.with_name(path.name + suffix) for suffix in SUFFIXES if path.name)):
-        if candidate.is_file():
-            return candidate
+        if (file := or_shipped(candidate)).is_file():
+            return file
     if path.is_dir():
         names = sorted(each.name for each in path.iterdir() if each.suffix in SUFFIXES)
         if not names:

@@ -22,6 +22,7 @@ from models.weights.metadata import (
 )
 from models.weights.state import Weights
 from utils.errors import ConfigError, naming_damage
+from utils.files import short_name
 from utils.runs import changed_facts
 from utils.text import counted, first_of
 from utils.torch_internals import import_timm
@@ -56,7 +57,10 @@ def load_pretrained(
     try:
         path = find_file(source)
         weights = read_weights(path) if path else fetch(source)
-        lines = [f"{setting}: weights of {path or source}{f' ({weights.key})' if weights.key else ''}"]
+        shipped = f", which comes with halfstep ({path})" if path and short_name(path) != str(path) else ""
+        lines = [
+            f"{setting}: weights of {short_name(path) if path else source}{shipped}{f' ({weights.key})' if weights.key else ''}"
+        ]
         theirs = weights.record.get("class_names")
         if theirs is None and not is_imagenet_by_other_names(classes):
             theirs = classes_of_weights(source)

@@ -16,7 +16,7 @@ from models.weights.names import TRANSFORMERS_KINDS
 from models.weights.native_pixels import NATIVE
 from models.weights.record import CALIBRATION
 from utils.errors import ConfigError, did_you_mean, naming_damage
-from utils.files import content_of
+from utils.files import content_of, short_name
 from utils.torch_internals import import_timm
 
 # The settings that an evaluation, or a run with pretrained weights, takes from the weights.
@@ -44,9 +44,11 @@ def metadata_of(source: str) -> WeightsMetadata:
     config = record.get("config", {})
     if "MODEL.TYPE" in config:  # a run of halfstep
         parts = ({key: config[key] for key in keys if key in config} for keys in (PREPROCESSING, ARCHITECTURE))
-        return WeightsMetadata(str(path), *parts)
+        return WeightsMetadata(short_name(path), *parts)
     with naming_damage(f"{path}, its config.json or `args`", AssertionError):
-        return WeightsMetadata(str(path), *(_from_folder(path) or _from_training(record) or _from_shapes(path) or ()))
+        return WeightsMetadata(
+            short_name(path), *(_from_folder(path) or _from_training(record) or _from_shapes(path) or ())
+        )
 
 
 def classes_of_weights(source: str) -> list[str]:

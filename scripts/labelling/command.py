@@ -1,6 +1,5 @@
 """The two commands of scripts/labels.py: find doubtful labels, and list the images with the confirmed labels."""
 
-import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +34,7 @@ from scripts.labelling.review import (
     refuse_confirmed,
     write_review,
 )
+from utils.commands import as_typed, command
 from utils.errors import ConfigError
 from utils.text import counted, first_of, one_line, warning
 
@@ -69,7 +69,7 @@ class Source:
         words = (*words, *(["-data_path", str(self.data_path)] if self.data_path else []), *self.flags)
         if self.weights:
             words = (*words, "-dataset", self.config.DATA.DATASET)
-        return shlex.join(["python", "scripts/labels.py", self.name, *words])
+        return command("scripts/labels.py", self.name, *words)
 
 
 def find(source: Source, output: Path | None, finds_copies: bool) -> None:
@@ -192,13 +192,13 @@ def say_what_was_judged(source: Source, data: DataSet, judged: np.ndarray, has_f
     elif source.num_missing:
         print(
             f"{rest:,} images were not judged, because {counted(source.num_missing, 'trial')} of the sweep is not done; "
-            f"continue it: python scripts/sweep.py -output {shlex.quote(str(source.folder))}"
+            f"continue it: {command('scripts/sweep.py', '-output', source.folder)}"
         )
     elif not source.folds:
         line = f"{counted(len(data.train), 'training image')} were not judged, because the run was trained on them"
         if data.is_divided:
-            settings = shlex.quote(str(source.folder / "config.yaml"))
-            line += f"; a sweep judges all: python scripts/sweep.py -cfg {settings} -folds 5 -output sweeps/folds"
+            words = ("-cfg", source.folder / "config.yaml", "-folds", 5, "-output", "sweeps/folds")
+            line += f"; a sweep judges all: {command('scripts/sweep.py', *words)}"
         print(line)
 
 
@@ -283,7 +283,7 @@ def apply(source: Source, table: Path, output: Path | None) -> None:
         f"{counted(len(changes), 'corrected label')}; the data are unchanged"
     )
     if source.runs:
-        print("train from the lists, then compare both runs with scripts/compare.py:")
+        print(as_typed("train from the lists, then compare both runs with scripts/compare.py:"))
         words = ["-cfg", str(origin / "config.yaml")]
     else:
         print("train from the lists:")

@@ -1,7 +1,6 @@
 """Writes train.csv and val.csv with the confirmed labels to a folder of their own. No file of the data changes."""
 
 import os
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from datasets.sources.images import is_within, on_disk
 from datasets.transforms.pixel_rules import PixelRules
 from scripts.labelling.data import PARTS, DataSet
 from scripts.labelling.review import Confirmed
+from utils.commands import command
 from utils.errors import ConfigError, DataError, cause_of
 from utils.files import replacing, write_text
 from utils.text import csv_text, first_of
@@ -130,4 +130,4 @@ def command_to_train(words: Sequence[str], before: Config, lists: Config) -> str
     old, new = flatten(before), flatten(lists)
     options = [f"{key}={to_text(new[key])}" for key in new if new[key] != old[key] and key not in BY_FLAG]
     words = [*words, "-dataset", "csv", "-data_path", lists.DATA.DATA_PATH]
-    return shlex.join(["python", "main_single_gpu.py", *words, "-opts", *options])
+    return command("main_single_gpu.py", *words, "-opts", *options)

@@ -1,0 +1,83 @@
+"""The program `halfstep` of an installed halfstep: replaces itself by the program of a command.
+
+halfstep train -pretrained vit_small_patch16_224 -data_path photos -amp
+"""
+
+import difflib
+import os
+import shutil
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE if (HERE / "main_single_gpu.py").exists() else HERE.parent  # of an installed package, or of a clone
+SINGLE, MULTI = "main_single_gpu.py", "main_multi_gpu.py"
+# {command: (its file, its first words, what it does)}, in the order of a user's day
+COMMANDS = {
+    "models": ("scripts/models.py", [], "list pretrained models, with accuracy and speed"),
+    "check": (SINGLE, ["-check"], "read all images and try a few updates, before a long run"),
+    "train": (SINGLE, [], "train or fine-tune a model"),
+    "resume": (SINGLE, ["-resume"], "continue a run: resume RUN, or the newest run that was killed"),
+    "evaluate": (SINGLE, ["-eval"], "score weights on labelled images: evaluate WEIGHTS -data_path FOLDER"),
+    "report": ("scripts/report.py", [], "write the page of a run again"),
+    "predict": ("scripts/predict.py", [], "classify images with a run or weights: predict latest FOLDER"),
+    "labels": ("scripts/labels.py", [], "find wrong labels and copies, choose images to label next"),
+    "embed": ("scripts/embed.py", [], "write features of images, find similar images"),
+    "export": ("scripts/export.py", [], "write a run for timm, ONNX, the Hugging Face hub or a web page"),
+    "compare": ("scripts/compare.py", [], "test whether one run is better than another"),
+    "sweep": ("scripts/sweep.py", [], "train with several settings, seeds or folds"),
+    "doctor": ("scripts/doctor.py", [], "find the module in which half precision overflows"),
+    "make-shards": ("scripts/make_shards.py", [], "pack a data set into tar files"),
+    "from-timm": ("scripts/from_timm.py", [], "translate a command of timm's train.py into a settings file"),
+    "completion": ("scripts/completion.py", [], "print the completion of halfstep for a shell: bash, zsh or fish"),
+}
+SEVERAL = ("ngpus", "dist_url", "world_size", "rank")  # flags of a run in several processes
+
+
+def main() -> int:
+    name, *words = sys.argv[1:] or ["-h"]
+    if name in ("-h", "-help", "--help", "help"):
+        print("halfstep trains image classifiers. halfstep COMMAND -h shows the flags of a command.\n")
+        print("\n".join(f"  halfstep {each:<12}{about}" for each, (_, _, about) in COMMANDS.items()))
+        return 0
+    if name in ("-version", "--version"):
+        name, words = "train", ["-version"]
+    if name not in COMMANDS:
+        near = "".join(f"; did you mean {each}?" for each in difflib.get_close_matches(name, COMMANDS, 1))
+        print(f"error: {name} is not a command of halfstep{near}; halfstep -h lists the commands", file=sys.stderr)
+        return 2
+    script, first, _ = COMMANDS[name]
+    if name in ("resume", "evaluate") and words and not words[0].startswith("-"):
+        first = first + ["-pretrained"] * (name == "evaluate") + [words.pop(0)]
+    elif name == "resume":
+        first = [*first, "auto"]
+    if script == SINGLE and has_several_processes(words):
+        script = MULTI
+    os.environ["HALFSTEP_TYPED"] = typed_name()
+    # The process stays the same, so that signals and launchers reach the program. Python puts the folder of the file, and not
+    # this one, first on the path.
+    os.execv(sys.executable, [sys.executable, str(ROOT / script), *first, *words])
+
+
+def has_several_processes(words: list[str]) -> bool:
+    """Return whether the run has several processes, by its flags or by the variables of a launcher."""
+    names = [word.lstrip("-").partition("=")[0].replace("-", "_") for word in words if word.startswith("-")]
+    if any(name in SEVERAL for name in names):
+        return True
+    sys.path.insert(0, str(ROOT))
+    from utils.launch import is_one_of_several
+
+    return is_one_of_several(os.environ)
+
+
+def typed_name() -> str:
+    """Return how users start this program: halfstep, or its path if the shell does not find it, or python -m halfstep."""
+    program = Path(sys.argv[0])
+    if program.name == "__main__.py":
+        return "python -m halfstep"
+    found = shutil.which(program.name)
+    return program.name if found and os.path.samefile(found, program) else str(program)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -26,11 +26,14 @@ def find_lack():
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     activate = os.path.join(root, ".venv", "bin", "activate")
     is_active = os.path.realpath(sys.prefix) == os.path.realpath(os.path.join(root, ".venv"))
-    remedy = "bash " + shlex.quote(os.path.relpath(os.path.join(root, "scripts", "quickstart.sh")))
+    quickstart = os.path.join(root, "scripts", "quickstart.sh")
+    remedy = "bash " + shlex.quote(os.path.relpath(quickstart))
     if os.path.exists(activate) and not is_active:
         remedy = "source " + shlex.quote(os.path.relpath(activate))
     elif sys.version_info >= PYTHON:
         remedy += ", or pip install -r " + shlex.quote(os.path.relpath(os.path.join(root, "requirements.txt")))
+    if not os.path.exists(quickstart):
+        remedy = "the command that installed halfstep again, with its packages"
     version = ".".join(str(part) for part in sys.version_info[:3])
     return f"{lack} Python {version} ({sys.executable}); run: {remedy}"
 

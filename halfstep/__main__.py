@@ -5,6 +5,7 @@ halfstep train -pretrained vit_small_patch16_224 -data_path photos -amp
 
 import difflib
 import os
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -76,7 +77,7 @@ def typed_name() -> str:
     if program.name == "__main__.py":
         return "python -m halfstep"
     found = shutil.which(program.name)
-    return program.name if found and os.path.samefile(found, program) else str(program)
+    return program.name if found and os.path.samefile(found, program) else shlex.quote(str(program))
 
 
 if __name__ == "__main__":

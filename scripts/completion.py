@@ -48,11 +48,9 @@ compdef _halfstep halfstep""",
     "fish": """\
 function __halfstep
     set -l typed (commandline -opc) (commandline -ct)
-    set -l found (CALL $typed[2..-1] 2> /dev/null)
-    and printf '%s\\n' $found
-    or __fish_complete_path "$typed[-1]"
+    set -g __halfstep_found (CALL $typed[2..-1] 2> /dev/null)
 end
-complete -c halfstep -f -a '(__halfstep)'""",
+complete -c halfstep -n __halfstep -f -a '$__halfstep_found'""",
 }
 
 
@@ -68,7 +66,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-# The rest reads halfstep's tables as text, because importing them takes longer than users wait for a Tab.
+# The rest reads halfstep's tables as text, because importing them takes longer than users wait after Tab.
 
 
 def words(typed: list[str]) -> list[str]:
@@ -80,8 +78,8 @@ def words(typed: list[str]) -> list[str]:
 
 def candidates(before: list[str], word: str) -> list[str]:
     """Return words that can follow the words `before`. `word`: the next word, as far as it is typed."""
-    main_file = "__main__.py" if os.path.exists(os.path.join(ROOT, "__main__.py")) else "halfstep/__main__.py"
-    scripts = dict(re.findall(r'^    "([a-z-]+)": \("?([\w/.]+)', source(main_file), re.M))  # {command: its script}
+    program = "__main__.py" if os.path.exists(os.path.join(ROOT, "__main__.py")) else "halfstep/__main__.py"
+    scripts = dict(re.findall(r'^    "([a-z-]+)": \("?([\w/.]+)', source(program), re.M))  # {command: its script}
     if not before:
         return [*scripts, "-h", "-version"]
     if before[0] not in scripts:
@@ -91,30 +89,33 @@ def candidates(before: list[str], word: str) -> list[str]:
         return flags
     last_flag = next((each for each in reversed(before) if each.startswith("-")), "")
     if last_flag in ("-opts", "-over"):
-        key, equals, _ = word.partition("=")
-        return [f"{key}={each}" for each in values_of(key, word)] if equals else [start for start, _, _ in settings()]
+        key, equals, value = word.partition("=")
+        return [f"{key}={each}" for each in values_of(key, value)] if equals else [*settings()]
     return values_of(last_flag, word) if last_flag == before[-1] else values_of(before[0], word) or flags
 
 
 def flags_of(script: str) -> list[str]:
-    """Return the flags of a script. Without a path, the script is a training program, whose flags sweep.py takes too."""
-    is_path = "/" in script
-    text = source(script) if is_path else ""
+    """Return the flags of a script, or of the training programs, which the table names without a path."""
+    of_training = ["-cfg", "-opts", *(flag for flag, _ in settings().values() if flag)]
+    if "/" not in script:
+        return of_training
+    text = source(script)
     for function, file in SHARED.items():
         if f"{function}(" in text:
             text += re.search(rf"def {function}\(.*?\n\n", source(file), re.S)[0]
     added = re.findall(r'\badd(?:_argument)?\(\s*("-[^=]*)', text)
-    of_training = ["-cfg", "-opts", *(flag for _, flag, _ in settings() if flag)]
-    return re.findall(r'"(-\w+)"', " ".join(added)) + of_training * (not is_path or script == "scripts/sweep.py")
+    flags = re.findall(r'"(-\w+)"', " ".join(added))
+    return flags + of_training if script == "scripts/sweep.py" else flags
 
 
 def values_of(name: str, word: str) -> list[str]:
     """Return values of a setting or flag, or arguments of a command. `word`: the value, as far as it is typed."""
-    key = next((start.rstrip("=") for start, flag, _ in settings() if flag == name), name)
+    rows = settings()
+    key = next((start[:-1] for start, (flag, _) in rows.items() if flag == name), name)
     files = [each + "/" * os.path.isdir(each) for each in glob(escape(word) + "*")]
     runs = ["latest", *(os.path.dirname(each) for each in glob("output/*/status.json"))]
     if key in OF_RUNS:
-        return [*runs, *["auto"] * (key == "MODEL.RESUME")]
+        return [*runs, "auto"] if key == "MODEL.RESUME" else runs
     if key in OF_WEIGHTS:
         shipped = [os.path.relpath(each, ROOT) for each in glob(f"{escape(ROOT)}/weights/*.safetensors")]
         return [*files, *runs, *shipped, *re.findall(r'^    "(\S+)": \("', source("scripts/models.py"), re.M)]
@@ -125,22 +126,21 @@ def values_of(name: str, word: str) -> list[str]:
     if key == "DATA.DATASET":
         names = re.findall(r'^    "(\S+)": SourceRow', source("configs/tables.py"), re.M)
         return [each.removesuffix("NAME") for each in names]
-    return [*CODE] if key == "completion" else next((row[2] for row in settings() if row[0] == f"{key}="), [])
+    return [*CODE] if key == "completion" else rows.get(f"{key}=", ("", []))[1]
 
 
-def settings() -> list[tuple[str, str, list[str]]]:
-    """Return (KEY=, its flag or "", the words that are its values) for each row of docs/settings.md."""
-    rows, section = [], ""
+def settings() -> dict[str, tuple[str, list[str]]]:
+    """Return {KEY=: (its flag or "", the words that are its values)} from docs/settings.md, which is generated."""
+    rows, section = {}, ""
     for line in source("docs/settings.md").splitlines():
         if line.startswith("## "):
-            section = (
-                f"{line[3:]}." if line[3:].isupper() else ""
-            )  # other headings are above settings without a section
+            title = line[3:]
+            section = f"{title}." if title.isupper() else ""  # below other titles, settings have their full name
         elif row := re.match(r"\| `(\S+)`(?: `(\S+)`)? \| \S+ \| ([^|]*) \|", line):
-            key, flag, value = row.groups("")
-            words = ["true", "false"] * value.startswith("true or false") + re.findall(r"`(\S+)`", value)
-            # An open section, such as MODEL.KWARGS, is followed by a name.
-            rows.append((section + key + ("." if value == "arguments" else "="), flag, words))
+            key, flag, kind = row.groups("")
+            choices = ["true", "false"] * kind.startswith("true or false") + re.findall(r"`(\S+)`", kind)
+            end = "." if kind == "arguments" else "="  # an argument's name follows, as in MODEL.KWARGS.init_values=1e-5
+            rows[f"{section}{key}{end}"] = (flag, choices)
     return rows
 
 
@@ -151,8 +151,9 @@ def source(file: str) -> str:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["-words"]:
-        print("\n".join(words(sys.argv[2:])))
-        sys.exit()
+        found = words(sys.argv[2:])
+        print(*found, sep="\n", end="\n" * bool(found))
+        sys.exit(not found)
     sys.path.insert(0, ROOT)
     from utils.program import exit_code
 

@@ -93,8 +93,8 @@ def main(argv: list[str]) -> int:
     parser.add_output("FILE", "the file to write")
     parser.add_argument("-to", choices=FORMATS, metavar="FORMAT", help="one of the formats above")
     kind = parser.add_mutually_exclusive_group()
-    for flag, key, name in (("-ema", "state_dict_ema", "EMA"), ("-raw", "state_dict", "raw")):
-        kind.add_argument(flag, dest="key", action="store_const", const=key, help=f"write the {name} weights")
+    kind.add_argument("-ema", dest="key", action="store_const", const="state_dict_ema", help="write the EMA weights")
+    kind.add_argument("-raw", dest="key", action="store_const", const="state_dict", help="write the raw weights")
     divide_help = "divide the logits in the graph by the temperature (only for onnx and torch)"
     parser.add_argument("-calibrated", action="store_true", help=divide_help)
     photo_help = "the graph takes a photo of any size and returns probabilities (only for onnx, torch and web)"

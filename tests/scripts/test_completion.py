@@ -87,6 +87,13 @@ def test_words_are_those_of_the_tables(here):
     assert {each.partition("=")[2] for each in words(["train", "-opts", "TRAIN.BEST_METRIC="])} == {*METRICS}
 
 
+@pytest.mark.parametrize("name", ["two\nlines.pth", "red\x1b[31m.pth", "\udcff.pth"])
+def test_names_that_do_not_fit_on_a_line_are_left_to_the_shell(here, name):
+    (here / name).touch()
+    found = words(["predict", ""])
+    assert "lite.pth" in found and name not in found
+
+
 def test_every_setting_and_its_values_follow_opts(here):
     kinds = {key: setting.kind for key, setting in ALL_SETTINGS.items()}
     assert words(["train", "-opts", ""]) == [key + (".", "=")[kinds[key] is not Arguments] for key in ALL_SETTINGS]

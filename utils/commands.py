@@ -1,7 +1,4 @@
-"""The commands, packages and pages that messages name, in the form in which this program was started.
-
-In a clone, users type the path of a file: python scripts/predict.py. If halfstep is installed, they type halfstep predict.
-"""
+"""The form in which messages name commands and pages: python scripts/predict.py in a clone, halfstep predict if installed."""
 
 import importlib.util
 import os
@@ -60,9 +57,7 @@ def pip(action: str) -> str:
         return f"pipx runpip halfstep {action}"
     if importlib.util.find_spec("pip") is None:
         return f"uv pip {action} --python {shlex.quote(sys.executable)}"
-    if TYPED in os.environ and python() != "python":  # the environment of this program is not active
-        return f"{shlex.quote(sys.executable)} -m pip {action}"
-    return f"pip {action}"
+    return f"{python()} -m pip {action}" if TYPED in os.environ else f"pip {action}"  # it may not be active
 
 
 def python() -> str:

@@ -52,9 +52,9 @@ def main() -> int:
         first = first + ["-pretrained"] * (name == "evaluate") + [words.pop(0)]
     elif name == "resume":
         first = [*first, "auto"]
+    os.environ["HALFSTEP_TYPED"] = typed_name()
     if script == SINGLE and has_several_processes(words):
         script = MULTI
-    os.environ["HALFSTEP_TYPED"] = typed_name()
     # The process stays the same, so that signals and launchers reach the program. Python puts the folder of the file, and not
     # this one, first on the path.
     os.execv(sys.executable, [sys.executable, str(ROOT / script), *first, *words])
@@ -75,7 +75,8 @@ def typed_name() -> str:
     """Return how users start this program: halfstep, or its path if the shell does not find it, or python -m halfstep."""
     program = Path(sys.argv[0])
     if program.name == "__main__.py":
-        return "python -m halfstep"
+        python = sys.executable if shutil.which("python") != sys.executable else "python"
+        return f"{shlex.quote(python)} -m halfstep"
     found = shutil.which(program.name)
     return program.name if found and os.path.samefile(found, program) else shlex.quote(str(program))
 

@@ -17,10 +17,11 @@ from utils.program import exit_code  # isort: skip
 
 def main(argv: list[str]) -> int:
     from scripts.translating_timm import translate
+    from utils.commands import as_typed
 
     translation = translate(argv[1:] if argv[:1] == ["--"] else argv, __doc__)
     print(translation.yaml, end="")
-    print("\n".join([*translation.remarks, f"train with: {translation.command}"]), file=sys.stderr)
+    print("\n".join([*map(as_typed, translation.remarks), f"train with: {translation.command}"]), file=sys.stderr)
     return 0
 
 

@@ -32,8 +32,10 @@ def find_lack():
         remedy = "source " + shlex.quote(os.path.relpath(activate))
     elif sys.version_info >= PYTHON:
         remedy += ", or pip install -r " + shlex.quote(os.path.relpath(os.path.join(root, "requirements.txt")))
-    if not os.path.exists(quickstart):
-        remedy = "the command that installed halfstep again, with its packages"
+    if sys.version_info >= PYTHON and not os.path.exists(quickstart):  # this is an installed halfstep
+        from utils.commands import pip  # not at the top, because an older Python cannot parse it
+
+        remedy = pip("install") + " -r " + shlex.quote(os.path.join(root, "requirements.txt"))
     version = ".".join(str(part) for part in sys.version_info[:3])
     return f"{lack} Python {version} ({sys.executable}); run: {remedy}"
 

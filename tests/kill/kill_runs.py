@@ -8,7 +8,8 @@ auto until they finish, until all kills are used. (tests/faults/test_killed.py k
 the four kinds of runs; -quick kills only the first. With two processes, the killed process is drawn at random. Half of
 these kills happen under main_multi_gpu.py's own launcher, which ends the run, and half under torchrun --max-restarts, which
 restarts it. Prints a Markdown table. The exit code is 1 if a run was lost, ended with another hash, or left a process
-behind. Needs Linux.
+behind. Needs Linux. With `-program halfstep`, the installed program starts the runs (`halfstep train ...`), not the files of
+this tree.
 """
 
 import argparse
@@ -81,11 +82,20 @@ class StartMethod:
     restarts: bool = False  # the launcher restarts the processes when one dies
 
 
-START_METHODS = (
-    StartMethod("one process", ("main_single_gpu.py",), 1),
-    StartMethod("two, own launcher", ("main_multi_gpu.py", "-ngpus", "2"), 2),
-    StartMethod("two, torchrun --max-restarts", (*TORCHRUN, "main_multi_gpu.py"), 2, restarts=True),
-)
+def start_methods(program: str | None) -> list[StartMethod]:
+    """Return the ways to start a run: with an installed program, or with the files of this tree."""
+    single, multi, launched = (
+        [sys.executable, "main_single_gpu.py"],
+        [sys.executable, "main_multi_gpu.py"],
+        ["main_multi_gpu.py"],
+    )
+    if program:
+        single, multi, launched = [program, "train"], [program, "train"], ["--no-python", program, "train"]
+    return [
+        StartMethod("one process", (*single,), 1),
+        StartMethod("two, own launcher", (*multi, "-ngpus", "2"), 2),
+        StartMethod("two, torchrun --max-restarts", (sys.executable, *TORCHRUN, *launched), 2, restarts=True),
+    ]
 
 
 @dataclass
@@ -108,7 +118,7 @@ class KilledRun:
     def __init__(self, method: StartMethod, flags: list[str], output: Path):
         output.mkdir()
         self._method, self._output, self._process = method, output, None
-        self._command = [sys.executable, *method.command, "-output", str(output), "-resume", "auto", *flags]
+        self._command = [*method.command, "-output", str(output), "-resume", "auto", *flags]
         self._printed = output / "printed.txt"
         self._ranks: dict[int, int] = {}  # {rank: pid} since the last start
         self._saved_step = 0  # the saved step before the last kill
@@ -217,10 +227,10 @@ def main(argv: list[str]) -> int:
     all_kills, epochs = (QUICK_KILLS, QUICK_EPOCHS) if arguments.quick else (KILLS, EPOCHS)
     numbers = [arguments.processes] if arguments.processes else list(all_kills)
     kinds = list(KINDS)[:1] if arguments.quick else list(KINDS)
-    rows, failed = [], False
+    methods, rows, failed = start_methods(arguments.program), [], False
     with tempfile.TemporaryDirectory(prefix="kill-runs-") as name:
         folder = Path(name)
-        write_data(folder, kinds)
+        write_data(folder, kinds, methods[0])
         try:
             for kind in kinds:
                 flags = [*flags_of(kind, folder), f"TRAIN.NUM_EPOCHS={epochs}"]
@@ -228,7 +238,8 @@ def main(argv: list[str]) -> int:
                 output.mkdir()
                 for number in numbers:
                     kills = arguments.kills or all_kills[number]
-                    for method, expected, outcomes in kill_runs(number, kills, arguments.seed, flags, output):
+                    of_number = [method for method in methods if method.num_processes == number]
+                    for method, expected, outcomes in kill_runs(of_number, kills, arguments.seed, flags, output):
                         row, is_wrong = judge(method, expected, outcomes)
                         rows.append([kind, *row])
                         failed |= is_wrong
@@ -249,11 +260,14 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "-kills", type=int, help="kills of each kind and number of processes [25 with one, 13 with two]"
     )
     parser.add_argument("-processes", type=int, choices=(1, 2), help="only this number of processes [both]")
+    parser.add_argument(
+        "-program", metavar="HALFSTEP", help="an installed halfstep to start instead of this tree's files"
+    )
     parser.add_argument("-seed", type=int, default=0, help="seed for the moments and the killed processes [0]")
     return parser.parse_args(argv)
 
 
-def write_data(folder: Path, kinds: list[str]) -> None:
+def write_data(folder: Path, kinds: list[str], method: StartMethod) -> None:
     """Write the settings file, and the images and the pretrained weights of these kinds of runs."""
     (folder / "settings.yaml").write_text(SETTINGS)
     if "numbers" in " ".join(kinds):
@@ -263,7 +277,7 @@ def write_data(folder: Path, kinds: list[str]) -> None:
         native_images.draw(folder / "native", *NUM_NATIVE, size=(16, 16))
     if "new classifier" in kinds:
         flags = [*flags_of("digits", folder), *OF_PRETRAINING.split(), "TRAIN.NUM_EPOCHS=2"]
-        outcome = KilledRun(START_METHODS[0], flags, folder / "pretraining").kill_and_resume(None, 0)
+        outcome = KilledRun(method, flags, folder / "pretraining").kill_and_resume(None, 0)
         if outcome.lost:
             raise RunLost(outcome.lost)
         shutil.copy(outcome.folder / "best.pth", folder / "pretrained.pth")
@@ -274,10 +288,10 @@ def flags_of(kind: str, folder: Path) -> list[str]:
 
 
 def kill_runs(
-    num_processes: int, kills: int, seed: int, flags: list[str], folder: Path
+    methods: list[StartMethod], kills: int, seed: int, flags: list[str], folder: Path
 ) -> list[tuple[StartMethod, str, list[Outcome]]]:
-    """For each start method with this many processes: return the hash of an uninterrupted run, and the outcomes."""
-    methods = [method for method in START_METHODS if method.num_processes == num_processes]
+    """For each start method, all with equally many processes: return the hash of an uninterrupted run, and the outcomes."""
+    num_processes = methods[0].num_processes
     whole = KilledRun(methods[0], flags, folder / f"{num_processes}-uninterrupted")
     expected = hash_of(whole.kill_and_resume(None, 0))
     generator, done, found = random.Random(seed), 0, []

@@ -1,0 +1,217 @@
+"""Commands, packages and files in messages, in the form in which the program was started; and the program halfstep."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+import halfstep.__main__ as program
+from tests.support.configs import SMALL
+from tests.support.forks import ROOT
+from tests.support.refusals import assert_names
+from tests.support.runs import run_fresh, typed
+from utils import commands
+from utils.files import or_shipped, short_name
+
+INSTALLED, WITH_SPACE = "halfstep", "'/my env/bin/halfstep'"
+
+
+@pytest.fixture
+def started_as(monkeypatch):
+    """Return a function that sets how this program was started; None: by its file, in a clone."""
+
+    def start(name: str | None) -> None:
+        monkeypatch.delenv(commands.TYPED, raising=False)
+        if name:
+            monkeypatch.setenv(commands.TYPED, name)
+
+    return start
+
+
+COMMANDS = [
+    (INSTALLED, "main_single_gpu.py", ["-resume", Path("-run")], "halfstep train -resume ./-run"),
+    (INSTALLED, "main_multi_gpu.py", ["-ngpus", 2], "halfstep train -ngpus 2"),
+    (INSTALLED, "scripts/make_shards.py", [Path("my photos")], "halfstep make-shards 'my photos'"),
+    (WITH_SPACE, "scripts/predict.py", ["latest"], f"{WITH_SPACE} predict latest"),
+    ("python -m halfstep", "scripts/labels.py", [], "python -m halfstep labels"),
+    (None, "scripts/predict.py", ["latest"], f"{sys.executable} {ROOT}/scripts/predict.py latest"),
+]
+
+
+@pytest.mark.parametrize("start, script, words, text", COMMANDS)
+def test_command_is_written_as_the_program_was_started(started_as, here, monkeypatch, start, script, words, text):
+    started_as(start)
+    monkeypatch.setenv("PATH", "")  # otherwise `python` may be the running one
+    assert commands.command(script, *words) == text
+
+
+TEXTS = [
+    ("run scripts/report.py again", "run halfstep report again"),
+    ("see predict.py -unknown", "see halfstep predict -unknown"),
+    ("python main_multi_gpu.py -ngpus 2", "halfstep train -ngpus 2"),
+    ("python scripts/make_shards.py -h", "halfstep make-shards -h"),
+    ("timm's train.py, my/predict.py, myembed.py", None),  # other programs
+    ("layouts: docs/data.md", f"layouts: {ROOT}/docs/data.md"),
+    ("files of my/docs/data.md, docs/zh", None),
+]
+
+
+@pytest.mark.parametrize("text, installed", TEXTS)
+def test_message_names_commands_and_pages_of_the_installed_form(started_as, text, installed):
+    started_as(None)
+    assert commands.as_typed(text) == text
+    started_as(INSTALLED)
+    assert commands.as_typed(text) == (installed or text)
+
+
+@pytest.mark.parametrize("tool", ["pip", "pip of another environment", "pipx", "uv"])
+def test_missing_package_is_named_for_the_tool_that_made_the_environment(started_as, monkeypatch, tmp_path, tool):
+    """In an environment of uv there is no pip; pipx leaves a file in its environments."""
+    started_as(INSTALLED)
+    python = tmp_path / "python"
+    python.touch(0o755)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("PATH", str(tmp_path) if tool == "pip" else "")
+    if tool == "pipx":
+        (tmp_path / "pipx_metadata.json").touch()
+    if tool == "uv":
+        find = importlib.util.find_spec
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else find(name))
+    monkeypatch.chdir(ROOT)
+    expected = {
+        "pip": "pip install",
+        "pip of another environment": f"{python} -m pip install",
+        "pipx": "pipx runpip halfstep install",
+        "uv": f"uv pip install --python {python}",
+    }
+    assert commands.as_typed("needs onnx: pip install onnx") == f"needs onnx: {expected[tool]} onnx"
+
+
+def test_every_script_is_a_command_and_has_a_file():
+    scripts = {path.stem for path in (ROOT / "scripts").glob("*.py") if "__main__" in path.read_text(encoding="utf-8")}
+    assert set(commands.SCRIPTS.split()) >= scripts
+    files = {file for file, _, _ in program.COMMANDS.values()}
+    assert files == {program.SINGLE, *(f"scripts/{name}.py" for name in commands.SCRIPTS.split())}
+    assert not [file for file in files if not (ROOT / file).exists()]
+    for name, (file, first, _) in program.COMMANDS.items():
+        assert first or commands.name_of(file) == name
+
+
+# --- which program a command starts ---
+
+SRUN = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "1"}
+RANK = {"RANK": "0", "WORLD_SIZE": "2"}
+SINGLE, MULTI = program.SINGLE, program.MULTI
+STARTS = [
+    ("train -cfg vit_digits", {}, [SINGLE, "-cfg", "vit_digits"]),
+    ("train -amp -ngpus 2", {}, [MULTI, "-amp", "-ngpus", "2"]),
+    ("check --ngpus=2", {}, [MULTI, "-check", "--ngpus=2"]),
+    ("train -rank 0 -world-size 2", {}, [MULTI, "-rank", "0", "-world-size", "2"]),
+    ("train", RANK, [MULTI]),
+    ("train", RANK | {"WORLD_SIZE": "1"}, [SINGLE]),
+    ("train", {"RANK": "0", "WORLD_SIZE": "two"}, [MULTI]),  # which reports the mistake
+    ("evaluate a.pth -amp", TORCHRUN | {"WORLD_SIZE": "2"}, [MULTI, "-eval", "-pretrained", "a.pth", "-amp"]),
+    ("train", TORCHRUN, [SINGLE]),
+    ("train", TORCHRUN | {"PET_NNODES": "1:4"}, [MULTI]),  # elastic: others may join
+    ("train", SRUN, [MULTI]),
+    ("train", SRUN | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, [SINGLE]),
+    ("resume", {}, [SINGLE, "-resume", "auto"]),
+    ("resume -amp", {}, [SINGLE, "-resume", "auto", "-amp"]),
+    ("resume output/a -epochs 9", {}, [SINGLE, "-resume", "output/a", "-epochs", "9"]),
+    ("evaluate -resume output/a", {}, [SINGLE, "-eval", "-resume", "output/a"]),
+    ("predict latest photos", RANK, ["scripts/predict.py", "latest", "photos"]),
+    ("make-shards -h", {}, ["scripts/make_shards.py", "-h"]),
+    ("-version", {}, [SINGLE, "-version"]),
+    ("--version", {}, [SINGLE, "-version"]),
+]
+
+
+@pytest.mark.parametrize("line, environment, expected", STARTS)
+def test_command_starts_the_program_of_its_flags_and_launcher(monkeypatch, line, environment, expected):
+    started = []
+    for name in [each for each in os.environ if each.startswith(("SLURM", "PMI", "OMPI", "TORCHELASTIC", "PET_"))]:
+        monkeypatch.delenv(name)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "argv", ["/nowhere/halfstep", *line.split()])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv(commands.TYPED, "")
+    monkeypatch.setattr(os, "execv", lambda file, words: started.append((file, words)))
+    program.main()
+    ((file, words),) = started
+    assert file == words[0] == sys.executable
+    assert words[1:] == [str(ROOT / expected[0]), *expected[1:]]
+    assert os.environ[commands.TYPED] == "/nowhere/halfstep"
+
+
+def test_halfstep_alone_lists_its_commands(monkeypatch, capsys):
+    for words in ([], ["-h"], ["--help"]):
+        monkeypatch.setattr(sys, "argv", ["halfstep", *words])
+        assert program.main() == 0
+        printed = capsys.readouterr().out
+        assert [line.split()[1] for line in printed.splitlines()[2:]] == [*program.COMMANDS]
+
+
+@pytest.mark.parametrize("name, near", [("trian", "train"), ("exprot", "export"), ("xyz", "halfstep -h")])
+def test_unknown_command_is_refused_with_a_near_one(monkeypatch, capsys, name, near):
+    monkeypatch.setattr(sys, "argv", ["halfstep", name])
+    assert program.main() == 2
+    assert_names(capsys.readouterr().err, name, near)
+
+
+# --- files by name ---
+
+
+@pytest.mark.slow
+def test_help_and_version_of_a_clone_run_by_module_name():
+    """From another folder, `python -m halfstep` of a clone works, and usage lines name it."""
+    variables = {"PYTHONPATH": str(ROOT), "PATH": ""}
+    done = run_fresh("halfstep/__main__.py", "train", "-h", environment=variables).done()
+    assert done.stdout.startswith("usage: ") and "-m halfstep train -cfg FILE" in done.stdout
+    assert "-m halfstep train -eval" in done.stdout and ".py" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "name", ["vit_digits", "vit_digits.yaml", "configs/vit_digits.yaml", "./configs/vit_digits.yaml"]
+)
+def test_shipped_settings_are_found_from_another_folder(here, name):
+    words = ["-output", here / "output", "-opts", "MODEL.DEPTH=1", "DATA.NUM_WORKERS=0", "REPORT=false", "TRACK=[]"]
+    ended = typed("main_single_gpu.py", "-cfg", name, "-dataset", "nosuchset", *words)
+    assert ended.returncode == 2
+    assert_names(ended.stderr, "nosuchset")  # the file was read
+
+
+def test_file_of_the_working_folder_wins_over_the_shipped_one(here):
+    path = Path("configs/vit_digits.yaml")
+    assert or_shipped(path) == ROOT / path and short_name(ROOT / path) == str(path)
+    path.parent.mkdir()
+    path.write_text(SMALL)
+    assert or_shipped(path) == path and short_name(ROOT / path) == str(ROOT / path)
+    assert or_shipped(Path("configs/../README.md")) == Path("configs/../README.md")
+    assert or_shipped(Path("docs/data.md")) == Path("docs/data.md")  # only settings and weights
+
+
+def test_base_line_finds_shipped_settings(here):
+    from engine.settings import load_settings
+
+    Path("mine.yaml").write_text("BASE: [configs/vit_digits.yaml]\nMODEL: {DEPTH: 3}\n")
+    loaded = load_settings(["-cfg", "mine.yaml"])
+    assert (loaded.config.MODEL.DEPTH, loaded.config.MODEL.EMBED_DIM) == (3, 64)
+    assert loaded.origins["MODEL.EMBED_DIM"] == "configs/vit_digits.yaml"
+
+
+def test_log_names_shipped_settings_and_weights(here):
+    from engine.settings import load_settings
+    from models.weights.files import find_file
+
+    loaded = load_settings(["-cfg", "vit_digits"])
+    assert loaded.notes[0] == f"-cfg: configs/vit_digits.yaml comes with halfstep ({ROOT / 'configs/vit_digits.yaml'})"
+    assert loaded.origins["MODEL.DEPTH"] == "configs/vit_digits.yaml"
+    for name in ("weights/vit_fractals", "weights/vit_fractals.safetensors"):
+        assert find_file(name) == ROOT / "weights/vit_fractals.safetensors"

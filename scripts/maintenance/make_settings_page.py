@@ -109,8 +109,8 @@ def _row(setting: Setting) -> str:
 PAGES = {
     "docs/settings.md": page,
     "docs/data.md": lambda: with_tables("docs/data.md", (("name", "data", "split", "own settings"), source_rows())),
-    "docs/fine-tuning.md": lambda: with_tables(
-        "docs/fine-tuning.md",
+    "docs/training.md": lambda: with_tables(
+        "docs/training.md",
         (("torch's", "what it is", "settings", "usual learning rates per 256 images"), optimizer_rows()),
     ),
     "docs/tracking.md": lambda: with_tables(

@@ -24,7 +24,7 @@ The last of these places wins: the default below, the files that a file names un
 `-opts KEY=VALUE ...`. A run saves its settings as `config.yaml`; with `-cfg`, that file repeats the run.
 
 ```
-python main_single_gpu.py -cfg ./configs/vit_digits.yaml -epochs 5 -opts TRAIN.BASE_LR=1e-3 TRAIN.OPTIMIZER.BETAS=0.9,0.95
+halfstep train -cfg configs/vit_digits.yaml -epochs 5 -opts TRAIN.BASE_LR=1e-3 TRAIN.OPTIMIZER.BETAS=0.9,0.95
 ```
 
 The type decides how a value is read: `3e-3` is a number, and `010` is 10. `None`, `null`, `~` or an empty value means "not set".

@@ -628,7 +628,7 @@ class Start:
     LAST_EPOCH: int = setting(0, bounds=(0, 1_000_000), section="TRAIN", help=
         "For weights from another system: the last finished epoch (1-based), after which training continues.")
     NGPUS: int | None = setting(None, bounds=(1, 1_000), help=
-        "Number of processes that the program starts without a launcher; not set: one, with main_multi_gpu.py one per visible device.")
+        "Number of processes to start without a launcher; not set: one, or with main_multi_gpu one per visible device.")
     URL: str | None = setting(None, section="DIST", help=
         "Address of process 0, as tcp://HOST:PORT; not set: from the launcher.")
     WORLD_SIZE: int | None = setting(None, bounds=(1, 100_000), section="DIST", help=

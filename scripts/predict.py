@@ -90,7 +90,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("-attention", type=Path, metavar="FOLDER", help="also draw a map of the model's attention for each image")
     add("-into", type=Path, metavar="FOLDER", help="also copy each image into the folder of its class in FOLDER")
     add("-unsure", type=float, metavar="P", help="mark images whose class has a probability below P")
-    unknown_help = "mark images unlike the validation images, or too unsure for a share P of right answers, such as 0.95"
+    unknown_help = "mark images unlike the validation images, or too unsure for a share P of right answers (0.95)"
     add("-unknown", type=float, metavar="P", help=unknown_help)
     ngpus_help = f"number of processes [one per GPU, if there are {IMAGES_A_PROCESS} images for each]"
     add = add_model_flags(parser, ngpus_help)

@@ -110,7 +110,8 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         action="append",
         help="YAML file of settings, or the name of a file in configs/. Without it, -resume and -pretrained use the settings "
-        "in the checkpoint; weights without settings are fine-tuned (configs/finetune.yaml, or finetune_batchnorm.yaml).",
+        "in the checkpoint; weights without settings are fine-tuned with configs/finetune.yaml, or finetune_numbers.yaml for "
+        "numbers, or with ..._batchnorm.yaml for models with BatchNorm.",
     )
     settings.add_argument(
         "-opts",

@@ -188,7 +188,7 @@ class Data:
     DATASET: str = setting("imagenet2012", help=
         "Name of the data set; docs/data.md lists them with their folder layouts.")
     DATA_PATH: str = setting("/dataset/imagenet/", may_change=True, help=
-        "Folder of the data set (for csv: folder or file; for shards also a URL: docs/data.md, \"Shards on a server\").")
+        "Folder of the data set. csv and parquet also take one file, images also a list, a tar or a parquet file, and shards a URL (docs/data.md, \"Shards on a server\").")
     IMAGE_ROOT: str | None = setting(None, form=LOCAL, may_change=True, only=Only("DATA.DATASET", "csv"), help=
         "For csv: the folder to which the listed paths are relative, and which they must not leave. Not set: the folder of the list.")
     BATCH_SIZE: int | Literal["auto"] = setting(256, bounds=(1, 1_000_000), role=RECIPE, may_change=True, help=
@@ -374,9 +374,9 @@ class Model:
     DROPPATH: float | None = setting(None, bounds=(0.0, 0.99), role=RECIPE, help=
         "Drop path rate of the last block; the rate rises linearly from 0 at the first block.")
     PRETRAINED: str | None = setting(None, role=RECIPE, may_change=True, help=
-        "Weights to start from: a file (.pth, .safetensors, .npz, .pdparams), a run (its folder, or latest), or a timm model name to download.")
+        "Weights to start from: a file (.pth, .safetensors, .npz, .pdparams), a run (its folder, or latest), a folder of the Hugging Face hub, or a timm model name to download.")
     NEW_CLASSIFIER: Literal["random", "zeros", "linear"] = setting("random", role=RECIPE, only=Only("MODEL.PRETRAINED"), help=
-        "How a classifier starts that PRETRAINED does not have: random; zeros, so that all classes are equally probable; linear, from a logistic regression on the features of the pretrained model. With zeros, this regression is only measured, and is best.pth if no epoch is better. Its features take one pass over the training images, at most 20,000.")
+        "How the last layer starts if PRETRAINED has none for these classes or numbers: random; zeros, so that all classes are equally probable and each number is its mean; linear, from a logistic regression (numbers: a ridge regression) on the features of the pretrained model. With zeros, this regression is only measured, and is best.pth if no epoch is better. Its features take one pass over the training images, at most 20,000.")
     FROZEN_STATISTICS: bool = setting(False, role=RECIPE, only=Only("MODEL.PRETRAINED"), help=
         "BatchNorm keeps the statistics of PRETRAINED and uses them in training too. Small batches and images of another kind then change the model less.")
     FREEZE: tuple[str, ...] = setting((), role=RECIPE, help=
@@ -492,7 +492,7 @@ class Train:
     TEACHER_PRETRAINED: str | None = setting(None, only=OF_A_TEACHER, help=
         "Weights of a timm teacher: a file or a timm model name; not set: timm's weights for TEACHER_MODEL.")
     COLOR_JITTER: float = setting(0.0, bounds=(0.0, 100.0), help=
-        "Brightness, contrast and saturation are each multiplied by a random factor in 1 +- COLOR_JITTER; no effect with an AUTO_AUGMENT policy other than 3a. (PaddleViT's DeiT: 0.4.)")
+        "Brightness, contrast and saturation (with PIXELS native only the first two) are each multiplied by a random factor in 1 +- COLOR_JITTER; no effect with an AUTO_AUGMENT policy other than 3a. (PaddleViT's DeiT: 0.4.)")
     AUTO_AUGMENT: str | None = setting(None, help=
         "Augmentation policy: original, v0, rand-m9-mstd0.5-inc1, augmix-m3-w3, ta_wide or 3a; docs/augmentation.md explains them. (PaddleViT's value true means original.)")
     MIXUP_ALPHA: float = setting(0.0, bounds=(0.0, 1_000.0), help=
@@ -628,7 +628,7 @@ class Start:
     LAST_EPOCH: int = setting(0, bounds=(0, 1_000_000), section="TRAIN", help=
         "For weights from another system: the last finished epoch (1-based), after which training continues.")
     NGPUS: int | None = setting(None, bounds=(1, 1_000), help=
-        "Number of processes that main_multi_gpu.py starts without a launcher; not set: one per visible device.")
+        "Number of processes to start without a launcher; not set: one, or with main_multi_gpu one per visible device.")
     URL: str | None = setting(None, section="DIST", help=
         "Address of process 0, as tcp://HOST:PORT; not set: from the launcher.")
     WORLD_SIZE: int | None = setting(None, bounds=(1, 100_000), section="DIST", help=
@@ -679,7 +679,7 @@ class Config:
     REPORT: bool = setting(True, role=RECORD, help=
         "Draw predictions (confusion.png, mistakes.png, correct.png) and a training batch (train_batch.png), and write report.html; tables with the same data are always written.")
     CALIBRATE: bool = setting(True, role=RECORD, help=
-        "Fit a temperature to the validation images and store it in best.pth, so that probabilities of predict.py say how often the model is right. The weights do not change.")
+        "Fit a temperature to the validation images and store it in best.pth, so that probabilities of predict.py say how often the model is right; for numbers, the widths of their intervals. With PRETRAINED, also statistics that recognise photos unlike these images. The weights do not change.")
     TRACK: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = setting(("tensorboard",), role=RECORD, help=
         "Trackers that show the run: tensorboard (files in the run folder), wandb (Weights & Biases), mlflow; empty: none. See docs/tracking.md.")
 

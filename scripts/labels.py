@@ -2,7 +2,7 @@
 
     python scripts/labels.py vit_small_patch16_224 -data_path photos
     python scripts/labels.py vit_small_patch16_224 -data_path photos -apply labels/labels.csv
-    python scripts/sweep.py -cfg configs/finetune.yaml -data_path photos -folds 5 -output sweeps/folds
+    python scripts/sweep.py -pretrained vit_small_patch16_224 -data_path photos -folds 5 -output sweeps/folds
     python scripts/labels.py sweeps/folds
     python scripts/labels.py sweeps/folds -apply sweeps/folds/labels/labels.csv
     python scripts/labels.py vit_small_patch16_224 -next 100 unlabelled -into to_label

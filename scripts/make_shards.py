@@ -5,8 +5,9 @@
     python main_single_gpu.py -cfg configs/vit_base_patch16_224.yaml -dataset shards -data_path /fast/imagenet-shards
 
 A sample consists of the unchanged image file and KEY.cls with its class number; classes.txt has the class names. Images
-that are not files are written as PNG. Training images are shuffled once; validation images keep their order. If the
-script was killed, run the same command again to continue after the last complete shard.
+that are not files are written as PNG, and files for single channels as one .npy. Training images are shuffled once;
+validation images keep their order. If the script was killed, run the same command again to continue after the last
+complete shard.
 """
 
 import argparse
@@ -44,13 +45,14 @@ from utils.files import content_of, replacing, write_text
 NUM_READERS = 8
 FILES_AHEAD = 64
 ENDINGS = (*KNOWN_ENDINGS, *NATIVE_ENDINGS)
+DATASET_HELP = "any data set in docs/data.md whose images have one class each, except synthetic"
 MANIFEST = "shards.json"  # describes the source of the shards, so that shards of other data are not added
 
 
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
-    parser.add_argument("-dataset", required=True, metavar="NAME", help="any data set in docs/data.md that has images")
-    parser.add_argument("-data_path", metavar="PATH", help="folder of the data set")
+    parser.add_argument("-dataset", required=True, metavar="NAME", help=DATASET_HELP)
+    parser.add_argument("-data_path", metavar="PATH", help="folder of the data set, or its CSV or parquet file")
     parser.add_output("FOLDER", "folder of the shards")
     number_help = "images per shard [1000]"
     parser.add_argument("-samples_per_shard", type=at_least(1), default=1000, metavar="N", help=number_help)

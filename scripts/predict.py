@@ -1,4 +1,4 @@
-"""Classifies images with a trained model: the model of a run, or any other that -pretrained reads.
+"""Predicts the class or the numbers of images with a run, an exported graph, or any weights that -pretrained reads.
 
     python scripts/predict.py output/train-20260102-03-04-05 photo.jpg more_photos/ -top 3 -csv classes.csv
     python scripts/predict.py output/train-20260102-03-04-05 'photos/**/*.jpg' -sheet photos.png -attention maps
@@ -7,9 +7,10 @@
     python scripts/predict.py vit_base_patch16_224 -list files.txt -json classes.json
 
 Prints a line for each image: its path, class and probability (0 to 1), and with -top the next classes, separated by
-tabs. If an image can have several labels, it prints all labels with a probability above 0.5, or -top of them. A folder
-means all images in it and its subfolders; @FILE means the images that a file lists. Unreadable images are reported on
-stderr; the other images are classified, and the exit code is 2.
+tabs. If an image can have several labels, it prints all labels with a probability above 0.5, or -top of them. A model
+of numbers prints each number with its interval; -top, -into, -unsure and -unknown need classes. A folder means all
+images in it and its subfolders; @FILE means the images that a file lists. Unreadable images are reported on stderr; the
+others are predicted, and the exit code is 2.
 """
 
 import argparse
@@ -77,7 +78,7 @@ def main(argv: list[str]) -> int:
 
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = Parser(__doc__)
-    parser.add_argument("model", help=MODEL_HELP)
+    parser.add_argument("model", help=f"an exported graph (.onnx), or {MODEL_HELP}")
     parser.add_argument("images", nargs="*", metavar="image", help="a file, a folder, a pattern in quotes, or @FILE")
     list_help = "a file with one image per line; - is stdin"
     parser.add_argument("-list", action="append", default=[], metavar="FILE", help=list_help)
@@ -85,11 +86,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add = parser.add_argument_group("output").add_argument
     add("-csv", type=Path, metavar="FILE", help="also write a table with one row per image")
     add("-json", type=Path, metavar="FILE", help="also write the table, the model and its preprocessing as JSON")
-    add("-sheet", type=Path, metavar="FILE", help="also draw thumbnails with their classes, .png or .jpg")
+    add("-sheet", type=Path, metavar="FILE", help="also draw thumbnails with their predictions, .png or .jpg")
     add("-attention", type=Path, metavar="FOLDER", help="also draw a map of the model's attention for each image")
     add("-into", type=Path, metavar="FOLDER", help="also copy each image into the folder of its class in FOLDER")
     add("-unsure", type=float, metavar="P", help="mark images whose class has a probability below P")
-    unknown_help = "mark images as unknown if their confidence is too low for a share P of right answers, such as 0.95"
+    unknown_help = "mark images unlike the validation images, or too unsure for a share P of right answers (0.95)"
     add("-unknown", type=float, metavar="P", help=unknown_help)
     ngpus_help = f"number of processes [one per GPU, if there are {IMAGES_A_PROCESS} images for each]"
     add = add_model_flags(parser, ngpus_help)

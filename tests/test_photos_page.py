@@ -1,4 +1,4 @@
-"""docs/photos.md: every command runs as printed, in order, on a small folder of photos."""
+"""docs/photos.md and docs/numbers.md: every command runs as printed, in order, on a small folder of photos."""
 
 import os
 import re
@@ -14,20 +14,19 @@ from models import build_model
 from tests.engine.check.small_photos import CLEAN
 from tests.support.configs import write
 from tests.support.image_sets import draw_photos
-from tests.support.runs import ROOT, rows_of, run, typed
+from tests.support.pages import script_of
+from tests.support.runs import ROOT, rows_of, run, run_folder, typed
 
 pytestmark = pytest.mark.slow
 
 RUN = r"output/train-\d{8}-\d\d-\d\d-\d\d"
 
 
-def commands(section: str) -> list[str]:
-    """Return the commands of a section, changed to use a tiny model and few epochs."""
-    page = (ROOT / "docs" / "photos.md").read_text(encoding="utf-8")
+def commands(section: str, name: str = "photos.md") -> list[str]:
+    """Return the commands of a section of a page, changed to use a tiny model and few epochs."""
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
     found = re.findall(r"```bash\n(.*?)```", page.split(f"\n## {section}\n")[1].split("\n## ")[0], re.S)
-    text = re.sub(r"configs/finetune\w*\.yaml", "tiny.yaml", "".join(found))
-    text = text.replace("-pretrained vit_small_patch16_224 ", "-pretrained tiny.pth ")
-    text = text.replace("labels.py vit_small_patch16_224 ", "labels.py tiny.pth -cfg tiny.yaml ")
+    text = "".join(found).replace("vit_small_patch16_224 ", "tiny.pth -cfg tiny.yaml ")
     return re.sub(r"-epochs (\d+)0", r"-epochs \1", text).replace("-folds 5", "-folds 2").splitlines()
 
 
@@ -70,8 +69,7 @@ def test_photos_page_commands_produce_predictions(here):
     def follow(section: str, made: str = "", checks: bool = False, part: slice = slice(None)) -> str:
         given, said = commands(section)[part], []
         for command in [f"{given[0]} -check"] if checks else given:
-            python, program, *words = shlex.split(re.sub(RUN, lambda name: folders[name[0]], command))
-            assert python == "python"
+            program, words = script_of(shlex.split(re.sub(RUN, lambda name: folders[name[0]], command)))
             if program == "scripts/sweep.py":
                 said.append(run(program, *words, cwd=here, faults={"start_python_as_forks": []}).done().stdout)
             else:
@@ -103,8 +101,9 @@ def test_photos_page_commands_produce_predictions(here):
     assert "equal to dog/0.png, labelled dog" in row["reason"]
     table.write_text(f"image,label,suggestion,confirmed\n{row['image']},cat,dog,yes\n", encoding="utf-8")
     said = follow("A wrong label", part=slice(3, 4))
-    (printed,) = [line for line in said.splitlines() if line.startswith("  python main_single_gpu.py")]
-    typed(*shlex.split(printed)[1:]).done()
+    script = "main_single_gpu.py"
+    (printed,) = [line.partition(script)[2] for line in said.splitlines() if f"{script} " in line]
+    typed(script, *shlex.split(printed)).done()
     new = max(Path("output").glob("train-*"), key=lambda path: path.stat().st_mtime_ns)
     folders["output/train-20260123-10-11-12"] = str(new)
     labels = {row["image"]: row["label"] for row in rows_of(new / "predictions.csv")}
@@ -117,7 +116,7 @@ def test_photos_page_commands_produce_predictions(here):
 
 
 @pytest.mark.usefixtures("signal_handlers")
-def test_photos_page_trains_reports_and_predicts_numbers_in_three_commands(here):
+def test_numbers_page_trains_predicts_and_lists_doubtful_numbers(here):
     draw_photos(here / "more", "cat", "dog", count=12)
     draw_photos(here / "new_photos", "cat", count=2)
     rows = [
@@ -125,9 +124,19 @@ def test_photos_page_trains_reports_and_predicts_numbers_in_three_commands(here)
     ]
     write("\n".join(["path,age", *rows]), "photos.csv")
     torch.save(build_model(read_settings(["-cfg", write(CLEAN, "tiny.yaml")]).config, 2).state_dict(), "tiny.pth")
-    write(CLEAN.replace("imagefolder", "csv").replace("TRAIN: {", "TRAIN: {OBJECTIVE: numbers, "), "tiny.yaml")
-    said = [typed(*shlex.split(command)[1:]).done() for command in commands("Numbers instead of classes")]
-    assert len(said) == 3 and "best validation MAE" in said[0].stdout
+    settings = CLEAN.replace("MODEL: {", "MODEL: {NEW_CLASSIFIER: zeros, ").replace("REPORT: false", "REPORT: true")
+    write(settings, "tiny.yaml")
+
+    def follow(section: str) -> str:
+        found = [
+            re.sub(RUN, lambda _: str(run_folder(Path("output"))), each) for each in commands(section, "numbers.md")
+        ]
+        programs = [script_of(shlex.split(command)) for command in found]
+        return "".join(typed(script, *words).done().stdout for script, words in programs)
+
+    assert "best validation MAE" in follow("Train")
+    follow("Predict")
+    assert follow("Doubtful numbers").count("with the largest errors are listed") == 2
     (report,) = Path("output").glob("train-*/report.html")
     assert "predicted against true numbers" in report.read_text(encoding="utf-8")
     found = rows_of("ages.csv")

@@ -24,7 +24,7 @@ The last of these places wins: the default below, the files that a file names un
 `-opts KEY=VALUE ...`. A run saves its settings as `config.yaml`; with `-cfg`, that file repeats the run.
 
 ```
-python main_single_gpu.py -cfg ./configs/vit_digits.yaml -epochs 5 -opts TRAIN.BASE_LR=1e-3 TRAIN.OPTIMIZER.BETAS=0.9,0.95
+halfstep train -cfg configs/vit_digits.yaml -epochs 5 -opts TRAIN.BASE_LR=1e-3 TRAIN.OPTIMIZER.BETAS=0.9,0.95
 ```
 
 The type decides how a value is read: `3e-3` is a number, and `010` is 10. `None`, `null`, `~` or an empty value means "not set".
@@ -109,8 +109,8 @@ def _row(setting: Setting) -> str:
 PAGES = {
     "docs/settings.md": page,
     "docs/data.md": lambda: with_tables("docs/data.md", (("name", "data", "split", "own settings"), source_rows())),
-    "docs/fine-tuning.md": lambda: with_tables(
-        "docs/fine-tuning.md",
+    "docs/training.md": lambda: with_tables(
+        "docs/training.md",
         (("torch's", "what it is", "settings", "usual learning rates per 256 images"), optimizer_rows()),
     ),
     "docs/tracking.md": lambda: with_tables(

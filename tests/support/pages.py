@@ -1,10 +1,138 @@
-"""Blocks of code in the pages of the project, which tests run."""
+"""The pages of the project as tests read them: commands, code, tables and sentences.
 
+Placeholders in commands: `...` and `[...]` stand for further words, a single capital letter or a shell variable for a number,
+and `KEY=VALUE` for a setting. FOLDER, RUN and other words in capitals are ordinary texts.
+"""
+
+import functools
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
+
+from tests.support.forks import ROOT
+
+# Pages that are read by users, and files with commands in their comments, docstrings or texts
+PAGES = [
+    *("README.md", "BENCHMARKS.md", "RELIABILITY.md", "CONTRIBUTING.md", "AGENTS.md", "weights/README.md", "tests/README.md"),
+    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md")),
+]
+PAGES = [page for page in PAGES if (ROOT / page).exists()]
+FILES = [
+    "configs/flags.py",
+    "deploy/Dockerfile",
+    *(
+        str(path.relative_to(ROOT))
+        for pattern in ("scripts/**/*.py", "scripts/*.sh", "configs/**/*.yaml", "tests/kill/*.py", "tests/mistakes/*.py")
+        for path in sorted(ROOT.glob(pattern))
+    ),
+]
+FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.M | re.S)
+SPAN = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.S)
+SCRIPT = r"(?:main_(?:single|multi)_gpu|scripts/[\w/]+|tests/(?:kill|mistakes)/\w+)\.py"
+RUNS = re.compile(r"(?:^|[ /])(?:python[0-9.]*|torchrun|torch\.distributed\.run)(?: |$)")
+# {command of the installed program: its script, and the words that it stands for}
+COMMANDS = {
+    **{name: f"scripts/{name.replace('-', '_')}.py" for name in (
+        "predict", "labels", "embed", "export", "compare", "sweep", "models", "doctor", "report", "make-shards", "from-timm"
+    )},
+    **dict.fromkeys(("train", "check", "evaluate", "resume"), "main_single_gpu.py"),
+    "completion": "",
+}
+
+
+class Command(NamedTuple):
+    """A command of this project on a page."""
+
+    program: str  # the path of a script, or "halfstep COMMAND"
+    words: list[str]
+    text: str
+    is_part: bool  # whether it is code in a sentence, which may leave out required arguments
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
 
 
 def block_of(path: Path, line: str) -> str:
     """Return the block of Python code in a page that contains this line."""
     blocks = re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.S)
     return next(block for block in blocks if line in block)
+
+
+def blocks_of(text: str) -> list[tuple[str, str]]:
+    """Return the (language, code) of each block."""
+    return [(language, code) for _, language, code in FENCE.findall(text)]
+
+
+def spans_of(text: str) -> list[str]:
+    """Return the code in the text of a page, outside of blocks."""
+    return [" ".join(code.split()) for _, code in SPAN.findall(FENCE.sub("", text))]
+
+
+@functools.cache
+def scripts() -> dict[str, str]:
+    """Return {name that a page may use for a script: its path}."""
+    paths = [*ROOT.glob("main_*.py"), *ROOT.glob("scripts/*.py"), *ROOT.glob("scripts/benchmarks/*.py")]
+    return {path.name: str(path.relative_to(ROOT)) for path in paths if path.name != "__init__.py"}
+
+
+def lines_with_code(page: str) -> list[str]:
+    """Return the lines that may contain commands, except code in sentences."""
+    text = text_of(page)
+    if page.endswith(".md"):
+        return joined("\n".join(code for language, code in blocks_of(text) if language in ("", "bash", "sh")))
+    if page.endswith(".py"):
+        return joined("\n".join(re.findall(r'^[^"\n]*"""\\?(.*?)"""', text, re.M | re.S)))
+    return joined(re.sub(r"^# ?", "", text, flags=re.M))
+
+
+def joined(code: str) -> list[str]:
+    """Return the lines of code, with continued lines joined, and without remarks after two spaces or #."""
+    lines = re.sub(r" *\\{1,2}\n\s*", " ", code).splitlines()
+    return [re.split(r"(?<=\S)\s{2,}|\s#", line.strip())[0].rstrip(":") for line in lines]
+
+
+def commands_of(page: str) -> Iterator[Command]:
+    """Yield the commands of a page: `python scripts/x.py ...`, `halfstep x ...`, and in sentences also `x.py ...`."""
+    for line in lines_with_code(page):
+        yield from commands_in(line, False)
+    for span in spans_of(text_of(page)) if page.endswith(".md") else []:
+        yield from commands_in(span, True)
+
+
+def commands_in(line: str, is_part: bool) -> Iterator[Command]:
+    first = line.split(" ")[0]
+    is_named = is_part and (first in scripts() or first in scripts().values())
+    for words in parts_of(line.replace(first, scripts().get(first, first), 1) if is_named else line):
+        words = [word.removeprefix("./") for word in words]
+        starts = [place for place, word in enumerate(words) if re.fullmatch(rf"{SCRIPT}|halfstep", word)]
+        before, program, *rest = (words[: starts[0]], *words[starts[0] :]) if starts else ([], "")
+        if program == "halfstep":
+            starts_it = not before or before[-1] == "--no-python" or before[0] in ("srun", "mpirun", "exec")
+            if starts_it and rest and (is_part or rest[0] in COMMANDS):
+                yield Command(f"halfstep {rest[0]}", rest[1:], line, is_part)
+        elif program and (is_named or RUNS.search(" ".join(before))):
+            yield Command(program, rest, line, is_named)
+
+
+def parts_of(line: str) -> list[list[str]]:
+    """Return the words of each command in a line of a shell, without redirections."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
+    lexer.whitespace_split, lexer.commenters = True, ""
+    try:
+        words = list(lexer)
+    except ValueError:  # an apostrophe in prose
+        return []
+    parts, is_file = [[]], False
+    for word in words:
+        if re.fullmatch(r"[|&;]+", word):
+            parts.append([])
+        elif re.fullmatch(r"[<>]+", word):
+            is_file = True
+        elif is_file:
+            is_file = False
+        else:
+            parts[-1].append(word)
+    return [part for part in parts if part]

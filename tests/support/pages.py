@@ -15,7 +15,15 @@ from tests.support.forks import ROOT
 
 # Pages that are read by users, and files with commands in their comments, docstrings or texts
 PAGES = [
-    *("README.md", "BENCHMARKS.md", "RELIABILITY.md", "CONTRIBUTING.md", "AGENTS.md", "weights/README.md", "tests/README.md"),
+    *(
+        "README.md",
+        "BENCHMARKS.md",
+        "RELIABILITY.md",
+        "CONTRIBUTING.md",
+        "AGENTS.md",
+        "weights/README.md",
+        "tests/README.md",
+    ),
     *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md")),
 ]
 PAGES = [page for page in PAGES if (ROOT / page).exists()]
@@ -24,7 +32,13 @@ FILES = [
     "deploy/Dockerfile",
     *(
         str(path.relative_to(ROOT))
-        for pattern in ("scripts/**/*.py", "scripts/*.sh", "configs/**/*.yaml", "tests/kill/*.py", "tests/mistakes/*.py")
+        for pattern in (
+            "scripts/**/*.py",
+            "scripts/*.sh",
+            "configs/**/*.yaml",
+            "tests/kill/*.py",
+            "tests/mistakes/*.py",
+        )
         for path in sorted(ROOT.glob(pattern))
     ),
 ]
@@ -34,9 +48,22 @@ SCRIPT = r"(?:main_(?:single|multi)_gpu|scripts/[\w/]+|tests/(?:kill|mistakes)/\
 RUNS = re.compile(r"(?:^|[ /])(?:python[0-9.]*|torchrun|torch\.distributed\.run)(?: |$)")
 # {command of the installed program: its script, and the words that it stands for}
 COMMANDS = {
-    **{name: f"scripts/{name.replace('-', '_')}.py" for name in (
-        "predict", "labels", "embed", "export", "compare", "sweep", "models", "doctor", "report", "make-shards", "from-timm"
-    )},
+    **{
+        name: f"scripts/{name.replace('-', '_')}.py"
+        for name in (
+            "predict",
+            "labels",
+            "embed",
+            "export",
+            "compare",
+            "sweep",
+            "models",
+            "doctor",
+            "report",
+            "make-shards",
+            "from-timm",
+        )
+    },
     **dict.fromkeys(("train", "check", "evaluate", "resume"), "main_single_gpu.py"),
     "completion": "",
 }
@@ -74,8 +101,16 @@ def spans_of(text: str) -> list[str]:
 @functools.cache
 def scripts() -> dict[str, str]:
     """Return {name that a page may use for a script: its path}."""
-    paths = [*ROOT.glob("main_*.py"), *ROOT.glob("scripts/*.py"), *ROOT.glob("scripts/benchmarks/*.py")]
-    return {path.name: str(path.relative_to(ROOT)) for path in paths if path.name != "__init__.py"}
+    patterns = (
+        "scripts/*.py",
+        "scripts/benchmarks/*.py",
+        "scripts/maintenance/*.py",
+        "tests/kill/*.py",
+        "tests/mistakes/plant.py",
+    )
+    found = [*ROOT.glob("main_*.py"), *(path for pattern in patterns for path in ROOT.glob(pattern))]
+    paths = [path for path in found if "def main(" in path.read_text() and path.name != "worker.py"]
+    return {path.name: str(path.relative_to(ROOT)) for path in paths}
 
 
 def lines_with_code(page: str) -> list[str]:

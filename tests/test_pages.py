@@ -4,12 +4,15 @@ import argparse
 import contextlib
 import functools
 import importlib
+import os
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+import timm
 
 from configs.flags import build_parser, parse
 from configs.load import load, merge
@@ -17,8 +20,10 @@ from configs.translate.paddlevit import KEYS
 from configs.translate.paddlevit_files import IGNORED, RENAMED, REPLACED
 from configs.values import ALL_SETTINGS, OPEN_SECTIONS, SECTIONS
 from configs.yaml_files import Layer, find_settings_file, read_layers, shipped_files
+from halfstep import __main__ as halfstep
 from scripts import sweep
-from tests.support.pages import COMMANDS, FILES, PAGES, ROOT, Command, commands_of, parts_of, scripts, spans_of, text_of
+from tests.support.forks import ROOT
+from tests.support.pages import FILES, PAGES, Command, commands_of, parts_of, scripts, spans_of, text_of
 from utils.errors import ConfigError
 
 RUN = "output/train-20260102-03-04-05"
@@ -36,7 +41,10 @@ class Parsed(Exception):
 
 def filled(words: list[str]) -> list[str]:
     """Return the words of a command with values for its placeholders (tests/support/pages.py)."""
-    words = ["vit_digits" if before == "-cfg" and word == "..." else word for before, word in zip(["", *words], words)]
+    words = [
+        "vit_digits" if before == "-cfg" and word == "..." else word
+        for before, word in zip(["", *words], words, strict=False)
+    ]
     words = [word for word in words if not re.fullmatch(r"\[?\.\.\.\]?|KEY=VALUES?|.*(?:\[@\]|\$@).*", word)]
     words = [re.sub(r"^([\w.]+=)?(\[?[A-Z]\]?|\$\{?\w+\}?)$", r"\g<1>2", word) for word in words]
     return [RUN if word == "latest" else word for word in words]
@@ -47,6 +55,11 @@ def check_settings(words: list[str], is_whole: bool) -> None:
     line = parse(filled(words))
     typed = {key for layer in line.layers for key in layer.texts}
     cfg = line.cfg if line.cfg in SHIPPED else None
+    assert cfg or not re.fullmatch(r"[a-z]\w+", line.cfg or ""), f"-cfg {line.cfg}: there are no such settings"
+    for layer in line.layers:
+        name = layer.texts.get("MODEL.PRETRAINED", "").partition(".")[0]
+        is_name = re.fullmatch(r"[a-z]\w+(\.[a-z]\w+_\w+)?", layer.texts.get("MODEL.PRETRAINED", ""))
+        assert not is_name or timm.is_model(name), f"-pretrained {name}: timm has no such model"
     is_tuned = "MODEL.PRETRAINED" in typed and not {"EVAL", "MODEL.RESUME"} & typed
     names_file = line.cfg or {"MODEL.RESUME", "MODEL.PRETRAINED"} & typed
     assert names_file or not is_whole or filled(words) != words, "-cfg is missing"
@@ -105,16 +118,18 @@ def check_script(program: str, words: list[str], is_part: bool) -> None:
         check_settings(rest, is_whole=False)
 
 
+def started_by(command: str, words: list[str]) -> tuple[str, list[str]]:
+    """Return the script that a command of the installed program starts, and its words."""
+    with patch("os.execv") as started, patch.object(sys, "argv", ["halfstep", command, *words]), patch.dict(os.environ):
+        assert halfstep.main() is None, f"there is no command halfstep {command}"
+    _, script, *given = started.call_args.args[1]
+    return str(Path(script).relative_to(ROOT)), given
+
+
 def check(command: Command) -> None:
     program, words = command.program, command.words
     if program.startswith("halfstep "):
-        name = program.split()[1]
-        assert name in COMMANDS, f"there is no command {program}"
-        program = COMMANDS[name]
-        if name in ("resume", "evaluate") and words and not words[0].startswith("-"):
-            words = {"resume": ["-resume"], "evaluate": ["-eval", "-pretrained"]}[name] + words
-        elif name == "resume":
-            words = ["-resume", "auto", *words]
+        program, words = started_by(program.split()[1], words)
     if program in MAIN:
         if not {"-h", "-version"} & {*words}:
             check_settings(words, is_whole=bool(words) and not command.is_part)

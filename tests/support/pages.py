@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from halfstep.__main__ import COMMANDS
 from tests.support.forks import ROOT
 
 # Pages that are read by users, and files with commands in their comments, docstrings or texts
@@ -46,27 +47,6 @@ FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.M | re.S)
 SPAN = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.S)
 SCRIPT = r"(?:main_(?:single|multi)_gpu|scripts/[\w/]+|tests/(?:kill|mistakes)/\w+)\.py"
 RUNS = re.compile(r"(?:^|[ /])(?:python[0-9.]*|torchrun|torch\.distributed\.run)(?: |$)")
-# {command of the installed program: its script, and the words that it stands for}
-COMMANDS = {
-    **{
-        name: f"scripts/{name.replace('-', '_')}.py"
-        for name in (
-            "predict",
-            "labels",
-            "embed",
-            "export",
-            "compare",
-            "sweep",
-            "models",
-            "doctor",
-            "report",
-            "make-shards",
-            "from-timm",
-        )
-    },
-    **dict.fromkeys(("train", "check", "evaluate", "resume"), "main_single_gpu.py"),
-    "completion": "",
-}
 
 
 class Command(NamedTuple):

@@ -1,11 +1,13 @@
 """Sentences of the pages agree with the code: commands, flags, settings, tables, and what halfstep cannot do."""
 
 import argparse
+import ast
 import contextlib
 import functools
 import importlib
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,13 +20,29 @@ from configs.flags import build_parser, parse
 from configs.load import load, merge
 from configs.translate.paddlevit import KEYS
 from configs.translate.paddlevit_files import IGNORED, RENAMED, REPLACED
-from configs.values import ALL_SETTINGS, OPEN_SECTIONS, SECTIONS
+from configs.values import ALL_SETTINGS, OPEN_SECTIONS, SECTIONS, SETTINGS
 from configs.yaml_files import Layer, find_settings_file, read_layers, shipped_files
+from datasets.sources.torchvision_sets import SHORT_NAMES, SPLITS
 from halfstep import __main__ as halfstep
 from scripts import sweep
+from scripts.export import FORMATS
 from tests.support.forks import ROOT
-from tests.support.pages import FILES, PAGES, Command, commands_of, parts_of, scripts, spans_of, text_of
-from utils.errors import ConfigError
+from tests.support.pages import (
+    FILES,
+    PAGES,
+    Command,
+    blocks_of,
+    commands_in,
+    commands_of,
+    joined,
+    parts_of,
+    scripts,
+    spans_of,
+    table_of,
+    text_of,
+)
+from utils.errors import AFTER_SIGNAL, ConfigError, ExitCode
+from utils.program import STOPPING
 
 RUN = "output/train-20260102-03-04-05"
 MAIN = ("main_single_gpu.py", "main_multi_gpu.py")
@@ -221,3 +239,90 @@ def takes(key: str, value: str) -> bool:
         return bool(merge([Layer("-opts", {key: value})]))
     except ConfigError:
         return False
+
+
+# --- tables ---
+
+
+def titles_of_check() -> set[str]:
+    """Return the titles of the rows that the code of -check can print."""
+    found, files = set(), ("check/__init__.py", "check/images.py", "check/native_pixels.py", "plan.py", "plan_lines.py")
+    for file in (*files, "quick_checks.py"):
+        tree = ast.parse(text_of(f"engine/{file}"))
+        functions = [each for each in ast.walk(tree) if getattr(each, "name", "") in ("refusals", "notes_on")]
+        loops = [each for each in ast.walk(tree) if isinstance(each, ast.For) and isinstance(each.target, ast.Tuple)]
+        for node in ast.walk(tree):
+            name = getattr(getattr(node, "func", None), "attr", getattr(getattr(node, "func", None), "id", ""))
+            if name in ("section", "Finding"):
+                found.add(ast.unparse(node.args[0]))
+            if isinstance(node, ast.Assign) and "title" in (
+                texts := ast.unparse(node.targets[0]).strip("()").split(", ")
+            ):
+                values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+                found.add(ast.unparse(values[texts.index("title")]))
+        for node in [each for part in (*functions, *(loop.iter for loop in loops)) for each in ast.walk(part)]:
+            found |= {ast.unparse(key) for key in node.keys if key} if isinstance(node, ast.Dict) else set()
+            found |= (
+                {ast.unparse(node.slice)}
+                if isinstance(node, ast.Subscript) and "checks" in ast.unparse(node)
+                else set()
+            )
+    texts = {ast.literal_eval(each) for each in found if each[0] in "'\""}
+    parts = {each[2:-1] for each in found if each.startswith("f'{part}")}
+    return texts | {each.format(part=part) for each in parts for part in ("training", "validation")}
+
+
+def exit_codes() -> set[str]:
+    return {str(int(code)) for code in (*ExitCode, *(AFTER_SIGNAL + each for each in (*STOPPING, signal.SIGKILL)))}
+
+
+def what_may_change() -> set[str]:
+    files = [text_of(f"engine/checkpoint/{name}.py") for name in ("compare", "resume")]
+    return {name for text in files for name in re.findall(r'"([A-Z_]+)"', text)} - SETTINGS.keys()
+
+
+# {first cells of a table's header: (column, the names in it, the names in the code)}
+TABLES = {
+    "row | what is checked": (0, r"[^,]+", lambda: titles_of_check() - {"images"}),  # a row only if reading fails
+    "`-to` | writes": (0, r"\w+", lambda: {*FORMATS}),
+    "names | training | validation": (0, r"\w+", lambda: SPLITS.keys() - SHORT_NAMES.values()),
+    "exit code | cause": (0, r"\d+", exit_codes),
+    "event | the run | exit code": (2, r"\d+", exit_codes),
+    "name | what changed": (0, r"\w+", what_may_change),
+}
+NOT_NAMES = {"128"}  # "128 + signal"
+
+
+@pytest.mark.parametrize("header", TABLES)
+def test_table_of_a_page_has_the_names_of_the_code(header):
+    column, pattern, names = TABLES[header]
+    cells = " ".join(f"{row[column]}," for row in table_of(header))
+    found = {each.strip(" `") for each in re.findall(pattern, cells)} - {""} - NOT_NAMES
+    assert found == names(), f"missing: {names() - found}, wrong: {found - names()}"
+
+
+@pytest.mark.parametrize("header", ["file | written", "key | value"])
+def test_names_in_the_tables_of_a_runs_files_are_in_the_code(header):
+    code = "".join(
+        path.read_text("utf-8") for room in ("engine", "scripts", "utils") for path in (ROOT / room).rglob("*.py")
+    )
+    for name in re.findall("`(.+?)`", " ".join(row[0] for row in table_of(header))):
+        text = re.escape(name.rstrip("/")).replace("N", r"\{.+?\}")
+        assert re.search(rf"""["'/]{text}["']|\b{text}=""", code), f"{name} is not in the code"
+
+
+# --- translations ---
+
+
+@pytest.mark.parametrize("name", ["README.md", "from-paddlevit.md"])
+def test_chinese_page_has_the_commands_of_the_english_page(name):
+    english = "README.md" if name == "README.md" else f"docs/{name}"
+    pages = [[code for _, code in blocks_of(text_of(page))] for page in (english, f"docs/zh/{name}")]
+    theirs, ours = ([line for block in page for line in joined(block) if is_command(line)] for page in pages)
+    assert ours == theirs
+
+
+def is_command(line: str) -> bool:
+    return bool([*commands_in(line, False)]) or line.startswith(
+        ("bash ", "pip ", "git ", "uv ", "pipx ", "tensorboard ")
+    )

@@ -5,6 +5,7 @@ and `KEY=VALUE` for a setting. FOLDER, RUN and other words in capitals are ordin
 """
 
 import functools
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -151,3 +152,16 @@ def parts_of(line: str) -> list[list[str]]:
         else:
             parts[-1].append(word)
     return [part for part in parts if part]
+
+
+def table_of(header: str) -> list[list[str]]:
+    """Return the rows of the table with these first cells, which must be on exactly one page in English, as cells."""
+    found = []
+    for page in PAGES:
+        lines = ("" if "/zh/" in page else text_of(page)).splitlines()
+        for place, line in enumerate(lines):
+            if line.startswith(f"| {header} |"):
+                below = itertools.takewhile(lambda each: each.startswith("|"), lines[place + 2 :])
+                found.append([re.split(r"(?<!\\) \| ", each.strip("| ")) for each in below])
+    (table,) = found
+    return table

@@ -7,6 +7,7 @@ import functools
 import importlib
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -18,14 +19,20 @@ import timm
 
 from configs.flags import build_parser, parse
 from configs.load import load, merge
+from configs.tables import TASKS
 from configs.translate.paddlevit import KEYS
 from configs.translate.paddlevit_files import IGNORED, RENAMED, REPLACED
 from configs.values import ALL_SETTINGS, OPEN_SECTIONS, SECTIONS, SETTINGS
 from configs.yaml_files import Layer, find_settings_file, read_layers, shipped_files
+from datasets.sources.files import refuse_copies
+from datasets.sources.remote import ServerFolder
+from datasets.sources.table_numbers import refuse_tars
 from datasets.sources.torchvision_sets import SHORT_NAMES, SPLITS
+from datasets.transforms.pixel_rules import PixelRules
 from halfstep import __main__ as halfstep
 from scripts import sweep
 from scripts.export import FORMATS
+from tests.support.cases import cases_of, names_of
 from tests.support.forks import ROOT
 from tests.support.pages import (
     FILES,
@@ -37,10 +44,12 @@ from tests.support.pages import (
     joined,
     parts_of,
     scripts,
+    sentences_of,
     spans_of,
     table_of,
     text_of,
 )
+from tests.support.refusals import refused
 from utils.errors import AFTER_SIGNAL, ConfigError, ExitCode
 from utils.program import STOPPING
 
@@ -326,3 +335,76 @@ def is_command(line: str) -> bool:
     return bool([*commands_in(line, False)]) or line.startswith(
         ("bash ", "pip ", "git ", "uv ", "pipx ", "tensorboard ")
     )
+
+
+# --- what halfstep cannot do, refuses, or has not measured ---
+
+# Sentences with these words need a row in tests/cases/pages-limits.txt: `part of the sentence => proofs`. The proofs:
+#   load WORDS refused: NAMES    these settings are refused, and the message has the names
+#   call CODE refused: NAMES     this call is refused in the same way
+#   case FILE CASE               this case of tests/cases/FILE.txt, which another test types
+#   test FILE::NAME              this test
+#   value CODE                   this is true of the tables of the program
+#   absent PATTERN in FILE       nothing like this has been measured or tested: the file does not mention it
+#   statement WHY                the sentence is about something else
+LIMITS = re.compile(
+    r"\b(can ?not|refus(e|es|ed)|unsupported|not supported?|(does|do) not support|untested|been (tested|measured)|"
+    r"not (tested|measured)|emulation|no \w+ yet|(is an|are) errors?|not available|lacks?|no longer be|not for [a-z]+)\b",
+    re.IGNORECASE,
+)
+# Pages for those who change the code, of figures and of faults; the settings, whose texts are in configs/schema.py; and
+# translations
+OTHER_PAGES = re.compile(
+    r"docs/(zh/.*|architecture|settings)\.md|(AGENTS|BENCHMARKS|CONTRIBUTING|RELIABILITY|tests/README)\.md"
+)
+PROOFS = cases_of("pages-limits")
+NAMES = {  # that the code in proofs may use
+    **{
+        "FORMATS": FORMATS,
+        "SETTINGS": SETTINGS,
+        "TASKS": TASKS,
+        "PixelRules": PixelRules,
+        "refuse_copies": refuse_copies,
+    },
+    **{"refuse_tars": refuse_tars, "ServerFolder": ServerFolder},
+    "settings": lambda words: load(words.split(), needs_file=False).config,
+}
+
+
+def limits() -> list[str]:
+    pages = [page for page in PAGES if not OTHER_PAGES.fullmatch(page)]
+    return [each for page in pages for each in sentences_of(page) if LIMITS.search(each)]
+
+
+def test_each_sentence_about_a_limit_has_a_proof():
+    unproven = [f"{each} => " for each in limits() if not any(part in each for part in PROOFS)]
+    assert not unproven, "tests/cases/pages-limits.txt: add a row for each of these sentences:\n" + "\n".join(unproven)
+
+
+@pytest.mark.parametrize("part", PROOFS)
+def test_limit_that_a_page_names_is_one_of_the_program(part):
+    assert any(part in each for each in limits()), "no page says this: remove the row from tests/cases/pages-limits.txt"
+    for proof in names_of("pages-limits", part):
+        verb, _, given = proof.partition(" ")
+        if verb == "load":
+            words, _, names = given.partition(" refused: ")
+            with refused(ConfigError, *names.split()):
+                load(shlex.split(words), needs_file=False)
+        elif verb == "call":
+            code, _, names = given.partition(" refused: ")
+            with refused(ConfigError, *names.split()):
+                eval(code, NAMES)
+        elif verb == "case":
+            file, _, case = given.partition(" ")
+            assert case in cases_of(file), f"{file}: there is no case {case}"
+        elif verb == "test":
+            file, _, name = given.partition("::")
+            assert f"\ndef {name}(" in text_of(f"tests/{file}"), f"there is no test {given}"
+        elif verb == "value":
+            assert eval(given, NAMES)
+        elif verb == "absent":
+            pattern, _, file = given.rpartition(" in ")
+            found = re.search(pattern, text_of(file))
+            assert not found, f"{file} mentions {found[0]}"
+        else:
+            assert verb == "statement" and given

@@ -130,7 +130,7 @@ def commands_in(line: str, is_part: bool) -> Iterator[Command]:
             if starts_it and rest and (is_part or rest[0] in COMMANDS):
                 yield Command(f"halfstep {rest[0]}", rest[1:], line, is_part)
         elif program and (is_named or RUNS.search(" ".join(before))):
-            yield Command(program, rest, line, is_named)
+            yield Command(program, rest, line, is_part)
 
 
 def parts_of(line: str) -> list[list[str]]:
@@ -165,3 +165,11 @@ def table_of(header: str) -> list[list[str]]:
                 found.append([re.split(r"(?<!\\) \| ", each.strip("| ")) for each in below])
     (table,) = found
     return table
+
+
+def sentences_of(page: str) -> list[str]:
+    """Return the sentences of a page without its blocks of code and the targets of its links. A row of a table is one."""
+    text = re.sub(r"\]\((?:[^()]|\([^()]*\))*\)", "]", FENCE.sub("\n\n", text_of(page)))
+    parts = [" ".join(part.split()) for part in re.split(r"\n\s*\n|\n(?=\s*(?:- |\d+\. |\||#))", text)]
+    ends = r"(?<=[.!?])\s+(?=[A-Z`\[*(\"])"
+    return [each for part in parts for each in ([part] if part.startswith("|") else re.split(ends, part)) if each]

@@ -22,13 +22,14 @@ from configs.load import load, merge
 from configs.tables import TASKS
 from configs.translate.paddlevit import KEYS
 from configs.translate.paddlevit_files import IGNORED, RENAMED, REPLACED
-from configs.values import ALL_SETTINGS, OPEN_SECTIONS, SECTIONS, SETTINGS
+from configs.values import ALL_SETTINGS, OPEN_SECTIONS, SECTIONS, SETTINGS, convert, to_text
 from configs.yaml_files import Layer, find_settings_file, read_layers, shipped_files
 from datasets.sources.files import refuse_copies
 from datasets.sources.remote import ServerFolder
 from datasets.sources.table_numbers import refuse_tars
 from datasets.sources.torchvision_sets import SHORT_NAMES, SPLITS
 from datasets.transforms.pixel_rules import PixelRules
+from engine.tasks import class_tables
 from halfstep import __main__ as halfstep
 from scripts import sweep
 from scripts.export import FORMATS
@@ -290,6 +291,7 @@ def what_may_change() -> set[str]:
     return {name for text in files for name in re.findall(r'"([A-Z_]+)"', text)} - SETTINGS.keys()
 
 
+NO_DEFAULTS = {("TRAIN.GRAD_CLIP", "1.0")}  # a value to start with
 # {first cells of a table's header: (column, the names in it, the names in the code)}
 TABLES = {
     "row | what is checked": (0, r"[^,]+", lambda: titles_of_check() - {"images"}),  # a row only if reading fails
@@ -318,6 +320,35 @@ def test_names_in_the_tables_of_a_runs_files_are_in_the_code(header):
     for name in re.findall("`(.+?)`", " ".join(row[0] for row in table_of(header))):
         text = re.escape(name.rstrip("/")).replace("N", r"\{.+?\}")
         assert re.search(rf"""["'/]{text}["']|\b{text}=""", code), f"{name} is not in the code"
+
+
+DEFAULT = re.compile(r"`([A-Z][A-Z_.0-9]+)`(?: \w+)? \((?:default:? )?`?([\d.]+(?:e-?\d+)?|\w+)`?(?=[;)])")
+
+
+def test_defaults_in_sentences_are_those_of_the_settings():
+    """`SETTING` (0.1), also with a word before the bracket, names the default."""
+    found = [(page, *each) for page in PAGES for each in DEFAULT.findall(" ".join(sentences_of(page)))]
+    checked = 0
+    for page, name, text in found:
+        keys = [key for key in SETTINGS if f".{key}".endswith(f".{name}")]
+        defaults = {to_text(SETTINGS[key].default) for key in keys}
+        is_value = text[0].isdecimal() or any(text in SETTINGS[key].choices for key in keys)
+        if keys and is_value and (name, text) not in NO_DEFAULTS:
+            assert any(takes(key, text) and defaults >= {to_text(convert(SETTINGS[key], text, ""))} for key in keys), (
+                f"{page}: {name} ({text}), but the default is {defaults}"
+            )
+            checked += 1
+    assert checked > 12
+
+
+@pytest.mark.parametrize("part", cases_of("pages-figures"))
+def test_figure_in_a_sentence_is_that_of_the_code(part):
+    assert any(part in each for page in PAGES for each in sentences_of(page)), (
+        "no page says this: change or remove the row"
+    )
+    (code,) = names_of("pages-figures", part)
+    modules = {name: importlib.import_module(name) for name in re.findall(r"\b([a-z]\w+(?:\.[a-z]\w+)+)", code)}
+    assert eval(code, {name.partition(".")[0]: sys.modules[name.partition(".")[0]] for name in modules})
 
 
 # --- translations ---
@@ -366,7 +397,7 @@ NAMES = {  # that the code in proofs may use
         "PixelRules": PixelRules,
         "refuse_copies": refuse_copies,
     },
-    **{"refuse_tars": refuse_tars, "ServerFolder": ServerFolder},
+    **{"refuse_tars": refuse_tars, "ServerFolder": ServerFolder, "class_tables": class_tables},
     "settings": lambda words: load(words.split(), needs_file=False).config,
 }
 

@@ -120,6 +120,8 @@ def commands_of(page: str) -> Iterator[Command]:
 
 def commands_in(line: str, is_part: bool) -> Iterator[Command]:
     first = line.split(" ")[0]
+    if first == "->":  # a remedy in the output of -check
+        return
     is_named = is_part and (first in scripts() or first in scripts().values())
     for words in parts_of(line.replace(first, scripts().get(first, first), 1) if is_named else line):
         words = [word.removeprefix("./") for word in words]

@@ -280,7 +280,7 @@ def test_files_of_each_kind_of_run_have_a_row_on_the_page(made):
         typed(
             "main_single_gpu.py", "-cfg", "tiny.yaml", "-output", "o", "-name", name, "-epochs", 1, *words.split()
         ).done()
-    named = re.findall("`(.+?)`", " ".join(row[0] for row in table_of("file | written")))
+    named = re.findall("`(.+?)`", " ".join(" ".join(row) for row in table_of("file | written")))
     patterns = [re.escape(each.rstrip("/")).replace("N", r"\d+") for each in named] + [r"log_\d+\.txt"]
     written = {path.name for path in Path("o").glob("*/*")}
     assert len(written) > 25 and not {each for each in written if not any(re.fullmatch(one, each) for one in patterns)}

@@ -138,6 +138,7 @@ def check_script(program: str, words: list[str], is_part: bool) -> None:
     try:
         with stopped_after_parsing(is_part), patch.object(sys, "argv", [program, *words]):
             module.main(*[words] * module.main.__code__.co_argcount)
+        return  # it accepted the words without a parser
     except Parsed as parsed:
         found, rest = parsed.args
     if getattr(found, "opts", None) and program != "scripts/from_timm.py":

@@ -23,6 +23,7 @@ from timm.models import VisionTransformer, load_checkpoint
 from torchvision.transforms.functional import InterpolationMode, center_crop, pil_to_tensor, resize
 
 from tests.support import contracts
+from tests.support.pages import table_of
 from tests.support.runs import epochs_of, rows_of, status_of, typed
 from utils.program import STOPPING
 
@@ -258,6 +259,33 @@ def test_split_csv_lists_each_photo_once_in_the_part_that_is_scored(made):
     assert sorted(image for image, _ in rows) == sorted(f"{name}/{file}" for name in CLASSES for file in NAMES)
     scored = [row["image"] for row in rows_of("o/second/predictions.csv")]
     assert [image for image, part in rows if part == "val"] == scored and 0 < len(scored) < len(rows) / 2
+
+
+# {run: its further words}; the others are those of `made`
+KINDS = {
+    "numbers": "-dataset csv -data_path numbers.csv -opts TRAIN.OBJECTIVE=numbers DATA.COLUMNS=[image_path,age] "
+    "TRAIN.CUTMIX_ALPHA=0 MODEL.NEW_CLASSIFIER=random",
+    "labels": "-dataset csv -data_path labels.csv -profile 1 -opts DATA.LABEL_SEPARATOR=;",
+    "features": "-dataset images -opts TRAIN.OBJECTIVE=features TRAIN.TEACHER_MODEL=o/first/best.pth TRAIN.CUTMIX_ALPHA=0",
+    "evaluation": "-eval -pretrained o/first/best.pth",
+}
+
+
+def test_files_of_each_kind_of_run_have_a_row_on_the_page(made):
+    photos = [f"photos/train/{name}/{photo}" for name in CLASSES for photo in NAMES]
+    for file, column, cells in (("numbers", "age", range(99)), ("labels", "target", 9 * ["a;b", "a", ""])):
+        with open(f"{file}.csv", "w", newline="") as table:
+            csv.writer(table).writerows([("image_path", column), *zip(photos, cells, strict=False)])
+    for name, words in KINDS.items():
+        typed(
+            "main_single_gpu.py", "-cfg", "tiny.yaml", "-output", "o", "-name", name, "-epochs", 1, *words.split()
+        ).done()
+    named = re.findall("`(.+?)`", " ".join(" ".join(row) for row in table_of("file | written")))
+    patterns = [re.escape(each.rstrip("/")).replace("N", r"\d+") for each in named] + [r"log_\d+\.txt"]
+    written = {path.name for path in Path("o").glob("*/*")}
+    assert len(written) > 25 and not {each for each in written if not any(re.fullmatch(one, each) for one in patterns)}
+    keys = re.findall("`(.+?)`", " ".join(row[0] for row in table_of("key | value")))
+    assert not {key for path in Path("o").iterdir() for key in status_of(path)} - {*keys}
 
 
 # --- the contracts of tests/support/contracts.py ---

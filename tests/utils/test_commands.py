@@ -66,7 +66,7 @@ def test_message_names_commands_and_pages_of_the_installed_form(started_as, text
     assert commands.as_typed(text) == (installed or text)
 
 
-@pytest.mark.parametrize("tool", ["pip", "pip of another environment", "pipx", "uv"])
+@pytest.mark.parametrize("tool", ["pip", "another environment", "pipx", "uv"])
 def test_missing_package_is_named_for_the_tool_that_made_the_environment(started_as, monkeypatch, tmp_path, tool):
     """In an environment of uv there is no pip; pipx leaves a file in its environments."""
     started_as(INSTALLED)
@@ -82,8 +82,8 @@ def test_missing_package_is_named_for_the_tool_that_made_the_environment(started
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else find(name))
     monkeypatch.chdir(ROOT)
     expected = {
-        "pip": "pip install",
-        "pip of another environment": f"{python} -m pip install",
+        "pip": "python -m pip install",
+        "another environment": f"{python} -m pip install",
         "pipx": "pipx runpip halfstep install",
         "uv": f"uv pip install --python {python}",
     }

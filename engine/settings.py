@@ -9,7 +9,7 @@ from configs.load import LoadedConfig, load, name_runs
 from configs.translate.paddlevit import our_name
 from configs.values import Text, is_none
 from configs.yaml_files import Layer, find_settings_file, read_layers
-from utils.files import or_shipped
+from utils.files import or_shipped, short_name
 
 
 def load_settings(arguments: list[str]) -> LoadedConfig:
@@ -42,7 +42,7 @@ def _load(command_line: CommandLine) -> LoadedConfig:
     path, of_run = layers_of_run(given, checkpoint)
     if of_run:
         loaded = load(command_line, beneath=of_run, weights=layer_of_weights(given, checkpoint))
-        note = f"settings: from the run of {path}, with the overrides of the command line; use -cfg for other settings"
+        note = f"settings: from the run of {short_name(path)}, with the overrides of the command line; use -cfg for other settings"
         return replace(loaded, notes=[note, *loaded.notes])
     if is_on(given, "EVAL"):
         return load(command_line, needs_file=False, weights=layer_of_weights(given, checkpoint))

@@ -3,7 +3,6 @@
 halfstep train -pretrained vit_small_patch16_224 -data_path photos -amp
 """
 
-import difflib
 import os
 import shlex
 import shutil
@@ -32,7 +31,8 @@ COMMANDS = {
     "from-timm": ("scripts/from_timm.py", [], "translate a command of timm's train.py into a settings file"),
     "completion": ("scripts/completion.py", [], "print the completion of halfstep for a shell: bash, zsh or fish"),
 }
-SEVERAL = ("ngpus", "dist_url", "world_size", "rank")  # flags of a run in several processes
+# Flags and settings of a run in several processes
+SEVERAL = {"NGPUS", "DIST_URL", "WORLD_SIZE", "RANK", "DIST.URL", "DIST.WORLD_SIZE", "DIST.RANK"}
 
 
 def main() -> int:
@@ -44,6 +44,8 @@ def main() -> int:
     if name in ("-version", "--version"):
         name, words = "train", ["-version"]
     if name not in COMMANDS:
+        import difflib  # only a mistake needs it
+
         near = "".join(f"; did you mean {each}?" for each in difflib.get_close_matches(name, COMMANDS, 1))
         print(f"error: {name} is not a command of halfstep{near}; halfstep -h lists the commands", file=sys.stderr)
         return 2
@@ -62,9 +64,11 @@ def main() -> int:
 
 def has_several_processes(words: list[str]) -> bool:
     """Return whether the run has several processes, by its flags or by the variables of a launcher."""
-    names = [word.lstrip("-").partition("=")[0].replace("-", "_") for word in words if word.startswith("-")]
-    if any(name in SEVERAL for name in names):
+    given = [word for word in words if word.startswith("-") or "=" in word]
+    if SEVERAL & {word.partition("=")[0].lstrip("-").replace("-", "_").upper() for word in given}:
         return True
+    if not any("RANK" in name or "PROCID" in name for name in os.environ):  # of each launcher; the import takes 40 ms
+        return False
     sys.path.insert(0, str(ROOT))
     from utils.launch import is_one_of_several
 

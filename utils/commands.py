@@ -57,7 +57,9 @@ def pip(action: str) -> str:
         return f"pipx runpip halfstep {action}"
     if importlib.util.find_spec("pip") is None:
         return f"uv pip {action} --python {shlex.quote(sys.executable)}"
-    return f"{python()} -m pip {action}" if TYPED in os.environ else f"pip {action}"  # it may not be active
+    return (
+        f"{shlex.quote(python())} -m pip {action}" if TYPED in os.environ else f"pip {action}"
+    )  # it may not be active
 
 
 def python() -> str:

@@ -16,7 +16,7 @@ from tests.support.image_sets import draw_photos
 from tests.support.pages import script_of
 
 # {part of a command: why the test does not type it}
-NOT_TYPED = {"pip install": "it installs packages"}
+NOT_TYPED = {"pip install": "it installs packages", "/data/": "it reads data that the reader has"}
 MODEL = "tf_efficientnet_lite0"
 # {words: those that the test types, because it has no network and little time}
 REPLACED = {

@@ -134,3 +134,11 @@ def test_resume_auto_names_a_newer_unfinished_run_with_a_name(output):
     start(output, "-name", "mine", "-resume", "auto", "-epochs", "2").done()
     again = run("main_single_gpu.py", "-resume", "auto", "-output", str(output)).refused("there is no run to continue")
     assert "mine" not in again.printed
+
+
+def test_resume_auto_without_settings_file_starts_from_pretrained_weights(output):
+    start(output, "-epochs", "1").done()
+    weights = run_folder(output) / "best.pth"
+    words = ["-pretrained", str(weights), "-output", str(output), "-name", "more", "-resume", "auto"]
+    assert "1 epoch" in run("main_single_gpu.py", *words, faults={"draw_nothing": []}).done().stdout
+    assert "already finished" in run("main_single_gpu.py", *words).done().stdout

@@ -37,7 +37,9 @@ from tests.support.cases import cases_of, names_of
 from tests.support.forks import ROOT
 from tests.support.pages import (
     FILES,
+    LINK,
     PAGES,
+    SPAN,
     Command,
     blocks_of,
     commands_in,
@@ -323,6 +325,8 @@ def test_names_in_the_tables_of_a_runs_files_are_in_the_code(header):
         assert re.search(rf"""["'/]{text}["']|\b{text}=""", code), f"{name} is not in the code"
 
 
+COUNTED = {"167"}  # images of a class, which real_sets.py writes
+NUMBER = re.compile(r"(?<![\w.,-])(?=(?:[.,]?\d){3})\d[\d,]*(?:\.\d+)?(?!\w)")
 DEFAULT = re.compile(r"`([A-Z][A-Z_.0-9]+)`(?: \w+)? \((?:default:? )?`?([\d.]+(?:e-?\d+)?|\w+)`?(?=[;)])")
 
 
@@ -350,6 +354,18 @@ def test_figure_in_a_sentence_is_that_of_the_code(part):
     (code,) = names_of("pages-figures", part)
     modules = {name: importlib.import_module(name) for name in re.findall(r"\b([a-z]\w+(?:\.[a-z]\w+)+)", code)}
     assert eval(code, {name.partition(".")[0]: sys.modules[name.partition(".")[0]] for name in modules})
+
+
+def test_measured_figures_beside_a_link_to_the_benchmarks_are_on_that_page():
+    """Numbers of at least three digits, which are hardly there by chance."""
+    known, checked = {*NUMBER.findall(text_of("BENCHMARKS.md"))}, 0
+    for page in {*PAGES} - {"BENCHMARKS.md"}:
+        for sentence in sentences_of(page, with_links=True):
+            if "(../BENCHMARKS.md" in sentence or "(BENCHMARKS.md" in sentence:
+                found = {*NUMBER.findall(SPAN.sub("", LINK.sub("]", sentence)))}
+                assert found <= known | COUNTED, f"{page}: {found - known} is not in BENCHMARKS.md: {sentence}"
+                checked += len(found)
+    assert checked > 8
 
 
 # --- translations ---

@@ -186,9 +186,13 @@ def table_of(header: str) -> list[list[str]]:
     return table
 
 
-def sentences_of(page: str) -> list[str]:
+LINK = re.compile(r"\]\((?:[^()]|\([^()]*\))*\)")
+
+
+def sentences_of(page: str, with_links: bool = False) -> list[str]:
     """Return the sentences of a page without its blocks of code and the targets of its links. A row of a table is one."""
-    text = re.sub(r"\]\((?:[^()]|\([^()]*\))*\)", "]", FENCE.sub("\n\n", text_of(page)))
+    text = FENCE.sub("\n\n", text_of(page))
+    text = text if with_links else LINK.sub("]", text)
     parts = [" ".join(part.split()) for part in re.split(r"\n\s*\n|\n(?=\s*(?:- |\d+\. |\||#))", text)]
     ends = r"(?<=[.!?])\s+(?=[A-Z`\[*(\"])"
     return [each for part in parts for each in ([part] if part.startswith("|") else re.split(ends, part)) if each]

@@ -130,12 +130,13 @@ def joined(code: str) -> list[str]:
 def commands_of(page: str) -> Iterator[Command]:
     """Yield the commands of a page: `python scripts/x.py ...`, `halfstep x ...`, and in sentences also `x.py ...`."""
     for line in lines_with_code(page):
-        yield from commands_in(line, False)
+        yield from commands_in(line, False, is_prose=not page.endswith(".md"))
     for span in spans_of(text_of(page)) if page.endswith(".md") else []:
         yield from commands_in(span, True)
 
 
-def commands_in(line: str, is_part: bool) -> Iterator[Command]:
+def commands_in(line: str, is_part: bool, is_prose: bool = False) -> Iterator[Command]:
+    """Yield the commands in a line. `is_prose`: `halfstep` may also begin a sentence."""
     first = line.split(" ")[0]
     if first == "->":  # a remedy in the output of -check
         return
@@ -146,7 +147,7 @@ def commands_in(line: str, is_part: bool) -> Iterator[Command]:
         before, program, *rest = (words[: starts[0]], *words[starts[0] :]) if starts else ([], "")
         if program == "halfstep":
             starts_it = not before or before[-1] == "--no-python" or before[0] in ("srun", "mpirun", "exec")
-            if starts_it and rest and (is_part or rest[0] in COMMANDS):
+            if starts_it and rest and (rest[0] in COMMANDS or not is_prose):
                 yield Command(f"halfstep {rest[0]}", rest[1:], line, is_part)
         elif program and (is_named or RUNS.search(" ".join(before))):
             yield Command(program, rest, line, is_part)

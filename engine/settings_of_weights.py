@@ -52,13 +52,9 @@ def layers_of_run(given: dict[str, Text], checkpoint: Path | None) -> tuple[Path
     from engine.checkpoint.find import newer_named_run, no_checkpoint_at
     from models.weights.files import find_file, read_record
 
-    if (
-        checkpoint is None
-        and given.get("MODEL.RESUME") == "auto"
-        and "MODEL.PRETRAINED" in given
-        and not is_on(given, "EVAL")
-    ):
-        given = {key: text for key, text in given.items() if key != "MODEL.RESUME"}  # this start begins the run
+    begins = checkpoint is None and given.get("MODEL.RESUME") == "auto" and not is_on(given, "EVAL")
+    if begins and "MODEL.PRETRAINED" in given:
+        given = {key: text for key, text in given.items() if key != "MODEL.RESUME"}
     resumes = "MODEL.RESUME" in given
     try:
         path = checkpoint if resumes else find_file(given["MODEL.PRETRAINED"])

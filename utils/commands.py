@@ -11,8 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # Environment variable with the program that started this one, as users type it: halfstep, or python -m halfstep.
 TYPED = "HALFSTEP_TYPED"
-SCRIPTS = "models report predict labels embed export compare sweep doctor make_shards from_timm completion"
-NAMES = "|".join(SCRIPTS.split())
+NAMES = "models|report|predict|labels|embed|export|compare|sweep|doctor|make_shards|from_timm|completion"
 PROGRAM = re.compile(rf"(?<![\w/.-])(?:python )?(main_(?:single|multi)_gpu|(?:scripts/)?(?:{NAMES}))\.py\b")
 FILE = re.compile(r"(?<![\w/.-])(?:docs/[\w-]+\.md|requirements\.txt)\b")
 PIP = re.compile(r"\bpip (install|uninstall)\b")

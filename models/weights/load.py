@@ -57,10 +57,9 @@ def load_pretrained(
     try:
         path = find_file(source)
         weights = read_weights(path) if path else fetch(source)
-        shipped = f", which comes with halfstep ({path})" if path and short_name(path) != str(path) else ""
-        lines = [
-            f"{setting}: weights of {short_name(path) if path else source}{shipped}{f' ({weights.key})' if weights.key else ''}"
-        ]
+        name = short_name(path) if path else source
+        shipped = f", which comes with halfstep ({path})" if path and name != str(path) else ""
+        lines = [f"{setting}: weights of {name}{shipped}{f' ({weights.key})' if weights.key else ''}"]
         theirs = weights.record.get("class_names")
         if theirs is None and not is_imagenet_by_other_names(classes):
             theirs = classes_of_weights(source)

@@ -40,15 +40,13 @@ def metadata_of(source: str) -> WeightsMetadata:
     if path is None:
         name = timm_name(source)
         return WeightsMetadata(f"{name} (timm)", image_settings(pretrained_cfg(source)), model_settings(name))
-    record = read_record(path)
+    by, record = short_name(path), read_record(path)
     config = record.get("config", {})
     if "MODEL.TYPE" in config:  # a run of halfstep
         parts = ({key: config[key] for key in keys if key in config} for keys in (PREPROCESSING, ARCHITECTURE))
-        return WeightsMetadata(short_name(path), *parts)
+        return WeightsMetadata(by, *parts)
     with naming_damage(f"{path}, its config.json or `args`", AssertionError):
-        return WeightsMetadata(
-            short_name(path), *(_from_folder(path) or _from_training(record) or _from_shapes(path) or ())
-        )
+        return WeightsMetadata(by, *(_from_folder(path) or _from_training(record) or _from_shapes(path) or ()))
 
 
 def classes_of_weights(source: str) -> list[str]:

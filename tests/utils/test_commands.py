@@ -92,9 +92,9 @@ def test_missing_package_is_named_for_the_tool_that_made_the_environment(started
 
 def test_every_script_is_a_command_and_has_a_file():
     scripts = {path.stem for path in (ROOT / "scripts").glob("*.py") if "__main__" in path.read_text(encoding="utf-8")}
-    assert set(commands.SCRIPTS.split()) >= scripts
+    assert set(commands.NAMES.split("|")) >= scripts
     files = {file for file, _, _ in program.COMMANDS.values()}
-    assert files == {program.SINGLE, *(f"scripts/{name}.py" for name in commands.SCRIPTS.split())}
+    assert files == {program.SINGLE, *(f"scripts/{name}.py" for name in commands.NAMES.split("|"))}
     assert not [file for file in files if not (ROOT / file).exists()]
     for name, (file, first, _) in program.COMMANDS.items():
         assert first or commands.name_of(file) == name

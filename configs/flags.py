@@ -110,8 +110,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         action="append",
         help="YAML file of settings, or the name of a file in configs/. Without it, -resume and -pretrained use the settings "
-        "in the checkpoint; weights without settings are fine-tuned with configs/finetune.yaml, or finetune_numbers.yaml for "
-        "numbers, or with ..._batchnorm.yaml for models with BatchNorm.",
+        "in the checkpoint; weights without settings are fine-tuned (configs/finetune*.yaml for classes, numbers, BatchNorm).",
     )
     settings.add_argument(
         "-opts",
@@ -119,8 +118,7 @@ def build_parser() -> argparse.ArgumentParser:
         nargs="+",
         action="extend",
         default=[],
-        help="Any settings by full name, such as TRAIN.BASE_LR=1e-3 AMP=false; they override everything else. "
-        "docs/settings.md lists them.",
+        help="Settings by full name (docs/settings.md), such as TRAIN.BASE_LR=1e-3; they override everything else.",
     )
     for title, flags in FLAGS.items():
         group = parser.add_argument_group(title)

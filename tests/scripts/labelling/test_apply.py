@@ -97,9 +97,9 @@ def apply(*words: object, run: str = "run", table: Path = TABLE):
 
 
 def command_in(said: str) -> list[str]:
-    """Return the words of the printed command, without python."""
-    (line,) = [line for line in said.splitlines() if line.startswith("  python main_single_gpu.py")]
-    return shlex.split(line)[1:]
+    """Return the name of the program and the words of the printed command."""
+    (line,) = [line for line in said.splitlines() if "main_single_gpu.py -" in line]
+    return ["main_single_gpu.py", *shlex.split(line)[2:]]
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ def test_unfinished_folds_are_reported_with_their_images(here):
     ended = typed(SCRIPT, "sweep").done()
     assert f"predictions for {judged} of 60 images by 1 run" in ended.stdout
     assert f"{60 - judged} images were not judged, because 1 trial" in ended.stdout
-    assert "python scripts/sweep.py -output sweep" in ended.stdout
+    assert "scripts/sweep.py -output sweep" in ended.stdout
 
 
 def test_class_without_held_out_images_is_named(here):

@@ -368,6 +368,12 @@ def test_measured_figures_beside_a_link_to_the_benchmarks_are_on_that_page():
     assert checked > 8
 
 
+def test_optional_packages_of_the_page_are_the_extras_of_requirements():
+    section = text_of("docs/how.md").split("\n## Add an optional package\n")[1].split("\n## ")[0]
+    extras = re.findall(r"^# optional (\w+): ", text_of("requirements.txt"), re.M)
+    assert len(extras) > 8 and spans_of(section) == ["uv tool install", "pipx install", *extras]
+
+
 # --- translations ---
 
 

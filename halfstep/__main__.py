@@ -55,6 +55,7 @@ def main() -> int:
     elif name == "resume":
         first = [*first, "auto"]
     os.environ["HALFSTEP_TYPED"] = typed_name()
+    os.environ.pop("PYTHONSAFEPATH", None)  # it keeps the folder of the file off the path
     if script == SINGLE and has_several_processes(words):
         script = MULTI
     # The process stays the same, so that signals and launchers reach the program. Python puts the folder of the file, and not

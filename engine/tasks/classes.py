@@ -151,7 +151,8 @@ class PerImage:
         """Return the results with the logits divided by the temperature, as predict.py divides them."""
         found, (logits, targets) = type(self)(), map(torch.from_numpy, self.scores.on_host())
         found.indices, found.counts = self.indices, self.counts
-        found.add(logits / temperature, targets, logits.argmax(1))
+        # Not the argmax of these logits: of two equal logits in half precision, the device may have chosen the other.
+        found.add(logits / temperature, targets, torch.from_numpy(self._columns()[2]))
         return found
 
     def gather(self, process: Process) -> "ImageResults":

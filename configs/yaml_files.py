@@ -10,10 +10,9 @@ import yaml
 
 from configs.values import Text, is_none
 from utils.errors import ConfigError, did_you_mean
-from utils.files import content_of, or_shipped, short_name
+from utils.files import HALFSTEP, content_of, or_shipped, short_name
 from utils.text import align
 
-SHIPPED = Path(__file__).resolve().parent
 # Maximum number of bytes in a file, of files that are read because of BASE lines, and of nesting levels.
 MOST_BYTES, MOST_FILES, MOST_LEVELS = 2**20, 100, 16
 
@@ -32,7 +31,7 @@ class Layer:
 
 def shipped_files() -> list[Path]:
     """Return halfstep's own settings files: first the files in configs/, then the recipes."""
-    return [*sorted(SHIPPED.glob("*.yaml")), *sorted(SHIPPED.glob("recipes/*.yaml"))]
+    return [*sorted(HALFSTEP.glob("configs/*.yaml")), *sorted(HALFSTEP.glob("configs/recipes/*.yaml"))]
 
 
 def find_settings_file(cfg: str | None) -> str:

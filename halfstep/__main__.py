@@ -11,6 +11,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE if (HERE / "main_single_gpu.py").exists() else HERE.parent  # of an installed package, or of a clone
+sys.path.insert(0, str(ROOT))  # for the imports below, inside functions because most commands do not need them
 SINGLE, MULTI = "main_single_gpu.py", "main_multi_gpu.py"
 # {command: (its file, its first words, what it does)}, in the order of a user's day
 COMMANDS = {
@@ -44,9 +45,9 @@ def main() -> int:
     if name in ("-version", "--version"):
         name, words = "train", ["-version"]
     if name not in COMMANDS:
-        import difflib  # only a mistake needs it
+        from utils.errors import did_you_mean
 
-        near = "".join(f"; did you mean {each}?" for each in difflib.get_close_matches(name, COMMANDS, 1))
+        near = did_you_mean(name, COMMANDS)
         print(f"error: {name} is not a command of halfstep{near}; halfstep -h lists the commands", file=sys.stderr)
         return 2
     script, first, _ = COMMANDS[name]
@@ -70,7 +71,6 @@ def has_several_processes(words: list[str]) -> bool:
         return True
     if not any("RANK" in name or "PROCID" in name for name in os.environ):  # of each launcher; the import takes 40 ms
         return False
-    sys.path.insert(0, str(ROOT))
     from utils.launch import is_one_of_several
 
     return is_one_of_several(os.environ)

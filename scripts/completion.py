@@ -20,7 +20,7 @@ OF_RUNS = ("MODEL.RESUME", "resume", "report", "doctor", "compare", "export")
 OF_WEIGHTS = ("MODEL.PRETRAINED", "evaluate", "predict", "labels", "embed")
 # {function that adds flags to several scripts: its file}
 SHARED = {"add_model_flags": "scripts/predict.py", "add_output": "scripts/command_line.py"}
-# {shell: its code, in which CALL starts this file}. Files can have any name, so no code evaluates a printed word.
+# {shell: its code, in which CALL starts this file}. The code never evaluates a printed word, because files can have any name.
 CODE = {
     "bash": """\
 _halfstep() {
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
         from scripts.command_line import Parser  # local: its import would delay each start of a shell
 
         parser = Parser(__doc__)
-        parser.add_argument("shell", choices=[*CODE], help="the shell in which you type halfstep")
+        parser.add_argument("shell", choices=[*CODE], help="your shell")
         argv = [parser.parse_args(argv).shell]
     call = shlex.join([sys.executable, "-I", "-S", os.path.abspath(__file__), "-words"])  # -I -S: a faster start
     print(CODE[argv[0]].replace("CALL", call))

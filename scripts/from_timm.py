@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
 
     translation = translate(argv[1:] if argv[:1] == ["--"] else argv, __doc__)
     print(translation.yaml, end="")
-    print("\n".join([*map(as_typed, translation.remarks), f"train with: {translation.command}"]), file=sys.stderr)
+    print(as_typed("\n".join([*translation.remarks, f"train with: {translation.command}"])), file=sys.stderr)
     return 0
 
 

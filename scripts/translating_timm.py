@@ -16,7 +16,7 @@ from configs.yaml_files import Quoted, read_file
 from engine.settings_of_weights import layer_from
 from models.kwargs import OF_A_MODEL
 from scripts.command_line import Parser
-from utils.commands import as_typed, of_launcher, usage_name
+from utils.commands import of_launcher, usage_name
 from utils.errors import ConfigError, did_you_mean
 
 KWARGS = ("model-kwargs", "opt-kwargs", "pretrained-cfg-overlay")  # their values have the form NAME=VALUE
@@ -91,13 +91,13 @@ def read_launcher(words: list[str]) -> tuple[str, int, list[str]]:
     """Return the start of the command that trains in the same processes, their number, and train.py's arguments."""
     place = next((at for at, word in enumerate(words) if word.endswith(("train.py", "distributed_train.sh"))), None)
     if place is None:
-        return as_typed("python main_single_gpu.py"), 1, words
+        return "python main_single_gpu.py", 1, words
     rest, is_script = words[place + 1 :], words[place].endswith(".sh")
     variable = re.compile(r"(\w+)=(.*)", re.DOTALL)
     pairs = ((word, variable.fullmatch(word)) for word in words[:place])
     launcher = " ".join(f"{found[1]}={shlex.quote(found[2])}" if found else shlex.quote(word) for word, found in pairs)
     if is_script and rest and rest[0].isdecimal():
-        return as_typed(f"{launcher} python main_multi_gpu.py -ngpus {rest[0]}").strip(), int(rest[0]), rest[1:]
+        return f"{launcher} python main_multi_gpu.py -ngpus {rest[0]}".strip(), int(rest[0]), rest[1:]
     counts = re.findall(r"--(?:nnodes|nproc\S*?)[ =](\S+)", launcher)
     program = next((word for word in words[:place] if not variable.fullmatch(word)), "python")
     is_known = program.rpartition("/")[2].startswith(("python", "torchrun")) and "WORLD_SIZE=" not in launcher
@@ -108,7 +108,7 @@ def read_launcher(words: list[str]) -> tuple[str, int, list[str]]:
         )
     processes = math.prod(map(int, counts))
     if processes == 1:
-        return as_typed("python main_single_gpu.py"), 1, rest
+        return "python main_single_gpu.py", 1, rest
     return f"{launcher} {of_launcher('main_multi_gpu.py')}", processes, rest
 
 

@@ -5,13 +5,11 @@ import ast
 import contextlib
 import functools
 import importlib
-import os
 import re
 import shlex
 import signal
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -30,7 +28,6 @@ from datasets.sources.table_numbers import refuse_tars
 from datasets.sources.torchvision_sets import SHORT_NAMES, SPLITS
 from datasets.transforms.pixel_rules import PixelRules
 from engine.tasks import class_tables
-from halfstep import __main__ as halfstep
 from scripts import sweep
 from scripts.export import FORMATS
 from tests.support.cases import cases_of, names_of
@@ -49,6 +46,7 @@ from tests.support.pages import (
     scripts,
     sentences_of,
     spans_of,
+    started_by,
     table_of,
     text_of,
 )
@@ -147,14 +145,6 @@ def check_script(program: str, words: list[str], is_part: bool) -> None:
         merge(parse(["-opts", *found.opts]).layers)
     if rest:
         check_settings(rest, is_whole=False)
-
-
-def started_by(command: str, words: list[str]) -> tuple[str, list[str]]:
-    """Return the script that a command of the installed program starts, and its words."""
-    with patch("os.execv") as started, patch.object(sys, "argv", ["halfstep", command, *words]), patch.dict(os.environ):
-        assert halfstep.main() is None, f"there is no command halfstep {command}"
-    _, script, *given = started.call_args.args[1]
-    return str(Path(script).relative_to(ROOT)), given
 
 
 def check(command: Command) -> None:
@@ -412,7 +402,7 @@ OTHER_PAGES = re.compile(
     r"docs/(zh/.*|architecture|settings)\.md|(AGENTS|BENCHMARKS|CONTRIBUTING|RELIABILITY|tests/README)\.md"
 )
 PROOFS = cases_of("pages-limits")
-NAMES = {  # that the code in proofs may use
+NAMES = {  # available to the code in proofs
     **{
         "FORMATS": FORMATS,
         "SETTINGS": SETTINGS,

@@ -8,7 +8,8 @@ import shutil
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from utils.files import HALFSTEP
+
 # Environment variable with the program that started this one, as users type it: halfstep, or python -m halfstep.
 TYPED = "HALFSTEP_TYPED"
 NAMES = "models|report|predict|labels|embed|export|compare|sweep|doctor|make_shards|from_timm|completion"
@@ -22,7 +23,7 @@ def command(script: str, *words: str | int | Path) -> str:
     texts = [path_word(each) if isinstance(each, Path) else str(each) for each in words]
     if TYPED in os.environ:
         return shlex.join([*shlex.split(os.environ[TYPED]), name_of(script), *texts])
-    return shlex.join([python(), shorter(str(ROOT / script)), *texts])
+    return shlex.join([python(), shorter(str(HALFSTEP / script)), *texts])
 
 
 def as_typed(text: str) -> str:
@@ -31,7 +32,7 @@ def as_typed(text: str) -> str:
     if TYPED not in os.environ:
         return text
     text = PROGRAM.sub(lambda found: f"{os.environ[TYPED]} {name_of(found[1])}", text)
-    return FILE.sub(lambda found: str(ROOT / found[0]), text)
+    return FILE.sub(lambda found: str(HALFSTEP / found[0]), text)
 
 
 def of_launcher(script: str) -> str:
@@ -56,9 +57,9 @@ def pip(action: str) -> str:
         return f"pipx runpip halfstep {action}"
     if importlib.util.find_spec("pip") is None:
         return f"uv pip {action} --python {shlex.quote(sys.executable)}"
-    return (
-        f"{shlex.quote(python())} -m pip {action}" if TYPED in os.environ else f"pip {action}"
-    )  # it may not be active
+    if TYPED in os.environ:  # the environment of this program may not be active
+        return f"{shlex.quote(python())} -m pip {action}"
+    return f"pip {action}"
 
 
 def python() -> str:

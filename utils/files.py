@@ -16,7 +16,7 @@ from utils.errors import ConfigError, UserError, not_a_file
 
 MOST_NAMES = 2**28  # maximum bytes of a file with one name per line
 HALFSTEP = Path(__file__).resolve().parent.parent
-SHIPPED = (("configs",), ("weights",))  # folders whose files users can name from any working directory
+SHIPPED_FOLDERS = (("configs",), ("weights",))  # folders whose files users can name from any working directory
 BYTES_THAT_TELL = 4096  # number of bytes at the start of a file that show its kind
 SECONDS_BETWEEN_ATTEMPTS = 0.2  # pause before the next attempt to lock a file that another process has locked
 
@@ -153,15 +153,15 @@ class LineFile:
 def or_shipped(path: Path) -> Path:
     """Return the path, or the file of this name that comes with halfstep if there is no such path."""
     own = HALFSTEP / path
-    is_shipped = path.parts[:1] in SHIPPED and ".." not in path.parts and own.is_file()
+    is_shipped = path.parts[:1] in SHIPPED_FOLDERS and ".." not in path.parts and own.is_file()
     return own if is_shipped and not path.exists() else path
 
 
 def short_name(path: Path) -> str:
-    """Return the name by which users name a file that comes with halfstep, and any other path unchanged."""
+    """Return the short name of a file that comes with halfstep, such as configs/vit_digits.yaml, or else the whole path."""
     if path.is_relative_to(HALFSTEP):
         name = path.relative_to(HALFSTEP)
-        if name.parts[:1] in SHIPPED and or_shipped(name).samefile(path):
+        if name.parts[:1] in SHIPPED_FOLDERS and or_shipped(name).samefile(path):
             return str(name)
     return str(path)
 

@@ -27,7 +27,7 @@ from engine.report.chart import Mark, chart, chart_of
 from engine.report.plot import Plot, plots_of
 from engine.tasks.class_tables import PREDICTIONS
 from utils import VERSION
-from utils.commands import as_typed, usage_name
+from utils.commands import TYPED, as_typed
 from utils.errors import ConfigError, cause_of, naming_damage
 from utils.files import Kind, content_of, write_text
 from utils.log import Log
@@ -144,7 +144,7 @@ def write_report(run: SavedRun, path: Path) -> None:
         "curves": {plot.file: chart_of(plot) for plot in plots(run)},
         "settings": settings(run),
         "commands": commands(run),
-        "is_clone": usage_name() is None,
+        "is_clone": TYPED not in os.environ,
     }
     write_page(path, facts | FORMATS)
 

@@ -151,7 +151,7 @@ class PerImage:
         """Return the results with the logits divided by the temperature, as predict.py divides them."""
         found, (logits, targets) = type(self)(), map(torch.from_numpy, self.scores.on_host())
         found.indices, found.counts = self.indices, self.counts
-        # Not the argmax of these logits: of two equal logits in half precision, the device may have chosen the other.
+        # The scored predictions, not a new argmax: logits in half precision can be equal, and devices break ties differently.
         found.add(logits / temperature, targets, torch.from_numpy(self._columns()[2]))
         return found
 

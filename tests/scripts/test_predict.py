@@ -126,7 +126,7 @@ def test_each_class_gets_a_unique_portable_folder_name():
 
 
 def test_raw_predictions_match_the_evaluation_of_raw_weights(trained, digits):
-    lines, _ = type_in(trained / "last", *sorted(digits.glob("[0-9]")), "-raw", "-amp")  # as the run evaluated them
+    lines, _ = type_in(trained / "last", *sorted(digits.glob("[0-9]")), "-raw", "-amp")  # the precision of the run
     right = sum(path.split("/")[-2] == name for path, name, _ in lines)
     (row,) = rows_of(trained / "metrics.csv")
     assert 100 * right / 359 == pytest.approx(float(row["eval_top1"]), abs=1e-3)

@@ -6,12 +6,16 @@ and `KEY=VALUE` for a setting. FOLDER, RUN and other words in capitals are ordin
 
 import functools
 import itertools
+import os
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
+from halfstep import __main__ as halfstep
 from halfstep.__main__ import COMMANDS
 from tests.support.forks import ROOT
 
@@ -69,21 +73,19 @@ def block_of(path: Path, line: str) -> str:
     return next(block for block in blocks if line in block)
 
 
-# {command of halfstep: the flags that it adds to those of train}
-ADDED = {"train": [], "check": ["-check"], "evaluate": ["-eval", "-pretrained"], "resume": ["-resume"]}
+def started_by(command: str, words: list[str]) -> tuple[str, list[str]]:
+    """Return the script that a command of the installed program starts, and its words."""
+    with patch("os.execv") as started, patch.object(sys, "argv", ["halfstep", command, *words]), patch.dict(os.environ):
+        assert halfstep.main() is None, f"there is no command halfstep {command}"
+    _, script, *given = started.call_args.args[1]
+    return str(Path(script).relative_to(ROOT)), given
 
 
 def script_of(words: Sequence[str]) -> tuple[str, list[str]]:
     """Return the script and the arguments of a command, `python scripts/x.py ...` or `halfstep x ...`."""
     program, command, *words = words
-    if program == "python":
-        return command, words
-    assert program == "halfstep", program
-    if command not in ADDED:
-        return f"scripts/{command.replace('-', '_')}.py", words
-    if command == "resume" and (not words or words[0].startswith("-")):
-        words = ["auto", *words]
-    return "main_multi_gpu.py" if "-ngpus" in words else "main_single_gpu.py", [*ADDED[command], *words]
+    assert program in ("python", "halfstep"), program
+    return (command, words) if program == "python" else started_by(command, words)
 
 
 def blocks_of(text: str) -> list[tuple[str, str]]:

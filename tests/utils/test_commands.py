@@ -113,7 +113,7 @@ STARTS = [
     ("train -rank 0 -world-size 2", {}, [MULTI, "-rank", "0", "-world-size", "2"]),
     ("train", RANK, [MULTI]),
     ("train", RANK | {"WORLD_SIZE": "1"}, [SINGLE]),
-    ("train", {"RANK": "0", "WORLD_SIZE": "two"}, [MULTI]),  # which reports the mistake
+    ("train", {"RANK": "0", "WORLD_SIZE": "two"}, [MULTI]),  # it reports the mistake
     ("evaluate a.pth -amp", TORCHRUN | {"WORLD_SIZE": "2"}, [MULTI, "-eval", "-pretrained", "a.pth", "-amp"]),
     ("train", TORCHRUN, [SINGLE]),
     ("train", TORCHRUN | {"PET_NNODES": "1:4"}, [MULTI]),  # elastic: others may join

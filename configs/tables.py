@@ -211,7 +211,7 @@ def losses_of(task: str) -> tuple[str, ...]:
 TASKS = {
     "classes": TaskRow(
         "classes.Classes",
-        "targets.OneClass",
+        "targets.one_class.OneClass",
         "TRAIN.OBJECTIVE",
         ("top1", "top5", "loss", "macro_recall", "macro_f1"),
         activation="softmax",
@@ -219,7 +219,7 @@ TASKS = {
     ),
     "labels": TaskRow(
         "labels.Labels",
-        "label_sets.LabelSets",
+        "targets.label_sets.LabelSets",
         "several labels per image",
         ("map", "micro_f1", "top1", "top5", "loss", "macro_recall", "macro_f1"),
         activation="sigmoid",
@@ -232,7 +232,7 @@ TASKS = {
     ),
     "features": TaskRow(
         "features.Features",
-        "targets.OneClass",
+        "targets.one_class.OneClass",
         "TRAIN.OBJECTIVE",
         ("knn", "similarity", "loss"),
         has_targets=False,
@@ -243,13 +243,13 @@ TASKS = {
     ),
     "numbers": TaskRow(
         "numbers.Numbers",
-        "numbers.NumberTargets",
+        "targets.numbers.NumberTargets",
         "TRAIN.OBJECTIVE",
         ("mae", "rmse", "r2", "spearman", "loss"),
         problem_type="regression",
         noun="number",
         has_classes=False,
-        measured="numbers.standardized",
+        measured="targets.numbers.standardized",
         not_predicted=("into", "unsure", "unknown", "top"),
         why_not_predicted="this model predicts numbers, not classes",
         implied={"TRAIN.LOSS": losses_of("numbers")[0]},

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from datasets.order import Piece, shuffled
-from datasets.targets import OneClass
+from datasets.targets.one_class import OneClass
 
 if TYPE_CHECKING:
     from datasets.index import Index

@@ -24,8 +24,8 @@ from configs.values import ALL_SETTINGS, OPEN_SECTIONS, SECTIONS, SETTINGS, conv
 from configs.yaml_files import Layer, find_settings_file, read_layers, shipped_files
 from datasets.sources.files import refuse_copies
 from datasets.sources.remote import ServerFolder
-from datasets.sources.table_numbers import refuse_tars
 from datasets.sources.torchvision_sets import SHORT_NAMES, SPLITS
+from datasets.targets.number_tables import refuse_tars
 from datasets.transforms.pixel_rules import PixelRules
 from engine.tasks import class_tables
 from scripts import sweep

@@ -14,9 +14,9 @@ from unicodedata import normalize
 import numpy as np
 
 from configs.schema import Config
-from datasets.labels import OneLabel, shortened
 from datasets.sources import choose_parts, data_root, expected_layout
 from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, open_list, to_image_sets
+from datasets.targets.labels import OneLabel, shortened
 from datasets.types import ImageSet
 from utils.errors import DataError
 
@@ -45,11 +45,11 @@ def read_csv(config: Config, say: Callable = print) -> tuple[ImageSet | None, Im
     settings["separator"] = config.DATA.LABEL_SEPARATOR
     kind = OneLabel(allow_names=True)
     if columns.are_numbers:
-        from datasets.numbers import NumberColumns
+        from datasets.targets.numbers import NumberColumns
 
         kind, settings["are_numbers"] = NumberColumns(columns.of_labels), True
     elif config.DATA.has_several_labels:
-        from datasets.label_sets import SeveralLabels
+        from datasets.targets.label_sets import SeveralLabels
 
         kind = SeveralLabels(columns.of_labels if columns.are_bits else ())
     read = functools.partial(read_csv_file, columns=columns)
@@ -223,7 +223,7 @@ class _Values(NamedTuple):
         end = 1 + len(self.columns.of_labels)
         labels = columns[1]
         if self.columns.are_numbers:
-            from datasets.numbers import joined
+            from datasets.targets.numbers import joined
 
             labels = joined(self.file, self.columns.of_labels, columns[1:end], lines, rows.dialect.delimiter)
         elif self.columns.are_bits:

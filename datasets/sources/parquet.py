@@ -29,10 +29,10 @@ from datasets.index import (
     open_or_build,
     stamps_of,
 )
-from datasets.labels import MAX_CLASSES, numbered_classes
 from datasets.sources import TRAIN_NAMES, VAL_NAMES, Parts, choose_parts, data_root, expected_layout, own_split
 from datasets.sources.folder import subfolders
 from datasets.sources.images import GroupedImages
+from datasets.targets.labels import MAX_CLASSES, numbered_classes
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError, needing, not_a_file
@@ -86,7 +86,7 @@ def read_parquet(config: Config, say: Callable = print) -> tuple[ImageSet | None
     paths = index_paths(config, root / "parquet.index" if root.is_dir() else root.with_suffix(".index"))
     choose, has_numbers = choose_columns, config.TRAIN.OBJECTIVE == "numbers"
     if has_numbers:
-        from datasets.sources.table_numbers import numbers_in_parquet, with_notes, with_numbers
+        from datasets.targets.number_tables import numbers_in_parquet, with_notes, with_numbers
 
         choose, made_of["has_numbers"] = images_only, True
     choose = functools.partial(choose, data=config.DATA)

@@ -25,11 +25,11 @@ from datasets.index import (
     open_index,
     open_or_build,
 )
-from datasets.labels import MAX_CLASSES, MAX_DIGITS, numbered_classes
 from datasets.sources import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split
 from datasets.sources.folder import subfolders
 from datasets.sources.images import GroupedImages
 from datasets.sources.tar import Member, Tar
+from datasets.targets.labels import MAX_CLASSES, MAX_DIGITS, numbered_classes
 from datasets.transforms.decode import KNOWN_ENDINGS, NATIVE_ENDINGS
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
@@ -348,7 +348,7 @@ def read_from(folder: ShardFolder, config: Config) -> tuple[ImageSet | None, Ima
     """Return training and validation shards of this folder, or all shards and None."""
     has_numbers = config.TRAIN.OBJECTIVE == "numbers"
     if has_numbers:
-        from datasets.sources.table_numbers import numbers_in_tars, refuse_tars, with_notes, with_numbers
+        from datasets.targets.number_tables import numbers_in_tars, refuse_tars, with_notes, with_numbers
 
         refuse_tars(config, folder)
         folder.has_labels = False  # classes

@@ -10,9 +10,9 @@ from configs.load import LoadedConfig
 from configs.schema import Config
 from configs.values import SETTINGS
 from datasets import ImageSet
-from datasets.numbers import NumberTargets
 from datasets.sources.arrays import BRIGHTEST, DIGITS
 from datasets.sources.images import FileImages
+from datasets.targets.numbers import NumberTargets
 from datasets.transforms.pixel_rules import PixelRules
 from engine.measurements import measure
 from tests.support.configs import CPU, replaced

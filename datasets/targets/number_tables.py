@@ -9,7 +9,7 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.index import ENDING, TEXT, IndexBuilder, index_paths, open_or_build
-from datasets.numbers import LARGEST, SEPARATOR, NumberTargets, describe_numbers, parsed, refuse_names, table_of
+from datasets.targets.numbers import LARGEST, SEPARATOR, NumberTargets, describe_numbers, parsed, refuse_names, table_of
 from datasets.types import ImageSet
 from utils.errors import ConfigError, DataError
 

@@ -8,7 +8,7 @@ from unicodedata import normalize
 import numpy as np
 
 from configs.schema import Config
-from datasets.targets import OneClass, count_classes
+from datasets.targets.one_class import OneClass, count_classes
 from datasets.types import ImageSet
 from utils.errors import DataError
 from utils.text import counted

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config
-from datasets.labels import Labels, OneLabel
-from datasets.targets import OneClass, count_classes
+from datasets.targets.labels import Labels, OneLabel
+from datasets.targets.one_class import OneClass, count_classes
 from datasets.types import ImageSet
 from utils.errors import DataError
 from utils.text import first_of, warning

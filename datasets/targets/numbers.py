@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config
-from datasets.label_sets import LabelSets
-from datasets.labels import Labels, OneLabel, shortened
-from datasets.targets import OneClass, count_classes
+from datasets.targets.label_sets import LabelSets
+from datasets.targets.labels import Labels, OneLabel, shortened
+from datasets.targets.one_class import OneClass, count_classes
 from datasets.types import ImageSet
 from utils.errors import DataError
 from utils.text import counted, warning

@@ -101,7 +101,7 @@ PACKAGES = {
         " timm_models native_aspect __init__ export"
     ).split(),
     "datasets": (
-        "order targets index types targets.labels targets.label_sets targets.numbers targets.number_tables balance fingerprint split"
+        "order targets index types sources.tar targets.labels targets.label_sets targets.numbers targets.number_tables balance fingerprint split"
         " classes bad_images native_pixels native_pixels.values native_pixels.floats native_pixels.unread transforms native_pixels.formats"
         " sources native_pixels.first_images sources.torchvision_sets native_aspect native_aspect.grids loading.readers squares native_aspect.batches"
         " native_aspect.batching native_pixels.batches batching loading native_pixels.statistics identity copies overlap cache build __init__"

@@ -18,7 +18,7 @@ LINE_END = re.compile(r"\r\n?|\n")
 Numbered = tuple[list[ImageSet], list[str]]  # the parts, and lines for the log
 
 
-def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | None) -> Numbered:
+def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | None, only_validation: bool) -> Numbered:
     """Number the classes of all parts in the same way.
 
     Labels that are numbers stay as they are, and their classes get names. Classes with names are numbered as in the
@@ -26,17 +26,17 @@ def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | Non
     """
     notes, lines = [], []
     if config.DATA.CLASSES:
-        parts, notes = _number_by_list(config, parts)
+        parts, notes = _number_by_list(config, parts, only_validation)
     elif not saved:
         classes, notes = parts[0].meaning.numbering.names(parts[0].classes)
         if classes != parts[0].classes:
             parts = renumber(parts, classes)
     if saved and saved.classes:
-        parts, lines = _number_by_checkpoint(config, parts, saved.classes)
+        parts, lines = _number_by_checkpoint(config, parts, saved.classes, only_validation)
     return parts, [*notes, *lines, *parts[0].meaning.numbering.doubts(parts[0].classes)]
 
 
-def _number_by_list(config: Config, parts: list[ImageSet]) -> Numbered:
+def _number_by_list(config: Config, parts: list[ImageSet], only_validation: bool) -> Numbered:
     """Number the classes in the order of DATA.CLASSES."""
     # No name may repeat, because the classes of the data are matched by name.
     classes = read_classes(config.DATA.CLASSES, "DATA.CLASSES", "surrogateescape", may_repeat=False)
@@ -44,14 +44,14 @@ def _number_by_list(config: Config, parts: list[ImageSet]) -> Numbered:
     _refuse_other_classes(parts, classes, where, "add them to the file", may_lack=True)
     parts = [part.with_facts(meaning=part.meaning.by_list()) for part in renumber(parts, classes)]
     unused = [classes[number] for number in np.flatnonzero(sum(part.count_classes() for part in parts) == 0)]
-    if config.START.EVAL or not unused:
+    if only_validation or not unused:
         return parts, []
     return parts, [
         warning(f"{config.DATA.CLASSES} names {counted(len(unused), 'class')} that no image has: {first_of(unused)}")
     ]
 
 
-def _number_by_checkpoint(config: Config, parts: list[ImageSet], classes: list[str]) -> Numbered:
+def _number_by_checkpoint(config: Config, parts: list[ImageSet], classes: list[str], only_validation: bool) -> Numbered:
     """Number the classes as in the checkpoint that is resumed or evaluated."""
     notes, meaning = [], parts[0].meaning
     new, gone = _differences(parts, classes)
@@ -61,11 +61,11 @@ def _number_by_checkpoint(config: Config, parts: list[ImageSet], classes: list[s
         notes.append(f"class {gone[0]} is now called {new[0]} (RESUME.ALLOW_CHANGED)")
     where = f"DATA.DATA_PATH: {config.DATA.DATA_PATH} does not have the {meaning.nouns} of the checkpoint"
     remedy = "start a new run from the checkpoint's weights with -pretrained"
-    if config.START.EVAL:
+    if only_validation:
         remedy = "evaluate images of all the checkpoint's classes (then images of new classes are left out)"
     if is_renamed:
         remedy += "; if a class was only renamed: -opts RESUME.ALLOW_CHANGED=[CLASS_NAMES]"
-    _refuse_other_classes(parts, classes, where, remedy, may_lack=config.START.EVAL or meaning.numbering.may_lack)
+    _refuse_other_classes(parts, classes, where, remedy, may_lack=only_validation or meaning.numbering.may_lack)
     return renumber(parts, classes), notes + meaning.numbering.describe(classes)
 
 

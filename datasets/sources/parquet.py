@@ -68,7 +68,7 @@ def pyarrow_parquet() -> ModuleType:
     return pyarrow.parquet
 
 
-def read_parquet(config: Config, say: Callable = print) -> tuple[ImageSet | None, ImageSet | None]:
+def read_parquet(config: Config, only_validation: bool, *_: object) -> tuple[ImageSet | None, ImageSet | None]:
     """Return training and validation images, or all images and None."""
     pyarrow_parquet()
     root = data_root(config.DATA, EXPECTS, reads_files=True)
@@ -77,7 +77,7 @@ def read_parquet(config: Config, say: Callable = print) -> tuple[ImageSet | None
     if not parts.train and len(files) == 1:  # a single part of any name: some of its images are held out
         parts = Parts(next(iter(files)), None, [])
     train_files, val_files = (files[name] if name else [] for name in (parts.train, parts.val))
-    if not train_files and not (config.START.EVAL and val_files):
+    if not parts.suffice(only_validation):
         raise DataError(f"DATA.DATA_PATH: {root} has no training files; {expected_layout(config.DATA, EXPECTS)}")
     made_of = {"files": stamps_of([*train_files, *val_files]), "columns": list(config.DATA.COLUMNS)}
     paths = index_paths(config, root / "parquet.index" if root.is_dir() else root.with_suffix(".index"))
@@ -96,18 +96,16 @@ def read_parquet(config: Config, say: Callable = print) -> tuple[ImageSet | None
     for part_files, rows in zip((train_files, val_files), parts_of_rows, strict=True):
         if part_files and not rows:
             raise DataError(f"{part_files[0]}: the file has no rows; get it again, or remove it")
-    has_parts = [bool(rows) for rows in parts_of_rows]
     sets = [ParquetImages(config.DATA, index, rows, targets) for rows in parts_of_rows if rows]
     numbering = ByName() if index.facts["are_names"] else ByList()
     sets = reading.with_targets(sets, lambda: index.facts["classes"], numbering)
-    train, val = (sets[0] if has_parts[0] else None), (sets[-1] if has_parts[1] else None)
-    notes = parts.notes(config, root, f"*{ENDING}")
+    notes = parts.notes(only_validation, root, f"*{ENDING}")
     titles = [str(root) if root.is_file() else f"{root / str(part)}*{ENDING}" for part in (parts.train, parts.val)]
-    if train is not None and not config.START.EVAL:
-        notes = (*notes, *_warn_of_sorted_rows(train))
+    if num_train and not only_validation:
+        notes = (*notes, *_warn_of_sorted_rows(sets[0]))
     facts = {"notes": (*notes, *reading.describe(sets[0])), "split": own_split(*titles)}
-    train, val = (None if each is None else each.with_facts(**facts) for each in (train, val))
-    return (None if config.START.EVAL and val is not None else train), val
+    sets = [each.with_facts(**facts) for each in sets]
+    return (sets[0] if num_train else None), (sets[-1] if num_rows > num_train else None)
 
 
 def find_files(root: Path) -> dict[str, list[Path]]:

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from datasets.order import Piece, shuffled
-from datasets.targets import OneClass
+from datasets.targets.one_class import OneClass
 
 if TYPE_CHECKING:
     from datasets.index import Index
@@ -39,14 +39,11 @@ class ImageSet:
     is_listing = False  # whether the set consists of the class folders below `root`, so that folders are labels
     notes: tuple[str, ...] = ()  # lines for the log; the notes of the validation set are about both sets
     meaning = OneClass()
-    labels_are_numbers = False  # the labels in the data are class numbers; class names, if any, were added later
     class_folders: Set[bytes] = frozenset()  # class folders that are left out of image names when a split hashes them
     left_out: dict[str, int] = {}  # number of images of each class that the evaluated checkpoint does not know
-    folder_names: Sequence[str] = ()  # if labels are numbers: for each class, the folder with all its images
     fingerprints: Any = None  # datasets.overlap.Fingerprints, while this set is compared with another set
     num_in_training: int | None = None  # the number of validation images that are also training images; None: unknown
     doubt = ""  # an error message if the folders do not look like classes; ignored if the classes are listed
-    classes_are_names = False  # the labels in the data are class names; their order gives the class numbers
 
     def __init__(self, targets: Sequence[int] | np.ndarray, classes: list[str]):
         self.targets = targets if isinstance(targets, np.ndarray) else np.array(targets, dtype=np.int64)

@@ -24,8 +24,8 @@ from configs.values import ALL_SETTINGS, OPEN_SECTIONS, SECTIONS, SETTINGS, conv
 from configs.yaml_files import Layer, find_settings_file, read_layers, shipped_files
 from datasets.sources.files import refuse_copies
 from datasets.sources.remote import ServerFolder
-from datasets.sources.table_numbers import refuse_tars
 from datasets.sources.torchvision_sets import SHORT_NAMES, SPLITS
+from datasets.targets.labels import reading_of
 from datasets.transforms.pixel_rules import PixelRules
 from engine.tasks import class_tables
 from scripts import sweep
@@ -410,7 +410,7 @@ NAMES = {  # available to the code in proofs
         "PixelRules": PixelRules,
         "refuse_copies": refuse_copies,
     },
-    **{"refuse_tars": refuse_tars, "ServerFolder": ServerFolder, "class_tables": class_tables},
+    **{"reading_of": reading_of, "ServerFolder": ServerFolder, "class_tables": class_tables},
     "settings": lambda words: load(words.split(), needs_file=False).config,
 }
 

@@ -178,7 +178,7 @@ def check_classes(config: Config, train: ImageSet | None, val: ImageSet) -> Find
 
 def check_numbers(train: ImageSet | None, val: ImageSet) -> Finding:
     """Report the range of each number, and numbers that are missing or only count the rows."""
-    from datasets.numbers import describe_numbers
+    from datasets.targets.numbers import describe_numbers
 
     parts = {"training": train, "validation": val}
     found = [(part, line) for part, each in parts.items() if each is not None for line in describe_numbers(each)]

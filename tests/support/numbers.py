@@ -8,9 +8,9 @@ from PIL import Image
 
 from configs.schema import Config
 from datasets import ImageSet, Known
-from datasets.numbers import NumberTargets, standardized
 from datasets.sources.arrays import BRIGHTEST, DIGITS
 from datasets.sources.images import FileImages
+from datasets.targets.numbers import NumberTargets, standardized
 from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import UNKNOWN
 from tests.support.configs import replaced

@@ -29,7 +29,7 @@ from engine.tasks.number_figures import (
 )
 from engine.tasks.task import Task
 from engine.train.number_loss import NumberLoss
-from models.units import to_units
+from models.units import Scale
 from utils.distributed import Process
 from utils.errors import ensure
 from utils.log import Log
@@ -48,10 +48,8 @@ class Numbers(Task):
 
     def __init__(self, config: Config):
         super().__init__(config)
-        self.mean, self.deviation = (
-            np.array(values or default)
-            for values, default in ((config.DATA.TARGET_MEAN, 0.0), (config.DATA.TARGET_STD, 1.0))
-        )
+        self.scale = Scale.of(config)
+        self.mean, self.deviation = map(np.array, self.scale or (0.0, 1.0))
 
     def in_units(self, numbers: np.ndarray) -> np.ndarray:
         """Return standardized numbers [N, outputs] in the units of the data."""
@@ -103,9 +101,9 @@ class Numbers(Task):
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """Return the numbers in the units of the data."""
-        if not self.config.DATA.TARGET_MEAN:
+        if not self.scale:
             return outputs
-        return to_units(outputs, self.config.DATA.TARGET_MEAN, self.config.DATA.TARGET_STD)
+        return self.scale.in_units(outputs)
 
     def answers(self, numbers: Tensor, most: int | None) -> list[list[tuple[int, float]]]:
         """Return (number of an output, its value) for all outputs."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configs.schema import Config
+from configs.schema import SCALE, Config
 from datasets.label_sets import LabelSets
 from datasets.labels import Labels, OneLabel, shortened
 from datasets.targets import OneClass, count_classes
@@ -213,7 +213,7 @@ def _describe_column(name: str, column: np.ndarray) -> str:
 # --- standardization ---
 
 
-MEAN, DEVIATION = "DATA.TARGET_MEAN", "DATA.TARGET_STD"
+MEAN, DEVIATION = SCALE
 
 
 def standardized(

@@ -71,13 +71,8 @@ def make_shards(arguments: argparse.Namespace) -> None:
     config = load(words, needs_file=False).config
     if config.DATA.DATASET == "synthetic":
         raise ConfigError("-dataset: synthetic has no images to write; name another data set")
-    if config.task.noun == "number":
-        raise ConfigError("-opts: this script writes classes, not numbers; leave TRAIN.OBJECTIVE=numbers out")
-    if config.task.has_several_classes:
-        raise ConfigError(
-            "-opts: shards have one label per image, so LABEL_SEPARATOR and columns of 0 and 1 are not supported; give "
-            "data with one label per image"
-        )
+    if config.task.why_no_shards:
+        raise ConfigError(f"-opts: {config.task.why_no_shards}")
     train, val = load_image_sets(config)
     for line in val.notes:
         print(line)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from engine.evaluation.all_scores import AllScores
 from engine.evaluation.other_scores import NO_ACCURACY, OtherScores
 from engine.evaluation.scores import format_value
 from engine.evaluation.tally import Tally, widen
+from engine.features.linear import FEATURES_OF_AN_OUTPUT, LinearClassifier, fit_ridge
 from engine.tasks.class_tables import PREDICTIONS
 from engine.tasks.number_figures import (
     FIGURES,
@@ -27,6 +28,7 @@ from engine.tasks.number_figures import (
     measure,
     plain,
 )
+from engine.tasks.number_limits import groups_and_limits
 from engine.tasks.task import Task
 from engine.train.number_loss import NumberLoss
 from models.units import Scale
@@ -34,9 +36,6 @@ from utils.distributed import Process
 from utils.errors import ensure
 from utils.log import Log
 from utils.text import counted
-
-if TYPE_CHECKING:
-    from engine.features.linear import LinearClassifier
 
 PER_OUTPUT, PER_OUTPUT_KEY = "per_output.csv", "per_output"
 SHARE = 0.9  # of the images whose numbers lie in the intervals of predict.py
@@ -55,10 +54,17 @@ class Numbers(Task):
         """Return standardized numbers [N, outputs] in the units of the data."""
         return numbers * self.deviation + self.mean
 
-    def fit_head(self, features: Tensor, targets: Tensor, num_outputs: int) -> "LinearClassifier":
-        from engine.features.linear import fit_ridge
-
+    def fit_head(self, features: Tensor, targets: Tensor, num_outputs: int) -> LinearClassifier:
         return fit_ridge(features, targets)
+
+    def why_no_fit(self, targets: Tensor, names: Sequence[str]) -> str:
+        first, is_lacking = max(enumerate(targets.isnan().all(0).tolist()), key=lambda each: each[1])
+        return f"no image that can be read has a number in {names[first]}" * is_lacking
+
+    def fits(self, images: ImageSet, num_outputs: int, rank: int) -> tuple[int, str]:
+        patterns = len(np.unique(images.meaning.is_present, axis=1).T)  # each needs a decomposition of its own
+        of_patterns = f" with {counted(patterns, 'pattern')} of missing ones" * (patterns > 1)
+        return num_outputs + patterns * rank // FEATURES_OF_AN_OUTPUT, counted(num_outputs, "number") + of_patterns
 
     @property
     def tally(self) -> "partial[NumberTally]":
@@ -85,6 +91,9 @@ class Numbers(Task):
         facts = {"interval": widths, "share": SHARE, "num_images": len(outputs)} | of_groups
         facts["chose_weights"] = self.config.compares_weights
         return {**facts, "figures": facts}
+
+    def groups_and_limits(self, train: ImageSet, val: ImageSet) -> tuple[np.ndarray | None, dict[str, Any]]:
+        return groups_and_limits(self.config, train, val)
 
     def describe_answers(self, calibration: dict[str, Any]) -> str:
         if "interval" not in calibration:

@@ -183,7 +183,6 @@ class TaskRow(NamedTuple):
     metrics: tuple[str, ...]  # values of TRAIN.BEST_METRIC; the first that can be measured is the default
     activation: str = ""  # the function that turns outputs into probabilities
     problem_type: str = ""  # the name of the task in transformers
-    check: str = "images.check_classes"  # file and function in engine/check/: the row of -check about the targets
     recipe: str = "finetune"  # file in configs/ that fine-tunes a model without BatchNorm
     has_exact_head: bool = False  # whether outputs are in float32 with -amp, because half precision would lose digits
     metric_of_images: str = "top1"  # key of METRICS: the score that the tables of images give
@@ -199,12 +198,9 @@ class TaskRow(NamedTuple):
     # Flags of scripts/predict.py that need one class per image, and why the model has none.
     not_predicted: tuple[str, ...] = ()
     why_not_predicted: str = ""
-    labelling: str = "command.find_labels"  # file and function in scripts/labelling/ that finds doubtful targets
-    why_no_shards: str = ""  # why scripts/make_shards.py cannot write these targets, and the remedy
-    why_not_applied: str = ""  # why scripts/labels.py cannot list corrected targets, and the remedy
 
     def is_like(self, other: "TaskRow") -> bool:
-        """Return whether the outputs of both tasks mean the same, so that weights and teachers of one serve the other."""
+        """Return whether the outputs of both tasks mean the same."""
         return self.noun == other.noun
 
     @property
@@ -238,8 +234,6 @@ TASKS = {
         has_several_classes=True,
         not_predicted=("into", "unsure", "unknown"),
         why_not_predicted="with this model an image can have several classes or none",
-        why_no_shards="shards have one label per image, so LABEL_SEPARATOR and columns of 0 and 1 are not supported; give "
-        "data with one label per image",
         implied={"TRAIN.LOSS": losses_of("labels")[0]},
         refusals="refusals.LABELS",
     ),
@@ -261,7 +255,6 @@ TASKS = {
         "TRAIN.OBJECTIVE",
         ("mae", "rmse", "r2", "spearman", "loss"),
         problem_type="regression",
-        check="images.check_numbers",
         recipe="finetune_numbers",
         has_exact_head=True,
         metric_of_images="mae",
@@ -270,15 +263,7 @@ TASKS = {
         measured="numbers.standardized",
         not_predicted=("into", "unsure", "unknown", "top"),
         why_not_predicted="this model predicts numbers, not classes",
-        labelling="numbers.find_numbers",
-        why_no_shards="this script writes classes, not numbers; leave TRAIN.OBJECTIVE=numbers out",
-        why_not_applied="correct numbers in the CSV file of the data itself, and train again",
         implied={"TRAIN.LOSS": losses_of("numbers")[0]},
         refusals="refusals.NUMBERS",
     ),
 }
-
-
-def task_of(objective: str) -> TaskRow:
-    """Return the row for a value of TRAIN.OBJECTIVE in a file. A task of another version counts as classes."""
-    return TASKS.get(objective, TASKS["classes"])

@@ -30,7 +30,7 @@ import numpy as np
 from tqdm import tqdm
 
 from configs.load import load
-from datasets import ImageSet, load_image_sets
+from datasets import ImageSet, open_data
 from datasets.classes import LINE_END
 from datasets.index import ENDING
 from datasets.loading.ahead import read_ahead
@@ -38,6 +38,7 @@ from datasets.sources.shards import CLASSES_FILE, ShardTar, save_shards, scan
 from datasets.sources.tar import Tar
 from datasets.transforms.decode import KNOWN_ENDINGS, NATIVE_ENDINGS
 from datasets.types import ImageReadError
+from engine.tasks import find_task
 from scripts.command_line import Parser, at_least
 from utils.errors import ConfigError, DataError
 from utils.files import content_of, replacing, write_text
@@ -71,9 +72,9 @@ def make_shards(arguments: argparse.Namespace) -> None:
     config = load(words, needs_file=False).config
     if config.DATA.DATASET == "synthetic":
         raise ConfigError("-dataset: synthetic has no images to write; name another data set")
-    if config.task.why_no_shards:
-        raise ConfigError(f"-opts: {config.task.why_no_shards}")
-    train, val = load_image_sets(config)
+    if find_task(config).why_no_shards:
+        raise ConfigError(f"-opts: {find_task(config).why_no_shards}")
+    train, val, *_ = open_data(config)
     for line in val.notes:
         print(line)
     parts = {"train": (train, train.order_to_write(arguments.shuffle_seed)), "val": (val, np.arange(len(val)))}

@@ -104,11 +104,11 @@ PACKAGES = {
         "order targets index types labels label_sets numbers balance fingerprint split classes bad_images native_pixels"
         " native_pixels.values native_pixels.floats native_pixels.unread transforms native_pixels.formats sources.table_numbers"
         " sources native_pixels.first_images sources.torchvision_sets native_aspect native_aspect.grids loading.readers squares native_aspect.batches"
-        " native_aspect.batching native_pixels.batches batching loading native_pixels.statistics identity copies overlap cache build __init__"
+        " native_aspect.batching native_pixels.batches batching loading native_pixels.statistics identity copies overlap cache opening build __init__"
     ).split(),
     "engine": (
         "parallel precision evaluation train confidence.temperature features.linear tasks checkpoint confidence record"
-        " settings_of_weights settings predict session provenance memory first_passes measurements plan eval_plan weights_lines plan_lines"
+        " settings_of_weights settings predict session provenance memory first_passes plan eval_plan weights_lines plan_lines"
         " fine_tuning_rate quick_checks export report build batch_size doctor eval_run evaluate_weights features check callback_list"
         " saves features.saved features.start loop run __init__"
     ).split(),

@@ -19,6 +19,7 @@ from datasets.transforms.pixel_rules import SHALLOW
 from datasets.types import ImageReadError, ImageSet
 from engine.evaluation.scores import FEW, interval_of
 from engine.quick_checks import OK, WARN, WRONG, Finding
+from engine.tasks import find_task
 from utils.log import shown
 from utils.text import WARNING, counted, first_of, plural
 
@@ -116,7 +117,7 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
     yield check_counts(config, counts if train is None else f"{len(train):,} training and {counts}", val)
     if val.makes_batches:  # images generated on the device, with random classes
         return
-    yield import_named("engine.check", config.task.check)(config, train, val)
+    yield import_named("engine.check", find_task(config).check)(config, train, val)
     parts = [("validation", val)] if train is None else [("training", train), ("validation", val)]
     scans = [ScanResult(image_set, config.START.CHECK_IMAGES) for _, image_set in parts]
     contents, start, kinds = contents_of(scans), 0, Counter()

@@ -10,7 +10,7 @@ from unicodedata import normalize
 import torch
 from torch import Tensor, nn
 
-from configs.tables import task_of
+from configs.tables import TASKS
 from models.heads import output_layers, set_to_zero
 from models.parts import classifier_names
 from models.weights.files import find_file, read_weights
@@ -136,7 +136,8 @@ def _why_other_task(record: dict, settings: dict) -> str:
     key = "TRAIN.OBJECTIVE"
     there = record.get("config", {}).get(key, "classes")
     here = settings.get(key, there)
-    is_other = not task_of(here).is_like(task_of(there))
+    first, second = (TASKS.get(each, TASKS["classes"]) for each in (here, there))  # of another version: classes
+    is_other = not first.is_like(second)
     return f"the weights were trained for {there}, not for {here} ({key})" * is_other
 
 

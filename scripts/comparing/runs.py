@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from configs.schema import DATA, MACHINE, RECORD, SCALE
-from configs.tables import METRICS, task_of
+from configs.tables import METRICS, TASKS
 from configs.values import SETTINGS, of_role, plain
 from engine.evaluation.image_test import ErrorTest, ImageTest
 from engine.evaluation.scores import rank_of
@@ -140,7 +140,7 @@ def _of_images(errors: Sequence[list[float]]) -> list[float]:
 
 def metric_of_images(run: SavedRun) -> str:
     """Return the metric that the results of images give."""
-    return task_of(run.settings["TRAIN.OBJECTIVE"]).metric_of_images
+    return TASKS.get(run.settings["TRAIN.OBJECTIVE"], TASKS["classes"]).metric_of_images  # of another version: classes
 
 
 def common_images(runs: Sequence[SavedRun]) -> Common:

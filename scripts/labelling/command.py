@@ -14,6 +14,7 @@ from engine.features.doubts import FEWEST_JUDGED, Doubts, judge_labels
 from engine.features.saved import features_by_name
 from engine.predict.classifier import Classifier
 from engine.record.saved_run import SavedRun
+from engine.tasks import find_task
 from scripts.labelling.copies import Copy, find_copies
 from scripts.labelling.data import (
     DataSet,
@@ -77,7 +78,7 @@ def find(source: Source, output: Path | None, finds_copies: bool) -> None:
     """Write labels.csv and labels.png, and print a summary."""
     folder = output or source.folder / "labels"
     refuse_confirmed(folder / TABLE)
-    import_named("scripts.labelling", source.config.task.labelling)(source, folder, finds_copies)
+    import_named("scripts.labelling", find_task(source.config).labelling)(source, folder, finds_copies)
 
 
 def find_labels(source: Source, folder: Path, finds_copies: bool) -> None:
@@ -241,8 +242,8 @@ def summary(doubts: Doubts, copies: Sequence[Copy], data: DataSet, finds_copies:
 
 def apply(source: Source, table: Path, output: Path | None) -> None:
     """Write lists of the images with the confirmed labels, and print the command that trains from them."""
-    if source.config.task.why_not_applied:
-        raise ConfigError(f"-apply: {source.config.task.why_not_applied}")
+    if find_task(source.config).why_not_applied:
+        raise ConfigError(f"-apply: {find_task(source.config).why_not_applied}")
     data = DataSet.load(source.config)
     if not data.is_correctable:
         raise ConfigError(

@@ -11,7 +11,7 @@ def batching_of(data: Data) -> Squares:
 
         return Sequences()
     if data.is_native:
-        from datasets.native_pixels.batches import NativeSquares
+        from datasets.pixels.native.batches import NativeSquares
 
         return NativeSquares(data)
     return Squares()

@@ -81,7 +81,7 @@ def _look_into_files(data: Data, sets: list[ImageSet], notes: tuple) -> tuple[li
     """Return the sets and notes after a look into a few files, to find the type of their values."""
     if sets[0].in_memory or sets[0].makes_batches:
         return sets, notes
-    from datasets.native_pixels.first_images import look_into_files
+    from datasets.pixels.native.first_images import look_into_files
 
     return look_into_files(data, sets, tuple(notes))
 

@@ -21,8 +21,8 @@ import torch
 from configs.schema import Config, Data
 from datasets.index import ENDING, IndexBuilder, caches_folder, open_index
 from datasets.loading.ahead import read_ahead
+from datasets.pixels.rules import PixelRules
 from datasets.transforms.crop import resize
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import StoppedBySignal
 from utils.files import check_writable, free_bytes, locked, sync, without_waiting
@@ -270,7 +270,7 @@ def encode(data: Data, image_set: ImageSet, index: int) -> tuple[int, int, bytes
     if side is not None and short > side:
         size = side * height // short, side * width // short
         if data.is_native:
-            from datasets.native_pixels.floats import shrunk
+            from datasets.pixels.native.floats import shrunk
 
             pixels = shrunk(pixels, size, data.INTERPOLATION)
         else:

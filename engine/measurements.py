@@ -22,7 +22,7 @@ def measure(
     if named := loaded.config.task.measured:
         loaded, train, val = import_named("datasets", named)(loaded, began, record, train, val)
     if loaded.config.DATA.is_native:
-        from datasets.native_pixels.statistics import with_statistics
+        from datasets.pixels.native.statistics import with_statistics
 
         given = loaded, partial(is_typed, origins=loaded.origins), began, process
         loaded, train, val = with_statistics(*given, train, val)

@@ -224,7 +224,7 @@ def write(part: Part, to: str, target: Path, graph: Graph) -> str:
 
 def write_graph(part: Part, to: str, target: Path, graph: Graph) -> str:
     """Write the model in a format of another program. Return a text that says how the file was checked."""
-    from datasets.transforms.pixel_rules import PixelRules
+    from datasets.pixels.rules import PixelRules
     from engine.predict.classifier import config_of
     from models.export import formats
     from models.export.subject import Subject

@@ -34,9 +34,9 @@ from datasets import ImageSet, load_image_sets
 from datasets.classes import LINE_END
 from datasets.index import ENDING
 from datasets.loading.ahead import read_ahead
+from datasets.pixels.decode import KNOWN_ENDINGS, NATIVE_ENDINGS
 from datasets.sources.shards import CLASSES_FILE, ShardTar, save_shards, scan
 from datasets.sources.tar import Tar
-from datasets.transforms.decode import KNOWN_ENDINGS, NATIVE_ENDINGS
 from datasets.types import ImageReadError
 from scripts.command_line import Parser, at_least
 from utils.errors import ConfigError, DataError

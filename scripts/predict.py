@@ -281,8 +281,8 @@ def maps_to_write(arguments: argparse.Namespace, paths: list[str]) -> dict[Path,
 
 def predict(arguments: argparse.Namespace, paths: list[str], process: "Process") -> int:
     """Print the most probable classes of each image, and write the files that the flags name. Return the exit code."""
+    from datasets.pixels.rules import PixelRules
     from datasets.sources.files import images_among, refuse_copies
-    from datasets.transforms.pixel_rules import PixelRules
     from engine.export.runtime import load_exported
     from engine.predict.classifier import load_classifier
     from engine.predict.output import Output, thumbnails

@@ -22,11 +22,11 @@ from configs.translate.paddlevit import KEYS
 from configs.translate.paddlevit_files import IGNORED, RENAMED, REPLACED
 from configs.values import ALL_SETTINGS, OPEN_SECTIONS, SECTIONS, SETTINGS, convert, to_text
 from configs.yaml_files import Layer, find_settings_file, read_layers, shipped_files
+from datasets.pixels.rules import PixelRules
 from datasets.sources.files import refuse_copies
 from datasets.sources.remote import ServerFolder
 from datasets.sources.table_numbers import refuse_tars
 from datasets.sources.torchvision_sets import SHORT_NAMES, SPLITS
-from datasets.transforms.pixel_rules import PixelRules
 from engine.tasks import class_tables
 from scripts import sweep
 from scripts.export import FORMATS

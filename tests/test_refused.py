@@ -11,8 +11,8 @@ import torch
 
 from configs.load import load
 from datasets import build_order, load_image_sets
+from datasets.pixels.rules import PixelRules
 from datasets.sources.images import FileImages
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError, ImageSet
 from engine.checkpoint.find import find_before, find_newest
 from models.weights.files import find_file

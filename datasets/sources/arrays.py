@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from configs.schema import Config
-from datasets.transforms.pixel_rules import PixelRules, to_array
+from datasets.pixels.rules import PixelRules, to_array
 from datasets.types import ImageSet
 
 DIGITS = Path(__file__).with_name("digits.npz")

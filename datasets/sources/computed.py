@@ -11,8 +11,8 @@ from PIL import Image
 from configs.schema import Config
 from configs.tables import import_named
 from datasets.order import Piece
+from datasets.pixels.rules import PixelRules, to_array
 from datasets.transforms.crop import BySize
-from datasets.transforms.pixel_rules import PixelRules, to_array
 from datasets.types import Batch, ImageSet
 
 # --- synthetic: random images that are already on the device, to measure everything but data loading ---

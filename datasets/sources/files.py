@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from datasets.index import Texts
+from datasets.pixels.decode import NATIVE_ENDINGS
+from datasets.pixels.rules import PixelRules
 from datasets.sources.images import FileImages
-from datasets.transforms.decode import NATIVE_ENDINGS
-from datasets.transforms.pixel_rules import PixelRules
 from utils.errors import ConfigError
 from utils.text import counted
 

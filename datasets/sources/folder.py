@@ -14,6 +14,8 @@ import numpy as np
 from configs.schema import Config
 from datasets.classes import read_classes
 from datasets.index import ENDING, TEXT, Index, IndexBuilder, encoded, index_paths, open_or_build
+from datasets.pixels.decode import IMAGE_ENDINGS, NATIVE_ENDINGS, READ_BY
+from datasets.pixels.rules import PixelRules
 from datasets.sources import (
     TEST_NAME,
     TRAIN_NAMES,
@@ -26,8 +28,6 @@ from datasets.sources import (
 )
 from datasets.sources.files import channel_files_of, images_of_files
 from datasets.sources.images import FileImages, is_within
-from datasets.transforms.decode import IMAGE_ENDINGS, NATIVE_ENDINGS, READ_BY
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet, SavedData
 from utils.errors import ConfigError, DataError
 from utils.runs import has_files_of_run, is_run_folder

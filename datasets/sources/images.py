@@ -12,8 +12,8 @@ import numpy as np
 
 from datasets.index import CHUNK, Texts
 from datasets.order import grouped_shuffled
-from datasets.transforms.decode import decode, kinds_of
-from datasets.transforms.pixel_rules import PixelRules
+from datasets.pixels.decode import decode, kinds_of
+from datasets.pixels.rules import PixelRules
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import DataError, ensure, not_a_file
 from utils.files import without_waiting
@@ -36,7 +36,7 @@ class EncodedImages(ImageSet):
     def read(self, index: int) -> np.ndarray:
         content = self.file(index)[1]
         if self.rules.native:
-            from datasets.native_pixels.formats import decode_native
+            from datasets.pixels.native.formats import decode_native
 
             return decode_native(content, self.rules)
         return decode(content, self.rules)

@@ -28,12 +28,12 @@ from datasets.index import (
     stamps_of,
 )
 from datasets.labels import Labels, OneLabel
+from datasets.pixels.rules import PixelRules
 from datasets.sources import data_root, expected_layout, image_root, own_split, path_below_data
 from datasets.sources.files import images_of_files
 from datasets.sources.folder import read_split_folders
 from datasets.sources.images import FileImages, normal_paths, on_disk, stays_inside
 from datasets.targets import count_classes
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError, not_a_file
 from utils.text import counted, first_of, warning

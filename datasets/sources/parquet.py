@@ -30,10 +30,10 @@ from datasets.index import (
     stamps_of,
 )
 from datasets.labels import MAX_CLASSES, numbered_classes
+from datasets.pixels.rules import PixelRules
 from datasets.sources import TRAIN_NAMES, VAL_NAMES, Parts, choose_parts, data_root, expected_layout, own_split
 from datasets.sources.folder import subfolders
 from datasets.sources.images import GroupedImages
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError, needing, not_a_file
 from utils.log import shown

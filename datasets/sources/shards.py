@@ -26,12 +26,12 @@ from datasets.index import (
     open_or_build,
 )
 from datasets.labels import MAX_CLASSES, MAX_DIGITS, numbered_classes
+from datasets.pixels.decode import KNOWN_ENDINGS, NATIVE_ENDINGS
+from datasets.pixels.rules import PixelRules
 from datasets.sources import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split
 from datasets.sources.folder import subfolders
 from datasets.sources.images import GroupedImages
 from datasets.sources.tar import Member, Tar
-from datasets.transforms.decode import KNOWN_ENDINGS, NATIVE_ENDINGS
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError
 from utils.files import read_names

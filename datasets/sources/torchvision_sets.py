@@ -10,10 +10,10 @@ import numpy as np
 from PIL import ImageOps
 
 from configs.schema import Config
+from datasets.pixels.rules import PixelRules, to_array
 from datasets.sources import TORCHVISION, find_source, own_split
 from datasets.sources.arrays import ArrayImages
 from datasets.sources.images import FileImages
-from datasets.transforms.pixel_rules import PixelRules, to_array
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import ConfigError, DataError, did_you_mean
 from utils.torch_internals import LABELS

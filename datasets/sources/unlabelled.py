@@ -11,12 +11,12 @@ import numpy as np
 from configs.schema import Config
 from datasets.index import index_paths, open_or_build, stamps_of
 from datasets.labels import OneLabel
+from datasets.pixels.decode import IMAGE_ENDINGS
+from datasets.pixels.rules import PixelRules
 from datasets.sources import data_root, parquet
 from datasets.sources import folder as folders
 from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, open_list, to_image_sets
 from datasets.sources.shards import ShardFolder, ShardImages, ShardTar, open_table
-from datasets.transforms.decode import IMAGE_ENDINGS
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError
 

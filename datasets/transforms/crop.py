@@ -48,7 +48,7 @@ class TrainTransform:
             self.cut = functools.partial(crop_of_resized, self)
         self.resize = resize_of(self.data)
         if config.TRAIN.augments and self.data.is_native:
-            from datasets.native_pixels.floats import Jitter
+            from datasets.pixels.native.floats import Jitter
 
             self.augment = Jitter(config.TRAIN.COLOR_JITTER)
         elif config.TRAIN.augments:
@@ -136,7 +136,7 @@ class EvalTransform:
 def resize_of(data: Data) -> Callable[[np.ndarray, str, Tensor], None]:
     """Return the function that resizes an image [H, W, C] into a tensor [C, H', W']."""
     if data.is_native:
-        from datasets.native_pixels.floats import NativeResize
+        from datasets.pixels.native.floats import NativeResize
 
         return NativeResize(data)
     return resize

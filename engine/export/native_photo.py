@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.export import Dim
 
 from configs.schema import Data
-from datasets.native_pixels.values import NativePixels, limits_of
+from datasets.pixels.native.values import NativePixels, limits_of
 from engine.export.photo import Photo, PhotoSubject
 
 SHAPES = ((31, 47), (310, 420), (64, 500))  # height and width of drawn images

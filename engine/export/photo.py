@@ -15,9 +15,9 @@ from torch.export import Dim
 
 from configs.schema import Config, Data
 from datasets import build_normalize
+from datasets.pixels.decode import open_image
+from datasets.pixels.rules import PixelRules, to_array
 from datasets.transforms.crop import EvalTransform, pillow_resizes_height_first
-from datasets.transforms.decode import open_image
-from datasets.transforms.pixel_rules import PixelRules, to_array
 from datasets.types import ImageReadError, ImageSet
 from engine.confidence.known import LIKE_ROUNDING, MOST_MOVED
 from engine.confidence.stored import watch

@@ -108,7 +108,7 @@ class PhotoPredictor(Predictor):
         super().__init__(classifier, process, flip, say)
         self.normalize = lambda photos, dtype: photos  # the graph normalizes them
         if (data := classifier.config.DATA).is_native:
-            from datasets.native_pixels.batches import RawSquares
+            from datasets.pixels.native.batches import RawSquares
 
             self.batching = RawSquares(data)
 

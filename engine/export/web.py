@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from datasets.transforms.pixel_rules import PixelRules
+from datasets.pixels.rules import PixelRules
 from engine.export.photo import PhotoSubject
 from models.weights.record import CALIBRATION
 from utils.errors import ConfigError

@@ -16,10 +16,10 @@ from datasets import BadImages, ImageSet, build_normalize
 from datasets.loading.readers import Buffers, EvalReader
 from datasets.loading.workers import choose_workers, make_loader
 from datasets.order import Piece
+from datasets.pixels.rules import PixelRules
 from datasets.sources.files import images_among, images_of_files
 from datasets.sources.folder import ALL_ENDINGS, FolderScan, describe_left_out
 from datasets.sources.images import FileImages, natural
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from engine.confidence.stored import watch
 from engine.precision import Precision, set_matmul

@@ -10,7 +10,7 @@ from torch import nn
 from configs.schema import Config
 from configs.values import unflatten, wrong_in
 from datasets.classes import read_classes
-from datasets.transforms.pixel_rules import PixelRules
+from datasets.pixels.rules import PixelRules
 from engine.settings import load_settings
 from engine.settings_of_weights import override, refuse_other_pixels
 from models import build_model

@@ -12,10 +12,10 @@ from torch import Tensor
 from configs.schema import Config
 from datasets import BadImages, build_eval_data, build_normalize
 from datasets.batching import batching_of
+from datasets.pixels.rules import PixelRules
 from datasets.sources.files import images_of_files
 from datasets.sources.images import FileImages
 from datasets.squares import Squares
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import Batch
 from engine.evaluation.tally import are_finite, widen
 from engine.precision import Precision, set_matmul

@@ -9,9 +9,9 @@ import numpy as np
 
 from configs.schema import Config
 from configs.values import flatten, to_text
+from datasets.pixels.rules import PixelRules
 from datasets.sources.csv_list import USUAL, Columns, find_columns, read_cells
 from datasets.sources.images import is_within, on_disk
-from datasets.transforms.pixel_rules import PixelRules
 from scripts.labelling.data import PARTS, DataSet
 from scripts.labelling.review import Confirmed
 from utils.commands import command

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from datasets.pixels import decode
+from datasets.pixels.rules import PixelRules
 from datasets.sources.torchvision_sets import TorchvisionImages
-from datasets.transforms import decode
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from scripts import make_shards
 from tests.data_zoo.files import (

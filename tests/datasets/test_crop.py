@@ -14,8 +14,8 @@ from timm.data import create_transform
 from torchvision.transforms import InterpolationMode, RandomResizedCrop, functional
 
 from configs.schema import Config, Data
+from datasets.pixels.rules import PixelRules, to_array
 from datasets.transforms.crop import EvalTransform, Normalize, TrainTransform, crop_box
-from datasets.transforms.pixel_rules import PixelRules, to_array
 from datasets.types import ImageReadError
 from tests.support.image_sets import noise
 from tests.support.properties import examples

@@ -8,9 +8,9 @@ import pytest
 import simplejpeg
 from PIL import Image, ImageFile
 
+from datasets.pixels.decode import decode
+from datasets.pixels.rules import PixelRules
 from datasets.sources.images import FileImages
-from datasets.transforms.decode import decode
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from tests.support.image_sets import noise, png
 from tests.support.refusals import refused
@@ -55,7 +55,7 @@ def test_jpeg_pixels_match_pillow_with_either_decoder(kind, channels, monkeypatc
     monkeypatch.setattr(simplejpeg, "decode_jpeg", lambda *args: used.append(1) or decode_jpeg(*args))
     fast = decode(buffer.getvalue(), PixelRules(channels))
     assert bool(used) == (kind == "grey" or (channels == 3 and kind != "CMYK"))
-    monkeypatch.setattr("datasets.transforms.decode.simplejpeg", None)
+    monkeypatch.setattr("datasets.pixels.decode.simplejpeg", None)
     assert np.array_equal(fast, wanted) and np.array_equal(decode(buffer.getvalue(), PixelRules(channels)), wanted)
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from datasets import ImageSet, build_train_data, load_image_sets
 from datasets.index import IndexBuilder
 from datasets.order import grouped_shuffled, nearby_shuffled, shuffled
+from datasets.pixels.rules import PixelRules
 from datasets.sources.shards import SAMPLES, TARS, Shard, ShardFolder, ShardImages, ShardTable, ShardTar, add_shards
-from datasets.transforms.pixel_rules import PixelRules
 from tests.support.configs import CPU
 from tests.support.image_sets import make_set, settings
 from tests.support.properties import examples

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from datasets import SavedData, index, load_image_sets
+from datasets.pixels.rules import PixelRules
 from datasets.sources.images import FileImages, natural
-from datasets.transforms.pixel_rules import PixelRules
 from scripts.predict import expand
 from tests.support.cases import cases_of, names_of
 from tests.support.image_sets import draw, error_of, load, make_folders, settings, shades, write_tar

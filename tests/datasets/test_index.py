@@ -12,9 +12,9 @@ from safetensors.numpy import load_file
 
 from datasets import index
 from datasets.index import IndexBuilder, Texts, index_paths, open_index, open_or_build
+from datasets.pixels.rules import PixelRules
 from datasets.sources import csv_list, folder, listing, parquet, shards
 from datasets.sources.images import FileImages
-from datasets.transforms.pixel_rules import PixelRules
 from tests.support.image_sets import draw, error_of, load, make_folders, make_set, samples, settings, shades, write_tar
 from tests.support.parquet_files import ANIMALS, make_parquet, rows, write_parquet
 from tests.support.refusals import assert_names

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from datasets import SavedData, load_image_sets, validation_facts
+from datasets.pixels.rules import PixelRules
 from datasets.sources.images import FileImages
 from datasets.split import divide, new_record
 from datasets.split.by_hash import warn_of_other_folders
-from datasets.transforms.pixel_rules import PixelRules
 from tests.support.cases import names_of
 from tests.support.configs import replaced
 from tests.support.image_sets import draw, error_of, load, make_folders, make_set, settings, shades

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from configs.schema import Fold
 from datasets.fingerprint import describe_changed_images
 from datasets.index import Texts
+from datasets.pixels.rules import PixelRules
 from datasets.sources.images import FileImages
 from datasets.split import PARTS, divide, new_record, write_split
-from datasets.transforms.pixel_rules import PixelRules
 from tests.support.file_names import CHARACTERS, IN_LINES, in_any_form, names
 from tests.support.image_sets import load, png, write_tar
 from tests.support.properties import examples

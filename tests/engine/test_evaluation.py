@@ -11,8 +11,8 @@ from sklearn.metrics import average_precision_score, f1_score, recall_score, roc
 from torch import nn
 
 from datasets import BadImages, Normalize, build_eval_data, load_image_sets
+from datasets.pixels.rules import PixelRules
 from datasets.sources.arrays import ArrayImages
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from engine.evaluate_weights import evaluate_both
 from engine.evaluation import all_scores as module

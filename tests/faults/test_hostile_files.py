@@ -22,10 +22,10 @@ import torch
 from configs.load import load
 from configs.yaml_files import read_layers
 from datasets import class_weights
+from datasets.pixels.decode import FORMATS, decode
+from datasets.pixels.rules import PixelRules
 from datasets.sources.images import FileImages
 from datasets.sources.tar import Tar
-from datasets.transforms.decode import FORMATS, decode
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from engine.checkpoint.find import read_checkpoint
 from engine.checkpoint.format import progress_in, remove_unused_parts

@@ -11,8 +11,8 @@ import yaml
 from PIL import Image
 
 from configs.load import load
-from datasets.transforms.decode import decode
-from datasets.transforms.pixel_rules import PixelRules
+from datasets.pixels.decode import decode
+from datasets.pixels.rules import PixelRules
 from datasets.types import ImageReadError
 from tests.support.cases import cases_of, content_of, names_of
 from tests.support.refusals import refused

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from datasets import load_image_sets
-from datasets.native_pixels.statistics import measure
+from datasets.pixels.native.statistics import measure
 from datasets.sources.tar import Tar
 from tests.support.configs import replaced
 from tests.support.native_images import CHANNELS, draw, files, settings

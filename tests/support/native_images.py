@@ -9,11 +9,11 @@ from configs.combinations import is_typed
 from configs.load import LoadedConfig, load
 from configs.schema import Config
 from datasets import ImageSet, load_image_sets
-from datasets.native_pixels.formats import decode_native
-from datasets.native_pixels.statistics import with_statistics
-from datasets.native_pixels.values import NativePixels
-from datasets.transforms.decode import decode
-from datasets.transforms.pixel_rules import PixelRules
+from datasets.pixels.decode import decode
+from datasets.pixels.native.formats import decode_native
+from datasets.pixels.native.statistics import with_statistics
+from datasets.pixels.native.values import NativePixels
+from datasets.pixels.rules import PixelRules
 from tests.support.configs import CPU, replaced
 from utils.distributed import Process
 

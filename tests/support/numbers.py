@@ -11,9 +11,9 @@ from configs.schema import Config
 from configs.values import SETTINGS
 from datasets import ImageSet
 from datasets.numbers import NumberTargets
+from datasets.pixels.rules import PixelRules
 from datasets.sources.arrays import BRIGHTEST, DIGITS
 from datasets.sources.images import FileImages
-from datasets.transforms.pixel_rules import PixelRules
 from engine.measurements import measure
 from tests.support.configs import CPU, replaced
 from tests.support.image_sets import draw, settings

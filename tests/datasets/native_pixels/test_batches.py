@@ -9,8 +9,8 @@ from PIL import Image
 
 from datasets import Normalize, build_normalize, build_preparation, build_train_data, load_image_sets
 from datasets.batching import batching_of
-from datasets.native_pixels.batches import RawSquares
-from datasets.native_pixels.floats import Jitter, NativeResize, shrunk
+from datasets.pixels.native.batches import RawSquares
+from datasets.pixels.native.floats import Jitter, NativeResize, shrunk
 from datasets.transforms.crop import EvalTransform, TrainTransform, crop_box
 from tests.support.configs import CPU, replaced
 from tests.support.native_images import CHANNELS, config_of, draw, measured, pixels, settings

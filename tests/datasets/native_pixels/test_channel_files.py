@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from datasets import load_image_sets
+from datasets.pixels.rules import PixelRules
 from datasets.sources.files import images_among, images_of_files
 from datasets.sources.folder import FolderScan
 from datasets.sources.images import FileImages
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from tests.support.image_sets import settings
 from tests.support.native_files import npy, tiff

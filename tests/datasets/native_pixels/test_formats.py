@@ -15,7 +15,7 @@ from pydicom.dataset import Dataset
 from pydicom.encaps import encapsulate
 from pydicom.uid import DeflatedExplicitVRLittleEndian, ImplicitVRLittleEndian, JPEGBaseline8Bit, RLELossless
 
-from datasets.transforms.pixel_rules import PixelRules
+from datasets.pixels.rules import PixelRules
 from datasets.types import ImageReadError
 from tests.support.forks import ROOT
 from tests.support.image_sets import noise

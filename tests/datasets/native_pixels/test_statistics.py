@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from datasets import load_image_sets
-from datasets.native_pixels import statistics
-from datasets.native_pixels.statistics import describe, measure
+from datasets.pixels.native import statistics
+from datasets.pixels.native.statistics import describe, measure
 from datasets.sources.images import FileImages
 from engine.report.image_sheets import pixels_of
 from tests.support.configs import replaced

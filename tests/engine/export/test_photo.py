@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from configs.schema import Data
+from datasets.pixels.rules import PixelRules, to_array
 from datasets.transforms import crop
 from datasets.transforms.crop import EvalTransform
-from datasets.transforms.pixel_rules import PixelRules, to_array
 from engine.evaluation.image_test import ImageTest
 from engine.export.photo import Photo, drawn_photos, refuse_unsupported
 from tests.support.properties import examples

@@ -17,8 +17,8 @@ from PIL import Image
 
 import engine.report.image_results
 from datasets import BadImages, Normalize, build_eval_data
+from datasets.pixels.rules import PixelRules
 from datasets.sources.arrays import ArrayImages
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from engine.evaluation.all_scores import Ranking
 from engine.evaluation.evaluate import Inference, evaluate

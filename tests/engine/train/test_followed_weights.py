@@ -15,8 +15,8 @@ from configs.load import to_yaml
 from configs.schema import Data
 from configs.values import flatten
 from datasets import Normalize
+from datasets.pixels.rules import PixelRules, to_array
 from datasets.transforms.crop import EvalTransform
-from datasets.transforms.pixel_rules import PixelRules, to_array
 from engine.settings import load_settings
 from models import build_model
 from models.weights.metadata import metadata_of

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 from timm.models.vision_transformer import VisionTransformer
 
+from datasets.pixels.rules import PixelRules
 from datasets.sources.images import natural
-from datasets.transforms.pixel_rules import PixelRules
 from engine.features.embedder import find_photos
 from tests.scripts.embedding.conftest import draw, make_hub, make_photos
 from tests.support.refusals import assert_names

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from datasets.native_pixels.unread import NUMPY, TIFF_BITS, TIFFS, is_dicom
-from datasets.transforms.decode import ORIENTATION, TURNS, decode, naming_errors, open_image, orientation_of
-from datasets.transforms.pixel_rules import PixelRules, has_unknown_range
+from datasets.pixels.decode import ORIENTATION, TURNS, decode, naming_errors, open_image, orientation_of
+from datasets.pixels.native.unread import NUMPY, TIFF_BITS, TIFFS, is_dicom
+from datasets.pixels.rules import PixelRules, has_unknown_range
 from datasets.types import ImageReadError
 
 PNG_START, PNG_DEPTH = b"\x89PNG\r\n\x1a\n", 24  # the first bytes, and the position of the bits per value

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from configs.schema import Data
-from datasets.native_pixels.values import with_facts
-from datasets.transforms.pixel_rules import SHALLOW
+from datasets.pixels.native.values import with_facts
+from datasets.pixels.rules import SHALLOW
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import DataError
 from utils.text import is_url, warning

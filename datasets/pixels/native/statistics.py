@@ -8,7 +8,7 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.loading.ahead import read_ahead
-from datasets.native_pixels.values import OTHER_LIMITS, limits_of, split_limits, with_facts
+from datasets.pixels.native.values import OTHER_LIMITS, limits_of, split_limits, with_facts
 from datasets.types import ImageReadError, ImageSet
 from utils.distributed import Process
 from utils.errors import DataError

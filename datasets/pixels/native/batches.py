@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config, Data
-from datasets.native_pixels.values import NativePixels, channels_to_show, limits_of
+from datasets.pixels.native.values import NativePixels, channels_to_show, limits_of
 from datasets.squares import Squares
 from datasets.transforms.crop import Normalize
 

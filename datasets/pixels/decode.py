@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from datasets.transforms.pixel_rules import HIGHEST_OF_SHALLOW, SHALLOW, PixelRules, has_unknown_range, to_array
+from datasets.pixels.rules import HIGHEST_OF_SHALLOW, SHALLOW, PixelRules, has_unknown_range, to_array
 from datasets.types import ImageReadError
 
 try:
@@ -75,7 +75,7 @@ def naming_errors(data: bytes, rules: PixelRules) -> Iterator[None]:
     except ImageReadError:
         raise
     except UnidentifiedImageError as error:  # Pillow's own message has the address of an object in memory
-        from datasets.native_pixels.unread import describe_unread
+        from datasets.pixels.native.unread import describe_unread
 
         text = describe_unread(data) or (
             "UnidentifiedImageError: the file is empty or has a format that halfstep does not read"

@@ -37,7 +37,7 @@ class PixelRules:
         channels = data.IMAGE_CHANNELS
         exif = data.EXIF or ("apply" if data.DATASET in UPRIGHT else "ignore")
         if data.is_native:
-            from datasets.native_pixels.values import NativePixels
+            from datasets.pixels.native.values import NativePixels
 
             # The mean is measured later, so transparent pixels are grey.
             return cls(channels, exif == "apply", (128,) * 3, data.MAX_PIXELS, NativePixels.of(data))

@@ -1,0 +1,1 @@
+"""Pixels: how image files are decoded, stored, cropped and shown (DATA.PIXELS)."""

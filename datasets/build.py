@@ -81,9 +81,8 @@ def _look_into_files(data: Data, sets: list[ImageSet], notes: tuple) -> tuple[li
     """Return the sets and notes after a look into a few files, to find the type of their values."""
     if sets[0].in_memory or sets[0].makes_batches:
         return sets, notes
-    from datasets.pixels.native.first_images import look_into_files
-
-    return look_into_files(data, sets, tuple(notes))
+    pixels, found = sets[0].pixels.look_into(sets[0], is_url(data.DATA_PATH))
+    return [each.with_facts(pixels=pixels) for each in sets], (*notes, *found)
 
 
 def _check_own_parts(config: Config, train: ImageSet, val: ImageSet) -> None:

@@ -9,6 +9,7 @@ from configs.tables import METRICS
 from configs.values import SETTINGS, convert, flatten, plain, to_text
 from configs.yaml_files import Layer
 from datasets import holds_out_no_more
+from datasets.pixels import pixels_of
 from engine.checkpoint.resume import TRAINED_ON, is_run
 from engine.eval_plan import EvalPlan
 from engine.evaluation.scores import Best, format_value
@@ -83,10 +84,6 @@ def describe_other_validation(plan: TrainPlan) -> list[str]:
     ]
 
 
-# The settings of native pixels are chosen, or measured on the training images.
-OF_PIXELS = tuple(f"DATA.{name}" for name in "PIXELS RANGE RGB CHANNEL_FILES IMAGENET_MEAN IMAGENET_STD".split())
-
-
 def compare_with_weights(plan: Plan) -> list[str]:
     """Return lines about settings taken over from the weights, and a warning if settings contradict the weights."""
     loaded, weights = plan.inputs.loaded, plan.inputs.loaded.weights
@@ -99,9 +96,9 @@ def compare_with_weights(plan: Plan) -> list[str]:
     texts = {key: text for key, text in weights.texts.items() if key.startswith("DATA.")}
     theirs = {key: plain(convert(SETTINGS[key], text, weights.origin)) for key, text in texts.items()}
     # A different image size is deliberate. The code that resizes the weights logs it.
-    chosen = () if plan.config.START.EVAL else ("DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS")
-    if plan.config.DATA.is_native and not plan.config.START.EVAL:
-        chosen += OF_PIXELS
+    chosen = ()
+    if not plan.config.START.EVAL:
+        chosen = ("DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS", *pixels_of(plan.config.DATA).chosen)
     lines = _describe_followed(loaded, weights)
     if options := _options_to_follow({key: value for key, value in theirs.items() if key not in chosen}, here):
         lines.append(

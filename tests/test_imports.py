@@ -23,9 +23,8 @@ RARE = tuple(
     models.transforms.float8 models.transforms.operator_lists datasets.cache datasets.native_aspect
     datasets.sources.remote datasets.sources.unlabelled engine.train.budget engine.train.distillation
     engine.train.profiler engine.train.timm_optimizers engine.tasks.labels engine.tasks.features
-    datasets.pixels.native.floats datasets.pixels.native.unread datasets.pixels.native.formats
-    datasets.pixels.native.statistics datasets.pixels.native.first_images datasets.pixels.native.batches
-    datasets.sources.channel_files engine.export.native_photo engine.check.native_pixels configs.rare_combinations
+    datasets.pixels.native datasets.pixels.card
+    datasets.sources.channel_files engine.export.native_photo configs.rare_combinations
     engine.tasks.feature_training engine.tasks.numbers engine.train.number_loss
     engine.evaluation.other_scores datasets.label_sets datasets.numbers datasets.sources.table_numbers
     engine.features.number_doubts engine.report.numbers scripts.labelling.numbers engine.confidence.calibration
@@ -101,10 +100,11 @@ PACKAGES = {
         " timm_models native_aspect __init__ export"
     ).split(),
     "datasets": (
-        "order targets index types labels label_sets numbers balance fingerprint split classes bad_images pixels.native.values"
-        " pixels.native.floats pixels.native.unread pixels transforms pixels.native.formats sources.table_numbers"
-        " sources pixels.native.first_images sources.torchvision_sets native_aspect native_aspect.grids loading.readers squares native_aspect.batches"
-        " native_aspect.batching pixels.native.batches batching loading pixels.native.statistics pixels.native identity copies overlap cache build __init__"
+        "order targets index pixels.native.unread pixels.rules pixels.decode pixels.card pixels.resize transforms.operations"
+        " transforms.augment pixels.eight_bits types labels label_sets numbers balance fingerprint split classes bad_images"
+        " pixels.native pixels transforms sources.table_numbers sources sources.torchvision_sets native_aspect"
+        " native_aspect.grids loading.readers squares native_aspect.batches native_aspect.batching batching loading"
+        " pixels.native.statistics identity copies overlap cache build __init__"
     ).split(),
     "engine": (
         "parallel precision evaluation train confidence.temperature features.linear tasks checkpoint confidence record"

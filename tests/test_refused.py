@@ -11,7 +11,7 @@ import torch
 
 from configs.load import load
 from datasets import build_order, load_image_sets
-from datasets.pixels.rules import PixelRules
+from datasets.pixels import Pixels
 from datasets.sources.images import FileImages
 from datasets.types import ImageReadError, ImageSet
 from engine.checkpoint.find import find_before, find_newest
@@ -128,7 +128,7 @@ def test_file_instead_of_a_folder_as_data_path_is_refused(tmp_path, data_set):
 def test_special_file_is_not_read_as_an_image(tmp_path, kind, reason):
     KINDS[kind](tmp_path / "0.png")
     with refused(ImageReadError, reason):
-        FileImages(tmp_path, ["0.png"], [0], ["a"], PixelRules(3)).read(0)
+        FileImages(tmp_path, ["0.png"], [0], ["a"], Pixels(3)).read(0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -28,7 +28,7 @@ from datasets.index import (
     stamps_of,
 )
 from datasets.labels import Labels, OneLabel
-from datasets.pixels.rules import PixelRules
+from datasets.pixels import pixels_of
 from datasets.sources import data_root, expected_layout, image_root, own_split, path_below_data
 from datasets.sources.files import images_of_files
 from datasets.sources.folder import read_split_folders
@@ -102,7 +102,7 @@ def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
         root = image_root(config.DATA) or file.parent
         _check_paths(index, file, number, root)
         targets, groups = index.column(f"{number}.target"), index.text(f"{number}.group")
-        images = images_of_files(root, paths, targets, classes, PixelRules.of(config.DATA), confined=True)
+        images = images_of_files(root, paths, targets, classes, pixels_of(config.DATA), confined=True)
         facts = {"groups": groups} if len(groups) else {}
         images = images.with_facts(
             folder=path_below_data(config.DATA, root),

@@ -30,7 +30,7 @@ from datasets.index import (
     stamps_of,
 )
 from datasets.labels import MAX_CLASSES, numbered_classes
-from datasets.pixels.rules import PixelRules
+from datasets.pixels import pixels_of
 from datasets.sources import TRAIN_NAMES, VAL_NAMES, Parts, choose_parts, data_root, expected_layout, own_split
 from datasets.sources.folder import subfolders
 from datasets.sources.images import GroupedImages
@@ -414,7 +414,7 @@ class ParquetImages(GroupedImages):
             np.concatenate([[0], np.cumsum(index.column(name), dtype=np.int64)]) for name in ("file_rows", "group_rows")
         )
         targets, names = index.column("label")[rows.start : rows.stop], index.text("name")
-        super().__init__(targets, [], PixelRules.of(data), names, group_starts, rows.start)
+        super().__init__(targets, [], pixels_of(data), names, group_starts, rows.start)
         self.column, self.has_keys = index.facts["image"], index.facts["has_keys"]
         self.files = [FileStamp(*each) for each in index.facts["made_of"]["files"]]
         self.groups = {name: index.column(f"group_{name}") for name in ("file", "number", "bytes")}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from datasets import ImageSet, build_train_data, load_image_sets
 from datasets.index import IndexBuilder
 from datasets.order import grouped_shuffled, nearby_shuffled, shuffled
-from datasets.pixels.rules import PixelRules
+from datasets.pixels import Pixels
 from datasets.sources.shards import SAMPLES, TARS, Shard, ShardFolder, ShardImages, ShardTable, ShardTar, add_shards
 from tests.support.configs import CPU
 from tests.support.image_sets import make_set, settings
@@ -25,7 +25,7 @@ def big_set(num_shards: int = 20, per_shard: int = 50, buffer: int = 100):
     shards = [(ShardTar(f"{number}.tar", 0, 0), shard) for number in range(num_shards)]
     builder = IndexBuilder(SAMPLES | TARS)
     add_shards(builder, shards)
-    return ShardImages(ShardFolder(Path()), ShardTable(builder.finish({})), ["a"], PixelRules(3), buffer)
+    return ShardImages(ShardFolder(Path()), ShardTable(builder.finish({})), ["a"], Pixels(3), buffer)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from datasets import SavedData, index, load_image_sets
-from datasets.pixels.rules import PixelRules
+from datasets.pixels import Pixels
 from datasets.sources.images import FileImages, natural
 from scripts.predict import expand
 from tests.support.cases import cases_of, names_of
@@ -219,7 +219,7 @@ def test_file_of_a_list_is_read_whatever_the_encoding_of_its_name(tmp_path, name
     path = os.fsdecode(name)
     draw(tmp_path / path, 7)
     (tmp_path / "other.png").touch()
-    images = FileImages(tmp_path, ["other.png", path], np.zeros(2, int), ["one"], PixelRules(3))
+    images = FileImages(tmp_path, ["other.png", path], np.zeros(2, int), ["one"], Pixels(3))
     assert images.read(1)[0, 0, 0] == 7 and os.fsencode(images.name(1)).endswith(b"/" + name)
 
 

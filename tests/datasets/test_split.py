@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from datasets import SavedData, load_image_sets, validation_facts
-from datasets.pixels.rules import PixelRules
+from datasets.pixels import Pixels
 from datasets.sources.images import FileImages
 from datasets.split import divide, new_record
 from datasets.split.by_hash import warn_of_other_folders
@@ -19,7 +19,7 @@ from tests.support.refusals import assert_names, refused
 from tests.support.runs import run_folder, typed
 from utils.errors import ConfigError, DataError
 
-RULES = PixelRules(3)
+RULES = Pixels(3)
 
 
 def parts_of(dataset: str, path, **options) -> dict[str, str]:

@@ -11,7 +11,7 @@ from configs.schema import Config
 from configs.values import SETTINGS
 from datasets import ImageSet
 from datasets.numbers import NumberTargets
-from datasets.pixels.rules import PixelRules
+from datasets.pixels import Pixels
 from datasets.sources.arrays import BRIGHTEST, DIGITS
 from datasets.sources.images import FileImages
 from engine.measurements import measure
@@ -64,7 +64,7 @@ def images_with(values: np.ndarray) -> FileImages:
     values = values.reshape(len(values), -1)
     names = [f"number {output}" for output in range(values.shape[1])]
     files = [f"{number}.png" for number in range(len(values))]
-    images = FileImages(Path("/"), files, np.arange(len(values)), names, PixelRules(3))
+    images = FileImages(Path("/"), files, np.arange(len(values)), names, Pixels(3))
     return images.with_facts(meaning=NumberTargets(values))
 
 

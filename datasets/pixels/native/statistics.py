@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from configs.schema import Config
 from datasets.loading.ahead import read_ahead
-from datasets.pixels.native.values import OTHER_LIMITS, limits_of, split_limits, with_facts
+from datasets.pixels.native.values import OTHER_LIMITS, limits_of, split_limits
 from datasets.types import ImageReadError, ImageSet
 from utils.distributed import Process
 from utils.errors import DataError
@@ -46,7 +47,7 @@ def with_statistics(
     limits, are kept if the weights were trained on images of this type; everything else is measured.
     """
     config, origins, notes = loaded.config, loaded.origins, ()
-    kind = (val if train is None else train).rules.native.kind
+    kind = (val if train is None else train).pixels.kind
     theirs = loaded.weights and loaded.weights.texts.get("DATA.PIXELS")
     if theirs and config.DATA.RANGE and origins[RANGE].startswith(("weights ", "checkpoint ")):
         is_other = kind != theirs
@@ -74,7 +75,7 @@ def with_statistics(
             notes = describe(found)
     loaded = loaded.with_data({"PIXELS": kind}, origins["DATA.PIXELS"])
     limits = loaded.config.DATA.RANGE
-    train, val = (each and each.with_facts(rules=with_facts(each.rules, limits=limits)) for each in (train, val))
+    train, val = (each and each.with_facts(pixels=replace(each.pixels, limits=limits)) for each in (train, val))
     return loaded, train, val.with_facts(notes=(*val.notes, *notes))
 
 
@@ -101,7 +102,7 @@ def measure(config: Config, train: ImageSet) -> Statistics:
 def _samples(seed: int, train: ImageSet) -> Iterator[np.ndarray]:
     """Yield pixels of each drawn image that can be read, float32 [pixels, C]."""
     chosen = np.sort(np.random.default_rng(seed).permutation(len(train))[:MOST_IMAGES]).tolist()
-    count, reasons = max(MOST_VALUES // (len(chosen) * train.rules.num_channels), 1), []
+    count, reasons = max(MOST_VALUES // (len(chosen) * train.pixels.num_channels), 1), []
 
     def sample(index: int) -> np.ndarray | ImageReadError:
         try:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from configs.schema import Data
-from datasets.pixels.rules import PixelRules, to_array
+from datasets.pixels import pixels_of
+from datasets.pixels.rules import to_array
 from datasets.transforms import crop
 from datasets.transforms.crop import EvalTransform
 from engine.evaluation.image_test import ImageTest
@@ -25,7 +26,7 @@ DATA = replace(Data(), IMAGE_SIZE=32, CROP_PCT=0.875)
 def both(photo: np.ndarray, data: Data) -> tuple[np.ndarray, np.ndarray]:
     """Return the pixels of predict.py and of the graph."""
     expected = torch.empty((data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE), dtype=torch.uint8)
-    EvalTransform(data)(to_array(Image.fromarray(photo), PixelRules.of(data)), expected)
+    EvalTransform(data)(to_array(Image.fromarray(photo), pixels_of(data)), expected)
     return expected.numpy().astype(int), Photo(data)(torch.from_numpy(photo)).numpy().astype(int)
 
 

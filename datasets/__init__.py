@@ -11,15 +11,14 @@ from datasets.build import (
     build_train_data,
     class_weights,
     generate_batches,
-    load_image_sets,
     watches,
 )
-from datasets.classes import renumber
 from datasets.loading.readers import EvalData, TrainData, Window
 from datasets.loading.workers import choose_workers
+from datasets.opening import OpenedData, open_data
 from datasets.order import Piece
 from datasets.split import holds_out_no_more, validation_facts, write_split
 from datasets.transforms import check_policy
 from datasets.transforms.crop import Normalize
 from datasets.transforms.preparation import Preparation, SizedPreparation, dominant_class
-from datasets.types import Batch, ImageSet, Mixed, SavedData
+from datasets.types import Batch, ImageSet, Known, Mixed, SavedData, Settled

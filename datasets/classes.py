@@ -19,7 +19,7 @@ LINE_END = re.compile(r"\r\n?|\n")
 Numbered = tuple[list[ImageSet], list[str]]  # the parts, and lines for the log
 
 
-def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | None) -> Numbered:
+def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | None, only_validation: bool) -> Numbered:
     """Number the classes of all parts in the same way.
 
     Labels that are numbers stay as they are, and their classes get names. Classes with names are numbered as in the
@@ -27,11 +27,11 @@ def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | Non
     """
     notes, lines, names = [], [], parts[0].folder_names
     if config.DATA.CLASSES:
-        parts, notes = _number_by_list(config, parts)
+        parts, notes = _number_by_list(config, parts, only_validation)
     elif not saved:
         parts, notes = _number_by_value(parts)
     if saved and saved.classes:
-        parts, lines = _number_by_checkpoint(config, parts, saved.classes)
+        parts, lines = _number_by_checkpoint(config, parts, saved.classes, only_validation)
     if names and not (saved or config.DATA.CLASSES):
         lines = [f"the labels are numbers; their classes get the names of their folders: {first_of(names)}"]
         parts = [part.with_facts(classes=list(names)) for part in parts]
@@ -39,7 +39,7 @@ def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | Non
     return parts, [*notes, *lines, *(_warn_of_similar_names(first.classes) if first.classes_are_names else [])]
 
 
-def _number_by_list(config: Config, parts: list[ImageSet]) -> Numbered:
+def _number_by_list(config: Config, parts: list[ImageSet], only_validation: bool) -> Numbered:
     """Number the classes in the order of DATA.CLASSES."""
     # No name may repeat, because the classes of the data are matched by name.
     classes = read_classes(config.DATA.CLASSES, "DATA.CLASSES", "surrogateescape", may_repeat=False)
@@ -47,7 +47,7 @@ def _number_by_list(config: Config, parts: list[ImageSet]) -> Numbered:
     _refuse_other_classes(parts, classes, where, "add them to the file", may_lack=True)
     parts = [part.with_facts(labels_are_numbers=False) for part in renumber(parts, classes)]
     unused = [classes[number] for number in np.flatnonzero(sum(part.count_classes() for part in parts) == 0)]
-    if config.START.EVAL or not unused:
+    if only_validation or not unused:
         return parts, []
     return parts, [
         warning(f"{config.DATA.CLASSES} names {counted(len(unused), 'class')} that no image has: {first_of(unused)}")
@@ -65,7 +65,7 @@ def _number_by_value(parts: list[ImageSet]) -> Numbered:
     return renumber(parts, by_value), [f"class names are numbers, so they are sorted by value: {first_of(by_value)}"]
 
 
-def _number_by_checkpoint(config: Config, parts: list[ImageSet], classes: list[str]) -> Numbered:
+def _number_by_checkpoint(config: Config, parts: list[ImageSet], classes: list[str], only_validation: bool) -> Numbered:
     """Number the classes as in the checkpoint that is resumed or evaluated."""
     notes, first = [], parts[0]
     new, gone = _differences(parts, classes)
@@ -76,11 +76,11 @@ def _number_by_checkpoint(config: Config, parts: list[ImageSet], classes: list[s
     what = "classes" if config.task.noun == "class" else "numbers"
     where = f"DATA.DATA_PATH: {config.DATA.DATA_PATH} does not have the {what} of the checkpoint"
     remedy = "start a new run from the checkpoint's weights with -pretrained"
-    if config.START.EVAL:
+    if only_validation:
         remedy = "evaluate images of all the checkpoint's classes (then images of new classes are left out)"
     if is_renamed:
         remedy += "; if a class was only renamed: -opts RESUME.ALLOW_CHANGED=[CLASS_NAMES]"
-    _refuse_other_classes(parts, classes, where, remedy, may_lack=config.START.EVAL or first.labels_are_numbers)
+    _refuse_other_classes(parts, classes, where, remedy, may_lack=only_validation or first.labels_are_numbers)
     if first.labels_are_numbers and not _are_numbers(classes):
         meaning = first_of([f"{number} is {name}" for number, name in enumerate(classes)])
         notes.append(f"the labels are numbers, read as the class numbers of the checkpoint: {meaning}")

@@ -1,9 +1,8 @@
 """Numbers as targets: read from a table, standardized by the training images, and divided into strata for a split."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from configs.schema import Config
 from datasets.label_sets import LabelSets
 from datasets.labels import Labels, OneLabel, shortened
 from datasets.targets import OneClass, count_classes
-from datasets.types import ImageSet
+from datasets.types import ImageSet, Known, Settled
 from utils.errors import DataError
 from utils.text import counted, warning
 
@@ -217,15 +216,14 @@ MEAN, DEVIATION = "DATA.TARGET_MEAN", "DATA.TARGET_STD"
 
 
 def standardized(
-    loaded: Any, began: Mapping[str, Any], record: Mapping[str, Any], train: ImageSet | None, val: ImageSet
-) -> tuple[Any, ImageSet | None, ImageSet]:
-    """Return the settings and the images with targets that have mean 0 and deviation 1 in training.
+    config: Config, known: Known, train: ImageSet | None, val: ImageSet
+) -> tuple[list[Settled], ImageSet | None, ImageSet]:
+    """Return mean and deviation, and the images with targets that have mean 0 and deviation 1 in training.
 
-    `loaded`: the LoadedConfig of the run; `began`: the settings with which a resumed run began, whose mean and deviation
-    stay, also if images were added; `record`: the metadata of the weights, whose mean and deviation count for the numbers
-    that they predict. Those of other numbers are measured; in evaluation they are 0 and 1.
+    A resumed run keeps them, also if images were added. The numbers that the weights predict keep those of the weights.
+    Those of other numbers are measured; without training images they are 0 and 1.
     """
-    names, config = val.classes, loaded.config
+    names = val.classes
     if not val.meaning.is_present[val.targets].any():
         raise DataError(
             f"DATA.DATA_PATH: no validation image has a number in {', '.join(names)}, so nothing can be scored; give the "
@@ -237,27 +235,28 @@ def standardized(
             f"({', '.join(names)}); leave it out"
         )
     train, val = (each and _with_columns(each, len(names)) for each in (train, val))
-    if not config.DATA.TARGET_MEAN and began.get(MEAN):
-        loaded = _with_scale(loaded, began[MEAN], began[DEVIATION], "the checkpoint")
-    elif not config.DATA.TARGET_MEAN:
-        known = _scale_of_weights(record)
+    scale, origin = (config.DATA.TARGET_MEAN, config.DATA.TARGET_STD), ""
+    if not scale[0] and known.began.get(MEAN):
+        scale, origin = (known.began[MEAN], known.began[DEVIATION]), "the checkpoint"
+    elif not scale[0]:
+        of_names = _scale_of_weights(known)
         if train is not None:
-            known = dict(zip(names, zip(*mean_and_deviation(config, train), strict=True), strict=True)) | known
-        if known:
-            origin = "the training images" if train is not None else "the weights"
-            scale = [known.get(name, (0.0, 1.0)) for name in names]
-            loaded = _with_scale(loaded, *zip(*scale, strict=True), origin)
-    data = loaded.config.DATA
-    if not data.TARGET_MEAN:
-        return loaded, train, val
-    if len(data.TARGET_MEAN) != len(names):
+            of_names = dict(zip(names, zip(*mean_and_deviation(config, train), strict=True), strict=True)) | of_names
+        if not of_names:
+            return [], train, val
+        origin = "the training images" if train is not None else "the weights"
+        scale = tuple(zip(*(of_names.get(name, (0.0, 1.0)) for name in names), strict=True))
+    if len(scale[0]) != len(names):
         raise DataError(
-            f"{MEAN} has {counted(len(data.TARGET_MEAN), 'number')}, but the data have {len(names)} "
+            f"{MEAN} has {counted(len(scale[0]), 'number')}, but the data have {len(names)} "
             f"({', '.join(names)}); leave it and {DEVIATION} out"
         )
-    scale = np.array(data.TARGET_MEAN), np.array(data.TARGET_STD)
-    parts = (each and each.with_facts(meaning=NumberTargets(each.meaning.values, *scale)) for each in (train, val))
-    return loaded, *parts
+    arrays = [np.array(each) for each in scale]
+    train, val = (
+        each and each.with_facts(meaning=NumberTargets(each.meaning.values, *arrays)) for each in (train, val)
+    )
+    pairs = zip((MEAN, DEVIATION), scale, strict=True) if origin else ()
+    return [Settled(name, tuple(each), origin) for name, each in pairs], train, val
 
 
 def _with_columns(images: ImageSet, count: int) -> ImageSet:
@@ -267,17 +266,12 @@ def _with_columns(images: ImageSet, count: int) -> ImageSet:
     return images.with_facts(meaning=NumberTargets(values))
 
 
-def _scale_of_weights(record: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+def _scale_of_weights(known: Known) -> dict[str, tuple[float, float]]:
     """Return {name: (mean, deviation)} of the numbers that weights of a run predict."""
-    config = record.get("config", {})
-    if config.get("TRAIN.OBJECTIVE") != "numbers" or not config.get(MEAN):
+    if known.trained.get("TRAIN.OBJECTIVE") != "numbers" or not known.trained.get(MEAN):
         return {}
-    pairs = zip(config[MEAN], config[DEVIATION], strict=True)
-    return dict(zip(record.get("class_names", ()), pairs, strict=False))
-
-
-def _with_scale(loaded: Any, mean: Sequence[float], deviation: Sequence[float], origin: str) -> Any:
-    return loaded.with_data({"TARGET_MEAN": tuple(mean), "TARGET_STD": tuple(deviation)}, origin)
+    pairs = zip(known.trained[MEAN], known.trained[DEVIATION], strict=True)
+    return dict(zip(known.outputs, pairs, strict=False))
 
 
 def mean_and_deviation(config: Config, train: ImageSet) -> tuple[tuple[float, ...], tuple[float, ...]]:

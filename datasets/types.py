@@ -2,7 +2,7 @@
 
 import copy
 import io
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -131,6 +131,13 @@ class ImageSet:
         changed.__dict__.update(facts)
         return changed
 
+    def from_files(self) -> Self:
+        """Return a copy of the set that reads its own files, not a cache."""
+        changed = copy.copy(self)
+        for name in ("read", "will_read", "is_read_in_groups"):
+            changed.__dict__.pop(name, None)
+        return changed
+
     def take(self, indices: np.ndarray) -> Self:
         """Return a set of only these images, with the same class numbers."""
         rows = indices.astype(np.uint32, copy=False) if self.rows is None else self.rows[indices]
@@ -164,6 +171,32 @@ class SavedData(NamedTuple):
     validation: dict = {}  # datasets.split.validation_facts of the validation images
     facts: dict = {}  # datasets.fingerprint.data_facts; empty in weights files that scripts/export.py writes
     file: Path | None = None  # the checkpoint; next to it, split.csv lists the part of each image
+
+
+SettingValue = bool | int | float | str | Sequence | Mapping | None
+
+
+class Settled(NamedTuple):
+    """A setting that the images, an earlier run or the weights decide."""
+
+    name: str  # such as DATA.TARGET_MEAN
+    value: SettingValue
+    origin: str  # where the value comes from, in words
+
+
+class Known(NamedTuple):
+    """What is known before the images are read: from the command line, the checkpoint, and the weights."""
+
+    saved: SavedData | None = None  # of the run that is resumed or evaluated
+    began: Mapping[str, SettingValue] = {}  # the settings with which a resumed run began
+    trained: Mapping[str, SettingValue] = {}  # the settings with which the weights were trained
+    outputs: Sequence[str] = ()  # the names of the weights' outputs
+    pixels: str | None = None  # the DATA.PIXELS that follows from the weights
+    origins: Mapping[str, str] = {}  # where each setting comes from
+    typed: Set[str] = frozenset()  # settings on the command line
+
+
+UNKNOWN = Known()
 
 
 class Batch(NamedTuple):

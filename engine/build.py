@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
@@ -9,17 +10,18 @@ from torch import nn
 from configs.combinations import CUDA_GRAPH_MODES
 from configs.schema import Config
 from datasets import (
-    SavedData,
+    OpenedData,
     TrainData,
     build_normalize,
     build_preparation,
     build_train_data,
-    load_image_sets,
+    open_data,
 )
+from datasets.opening import Parts, Wanted
 from engine.checkpoint.resume import drop_tensors, is_run, overlap_of
 from engine.evaluation.scores import Best
 from engine.parallel import choose_parallel, is_sharded
-from engine.plan import ImageSets, Plan, StepPlan, TrainPlan
+from engine.plan import Inputs, Plan, StepPlan, TrainPlan
 from engine.precision import Clipping, ComputingModel, set_matmul
 from engine.session import Session
 from engine.tasks import find_task
@@ -39,21 +41,17 @@ from utils.seed import make_deterministic
 from utils.torch_internals import import_compiler
 
 
-def load_data_sets(
-    config: Config, kept: SavedData | None, session: Session, signal: Callable[[], int] = lambda: 0
-) -> ImageSets:
-    """Load the image sets, cached if DATA.CACHE is set. `signal` returns the number of a pending stop signal, or 0."""
-    process, log = session.process, session.log
-
-    def load() -> ImageSets:
-        image_sets = load_image_sets(config, log.say, kept, config.SAVE)
-        may_build = process.local_rank == 0
-        return read_through_cache(config, image_sets, say=log.say, warn=log.warn, signal=signal, may_build=may_build)
-
-    return process.after_first(load)
+def open_data_of_run(
+    inputs: Inputs, wanted: Wanted, session: Session, signal: Callable[[], int] = lambda: 0
+) -> OpenedData:
+    """Open the data, cached if DATA.CACHE is set. `signal` returns the number of a pending stop signal, or 0. Collective."""
+    config, process, log = inputs.config, session.process, session.log
+    progress = {"say": log.say, "warn": log.warn, "signal": signal, "may_build": process.local_rank == 0}
+    cached = partial(read_through_cache, config, **progress)
+    return open_data(config, wanted, inputs.known, process, say=log.say, output=config.SAVE, cached=cached)
 
 
-def read_through_cache(config: Config, image_sets: ImageSets, **progress) -> ImageSets:
+def read_through_cache(config: Config, image_sets: Parts, **progress) -> Parts:
     """Return image sets that read from the cache if DATA.CACHE is set. `progress` has the fields of CacheProgress."""
     if config.DATA.CACHE == "none":
         return image_sets

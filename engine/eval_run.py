@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from configs.load import LoadedConfig
 from datasets import BadImages, EvalData, build_eval_data, build_normalize
-from engine.build import load_data_sets, make_model
+from engine.build import make_model, open_data_of_run
 from engine.checkpoint.resume import is_run
 from engine.eval_plan import EvalPlan, plan_evaluation
 from engine.evaluation.evaluate import Evaluation, Inference
@@ -39,7 +39,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     process, log = session.process, session.log
     inputs = read_inputs(loaded, process, log)
     session.open_folder("eval")
-    plan = plan_evaluation(inputs, partial(load_data_sets, session=session))
+    plan = plan_evaluation(inputs, partial(open_data_of_run, wanted="validation", session=session))
     config, eval_set, precision = plan.config, plan.eval_set, plan.precision
     log.say(*eval_set.notes)
     data = build_eval_data(config, eval_set, process)
@@ -77,7 +77,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     figures = {name.strip().lower() or "raw": each.scores.figures() for name, each in found.items()}
     session.status("done", exit_code=0, **figures)
     if config.task.has_answers:
-        weights = find_file(plan.inputs.source[1]) if plan.inputs.kept else None
+        weights = find_file(plan.inputs.source[1]) if plan.inputs.known.saved else None
         session.advise(after_evaluation(weights, session.path, eval_set))
     return 0
 

@@ -5,29 +5,40 @@ read_inputs reads the checkpoint. Then plan_training reads the data and complete
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 from unicodedata import normalize
 
 from torch import nn
 
+from configs.combinations import is_typed
 from configs.load import LoadedConfig
 from configs.schema import AUTO, Config
 from configs.values import flatten
-from datasets import ImageSet, SavedData, build_order, check_policy, class_weights, validation_facts
+from datasets import (
+    ImageSet,
+    Known,
+    OpenedData,
+    SavedData,
+    build_order,
+    check_policy,
+    class_weights,
+    validation_facts,
+)
 from datasets.fingerprint import data_facts
 from datasets.order import Order
+from datasets.types import UNKNOWN
 from engine.checkpoint.resume import TRAINED_ON, WITHOUT_STATE, find_checkpoint, global_batch_to_keep, is_run
-from engine.measurements import measure
 from engine.precision import Precision
 from engine.train.optimizers import check_optimizer
 from models.weights.record import record_of
 from utils.distributed import Process
+from utils.errors import ConfigError
 from utils.log import Log
 
-ImageSets = tuple[ImageSet | None, ImageSet]  # training (None in evaluation) and validation images
-LoadData = Callable[[Config, SavedData | None], ImageSets]
+OpenData = Callable[["Inputs"], OpenedData]
 # (inputs, number of training images, number of classes) -> batch size, and how it was found
 FindBatchSize = Callable[["Inputs", int, int], tuple[int, str]]
 
@@ -42,11 +53,18 @@ class Inputs:
     checkpoint: Path | None = None  # the checkpoint that -resume names, to continue or to evaluate
     saved: dict = field(default_factory=dict)  # the content of the checkpoint
     record: dict = field(default_factory=dict)  # metadata that halfstep stored in the weights or the checkpoint
-    kept: SavedData | None = None  # classes and split of the run that is resumed or evaluated
+    known: Known = UNKNOWN
 
     @property
     def config(self) -> Config:
         return self.loaded.config
+
+    def settled(self, opened: OpenedData) -> "Inputs":
+        """Return the inputs with the settings that the data have decided."""
+        loaded = self.loaded
+        for each in opened.settings:
+            loaded = loaded.with_data({each.name.removeprefix("DATA."): each.value}, each.origin)
+        return replace(self, loaded=loaded)
 
     @property
     def folder(self) -> Path | None:
@@ -66,6 +84,7 @@ class Plan:
 
     inputs: Inputs
     eval_set: ImageSet
+    needs_head: ClassVar[bool] = False  # whether weights without a fitting classifier are refused
 
     @property
     def config(self) -> Config:
@@ -95,7 +114,7 @@ class Plan:
             return []
         from models.weights.load import load_pretrained
 
-        return load_pretrained(model, source, setting, self.config.START.EVAL, self.classes, flatten(self.config))
+        return load_pretrained(model, source, setting, self.needs_head, self.classes, flatten(self.config))
 
 
 @dataclass(frozen=True)
@@ -150,8 +169,6 @@ class TrainPlan(Plan):
 
 def refusals(config: Config) -> dict[str, Callable[[], object]]:
     """Return {row title in -check: function} for all checks of settings that need neither data nor a checkpoint."""
-    if config.START.EVAL:
-        return {}
     checks = {
         "augmentation": lambda: check_policy(config.TRAIN),
         "optimizer": lambda: check_optimizer(config),
@@ -165,7 +182,7 @@ def refusals(config: Config) -> dict[str, Callable[[], object]]:
 
 def read_inputs(loaded: LoadedConfig, process: Process, log: Log) -> Inputs:
     """Choose the precision and read the checkpoint. Collective."""
-    config = loaded.config
+    config, is_evaluated = loaded.config, loaded.config.START.EVAL
     precision = Precision(config, process.device)
     checkpoint = process.first(lambda: find_checkpoint(config, log))
 
@@ -175,25 +192,38 @@ def read_inputs(loaded: LoadedConfig, process: Process, log: Log) -> Inputs:
         from engine.checkpoint.find import read_checkpoint
 
         # One process per machine verifies the checksums.
-        return read_checkpoint(checkpoint, lazily=not config.START.EVAL, verify=process.local_rank == 0)
+        return read_checkpoint(checkpoint, lazily=not is_evaluated, verify=process.local_rank == 0)
 
     saved = process.after_first(read)
-    record, file = _record(source_of(config, checkpoint)[1], saved)
-    kept = None
-    if "class_names" in record and (is_run(saved) or config.START.EVAL):
+    source = source_of(config, checkpoint)[1]
+    record, file = _record(source, saved)
+    known = known_before(loaded)._replace(trained=record.get("config", {}), outputs=list(record.get("class_names", ())))
+    if is_run(saved):
+        known = known._replace(began=saved.get("config", {}))
+    if "class_names" in record and (is_run(saved) or is_evaluated):
         about = (record.get(key, {}) for key in ("split", "validation", TRAINED_ON))
-        kept = SavedData(list(record["class_names"]), *about, file)
-    return Inputs(loaded, process, precision, checkpoint, saved, record, kept)
+        known = known._replace(saved=SavedData(known.outputs, *about, file))
+    elif is_evaluated and source:
+        from models.weights.metadata import classes_of_weights
+
+        with suppress(ConfigError):  # load_weights reports why the file cannot be read
+            known = known._replace(outputs=classes_of_weights(source))
+    return Inputs(loaded, process, precision, checkpoint, saved, record, known)
 
 
-def plan_training(inputs: Inputs, load_data: LoadData, find_batch_size: FindBatchSize) -> TrainPlan:
+def known_before(loaded: LoadedConfig) -> Known:
+    """Return what is known of the images from the command line and the settings of the weights."""
+    pixels = loaded.weights and loaded.weights.texts.get("DATA.PIXELS")
+    typed = frozenset(key for key in loaded.origins if is_typed(key, loaded.origins))
+    return Known(pixels=pixels, origins=loaded.origins, typed=typed)
+
+
+def plan_training(inputs: Inputs, open_data: OpenData, find_batch_size: FindBatchSize) -> TrainPlan:
     """Read the data and make the plan of a training run. Collective. `find_batch_size` serves DATA.BATCH_SIZE auto."""
-    process = inputs.process
-    train, val = load_data(inputs.config, inputs.kept)
+    process, opened = inputs.process, open_data(inputs)
+    train, val, inputs = opened.train, opened.val, inputs.settled(opened)
     facts = data_facts(train, val)
     refuse_other_data(inputs, facts)
-    loaded, train, val = measure(inputs.loaded, process, train, val, inputs.saved, inputs.record)
-    inputs = replace(inputs, loaded=loaded)
     if inputs.config.DATA.BATCH_SIZE == AUTO:
         number, how = inputs.saved.get("config", {}).get("DATA.BATCH_SIZE"), "as at the start of this run"
         if number is None or not is_run(inputs.saved):

@@ -35,9 +35,9 @@ def notes_on(plan: TrainPlan) -> dict[str, list[str]]:
         balance = describe_balance(plan.config, plan.train_set, plan.class_weights)
     notes = {"balance": balance}
     if plan.inputs.record or plan.inputs.loaded.weights or plan.config.MODEL.TYPE == "timm":
-        from engine.weights_lines import compare_with_weights, warn_of_overlap
+        from engine.weights_lines import compare_training_with_weights, warn_of_overlap
 
-        notes |= {"preprocessing": compare_with_weights(plan), "overlap": warn_of_overlap(plan)}
+        notes |= {"preprocessing": compare_training_with_weights(plan), "overlap": warn_of_overlap(plan)}
     return notes
 
 

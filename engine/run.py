@@ -14,7 +14,7 @@ from pathlib import Path
 from configs.load import LoadedConfig
 from configs.schema import Config
 from datasets import BadImages, EvalData, build_eval_data, write_split
-from engine.build import build, load_data_sets, prepare_torch, restore
+from engine.build import build, open_data_of_run, prepare_torch, restore
 from engine.callback_list import callbacks_that_save, choose_callbacks
 from engine.checkpoint.format import checkpoint_bytes, progress_in
 from engine.evaluate_weights import complete_best
@@ -40,7 +40,9 @@ from utils.text import counted
 
 def run(loaded: LoadedConfig, process: Process) -> int:
     """Train, or evaluate with -eval. Return an ExitCode, or 128 + the number of the signal that stopped the run."""
-    loaded = loaded.with_default_batch_size() if loaded.config.START.EVAL else loaded
+    evaluates = loaded.config.START.EVAL
+    if evaluates:
+        loaded = loaded.with_default_batch_size()
     session = Session(loaded, process)
     if process.world_size > 1:
         session.log.say(process.describe())
@@ -50,7 +52,7 @@ def run(loaded: LoadedConfig, process: Process) -> int:
             from engine.provenance import refuse_other_ranks, setting_facts, source_facts
 
             refuse_other_ranks(process, setting_facts(loaded.config) | source_facts())
-        if loaded.config.START.EVAL:
+        if evaluates:
             from engine.eval_run import run_evaluation
 
             code = run_evaluation(session, loaded)
@@ -77,8 +79,8 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     inputs = read_inputs(loaded, process, log)
     session.open_folder("train", existing=inputs.folder, saved=inputs.saved)
     # DATA.DATASET names the source of the images. configs/tables.py has a row for each source.
-    load_data = partial(load_data_sets, session=session, signal=lambda: stop.number)
-    plan = plan_training(inputs, load_data, partial(search_batch_size, stop=stop))
+    open_data = partial(open_data_of_run, wanted="both", session=session, signal=lambda: stop.number)
+    plan = plan_training(inputs, open_data, partial(search_batch_size, stop=stop))
     config = plan.config  # these settings are final; only the micro-batches may become smaller (fit_micro_batches)
     log.say(*plan.eval_set.notes)
 

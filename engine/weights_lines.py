@@ -1,5 +1,6 @@
 """Describes how a plan differs from its weights or its checkpoint, for the log and -check."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ def describe_evaluation(plan: EvalPlan) -> list[str]:
     """Return lines about an evaluation: missing classes, and settings that differ from the checkpoint."""
     lines, names = [], plan.classes_of_weights
     number = np.count_nonzero(plan.eval_set.count_classes())
-    if number < len(plan.classes) and (plan.inputs.kept or names == plan.classes):
+    if number < len(plan.classes) and (plan.inputs.known.saved or names == plan.classes):
         lines.append(
             f"the validation images have {number} of the checkpoint's {counted(len(plan.classes), plan.config.task.noun)}"
         )
@@ -36,7 +37,7 @@ def describe_evaluation(plan: EvalPlan) -> list[str]:
             )
         )
     lines += [warning(each) for each in differences(plan.inputs.record, flatten(plan.config), ARCHITECTURE)]
-    return [*lines, *compare_with_weights(plan)]
+    return [*lines, *compare_with_weights(plan, may_differ=())]
 
 
 def warn_of_overlap(plan: TrainPlan) -> list[str]:
@@ -44,7 +45,7 @@ def warn_of_overlap(plan: TrainPlan) -> list[str]:
     common = set(plan.inputs.record.get("class_names", ())) & set(plan.classes)
     here, there = plan.eval_set.split, plan.inputs.record.get("split", {})
     is_same_data = "training" in here and here["training"] == there.get("training")
-    if plan.inputs.kept or not (common or is_same_data):
+    if plan.inputs.known.saved or not (common or is_same_data):
         return []
     if holds_out_no_more(here, there):
         if not plan.eval_set.class_folders:
@@ -84,23 +85,27 @@ def describe_other_validation(plan: TrainPlan) -> list[str]:
     ]
 
 
-def compare_with_weights(plan: Plan) -> list[str]:
+def compare_training_with_weights(plan: TrainPlan) -> list[str]:
+    """Return the lines of compare_with_weights, or about the images of a timm model that starts without weights."""
+    if is_run(plan.inputs.saved):  # a resumed run keeps its settings
+        return []
+    if plan.inputs.loaded.weights is None and not (plan.inputs.checkpoint or plan.config.MODEL.PRETRAINED):
+        return _compare_with_timm(plan, flatten(plan.config))
+    # A different image size is deliberate. The code that resizes the weights logs it.
+    chosen = ("DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS", *pixels_of(plan.config.DATA).chosen)
+    return compare_with_weights(plan, chosen)
+
+
+def compare_with_weights(plan: Plan, may_differ: Sequence[str]) -> list[str]:
     """Return lines about settings taken over from the weights, and a warning if settings contradict the weights."""
     loaded, weights = plan.inputs.loaded, plan.inputs.loaded.weights
     here = flatten(loaded.config)
-    if weights is None and not (plan.inputs.checkpoint or plan.config.MODEL.PRETRAINED):
-        return _compare_with_timm(plan, here)
-    is_resumed = is_run(plan.inputs.saved) and not plan.config.START.EVAL
-    if weights is None or is_resumed:  # a resumed run keeps its settings
+    if weights is None:
         return []
     texts = {key: text for key, text in weights.texts.items() if key.startswith("DATA.")}
     theirs = {key: plain(convert(SETTINGS[key], text, weights.origin)) for key, text in texts.items()}
-    # A different image size is deliberate. The code that resizes the weights logs it.
-    chosen = ()
-    if not plan.config.START.EVAL:
-        chosen = ("DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS", *pixels_of(plan.config.DATA).chosen)
     lines = _describe_followed(loaded, weights)
-    if options := _options_to_follow({key: value for key, value in theirs.items() if key not in chosen}, here):
+    if options := _options_to_follow({key: value for key, value in theirs.items() if key not in may_differ}, here):
         lines.append(
             warning(f"images are prepared differently than for the {weights.origin}; to do the same, add {options}")
         )

@@ -235,7 +235,7 @@ def write_graph(part: Part, to: str, target: Path, graph: Graph) -> str:
     given = (part.weights, config, classes, facts, part.path, pixels.for_card(), figures_of(part), graph.is_calibrated)
     if not graph.takes_photo:
         return formats.export(Subject(*given), to, target)
-    from datasets import load_image_sets
+    from datasets import Known, open_data
     from datasets.types import SavedData
     from engine.export import subject_of
 
@@ -245,13 +245,13 @@ def write_graph(part: Part, to: str, target: Path, graph: Graph) -> str:
     if graph.data_path:
         config = replace(config, DATA=replace(config.DATA, DATA_PATH=str(graph.data_path)))
     saved = SavedData(classes, facts.get("split", {}), facts.get("validation", {}))
-    train, val = load_image_sets(config, saved=saved)
-    subject, change = kind(*given, photos=val), None
+    opened = open_data(config, known=Known(saved=saved))
+    subject, change = kind(*given, photos=opened.val), None
     if graph.int8:
         with needing("onnx onnxscript onnxruntime", "-int8"):
             from engine.export.int8 import Quantizer
 
-        change = Quantizer(subject, train, *graph.int8)
+        change = Quantizer(subject, opened.train, *graph.int8)
     if to != "web":
         return formats.export(subject, to, target, change)
     from engine.export.web import GRAPH, write_page

@@ -30,7 +30,7 @@ import numpy as np
 from tqdm import tqdm
 
 from configs.load import load
-from datasets import ImageSet, load_image_sets
+from datasets import ImageSet, open_data
 from datasets.classes import LINE_END
 from datasets.index import ENDING
 from datasets.loading.ahead import read_ahead
@@ -78,7 +78,7 @@ def make_shards(arguments: argparse.Namespace) -> None:
             "-opts: shards have one label per image, so LABEL_SEPARATOR and columns of 0 and 1 are not supported; give "
             "data with one label per image"
         )
-    train, val = load_image_sets(config)
+    train, val, *_ = open_data(config)
     for line in val.notes:
         print(line)
     parts = {"train": (train, train.order_to_write(arguments.shuffle_seed)), "val": (val, np.arange(len(val)))}

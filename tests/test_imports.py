@@ -104,11 +104,11 @@ PACKAGES = {
         " transforms.augment pixels.eight_bits types labels label_sets numbers balance fingerprint split classes bad_images"
         " pixels.native pixels transforms sources.table_numbers sources sources.torchvision_sets native_aspect"
         " native_aspect.grids loading.readers squares native_aspect.batches native_aspect.batching batching loading"
-        " pixels.native.statistics identity copies overlap cache build __init__"
+        " pixels.native.statistics identity copies overlap cache opening build __init__"
     ).split(),
     "engine": (
         "parallel precision evaluation train confidence.temperature features.linear tasks checkpoint confidence record"
-        " settings_of_weights settings predict session provenance memory first_passes measurements plan eval_plan weights_lines plan_lines"
+        " settings_of_weights settings predict session provenance memory first_passes plan eval_plan weights_lines plan_lines"
         " fine_tuning_rate quick_checks export report build batch_size doctor eval_run evaluate_weights features check callback_list"
         " saves features.saved features.start loop run __init__"
     ).split(),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from configs.load import load
-from datasets import build_order, load_image_sets
+from datasets import build_order
 from datasets.pixels import Pixels
 from datasets.sources.images import FileImages
 from datasets.types import ImageReadError, ImageSet
@@ -19,6 +19,7 @@ from models.weights.files import find_file
 from tests.support.configs import small_config
 from tests.support.forks import DEADLINE
 from tests.support.image_sets import error_of, samples, settings, write_tar
+from tests.support.opened import open_sets
 from tests.support.refusals import assert_names, refused
 from utils.errors import ConfigError, UserError
 from utils.program import exit_code
@@ -79,8 +80,8 @@ def read_base(path: Path) -> None:
 READERS = {
     "settings.yaml": lambda path: load(["-cfg", str(path)]),
     "base.yaml": read_base,
-    "train-000000.tar": lambda path: load_image_sets(settings("shards", path.parent)),
-    "train_list.txt": lambda path: load_image_sets(settings("imagenet2012", path.parent)),
+    "train-000000.tar": lambda path: open_sets(settings("shards", path.parent)),
+    "train_list.txt": lambda path: open_sets(settings("imagenet2012", path.parent)),
     "weights.pth": find_file,
 }
 

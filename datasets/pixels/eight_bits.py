@@ -39,6 +39,7 @@ class Pixels(PixelRules):
     channel_files: ClassVar[str | None] = None  # DATA.CHANNEL_FILES, if each channel of an image has a file of its own
     own_endings: ClassVar[tuple[str, ...]] = ()  # endings of files that 8 bits cannot read
     of_index: ClassVar[str] = ""  # part of the name of an index of shards, whose samples depend on the endings
+    measured_by: ClassVar[str] = ""  # file and function of datasets/ that finishes images, if these pixels need it
     measured: ClassVar[tuple[str, ...]] = ()  # settings that follow from the training images
     chosen: ClassVar[tuple[str, ...]] = ()  # settings that a run with pretrained weights may choose without a warning
     shown_as: ClassVar[str] = ""  # channels and values that pictures show, in words

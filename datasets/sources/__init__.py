@@ -1,7 +1,8 @@
 """The data sets: each file has a function that reads one kind of data set. SOURCES has a row for each kind.
 
-The function gets the settings, and `say` to report a download. It returns the training set (None with EVAL if there is
-a validation set) and the validation set, or all images and None; datasets/split/ then holds out some of them.
+The function gets the settings, whether only the validation part is wanted, so that the training part may be missing, and
+`say` to report a download. It returns the training set (None if it is not wanted and not read) and the validation set, or
+all images and None; datasets/split/ then holds out some of them.
 """
 
 import os
@@ -15,7 +16,7 @@ from datasets.types import ImageSet
 from utils.errors import ConfigError, DataError, did_you_mean, not_a_file
 from utils.text import first_of, is_url, warning
 
-Read = Callable[[Config, Callable[[str], None]], tuple[ImageSet | None, ImageSet | None]]
+Read = Callable[[Config, bool, Callable[[str], None]], tuple[ImageSet | None, ImageSet | None]]
 
 TORCHVISION = "torchvision/"
 # Endings of files that the user must unpack first.
@@ -48,12 +49,15 @@ class Parts(NamedTuple):
     val: str | None
     unread: list[str]
 
-    def notes(self, config: Config, root: Path | str, ending: str = "") -> tuple[str, ...]:
+    def suffice(self, only_validation: bool) -> bool:
+        return bool(self.train or only_validation and self.val)
+
+    def notes(self, only_validation: bool, root: Path | str, ending: str = "") -> tuple[str, ...]:
         """Return lines for the log: the unread parts, and a warning if test images are the only validation images."""
         notes = []
         if self.unread:
             notes.append(f"not read: {first_of([f'{root}/{name}{ending}' for name in self.unread])}")
-        if self.val and self.val.lower() == TEST_NAME and self.train and not config.START.EVAL:
+        if self.val and self.val.lower() == TEST_NAME and self.train and not only_validation:
             notes.append(
                 warning(
                     f"the only validation images are in {root}/{self.val}{ending}, so the best checkpoint is "

@@ -1,6 +1,5 @@
 """Images in memory, and `digits`: 1,797 handwritten digits that are part of halfstep (source and licence: DIGITS.md)."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +37,7 @@ class ArrayImages(ImageSet):
         return to_array(Image.fromarray(image), self.pixels)
 
 
-def read_digits(config: Config, say: Callable = print) -> tuple[ImageSet, None]:
+def read_digits(config: Config, *_: object) -> tuple[ImageSet, None]:
     """Return all digits. 20% of each class, or a fold, will be held out. DATA_PATH is not used."""
     with np.load(DIGITS, allow_pickle=False) as content:
         images, targets = content["images"], content["targets"]

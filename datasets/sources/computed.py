@@ -50,7 +50,7 @@ class SyntheticBatches:
             yield Batch(self.images[:count, :, :side, :side], self.targets[:count], piece.num_samples, [], piece)
 
 
-def read_synthetic(config: Config, say: Callable = print) -> tuple[ImageSet, ImageSet]:
+def read_synthetic(config: Config, *_: object) -> tuple[ImageSet, ImageSet]:
     """Return a training and a validation set with the same SYNTHETIC_SIZE random targets."""
     num_classes = config.MODEL.NUM_CLASSES or SYNTHETIC_CLASSES
     targets = np.random.default_rng(config.SEED).integers(num_classes, size=config.DATA.SYNTHETIC_SIZE)
@@ -121,7 +121,7 @@ class Fractals(ImageSet):
         return to_array(Image.fromarray(picture(system, draws)), self.pixels)
 
 
-def read_fractals(config: Config, say: Callable = print) -> tuple[ImageSet, ImageSet]:
+def read_fractals(config: Config, *_: object) -> tuple[ImageSet, ImageSet]:
     """Return SYNTHETIC_SIZE training images and a tenth as many validation images, at least one of each class."""
     data = config.DATA
     num_classes = config.MODEL.NUM_CLASSES or FRACTAL_CLASSES

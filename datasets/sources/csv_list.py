@@ -29,15 +29,15 @@ REMEDY = "save the file as UTF-8, in Excel as 'CSV UTF-8'"
 EXPECTS = "a .csv file, or a folder with train.csv and val.csv, with the columns image_path,target (DATA.COLUMNS)"
 
 
-def read_csv(config: Config, say: Callable = print) -> tuple[ImageSet | None, ImageSet | None]:
+def read_csv(config: Config, only_validation: bool, *_: object) -> tuple[ImageSet | None, ImageSet | None]:
     """Return the images of train.csv and val.csv, or of one file and None. Labels are class numbers or class names."""
     root = data_root(config.DATA, EXPECTS, reads_files=True)
     files, notes = [root], ()
     if root.is_dir():
         parts = choose_parts(path.stem for path in root.iterdir() if path.suffix == ".csv" and not path.is_dir())
-        if not parts.train and not (config.START.EVAL and parts.val):
+        if not parts.suffice(only_validation):
             raise DataError(f"DATA.DATA_PATH: {root} has no train.csv; {expected_layout(config.DATA, EXPECTS)}")
-        notes = parts.notes(config, root, ".csv")
+        notes = parts.notes(only_validation, root, ".csv")
         files = [root / f"{name}.csv" for name in (parts.train, parts.val) if name]
     columns = Columns.of(config, files)
     # The split that is stored next to the index depends on these settings.
@@ -53,13 +53,13 @@ def read_csv(config: Config, say: Callable = print) -> tuple[ImageSet | None, Im
 
         kind = SeveralLabels(columns.of_labels if columns.are_bits else ())
     read = functools.partial(read_csv_file, columns=columns)
-    image_sets = to_image_sets(config, Lists(files, read, kind, settings))
-    if not (columns.group or config.START.EVAL):
+    image_sets = to_image_sets(config, Lists(files, read, kind, settings), only_validation)
+    if not (columns.group or only_validation):
         notes = (*notes, *_describe_unused_groups(files[0], columns))
     image_sets[-1] = image_sets[-1].with_facts(notes=(*notes, *image_sets[-1].notes))
     if len(files) == 1 and not (root.is_dir() and parts.val):
         return image_sets[0], None
-    return (None if config.START.EVAL else image_sets[0]), image_sets[-1]
+    return image_sets[0], image_sets[-1]
 
 
 class Columns(NamedTuple):

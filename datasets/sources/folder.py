@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from unicodedata import normalize
 
@@ -45,12 +45,12 @@ INDEX_FILE = f"images{ENDING}"  # a file, because other programs would read a fo
 EXPECTS = "train/ and val/ (or valid/, validation/, test/) with a folder per class, or a folder per class and no split"
 
 
-def read_image_folder(config: Config, say: Callable = print) -> tuple[ImageSet | None, ImageSet | None]:
+def read_image_folder(config: Config, only_validation: bool, *_: object) -> tuple[ImageSet | None, ImageSet | None]:
     """Return the images of train/ and val/, or of one folder of class folders and None."""
     root = unwrapped(data_root(config.DATA, EXPECTS), (*TRAIN_NAMES, *VAL_NAMES))
     parts = choose_parts(classes := class_folders(root))
     if parts.train or parts.val:
-        return read_split_folders(config, root, EXPECTS)
+        return read_split_folders(config, root, EXPECTS, only_validation)
     images = read_class_folders(config, root, classes)
     has_subfolders = "/" in (config.DATA.CHANNEL_FILES or "")  # in the folder of each class
     doubt = "" if has_subfolders else _why_no_classes(root, classes)
@@ -83,10 +83,12 @@ def _why_no_classes(root: Path, names: list[str]) -> str:
     )
 
 
-def read_split_folders(config: Config, root: Path, expects: str) -> tuple[ImageSet | None, ImageSet]:
+def read_split_folders(
+    config: Config, root: Path, expects: str, only_validation: bool
+) -> tuple[ImageSet | None, ImageSet]:
     """Read the folders with training and validation images."""
     parts = choose_parts(names := _listed(root)[0])
-    if not parts.val or not (parts.train or config.START.EVAL):
+    if not (parts.val and parts.suffice(only_validation)):
         missing = "train" if parts.val else "val"
         found = f", only {first_of(names, limit=3)}" if names else ""
         raise DataError(
@@ -103,10 +105,10 @@ def read_split_folders(config: Config, root: Path, expects: str) -> tuple[ImageS
             "images that were trained on; give validation its own images"
         )
     train = None
-    if train_folder and not config.START.EVAL:
+    if train_folder and not only_validation:
         train = read_class_folders(config, train_folder, classes, val_classes)
     val = read_class_folders(config, val_folder, val_classes, classes)
-    notes = (*parts.notes(config, root), *(train.notes if train else ()), *val.notes)
+    notes = (*parts.notes(only_validation, root), *(train.notes if train else ()), *val.notes)
     return train, val.with_facts(notes=notes, split=own_split(train_folder, val_folder))
 
 
@@ -367,7 +369,7 @@ CALTECH101 = ("101_ObjectCategories", ("", "caltech101", "caltech-101"), "BACKGR
 CALTECH256 = ("256_ObjectCategories", ("", "caltech256"), "257.clutter")
 
 
-def read_caltech(config: Config, say: Callable = print) -> tuple[ImageSet, None]:
+def read_caltech(config: Config, *_: object) -> tuple[ImageSet, None]:
     """Return images of 101_ObjectCategories/NAME/image_0001.jpg, or of 256_ObjectCategories/001.NAME/001_0001.jpg."""
     folder, parents, background = CALTECH256 if "256" in config.DATA.DATASET else CALTECH101
     expects = f"the folder {folder}/ with a folder per class"

@@ -78,8 +78,8 @@ def open_list(file: Path) -> Iterator[TextIO]:
         raise DataError(f"{file}: this is not text ({error}); save it as UTF-8") from error
 
 
-def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
-    """Return the images of each list or, in evaluation, of the last list only.
+def to_image_sets(config: Config, lists: Lists, only_last: bool) -> list[FileImages]:
+    """Return the images of each list, or of the last list only.
 
     Paths are relative to DATA.IMAGE_ROOT, or to the folder of the list if it is not set, and must not lead out of it.
     """
@@ -97,7 +97,7 @@ def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
         found = dict(zip(numbers.tolist(), index.facts["folder_names"], strict=False))
         folder_names = [found.get(number, name) for number, name in enumerate(classes)]
     image_sets = []
-    for number in range(len(lists.files))[-1 if config.START.EVAL else 0 :]:
+    for number in range(len(lists.files))[-1 if only_last else 0 :]:
         file, paths = lists.files[number], index.text(f"{number}.path")
         root = image_root(config.DATA) or file.parent
         _check_paths(index, file, number, root)
@@ -115,7 +115,7 @@ def to_image_sets(config: Config, lists: Lists) -> list[FileImages]:
             **facts,
         )
         image_sets.append(images)
-    notes = (*_notes(config, index, lists), *lists.kind.describe(config, image_sets[0]))
+    notes = (*_notes(config, index, lists, only_last), *lists.kind.describe(config, image_sets[0]))
     return [*image_sets[:-1], image_sets[-1].with_facts(notes=notes)]
 
 
@@ -218,7 +218,7 @@ def _count_and_names(paths: Texts, rows: list[int]) -> dict:
     return {"count": len(rows), "first": first}
 
 
-def _notes(config: Config, index: Index, lists: Lists) -> Iterator[str]:
+def _notes(config: Config, index: Index, lists: Lists, only_last: bool) -> Iterator[str]:
     """Yield lines for the log. Raise DataError if all validation images are also training images."""
     facts, train, val = index.facts, lists.files[0], lists.files[-1]
     for file, repeated, different in zip(lists.files, facts["repeated"], facts["different"], strict=True):
@@ -234,7 +234,7 @@ def _notes(config: Config, index: Index, lists: Lists) -> Iterator[str]:
                 f"{file} repeats earlier paths on {counted(repeated['count'], 'line')} ({names}); a split keeps "
                 "repeated images in the same part"
             )
-    if config.START.EVAL or len(lists.files) < 2:
+    if only_last or len(lists.files) < 2:
         return
     if facts["shared"]["count"] and facts["shared"]["count"] == len(index.text("1.path")):
         raise DataError(
@@ -278,21 +278,21 @@ EXPECTS = (
 )
 
 
-def read_imagenet(config: Config, say: Callable = print) -> tuple[ImageSet | None, ImageSet | None]:
-    """Return training images (None with EVAL) and validation images below DATA_PATH."""
+def read_imagenet(config: Config, only_validation: bool, *_: object) -> tuple[ImageSet | None, ImageSet | None]:
+    """Return training images (None if only validation is wanted) and validation images below DATA_PATH."""
     root = data_root(config.DATA, EXPECTS)
     train_file, val_file = root / TRAIN_LIST, root / VAL_LIST
     if not train_file.exists() and not val_file.exists():
-        return read_split_folders(config, root, EXPECTS)
+        return read_split_folders(config, root, EXPECTS, only_validation)
     # Evaluation needs the training list only for its classes.
-    files = [val_file] if config.START.EVAL and not train_file.is_file() else [train_file, val_file]
+    files = [val_file] if only_validation and not train_file.is_file() else [train_file, val_file]
     for file in files:
         if not file.exists():
             raise DataError(f"DATA.DATA_PATH: {root} has no {file.name}; {expected_layout(config.DATA, EXPECTS)}")
         with open_list(file):
             pass  # refuses anything but a regular file
-    image_sets = to_image_sets(config, Lists(files, read_list_file, OneLabel(allow_names=False)))
-    return (None if config.START.EVAL else image_sets[0]), image_sets[-1]
+    image_sets = to_image_sets(config, Lists(files, read_list_file, OneLabel(allow_names=False)), only_validation)
+    return image_sets[0], image_sets[-1]
 
 
 def read_list_file(file: Path, add: Callable[[Rows], None]) -> None:

@@ -71,7 +71,7 @@ def pyarrow_parquet() -> ModuleType:
     return pyarrow.parquet
 
 
-def read_parquet(config: Config, say: Callable = print) -> tuple[ImageSet | None, ImageSet | None]:
+def read_parquet(config: Config, only_validation: bool, *_: object) -> tuple[ImageSet | None, ImageSet | None]:
     """Return training and validation images, or all images and None."""
     pyarrow_parquet()
     root = data_root(config.DATA, EXPECTS, reads_files=True)
@@ -80,7 +80,7 @@ def read_parquet(config: Config, say: Callable = print) -> tuple[ImageSet | None
     if not parts.train and len(files) == 1:  # a single part of any name: some of its images are held out
         parts = Parts(next(iter(files)), None, [])
     train_files, val_files = (files[name] if name else [] for name in (parts.train, parts.val))
-    if not train_files and not (config.START.EVAL and val_files):
+    if not parts.suffice(only_validation):
         raise DataError(f"DATA.DATA_PATH: {root} has no training files; {expected_layout(config.DATA, EXPECTS)}")
     made_of = {"files": stamps_of([*train_files, *val_files]), "columns": list(config.DATA.COLUMNS)}
     paths = index_paths(config, root / "parquet.index" if root.is_dir() else root.with_suffix(".index"))
@@ -103,9 +103,9 @@ def read_parquet(config: Config, say: Callable = print) -> tuple[ImageSet | None
     classes = index.facts["classes"] or numbered_classes(
         config, [each.targets for each in image_sets], [each.name for each in image_sets]
     )
-    notes = parts.notes(config, root, f"*{ENDING}")
+    notes = parts.notes(only_validation, root, f"*{ENDING}")
     titles = [str(root) if root.is_file() else f"{root / str(part)}*{ENDING}" for part in (parts.train, parts.val)]
-    if train is not None and not config.START.EVAL:
+    if train is not None and not only_validation:
         notes = (*notes, *_warn_of_sorted_rows(train.with_facts(classes=list(classes))))
     facts = {
         "classes": list(classes),
@@ -120,7 +120,7 @@ def read_parquet(config: Config, say: Callable = print) -> tuple[ImageSet | None
         pairs = [(each, rows) for each, rows in zip((train, val), parts_of_rows, strict=True) if each is not None]
         sets = with_notes([with_numbers(each, names, values[rows.start : rows.stop]) for each, rows in pairs])
         train, val = sets[0] if train is not None else None, sets[-1] if val is not None else None
-    return (None if config.START.EVAL and val is not None else train), val
+    return train, val
 
 
 def find_files(root: Path) -> dict[str, list[Path]]:

@@ -462,6 +462,8 @@ class ServerFolder(ShardFolder):
                 self._pull(tar, checksum, waits=False)
 
 
-def read_remote_shards(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | None, ImageSet | None]:
+def read_remote_shards(
+    config: Config, only_validation: bool, say: Callable[[str], None]
+) -> tuple[ImageSet | None, ImageSet | None]:
     """Return training and validation shards on a server, or all shards and None."""
-    return shards.read_from(ServerFolder(config, say), config)
+    return shards.read_from(ServerFolder(config, say), config, only_validation)

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -337,12 +337,12 @@ def _opened(folder: ShardFolder, table: ShardTable, number: int) -> Tar:
     return folder.open(table.tar(number), table.index.text("tar.checksum")[number])
 
 
-def read_shards(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | None, ImageSet | None]:
+def read_shards(config: Config, only_validation: bool, *_: object) -> tuple[ImageSet | None, ImageSet | None]:
     """Return training and validation shards, or all shards and None."""
-    return read_from(ShardFolder(data_root(config.DATA, EXPECTS, reads_tars=True)), config)
+    return read_from(ShardFolder(data_root(config.DATA, EXPECTS, reads_tars=True)), config, only_validation)
 
 
-def read_from(folder: ShardFolder, config: Config) -> tuple[ImageSet | None, ImageSet | None]:
+def read_from(folder: ShardFolder, config: Config, only_validation: bool) -> tuple[ImageSet | None, ImageSet | None]:
     """Return training and validation shards of this folder, or all shards and None."""
     has_numbers = config.TRAIN.OBJECTIVE == "numbers"
     if has_numbers:
@@ -352,8 +352,8 @@ def read_from(folder: ShardFolder, config: Config) -> tuple[ImageSet | None, Ima
         folder.has_labels = False  # classes
     tars = folder.find_tars()
     parts = choose_parts(tars)
-    reads_train = parts.train and not (config.START.EVAL and parts.val)
-    if not (reads_train or config.START.EVAL and parts.val):
+    reads_train = parts.train and not (only_validation and parts.val)
+    if not parts.suffice(only_validation):
         raise DataError(
             f"DATA.DATA_PATH: {folder.title} has no training shards; {expected_layout(config.DATA, EXPECTS)}"
         )
@@ -363,7 +363,7 @@ def read_from(folder: ShardFolder, config: Config) -> tuple[ImageSet | None, Ima
     suffix = pixels.of_index + "-numbers" * has_numbers  # their indexes have other samples
     indexes = [f"{name}{suffix}" for name in names]
     tables = [open_table(config, folder, index, tars[name]) for index, name in zip(indexes, names, strict=True)]
-    notes = [*folder.notes, *parts.notes(config, folder.title, "*.tar")]
+    notes = [*folder.notes, *parts.notes(only_validation, folder.title, "*.tar")]
     for table in tables:
         if not len(table):
             more = f" and {len(table.tar_names) - 1} more" if len(table.tar_names) > 1 else ""

@@ -42,12 +42,14 @@ SPLITS: dict[str, tuple[dict, dict | None]] = {
 OWN_READERS = {"Caltech101": "caltech101", "Caltech256": "caltech256", "ImageNet": "imagenet2012"}
 
 
-def read_torchvision(config: Config, say: Callable[[str], None]) -> tuple[ImageSet | None, ImageSet]:
+def read_torchvision(
+    config: Config, only_validation: bool, say: Callable[[str], None]
+) -> tuple[ImageSet | None, ImageSet | None]:
     """Return training and validation images of the torchvision class in DATA.DATASET. `say` reports a download."""
     dataset = config.DATA.DATASET
     name = SHORT_NAMES.get(dataset, dataset.removeprefix(TORCHVISION))
     if name in OWN_READERS:
-        return find_source(OWN_READERS[name])(config, say)
+        return find_source(OWN_READERS[name])(config, only_validation, say)
     if name not in SPLITS:
         known = sorted([*SPLITS, *OWN_READERS])
         raise ConfigError(
@@ -61,7 +63,7 @@ def read_torchvision(config: Config, say: Callable[[str], None]) -> tuple[ImageS
     train_arguments, val_arguments = SPLITS[name]
     if val_arguments is None:
         return read_part("", train_arguments).with_facts(split={"rule": "position", "training": dataset}), None
-    train = None if config.START.EVAL else read_part("training", train_arguments)
+    train = None if only_validation else read_part("training", train_arguments)
     split = own_split(f"{dataset} training", f"{dataset} validation")
     val = read_part("validation", val_arguments).with_facts(split=split)
     if train is not None:

@@ -25,7 +25,7 @@ EXPECTS = "a folder of images (also in subfolders), a .txt file with a path per 
 INDEX_FILE = "unlabelled.index"
 
 
-def read_unlabelled(config: Config, say: Callable[[str], None]) -> tuple[ImageSet, None]:
+def read_unlabelled(config: Config, *_: object) -> tuple[ImageSet, None]:
     """Return all images of DATA.DATA_PATH, and None instead of a validation set, which the caller splits off."""
     root = data_root(config.DATA, EXPECTS, reads_files=True, reads_tars=True)
     facts = {"classes": [CLASS], "labels_are_numbers": False, "classes_are_names": True}
@@ -73,8 +73,8 @@ def _read_folder(config: Config, root: Path) -> ImageSet:
 
 
 def _read_list(config: Config, file: Path) -> ImageSet:
-    (image_set,) = to_image_sets(config, Lists([file], _read_lines, OneLabel(allow_names=True), {"unlabelled": True}))
-    return image_set
+    lists = Lists([file], _read_lines, OneLabel(allow_names=True), {"unlabelled": True})
+    return to_image_sets(config, lists, only_last=True)[0]
 
 
 def _read_lines(file: Path, add: Callable[[Rows], None]) -> None:

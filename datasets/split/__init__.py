@@ -88,8 +88,8 @@ def holds_out_no_more(here: dict, there: dict) -> bool:
     return same and (here["fraction"] <= there["fraction"] if here["rule"] == "hash" else here == there)
 
 
-def describe_split(config: Config, val: ImageSet) -> list[str]:
-    """Return log lines about the images of both parts, or in evaluation about the scored images."""
+def describe_split(config: Config, val: ImageSet, only_validation: bool) -> list[str]:
+    """Return log lines about the images of both parts, or only about the validation images."""
     record = val.split
     rule, validation = record["rule"], record["validation"]
     if rule in DRAWN:
@@ -103,7 +103,7 @@ def describe_split(config: Config, val: ImageSet) -> list[str]:
     elif rule == "none":
         validation = f"all of {validation}"
     end = f"{validation}, {counted(len(val.classes), config.task.noun)}"
-    if config.START.EVAL:
+    if only_validation:
         return [f"validation images: {end}"]
     lines, data = [f"training images: {record['training']}, validation: {end}"], config.DATA
     if not data.FOLD and data.VAL_FRACTION not in (Data.VAL_FRACTION, record.get("fraction")):

@@ -17,7 +17,8 @@ import torch
 
 from configs.load import LoadedConfig
 from configs.schema import Config
-from datasets import BadImages, SavedData, build_eval_data, load_image_sets
+from datasets import BadImages, OpenedData, build_eval_data, open_data
+from datasets.opening import Parts, Wanted
 from engine.batch_size import find_batch_size
 from engine.batch_size import measure as measure_step
 from engine.build import build, make_model, prepare_torch, read_through_cache, restore
@@ -26,10 +27,9 @@ from engine.eval_plan import EvalPlan, plan_evaluation
 from engine.eval_run import weights_to_score
 from engine.evaluate_weights import evaluate_both
 from engine.first_passes import fit_micro_batches, try_largest
-from engine.measurements import measure
 from engine.memory import free_memory, naming_remedy, out_of_memory, reports_memory
 from engine.parallel import is_sharded
-from engine.plan import ImageSets, Inputs, TrainPlan, plan_training, read_inputs, refusals
+from engine.plan import Inputs, TrainPlan, known_before, plan_training, read_inputs, refusals
 from engine.plan_lines import describe_batch_size, notes_on
 from engine.precision import Precision, amp_hint
 from engine.quick_checks import (
@@ -114,7 +114,8 @@ def check(loaded: LoadedConfig, world_size: int | None = 1, local_size: int | No
     errors are found at once. Return the exit code.
     """
     restore_gc()
-    steps = Check(loaded.with_default_batch_size() if loaded.config.START.EVAL else loaded)
+    evaluates = loaded.config.START.EVAL
+    steps = Check(loaded.with_default_batch_size(), "validation") if evaluates else Check(loaded, "both")
     with suppress(UserError):
         steps.plan_run(world_size, local_size)
     startup = time.monotonic() - loaded.started
@@ -133,10 +134,10 @@ def check(loaded: LoadedConfig, world_size: int | None = 1, local_size: int | No
 class Check:
     """The steps of a check before anything is built. Each step sets a field, which stays None after an error."""
 
-    def __init__(self, loaded: LoadedConfig):
-        self.loaded, self.config, self.table = loaded, loaded.config, Table()
+    def __init__(self, loaded: LoadedConfig, wanted: Wanted):
+        self.wanted, self.loaded, self.config, self.table = wanted, loaded, loaded.config, Table()
         self.inputs: Inputs | None = None
-        self.image_sets: ImageSets | None = None
+        self.opened: OpenedData | None = None
         self.plan: TrainPlan | EvalPlan | None = None
         self.folder: Path | None = None
         self.table.say(*loaded.notes)
@@ -148,52 +149,50 @@ class Check:
             process = simulated_process(config.DEVICE, world_size, local_size)
             table.say(f"{process.device}; processes: {process.world_size}")
         prepare_torch(config, process, table)
-        for title, refuse in {"precision": lambda: Precision(config, process.device), **refusals(config)}.items():
+        more = refusals(config) if self.wanted == "both" else {}
+        for title, refuse in {"precision": lambda: Precision(config, process.device), **more}.items():
             with suppress(UserError), table.section(title):
                 refuse()
         with table.section("checkpoint"):
             self.inputs = read_inputs(self.loaded, process, table)
         with table.section("plan"):
-            if config.START.EVAL:
-                self.plan = plan_evaluation(self.inputs, self.load_data)
+            if self.wanted == "validation":
+                self.plan = plan_evaluation(self.inputs, self.open_data)
             else:
-                self.plan = plan_training(self.inputs, self.load_data, find_batch_size)
+                self.plan = plan_training(self.inputs, self.open_data, find_batch_size)
 
-    def load_data(self, config: Config, kept: SavedData | None) -> ImageSets:
+    def open_data(self, inputs: Inputs | None = None) -> OpenedData:
+        """Open the data as a run would. `inputs` are missing if the checkpoint cannot be read."""
+        known, process = (inputs.known, inputs.process) if inputs else (known_before(self.loaded), None)
         with self.table.section("data"):
-            self.image_sets = load_image_sets(config, Log(rank=0).say, kept, config.SAVE)
-        if config.DATA.CACHE == "none":
-            return self.image_sets
+            given = self.config, self.wanted, known, process
+            self.opened = open_data(*given, say=print, output=self.config.SAVE, cached=self.cached)
+        return self.opened
+
+    def cached(self, parts: Parts) -> Parts:
+        if self.config.DATA.CACHE == "none":
+            return parts
         with self.table.section("cache"):
             progress = {"say": self.table.say, "warn": self.table.warn, "is_check": True}
-            return read_through_cache(config, self.image_sets, **progress)
+            return read_through_cache(self.config, parts, **progress)
 
     def check_data(self) -> None:
         """Read the images and add the rows about them, even if the run cannot be planned for another reason."""
         if self.inputs is None:
             with suppress(UserError):
-                self.load_data(self.config, None)
-        if self.image_sets is None:
+                self.open_data()
+        if self.opened is None:
             return
         with self.table.section("data set"):
-            self.table.say(*(self.plan.eval_set if self.plan else self.image_sets[1]).notes)
+            self.table.say(*self.opened.val.notes)
+        parts = (each and each.from_files() for each in (self.opened.train, self.opened.val))
         with self.table.section("images"):
-            for finding in check_images(self.config, *self.measured_sets()):
+            for finding in check_images(self.opened.config, *parts):
                 self.table.add(finding)
-
-    def measured_sets(self) -> ImageSets:
-        """Return the images with the measurements that training needs, but not from the cache, so that files are read."""
-        inputs = self.plan.inputs if self.plan else self.inputs
-        given = (inputs.saved, inputs.record) if inputs else ({}, {})
-        loaded, process = inputs.loaded if inputs else self.loaded, Process(torch.device("cpu"))
-        with suppress(UserError):  # the plan reports what cannot be measured
-            _, *image_sets = measure(loaded, process, *self.image_sets, *given)
-            return tuple(image_sets)
-        return self.image_sets
 
     def check_output(self) -> None:
         """Add the row about the run's folder."""
-        is_resumed = self.inputs is not None and not self.config.START.EVAL
+        is_resumed = self.inputs is not None and self.wanted == "both"
         with self.table.section("output"):
             self.folder = check_folder(self.config, self.inputs.folder if is_resumed else None)
             self.table.say(f"{self.folder} can be written to")

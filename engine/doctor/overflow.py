@@ -4,28 +4,29 @@ import contextlib
 import copy
 import shlex
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from configs.load import LoadedConfig
 from configs.schema import Config
 from configs.tables import TASKS
 from configs.values import flatten, unflatten
 from datasets import (
     Batch,
+    Known,
     Piece,
     Preparation,
     SavedData,
     build_normalize,
     build_preparation,
     build_train_data,
-    load_image_sets,
+    open_data,
 )
 from engine.build import read_through_cache
+from engine.checkpoint.resume import is_run
 from engine.doctor.diagnosis import Case, Diagnosis, diagnose
-from engine.measurements import measure
 from engine.precision import Precision, set_matmul
 from engine.settings import load_settings
 from engine.train.loss import Loss, build_loss
@@ -265,10 +266,11 @@ def precision_of(config: Config, state: dict, wanted: str | None) -> tuple[Confi
 def next_batch(config: Config, state: dict) -> Batches:
     """Return the batches of the run's next update. They depend only on seed and step."""
     kept = SavedData(state["class_names"], state.get("split", {}))
-    image_sets = load_image_sets(config, saved=kept)
-    image_sets = read_through_cache(config, image_sets, say=print, warn=print, may_build=False)
-    loaded = LoadedConfig(config, dict.fromkeys(flatten(config), "the run"), [], [])
-    _, train_set, _ = measure(loaded, Process(torch.device("cpu")), *image_sets, saved=state, record={})
+    known = Known(
+        saved=kept, began=state["config"] if is_run(state) else {}, origins=dict.fromkeys(flatten(config), "the run")
+    )
+    cached = partial(read_through_cache, config, say=print, warn=print, may_build=False)
+    train_set = open_data(config, "both", known, cached=cached).train
     per_process = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER
     world_size = max(state["config"].get("GLOBAL_BATCH", per_process) // per_process, 1)
     read_here = replace(config, DATA=replace(config.DATA, NUM_WORKERS=0))

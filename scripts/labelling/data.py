@@ -13,7 +13,7 @@ import numpy as np
 from configs.combinations import WITHOUT_FILES
 from configs.schema import Config
 from configs.values import unflatten
-from datasets import ImageSet, load_image_sets
+from datasets import ImageSet, open_data
 from datasets.fingerprint import data_facts, describe_changed_images
 from datasets.sources import folder_of_data
 from datasets.sources.images import FileImages
@@ -65,7 +65,7 @@ class DataSet:
 
     @classmethod
     def load(cls, config: Config) -> "DataSet":
-        train, val = load_image_sets(config)
+        train, val, *_ = open_data(config)
         if val.makes_batches:
             raise ConfigError(
                 f"DATA.DATASET: the images of {config.DATA.DATASET} are generated, so no label is wrong; "

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from datasets import SavedData, load_image_sets
+from datasets import SavedData
 from tests.support.cases import cases_of, content_of, names_of
 from tests.support.image_sets import draw, error_of, load, make_folders, make_set, settings, shades
+from tests.support.opened import open_sets
 from tests.support.refusals import assert_names, refused
 from utils.errors import ConfigError, DataError
 
@@ -38,7 +39,7 @@ def test_classes_file_also_numbers_classes_without_images(tmp_path, dataset):
     assert by_number.targets.tolist() == [number % 3 for number in range(30)] and by_number.classes[2] == "bee"
     config = settings("shards", tmp_path / "data", CLASSES=str(tmp_path / "names.txt"))
     kept = SavedData(["bee", "cat", "dog", "ant"], {})
-    assert names_by_shade(load_image_sets(config, saved=kept)[0]) == names_by_shade(by_number)
+    assert names_by_shade(open_sets(config, saved=kept)[0]) == names_by_shade(by_number)
 
 
 @pytest.mark.parametrize("text", cases_of("mistakes-in_a_file_of_classes"))
@@ -53,7 +54,7 @@ def test_numeric_folders_sort_by_value_except_on_resume(tmp_path):
     make_folders(tmp_path, {name: 10 for name in ("1", "2", "10")})
     train, val = load("imagefolder", tmp_path)
     assert train.classes == val.classes == ["1", "2", "10"]
-    by_letters = load_image_sets(settings("imagefolder", tmp_path), saved=SavedData(["1", "10", "2"], val.split))[0]
+    by_letters = open_sets(settings("imagefolder", tmp_path), saved=SavedData(["1", "10", "2"], val.split))[0]
     assert by_letters.classes == ["1", "10", "2"] and names_by_shade(by_letters) == names_by_shade(train)
 
 
@@ -66,7 +67,7 @@ def test_log_names_classes_without_images_or_scores(tmp_path, case):
     file = {"CLASSES": str(tmp_path / "names.txt")} if names else {}
     config = settings("imagefolder", tmp_path / "data", bool(evaluate), **file)
     try:
-        told = "\n".join(load_image_sets(config, saved=SavedData(known, {}) if known else None)[1].notes)
+        told = "\n".join(open_sets(config, saved=SavedData(known, {}) if known else None)[1].notes)
     except DataError as error:
         told = str(error)
     assert_names(told, *names_of("class_numbers", case))
@@ -74,7 +75,7 @@ def test_log_names_classes_without_images_or_scores(tmp_path, case):
 
 def test_resumed_run_finds_class_names_in_another_unicode_form(tmp_path):
     config = settings("csv", make_csv(tmp_path, ["b\u00e4r", "dog"]))
-    for part in load_image_sets(config, saved=SavedData(["dog", "ba\u0308r"], {})):
+    for part in open_sets(config, saved=SavedData(["dog", "ba\u0308r"], {})):
         assert part.classes == ["dog", "ba\u0308r"] and set(part.targets) == {0, 1}
 
 
@@ -89,11 +90,9 @@ def test_missing_invalid_or_leaking_group_column_is_reported(tmp_path):
     file = make_csv(tmp_path, classes, "image_path,target,person")
     _, val = load("csv", file, GROUP_BY="person", VAL_FRACTION=0.4)
     kept = SavedData(val.classes, val.split)
-    assert_names(
-        load_image_sets(settings("csv", file, evaluate=True, GROUP_BY="person"), saved=kept)[1].notes[0], "person"
-    )
+    assert_names(open_sets(settings("csv", file, evaluate=True, GROUP_BY="person"), saved=kept)[1].notes[0], "person")
     with refused(ConfigError, "DATA.GROUP_BY", "person"):
-        load_image_sets(settings("csv", file, evaluate=True), saved=kept)
+        open_sets(settings("csv", file, evaluate=True), saved=kept)
     assert_names(error_of("csv", file, GROUP_BY="family"), "all.csv, line 1", "family")
     for part in ("train", "val"):
         header, *rows = make_csv(tmp_path / part, classes, "image_path,target,person").read_text().splitlines()
@@ -107,7 +106,7 @@ def test_data_with_one_class_needs_a_checkpoint_with_more_classes(tmp_path):
     for evaluate in (False, True):
         assert_names(error_of("imagefolder", tmp_path, evaluate), "DATA.DATA_PATH", "ant")
     config = settings("imagefolder", tmp_path, evaluate=True)
-    assert np.all(load_image_sets(config, saved=SavedData(["bee", "ant"], {}))[1].targets == 1)
+    assert np.all(open_sets(config, saved=SavedData(["bee", "ant"], {}))[1].targets == 1)
 
 
 def test_class_names_differing_only_in_case_or_spaces_cause_warning(tmp_path):

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datasets import ImageSet, build_train_data, load_image_sets
+from datasets import ImageSet, build_train_data
 from datasets.index import IndexBuilder
 from datasets.order import grouped_shuffled, nearby_shuffled, shuffled
 from datasets.pixels import Pixels
 from datasets.sources.shards import SAMPLES, TARS, Shard, ShardFolder, ShardImages, ShardTable, ShardTar, add_shards
 from tests.support.configs import CPU
 from tests.support.image_sets import make_set, settings
+from tests.support.opened import open_sets
 from tests.support.properties import examples
 from utils.distributed import Process
 
@@ -105,7 +106,7 @@ def test_read_position_is_announced_to_shards_before_each_window(tmp_path):
             assert index in self.epoch_order(seed, epoch)[position : position + 6]
             return super().open_file(index)
 
-    train, _ = load_image_sets(config)
+    train, _ = open_sets(config)
     train.__class__ = Announced
     data = build_train_data(config, train, Process(CPU))
     for window in data.windows(3, 8):

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from configs.tables import SOURCES
-from datasets import ImageSet, index, load_image_sets
+from datasets import ImageSet, index
 from datasets.fingerprint import data_facts
 from datasets.split import DRAWN
 from datasets.types import ImageReadError
 from tests.support.configs import replaced
 from tests.support.image_sets import png, settings, write_tar
+from tests.support.opened import open_sets
 from tests.support.parquet_files import write_parquet
 from tests.support.refusals import refused
 from tests.support.torchvision_files import make_pets, write_cifar
@@ -87,7 +88,7 @@ class Source:
         data = {"SYNTHETIC_SIZE": COUNT, "VAL_FRACTION": 0.3, "SHUFFLE_BUFFER": 3} | data
         config = settings(dataset, self.root, evaluate, **data)
         objective = "features" if self.name == "images" else "classes"
-        return load_image_sets(replaced(config, TRAIN={"OBJECTIVE": objective}))
+        return open_sets(replaced(config, TRAIN={"OBJECTIVE": objective}))
 
 
 @pytest.fixture(params=SOURCES)

@@ -2,11 +2,11 @@
 
 import shutil
 
-from datasets import load_image_sets
 from datasets.fingerprint import data_facts
 from datasets.split import validation_facts
 from datasets.types import SavedData
 from tests.support.image_sets import load, make_folders, noise, settings, shades
+from tests.support.opened import open_sets
 from utils.runs import changed_facts
 
 
@@ -59,5 +59,5 @@ def test_evaluation_scores_every_image_if_names_match_but_contents_differ(tmp_pa
             (tmp_path / "copy").rename(tmp_path / path)
             for number, file in enumerate(sorted((tmp_path / path).rglob("*.JPEG"))):
                 noise(20 + number, 20).save(file, format="PNG")
-        _, scored = load_image_sets(settings("imagefolder", tmp_path / path, evaluate=True), saved=kept)
+        _, scored = open_sets(settings("imagefolder", tmp_path / path, evaluate=True), saved=kept)
         assert (shades(scored) == shades(val)) is is_same and len(scored) == (len(val) if is_same else 60)

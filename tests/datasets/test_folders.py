@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datasets import SavedData, index, load_image_sets
+from datasets import SavedData, index
 from datasets.pixels import Pixels
 from datasets.sources.images import FileImages, natural
 from scripts.predict import expand
 from tests.support.cases import cases_of, names_of
 from tests.support.image_sets import draw, error_of, load, make_folders, settings, shades, write_tar
 from tests.support.modules import ROOT
+from tests.support.opened import open_sets
 from tests.support.refusals import assert_names
 from utils.errors import DataError
 
@@ -132,9 +133,9 @@ def test_listing_the_folders_as_classes_prevents_folder_too_high_error(tmp_path)
     assert train.classes == ["photos", "new"] and len(train) + len(val) == 12
     assert "one folder too high" in error_of("imagefolder", tmp_path / "data", CLASSES=str(others))
     of_run = SavedData(["new", "photos"], {})  # as trained by a version that did not refuse them
-    assert load_image_sets(settings("imagefolder", tmp_path / "data"), saved=of_run)[0].classes == ["new", "photos"]
+    assert open_sets(settings("imagefolder", tmp_path / "data"), saved=of_run)[0].classes == ["new", "photos"]
     with pytest.raises(DataError, match="one folder too high"):
-        load_image_sets(settings("imagefolder", tmp_path / "data"), saved=SavedData(["cat", "dog"], {}))
+        open_sets(settings("imagefolder", tmp_path / "data"), saved=SavedData(["cat", "dog"], {}))
 
 
 RUN = ("config.yaml", ".lock", "status.json")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from configs.schema import Config
-from datasets import SavedData, load_image_sets
+from datasets import SavedData
 from datasets.fingerprint import data_facts
 from datasets.index import equal_rows
 from datasets.labels import numbered_classes
@@ -16,6 +16,7 @@ from datasets.sources import csv_list, listing
 from tests.support.cases import cases_of, content_of, names_of
 from tests.support.configs import replaced
 from tests.support.image_sets import draw, error_of, load, settings, shades
+from tests.support.opened import open_sets
 from tests.support.refusals import assert_names, refused
 from utils.errors import DataError
 
@@ -184,7 +185,7 @@ def test_numbered_class_is_named_after_its_folder_if_labels_agree(tmp_path, move
     (tmp_path / "val_list.txt").write_text("a.png 2\n")
     train, val = load("imagenet2012", tmp_path)
     assert train.classes == val.classes == classes and set(train.targets.tolist()) == {0, 2}
-    kept = load_image_sets(settings("imagenet2012", tmp_path), saved=SavedData(["0", "1", "2"], {}))
+    kept = open_sets(settings("imagenet2012", tmp_path), saved=SavedData(["0", "1", "2"], {}))
     assert kept[0].classes == ["0", "1", "2"], "the classes must stay as the run has them"
 
 

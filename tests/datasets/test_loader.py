@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from configs.schema import Config
-from datasets import ImageSet, build_eval_data, build_order, build_train_data, load_image_sets
+from datasets import ImageSet, build_eval_data, build_order, build_train_data
 from datasets.loading import workers as loader_workers
 from datasets.loading.readers import TrainReader
 from datasets.loading.workers import Workers, choose_workers, make_loader
@@ -26,6 +26,7 @@ from datasets.order import sample_rng
 from tests.support.configs import CPU, replaced
 from tests.support.forks import DEADLINE, ROOT
 from tests.support.loading import folder_settings, make_folder, settings, taken, train_data
+from tests.support.opened import open_sets
 from tests.support.pretend_device import DEVICE, on_pretend_device, pinned, waits
 from tests.support.refusals import assert_names
 from tests.support.runs import alive, wait_until
@@ -61,7 +62,7 @@ def test_loading_does_not_change_the_global_random_state():
     states = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())
     config = settings(BATCH_SIZE=700)
     taken(train_data(config).windows(0, 2))
-    list(build_eval_data(config, load_image_sets(config)[1], Process(CPU)))
+    list(build_eval_data(config, open_sets(config)[1], Process(CPU)))
     assert torch.equal(states[0], torch.get_rng_state())
     assert states[1:] == (random.getstate(), repr(np.random.get_state()))
 
@@ -73,7 +74,7 @@ def test_loading_does_not_change_the_global_random_state():
 def test_evaluation_covers_every_image_once(world_size, in_groups):
     """Images in groups, as in Parquet files, are split into one range per process, so that each reads few extra groups."""
     config = settings(BATCH_SIZE=50, BATCH_SIZE_EVAL=17)  # for 120, 120 and 119 images
-    _, val = load_image_sets(config)
+    _, val = open_sets(config)
     val.is_read_in_groups = in_groups
     shares = [build_eval_data(config, val, Process(CPU, rank, world_size=world_size)) for rank in range(world_size)]
     batches = [batch for share in shares for batch in share]
@@ -121,7 +122,7 @@ def test_unreadable_image_is_replaced_preferably_from_its_class(folder):
 
 def test_evaluation_skips_and_reports_unreadable_images(folder):
     config = folder_settings(folder, BATCH_SIZE_EVAL=1)
-    _, val = load_image_sets(config)
+    _, val = open_sets(config)
     batches = list(build_eval_data(config, val, Process(CPU)))
     assert [batch.num_samples for batch in batches] == [len(batch.images) for batch in batches] == [1, 1, 0, 1, 1, 0]
     assert [batch.bad for batch in batches] == [[], [], [2], [], [], [5]]
@@ -206,7 +207,7 @@ def test_loader_adds_no_torch_threads_and_its_processes_end_with_program(folder)
 @pytest.mark.parametrize("ahead, expected", [(0, [1, 2, 3]), (2, [3, 4, 5])])
 def test_loader_threads_prefetch_exactly_the_configured_batches(folder, monkeypatch, ahead, expected):
     config = folder_settings(folder)
-    train_set = load_image_sets(config)[0]
+    train_set = open_sets(config)[0]
     begun = []
     allocate = TrainReader.allocate
     monkeypatch.setattr(TrainReader, "allocate", lambda *args, **kwargs: begun.append(1) or allocate(*args, **kwargs))
@@ -237,7 +238,7 @@ def plenty(monkeypatch) -> None:
 @pytest.mark.usefixtures("plenty")
 def test_worker_count_defaults_to_the_cores_of_the_process(folder):
     config, small = folder_settings(folder, None), settings(NUM_WORKERS=None)
-    files, in_memory = load_image_sets(config)[1], load_image_sets(small)[1]
+    files, in_memory = open_sets(config)[1], open_sets(small)[1]
     processes = replaced(config, DATA={"WORKERS": "processes"})
     for num_cores, beside, on_gpu in [(1, 1, 1), (2, 1, 2), (4, 1, 3), (16, 4, 15), (64, 8, 63)]:
         assert chosen(processes, files, num_cores, CPU).count == beside
@@ -250,7 +251,7 @@ def test_worker_count_defaults_to_the_cores_of_the_process(folder):
 @pytest.mark.usefixtures("plenty")
 def test_gpu_loading_uses_processes_where_gil_limits_threads(folder, monkeypatch):
     plain, small = folder_settings(folder, None), settings(NUM_WORKERS=None)
-    files, in_memory = load_image_sets(plain)[0], load_image_sets(small)[0]
+    files, in_memory = open_sets(plain)[0], open_sets(small)[0]
     policy, jitter = (replaced(plain, TRAIN=each) for each in ({"AUTO_AUGMENT": "augmix"}, {"COLOR_JITTER": 0.4}))
 
     def fewest_processes(config: Config, image_set: ImageSet, **sizes: int) -> int:
@@ -271,7 +272,7 @@ def test_gpu_loader_threads_read_ahead_as_memory_allows(monkeypatch):
     def ahead(free: int, **data) -> int:
         monkeypatch.setattr(loader_workers, "free_host_memory", lambda: free)
         config = settings(NUM_WORKERS=2, WORKERS="threads", **data)
-        return chosen(config, load_image_sets(settings())[0], 8, local_size=2).ahead
+        return chosen(config, open_sets(settings())[0], 8, local_size=2).ahead
 
     photos = {"IMAGE_SIZE": 224, "IMAGE_CHANNELS": 3, "BATCH_SIZE": 256}  # 38.5 MB per batch
     assert [ahead(gib * 2**30, **photos) for gib in (0, 8, 32, 500)] == [2, 3, 12, 16], "pinned memory makes it 64 MiB"
@@ -291,7 +292,7 @@ def test_device_batches_match_cpu_and_never_synchronize(tmp_path, monkeypatch):
         (folder_settings(make_folder(tmp_path), None), "threads"),
         (settings(NUM_WORKERS=None), "processes"),
     ):
-        image_set = load_image_sets(config)[0]
+        image_set = open_sets(config)[0]
         assert choose_workers(config, image_set, beside)[:2] == (kind, 3)
         with waits() as seen:
             ours = batches(config, image_set, beside)
@@ -315,7 +316,7 @@ def test_synthetic_batches_are_reused_and_follow_the_seed():
     for other in (train_data(dataclasses.replace(config, SEED=1)), train_data(config, 1, 2)):
         (batch,) = [batch for window in other.windows(0, 1) for batch in window.batches]
         assert not torch.equal(batch.images, batches[0].images[: len(batch.images)])
-    val = build_eval_data(config, load_image_sets(config)[1], Process(CPU, 1, world_size=2))
+    val = build_eval_data(config, open_sets(config)[1], Process(CPU, 1, world_size=2))
     assert val.num_samples == 40 and [batch.num_samples for batch in val] == [20]
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datasets import SavedData, load_image_sets, validation_facts, write_split
+from datasets import Known, SavedData, validation_facts, write_split
 from datasets.fingerprint import data_facts
 from datasets.numbers import NumberTargets, mean_and_deviation
 from datasets.split import divide, new_record
@@ -25,6 +25,7 @@ from tests.support.numbers import (
     write_digits,
     write_rows,
 )
+from tests.support.opened import open_sets
 from tests.support.properties import examples
 from tests.support.refusals import assert_names, refused
 from utils.errors import DataError
@@ -33,7 +34,7 @@ NAN = math.nan
 
 
 def load(file, saved=None, **data):
-    return load_image_sets(number_settings(file, **data), saved=saved)
+    return open_sets(number_settings(file, **data), saved=saved)
 
 
 def read(file, **data) -> np.ndarray:
@@ -151,7 +152,7 @@ def test_spelling_of_numbers_changes_neither_facts_nor_measurements(tmp_path):
     found = []
     for written in cells:
         config = number_settings(write_rows(tmp_path / "a.csv", written))
-        train, val = load_image_sets(config)
+        train, val = open_sets(config)
         found.append((data_facts(train, val), validation_facts(val), mean_and_deviation(config, train), val.split))
     assert found[0] == found[1]
 
@@ -188,9 +189,9 @@ def test_fingerprint_changes_with_one_number(tmp_path, changed, name):
 def test_numbers_are_standardized_by_the_training_images_alone(tmp_path):
     file, numbers = write_digits(tmp_path, 200, missing=range(0, 200, 3))
     config = number_settings(file, VAL_FRACTION=0.3)
-    train, val = load_image_sets(config)
-    loaded, train_standardized, val_standardized = standardize(config, train, val)
-    means, deviations = loaded.config.DATA.TARGET_MEAN, loaded.config.DATA.TARGET_STD
+    train, val = open_sets(config)
+    config, train_standardized, val_standardized = standardize(config, train, val)
+    means, deviations = config.DATA.TARGET_MEAN, config.DATA.TARGET_STD
     rows = [int(train.key(index).removesuffix(".png")) for index in range(len(train))]
     columns = [[number for number in column if number == number] for column in numbers[rows].T.tolist()]
     assert len(columns[1]) < len(columns[0]) == len(train) < 200
@@ -230,13 +231,13 @@ def test_training_images_with_equal_or_no_numbers_are_refused(value, found):
 def test_constant_column_of_a_file_is_refused(tmp_path):
     config = number_settings(write_rows(tmp_path / "a.csv", [f"{n % 7},0.50" for n in range(40)], "path,age,ink"))
     with refused(DataError, "DATA.DATA_PATH", tmp_path / "a.csv", "ink", "0.5", "DATA.COLUMNS"):
-        standardize(config, *load_image_sets(config))
+        open_sets(config)
 
 
 def test_empty_column_of_a_file_is_refused(tmp_path):
     config = number_settings(write_rows(tmp_path / "a.csv", [f"{n % 7}," for n in range(40)], "path,age,ink"))
     with refused(DataError, "ink", "DATA.COLUMNS"):
-        standardize(config, *load_image_sets(config))
+        open_sets(config)
 
 
 SCALE = {"TARGET_MEAN": (4.0, 10.0), "TARGET_STD": (2.0, 5.0)}
@@ -273,9 +274,8 @@ def test_scale_is_that_of_the_settings_or_for_each_number_that_of_weights_that_p
     file, train, val = digits
     config = number_settings(file, **(SCALE if given else {}))
     saved = {f"DATA.{name}": [*values] for name, values in SCALE.items()} | {"TRAIN.OBJECTIVE": "numbers"}
-    record = {"class_names": names, "config": saved}
-    loaded, train, val = standardize(config, train, val, "-opts" if given else "default", record=record)
-    data, measured = loaded.config.DATA, mean_and_deviation(config, train)
+    found, train, val = standardize(config, train, val, Known(trained=saved, outputs=names))
+    data, measured = found.DATA, mean_and_deviation(config, train)
     for found, own, theirs in zip((data.TARGET_MEAN, data.TARGET_STD), measured, SCALE.values(), strict=True):
         assert found == tuple(own[n] if place is None else theirs[place] for n, place in enumerate(expected))
     for part in (train, val):
@@ -285,17 +285,15 @@ def test_scale_is_that_of_the_settings_or_for_each_number_that_of_weights_that_p
 
 def test_resumed_run_keeps_its_scale_with_other_training_images(digits):
     file, train, val = digits
-    saved = {"progress": {}, "config": {f"DATA.{name}": [*values] for name, values in SCALE.items()}}
-    data = standardize(number_settings(file), train, val, saved=saved)[0].config.DATA
+    began = {f"DATA.{name}": [*values] for name, values in SCALE.items()}
+    data = standardize(number_settings(file), train, val, Known(began=began))[0].DATA
     assert (data.TARGET_MEAN, data.TARGET_STD) == (*SCALE.values(),)
-    weights_only = {"config": saved["config"]}
-    assert standardize(number_settings(file), train, val, saved=weights_only)[0].config.DATA.TARGET_MEAN != (4, 10)
 
 
 def test_evaluation_without_a_scale_compares_the_plain_numbers(digits):
     file, _, val = digits
-    loaded, none, same = standardize(number_settings(file), None, val)
-    assert none is None and loaded.config.DATA.TARGET_MEAN == ()
+    config, none, same = standardize(number_settings(file), None, val)
+    assert none is None and config.DATA.TARGET_MEAN == ()
     assert same.meaning.batch(val.targets, 2).equal(torch.from_numpy(numbers_of(val)).float())
 
 
@@ -365,8 +363,7 @@ def test_evaluation_of_fewer_columns_leaves_other_outputs_without_numbers(tmp_pa
     file = write_rows(tmp_path / "a.csv", [str(number**2) for number in range(30)])
     means, deviations = tuple(range(len(known))), (2.0,) * len(known)
     config = number_settings(file, evaluate=True, TARGET_MEAN=means, TARGET_STD=deviations)
-    _, val = load_image_sets(config, saved=SavedData(known, {}))
-    _, _, val = standardize(config, None, val)
+    _, val = open_sets(config, saved=SavedData(known, {}))
     expected = np.full((3, len(known)), NAN)
     place = known.index("age")
     expected[:, place] = (np.array([0, 1, 4]) - means[place]) / 2
@@ -538,7 +535,7 @@ def test_validation_images_without_any_number_are_refused(tmp_path):
     write_rows(tmp_path / "val.csv", [""] * 9, prefix="v")
     config = number_settings(tmp_path)
     with refused(DataError, "DATA.DATA_PATH", "validation", "age"):
-        standardize(config, *load_image_sets(config))
+        open_sets(config)
 
 
 @pytest.mark.parametrize("columns", [("path", "age"), ("path", "*")], ids=str)

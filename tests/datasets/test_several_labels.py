@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from datasets import SavedData, build_eval_data, build_train_data, load_image_sets, validation_facts
+from datasets import SavedData, build_eval_data, build_train_data, validation_facts
 from datasets.label_sets import LabelSets
 from datasets.pixels import Pixels
 from datasets.sources.images import FileImages
@@ -13,6 +13,7 @@ from engine.check.images import check_classes
 from tests.support.cases import cases_of, content_of, names_of
 from tests.support.configs import CPU, load_text, replaced, small_config
 from tests.support.image_sets import draw, error_of, load, settings
+from tests.support.opened import open_sets
 from tests.support.refusals import assert_names
 from utils.distributed import Process
 
@@ -73,7 +74,7 @@ def test_multilabel_targets_have_a_zero_or_one_for_each_output(tmp_path):
     words = ["DATA.DATASET=csv", f"DATA.DATA_PATH={tmp_path}", "DATA.LABEL_SEPARATOR=|", "DATA.BATCH_SIZE=8"]
     config = replaced(small_config(tmp_path, *words), MODEL={"NUM_CLASSES": 5})
     assert (config.TRAIN.LOSS, config.TRAIN.BEST_METRIC) == ("bce", "map")
-    train, val = load_image_sets(config)
+    train, val = open_sets(config)
     expected = torch.tensor([[float(name in each) for name in [*CLASSES, None, None]] for each in MEANT])
     (batch,) = build_eval_data(config, val, Process(CPU))
     assert batch.targets.dtype == torch.float32 and torch.equal(batch.targets, expected)
@@ -89,7 +90,7 @@ def test_label_order_comes_from_checkpoint_or_classes_file(tmp_path):
     (tmp_path / "classes.txt").write_text("dog\ncat\nbird\n")
     for given in ({"kept": SavedData(["dog", "cat", "bird"], {})}, {"CLASSES": str(tmp_path / "classes.txt")}):
         kept = given.pop("kept", None)
-        train, val = load_image_sets(settings("csv", tmp_path, **SEPARATED, **given), saved=kept)
+        train, val = open_sets(settings("csv", tmp_path, **SEPARATED, **given), saved=kept)
         assert train.classes == val.classes == ["dog", "cat", "bird"] and labels_of(train) == labels_of(val) == MEANT
 
 

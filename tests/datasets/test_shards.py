@@ -21,7 +21,7 @@ from utils.errors import ConfigError, DataError
 
 
 def train_only(root: Path):
-    return shards.read_shards(settings("shards", root), say=print)[0]
+    return shards.read_shards(settings("shards", root), False)[0]
 
 
 # --- reading ---

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datasets import SavedData, load_image_sets, validation_facts
+from datasets import SavedData, validation_facts
 from datasets.pixels import Pixels
 from datasets.sources.images import FileImages
 from datasets.split import divide, new_record
@@ -15,6 +15,7 @@ from datasets.split.by_hash import warn_of_other_folders
 from tests.support.cases import names_of
 from tests.support.configs import replaced
 from tests.support.image_sets import draw, error_of, load, make_folders, make_set, settings, shades
+from tests.support.opened import open_sets
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import run_folder, typed
 from utils.errors import ConfigError, DataError
@@ -60,7 +61,7 @@ def test_relabelled_list_keeps_the_split_in_evaluation(relabelled):
         {val.key(index) for index in range(len(val))},
     )
     file.write_text(changed)
-    _, scored = load_image_sets(settings("csv", file, evaluate=True), saved=kept)
+    _, scored = open_sets(settings("csv", file, evaluate=True), saved=kept)
     assert {scored.key(index) for index in range(len(scored))} == before
     _, anew = load("csv", file)
     others = {anew.key(index) for index in range(len(anew))} - before
@@ -77,7 +78,7 @@ def test_renamed_class_keeps_the_split_in_every_resume(relabelled):
         file.write_text(re.sub(r",(cat|fox)\n", f",{name}\n", file.read_text()))
         config = replaced(settings("csv", file), START={"ALLOW_CHANGED": ("CLASS_NAMES",)})
         for _ in range(2):
-            _, val = load_image_sets(config, saved=kept)
+            _, val = open_sets(config, saved=kept)
             assert {val.key(index) for index in range(len(val))} == before
             kept = SavedData(val.classes, val.split, validation_facts(val))
 
@@ -133,18 +134,18 @@ def test_evaluation_of_copied_data_scores_the_held_out_images(tmp_path, given):
     kept = SavedData(val.classes, val.split, validation_facts(val))
     shutil.copytree(tmp_path / "here", tmp_path / "copy")
     for place in ("here", "copy"):  # with the original VAL_FRACTION and FOLD
-        train, scored = load_image_sets(settings(dataset, tmp_path / place / file, evaluate=True, **group), saved=kept)
+        train, scored = open_sets(settings(dataset, tmp_path / place / file, evaluate=True, **group), saved=kept)
         assert train is None and shades(scored) == shades(val) and scored.split["rule"] == "hash"
     for number in range(20):  # a new split would hold out some of them
         draw(tmp_path / "copy" / "ant" / f"new-{number}.png")
-    _, scored = load_image_sets(settings("imagefolder", tmp_path / "copy", evaluate=True), saved=kept)
+    _, scored = open_sets(settings("imagefolder", tmp_path / "copy", evaluate=True), saved=kept)
     assert len(scored) == 60
     assert_names("\n".join(scored.notes), "warning", "DATA.DATA_PATH", "40 of 60", tmp_path / "here")
     assert not any("trained on" in note for note in load("imagefolder", tmp_path / "copy", evaluate=True)[1].notes)
 
 
 def warnings_of_evaluation(dataset: str, path: Path, saved: SavedData) -> list[str]:
-    _, scored = load_image_sets(settings(dataset, path, evaluate=True), saved=saved)
+    _, scored = open_sets(settings(dataset, path, evaluate=True), saved=saved)
     return [note for note in scored.notes if note.startswith("warning") and "trained on" in note]
 
 
@@ -175,14 +176,14 @@ def test_evaluation_of_another_list_in_the_same_folder_gets_no_warning(tmp_path)
 
 def test_numeric_labels_keep_numbers_and_take_checkpoint_class_names(tmp_path):
     make_set(tmp_path)
-    train, val = load_image_sets(settings("shards", tmp_path), saved=SavedData(["c", "7", "a", "d"], {}))
+    train, val = open_sets(settings("shards", tmp_path), saved=SavedData(["c", "7", "a", "d"], {}))
     assert train.targets.tolist() == [number % 3 for number in range(30)] and val.classes == ["c", "7", "a", "d"]
     assert [note for note in val.notes if "0 is c" in note and "2 is a" in note]
-    train, val = load_image_sets(settings("shards", tmp_path), saved=SavedData(["1", "2", "0"], {}))
+    train, val = open_sets(settings("shards", tmp_path), saved=SavedData(["1", "2", "0"], {}))
     assert not [note for note in val.notes if " is " in note]
     assert [train.classes[n] for n in train.targets] == [f"{number % 3}" for number in range(30)]
     with refused(DataError, "DATA.DATA_PATH", "2"):
-        load_image_sets(settings("shards", tmp_path), saved=SavedData(["c", "b"], {}))
+        open_sets(settings("shards", tmp_path), saved=SavedData(["c", "b"], {}))
 
 
 def test_groups_equal_to_classes_cannot_be_split(tmp_path):
@@ -288,5 +289,5 @@ def test_evaluation_scores_the_fold_that_a_run_held_out():
     _, val = load("digits", FOLD="3/5")
     kept = SavedData(val.classes, val.split, validation_facts(val))
     for fold in ("3/5", "0/5"):
-        _, scored = load_image_sets(settings("digits", evaluate=True, FOLD=fold), saved=kept)
+        _, scored = open_sets(settings("digits", evaluate=True, FOLD=fold), saved=kept)
         assert keys(scored) == keys(val) and "3/5" in scored.notes[0]

@@ -11,10 +11,10 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from datasets import load_image_sets
 from tests.support.configs import replaced
 from tests.support.image_sets import write_tar
 from tests.support.numbers import number_settings, numbers_of
+from tests.support.opened import open_sets
 from tests.support.refusals import refused
 from utils.errors import ConfigError, DataError
 
@@ -38,7 +38,7 @@ def write_table(path, **columns):
 
 
 def read(path, dataset, columns=("image", "age"), **data):
-    return load_image_sets(replaced(number_settings(path), DATA={"DATASET": dataset, "COLUMNS": columns} | data))
+    return open_sets(replaced(number_settings(path), DATA={"DATASET": dataset, "COLUMNS": columns} | data))
 
 
 def by_pixels(images) -> dict[int, list[float]]:
@@ -49,13 +49,12 @@ def by_pixels(images) -> dict[int, list[float]]:
 def test_parquet_columns_of_all_numeric_types_are_numbers_of_their_images(tmp_path):
     ages = [None if number == 3 else number for number in range(COUNT)]
     weights = [Decimal(number) / 4 for number in range(COUNT)]
-    path = write_table(
-        tmp_path / "train.parquet", age=ages, name=["x"] * COUNT, weight=weights, size=np.float32([1.5] * COUNT)
-    )
+    sizes = np.float32([1.5 + number % 2 for number in range(COUNT)])
+    path = write_table(tmp_path / "train.parquet", age=ages, name=["x"] * COUNT, weight=weights, size=sizes)
     train, val = read(path, "parquet", ("image", "*"))
     assert train.classes == ["age", "weight", "size"]
     found = by_pixels(train) | by_pixels(val)
-    expected = {number: [NAN if number == 3 else number, number / 4, 1.5] for number in range(COUNT)}
+    expected = {number: [NAN if number == 3 else number, number / 4, sizes[number]] for number in range(COUNT)}
     assert sorted(found) == sorted(expected)
     np.testing.assert_array_equal(
         [found[each] for each in sorted(found)], [expected[each] for each in sorted(expected)]

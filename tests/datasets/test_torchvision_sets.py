@@ -13,7 +13,7 @@ import pytest
 import torch
 import torchvision.datasets
 
-from datasets import build_train_data, load_image_sets
+from datasets import build_train_data
 from datasets.sources import torchvision_sets
 from datasets.sources.arrays import ArrayImages
 from datasets.sources.images import FileImages
@@ -21,6 +21,7 @@ from datasets.sources.torchvision_sets import OWN_READERS, SPLITS, TorchvisionIm
 from scripts import make_shards
 from tests.support.cases import cases_of, names_of
 from tests.support.image_sets import draw, error_of, load, make_folders, settings, shades
+from tests.support.opened import open_sets
 from tests.support.refusals import assert_names, refused
 from tests.support.torchvision_files import CIFAR, make_dtd, make_mnist, make_pets, write, write_cifar
 from tests.support.weight_files import Payload
@@ -78,7 +79,7 @@ def test_torchvision_images_can_be_trained_on_and_sharded(tmp_path):
     make_pets(tmp_path)
     (tmp_path / "oxford-iiit-pet" / "images" / "great_dane_2.jpg").write_bytes(b"no image")
     config = settings("torchvision/OxfordIIITPet", tmp_path, IMAGE_SIZE=4, BATCH_SIZE=2, NUM_WORKERS=2)
-    train, _ = load_image_sets(config)
+    train, _ = open_sets(config)
     windows = build_train_data(config, train, Process(torch.device("cpu"))).windows(0, 1)
     (batch,) = next(windows).batches
     assert set(batch.bad) == {1} and train.name(1) == "OxfordIIITPet image 1"
@@ -138,7 +139,7 @@ def test_missing_torchvision_data_is_downloaded_once(tmp_path, monkeypatch):
         torchvision.datasets.DTD, "_download", lambda data: calls.append(1) or make_dtd(Path(data.root))
     )
     for _ in range(2):
-        train, _ = load_image_sets(settings("torchvision/DTD", tmp_path / "new"), lines.append)
+        train, _ = open_sets(settings("torchvision/DTD", tmp_path / "new"), lines.append)
         assert shades(train) == [1, 0]
     assert calls == [1] and len(lines) == 1 and "DTD" in lines[0] and str(tmp_path / "new") in lines[0]
 

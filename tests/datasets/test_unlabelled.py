@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from configs.schema import Config
-from datasets import load_image_sets
 from tests.support.configs import replaced
 from tests.support.image_sets import draw, png, shades, write_tar
+from tests.support.opened import open_sets
 from tests.support.refusals import refused
 from utils.errors import DataError
 
@@ -22,7 +22,7 @@ def settings(path: Path, **data) -> Config:
 
 def load(path: Path, **data):
     """Return the shades and names of all images. Check that both parts have one class and no image in common."""
-    train, val = load_image_sets(settings(path, **data))
+    train, val = open_sets(settings(path, **data))
     assert train.classes == val.classes == ["image"] and not train.targets.any() and not val.targets.any()
     names = {part.key(index) for part in (train, val) for index in range(len(part))}
     assert len(names) == len(train) + len(val) and len(val) >= 1
@@ -45,7 +45,7 @@ def test_folder_is_read_with_all_its_subfolders(tmp_path):
     (tmp_path / "photos" / "run" / "config.yaml").write_text("")
     found, names = load(tmp_path / "photos", VAL_FRACTION=0.3)
     assert found == [0, 1, 2, 3, 4, 5] and "trip/day 1/d.jpeg" in names
-    told = " ".join(load_image_sets(settings(tmp_path / "photos"))[1].notes)
+    told = " ".join(open_sets(settings(tmp_path / "photos"))[1].notes)
     assert "warning" not in told and "folders of runs 1" in told and ".txt 1" in told
     draw(tmp_path / "photos" / "trip/new.png", 6)
     os.utime(tmp_path / "photos" / "trip", (1, 1))
@@ -82,7 +82,7 @@ def test_tar_next_to_photos_is_left_out_with_a_warning(tmp_path):
     draw(tmp_path / "trip" / "1.png", 1), draw(tmp_path / "trip" / "2.png", 2)
     write_tar(tmp_path / "backup.tar", {"3.png": png(3)})
     assert load(tmp_path)[0] == [1, 2]
-    _, val = load_image_sets(settings(tmp_path))
+    _, val = open_sets(settings(tmp_path))
     assert any(note.startswith("warning: ") and ".tar 1" in note for note in val.notes)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, f1_score, recall_score, roc_auc_score
 from torch import nn
 
-from datasets import BadImages, Normalize, build_eval_data, load_image_sets
+from datasets import BadImages, Normalize, build_eval_data
 from datasets.pixels import Pixels
 from datasets.sources.arrays import ArrayImages
 from datasets.types import ImageReadError
@@ -25,6 +25,7 @@ from engine.predict.predictor import Predictor
 from engine.tasks.classes import Tally
 from engine.tasks.labels import LabelTally
 from tests.support.configs import CPU, small_config
+from tests.support.opened import open_sets
 from tests.support.properties import examples
 from tests.support.refusals import assert_names
 from tests.support.runs import ROOT, epochs_of, run, run_folder, run_fresh, status_of
@@ -133,7 +134,7 @@ def test_scoring_uses_eval_mode_and_restores_training_mode(tmp_path, training):
 
 def test_raw_and_ema_weights_are_scored_in_one_pass(tmp_path, monkeypatch):
     trainer, passes = make_trainer(small_config(tmp_path, "TRAIN.MODEL_EMA=true")), []
-    eval_set = load_image_sets(trainer.config)[1]
+    eval_set = open_sets(trainer.config)[1]
     data, bad_images = build_eval_data(trainer.config, eval_set, Process(CPU)), BadImages(eval_set, 0.0, print)
     train(trainer)
     read = type(data).__iter__

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from datasets import build_train_data, load_image_sets
+from datasets import build_train_data
 from engine.build import build_trainer
 from engine.checkpoint.async_saver import HostCopy
 from engine.plan import StepPlan
@@ -14,6 +14,7 @@ from engine.train.callback import PHASES
 from engine.train.trainer import Trainer
 from models import build_model
 from tests.support.configs import SMALL, replaced, small_config
+from tests.support.opened import open_sets
 from tests.support.run_hash import run_hash
 from tests.support.runs import epochs_of, run, run_folder
 from tests.support.trainers import Reports, cosines_to_float32, train, update
@@ -26,7 +27,7 @@ SYNTHETIC = "DATA.DATASET=synthetic DATA.IMAGE_SIZE=64 DATA.BATCH_SIZE=64 MODEL.
 
 def cuda_trainer(config) -> Trainer:
     process = Process.start("cuda")
-    train_set, _ = load_image_sets(config)
+    train_set, _ = open_sets(config)
     torch.manual_seed(0)
     model = build_model(config, len(train_set.classes)).to(process.device)
     data = build_train_data(config, train_set, process)
@@ -119,7 +120,7 @@ def test_two_gpus_give_the_same_losses_as_one_gpu(tmp_path, strategy):
 @pytest.mark.parametrize("workers", ["threads", "processes"])
 def test_batches_copied_ahead_to_gpu_match_batches_on_cpu(tmp_path, workers):
     config = small_config(tmp_path, "DATA.NUM_WORKERS=2", f"DATA.WORKERS={workers}", "DATA.DROP_LAST=false")
-    train_set, _ = load_image_sets(config)
+    train_set, _ = open_sets(config)
     device = torch.device("cuda", 0)
 
     def batches(where: torch.device) -> list:

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from configs.load import load
-from datasets import build_train_data, load_image_sets
+from datasets import build_train_data
 from engine.build import build_trainer
 from engine.plan import StepPlan
 from models import add_adapters, build_model
 from models.compilation import parts_to_compile
+from tests.support.opened import open_sets
 from tests.support.runs import ROOT
 from utils.distributed import Process
 from utils.log import Log
@@ -23,7 +24,7 @@ def small_trainer(device: str, *options: str):
     """Return a trainer at step 0, with the same weights each time."""
     words = ["DATA.DATASET=synthetic", "MODEL.NUM_CLASSES=64", f"DEVICE={device}", *SIZES, *BATCH[device], *options]
     config = load(["-cfg", str(ROOT / "configs/vit_tiny_patch16_224.yaml"), "-opts", *words]).config
-    train_set, _ = load_image_sets(config)
+    train_set, _ = open_sets(config)
     process = Process.start(config.DEVICE)
     torch.manual_seed(0)
     model = add_adapters(build_model(config, 64), config).to(process.device)

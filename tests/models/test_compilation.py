@@ -15,7 +15,7 @@ from torch import nn
 
 from configs.load import load
 from configs.schema import Config
-from datasets import BadImages, build_eval_data, load_image_sets
+from datasets import BadImages, build_eval_data
 from engine.batch_size import measure
 from engine.evaluation.evaluate import Inference, evaluate
 from models import build_model
@@ -23,6 +23,7 @@ from models.compilation import FOLDER, NUM_WORKERS, compile_model, prepare_compi
 from models.transforms import choose_transforms
 from models.transforms.blocks import SharedDropPath
 from tests.support.configs import CPU, small_config
+from tests.support.opened import open_sets
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import ROOT, run
 from tests.support.trainers import Reports, make_trainer, train
@@ -49,7 +50,7 @@ def graphs_of_two_epochs(config: Config, monkeypatch: pytest.MonkeyPatch) -> lis
         return graph.forward
 
     compile_with(monkeypatch, backend)
-    trainer, (_, val) = make_trainer(config), load_image_sets(config)
+    trainer, (_, val) = make_trainer(config), open_sets(config)
     data, bad = build_eval_data(config, val, Process(CPU)), BadImages(val, 0.0, print)
     assert len(val) % data.batch_size and trainer.data.num_samples % trainer.data.global_batch
     for _ in range(2):

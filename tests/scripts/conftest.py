@@ -3,8 +3,8 @@
 import pytest
 from PIL import Image
 
-from datasets import load_image_sets
 from tests.support.configs import small_config
+from tests.support.opened import open_sets
 from tests.support.runs import run, run_folder
 
 
@@ -23,7 +23,7 @@ def trained(tmp_path_factory, small_yaml):
 def digits(tmp_path_factory):
     """Write the validation digits to DIGIT/NUMBER.png."""
     folder = tmp_path_factory.mktemp("digits")
-    _, images = load_image_sets(small_config(folder))
+    _, images = open_sets(small_config(folder))
     for index, target in enumerate(images.targets):
         path = folder / images.classes[target] / f"{index}.png"
         path.parent.mkdir(exist_ok=True)

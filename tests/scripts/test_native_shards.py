@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from datasets import load_image_sets
 from datasets.pixels.native.statistics import measure
 from datasets.sources.tar import Tar
 from tests.support.configs import replaced
 from tests.support.native_images import CHANNELS, draw, files, settings
+from tests.support.opened import open_sets
 from tests.support.runs import typed
 
 pytestmark = pytest.mark.slow
@@ -32,7 +32,7 @@ def shards_of(photos, *options: str):
 
 def load(folder, dataset: str, photos):
     config = replaced(settings(photos).config, DATA={"DATASET": dataset, "DATA_PATH": str(folder)})
-    return config, *load_image_sets(config)
+    return config, *open_sets(config)
 
 
 def contents(images) -> list[tuple]:

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from configs.schema import Config
-from datasets import load_image_sets
 from tests.support.configs import replaced
+from tests.support.opened import open_sets
 from utils.errors import DataError
 
 
@@ -20,7 +20,7 @@ def settings(dataset: str, path: Path | str = "", evaluate: bool = False, num_cl
 
 
 def load(*arguments, **options):
-    return load_image_sets(settings(*arguments, **options))
+    return open_sets(settings(*arguments, **options))
 
 
 def error_of(*arguments, **options) -> str:

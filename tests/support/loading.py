@@ -7,9 +7,10 @@ import numpy as np
 from PIL import Image
 
 from configs.schema import Config
-from datasets import ImageSet, build_train_data, load_image_sets
+from datasets import ImageSet, build_train_data
 from datasets.order import Order
 from tests.support.configs import CPU, replaced
+from tests.support.opened import open_sets
 from utils.distributed import Process
 
 
@@ -25,7 +26,7 @@ def settings(dataset: str = "digits", path: Path | str = "", seed: int = 0, accu
 
 
 def train_data(config: Config, rank: int = 0, world_size: int = 1):
-    return build_train_data(config, load_image_sets(config)[0], Process(CPU, rank, world_size=world_size))
+    return build_train_data(config, open_sets(config)[0], Process(CPU, rank, world_size=world_size))
 
 
 def taken(windows) -> list[tuple]:

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.combinations import is_typed
 from configs.load import LoadedConfig, load
 from configs.schema import Config
-from datasets import ImageSet, load_image_sets
-from datasets.pixels.native.statistics import with_statistics
-from tests.support.configs import CPU, replaced
+from datasets import ImageSet, open_data
+from engine.plan import known_before
+from tests.support.configs import replaced
 from utils.distributed import Process
 
 CHANNELS, CLASSES = 5, ("ant", "bee")
@@ -64,10 +63,9 @@ def settings_file(photos: Path, channels: int = CHANNELS) -> Path:
 
 def measured(loaded: LoadedConfig, began: Mapping = {}, process: Process | None = None) -> tuple[Config, ImageSet]:
     """Return the settings with the statistics of the training images, and the validation set with notes about them."""
-    sets = load_image_sets(loaded.config)
-    given = loaded, lambda key: is_typed(key, loaded.origins), began, process or Process(CPU)
-    loaded, _, val = with_statistics(*given, *sets)
-    return loaded.config, val
+    wanted = "validation" if loaded.config.START.EVAL else "both"
+    opened = open_data(loaded.config, wanted, known_before(loaded)._replace(began=began), process)
+    return opened.config, opened.val
 
 
 def config_of(channels: int = CHANNELS, limits: Sequence[float] = (0, 65535), train: Mapping | None = None, **data):

@@ -6,18 +6,15 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from configs.load import LoadedConfig
 from configs.schema import Config
-from configs.values import SETTINGS
-from datasets import ImageSet
-from datasets.numbers import NumberTargets
+from datasets import ImageSet, Known
+from datasets.numbers import NumberTargets, standardized
 from datasets.pixels import Pixels
 from datasets.sources.arrays import BRIGHTEST, DIGITS
 from datasets.sources.images import FileImages
-from engine.measurements import measure
-from tests.support.configs import CPU, replaced
+from datasets.types import UNKNOWN
+from tests.support.configs import replaced
 from tests.support.image_sets import draw, settings
-from utils.distributed import Process
 
 COLUMNS = ("digit", "ink")
 NUM_DRAWN = 10  # a list looks up only its first files
@@ -69,21 +66,11 @@ def images_with(values: np.ndarray) -> FileImages:
 
 
 def standardize(
-    config: Config,
-    train: ImageSet | None,
-    val: ImageSet,
-    origin: str = "default",
-    saved: dict | None = None,
-    record: dict | None = None,
-) -> tuple[LoadedConfig, ImageSet | None, ImageSet]:
-    """Return the settings and images as a run gets them, with the measurements of its training images.
-
-    `origin`: of DATA.TARGET_MEAN and DATA.TARGET_STD; `saved`: the checkpoint of the resumed run; `record`: the metadata of
-    the weights.
-    """
-    origins = dict.fromkeys(SETTINGS, "default") | {"DATA.TARGET_MEAN": origin, "DATA.TARGET_STD": origin}
-    loaded = LoadedConfig(config, origins, [], [])
-    return measure(loaded, Process(CPU), train, val, saved or {}, record or {})
+    config: Config, train: ImageSet | None, val: ImageSet, known: Known = UNKNOWN
+) -> tuple[Config, ImageSet | None, ImageSet]:
+    """Return the settings and images with the measurements of the training images."""
+    settings, train, val = standardized(config, known, train, val)
+    return replaced(config, DATA={each.name.removeprefix("DATA."): each.value for each in settings}), train, val
 
 
 def numbers_of(images: ImageSet) -> np.ndarray:

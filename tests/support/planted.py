@@ -454,15 +454,15 @@ def judge_no_labels() -> None:
 
 def mislabel(*numbers: int) -> None:
     """Give these validation images the label of another class."""
-    load = engine.build.load_image_sets
+    opened = engine.build.open_data
 
-    def mislabelled(*arguments):
-        train, val = load(*arguments)
-        val.targets = val.targets.copy()
-        val.targets[list(numbers)] = (val.targets[list(numbers)] + 1) % len(val.classes)
-        return train, val
+    def mislabelled(*arguments, **options):
+        data = opened(*arguments, **options)
+        data.val.targets = data.val.targets.copy()
+        data.val.targets[list(numbers)] = (data.val.targets[list(numbers)] + 1) % len(data.val.classes)
+        return data
 
-    engine.build.load_image_sets = mislabelled
+    engine.build.open_data = mislabelled
 
 
 def kill_before_results() -> None:

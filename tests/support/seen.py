@@ -8,10 +8,11 @@ import numpy as np
 from PIL import Image
 
 from configs.schema import Config
-from datasets import Normalize, Preparation, build_train_data, load_image_sets
+from datasets import Normalize, Preparation, build_train_data
 from datasets.types import Mixed
 from tests.support.configs import CPU, replaced
 from tests.support.image_sets import write_tar
+from tests.support.opened import open_sets
 from tests.support.parquet_files import write_parquet
 from utils.distributed import Process
 
@@ -95,7 +96,7 @@ def seen(config: Config, world_size: int = 1, micro_batches: int = 1, first: int
     found: Seen = {}
     size = WINDOW // world_size // micro_batches
     config = replaced(config, DATA={**data, "BATCH_SIZE": size}, TRAIN={"ACCUM_ITER": micro_batches})
-    train_set, prepare = load_image_sets(config)[0], Preparation(config, Normalize(config.DATA))
+    train_set, prepare = open_sets(config)[0], Preparation(config, Normalize(config.DATA))
     for rank in range(world_size):
         read = build_train_data(config, train_set, Process(CPU, rank, world_size=world_size))
         for window in read.windows(first, last):

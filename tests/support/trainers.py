@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from configs.schema import Config
-from datasets import Window, build_train_data, load_image_sets
+from datasets import Window, build_train_data
 from engine.build import build_trainer
 from engine.loop import train_epoch
 from engine.plan import StepPlan
@@ -18,6 +18,7 @@ from engine.train.counters import EpochResult, Report
 from engine.train.trainer import Trainer
 from models import add_adapters, build_model
 from tests.support.configs import CPU
+from tests.support.opened import open_sets
 from utils.distributed import Process
 from utils.log import Log
 from utils.program import StopSignal
@@ -56,7 +57,7 @@ def make_trainer(
 
     `classes`: the classes that a teacher must know; None: a teacher has random weights.
     """
-    train_set, _ = load_image_sets(config)
+    train_set, _ = open_sets(config)
     torch.manual_seed(0)
     model = add_adapters(build_model(config, 10), config)
     data = build_train_data(config, train_set, Process(device))

@@ -43,6 +43,7 @@ class NativePixels(Pixels):
     white: ClassVar[float] = 1
     own_endings: ClassVar[tuple[str, ...]] = OTHER_FORMATS["native reads .npy and DICOM"]
     of_index: ClassVar[str] = "-native"
+    measured_by: ClassVar[str] = "pixels.native.statistics.finish"
     measured: ClassVar[tuple[str, ...]] = ("DATA.RANGE", "DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD")
     chosen: ClassVar[tuple[str, ...]] = ("DATA.PIXELS", "DATA.RGB", "DATA.CHANNEL_FILES", *measured)
 

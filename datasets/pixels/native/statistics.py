@@ -1,16 +1,16 @@
 """The type of the images' values, their limits, and the mean and deviation of each channel, from the training images."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from configs.schema import Config
 from datasets.loading.ahead import read_ahead
 from datasets.pixels.native.values import OTHER_LIMITS, limits_of, split_limits
-from datasets.types import ImageReadError, ImageSet
+from datasets.types import ImageReadError, ImageSet, Known, Settled
 from utils.distributed import Process
 from utils.errors import DataError
 from utils.log import shown
@@ -32,51 +32,48 @@ class Statistics(NamedTuple):
     extremes: list[tuple[float, float]]  # smallest and largest value
 
 
-def with_statistics(
-    loaded: Any,
-    is_typed: Callable[[str], bool],
-    began: Mapping[str, Any],
-    process: Process,
-    train: ImageSet | None,
-    val: ImageSet,
-) -> tuple[Any, ImageSet | None, ImageSet]:
-    """Return the settings and images with limits, mean and deviation. Collective.
+def finish(
+    config: Config, known: Known, process: Process, train: ImageSet | None, val: ImageSet
+) -> tuple[list[Settled], ImageSet | None, ImageSet]:
+    """Return type, limits, mean and deviation of the pixels, and the images with their limits. Collective.
 
-    `loaded`: the LoadedConfig of the run; `is_typed`: whether a setting was given on the command line; `began`: the
-    settings with which a resumed run began. Settings that name the limits, or that come from the weights together with the
-    limits, are kept if the weights were trained on images of this type; everything else is measured.
+    Settings that name the limits, or that come from the weights together with the limits, are kept if the weights were
+    trained on images of this type; everything else is measured.
     """
-    config, origins, notes = loaded.config, loaded.origins, ()
-    kind = (val if train is None else train).pixels.kind
-    theirs = loaded.weights and loaded.weights.texts.get("DATA.PIXELS")
-    if theirs and config.DATA.RANGE and origins[RANGE].startswith(("weights ", "checkpoint ")):
-        is_other = kind != theirs
+    kind, limits, origins, notes = (
+        (val if train is None else train).pixels.kind,
+        config.DATA.RANGE,
+        known.origins,
+        (),
+    )
+    found: list[Settled] = []
+    if known.pixels and limits and origins[RANGE].startswith(("weights ", "checkpoint ")):
+        is_other = kind != known.pixels
         if is_other and train is None:
-            raise DataError(OTHER_LIMITS.format(kind, theirs))
-        if train is not None and (is_other or (is_typed("DATA.PIXELS") and config.DATA.PIXELS == "native")):
-            config = loaded.with_data({"RANGE": ()}, origins[RANGE]).config  # measured again
-    if began.get(RANGE):
+            raise DataError(OTHER_LIMITS.format(kind, known.pixels))
+        if train is not None and (is_other or ("DATA.PIXELS" in known.typed and config.DATA.PIXELS == "native")):
+            config = replace(config, DATA=replace(config.DATA, RANGE=()))  # measured again
+    if known.began.get(RANGE):
         # Typed values stay, so that the run refuses them like any other changed setting.
-        values = {key.removeprefix("DATA."): began[key] for key in (RANGE, MEAN, DEVIATION) if not is_typed(key)}
-        loaded = loaded.with_data({name: tuple(each) for name, each in values.items()}, "the checkpoint")
+        keys = [key for key in (RANGE, MEAN, DEVIATION) if key not in known.typed]
+        found = [Settled(key, tuple(known.began[key]), "the checkpoint") for key in keys]
     elif train is None:
         limits_of(config.DATA)  # raises an error if they are not known
     else:
         kept = {
             key
             for key in (RANGE, MEAN, DEVIATION)
-            if is_typed(key) or config.DATA.RANGE and origins[key] == origins[RANGE]
+            if key in known.typed or config.DATA.RANGE and origins.get(key) == origins.get(RANGE)
         }
         if len(kept) < 3:
-            found = process.first(lambda: measure(config, train))
-            values = {RANGE: found.limits, MEAN: found.mean, DEVIATION: tuple(each or 1.0 for each in found.deviation)}
-            values = {key.removeprefix("DATA."): each for key, each in values.items() if key not in kept}
-            loaded = loaded.with_data(values, "the training images")
-            notes = describe(found)
-    loaded = loaded.with_data({"PIXELS": kind}, origins["DATA.PIXELS"])
-    limits = loaded.config.DATA.RANGE
+            seen = process.first(lambda: measure(config, train))
+            values = {RANGE: seen.limits, MEAN: seen.mean, DEVIATION: tuple(each or 1.0 for each in seen.deviation)}
+            found = [Settled(key, each, "the training images") for key, each in values.items() if key not in kept]
+            notes = describe(seen)
+    limits = next((each.value for each in found if each.name == RANGE), limits)
     train, val = (each and each.with_facts(pixels=replace(each.pixels, limits=limits)) for each in (train, val))
-    return loaded, train, val.with_facts(notes=(*val.notes, *notes))
+    found.append(Settled("DATA.PIXELS", kind, origins.get("DATA.PIXELS", "")))
+    return found, train, val.with_facts(notes=(*val.notes, *notes))
 
 
 def measure(config: Config, train: ImageSet) -> Statistics:

@@ -18,7 +18,7 @@ from PIL import Image
 
 import datasets.cache as cache_module
 from configs.schema import Config
-from datasets import build_train_data, load_image_sets
+from datasets import build_train_data
 from datasets.cache import CacheFile, CacheLocation, CacheProgress, cache_image_sets, locate_cache, write_cache
 from datasets.index import IndexBuilder
 from datasets.types import ImageReadError, ImageSet
@@ -26,6 +26,7 @@ from tests.support.cases import cases_of, names_of
 from tests.support.configs import CPU, replaced
 from tests.support.image_sets import draw, make_set, noise, settings
 from tests.support.loading import folder_settings, taken
+from tests.support.opened import open_sets
 from tests.support.refusals import assert_names, flip
 from utils.distributed import Process
 from utils.errors import StoppedBySignal
@@ -63,7 +64,7 @@ def config_of(photos: Path, **data) -> Config:
 
 def cached(config: Config, messages: Messages | None = None):
     """Return the training set."""
-    return cache_image_sets(config, load_image_sets(config), (messages or Messages()).progress)[0]
+    return cache_image_sets(config, open_sets(config), (messages or Messages()).progress)[0]
 
 
 def is_cached(image_set: ImageSet) -> bool:
@@ -93,7 +94,7 @@ def test_cache_returns_the_images_targets_and_names_of_the_files(photos):
     missing.unlink()
     missing.symlink_to("gone.png")
     config = config_of(photos, NUM_WORKERS=2, WORKERS="processes")
-    files, images = load_image_sets(config)[0], cached(config)
+    files, images = open_sets(config)[0], cached(config)
     assert is_cached(images) and len(images) == NUM_IMAGES and images.classes == files.classes
     assert images.targets.tolist() == files.targets.tolist() and outcomes(images) == outcomes(files)
     assert [index for index, each in enumerate(outcomes(images)) if isinstance(each, str)] == list(BROKEN)
@@ -126,7 +127,7 @@ def test_cache_larger_than_memory_is_accepted(tmp_path):
 
 def test_cached_images_are_shrunk_but_never_enlarged(photos):
     config, messages = config_of(photos, CACHE=24), Messages()
-    files, images = load_image_sets(config)[0], cached(config, messages)
+    files, images = open_sets(config)[0], cached(config, messages)
     assert not messages.warnings
     cached(replaced(config, DATA={"CACHE": 15}), messages)
     assert len(messages.warnings) == 1 and "DATA.CACHE" in messages.warnings[0]
@@ -146,7 +147,7 @@ def test_cached_shards_are_shuffled_like_the_original_shards(tmp_path):
     config = settings("shards", tmp_path / "shards", BATCH_SIZE=7, IMAGE_CHANNELS=3, SHUFFLE_BUFFER=4, VAL_FRACTION=0.0)
     config = replaced(config, DATA={"CACHE": "disk", "CACHE_PATH": str(tmp_path / "cache")})
     assert is_cached(images := cached(config))
-    assert_trains_alike(config, load_image_sets(config)[0], images)
+    assert_trains_alike(config, open_sets(config)[0], images)
     os.utime(next((tmp_path / "shards").glob("train*.tar")), ns=(1, 1))
     cached(config, messages := Messages())
     assert any(line.startswith("cache: writing 30 images") for line in messages.lines)
@@ -157,15 +158,15 @@ def test_cache_is_reused_only_if_pixels_would_be_identical(photos):
     given = [{}, {}, {"EXIF": "ignore"}, {"IMAGENET_MEAN": (0.1, 0.1, 0.1)}, {"CACHE": 9}]
     given.append({"CACHE": 9, "INTERPOLATION": "bilinear"})
     configs = [config_of(photos, **data) for data in given]
-    keys = [locate_cache(each, "training", load_image_sets(each)[0]).key for each in configs]
+    keys = [locate_cache(each, "training", open_sets(each)[0]).key for each in configs]
     assert keys[0] == keys[1] and len(set(keys)) == len(given) - 1
     without_effect = config_of(photos, INTERPOLATION="bilinear")
-    assert locate_cache(without_effect, "training", load_image_sets(without_effect)[0]).key == keys[0]
+    assert locate_cache(without_effect, "training", open_sets(without_effect)[0]).key == keys[0]
 
 
 def test_image_sets_in_memory_or_of_unknown_kind_are_not_cached(tmp_path):
     messages, config = Messages(), settings("digits", CACHE="disk", CACHE_PATH=str(tmp_path / "cache"))
-    sets = load_image_sets(config)[0], ImageSet([0], ["a"])
+    sets = open_sets(config)[0], ImageSet([0], ["a"])
     assert cache_image_sets(config, sets, messages.progress) == sets
     assert len(messages.lines) == 2 and not messages.warnings
     assert not (tmp_path / "cache").exists()
@@ -191,7 +192,7 @@ def test_signal_stops_cache_build_and_leaves_no_files(photos):
 
 def test_run_reads_files_while_another_run_builds_the_cache(photos):
     config, messages = config_of(photos), Messages()
-    location = locate_cache(config, "training", load_image_sets(config)[0])
+    location = locate_cache(config, "training", open_sets(config)[0])
     location.folder.mkdir()
     with open(location.folder / f"{location.data_set}.lock", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -261,7 +262,7 @@ def test_cache_notices_changes_behind_links_to_the_images(photos, tmp_path):
     changed = sorted((photos / "train").rglob("*.jpg"))[0]
     draw(changed, 200)
     after = outcomes(cached(config))
-    assert after == outcomes(load_image_sets(config)[0]) != before
+    assert after == outcomes(open_sets(config)[0]) != before
 
 
 def test_changed_image_files_or_settings_replace_the_old_cache(photos):

@@ -1,9 +1,9 @@
 """-check reports the size of a cache, or its location."""
 
-from datasets import load_image_sets
 from datasets.cache import CacheProgress, cache_image_sets
 from tests.engine.check.small_photos import sets_of
 from tests.support.configs import replaced, small_config
+from tests.support.opened import open_sets
 from tests.support.refusals import assert_names
 
 
@@ -28,5 +28,5 @@ def test_check_reports_expected_cache_size_or_existing_cache_location(photos, tm
     (tmp_path / "file").write_text("")
     below_a_file = told(replaced(config, DATA={"CACHE_PATH": f"{tmp_path}/file/cache"}))
     assert_names(below_a_file, "warning", "DATA.CACHE_PATH", f"{tmp_path}/file/cache")
-    digits = load_image_sets(small_config(tmp_path, "DATA.CACHE=disk"))
+    digits = open_sets(small_config(tmp_path, "DATA.CACHE=disk"))
     assert "which are in memory already" in told(sets=digits)

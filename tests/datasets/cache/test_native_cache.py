@@ -5,11 +5,12 @@ import pytest
 import torch
 from PIL import Image
 
-from datasets import build_eval_data, load_image_sets
+from datasets import build_eval_data
 from datasets.cache import CacheFile, CacheProgress, cache_image_sets, locate_cache
 from datasets.types import ImageReadError
 from tests.support.configs import CPU, replaced
 from tests.support.native_images import CHANNELS, draw, files, settings
+from tests.support.opened import open_sets
 from utils.distributed import Process
 
 BROKEN = 3
@@ -35,7 +36,7 @@ def config_of(photos, cache: str = "disk", dtype: type | None = None, **data):
 
 
 def cached(config):
-    sets = cache_image_sets(config, load_image_sets(config), CacheProgress(print, print))
+    sets = cache_image_sets(config, open_sets(config), CacheProgress(print, print))
     assert all(isinstance(getattr(each.read, "__self__", None), CacheFile) for each in sets)
     return sets
 
@@ -51,7 +52,7 @@ def outcome(images, index: int) -> np.ndarray | str:
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
 def test_cached_images_have_the_type_and_values_of_the_files(photos, dtype):
     config = config_of(photos, dtype=dtype)
-    for before, after in zip(load_image_sets(config), cached(config), strict=True):
+    for before, after in zip(open_sets(config), cached(config), strict=True):
         for index in range(len(before)):
             if isinstance(expected := outcome(before, index), str):
                 assert outcome(after, index) == expected and index == BROKEN
@@ -60,13 +61,13 @@ def test_cached_images_have_the_type_and_values_of_the_files(photos, dtype):
             assert found.dtype == dtype and found.shape[2] == CHANNELS and found.base is not None, "no copy"
             assert found.flags.aligned
             np.testing.assert_array_equal(found, expected)
-    assert isinstance(outcome(load_image_sets(config)[0], BROKEN), str)
+    assert isinstance(outcome(open_sets(config)[0], BROKEN), str)
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.float32])
 def test_cache_of_a_short_side_shrinks_images_as_pillow_does(photos, dtype):
     config = config_of(photos, 24, dtype, INTERPOLATION="bicubic")
-    before, after = load_image_sets(config)[0], cached(config)[0]
+    before, after = open_sets(config)[0], cached(config)[0]
     for index in (0, 2, 4, 7):
         image, found = before.read(index), after.read(index)
         assert found.dtype == dtype
@@ -84,16 +85,16 @@ def test_other_limits_use_the_same_cache_and_other_types_another(photos):
     config = config_of(photos)
     given = [{}, {"RANGE": (0.0, 4095.0)}, {"RGB": (2, 1, 0)}, {"PIXELS": "uint16"}]
     configs = [replaced(config, DATA=each) for each in given]
-    keys = [locate_cache(each, "training", load_image_sets(each)[0]).key for each in configs]
+    keys = [locate_cache(each, "training", open_sets(each)[0]).key for each in configs]
     assert len({*keys}) == 1
     other = config_of(photos, dtype=np.float32)
-    assert locate_cache(other, "training", load_image_sets(other)[0]).key not in keys
+    assert locate_cache(other, "training", open_sets(other)[0]).key not in keys
 
 
 def test_evaluation_has_the_same_batches_with_and_without_a_cache(photos):
     config = config_of(photos, PIXELS="uint16", RANGE=(900.0, 6000.0))
     found = [
         [batch.images for batch in build_eval_data(config, val, Process(CPU))]
-        for val in (load_image_sets(config)[1], cached(config)[1])
+        for val in (open_sets(config)[1], cached(config)[1])
     ]
     assert all(map(torch.equal, *found)) and found[0][0].dtype == torch.float32

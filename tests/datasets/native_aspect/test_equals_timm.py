@@ -13,12 +13,13 @@ from timm.data.naflex_transforms import Patchify, RandomResizedCropToSequence
 from timm.models.naflexvit import checkpoint_filter_fn
 from timm.optim import create_optimizer_v2
 
-from datasets import build_eval_data, build_normalize, build_train_data, load_image_sets
+from datasets import build_eval_data, build_normalize, build_train_data
 from datasets.native_aspect.batches import SequenceTransform
 from datasets.native_aspect.grids import grids_of, new_batch, pictures_of
 from models import build_model
 from tests.datasets.native_aspect.photos import VIT, settings
 from tests.support.configs import CPU, replaced
+from tests.support.opened import open_sets
 from tests.support.trainers import make_trainer, update
 from utils.distributed import Process
 
@@ -41,7 +42,7 @@ class Listed(torch.utils.data.Dataset):
 
 def ours(config) -> tuple[torch.Tensor, dict]:
     """Return the validation images as one batch, before and after normalization."""
-    _, val = load_image_sets(config)
+    _, val = open_sets(config)
     (batch,) = build_eval_data(replaced(config, DATA={"BATCH_SIZE": len(val)}), val, Process(CPU))
     return batch.images, build_normalize(config.DATA)(batch.images)
 
@@ -51,7 +52,7 @@ def timms(config, pixels: torch.Tensor | None = None) -> dict:
     data, patch = config.DATA, config.MODEL.KWARGS["patch_size"]
     facts = {"mean": data.IMAGENET_MEAN, "std": data.IMAGENET_STD, "device": CPU}
     if pixels is None:
-        listed = Listed(load_image_sets(config)[1])
+        listed = Listed(open_sets(config)[1])
         common = {"patch_size": patch, "max_seq_len": data.TOKENS, "batch_size": len(listed), "num_workers": 0}
         loader = create_naflex_loader(listed, interpolation=data.INTERPOLATION, pin_memory=False, **common, **facts)
     else:
@@ -118,7 +119,7 @@ def test_losses_and_weights_of_ten_updates_equal_timms(folder):
     theirs = timm.create_model(config.MODEL.NAME, num_classes=10, **config.MODEL.KWARGS)
     theirs.load_state_dict(trainer.model.state_dict())
     optimizer = create_optimizer_v2(theirs, opt="adamw", lr=1e-3, weight_decay=0.05)
-    data = build_train_data(config, load_image_sets(config)[0], Process(CPU))
+    data = build_train_data(config, open_sets(config)[0], Process(CPU))
     for window in data.windows(0, 10):
         (batch,) = window.batches
         loss = torch.nn.functional.cross_entropy(theirs(timms(config, batch.images)), batch.targets)

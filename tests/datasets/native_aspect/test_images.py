@@ -11,7 +11,7 @@ from timm.data.naflex_transforms import RandomResizedCropToSequence, ResizeToSeq
 
 from configs.load import load
 from configs.schema import Config
-from datasets import build_eval_data, build_normalize, build_preparation, build_train_data, load_image_sets
+from datasets import build_eval_data, build_normalize, build_preparation, build_train_data
 from datasets.native_aspect.batches import EvalSequenceTransform, PatchMixing, SequenceTransform, blank_batch
 from datasets.native_aspect.grids import grids_of, length_of, new_batch, pictures_of
 from datasets.transforms.augment import Augmentation
@@ -19,6 +19,7 @@ from datasets.transforms.operations import DrawnOperations, Operation
 from datasets.types import Batch, ImageSet
 from tests.datasets.native_aspect.photos import GREY, SHAPES, noise, piece_of, settings
 from tests.support.configs import CPU, replaced
+from tests.support.opened import open_sets
 from tests.support.runs import rows
 from utils.distributed import Process
 
@@ -164,7 +165,7 @@ def test_shifts_of_trivial_augment_are_in_pixels_for_any_size(folder):
 
 def test_evaluation_uses_tokens_and_training_uses_train_tokens(folder):
     config = settings(folder, "DATA.TRAIN_TOKENS=[12]")
-    train, val = load_image_sets(config)
+    train, val = open_sets(config)
     batches = list(build_eval_data(config, val, Process(CPU)))
     assert {each.images.shape[1] for each in batches} == {24 + 1}
     assert max(grids_of(each.images).prod(axis=1).max() for each in batches) > 12
@@ -184,7 +185,7 @@ def test_lengths_of_updates_are_drawn_from_seed_and_step(folder):
 @pytest.mark.parametrize("workers", ["threads", "processes"])
 def test_workers_read_the_same_batches_of_the_drawn_lengths(folder, workers):
     config = settings(folder, "DATA.TRAIN_TOKENS=[12,24,40]", "TRAIN.MIXUP_ALPHA=1", "TRAIN.RANDOM_ERASE_PROB=1")
-    train_set, found = load_image_sets(config)[0], []
+    train_set, found = open_sets(config)[0], []
     for data in ({}, {"NUM_WORKERS": 2, "WORKERS": workers}):
         windows = build_train_data(replaced(config, DATA=data), train_set, Process(CPU)).windows(0, 4)
         batches = [(window.step, next(window.batches)) for window in windows]
@@ -205,7 +206,7 @@ def test_blank_batch_has_no_padding(folder):
 def test_generated_images_have_the_drawn_length_in_training(folder):
     words = "-dataset synthetic -num_classes 3 -opts DATA.SYNTHETIC_SIZE=32 DATA.TRAIN_TOKENS=[4,12]".split()
     config = load(["-cfg", str(folder / "native.yaml"), *words]).config
-    train, val = load_image_sets(config)
+    train, val = open_sets(config)
     windows = build_train_data(config, train, Process(CPU)).windows(0, 12)
     found = [next(window.batches).images.shape[1] - 1 for window in windows]
     assert found == [length_of(config, step) for step in range(12)] and set(found) == {4, 12}
@@ -244,7 +245,7 @@ def test_images_of_a_mixing_group_share_their_weight(folder, group, draws):
 def test_images_are_mixed_before_patches_are_erased(folder):
     options = "TRAIN.MIXUP_ALPHA=1 TRAIN.RANDOM_ERASE_PROB=1 TRAIN.RANDOM_ERASE_MODE=const DATA.HFLIP=0".split()
     config = settings(folder, *options)
-    batch, normalize = first_batch(config, load_image_sets(config)[0]), build_normalize(config.DATA)
+    batch, normalize = first_batch(config, open_sets(config)[0]), build_normalize(config.DATA)
     images, targets = build_preparation(config, normalize)(batch)
     mixed = normalize(batch.images)["patches"]
     changed = (images["patches"] != mixed).any(2)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from datasets import Normalize, build_normalize, build_preparation, build_train_data, load_image_sets
+from datasets import Normalize, build_normalize, build_preparation, build_train_data
 from datasets.batching import batching_of
 from datasets.pixels import pixels_of
 from datasets.pixels.native.floats import Jitter, NativeResize, shrunk
@@ -15,6 +15,7 @@ from datasets.transforms.crop import EvalTransform, TrainTransform, crop_box
 from engine.export.runtime import RawPhotos
 from tests.support.configs import CPU, replaced
 from tests.support.native_images import CHANNELS, config_of, draw, measured, pixels, settings
+from tests.support.opened import open_sets
 from utils.distributed import Process
 
 SIDE = 16
@@ -261,7 +262,7 @@ def run_settings(tmp_path_factory):
 
 
 def first_batch(config):
-    windows = build_train_data(config, load_image_sets(config)[0], Process(CPU)).windows(0, 1)
+    windows = build_train_data(config, open_sets(config)[0], Process(CPU)).windows(0, 1)
     (batch,) = next(windows).batches
     return batch
 
@@ -310,7 +311,7 @@ def test_erased_boxes_have_noise_in_all_channels(run_settings, mode):
 
 def test_reader_makes_the_images_of_the_files(run_settings):
     config = replaced(run_settings, DATA={"CROP_SCALE": (1, 1), "CROP_RATIO": (1.125, 1.125), "HFLIP": 0})
-    batch, train = first_batch(config), load_image_sets(config)[0]
+    batch, train = first_batch(config), open_sets(config)[0]
     for image, index in zip(batch.images, batch.piece.indices.tolist(), strict=True):
         expected = resized(scaled(train.read(index), config.DATA.RANGE), (SIDE, SIDE), config.DATA.INTERPOLATION)
         np.testing.assert_allclose(image.numpy(), expected, rtol=0, atol=1e-5)

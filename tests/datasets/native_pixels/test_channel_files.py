@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datasets import load_image_sets
 from datasets.pixels import Pixels
 from datasets.pixels.native.pixels import NativePixels
 from datasets.sources.files import images_among, images_of_files
@@ -15,6 +14,7 @@ from datasets.sources.images import FileImages
 from datasets.types import ImageReadError
 from tests.support.image_sets import settings
 from tests.support.native_files import npy, tiff
+from tests.support.opened import open_sets
 from tests.support.refusals import refused
 from utils.errors import DataError
 
@@ -58,7 +58,7 @@ def firsts(images) -> list[list[int]]:
 
 def load(dataset: str, root: Path, pattern: str = FLAT, **data):
     facts = {"PIXELS": "native", "CHANNEL_FILES": pattern, "IMAGE_CHANNELS": 2, "VAL_FRACTION": 0.5}
-    return load_image_sets(settings(dataset, root, **(facts | data)))
+    return open_sets(settings(dataset, root, **(facts | data)))
 
 
 # --- names ---

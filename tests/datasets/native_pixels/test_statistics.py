@@ -5,13 +5,13 @@ import re
 import numpy as np
 import pytest
 
-from datasets import load_image_sets
 from datasets.pixels.native import statistics
 from datasets.pixels.native.statistics import describe, measure
 from datasets.sources.images import FileImages
 from engine.report.image_sheets import small_copy
 from tests.support.configs import replaced
 from tests.support.native_images import CHANNELS, draw, files, measured, pixels, settings, write
+from tests.support.opened import open_sets
 from tests.support.refusals import assert_names, refused
 from tests.support.threads import Threads
 from utils.errors import DataError
@@ -26,7 +26,7 @@ def photos(tmp_path):
 
 def measure_in(photos, *words, channels: int = CHANNELS) -> statistics.Statistics:
     config = settings(photos, *words, channels=channels).config
-    return measure(config, load_image_sets(config)[0])
+    return measure(config, open_sets(config)[0])
 
 
 def values_in(photos) -> np.ndarray:
@@ -132,7 +132,7 @@ def test_negative_and_fractional_values_are_measured_exactly(tmp_path):
 
 def test_unreadable_images_are_left_out_of_the_measurement(photos):
     config = settings(photos).config
-    train = load_image_sets(config)[0]
+    train = open_sets(config)[0]
     readable = np.setdiff1d(np.arange(len(train)), [2, 5])
     expected = measure(config, train.take(readable))
     for index in (2, 5):
@@ -142,7 +142,7 @@ def test_unreadable_images_are_left_out_of_the_measurement(photos):
 
 def test_measurement_without_any_readable_image_names_the_first(photos):
     config = settings(photos).config
-    train = load_image_sets(config)[0]
+    train = open_sets(config)[0]
     for path in files(photos):
         path.write_bytes(b"no image")
     with refused(DataError, files(photos)[0]):
@@ -153,7 +153,7 @@ def indices_read(photos, monkeypatch, seed: int) -> list[int]:
     """Return the images that a measurement reads."""
     found, read = [], FileImages.read
     config = settings(photos, "-opts", f"SEED={seed}").config
-    train = load_image_sets(config)[0]
+    train = open_sets(config)[0]
     with monkeypatch.context() as patch:
         patch.setattr(FileImages, "read", lambda self, index: found.append(index) or read(self, index))
         measure(config, train)
@@ -212,7 +212,7 @@ def test_warning_names_values_far_outside_of_the_limits(photos, value):
     image[0, 0, 1] = value
     np.save(files(photos)[0], image)
     config = settings(photos, "-opts", "DATA.RANGE=[0,9000,1900,2500,0,9000,0,9000,0,9000]").config
-    found = measure(config, load_image_sets(config)[0])
+    found = measure(config, open_sets(config)[0])
     warnings = [line for line in describe(found) if line.startswith("warning")]
     assert len(warnings) == (value == 3200)
     if warnings:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from datasets import load_image_sets
 from datasets.sources import remote as requests
 from datasets.sources.remote import NUM_PULLERS, Server, ServerFolder, TarCache, parse_address, tars_in_turn
 from datasets.sources.shards import ShardTar
 from tests.support.image_sets import load, make_set, samples, settings, shades, write_tar
+from tests.support.opened import open_sets
 from tests.support.refusals import flip
 from tests.support.run_hash import run_hash
 from tests.support.runs import run_folder, wait_until
@@ -39,7 +39,7 @@ def caches(tmp_path) -> str:
 
 
 def remote(url: str, caches: str, **data):
-    return load_image_sets(settings("shards", url, CACHE_PATH=caches, **data), say=lambda line: None)
+    return open_sets(settings("shards", url, CACHE_PATH=caches, **data), say=lambda line: None)
 
 
 def held(caches: str) -> set[str]:

@@ -1,9 +1,9 @@
 """Settings for a few photographs for which -check has no complaint, and the complaints of -check otherwise."""
 
 from configs.load import load
-from datasets import load_image_sets
 from engine.quick_checks import OK, WARN
 from tests.support.configs import SMALL
+from tests.support.opened import open_sets
 
 # -check has no complaint about a run with these settings.
 CLEAN = SMALL.replace("digits", "imagefolder").replace("IMAGE_CHANNELS: 1", "IMAGE_CHANNELS: 3")
@@ -20,4 +20,4 @@ def sets_of(photos, *options, data_set="imagefolder"):
     (photos.parent / "clean.yaml").write_text(CLEAN)
     flags = ["-cfg", str(photos.parent / "clean.yaml"), "-data_path", str(photos), "-dataset", data_set]
     config = load([*flags, *(["-opts", *options] if options else [])]).config
-    return config, *load_image_sets(config)
+    return config, *open_sets(config)

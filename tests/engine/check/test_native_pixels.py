@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datasets import load_image_sets
 from engine.check.images import check_images
 from engine.quick_checks import OK, WARN
 from tests.engine.check.small_photos import sets_of
 from tests.support.image_sets import noise
 from tests.support.native_images import CHANNELS, draw, files, pixels, settings, settings_file, write
+from tests.support.opened import open_sets
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, typed
 
@@ -27,7 +27,7 @@ def rows_of(config, *sets) -> dict[str, tuple[str, str]]:
 
 def found_in(photos, *words) -> dict[str, tuple[str, str]]:
     config = settings(photos, *words).config
-    return rows_of(config, *load_image_sets(config))
+    return rows_of(config, *open_sets(config))
 
 
 def change(photos, index: int, where, value: int) -> None:
@@ -77,7 +77,7 @@ def test_single_readable_image_without_detail_is_not_called_a_constant_channel(n
 
 def test_set_without_readable_images_has_no_row_of_pixels(native):
     config = settings(native).config
-    sets = load_image_sets(config)
+    sets = open_sets(config)
     for path in files(native):
         path.write_bytes(b"no image")
     found = rows_of(config, *sets)

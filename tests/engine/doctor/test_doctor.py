@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from configs.load import load
-from datasets import Normalize, Preparation, build_train_data, load_image_sets
+from datasets import Normalize, Preparation, build_train_data
 from engine.doctor.diagnosis import Case, diagnose
 from engine.doctor.overflow import Batches, precision_of, read_overflow, save_overflow
 from engine.precision import Precision
@@ -18,6 +18,7 @@ from models import build_model
 from models.transforms import choose_transforms
 from tests.support.cases import cases_of, names_of
 from tests.support.configs import CPU, replaced, small_config
+from tests.support.opened import open_sets
 from tests.support.refusals import assert_names
 from tests.support.runs import run, run_folder, typed
 from tests.support.trainers import big_logits
@@ -175,7 +176,7 @@ def test_stopped_run_saves_batch_and_prints_doctor_command(stopped):
     assert saved["images"].dtype is torch.uint8 and saved["images"].shape == (8, 1, 8, 8)
     assert saved["step"] == 2 and saved["sizes"] == [4, 4] and saved["shares"] == [0.5, 0.5]
     config = load(["-cfg", str(folder / "config.yaml")]).config
-    train_set, _ = load_image_sets(config)
+    train_set, _ = open_sets(config)
     with contextlib.closing(build_train_data(config, train_set, Process(CPU)).windows(2, 3)) as windows:
         batches = list(next(windows).batches)
     assert torch.equal(saved["images"], torch.cat([batch.images for batch in batches]))
@@ -188,7 +189,7 @@ def test_stopped_run_saves_batch_and_prints_doctor_command(stopped):
 
 def test_every_process_saves_its_micro_batches_with_their_shares(tmp_path):
     config = small_config(tmp_path, "DATA.DROP_LAST=false", "DATA.BATCH_SIZE=160", "TRAIN.ACCUM_ITER=3")
-    train_set, _ = load_image_sets(config)
+    train_set, _ = open_sets(config)
     with contextlib.closing(build_train_data(config, train_set, Process(CPU)).windows(2, 3)) as windows:
         batches = list(next(windows).batches)  # the last window of an epoch of 1,438 images
     sizes = [batch.num_samples for batch in batches]

@@ -8,11 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datasets import build_eval_data, build_train_data, load_image_sets
+from datasets import build_eval_data, build_train_data
 from engine.parallel.sharding import Sharded
 from engine.predict.classifier import load_classifier
 from models.weights.files import read_checkpoint
 from tests.support.configs import CPU, small_config
+from tests.support.opened import open_sets
 from tests.support.properties import examples
 from tests.support.runs import Ended, epochs_of, run, run_folder, status_of
 from utils.distributed import Process
@@ -72,7 +73,7 @@ def processes() -> list[Process]:
 def test_synthetic_images_differ_between_all_processes(tmp_path, build, tokens):
     options = ["DATA.DATASET=synthetic", "DATA.SYNTHETIC_SIZE=64", "DATA.BATCH_SIZE=4", "MODEL.NUM_CLASSES=10", *tokens]
     config = small_config(tmp_path, *options)
-    image_set = load_image_sets(config)[build is build_eval_data]
+    image_set = open_sets(config)[build is build_eval_data]
     found = []
     for process in processes():
         data = build(config, image_set, process)

@@ -8,7 +8,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from datasets import load_image_sets
 from engine.evaluation.scores import Best, Scores
 from engine.record import columns, console
 from engine.record.advice import DataWaitAdvice
@@ -17,6 +16,7 @@ from engine.record.console import EpochPrinter
 from engine.record.metrics import EpochRows, Recorder, StepRows
 from engine.train.counters import EpochResult, Report
 from tests.support.configs import CPU, small_config
+from tests.support.opened import open_sets
 from tests.support.runs import epochs_of, rows_of
 from tests.support.trainers import Lines
 from utils.distributed import Process
@@ -155,7 +155,7 @@ def test_peak_cpu_memory_is_in_bytes_on_each_system(monkeypatch, platform, unit)
 def advice_for(tmp_path, num_workers, num_cores, percents, updates=20, in_memory=False, device=CPU):
     """Return the advice that is printed at each report."""
     config, said = small_config(tmp_path, f"DATA.NUM_WORKERS={num_workers}"), []
-    image_set = load_image_sets(config)[0]
+    image_set = open_sets(config)[0]
     image_set.in_memory = in_memory
     process = Process(device, num_cores=num_cores)
     advice = DataWaitAdvice(config, image_set, process, lambda line: said.__setitem__(-1, line))

@@ -16,7 +16,7 @@ from scipy import special, stats
 from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 
 from configs.schema import Config
-from datasets import Mixed, load_image_sets
+from datasets import Mixed, open_data
 from datasets.index import Texts
 from engine.evaluation.scores import Best
 from engine.features.linear import LIKE_CONSTANT, SHARES, fit_ridge
@@ -32,7 +32,7 @@ from engine.train.loss import build_loss
 from scripts.labelling.copies import find_copies
 from scripts.labelling.numbers import NumberData
 from tests.support.configs import CPU, replaced, small_config
-from tests.support.numbers import images_with, number_settings, numbers_of, standardize, write_digits, write_rows
+from tests.support.numbers import images_with, number_settings, numbers_of, write_digits, write_rows
 from tests.support.properties import examples
 from tests.support.threads import Threads
 from utils.distributed import Process
@@ -535,19 +535,15 @@ def test_tables_of_predict_have_a_column_for_each_number_and_bound():
 
 def test_task_of_a_run_has_the_scale_of_its_training_images(tmp_path):
     file, numbers = write_digits(tmp_path, 40)
-    train, val = load_image_sets(number_settings(file))
-    loaded, train, val = standardize(number_settings(file), train, val)
-    task = find_task(loaded.config)
+    opened = open_data(number_settings(file))
+    train, task = opened.train, find_task(opened.config)
     batch = train.meaning.batch(train.targets, 2)
     np.testing.assert_allclose(task.in_units(batch.double().numpy()), numbers_of(train), rtol=1e-5, atol=1e-5)
     assert batch.mean(0).abs().max() < 1e-5 and isinstance(task, Numbers)
 
 
 def test_targets_of_classes_need_no_measurement(tmp_path):
-    config = small_config(tmp_path)
-    sets = load_image_sets(config)
-    loaded, *same = standardize(config, *sets)
-    assert loaded.config is config and [*sets] == same
+    assert not open_data(small_config(tmp_path)).settings
 
 
 def test_copies_with_other_numbers_are_told_apart_to_the_last_digit(tmp_path):

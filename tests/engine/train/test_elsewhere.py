@@ -8,7 +8,7 @@ import torch
 import engine.run
 from configs.load import load
 from configs.tables import LOSSES
-from datasets import BadImages, build_eval_data, load_image_sets
+from datasets import BadImages, build_eval_data
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.find import read_checkpoint
 from engine.evaluation.evaluate import Inference, evaluate
@@ -18,6 +18,7 @@ from engine.record.timing import Timing
 from engine.train.stop_conditions import SkipLimit
 from models.transforms.gpu_kernels import PatchConv2d
 from tests.support.configs import CPU, small_config
+from tests.support.opened import open_sets
 from tests.support.pretend_device import DEVICE, on_pretend_device, waits
 from tests.support.run_hash import state_hash
 from tests.support.several_labels import write_digits
@@ -146,7 +147,7 @@ def test_evaluations_and_saves_sync_exactly_as_often_as_listed(tmp_path, mode):
     with waits() as seen:
         update(trainer, 3)
     assert seen == WAITS["update"]
-    eval_set = load_image_sets(config)[1]
+    eval_set = open_sets(config)[1]
     data, bad = build_eval_data(config, eval_set, process), BadImages(eval_set, 0.0, str)
     for model in (trainer.model, trainer.ema.model):
         with waits() as seen:
@@ -172,7 +173,7 @@ def test_multi_label_updates_and_evaluations_avoid_syncs(tmp_path):
     options = ("DATA.DATASET=csv", f"DATA.DATA_PATH={file}", "DATA.LABEL_SEPARATOR=|", "DATA.VAL_FRACTION=0.5")
     config = small_config(tmp_path, *options, "MODEL.NUM_CLASSES=10", "TRAIN.MIXUP_ALPHA=0.8", "DATA.BATCH_SIZE_EVAL=5")
     trainer, process = trainer_there(config), Process(torch.device(DEVICE))
-    eval_set = load_image_sets(config)[1]
+    eval_set = open_sets(config)[1]
     data, bad = build_eval_data(config, eval_set, process), BadImages(eval_set, 0.0, str)
     assert len(eval_set) > 20
     with waits() as seen:

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from configs.schema import Arguments
-from datasets import Normalize, build_preparation, build_train_data, load_image_sets
+from datasets import Normalize, build_preparation, build_train_data
 from models import build_model
 from models.transforms import choose_transforms
 from tests.support.configs import CPU, replaced, small_config
+from tests.support.opened import open_sets
 from tests.support.refusals import refused
 from utils.distributed import Process
 from utils.errors import ConfigError
@@ -23,7 +24,7 @@ FIELDS = {"PATCH_SIZE": 16, "EMBED_DIM": 768, "DEPTH": 12, "NUM_HEADS": 12}
 
 def first_images(config, epoch: int) -> torch.Tensor:
     """Return the prepared images of the first update of an epoch."""
-    data = build_train_data(config, load_image_sets(config)[0], Process(CPU))
+    data = build_train_data(config, open_sets(config)[0], Process(CPU))
     step = epoch * data.steps_per_epoch
     (window,) = ([next(each.batches)] for each in data.windows(step, step + 1))
     return build_preparation(config, Normalize(config.DATA))(window[0])[0]

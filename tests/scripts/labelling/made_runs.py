@@ -9,11 +9,11 @@ from PIL import Image
 
 from configs.load import load, to_yaml
 from configs.schema import Config
-from datasets import load_image_sets
 from datasets.fingerprint import data_facts
 from datasets.split import write_split
 from scripts.sweeping import Sweep
 from tests.engine.check.small_photos import CLEAN
+from tests.support.opened import open_sets
 from utils.text import csv_cell, csv_text
 
 SURE = 0.99  # the probability of predictions that the test does not give
@@ -56,7 +56,7 @@ def make_run(
     All other held-out images are predicted correctly, with probability SURE.
     """
     config = settings_of(folder, data_path, *options, dataset=dataset)
-    train, val = load_image_sets(config)
+    train, val = open_sets(config)
     (folder / "config.yaml").write_text(to_yaml(config, {}))
     row = {"epoch": 0, "train_loss": 1.0, "eval_loss": 1.0, "eval_top1": 90.0}
     write_split(folder / "split.csv", train, val)

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from datasets import load_image_sets
 from scripts.labelling.review import Confirmed, check_unchanged, digest_of
 from tests.scripts.labelling.made_runs import draw_image, make_photos, make_run, make_sweep, settings_of
 from tests.support.file_names import in_any_form, names
 from tests.support.image_sets import make_set
+from tests.support.opened import open_sets
 from tests.support.properties import examples
 from tests.support.refusals import flip
 from tests.support.runs import rows_of, typed
@@ -73,7 +73,7 @@ def labels_in(config) -> dict[str, tuple[str, str]]:
     """Return {image: (part, label)} of all images of a data set."""
     return {
         image_set.table_name(index): (part, image_set.classes[image_set.targets[index]])
-        for part, image_set in zip(("train", "val"), load_image_sets(config), strict=True)
+        for part, image_set in zip(("train", "val"), open_sets(config), strict=True)
         for index in range(len(image_set))
     }
 

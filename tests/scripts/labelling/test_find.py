@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from datasets import load_image_sets
 from datasets.sources.arrays import DIGITS
 from datasets.sources.images import FileImages
 from engine.predict.pictures import tiles_of
@@ -25,6 +24,7 @@ from tests.support.cases import assert_cases
 from tests.support.file_names import names
 from tests.support.image_sets import load
 from tests.support.modules import ROOT
+from tests.support.opened import open_sets
 from tests.support.properties import examples
 from tests.support.runs import rows_of, typed
 from tests.support.seen import SOURCES
@@ -135,7 +135,7 @@ def test_labels_script_reads_runs_of_every_source(here, kind):
     dataset, path = data.pop("DATASET"), Path(data.pop("DATA_PATH")) if "DATA_PATH" in data else None
     options = [f"DATA.{name}={value}" for name, value in data.items()]
     make_run(here / "run", path, None, *options, dataset=dataset)
-    train, val = parts = load_image_sets(settings_of(here / "run", path, *options, dataset=dataset))
+    train, val = parts = open_sets(settings_of(here / "run", path, *options, dataset=dataset))
     names = [part.table_name(index) for part in parts for index in range(len(part))]
     assert len(set(names)) == len(names)
     assert all((path / name).is_file() for name in names if isinstance(val, FileImages))

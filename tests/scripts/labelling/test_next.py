@@ -10,7 +10,6 @@ import pytest
 import torch
 from PIL import Image
 
-from datasets import load_image_sets
 from engine.predict.pictures import tiles_of
 from models.weights.torch_files import read_torch
 from scripts.labelling.next import TABLE, in_order
@@ -19,6 +18,7 @@ from tests.engine.tasks.features.support import draw_photos, teacher_of
 from tests.scripts.embedding.conftest import draw, make_hub, trained  # noqa: F401
 from tests.support.cases import cases_of, names_of
 from tests.support.configs import small_config
+from tests.support.opened import open_sets
 from tests.support.refusals import assert_names
 from tests.support.runs import rows_of, run, run_folder, typed
 
@@ -42,7 +42,7 @@ def photos(here):
 def new_digits(here, trained):  # noqa: F811
     """Write 30 held-out digits, changed so that they are new, and 4 digits with labels. Return the run's folder."""
     (here / "photos").mkdir()
-    train, val = load_image_sets(small_config(here))
+    train, val = open_sets(small_config(here))
     for number in range(30):
         pixels = np.rot90(val.read(number)[:, :, 0])  # unlike every other digit
         Image.fromarray(np.ascontiguousarray(pixels)).save(f"photos/{number}.png")
@@ -106,7 +106,7 @@ def test_no_copies_leaves_out_no_photo(new_digits):
 def test_photos_like_labelled_ones_with_another_detail_are_chosen(here, trained):  # noqa: F811
     """A digit with a dark corner is another photo. Half of the photos are digits of the run, saved again."""
     (here / "photos").mkdir()
-    train, _ = load_image_sets(small_config(here))
+    train, _ = open_sets(small_config(here))
     for number in range(8):
         pixels = train.read(number)[:, :, 0].repeat(8, 0).repeat(8, 1)
         Image.fromarray(pixels).save(f"photos/same{number}.png")
@@ -145,7 +145,7 @@ def test_strangers_are_chosen_last_unless_they_are_wanted(takes_strangers, expec
 
 @pytest.mark.slow
 def test_photos_that_do_not_fit_the_training_images_come_last(new_digits):
-    _, val = load_image_sets(small_config(Path()))
+    _, val = open_sets(small_config(Path()))
     for number in range(10):  # new digits that look like the others: the mean of two of the same class
         one, other = np.flatnonzero(val.targets == number)[:2].tolist()
         pixels = (val.read(one).astype(int) + val.read(other)) // 2

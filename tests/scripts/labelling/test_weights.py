@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datasets import load_image_sets
 from scripts.labelling.data import UNKNOWN, Predictions, probabilities_of
 from tests.scripts.embedding.conftest import make_hub
 from tests.scripts.labelling.made_runs import make_run, settings_of
+from tests.support.opened import open_sets
 from tests.support.runs import rows_of, typed
 
 pytestmark = pytest.mark.slow  # it loads models
@@ -72,7 +72,7 @@ def test_weights_judge_a_csv_list(photos):
 
 def test_features_of_a_run_judge_its_training_images(photos):
     run = make_run(photos.parent / "run", photos)
-    parts = load_image_sets(settings_of(run, photos))
+    parts = open_sets(settings_of(run, photos))
     arrays = {}
     for title, part in zip(("training", "validation"), parts, strict=True):
         names = [part.table_name(index) for index in range(len(part))]

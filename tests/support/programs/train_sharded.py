@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from configs.load import load
-from datasets import BadImages, ImageSet, build_eval_data, build_train_data, load_image_sets
+from datasets import BadImages, ImageSet, build_eval_data, build_train_data
 from engine.batch_size import peaks_of_cpu_tensors
 from engine.build import build_trainer
 from engine.checkpoint.find import read_checkpoint
@@ -31,6 +31,7 @@ from engine.train.trainer import Trainer
 from models import build_model
 from models.transforms.gpu_kernels import GpuKernels
 from models.weights.sharded import PIECES
+from tests.support.opened import open_sets
 from utils.distributed import Process
 from utils.launch import find_launched_rank
 from utils.log import Log
@@ -44,7 +45,7 @@ def train(settings: str, options: list[str], process: Process) -> dict:
     """Return losses, gradient norms and skips of the updates, the weights, and the bytes of state in this process."""
     words: dict[str, str] = {name: value for name, _, value in (each.partition("=") for each in options) if name in OWN}
     config = load(["-cfg", settings, "-opts", *(each for each in options if each.split("=")[0] not in OWN)]).config
-    train_set, eval_set = load_image_sets(config)
+    train_set, eval_set = open_sets(config)
     torch.manual_seed(0)
     model = build_model(config, 10)
     data = build_train_data(config, train_set, process)

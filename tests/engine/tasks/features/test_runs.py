@@ -9,7 +9,7 @@ import timm
 import torch
 
 from configs.values import unflatten
-from datasets import Normalize, build_eval_data, load_image_sets
+from datasets import Normalize, build_eval_data
 from engine.tasks.feature_training import licence_of, read_labelled
 from engine.tasks.features import knn_accuracy
 from engine.train.distillation import Teacher
@@ -18,6 +18,7 @@ from models.features import features_of
 from models.weights.torch_files import read_torch
 from tests.engine.tasks.features.support import NUM_PHOTOS, SMALL, draw_photos, teacher_of
 from tests.support.configs import CPU
+from tests.support.opened import open_sets
 from tests.support.refusals import assert_names
 from tests.support.runs import epochs_of, rows_of, run, run_folder, status_of, typed
 from utils.distributed import Process
@@ -91,7 +92,7 @@ def scored_by_hand(start, state, suffix) -> tuple[float, float, int]:
         return torch.stack(found).mean(0), ours.pooled
 
     with torch.no_grad():
-        _, held_out = load_image_sets(config)
+        _, held_out = open_sets(config)
         found = torch.cat([cosines(each.images)[0] for each in build_eval_data(config, held_out, Process(CPU))])
         labelled = read_labelled(config, print)
         data = build_eval_data(config, labelled, Process(CPU))

@@ -9,13 +9,13 @@ import torch
 
 from configs.schema import Config, Data
 from configs.tables import import_named
-from datasets.classes import number_classes, renumber, without_new_classes
+from datasets.classes import Numbered, renumber
 from datasets.sources import find_source
 from datasets.split import describe_split, split
 from datasets.split.parts import warn_of_lacking_classes
 from datasets.types import UNKNOWN, ImageSet, Known, SavedData, Settled
 from utils.distributed import Process
-from utils.errors import ConfigError, DataError, did_you_mean
+from utils.errors import DataError
 from utils.text import is_url
 
 Wanted = Literal["both", "validation"]  # which parts are wanted; without "both", the training part may be missing
@@ -80,10 +80,10 @@ def _read(
     parts = {part: each for part, each in (("training", train), ("validation", val)) if each is not None}
     for part, image_set in parts.items():
         if not len(image_set):
-            from datasets.split.empty import empty_part_error
+            from datasets.split.refusals import empty_part_error
 
             raise empty_part_error(config, part, whole)
-    numbered, notes = number_classes(config, [*parts.values()], saved, only_validation)
+    numbered, notes = _number_classes(config, [*parts.values()], saved, only_validation)
     numbered, notes = _look_into_files(data, numbered, notes)
     train, val = (None if train is None else numbered[0]), numbered[-1]
     _refuse_one_class(config, train, val)
@@ -100,13 +100,41 @@ def _divide(
     if not only_validation:
         if val is None:
             return split(config, train, saved)
-        _check_own_parts(config, train, val)
+        from datasets.split.refusals import check_own_parts
+
+        check_own_parts(config, train, val)
         return train, val
     if val is None:
         from datasets.split.trained_on import split_to_evaluate
 
         _, val = split_to_evaluate(config, train, saved)
-    return None, val if config.DATA.CLASSES else without_new_classes(val, saved)
+    if saved and not config.DATA.CLASSES:
+        from datasets.known_classes import without_new_classes
+
+        val = without_new_classes(val, saved)
+    return None, val
+
+
+def _number_classes(config: Config, parts: list[ImageSet], saved: SavedData | None, only_validation: bool) -> Numbered:
+    """Number the classes of all parts in the same way.
+
+    Labels that are numbers stay as they are, and their classes get names. Classes with names are numbered as in the
+    checkpoint that is resumed or evaluated, or else as in DATA.CLASSES.
+    """
+    notes, lines = [], []
+    if config.DATA.CLASSES:
+        from datasets.known_classes import number_by_list
+
+        parts, notes = number_by_list(config, parts, only_validation)
+    elif not saved:
+        classes, notes = parts[0].meaning.numbering.names(parts[0].classes)
+        if classes != parts[0].classes:
+            parts = renumber(parts, classes)
+    if saved and saved.classes:
+        from datasets.known_classes import number_by_checkpoint
+
+        parts, lines = number_by_checkpoint(config, parts, saved.classes, only_validation)
+    return parts, [*notes, *lines, *parts[0].meaning.numbering.doubts(parts[0].classes)]
 
 
 def _look_into_files(data: Data, sets: list[ImageSet], notes: list[str]) -> tuple[list[ImageSet], tuple[str, ...]]:
@@ -115,25 +143,6 @@ def _look_into_files(data: Data, sets: list[ImageSet], notes: list[str]) -> tupl
         return sets, notes
     pixels, found = sets[0].pixels.look_into(sets[0], is_url(data.DATA_PATH))
     return [each.with_facts(pixels=pixels) for each in sets], (*notes, *found)
-
-
-def _check_own_parts(config: Config, train: ImageSet, val: ImageSet) -> None:
-    """Refuse DATA.FOLD for data with its own validation images, and classes that only validation images have."""
-    if config.DATA.FOLD:
-        raise ConfigError(
-            f"DATA.FOLD is {config.DATA.FOLD}, but {config.DATA.DATASET} has its own validation images "
-            f"({val.split['validation']}); leave DATA.FOLD out, or set -data_path to the folder or file of one part to "
-            "divide only that part"
-        )
-    trained = train.count_classes() > 0
-    unknown = np.flatnonzero((val.count_classes() > 0) & ~trained)
-    if len(unknown) and val.split["rule"] == "folders":
-        name, known = val.classes[unknown[0]], [train.classes[number] for number in np.flatnonzero(trained)]
-        first = int(val.with_any(unknown[:1]).argmax())
-        raise DataError(
-            f"{val.name(first)}: class {name} does not occur in the training images, so it would never be trained; "
-            f"correct the label, or add training images{did_you_mean(name, known)}"
-        )
 
 
 def _describe_counts(train: ImageSet | None, val: ImageSet) -> list[str]:

@@ -23,7 +23,6 @@ from datasets import (
     OpenedData,
     SavedData,
     build_order,
-    check_policy,
     class_weights,
     validation_facts,
 )
@@ -32,7 +31,6 @@ from datasets.order import Order
 from datasets.types import UNKNOWN
 from engine.checkpoint.resume import TRAINED_ON, WITHOUT_STATE, find_checkpoint, global_batch_to_keep, is_run
 from engine.precision import Precision
-from engine.train.optimizers import check_optimizer
 from models.weights.record import record_of
 from utils.distributed import Process
 from utils.errors import ConfigError
@@ -165,19 +163,6 @@ class TrainPlan(Plan):
     @property
     def num_updates(self) -> int:
         return self.config.TRAIN.NUM_EPOCHS * self.order.steps_per_epoch
-
-
-def refusals(config: Config) -> dict[str, Callable[[], object]]:
-    """Return {row title in -check: function} for all checks of settings that need neither data nor a checkpoint."""
-    checks = {
-        "augmentation": lambda: check_policy(config.TRAIN),
-        "optimizer": lambda: check_optimizer(config),
-    }
-    if config.TRACK:
-        from engine.record.trackers import check_trackers
-
-        checks["tracking"] = lambda: check_trackers(config)
-    return checks
 
 
 def read_inputs(loaded: LoadedConfig, process: Process, log: Log) -> Inputs:

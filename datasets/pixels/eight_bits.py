@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from random import Random
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 import torch
@@ -13,20 +13,12 @@ from configs.schema import Config, Data
 from datasets.pixels.resize import resize
 from datasets.pixels.rules import Images, PixelRules
 
+if TYPE_CHECKING:
+    from datasets.pixels.survey import Survey
+
 # Data sets of a user's own photos: EXIF orientation is applied by default. Published scores on other sets ignore it.
 UPRIGHT = ("imagefolder", "images", "csv", "shards", "parquet")
 Resize = Callable[[np.ndarray, str, Tensor], None]  # image [H, W, C], interpolation, output [C, H', W']
-
-
-class Survey:
-    """The values of a sample of images, for a row of -check. 8 bits need no such row."""
-
-    def add(self, number: int, pixels: np.ndarray) -> None:
-        """Note the values of an image."""
-
-    def describe(self, name: Callable[[int], str]) -> list[str]:
-        """Return a line about the images, and lines about what is doubtful. `name(number)` names an image."""
-        return []
 
 
 @dataclass(frozen=True)
@@ -80,8 +72,10 @@ class Pixels(PixelRules):
         """Return what the pixels of a file depend on, as plain values. A cache is valid for equal ones."""
         return {each.name: getattr(self, each.name) for each in fields(PixelRules)}
 
-    def survey(self, count: int) -> Survey:
+    def survey(self, count: int) -> "Survey":
         """Return an empty survey of this many images."""
+        from datasets.pixels.survey import Survey
+
         return Survey()
 
     # --- the images of batches, and pictures ---

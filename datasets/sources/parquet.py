@@ -31,8 +31,9 @@ from datasets.pixels import pixels_of
 from datasets.sources import TRAIN_NAMES, VAL_NAMES, Parts, choose_parts, data_root, expected_layout, own_split
 from datasets.sources.folder import subfolders
 from datasets.sources.images import GroupedImages
+from datasets.targets.by_label import ByName
 from datasets.targets.labels import USUAL_COLUMNS, OneLabel, ParquetColumns, is_text, reading_of
-from datasets.targets.numbering import ByList, ByName
+from datasets.targets.numbering import ByList
 from datasets.types import ImageSet
 from utils.errors import DataError, needing, not_a_file
 from utils.log import shown

@@ -17,8 +17,8 @@ from datasets.sources import folder as folders
 from datasets.sources.listing import Lists, Rows, open_list, to_image_sets
 from datasets.sources.shards import ShardFolder, ShardImages, ShardTar, open_table
 from datasets.sources.tar import Member
+from datasets.targets.by_label import ByName
 from datasets.targets.labels import ROWS_AT_ONCE, OneLabel, ParquetColumns, TarLabels
-from datasets.targets.numbering import ByName
 from datasets.targets.one_class import OneClass
 from datasets.types import ImageSet
 from utils.errors import DataError

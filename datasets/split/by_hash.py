@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence, Set
 import numpy as np
 
 from datasets.split.parts import CLASS_FOLDERS, PARTS, hashes_names, rows_of_parts, warn_of_split_classes
-from datasets.types import ImageSet
+from datasets.types import ImageSet, SavedData
 from utils.text import first_of, warning
 
 HASH_BYTES = 8
@@ -215,3 +215,17 @@ def warn_of_other_folders(val: ImageSet, former: Sequence[str], record: dict, we
             "split.csv of that run lists"
         )
     ]
+
+
+def with_class_folders(image_set: ImageSet, record: dict, saved: SavedData) -> dict:
+    """Return the record with the class folders of the resumed or evaluated run, if they differ from the classes.
+
+    In a list, the label of an image can change while its folder stays. If a class was renamed, both names are kept.
+    """
+    if not hashes_names(record) or image_set.is_listing:
+        return record
+    then, now = {*saved.split.get(CLASS_FOLDERS, saved.classes)}, {*image_set.classes}
+    if then == now or not saved.classes:
+        return record
+    new, gone = now - {*saved.classes}, {*saved.classes} - now
+    return record | {CLASS_FOLDERS: sorted(then | new if len(new) == len(gone) == 1 else then)}

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config
+from datasets.targets.by_label import ByName
 from datasets.targets.labels import Cells, Labels, OneLabel, shortened
-from datasets.targets.numbering import ByList, ByName
+from datasets.targets.numbering import ByList
 from datasets.targets.one_class import OneClass, count_classes
 from datasets.types import ImageSet
 from utils.errors import DataError

@@ -15,7 +15,8 @@ from configs.schema import Config
 from configs.tables import import_named
 from datasets.index import TEXT, Distinct, Index, IndexBuilder, encoded
 from datasets.sources.tar import Member, Tar
-from datasets.targets.numbering import ByList, ByName, ByNumber, distinct
+from datasets.targets.by_label import ByName, ByNumber, distinct
+from datasets.targets.numbering import ByList
 from datasets.targets.one_class import OneClass, count_classes
 from datasets.types import ImageSet
 from utils.errors import DataError

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from configs.schema import SCALE, Config
+from datasets.targets.by_label import ByName
 from datasets.targets.label_sets import LabelSets
-from datasets.targets.numbering import ByName
 from datasets.targets.one_class import OneClass, count_classes
 from datasets.types import ImageSet, Known, Settled
 from utils.errors import DataError

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from configs.schema import Config
 from configs.tables import import_named
-from datasets.targets.numbering import ByList, ByNumber
+from datasets.targets.numbering import ByList
 
 LISTED = ByList()
 NUM_SMALLEST = 3  # the number of smallest classes that the log names
@@ -47,6 +47,9 @@ class OneClass:
     @classmethod
     def invent(cls, num_classes: int) -> "OneClass":
         """Return the meaning of random target numbers below the number of classes, for trials with invented images."""
+
+        from datasets.targets.by_label import ByNumber
+
         return cls(ByNumber())
 
     def names(self, classes: Sequence[str]) -> Sequence[str]:

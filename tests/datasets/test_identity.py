@@ -9,11 +9,14 @@ from PIL import Image, ImageDraw
 
 from datasets.copies import contradictions, copies_in_training
 from datasets.identity import ImageContents, digest
+from datasets.pixels import Pixels
 from datasets.types import ImageReadError
 
 
 class Images:
     """Images in memory, given as arrays. None cannot be read."""
+
+    pixels = Pixels(3)
 
     def __init__(self, images):
         self.images, self.num_reads = images, 0
@@ -23,9 +26,6 @@ class Images:
         if self.images[index] is None:
             raise ImageReadError("damaged")
         return self.images[index]
-
-    def shown(self, pixels: np.ndarray) -> np.ndarray:
-        return pixels
 
 
 def groups_of(images: list) -> list[dict[int, int]]:

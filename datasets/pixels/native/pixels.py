@@ -11,9 +11,10 @@ from torch import Tensor
 
 from configs.schema import Config, Data
 from datasets.pixels.decode import OTHER_FORMATS
-from datasets.pixels.eight_bits import Pixels, Resize, Survey
+from datasets.pixels.eight_bits import Pixels, Resize
 from datasets.pixels.native.values import channels_to_show, split_limits
 from datasets.pixels.rules import ImageReadError, Images
+from datasets.pixels.survey import Survey
 from utils.errors import DataError
 
 NUM_TRIED = 10  # images until one can be read, which decides the type

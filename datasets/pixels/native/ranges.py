@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from datasets.pixels.eight_bits import Survey
+from datasets.pixels.survey import Survey
 from utils.text import counted, first_of
 
 

@@ -66,7 +66,7 @@ class Numbers(Task):
         return f"no image that can be read has a number in {names[first]}" * is_lacking
 
     def fits(self, images: ImageSet, num_outputs: int, rank: int) -> tuple[int, str]:
-        patterns = len(np.unique(images.meaning.is_present, axis=1).T)  # each needs a decomposition of its own
+        patterns = len(np.unique(images.meaning.is_present, axis=1).T)  # each is decomposed
         of_patterns = f" with {counted(patterns, 'pattern')} of missing ones" * (patterns > 1)
         return num_outputs + patterns * rank // FEATURES_OF_AN_OUTPUT, counted(num_outputs, "number") + of_patterns
 

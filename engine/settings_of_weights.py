@@ -224,7 +224,8 @@ def refuse_other_pixels(loaded: LoadedConfig, weights: Layer | None) -> None:
     data = loaded.config.DATA
     if not (weights and data.RANGE and loaded.origins["DATA.RANGE"] == weights.origin):
         return
-    if data.PIXELS != (theirs := weights.texts["DATA.PIXELS"]):
+    kinds = data.PIXELS, weights.texts["DATA.PIXELS"]
+    if len({*kinds}) > 1:
         from datasets.native_pixels.values import OTHER_LIMITS
 
-        raise ConfigError(OTHER_LIMITS.format(data.PIXELS, theirs))
+        raise ConfigError(OTHER_LIMITS.format(*kinds))

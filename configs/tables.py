@@ -178,7 +178,8 @@ class TaskRow(NamedTuple):
     """A row of TASKS: what a model learns from the images."""
 
     where: str  # file and class in engine/tasks/
-    targets: str  # file and class in datasets/ of the targets of invented images; readers choose theirs (labels.py)
+    targets: str  # file and class in datasets/ of what a target is
+    reading: str  # file and class in datasets/ that reads targets from tables, lists and tars
     reason: str  # the origin of the values of other settings that follow from the task
     metrics: tuple[str, ...]  # values of TRAIN.BEST_METRIC; the first that can be measured is the default
     activation: str = ""  # the function that turns outputs into probabilities
@@ -218,7 +219,8 @@ def losses_of(task: str) -> tuple[str, ...]:
 TASKS = {
     "classes": TaskRow(
         "classes.Classes",
-        "targets.OneClass",
+        "targets.one_class.OneClass",
+        "targets.labels.OneLabel",
         "TRAIN.OBJECTIVE",
         ("top1", "top5", "loss", "macro_recall", "macro_f1"),
         activation="softmax",
@@ -226,7 +228,8 @@ TASKS = {
     ),
     "labels": TaskRow(
         "labels.Labels",
-        "label_sets.LabelSets",
+        "targets.label_sets.LabelSets",
+        "targets.label_sets.several_labels",
         "several labels per image",
         ("map", "micro_f1", "top1", "top5", "loss", "macro_recall", "macro_f1"),
         activation="sigmoid",
@@ -239,7 +242,8 @@ TASKS = {
     ),
     "features": TaskRow(
         "features.Features",
-        "targets.OneClass",
+        "targets.one_class.OneClass",
+        "targets.labels.OneLabel",
         "TRAIN.OBJECTIVE",
         ("knn", "similarity", "loss"),
         has_exact_head=True,
@@ -251,7 +255,8 @@ TASKS = {
     ),
     "numbers": TaskRow(
         "numbers.Numbers",
-        "numbers.NumberTargets",
+        "targets.numbers.NumberTargets",
+        "targets.number_tables.NumberColumns",
         "TRAIN.OBJECTIVE",
         ("mae", "rmse", "r2", "spearman", "loss"),
         problem_type="regression",
@@ -260,7 +265,7 @@ TASKS = {
         metric_of_images="mae",
         noun="number",
         has_classes=False,
-        measured="numbers.standardized",
+        measured="targets.numbers.standardized",
         not_predicted=("into", "unsure", "unknown", "top"),
         why_not_predicted="this model predicts numbers, not classes",
         implied={"TRAIN.LOSS": losses_of("numbers")[0]},

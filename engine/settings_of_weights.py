@@ -224,8 +224,6 @@ def refuse_other_pixels(loaded: LoadedConfig, weights: Layer | None) -> None:
     data = loaded.config.DATA
     if not (weights and data.RANGE and loaded.origins["DATA.RANGE"] == weights.origin):
         return
-    kinds = data.PIXELS, weights.texts["DATA.PIXELS"]
-    if len({*kinds}) > 1:
-        from datasets.native_pixels.values import OTHER_LIMITS
+    from datasets.pixels.native.values import refuse_limits_of
 
-        raise ConfigError(OTHER_LIMITS.format(*kinds))
+    refuse_limits_of(weights.texts, data)

@@ -34,9 +34,9 @@ from datasets import ImageSet, open_data
 from datasets.classes import LINE_END
 from datasets.index import ENDING
 from datasets.loading.ahead import read_ahead
+from datasets.pixels.decode import KNOWN_ENDINGS, OTHER_ENDINGS
 from datasets.sources.shards import CLASSES_FILE, ShardTar, save_shards, scan
 from datasets.sources.tar import Tar
-from datasets.transforms.decode import KNOWN_ENDINGS, NATIVE_ENDINGS
 from datasets.types import ImageReadError
 from engine.tasks import find_task
 from scripts.command_line import Parser, at_least
@@ -45,7 +45,7 @@ from utils.files import content_of, replacing, write_text
 
 NUM_READERS = 8
 FILES_AHEAD = 64
-ENDINGS = (*KNOWN_ENDINGS, *NATIVE_ENDINGS)
+ENDINGS = (*KNOWN_ENDINGS, *OTHER_ENDINGS)
 DATASET_HELP = "any data set in docs/data.md whose images have one class each, except synthetic"
 MANIFEST = "shards.json"  # describes the source of the shards, so that shards of other data are not added
 

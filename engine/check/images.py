@@ -15,7 +15,7 @@ from datasets.bad_images import num_allowed
 from datasets.batching import batching_of
 from datasets.copies import are_equal, contradictions, copies_in_training, num_repeated
 from datasets.identity import Group, ImageContents
-from datasets.transforms.pixel_rules import SHALLOW
+from datasets.pixels.rules import KEEP_VALUES, SHALLOW
 from datasets.types import ImageReadError, ImageSet
 from engine.evaluation.scores import FEW, interval_of
 from engine.quick_checks import OK, WARN, WRONG, Finding
@@ -26,7 +26,6 @@ from utils.text import WARNING, counted, first_of, plural
 LINE_EACH = ",\n"
 SIGNS = {True: "=", False: "~"}  # between the names of two images: equal pixels, near copies
 BLOCK, MAX_BLOCKS = 64, 4096  # minimum number of images per thread task, and approximate maximum number of tasks
-KEEP_VALUES = "set DATA.PIXELS=native, which keeps the values of the files (docs/pixels.md)"
 UNEVEN = 10  # the ratio of largest to smallest class above which classes are reported as uneven
 
 
@@ -38,11 +37,7 @@ class ScanResult:
         self.count = min(total, most or total)
         self.sides = np.zeros((self.count, 2), dtype=np.int32)  # height, width
         self.reasons: dict[int, str] = {}  # errors of unreadable images
-        self.ranges = None  # the ranges of the channels, with DATA.PIXELS native
-        if (rules := getattr(image_set, "rules", None)) and rules.native:
-            from engine.check.native_pixels import Ranges
-
-            self.ranges = Ranges(self.count, image_set)
+        self.survey = image_set.pixels.survey(self.count)
 
     @property
     def readable(self) -> np.ndarray:
@@ -79,8 +74,7 @@ class ScanResult:
                 continue
             self.sides[number] = pixels.shape[:2]
             contents.add(start + number, pixels)
-            if self.ranges:
-                self.ranges.add(number, pixels)
+            self.survey.add(number, pixels)
         return kinds
 
 
@@ -128,8 +122,9 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
         start += scan.count
         yield check_readable(part, scan, config.DATA.MAX_BAD_FRACTION)
         yield check_sizes(part, scan, config)
-        if scan.ranges and (found := scan.ranges.finding(part, scan.name)):
-            yield found
+        if lines := scan.survey.describe(scan.name):
+            remedy = "leave such channels out, and remove or repair such images" * (len(lines) > 1)
+            yield Finding(f"{part} pixels", "\n".join(lines), WARN if remedy else OK, remedy)
         for text in batching_of(config.DATA).describe_shapes(config, scan.sides[scan.readable], part == "training"):
             yield Finding(f"{part} shapes", text)
     if kinds:
@@ -182,7 +177,7 @@ def check_classes(config: Config, train: ImageSet | None, val: ImageSet) -> Find
 
 def check_numbers(config: Config, train: ImageSet | None, val: ImageSet) -> Finding:
     """Report the range of each number, and numbers that are missing or only count the rows."""
-    from datasets.numbers import describe_numbers
+    from datasets.targets.numbers import describe_numbers
 
     parts = {"training": train, "validation": val}
     found = [(part, line) for part, each in parts.items() if each is not None for line in describe_numbers(each)]

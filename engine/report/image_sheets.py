@@ -12,7 +12,7 @@ from torch import Tensor
 
 from configs.schema import Config, Data
 from datasets import Batch, ImageSet, Mixed, build_normalize, build_preparation
-from datasets.batching import batching_of
+from datasets.pixels import pixels_of
 from datasets.transforms.crop import EvalTransform
 from datasets.types import ImageReadError
 from engine.predict.pictures import Tile, contact_sheet, fitted, lettering, write_picture
@@ -54,7 +54,7 @@ def draw_sheet(rows: Sequence[tuple[int, list[str]]], image_set: ImageSet, data:
     """Return a sheet of images: (index, caption). Only these images are read, and equal ones are shown once."""
     seen = None if data.sequences else EvalTransform(data).seen
     with ThreadPoolExecutor(NUM_THREADS) as pool:  # reading from a large file or a server is slow
-        pixels = [*pool.map(functools.partial(pixels_of, image_set, seen), [index for index, _ in rows])]
+        pixels = [*pool.map(functools.partial(small_copy, image_set, seen), [index for index, _ in rows])]
     equal: dict[object, list[Tile]] = {}
     for image, (index, caption) in zip(pixels, rows, strict=True):
         key = index if image is None else (image.shape, image.tobytes(), *caption)
@@ -66,13 +66,13 @@ def draw_sheet(rows: Sequence[tuple[int, list[str]]], image_set: ImageSet, data:
     return contact_sheet(tiles, side=SIDE, title=title)
 
 
-def pixels_of(image_set: ImageSet, seen: Callable[[int, int], tuple] | None, index: int) -> np.ndarray | None:
+def small_copy(image_set: ImageSet, seen: Callable[[int, int], tuple] | None, index: int) -> np.ndarray | None:
     """Return a small copy of the image, or None if it cannot be read. 36 large photos would take a gigabyte.
 
     `seen`: the part of an image of this height and width that the model sees, which gets a frame; None: all of it.
     """
     try:
-        image = image_set.shown(image_set.read(index))
+        image = image_set.pixels.shown(image_set.read(index))
     except (ImageReadError, UserError):
         return None
     small = fitted(image, SIDE)
@@ -178,7 +178,7 @@ class TrainBatch(Callback):
         captions = find_task(self._config).captions(targets, self._names)
         pairs = zip(pixels, captions, strict=True)
         tiles = [Tile(image.permute(1, 2, 0).numpy(), [caption]) for image, caption in pairs]
-        title = f"images of the first update, as the model gets them{batching_of(self._config.DATA).shown_as}"
+        title = f"images of the first update, as the model gets them{pixels_of(self._config.DATA).shown_as}"
         return contact_sheet(tiles, title=title)
 
 

@@ -41,6 +41,8 @@ class Subject:
     classes: list[str]
     record: dict[str, Any]
     source: Path
+    # Python code that prepares an image, and a sentence about it, for a model card.
+    code_and_sentence: tuple[str, str]
     figures: Figures | None = None  # None: the weights do not say how accurate they are
     is_calibrated: bool = False  # whether the graph divides the logits by the temperature
     names = ("images", "logits")  # of the input and the output of a graph

@@ -21,6 +21,7 @@ from models.weights.metadata import (
     pretrained_cfg,
     timm_name,
 )
+from models.weights.native_pixels import channels_of_colours
 from models.weights.state import Weights
 from utils.errors import ConfigError, naming_damage
 from utils.files import short_name
@@ -74,8 +75,7 @@ def load_pretrained(
             start = "zeros" if zeros else "random weights"
             lines += _fit_heads(model, state, [] if reason else theirs or [], classes, needs_head, start, reason)
         state = fit_image_size(model, state, lines)
-        has_8_bits = weights.record.get("config", {}).get("DATA.PIXELS", "8bit") == "8bit"
-        _fit_channels(model, state, lines, tuple((settings or {}).get("DATA.RGB", ())) if has_8_bits else ())
+        _fit_channels(model, state, lines, channels_of_colours(weights.record.get("config", {}), settings or {}))
         changed = differences(weights.record, settings, ARCHITECTURE) if settings else []
         _check_same_architecture(model, state, classifier_names(model), changed)
     except ConfigError as error:

@@ -15,6 +15,7 @@ import numpy as np
 from configs.schema import DATA, MACHINE, RECORD, SCALE
 from configs.tables import METRICS, TASKS
 from configs.values import SETTINGS, of_role, plain
+from datasets.pixels import kind_of_pixels
 from engine.evaluation.image_test import ErrorTest, ImageTest
 from engine.evaluation.scores import rank_of
 from engine.record.saved_files import read_object, read_table, to_number
@@ -28,9 +29,7 @@ REPETITION = ("SEED", "DATA.FOLD")  # runs that differ in nothing else are one g
 # Settings that do not influence the result of a run, such as the location of the data. They do not separate groups.
 WITHOUT_EFFECT = {*of_role(MACHINE, RECORD), *(key for key in of_role(DATA) if SETTINGS[key].may_change), "SEED"}
 WITHOUT_EFFECT |= {*SCALE}  # these follow from the images, which differ between folds
-OF_PIXELS = {"DATA.RANGE", "DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"}  # likewise, unless images have 8 bits
 NAMED_BY_PATH = {"imagefolder", "csv"}  # the name of an image is its path below the folder of the images
-EIGHT_BITS = SETTINGS["DATA.PIXELS"].default
 MISSING = "-"
 LONGEST_NAME = 48  # maximum characters of settings in a group's name
 # {run's folder: {(image, label): whether the run was right, or its absolute error for numbers}}
@@ -272,8 +271,7 @@ def identity_of(run: SavedRun) -> dict[str, str]:
 
 def without_effect(run: SavedRun) -> set[str]:
     """Return the settings that do not tell runs apart."""
-    has_8_bits = run.settings.get("DATA.PIXELS", EIGHT_BITS) == EIGHT_BITS
-    return WITHOUT_EFFECT if has_8_bits else WITHOUT_EFFECT | OF_PIXELS
+    return WITHOUT_EFFECT.union(kind_of_pixels(run.settings).measured)
 
 
 def is_idle(key: str, run: SavedRun) -> bool:

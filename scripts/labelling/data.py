@@ -64,7 +64,9 @@ class DataSet:
 
     @classmethod
     def load(cls, config: Config) -> "DataSet":
-        train, val, *_ = open_data(config)
+        # The outputs of the model need not be those of the data: weights of ImageNet judge any labels.
+        any_outputs = replace(config, MODEL=replace(config.MODEL, NUM_CLASSES=None))
+        train, val, *_ = open_data(any_outputs)
         if val.makes_batches:
             raise ConfigError(
                 f"DATA.DATASET: the images of {config.DATA.DATASET} are generated, so no label is wrong; "

@@ -18,11 +18,8 @@ from utils.distributed import Process
 from utils.errors import ConfigError, DataError, did_you_mean
 from utils.text import is_url
 
-NUM_SMALLEST = 3  # the number of smallest classes that the log names
 Wanted = Literal["both", "validation"]  # which parts are wanted; without "both", the training part may be missing
-Parts = tuple[
-    ImageSet | None, ImageSet
-]  # training images, unless only the validation part is wanted; validation images
+Parts = tuple[ImageSet | None, ImageSet]  # training images (None if they are not wanted), validation images
 
 
 class OpenedData(NamedTuple):
@@ -92,8 +89,7 @@ def _read(
     _refuse_one_class(config, train, val)
     for image_set in numbered:
         _check_num_classes(config, image_set)
-    counts = _describe_class_counts(train, val) if config.task.noun == "class" else ()
-    notes = (*describe_split(config, val, only_validation), *counts, *notes, *val.notes)
+    notes = (*describe_split(config, val, only_validation), *_describe_counts(train, val), *notes, *val.notes)
     return train, val.with_facts(notes=notes)
 
 
@@ -140,18 +136,15 @@ def _check_own_parts(config: Config, train: ImageSet, val: ImageSet) -> None:
         )
 
 
-def _describe_class_counts(train: ImageSet | None, val: ImageSet) -> list[str]:
-    """Describe the classes with the fewest images: the model learns them worst, and their accuracy is least certain.
-
-    Warn of classes that only one part has, unless halfstep has split the data: the split gives this warning itself.
-    """
-    if train is None or val.makes_batches or len(val.classes) == 1:
+def _describe_counts(train: ImageSet | None, val: ImageSet) -> list[str]:
+    """Describe the smallest classes, and warn of those that only one part has; a split gives this warning itself."""
+    if train is None or val.makes_batches:
         return []
     counts = train.count_classes(), val.count_classes()
-    smallest = sorted(np.flatnonzero(total := sum(counts)).tolist(), key=lambda number: total[number])[:NUM_SMALLEST]
-    found = (f"{val.classes[each]} ({counts[0][each]:,}/{counts[1][each]:,})" for each in smallest)
-    warning = warn_of_lacking_classes(val.classes, *counts) if val.split["rule"] == "folders" else []
-    return [f"smallest classes (train/val): {', '.join(found)}", *warning]
+    lines = val.meaning.describe_counts(val.classes, *counts)
+    if lines and val.split["rule"] == "folders":
+        lines += warn_of_lacking_classes(val.classes, *counts)
+    return lines
 
 
 def _refuse_one_class(config: Config, train: ImageSet | None, val: ImageSet) -> None:

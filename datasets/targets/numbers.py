@@ -59,6 +59,9 @@ class NumberTargets(OneClass):
         counts = count_classes(targets, len(self.values)) @ self.is_present.astype(np.int64)
         return np.pad(counts, (0, num_classes - len(counts)))
 
+    def describe_counts(self, classes: Sequence[str], trained: np.ndarray, validation: np.ndarray) -> list[str]:
+        return []
+
     def with_any(self, targets: np.ndarray, classes: np.ndarray) -> np.ndarray:
         return self.is_present[:, classes].any(1)[targets]
 

@@ -17,6 +17,7 @@ from configs.tables import import_named
 from datasets.targets.numbering import ByList, ByNumber
 
 LISTED = ByList()
+NUM_SMALLEST = 3  # the number of smallest classes that the log names
 
 
 def targets_of(config: Config) -> "type[OneClass]":
@@ -66,6 +67,15 @@ class OneClass:
     def count(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
         """Return int64 [classes]: the number of images with each class."""
         return count_classes(targets, num_classes)
+
+    def describe_counts(self, classes: Sequence[str], trained: np.ndarray, validation: np.ndarray) -> list[str]:
+        """Describe the classes with the fewest images: the model learns them worst, and their accuracy is least certain."""
+        if len(classes) == 1:
+            return []
+        total = trained + validation
+        smallest = sorted(np.flatnonzero(total).tolist(), key=lambda number: total[number])[:NUM_SMALLEST]
+        found = (f"{classes[each]} ({trained[each]:,}/{validation[each]:,})" for each in smallest)
+        return [f"smallest classes (train/val): {', '.join(found)}"]
 
     def with_any(self, targets: np.ndarray, classes: np.ndarray) -> np.ndarray:
         """Return bool [N]: whether each image has one of these classes."""

@@ -196,8 +196,8 @@ def test_digest_depends_on_shape_and_every_pixel():
 
 def test_near_copies_contradict_classes_but_not_numbers():
     group, targets = {0: 0, 1: 1, 2: 0, 3: 1}, ["1.0", "1.5", "2.0", "1.5"]
-    assert contradictions(group, targets.__getitem__, "number") == [(0, 2), (2, 0)]
-    assert contradictions({0: 0, 1: 1}, ["cat", "dog"].__getitem__, "class") == [(0, 1), (1, 0)]
+    assert contradictions(group, targets.__getitem__, False) == [(0, 2), (2, 0)]
+    assert contradictions({0: 0, 1: 1}, ["cat", "dog"].__getitem__, True) == [(0, 1), (1, 0)]
 
 
 def test_copy_in_training_is_an_equal_image_if_there_is_one():

@@ -183,7 +183,7 @@ def check_numbers(config: Config, train: ImageSet | None, val: ImageSet) -> Find
     found = [(part, line) for part, each in parts.items() if each is not None for line in describe_numbers(each)]
     is_doubtful = any(line.startswith(WARNING) for _, line in found)
     text = "\n".join(f"{part}: {line.removeprefix(WARNING)}" for part, line in found)
-    return Finding("numbers", text, WARN if is_doubtful else OK)
+    return Finding(plural(config.task.noun), text, WARN if is_doubtful else OK)
 
 
 def check_readable(part: str, scan: ScanResult, max_fraction: float) -> Finding:

@@ -167,7 +167,7 @@ def refuse_full_disk(path: Path, each: int) -> None:
 
 
 def check_shared_memory(config: Config, image_set: ImageSet, process: Process) -> Finding:
-    """Check that the prefetched batches of all loader processes fit into shared memory. Otherwise SIGBUS kills loaders."""
+    """Check that prefetched batches fit into shared memory. Otherwise SIGBUS kills loader processes."""
     title, workers = "shared memory", choose_workers(config, image_set, process)
     num_workers = workers.count * process.local_size
     if workers.kind == "threads" or image_set.makes_batches or not num_workers or not SHARED_MEMORY.is_dir():

@@ -108,9 +108,11 @@ def scan_images(scan: ScanResult, contents: ImageContents, start: int, title: st
 def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Iterator[Finding]:
     """Yield all findings about a data set whose lists and folders are valid. `train` is None in evaluation."""
     counts = counted(len(val), "validation image")
-    yield check_counts(config, counts if train is None else f"{len(train):,} training and {counts}", val)
+    counts = counts if train is None else f"{len(train):,} training and {counts}"
     if val.makes_batches:  # images generated on the device, with random classes
+        yield Finding("data", counts)
         return
+    yield check_counts(config, counts, val)
     yield import_named("engine.check", find_task(config).check)(config, train, val)
     parts = [("validation", val)] if train is None else [("training", train), ("validation", val)]
     scans = [ScanResult(image_set, config.START.CHECK_IMAGES) for _, image_set in parts]
@@ -134,8 +136,8 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
 
 
 def check_counts(config: Config, counts: str, val: ImageSet) -> Finding:
-    """Report the numbers of images. Warn if there are few validation images, unless their classes are random."""
-    if len(val) >= FEW or val.makes_batches:
+    """Report the numbers of images. Warn if there are few validation images."""
+    if len(val) >= FEW:
         return Finding("data", counts)
     found = f"{counts}; with so few validation images, scores are uncertain"
     if config.task.noun == "class":
@@ -181,7 +183,7 @@ def check_numbers(config: Config, train: ImageSet | None, val: ImageSet) -> Find
     found = [(part, line) for part, each in parts.items() if each is not None for line in describe_numbers(each)]
     is_doubtful = any(line.startswith(WARNING) for _, line in found)
     text = "\n".join(f"{part}: {line.removeprefix(WARNING)}" for part, line in found)
-    return Finding("numbers", text, WARN if is_doubtful else OK)
+    return Finding(plural(config.task.noun), text, WARN if is_doubtful else OK)
 
 
 def check_readable(part: str, scan: ScanResult, max_fraction: float) -> Finding:

@@ -79,12 +79,6 @@ def test_resumed_run_finds_class_names_in_another_unicode_form(tmp_path):
         assert part.classes == ["dog", "ba\u0308r"] and set(part.targets) == {0, 1}
 
 
-def test_csv_column_names_are_configurable(tmp_path):
-    file = make_csv(tmp_path, ["ant", "bee"], "file,klass")
-    train, val = load("csv", file, COLUMNS=("file", "klass"))
-    assert len(train) + len(val) == 24 and train.classes == ["ant", "bee"]
-
-
 def test_missing_invalid_or_leaking_group_column_is_reported(tmp_path):
     classes = [f"{name},{group}" for group in range(12) for name in ("ant", "bee")]
     file = make_csv(tmp_path, classes, "image_path,target,person")

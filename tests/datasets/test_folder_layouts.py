@@ -30,16 +30,16 @@ def parts(draw) -> dict[str, dict[str, str]]:
     return found
 
 
-@given(parts())
+@given(parts(), st.sampled_from(["imagefolder", "imagenet2012"]))
 @examples(25)
-def test_every_image_has_the_class_of_its_folder(layout):
+def test_every_image_has_the_class_of_its_folder(layout, dataset):
     with tempfile.TemporaryDirectory() as folder:
         for part, images in layout.items():
             for path in images:
                 file = Path(folder, part, path)
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(PICTURE)
-        sets = dict(zip(layout, load("imagefolder", folder), strict=True))
+        sets = dict(zip(layout, load(dataset, folder), strict=True))
         for part, images in layout.items():
             image_set = sets[part]
             assert image_set.classes == sorted({*layout["train"].values()})
@@ -47,3 +47,7 @@ def test_every_image_has_the_class_of_its_folder(layout):
                 image_set.name(index): image_set.classes[image_set.targets[index]] for index in range(len(image_set))
             }
             assert found == {f"{folder}/{part}/{path}": name for path, name in images.items()}
+        for path in layout["train"]:
+            Path(folder, "train", path).unlink()
+        none, again = load(dataset, folder, evaluate=True)  # does not read training images
+        assert none is None and again.targets.tolist() == sets["val"].targets.tolist()

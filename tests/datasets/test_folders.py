@@ -23,20 +23,6 @@ from tests.support.refusals import assert_names
 from utils.errors import DataError
 
 
-@pytest.mark.parametrize("dataset", ["imagenet2012", "imagefolder"])
-def test_class_numbers_follow_the_sorted_folder_names_in_train(tmp_path, dataset):
-    make_folders(tmp_path / "train", {"cat": 2, "ant": 1, "bee": 1})
-    make_folders(tmp_path / "val", {"cat": 1, "bee": 1}, shade=10)
-    train, val = load(dataset, tmp_path)
-    assert train.classes == val.classes == ["ant", "bee", "cat"]
-    assert list(zip(train.targets.tolist(), shades(train), strict=True)) == [(0, 2), (1, 3), (2, 0), (2, 1)]
-    assert list(zip(val.targets.tolist(), shades(val), strict=True)) == [(1, 11), (2, 10)]
-    only_val = load(dataset, tmp_path, evaluate=True)
-    assert only_val[0] is None and only_val[1].targets.tolist() == [1, 2]
-    (tmp_path / "train" / "ant" / "00.JPEG").unlink()  # an evaluation does not read training images
-    assert load(dataset, tmp_path, evaluate=True)[1].targets.tolist() == [1, 2]
-
-
 def test_class_without_validation_images_is_a_warning(tmp_path):
     make_folders(tmp_path / "train", {"ant": 1, "bee": 1, "cat": 1})
     make_folders(tmp_path / "val", {"ant": 1, "cat": 1})

@@ -26,16 +26,6 @@ from utils.errors import ConfigError, DataError
 # --- reading ---
 
 
-def test_parquet_rows_give_labels_class_names_and_pixels(tmp_path):
-    make_parquet(tmp_path)
-    train, val = load("parquet", tmp_path)
-    assert shades(train) == list(range(20)) and shades(val) == list(range(200, 206))
-    assert train.targets.tolist() == [number % 3 for number in range(20)] and train.classes == val.classes == ANIMALS
-    assert train.file(7) == (".png", png(7)) and train.key(12) == "0012.png"
-    part = train.take(np.array([3, 11, 19]))
-    assert shades(part) == [3, 11, 19] and part.name(2) == train.name(19)
-
-
 @pytest.mark.parametrize(
     "names",
     [

@@ -245,11 +245,6 @@ def test_fold_0_equals_the_split_with_the_same_validation_fraction(tmp_path, dat
     assert [keys(part) for part in fold] == [keys(train), keys(val)] and val.split != fold[1].split
 
 
-def test_digits_folds_have_equal_class_shares():
-    counts = [load("digits", FOLD=f"{fold}/10")[1].count_classes() for fold in range(10)]
-    assert np.ptp(counts, axis=0).max() <= 1
-
-
 def test_class_missing_from_a_training_fold_is_named(tmp_path):
     make_folders(tmp_path, {"ant": 30, "bee": 30, "rare": 1})
     for fold in ("0/2", "1/2"):

@@ -1,20 +1,17 @@
 """Numbers of images in parquet files and in tars."""
 
-import io
 import json
 import math
 from decimal import Decimal
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
-from PIL import Image
 
 from tests.support.configs import replaced
-from tests.support.image_sets import write_tar
+from tests.support.image_sets import png, write_tar
 from tests.support.numbers import number_settings, numbers_of
 from tests.support.opened import open_sets
+from tests.support.parquet_files import write_parquet
 from tests.support.refusals import refused
 from utils.errors import ConfigError, DataError
 
@@ -22,19 +19,9 @@ NAN = math.nan
 COUNT = 40
 
 
-def picture(number: int) -> bytes:
-    content = io.BytesIO()
-    Image.new("RGB", (4, 4), (number, 0, 0)).save(content, "PNG")
-    return content.getvalue()
-
-
 def write_table(path, **columns):
-    images = [{"bytes": picture(number), "path": f"{number}.png"} for number in range(COUNT)]
-    kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
-    pyarrow.parquet.write_table(
-        pyarrow.table({"image": pyarrow.array(images, kind), **columns}), path, row_group_size=9
-    )
-    return path
+    images = [{"bytes": png(number), "path": f"{number}.png"} for number in range(COUNT)]
+    return write_parquet(path, {"image": images, **columns}, group=9)
 
 
 def read(path, dataset, columns=("image", "age"), **data):
@@ -88,7 +75,7 @@ def tars(folder, contents: list[dict | str | None]):
     for part in range(2):
         files = {}
         for number in range(part, len(contents), 2):
-            files[f"{number}.png"] = picture(number)
+            files[f"{number}.png"] = png(number)
             if contents[number] is not None:
                 is_text = isinstance(contents[number], str)
                 name = f"{number}.cls" if is_text else f"{number}.json"
@@ -110,7 +97,7 @@ def test_tars_have_numbers_in_json_files_by_their_keys(tmp_path):
 def test_class_files_beside_json_files_are_no_numbers(tmp_path):
     files = {}
     for number in range(COUNT):
-        files |= {f"{number}.cls": b"7", f"{number}.json": b'{"age": %d}' % number, f"{number}.png": picture(number)}
+        files |= {f"{number}.cls": b"7", f"{number}.json": b'{"age": %d}' % number, f"{number}.png": png(number)}
     write_tar(tmp_path / "train-000000.tar", files)
     train, _ = read(tmp_path, "shards")
     assert all(value == [red] for red, value in by_pixels(train).items())

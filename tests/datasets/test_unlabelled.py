@@ -9,6 +9,7 @@ from configs.schema import Config
 from tests.support.configs import replaced
 from tests.support.image_sets import draw, png, shades, write_tar
 from tests.support.opened import open_sets
+from tests.support.parquet_files import write_parquet
 from tests.support.refusals import refused
 from utils.errors import DataError
 
@@ -27,12 +28,6 @@ def load(path: Path, **data):
     names = {part.key(index) for part in (train, val) for index in range(len(part))}
     assert len(names) == len(train) + len(val) and len(val) >= 1
     return sorted(shades(train) + shades(val)), names
-
-
-def parquet_of(path: Path, columns: dict) -> Path:
-    pyarrow = pytest.importorskip("pyarrow")
-    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table(columns), path, row_group_size=4)
-    return path
 
 
 def test_folder_is_read_with_all_its_subfolders(tmp_path):
@@ -86,35 +81,31 @@ def test_tar_next_to_photos_is_left_out_with_a_warning(tmp_path):
     assert any(note.startswith("warning: ") and ".tar 1" in note for note in val.notes)
 
 
-def test_tar_without_images_is_refused(tmp_path):
-    write_tar(tmp_path / "a.tar", {"a.txt": b"words"})
-    with refused(DataError, "DATA.DATA_PATH", "images"):
-        load(tmp_path)
-
-
 def test_parquet_is_read_without_labels(tmp_path):
     for number in range(2):
         rows = [{"bytes": png(10 * number + row), "path": f"{number}-{row}.png"} for row in range(6)]
-        parquet_of(tmp_path / f"part-{number}.parquet", {"image": rows, "caption": ["words"] * 6})
+        write_parquet(tmp_path / f"part-{number}.parquet", {"image": rows, "caption": ["words"] * 6})
     everything = sorted(10 * number + row for number in range(2) for row in range(6))
     found, names = load(tmp_path)
     assert found == everything and "1-5.png" in names
-    single = parquet_of(tmp_path / "other.parquet", {"pixels": [png(row) for row in range(5)]})
+    single = write_parquet(tmp_path / "other.parquet", {"pixels": [png(row) for row in range(5)]})
     assert load(single)[0] == [0, 1, 2, 3, 4]
 
 
-def test_parquet_without_a_column_of_images_is_refused(tmp_path):
-    path = parquet_of(tmp_path / "a.parquet", {"left": [b"1"], "right": [b"2"], "caption": ["words"]})
-    with refused(DataError, "a.parquet", "image", "left", "right"):
-        load(path)
-
-
-def test_other_files_and_empty_folders_are_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("a.tar", ["DATA.DATA_PATH", "images"]),
+        ("a.parquet", ["a.parquet", "image", "left", "right"]),
+        ("photo.jpg", ["DATA.DATA_PATH", "photo.jpg", ".txt", ".tar", ".parquet"]),
+        ("empty", ["empty"]),
+        ("missing", ["DATA.DATA_PATH", "missing"]),
+    ],
+)
+def test_path_without_images_is_refused(tmp_path, name, words):
+    write_tar(tmp_path / "a.tar", {"a.txt": b"words"})
+    write_parquet(tmp_path / "a.parquet", {"left": [b"1"], "right": [b"2"], "caption": ["words"]})
     (tmp_path / "photo.jpg").write_bytes(png(1))
     (tmp_path / "empty" / "inside").mkdir(parents=True)
-    with refused(DataError, "DATA.DATA_PATH", "photo.jpg", ".txt", ".tar", ".parquet"):
-        load(tmp_path / "photo.jpg")
-    with refused(DataError, "empty"):
-        load(tmp_path / "empty")
-    with refused(DataError, "DATA.DATA_PATH", "missing"):
-        load(tmp_path / "missing")
+    with refused(DataError, *words):
+        load(tmp_path / name)

@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from timm.data.naflex_random_erasing import PatchRandomErasing
 
 from datasets import build_normalize, build_preparation, build_train_data
 from datasets.native_aspect.batches import EvalSequenceTransform, PatchBoxes, PatchErasing, PatchMixing
@@ -16,6 +17,7 @@ from datasets.native_aspect.grids import grids_of, new_batch, pack, pictures_of,
 from datasets.types import Batch
 from engine.predict.classifier import load_classifier
 from engine.predict.predictor import Predictor
+from engine.train.distillation import load_teacher
 from models import build_model
 from models.weights.files import read_weights
 from models.weights.load import load_pretrained
@@ -142,8 +144,6 @@ def test_erased_boxes_cover_whole_patches_inside_the_image(folder, mode, grey, c
 
 @pytest.mark.parametrize("most", [1, 3])
 def test_share_of_erased_patches_equals_timms(folder, most):
-    from timm.data.naflex_random_erasing import PatchRandomErasing
-
     config = settings(
         folder, "TRAIN.RANDOM_ERASE_PROB=0.5", "TRAIN.RANDOM_ERASE_MODE=const", f"TRAIN.RANDOM_ERASE_COUNT={most}"
     )
@@ -288,8 +288,6 @@ SOFT = "TRAIN.DISTILLATION_TYPE=soft"
 
 
 def test_naflex_teacher_gets_the_images_of_the_student(trained, folder, start, tmp_path):
-    from engine.train.distillation import load_teacher
-
     options = [SOFT, f"TRAIN.TEACHER_MODEL={trained / 'best.pth'}", "DATA.IMAGENET_MEAN=[0.4,0.4,0.4]"]
     start(tmp_path, *options).done()
     config = settings(folder, *options)

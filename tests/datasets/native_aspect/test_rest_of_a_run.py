@@ -14,6 +14,7 @@ from datasets.native_aspect.grids import new_batch, pictures_of, set_grid
 from engine.batch_size import Trial
 from engine.first_passes import try_largest
 from engine.memory import too_large
+from engine.train.distillation import load_teacher
 from models import build_model
 from models.compilation import parts_to_compile
 from models.transforms import choose_transforms
@@ -263,8 +264,6 @@ def runs(start, tmp_path_factory) -> dict:
 
 
 def test_timm_teacher_keeps_the_position_embedding_of_its_weights(folder, tmp_path):
-    from engine.train.distillation import load_teacher
-
     plain = timm.create_model("test_vit", num_classes=2)
     torch.save(plain.state_dict(), tmp_path / "teacher.pth")
     options = SOFT, "TRAIN.TEACHER_MODEL=test_vit", f"TRAIN.TEACHER_PRETRAINED={tmp_path}/teacher.pth"
@@ -273,8 +272,6 @@ def test_timm_teacher_keeps_the_position_embedding_of_its_weights(folder, tmp_pa
 
 
 def test_plain_run_as_teacher_reads_the_patches_of_the_student(folder, runs):
-    from engine.train.distillation import load_teacher
-
     config = settings(folder, SOFT, f"TRAIN.TEACHER_MODEL={runs['squares']}/best.pth")
     teacher, _ = load_teacher(config, ["bird", "cat"], 2)
     alone, _ = load_teacher(replaced(config, DATA={"TOKENS": None}), ["bird", "cat"], 2)
@@ -284,8 +281,6 @@ def test_plain_run_as_teacher_reads_the_patches_of_the_student(folder, runs):
 
 
 def test_teacher_with_tokens_gets_squares_of_at_most_that_many_patches(folder, start, runs, tmp_path):
-    from engine.train.distillation import load_teacher
-
     options = [*VIT, "DATA.TOKENS=null", SOFT, f"TRAIN.TEACHER_MODEL={runs['patches']}/best.pth"]
     config = settings(folder, *options)
     teacher, _ = load_teacher(config, ["bird", "cat"], 2)

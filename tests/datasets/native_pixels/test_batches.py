@@ -47,14 +47,6 @@ def test_resize_equals_pillows_for_floats_of_each_channel(kernel, size, channels
     np.testing.assert_allclose(out.numpy(), resized(scaled(image, limits), size, kernel), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
-def test_values_outside_of_the_limits_become_the_limits(dtype):
-    image = np.array([[0, 9, 10, 15, 20, 21, 255]], dtype)[:, :, None]
-    out = torch.empty(1, *image.shape[:2])
-    NativeResize(config_of(1, (10, 20)).DATA)(image, "nearest", out)
-    assert out.flatten().tolist() == [0, 0, 0, 0.5, 1, 1, 1]
-
-
 def test_one_pair_of_limits_holds_for_all_channels():
     image = pixels()
     found, expected = (torch.empty(CHANNELS, 8, 8) for _ in range(2))
@@ -166,13 +158,6 @@ def test_jitter_changes_brightness_and_contrast_in_both_orders(channels):
         found.append([np.allclose(changed, each, atol=1e-5) for each in orders_of_jitter(image.numpy(), seed)])
         assert any(found[-1])
     assert {(True, False), (False, True)} <= {*map(tuple, found)}
-
-
-def test_strong_jitter_stays_between_0_and_1():
-    image = torch.rand(CHANNELS, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
-    for seed in range(20):
-        changed = jittered(image, seed, 3.0)
-        assert 0 <= changed.min() and changed.max() <= 1 and torch.isfinite(changed).all()
 
 
 def test_color_jitter_of_a_run_changes_training_images_by_its_strength():

@@ -278,16 +278,6 @@ def test_part_of_a_set_reads_the_channels_of_its_images(tmp_path):
     assert part.key(0) == "s5_B02.tif"
 
 
-def test_split_keeps_all_channels_of_an_image_together(tmp_path):
-    for name in ("ant", "bee"):
-        write_scenes(tmp_path / name, FLAT, {f"s{number:02d}": 10 * number for number in range(20)})
-    train, val = load("imagefolder", tmp_path)
-    assert len(train) and len(val) and len(train) + len(val) == 40
-    for each in (train, val):
-        assert all(second == first + 100 for first, second in firsts(each))
-    assert not {train.key(index) for index in range(len(train))} & {val.key(index) for index in range(len(val))}
-
-
 # --- the images of a folder, listed before the model is known ---
 
 
@@ -304,14 +294,6 @@ def test_folder_of_a_native_model_keeps_all_files():
     paths = [f"{number}{ending}" for number, ending in enumerate(ENDINGS)]
     assert images_among(paths, NativePixels(1), pytest.fail) == paths
     assert images_among(["1.png"], Pixels(3), pytest.fail) == ["1.png"]
-
-
-def test_folder_of_channel_files_has_an_image_for_each_id():
-    paths = ["ant/s1_B02.tif", "ant/s1_B03.tif", "bee/s1_B03.tif", "bee/s1_B02.tif", "s1_B04.tif", "x.png"]
-    reports = []
-    kept = images_among(paths, NativePixels(2, channel_files=FLAT), reports.append)
-    assert kept == ["ant/s1_B02.tif", "bee/s1_B02.tif"]
-    assert len(reports) == 1 and "2 files" in reports[0] and FLAT in reports[0]
 
 
 def test_scan_of_a_folder_with_channel_files_is_sorted(tmp_path):

@@ -17,7 +17,7 @@ from tests.support.native_files import tiff_of_pages
 from tests.support.native_images import CHANNELS, draw, files, measured, settings_file
 from tests.support.pages import block_of
 from tests.support.refusals import assert_names, refused
-from tests.support.runs import ROOT, epochs_of, rows_of, run, run_folder, typed
+from tests.support.runs import ROOT, epochs_of, rows_of, run_folder, typed
 from utils.errors import ConfigError, DataError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("here")]
@@ -97,13 +97,6 @@ def test_resumed_run_keeps_its_values_and_measures_nothing(photos, tmp_path, cha
     assert len(epochs_of(folder)) == 2
 
 
-def test_two_processes_measure_the_same_values_as_one(photos, trained, tmp_path):
-    words = ["-cfg", str(settings_file(photos)), "-output", str(tmp_path), "-epochs", "1", *DEPTH]
-    run("main_multi_gpu.py", *words, processes=2).done()
-    found, expected = data_of(run_folder(tmp_path)), data_of(trained)
-    assert all(found[name] == expected[name] for name in ("PIXELS", *NAMES))
-
-
 @pytest.fixture(scope="module")
 def bright(tmp_path_factory):
     """Draw images whose values are twice as large."""
@@ -135,6 +128,7 @@ def accuracy_in(said: str) -> str:
 def test_evaluation_uses_the_values_of_the_weights(photos, trained, tmp_path):
     weights = trained / "best.pth"
     whole = evaluated("-cfg", settings_file(photos), "-pretrained", weights, *DEPTH)
+    assert "warning" not in whole
     alone = evaluated("-dataset", "imagefolder", "-data_path", photos, "-pretrained", weights)
     exported = tmp_path / "x.safetensors"
     typed("scripts/export.py", weights, "-output", exported).done()
@@ -163,11 +157,6 @@ def test_fine_tuning_begins_with_own_weights_of_three_named_colours(of_colours, 
         words = [*given, f"MODEL.PRETRAINED={weights}", "-output", tmp_path / f"{number}"]
         said = typed("main_single_gpu.py", *words).done().printed
         assert_names(said, f"before training: top-1 {epoch['eval_top1']:.2f}%, loss {epoch['eval_loss']:.4f}")
-
-
-def test_evaluation_with_native_in_its_settings_is_not_warned_of(photos, trained):
-    said = evaluated("-cfg", settings_file(photos), "-pretrained", trained / "best.pth", *DEPTH)
-    assert "warning" not in said
 
 
 def test_evaluation_of_weights_without_limits_is_refused(photos, trained, tmp_path):

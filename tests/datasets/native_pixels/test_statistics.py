@@ -78,22 +78,14 @@ MEAN, DEVIATION = (0.1, 0.2, 0.3, 0.4, 0.5), (0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 @pytest.mark.parametrize("limits", [(), (0.0, 9000.0)], ids=["measured", "named"])
-def test_typed_mean_and_deviation_are_kept(photos, limits):
-    words = [f"DATA.IMAGENET_MEAN={list(MEAN)}", f"DATA.IMAGENET_STD={list(DEVIATION)}"]
-    words += [f"DATA.RANGE={list(limits)}"] if limits else []
-    data = measured(settings(photos, "-opts", *words))[0].DATA
-    assert (data.IMAGENET_MEAN, data.IMAGENET_STD) == (MEAN, DEVIATION)
-    assert data.RANGE == (limits or measure_in(photos).limits)
-
-
-@pytest.mark.parametrize("limits", [(), (0.0, 9000.0)], ids=["measured", "named"])
-@pytest.mark.parametrize("typed", [{"IMAGENET_MEAN": MEAN}, {"IMAGENET_STD": DEVIATION}], ids=["mean", "deviation"])
-def test_typed_mean_or_deviation_is_kept_and_the_other_measured(photos, limits, typed):
+@pytest.mark.parametrize("names", ["IMAGENET_MEAN", "IMAGENET_STD", "IMAGENET_MEAN IMAGENET_STD"])
+def test_typed_mean_or_deviation_is_kept_and_the_rest_measured(photos, limits, names):
+    typed = {name: MEAN if name == "IMAGENET_MEAN" else DEVIATION for name in names.split()}
     words = [f"DATA.{name}={list(values)}" for name, values in typed.items()]
     range_words = [f"DATA.RANGE={list(limits)}"] if limits else []
     found = measure_in(photos, *(["-opts", *range_words] if limits else []))
     data = measured(settings(photos, "-opts", *words, *range_words))[0].DATA
-    expected = {"IMAGENET_MEAN": found.mean, "IMAGENET_STD": found.deviation} | typed
+    expected = {"IMAGENET_MEAN": found.mean, "IMAGENET_STD": found.deviation, "RANGE": limits or found.limits} | typed
     assert {name: getattr(data, name) for name in expected} == expected
 
 
@@ -226,20 +218,6 @@ def test_settings_get_the_type_that_the_files_have(photos):
     assert measured(settings(photos))[0].DATA.PIXELS == "float32"
     with refused(DataError, "float32", "uint16"):
         measured(settings(photos, "-opts", "DATA.PIXELS=uint16"))
-
-
-# --- settings of a checkpoint ---
-
-
-def test_resumed_run_keeps_its_values_after_images_changed(photos):
-    loaded = settings(photos)
-    config, _ = measured(loaded)
-    began = {f"DATA.{name}": [*getattr(config.DATA, name)] for name in ("RANGE", "IMAGENET_MEAN", "IMAGENET_STD")}
-    for path in files(photos):
-        np.save(path, np.load(path) * 3)
-    again, val = measured(loaded, began)
-    assert again == config != measured(loaded)[0]
-    assert not any(note.startswith("channel") for note in val.notes) and val.pixels.limits == config.DATA.RANGE
 
 
 def test_pictures_of_both_parts_use_the_measured_limits(photos):

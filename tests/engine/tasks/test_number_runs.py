@@ -31,25 +31,19 @@ def table(tmp_path_factory):
     return write_digits(folder, COUNT, MISSING)[0]
 
 
+def started(table, data, *words: object):
+    """Start a run with the small settings on this data."""
+    return typed("main_single_gpu.py", "-cfg", table.with_name("small.yaml"), "-data_path", data, *words)
+
+
 @pytest.fixture(scope="module")
 def train(table, tmp_path_factory):
     """Return train(*options), which trains on the table and returns the folder of the run."""
 
     def train(*options: str, flags: tuple = (), epochs: int = 3, data=table):
         output = tmp_path_factory.mktemp("output")
-        words = [
-            "-cfg",
-            table.with_name("small.yaml"),
-            "-data_path",
-            data,
-            "-output",
-            output,
-            "-epochs",
-            epochs,
-            *flags,
-        ]
         given = {word.partition("=")[0]: word for word in (*OPTIONS, "TRAIN.WARMUP_EPOCHS=0", *options)}
-        typed("main_single_gpu.py", *words, "-opts", *given.values()).done()
+        started(table, data, "-output", output, "-epochs", epochs, *flags, "-opts", *given.values()).done()
         return run_folder(output)
 
     return train
@@ -243,24 +237,23 @@ def test_head_of_another_task_starts_anew(train, trained, table, tmp_path, there
     """Even if its outputs have the names of the columns, or the same number."""
     rows = [f"{number}.png,{('digit', 'ink')[number % 2]}" for number in range(COUNT)]
     table.with_name("classes.csv").write_text("\n".join(["image_path,target", *rows]) + "\n")
-    words = ["-cfg", table.with_name("small.yaml"), "-data_path", table.with_name("classes.csv"), "-epochs", 1]
-    words += ["-output", tmp_path / "classes"]
+    words = [table.with_name("classes.csv"), "-epochs", 1, "-output", tmp_path / "classes"]
     if there == "numbers":
-        typed("main_single_gpu.py", *words, "-pretrained", trained / "best.pth").done()
+        started(table, *words, "-pretrained", trained / "best.pth").done()
         folder = run_folder(tmp_path / "classes")
         assert read_torch(folder / "last.pth")["config"]["DATA.TARGET_MEAN"] == []
     else:
-        typed("main_single_gpu.py", *words).done()
+        started(table, *words).done()
         folder = train(flags=("-pretrained", run_folder(tmp_path / "classes") / "last.pth"), epochs=1)
     assert f"the weights were trained for {there}, not for {here}" in (folder / "log.txt").read_text()
 
 
 @pytest.mark.parametrize("name", ["image", "digit_predicted"])
 def test_columns_named_like_those_of_the_results_are_refused(table, tmp_path, name):
-    table.with_name("names.csv").write_text(table.read_text().replace("ink", name, 1))
-    words = ["-cfg", table.with_name("small.yaml"), "-data_path", table.with_name("names.csv"), "-output", tmp_path]
+    data = table.with_name("names.csv")
+    data.write_text(table.read_text().replace("ink", name, 1))
     options = (OPTIONS[0], f"DATA.COLUMNS=[path,digit,{name}]")
-    typed("main_single_gpu.py", *words, "-opts", *options).refused("DATA.COLUMNS", name)
+    started(table, data, "-output", tmp_path, "-opts", *options).refused("DATA.COLUMNS", name)
 
 
 def test_teacher_with_numbers_in_another_order_is_converted(train, trained):
@@ -276,24 +269,15 @@ def test_teacher_with_numbers_in_another_order_is_converted(train, trained):
 def test_teacher_of_classes_is_refused(table, tmp_path):
     words = ["-cfg", table.with_name("small.yaml"), "-dataset", "digits", "-output", tmp_path, "-epochs", "1"]
     typed("main_single_gpu.py", *words).done()
-    words = [
-        "-cfg",
-        table.with_name("small.yaml"),
-        "-data_path",
-        table,
-        "-opts",
-        *OPTIONS,
-        "TRAIN.DISTILLATION_TYPE=soft",
-    ]
-    teacher = f"TRAIN.TEACHER_MODEL={run_folder(tmp_path)}"
-    typed("main_single_gpu.py", *words, teacher).refused("TRAIN.TEACHER_MODEL", "TRAIN.OBJECTIVE")
+    options = (*OPTIONS, "TRAIN.DISTILLATION_TYPE=soft", f"TRAIN.TEACHER_MODEL={run_folder(tmp_path)}")
+    started(table, table, "-opts", *options).refused("TRAIN.TEACHER_MODEL", "TRAIN.OBJECTIVE")
 
 
 def test_check_describes_numbers_and_images_with_two_numbers(table, tmp_path):
     rows = table.read_text().splitlines()
     (tmp_path / "twice.csv").write_text("\n".join([*rows, rows[2].replace(",1,", ",8,")]) + "\n")
-    words = ["-check", "-cfg", table.with_name("small.yaml"), "-data_path", tmp_path / "twice.csv"]
-    said = typed("main_single_gpu.py", *words, "-opts", *OPTIONS, f"DATA.IMAGE_ROOT={table.parent}").stdout
+    options = (*OPTIONS, f"DATA.IMAGE_ROOT={table.parent}")
+    said = started(table, tmp_path / "twice.csv", "-check", "-opts", *options).stdout
     assert "training: ink: " in said and "missing for" in said
     assert "digit 1.0" in said and "digit 8.0" in said and "in two numbers" in said
 
@@ -305,10 +289,9 @@ def test_column_that_only_unreadable_images_have_is_named(trained, table, tmp_pa
         data.with_name(name).write_bytes(b"no image")
     rows = [f"{number}.png,{number % 7}," for number in range(30)] + [f"{name},1,{rare[name]}" for name in rare]
     data.write_text("\n".join(["path,age,rare", *rows]))
-    options = ("TRAIN.OBJECTIVE=numbers", "DATA.COLUMNS=[path,age,rare]", "DATA.MAX_BAD_FRACTION=0.9")
-    words = ("-pretrained", trained, "-data_path", data, "-output", tmp_path, "-opts", *options)
-    started = ("MODEL.NEW_CLASSIFIER=linear", "DATA.BATCH_SIZE=8")
-    typed("main_single_gpu.py", "-cfg", table.with_name("small.yaml"), *words, *started).refused("DATA.COLUMNS", "rare")
+    options = (OPTIONS[0], "DATA.COLUMNS=[path,age,rare]", "DATA.MAX_BAD_FRACTION=0.9", "DATA.BATCH_SIZE=8")
+    words = ("-pretrained", trained, "-output", tmp_path, "-opts", *options, "MODEL.NEW_CLASSIFIER=linear")
+    started(table, data, *words).refused("DATA.COLUMNS", "rare")
 
 
 def test_doctor_replays_large_numbers_as_they_were_trained(train, table):
@@ -329,36 +312,15 @@ def test_doubtful_numbers_are_listed_first(table, tmp_path):
         lines[int(number) + 1] = f"{path},{digit},{float(ink) + 300}"
     (tmp_path / "wrong.csv").write_text("\n".join(lines) + "\n")
     torch.manual_seed(0)
-    words = (
-        "-cfg",
-        table.with_name("small.yaml"),
-        "-dataset",
-        "csv",
-        "-data_path",
-        tmp_path / "wrong.csv",
-        "-no_copies",
-    )
+    started(table, table, "-epochs", 1, "-output", tmp_path / "o", "-opts", *OPTIONS).done()
+    words = (run_folder(tmp_path / "o") / "best.pth", "-cfg", table.with_name("small.yaml"))
+    words += ("-dataset", "csv", "-data_path", tmp_path / "wrong.csv")
     options = (*OPTIONS, f"DATA.IMAGE_ROOT={table.parent}")
-    run = typed(
-        "main_single_gpu.py",
-        *words[:2],
-        "-data_path",
-        table,
-        "-epochs",
-        1,
-        "-output",
-        tmp_path / "o",
-        "-opts",
-        *OPTIONS,
-    )
-    run.done()
-    weights = run_folder(tmp_path / "o") / "best.pth"
-    typed("scripts/labels.py", weights, *words, "-output", tmp_path / "found", "-opts", *options).done()
+    typed("scripts/labels.py", *words, "-no_copies", "-output", tmp_path / "found", "-opts", *options).done()
     rows = [row for row in rows_of(tmp_path / "found" / "labels.csv") if row["suggestion"].startswith("ink")]
     assert {row["image"] for row in rows[:3]} == {f"{number}.png" for number in wrong}
-    typed(
-        "scripts/labels.py", weights, *words[:6], "-apply", tmp_path / "found" / "labels.csv", "-opts", *options
-    ).refused("-apply", "CSV")
+    words += ("-apply", tmp_path / "found" / "labels.csv", "-opts", *options)
+    typed("scripts/labels.py", *words).refused("-apply", "CSV")
 
 
 def test_weights_of_classes_judge_numbers(table, tmp_path):

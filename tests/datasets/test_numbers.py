@@ -101,14 +101,6 @@ def test_empty_and_nan_cells_are_missing_numbers(tmp_path):
     np.testing.assert_array_equal(read(file), expected)
 
 
-@pytest.mark.parametrize("separator", [";", "\t"])
-@pytest.mark.parametrize("is_declared", [False, True])
-def test_columns_can_be_separated_by_semicolons_or_tabs(tmp_path, separator, is_declared):
-    header = f"sep={separator}\n" * is_declared + separator.join(["path", "age", "ink"])
-    file = write_rows(tmp_path / "a.csv", [separator.join(["1.5", "2"]), separator.join(["", "-3"])], header, separator)
-    np.testing.assert_array_equal(read(file), [[1.5, 2], [NAN, -3]])
-
-
 @pytest.mark.parametrize("text", cases_of("numbers-mistakes_in_a_table"))
 def test_wrong_cell_is_refused_with_its_place_and_value(here, text):
     write_rows(here / "b.csv", ["1", "2"])  # draws the images
@@ -420,17 +412,6 @@ def test_notes_of_a_split_speak_of_ranges_and_not_of_classes():
     assert "class" not in notes
 
 
-def test_image_without_numbers_is_in_no_stratum():
-    values = np.arange(400.0).reshape(200, 2)
-    values[7], values[8, 0] = NAN, NAN
-    images = images_with(values)
-    strata = images.meaning.strata(images)
-    assert [len(strata.meaning.classes_of(target)) for target in (6, 7, 8)] == [2, 0, 1]
-    assert (
-        strata.count_classes().sum() == 397 and (strata.count_classes() >= 20).sum() == 18
-    )  # of 198 and of 199 images
-
-
 @given(st.integers(30, 250), st.integers(1, 60), st.integers(0, 999))
 @examples(60)
 def test_only_named_images_change_their_part_when_others_are_added(count, added, seed):
@@ -441,27 +422,6 @@ def test_only_named_images_change_their_part_when_others_are_added(count, added,
     new_train, new_val, after = divided(values, seed)
     moved = (train & new_val) | (val & new_train)
     assert not [row for row in moved if f" {row}.png" not in before + after]
-
-
-def test_images_of_a_large_set_keep_their_part_when_others_are_added():
-    """Each tenth has an image with a low hash, before and after its limits move."""
-    rng = np.random.default_rng(0)
-    values = np.concatenate((rng.standard_normal((2000, 2)), 5 + rng.standard_normal((500, 2))))
-    train, val, _ = divided(values[:2000])
-    new_train, new_val, _ = divided(values)
-    assert train < new_train and val < new_val and len(new_val) == pytest.approx(250, abs=50)
-
-
-def test_split_of_a_file_holds_out_images_of_every_tenth(tmp_path):
-    values = np.random.default_rng(0).permutation(400)
-    cells = [f"{value / 7},{'' if value % 2 else value**2}" for value in values.tolist()]
-    train, val = load(write_rows(tmp_path / "a.csv", cells, "path,age,ink"), VAL_FRACTION=0.01)
-    for of_tenth, has_ink in ((40, False), (40, True)):
-        part = numbers_of(val)[:, 0] * 7
-        part = part[part.round() % 2 == 0] if has_ink else part
-        assert {*(part.round() // of_tenth)} == {*range(10)}
-    assert len(train) + len(val) == 400 and len(val) < 40
-    assert val.classes == ["age", "ink"] and isinstance(val.meaning, NumberTargets)
 
 
 # --- evaluation of the data of a run ---

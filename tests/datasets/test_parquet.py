@@ -41,6 +41,7 @@ def test_train_and_val_parquet_files_are_recognized_by_their_paths(tmp_path, nam
     train, val = load("parquet", tmp_path)
     assert (shades(train), shades(val)) == (list(range(9)), [20, 21, 22])
     assert train.classes == ["0", "1", "2"] and not train.meaning.numbering.are_names
+    assert train.file(7) == (".png", png(7))
 
 
 def test_single_parquet_file_is_split_by_image_name(tmp_path):

@@ -11,8 +11,8 @@ from datasets.transforms import preparation
 from datasets.transforms.erase_and_mix import BatchedErasing, Erasing
 from tests.support.batches import ERASES, MIXES, SIDE, batch, settings
 from tests.support.configs import CPU, replaced, small_config
+from tests.support.loading import first_batch
 from tests.support.loading import settings as digits
-from tests.support.loading import train_data
 from tests.support.pretend_device import DEVICE, on_pretend_device, waits
 from tests.support.trainers import make_trainer
 
@@ -51,8 +51,7 @@ def test_random_erasing_of_a_batch_matches_erasing_each_image(kind, mode, channe
 def test_erasing_boxes_of_loader_match_boxes_drawn_on_demand():
     config = replaced(digits(IMAGE_SIZE=16, BATCH_SIZE=16), TRAIN={"RANDOM_ERASE_PROB": 0.5, "RANDOM_ERASE_COUNT": 2})
     prepare = Preparation(config, Normalize(config.DATA))
-    windows = train_data(config).windows(0, 1)
-    (loaded,) = next(windows).batches
+    loaded = first_batch(config)
     wanted = prepare(loaded._replace(boxes=None))[0]
     assert loaded.boxes.shape == (16, 2, 6) and torch.equal(prepare(loaded)[0], wanted)
     assert torch.equal(torch.cat([prepare(part)[0] for part in loaded.parts(7)]), wanted)

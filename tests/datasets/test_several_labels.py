@@ -94,14 +94,6 @@ def test_label_order_comes_from_checkpoint_or_classes_file(tmp_path):
         assert train.classes == val.classes == ["dog", "cat", "bird"] and labels_of(train) == labels_of(val) == MEANT
 
 
-def test_listed_class_without_images_is_reported(tmp_path):
-    write(tmp_path / "train.csv", separated())
-    (tmp_path / "classes.txt").write_text("dog\ncat\nbird\nbrid\n")
-    train, val = load("csv", tmp_path, CLASSES=str(tmp_path / "classes.txt"), VAL_FRACTION=0.3, **SEPARATED)
-    assert train.classes == ["dog", "cat", "bird", "brid"]
-    assert any("warning" in line and "brid" in line for line in val.notes)
-
-
 def test_multilabel_split_leaves_training_images_of_every_class():
     targets = np.random.default_rng(0).choice(4, size=300)
     targets[0] = 4  # the only image of class d, which also has the label of another class

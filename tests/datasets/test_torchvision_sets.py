@@ -10,10 +10,8 @@ from urllib.error import URLError
 
 import numpy as np
 import pytest
-import torch
 import torchvision.datasets
 
-from datasets import build_train_data
 from datasets.sources import torchvision_sets
 from datasets.sources.arrays import ArrayImages
 from datasets.sources.images import FileImages
@@ -21,11 +19,11 @@ from datasets.sources.torchvision_sets import OWN_READERS, SPLITS, TorchvisionIm
 from scripts import make_shards
 from tests.support.cases import cases_of, names_of
 from tests.support.image_sets import draw, error_of, load, make_folders, settings, shades
+from tests.support.loading import first_batch
 from tests.support.opened import open_sets
 from tests.support.refusals import assert_names, refused
 from tests.support.torchvision_files import CIFAR, make_dtd, make_mnist, make_pets, write, write_cifar
 from tests.support.weight_files import Payload
-from utils.distributed import Process
 from utils.errors import ConfigError
 
 # {name: (its files, training targets and shades, the same for validation, classes, image class)}
@@ -80,8 +78,7 @@ def test_torchvision_images_can_be_trained_on_and_sharded(tmp_path):
     (tmp_path / "oxford-iiit-pet" / "images" / "great_dane_2.jpg").write_bytes(b"no image")
     config = settings("torchvision/OxfordIIITPet", tmp_path, IMAGE_SIZE=4, BATCH_SIZE=2, NUM_WORKERS=2)
     train, _ = open_sets(config)
-    windows = build_train_data(config, train, Process(torch.device("cpu"))).windows(0, 1)
-    (batch,) = next(windows).batches
+    batch = first_batch(config)
     assert set(batch.bad) == {1} and train.name(1) == "OxfordIIITPet image 1"
     draw(tmp_path / "oxford-iiit-pet" / "images" / "great_dane_2.jpg", 1)
     flags = ["-dataset", "torchvision/OxfordIIITPet", "-data_path", str(tmp_path), "-out", str(tmp_path / "out")]

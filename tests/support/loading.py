@@ -29,6 +29,12 @@ def train_data(config: Config, rank: int = 0, world_size: int = 1):
     return build_train_data(config, open_sets(config)[0], Process(CPU, rank, world_size=world_size))
 
 
+def first_batch(config: Config):
+    windows = train_data(config).windows(0, 1)  # whose loader ends with it
+    (batch,) = next(windows).batches
+    return batch
+
+
 def taken(windows) -> list[tuple]:
     """Return the contents of all windows as plain values that can be compared."""
     return [

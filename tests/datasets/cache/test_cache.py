@@ -287,3 +287,28 @@ def test_changed_image_files_or_settings_replace_the_old_cache(photos):
     photos.rename(photos.parent / "others")  # another data set with the same layout
     cached(replaced(config, DATA={"DATA_PATH": str(photos.parent / "others")}))
     assert before < files_of(config) - {stranger.name} and len(files_of(config) - {stranger.name}) == 4
+
+
+# --- in -check ---
+
+
+def test_check_reports_expected_cache_size_or_existing_cache_location(photos, tmp_path, monkeypatch):
+    folder, config = tmp_path / "cache", config_of(photos)
+
+    def told(given=config) -> str:
+        messages = Messages(is_check=True)
+        cached(given, messages)
+        return "\n".join([*messages.lines, *(f"warning: {each}" for each in messages.warnings)])
+
+    assert_names(told(), f"{NUM_IMAGES} images, about 1 MiB in", "3 images, about 1 MiB in", "are free")
+    assert not folder.exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(cache_module, "free_bytes", lambda place: 100)
+        patch.setattr(cache_module, "estimate_bytes", lambda *given: 101)
+        assert told().count("warning: ") == 2 and "DATA.CACHE=256" in told()
+    cached(config)
+    assert f"{NUM_IMAGES} training images, 1 MiB, in {folder}" in told() and "about" not in told()
+    (tmp_path / "file").write_text("")
+    below_a_file = told(replaced(config, DATA={"CACHE_PATH": f"{tmp_path}/file/cache"}))
+    assert_names(below_a_file, "warning", "DATA.CACHE_PATH", f"{tmp_path}/file/cache")
+    assert "which are in memory already" in told(replaced(config, DATA={"DATASET": "digits"}))

@@ -10,15 +10,14 @@ from timm.data import auto_augment
 from timm.data.naflex_transforms import RandomResizedCropToSequence, ResizeToSequence
 
 from configs.load import load
-from configs.schema import Config
 from datasets import build_eval_data, build_normalize, build_preparation, build_train_data
 from datasets.native_aspect.batches import EvalSequenceTransform, PatchMixing, SequenceTransform, blank_batch
 from datasets.native_aspect.grids import grids_of, length_of, new_batch, pictures_of
 from datasets.transforms.augment import Augmentation
 from datasets.transforms.operations import DrawnOperations, Operation
-from datasets.types import Batch, ImageSet
 from tests.datasets.native_aspect.photos import GREY, SHAPES, noise, piece_of, settings
 from tests.support.configs import CPU, replaced
+from tests.support.loading import first_batch
 from tests.support.opened import open_sets
 from tests.support.runs import rows
 from utils.distributed import Process
@@ -40,12 +39,6 @@ def picture(kind: str, width: int, height: int, channels: int = 3) -> np.ndarray
 
 def as_image(pixels: np.ndarray) -> Image.Image:
     return Image.fromarray(pixels if pixels.shape[2] > 1 else pixels[:, :, 0])
-
-
-def first_batch(config: Config, train: ImageSet) -> Batch:
-    """Return the batch of the first update."""
-    windows = build_train_data(config, train, Process(CPU)).windows(0, 1)
-    return next(next(windows).batches)
 
 
 # Sizes and pixels
@@ -165,11 +158,11 @@ def test_shifts_of_trivial_augment_are_in_pixels_for_any_size(folder):
 
 def test_evaluation_uses_tokens_and_training_uses_train_tokens(folder):
     config = settings(folder, "DATA.TRAIN_TOKENS=[12]")
-    train, val = open_sets(config)
+    _, val = open_sets(config)
     batches = list(build_eval_data(config, val, Process(CPU)))
     assert {each.images.shape[1] for each in batches} == {24 + 1}
     assert max(grids_of(each.images).prod(axis=1).max() for each in batches) > 12
-    assert grids_of(first_batch(config, train).images).prod(axis=1).max() <= 12
+    assert grids_of(first_batch(config).images).prod(axis=1).max() <= 12
 
 
 def test_lengths_of_updates_are_drawn_from_seed_and_step(folder):
@@ -245,7 +238,7 @@ def test_images_of_a_mixing_group_share_their_weight(folder, group, draws):
 def test_images_are_mixed_before_patches_are_erased(folder):
     options = "TRAIN.MIXUP_ALPHA=1 TRAIN.RANDOM_ERASE_PROB=1 TRAIN.RANDOM_ERASE_MODE=const DATA.HFLIP=0".split()
     config = settings(folder, *options)
-    batch, normalize = first_batch(config, open_sets(config)[0]), build_normalize(config.DATA)
+    batch, normalize = first_batch(config), build_normalize(config.DATA)
     images, targets = build_preparation(config, normalize)(batch)
     mixed = normalize(batch.images)["patches"]
     changed = (images["patches"] != mixed).any(2)

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from timm.data.naflex_random_erasing import PatchRandomErasing
 
-from datasets import build_normalize, build_preparation, build_train_data
+from datasets import build_normalize, build_preparation
 from datasets.native_aspect.batches import EvalSequenceTransform, PatchBoxes, PatchErasing, PatchMixing
 from datasets.native_aspect.grids import grids_of, new_batch, pack, pictures_of, size_of
 from datasets.types import Batch
@@ -24,7 +24,7 @@ from models.weights.load import load_pretrained
 from tests.datasets.native_aspect.photos import GREY, SHAPES, VIT, noise, piece_of, settings
 from tests.support.cases import cases_of, names_of
 from tests.support.configs import CPU, replaced
-from tests.support.opened import open_sets
+from tests.support.loading import first_batch
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import epochs_of, run, run_folder, typed
 from tests.support.trainers import make_trainer, update
@@ -168,8 +168,7 @@ def test_repeats_of_an_image_have_different_erased_boxes(folder):
 def test_saved_batch_without_boxes_is_prepared_the_same(folder):
     """The doctor replays saved images, which were mixed when they were read."""
     config = settings(folder, "TRAIN.MIXUP_ALPHA=1", "TRAIN.RANDOM_ERASE_PROB=0.5")
-    windows = build_train_data(config, open_sets(config)[0], Process(CPU)).windows(0, 1)
-    batch = next(next(windows).batches)
+    batch = first_batch(config)
     prepare = build_preparation(config, build_normalize(config.DATA))
     images, targets = prepare(batch)
     again, same = prepare(batch._replace(boxes=None))

@@ -7,16 +7,16 @@ import pytest
 import torch
 from PIL import Image
 
-from datasets import Normalize, build_normalize, build_preparation, build_train_data
+from datasets import Normalize, build_normalize, build_preparation
 from datasets.batching import batching_of
 from datasets.pixels import pixels_of
 from datasets.pixels.native.floats import Jitter, NativeResize, shrunk
 from datasets.transforms.crop import EvalTransform, TrainTransform, crop_box
 from engine.export.runtime import RawPhotos
-from tests.support.configs import CPU, replaced
+from tests.support.configs import replaced
+from tests.support.loading import first_batch
 from tests.support.native_images import CHANNELS, config_of, draw, measured, pixels, settings
 from tests.support.opened import open_sets
-from utils.distributed import Process
 
 SIDE = 16
 LIMITS = (1200, 1700, 2100, 2900, 3000, 3900, 4000, 4800, 5000, 5700)  # within the values of the images
@@ -244,12 +244,6 @@ def run_settings(tmp_path_factory):
     """Return the settings of images in files, with measured limits, mean and deviation."""
     photos = draw(tmp_path_factory.mktemp("batches") / "photos")
     return measured(settings(photos))[0]
-
-
-def first_batch(config):
-    windows = build_train_data(config, open_sets(config)[0], Process(CPU)).windows(0, 1)
-    (batch,) = next(windows).batches
-    return batch
 
 
 def prepared(config, batch) -> torch.Tensor:

@@ -649,28 +649,24 @@ def decoded(monkeypatch) -> list[str]:
     return calls
 
 
-@pytest.mark.parametrize("kind", LARGE_FILES)
-def test_image_of_max_pixels_is_read(kind):
-    assert native(LARGE_FILES[kind], max_pixels=600).shape == (20, 30, 1)
+# {kind: (file, channels, a limit that allows it, a lower one, what the refusal says of it)}
+LIMITS = {kind: (data, 1, 600, 599, ["30 x 20"]) for kind, data in LARGE_FILES.items()}
+LIMITS |= {
+    f"{kind}, 5 channels": (data, 5, 256, HEIGHT * WIDTH, ["7 x 5", "5 channels"]) for kind, data in BAND_FILES.items()
+}
 
 
-@pytest.mark.parametrize("kind", LARGE_FILES)
+@pytest.mark.parametrize("kind", LIMITS)
+def test_image_within_max_pixels_is_read(kind):
+    data, channels, limit, *_ = LIMITS[kind]
+    assert native(data, channels, max_pixels=limit).shape[2] == channels
+
+
+@pytest.mark.parametrize("kind", LIMITS)
 def test_large_image_is_refused_before_its_pixels_are_decoded(kind, decoded):
-    with refused(ImageReadError, "30 x 20", "DATA.MAX_PIXELS", 599):
-        native(LARGE_FILES[kind], max_pixels=599)
-    assert not decoded
-
-
-@pytest.mark.parametrize("kind", BAND_FILES)
-def test_five_channels_within_max_pixels_are_read(kind):
-    pixels = native(BAND_FILES[kind], 5, max_pixels=256)
-    assert pixels.shape == (HEIGHT, WIDTH, 5)
-
-
-@pytest.mark.parametrize("kind", BAND_FILES)
-def test_five_channels_count_as_more_pixels_before_decoding(kind, decoded):
-    with refused(ImageReadError, "7 x 5", "5 channels", "DATA.MAX_PIXELS", HEIGHT * WIDTH):
-        native(BAND_FILES[kind], 5, max_pixels=HEIGHT * WIDTH)
+    data, channels, _, limit, words = LIMITS[kind]
+    with refused(ImageReadError, *words, "DATA.MAX_PIXELS", limit):
+        native(data, channels, max_pixels=limit)
     assert not decoded
 
 

@@ -1,3 +1,0 @@
-"""A few photographs."""
-
-from tests.engine.check.conftest import photos  # noqa: F401

@@ -12,16 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configs.schema import Config
-from configs.tables import import_named
 from datasets.targets.numbering import ByList, ByNumber
 
 LISTED = ByList()
-
-
-def targets_of(config: Config) -> "type[OneClass]":
-    """Return the class of the targets that the task of these settings has."""
-    return import_named("datasets", config.task.targets)
 
 
 class OneClass:

@@ -184,6 +184,9 @@ class TaskRow(NamedTuple):
     metrics: tuple[str, ...]  # values of TRAIN.BEST_METRIC; the first that can be measured is the default
     activation: str = ""  # the function that turns outputs into probabilities
     problem_type: str = ""  # the name of the task in transformers
+    recipe: str = "finetune"  # file in configs/ that fine-tunes a model without BatchNorm
+    has_exact_head: bool = False  # whether outputs are in float32 with -amp, because half precision would lose digits
+    metric_of_images: str = "top1"  # key of METRICS: the score that the tables of images give
     has_targets: bool = True  # whether the data must say what each image is
     has_classes: bool = True  # whether the model predicts classes
     noun: str = "class"  # what an output of the model stands for
@@ -196,6 +199,10 @@ class TaskRow(NamedTuple):
     # Flags of scripts/predict.py that need one class per image, and why the model has none.
     not_predicted: tuple[str, ...] = ()
     why_not_predicted: str = ""
+
+    def is_like(self, other: "TaskRow") -> bool:
+        """Return whether the outputs of both tasks mean the same."""
+        return self.noun == other.noun
 
     @property
     def refused(self) -> tuple:
@@ -239,6 +246,7 @@ TASKS = {
         "targets.labels.OneLabel",
         "TRAIN.OBJECTIVE",
         ("knn", "similarity", "loss"),
+        has_exact_head=True,
         has_targets=False,
         has_classes=False,
         has_answers=False,
@@ -252,6 +260,9 @@ TASKS = {
         "TRAIN.OBJECTIVE",
         ("mae", "rmse", "r2", "spearman", "loss"),
         problem_type="regression",
+        recipe="finetune_numbers",
+        has_exact_head=True,
+        metric_of_images="mae",
         noun="number",
         has_classes=False,
         measured="targets.numbers.standardized",

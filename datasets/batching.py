@@ -1,6 +1,7 @@
 """Chooses the kind of batches: square images, or images at their own aspect ratio as sequences of patches."""
 
 from configs.schema import Data
+from datasets.pixels import pixels_of
 from datasets.squares import Squares
 
 
@@ -9,9 +10,5 @@ def batching_of(data: Data) -> Squares:
     if data.sequences:
         from datasets.native_aspect.batching import Sequences
 
-        return Sequences()
-    if data.is_native:
-        from datasets.native_pixels.batches import NativeSquares
-
-        return NativeSquares(data)
-    return Squares()
+        return Sequences(pixels_of(data))
+    return Squares(pixels_of(data))

@@ -11,18 +11,16 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from configs.schema import Config, Data
 from datasets.index import ENDING, IndexBuilder, caches_folder, open_index
 from datasets.loading.ahead import read_ahead
-from datasets.transforms.crop import resize
-from datasets.transforms.pixel_rules import PixelRules
+from datasets.pixels import Pixels
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import StoppedBySignal
 from utils.files import check_writable, free_bytes, locked, sync, without_waiting
@@ -38,7 +36,6 @@ MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux"
 NUM_SAMPLED = 64  # number of images from which the total size is estimated
 IMAGES_AHEAD_PER_THREAD = 2  # number of images that each thread decodes ahead of the writer
 FILES_PER_TASK = 4096
-CONTENT_ALIGNMENT = 4  # bytes
 REMEDY = "Set DATA.CACHE_PATH to a writable folder with enough space; DATA.CACHE=256 needs less space"
 
 
@@ -69,18 +66,11 @@ def locate_cache(config: Config, part: str, image_set: ImageSet) -> CacheLocatio
     """Return the location of this set's cache, which need not exist."""
     root = hashlib.sha256(os.fsencode(os.path.realpath(image_set.root))).hexdigest()[:16]
     files = hash_files(image_set, count_threads(config))
-    key = {"version": VERSION, "files": files, "pixels": _facts_of_pixels(image_set.rules)}
+    key = {"version": VERSION, "files": files, "pixels": image_set.pixels.identity()}
     if side := config.DATA.cache_side:  # the interpolation matters only if images are resized
         key |= {"side": side, "interpolation": config.DATA.INTERPOLATION}
     name = f"{config.DATA.DATASET.replace('/', '-')}-{part}-{root}"
     return CacheLocation(caches_folder(config), name, hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16])
-
-
-def _facts_of_pixels(rules: PixelRules) -> dict[str, Any]:
-    """Return what the pixels of a file depend on, as plain values."""
-    facts, native = asdict(replace(rules, native=None)), rules.native
-    del facts["native"]  # so that older caches of 8 bits stay valid
-    return facts | ({"kind": native.kind, "channel_files": native.channel_files} if native else {})
 
 
 def hash_files(image_set: ImageSet, num_threads: int) -> str:
@@ -135,13 +125,10 @@ def open_cache(location: CacheLocation) -> CacheFile | None:
         return None
 
 
-def write_cache(
-    location: CacheLocation, facts: dict[str, Any], images: Iterable[tuple[int, int, bytes | np.ndarray]]
-) -> None:
+def write_cache(location: CacheLocation, pixels: Pixels, images: Iterable[tuple[int, int, bytes | np.ndarray]]) -> None:
     """Write images (height, width, content), and then the index, which marks the cache as complete.
 
-    `facts`: number of channels, and type of the values unless it is uint8. An unfinished cache is removed. The caller must
-    hold the lock.
+    An unfinished cache is removed. The caller must hold the lock.
     """
     location.remove()  # not overwritten, because another run may have mapped the damaged cache
     builder, end = IndexBuilder(COLUMNS), 0
@@ -151,11 +138,10 @@ def write_cache(
                 for name, value in zip(COLUMNS, (end, height, width), strict=True):
                     builder.add(name, [value])
                 # Types of several bytes must be aligned to be read in place, also after the text of an error.
-                end += file.write(content) + file.write(
-                    bytes(-file.tell() % CONTENT_ALIGNMENT) if "type" in facts else b""
-                )
+                end += file.write(content) + file.write(bytes(-file.tell() % pixels.dtype.itemsize))
             sync(file)
-        builder.finish({"size": end} | facts).save(location.index)
+        facts = {"size": end, "channels": pixels.num_channels, "type": pixels.dtype.name}
+        builder.finish(facts).save(location.index)
     except BaseException:
         location.remove()
         raise
@@ -246,16 +232,12 @@ def build_cache(
             progress.say(f"cache: writing {check_space(config, location, image_set)}")
             with ThreadPoolExecutor(num_threads, "cache") as pool:
                 try:
-                    write_cache(location, _facts_of(image_set.rules), decoded(pool))
+                    write_cache(location, image_set.pixels, decoded(pool))
                 finally:
                     pool.shutdown(cancel_futures=True)
         finally:
             Path(lock.name).unlink(missing_ok=True)
     return open_cache(location)
-
-
-def _facts_of(rules: PixelRules) -> dict[str, Any]:
-    return {"channels": rules.num_channels} | ({"type": rules.native.dtype.name} if rules.native else {})
 
 
 def encode(data: Data, image_set: ImageSet, index: int) -> tuple[int, int, bytes | np.ndarray]:
@@ -265,18 +247,11 @@ def encode(data: Data, image_set: ImageSet, index: int) -> tuple[int, int, bytes
     except ImageReadError as error:
         reason = os.fsencode(str(error))
         return 0, len(reason), reason
-    height, width, num_channels = pixels.shape
+    height, width, _ = pixels.shape
     side, short = data.cache_side, min(height, width)
     if side is not None and short > side:
         size = side * height // short, side * width // short
-        if data.is_native:
-            from datasets.native_pixels.floats import shrunk
-
-            pixels = shrunk(pixels, size, data.INTERPOLATION)
-        else:
-            smaller = torch.empty((*size, num_channels), dtype=torch.uint8)
-            resize(pixels, data.INTERPOLATION, smaller.permute(2, 0, 1))
-            pixels = smaller.numpy()
+        pixels = image_set.pixels.shrunk(pixels, size, data.INTERPOLATION)
     return *pixels.shape[:2], np.ascontiguousarray(pixels)
 
 

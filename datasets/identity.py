@@ -77,7 +77,7 @@ class ImageContents:
 
     def add(self, number: int, pixels: np.ndarray) -> None:
         self.digests[number] = digest(pixels)
-        picture = self.find(number)[0].shown(pixels)
+        picture = self.find(number)[0].pixels.shown(pixels)
         self._pictures[number] = as_image(picture).resize((SIDE, SIDE), Image.Resampling.BOX)
 
     def read(self) -> None:
@@ -185,7 +185,7 @@ class ImageContents:
 
     def _read_thumbnail(self, number: int) -> Image.Image:
         part, index = self.find(number)
-        image = as_image(part.shown(part.read(index)))
+        image = as_image(part.pixels.shown(part.read(index)))
         return image.resize([min(each, THUMBNAIL) for each in image.size], Image.Resampling.BILINEAR)
 
 

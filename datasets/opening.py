@@ -16,6 +16,7 @@ from datasets.split.parts import warn_of_lacking_classes
 from datasets.types import UNKNOWN, ImageSet, Known, SavedData, Settled
 from utils.distributed import Process
 from utils.errors import ConfigError, DataError, did_you_mean
+from utils.text import is_url
 
 NUM_SMALLEST = 3  # the number of smallest classes that the log names
 Wanted = Literal["both", "validation"]  # which parts are wanted; without "both", the training part may be missing
@@ -54,10 +55,9 @@ def open_data(
     settings: list[Settled] = []
     if config.task.measured:
         settings, train, val = import_named("datasets", config.task.measured)(config, known, train, val)
-    if config.DATA.is_native:
-        from datasets.native_pixels.statistics import finish
-
-        more, train, val = finish(config, known, process, train, val)
+    if val.pixels.measured_by:
+        given = config, known, process, train, val
+        more, train, val = import_named("datasets", val.pixels.measured_by)(*given)
         settings = [*settings, *more]
     values = {each.name.removeprefix("DATA."): each.value for each in settings}
     return OpenedData(train, val, settings, replace(config, DATA=replace(config.DATA, **values)))
@@ -117,9 +117,8 @@ def _look_into_files(data: Data, sets: list[ImageSet], notes: list[str]) -> tupl
     """Return the sets and notes after a look into a few files, to find the type of their values."""
     if sets[0].in_memory or sets[0].makes_batches:
         return sets, notes
-    from datasets.native_pixels.first_images import look_into_files
-
-    return look_into_files(data, sets, tuple(notes))
+    pixels, found = sets[0].pixels.look_into(sets[0], is_url(data.DATA_PATH))
+    return [each.with_facts(pixels=pixels) for each in sets], (*notes, *found)
 
 
 def _check_own_parts(config: Config, train: ImageSet, val: ImageSet) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from configs.schema import Config, Data
 from datasets.loading.readers import EvalReader, Reader, TrainReader
+from datasets.pixels import Pixels
 from datasets.transforms.crop import Normalize
 from datasets.transforms.preparation import Preparation, SizedPreparation
 from datasets.types import ImageSet
@@ -15,9 +16,10 @@ from utils.distributed import Process
 
 
 class Squares:
-    """Batches of square images, uint8 [B, C, side, side]."""
+    """Batches of square images [B, C, side, side], usually uint8."""
 
-    shown_as = ""  # channels and values that pictures show, in words
+    def __init__(self, pixels: Pixels):
+        self.pixels = pixels
 
     def reader(self, config: Config, image_set: ImageSet, is_training: bool) -> Reader:
         return (TrainReader if is_training else EvalReader)(image_set, config)
@@ -34,7 +36,7 @@ class Squares:
 
     def image_bytes(self, config: Config) -> int:
         """Return the bytes of the largest image in a batch."""
-        return config.DATA.IMAGE_CHANNELS * config.DATA.IMAGE_SIZE**2
+        return config.DATA.IMAGE_CHANNELS * config.DATA.IMAGE_SIZE**2 * self.pixels.dtype_in_batch.itemsize
 
     def describe_shapes(self, config: Config, sides: np.ndarray, is_training: bool) -> Iterator[str]:
         """Yield the text of -check about the shapes of images, if they matter. `sides`: height and width, int [N, 2]."""
@@ -45,5 +47,5 @@ class Squares:
         return float((sides.min(axis=1) < config.DATA.IMAGE_SIZE).mean())
 
     def pictures(self, pixels: Tensor) -> Sequence[np.ndarray]:
-        """Return the images of a batch as arrays [H, W, C]."""
-        return pixels.permute(0, 2, 3, 1).cpu().numpy()
+        """Return the images of a batch as uint8 [H, W, 1 or 3]."""
+        return self.pixels.to_bytes(pixels).permute(0, 2, 3, 1).cpu().numpy()

@@ -11,14 +11,12 @@ from PIL import Image
 from torch import Tensor
 
 from datasets.order import Piece, shuffled
+from datasets.pixels.eight_bits import Pixels
+from datasets.pixels.rules import ImageReadError as ImageReadError  # other packages import it from here
 from datasets.targets.one_class import OneClass
 
 if TYPE_CHECKING:
     from datasets.index import Index
-
-
-class ImageReadError(Exception):
-    """An image cannot be read. This does not end a run; see BadImages."""
 
 
 class ImageSet:
@@ -39,6 +37,7 @@ class ImageSet:
     is_listing = False  # whether the set consists of the class folders below `root`, so that folders are labels
     notes: tuple[str, ...] = ()  # lines for the log; the notes of the validation set are about both sets
     meaning = OneClass()
+    pixels = Pixels(num_channels=3)
     class_folders: Set[bytes] = frozenset()  # class folders that are left out of image names when a split hashes them
     left_out: dict[str, int] = {}  # number of images of each class that the evaluated checkpoint does not know
     fingerprints: Any = None  # datasets.overlap.Fingerprints, while this set is compared with another set
@@ -56,12 +55,8 @@ class ImageSet:
         return len(self.targets)
 
     def read(self, index: int) -> np.ndarray:
-        """Return the image [H, W, channels], uint8 unless DATA.PIXELS is native, or raise ImageReadError. Thread-safe."""
+        """Return the image [H, W, channels] with the type of `pixels`, or raise ImageReadError. Thread-safe."""
         raise NotImplementedError
-
-    def shown(self, pixels: np.ndarray) -> np.ndarray:
-        """Return an image of this set as uint8 [H, W, 1 or 3] for pictures."""
-        return pixels
 
     def kinds(self, index: int) -> Sequence[str]:
         """Return the unusual properties of the image's file, as -check prints them."""
@@ -204,7 +199,7 @@ UNKNOWN = Known()
 class Batch(NamedTuple):
     """One micro-batch of one process."""
 
-    images: Tensor  # uint8 [B, C, H, W], channels last in memory; float32 with DATA.PIXELS native
+    images: Tensor  # [B, C, H, W] of Pixels.dtype_in_batch, usually uint8, channels last in memory
     targets: Tensor  # int64 [B]; with several labels float32 [B, classes] of 0 and 1
     num_samples: int  # B, or 0 for an image that only keeps the processes in step
     bad: list[int]  # unreadable images: replaced in training, omitted in evaluation

@@ -10,6 +10,7 @@ from configs.tables import METRICS
 from configs.values import SETTINGS, convert, flatten, plain, to_text
 from configs.yaml_files import Layer
 from datasets import holds_out_no_more
+from datasets.pixels import pixels_of
 from engine.checkpoint.resume import TRAINED_ON, is_run
 from engine.eval_plan import EvalPlan
 from engine.evaluation.scores import Best, format_value
@@ -47,8 +48,6 @@ def warn_of_overlap(plan: TrainPlan) -> list[str]:
     if plan.inputs.known.saved or not (common or is_same_data):
         return []
     if holds_out_no_more(here, there):
-        if not plan.eval_set.class_folders:
-            return []
         from datasets.split.by_hash import warn_of_other_folders  # imported here: needed only for weights of a run
 
         return warn_of_other_folders(
@@ -84,10 +83,6 @@ def describe_other_validation(plan: TrainPlan) -> list[str]:
     ]
 
 
-# The settings of native pixels are chosen, or measured on the training images.
-OF_PIXELS = tuple(f"DATA.{name}" for name in "PIXELS RANGE RGB CHANNEL_FILES IMAGENET_MEAN IMAGENET_STD".split())
-
-
 def compare_training_with_weights(plan: TrainPlan) -> list[str]:
     """Return the lines of compare_with_weights, or about the images of a timm model that starts without weights."""
     if is_run(plan.inputs.saved):  # a resumed run keeps its settings
@@ -95,7 +90,7 @@ def compare_training_with_weights(plan: TrainPlan) -> list[str]:
     if plan.inputs.loaded.weights is None and not (plan.inputs.checkpoint or plan.config.MODEL.PRETRAINED):
         return _compare_with_timm(plan, flatten(plan.config))
     # A different image size is deliberate. The code that resizes the weights logs it.
-    chosen = ("DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS", *(OF_PIXELS if plan.config.DATA.is_native else ()))
+    chosen = ("DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS", *pixels_of(plan.config.DATA).chosen)
     return compare_with_weights(plan, chosen)
 
 

@@ -145,8 +145,8 @@ def read_examples(folder: Path, embedder: Embedder) -> Examples:
     classes = example_classes(folder)
     features = []
     for name in classes:
-        photos = find_photos("-examples", folder / name, embedder.say).for_model(embedder.rules, embedder.say)
-        found = embedder(photos.images(embedder.rules))
+        photos = find_photos("-examples", folder / name, embedder.say).for_model(embedder.pixels, embedder.say)
+        found = embedder(photos.images(embedder.pixels))
         if not len(found.features):
             raise DataError(f"-examples: no image in {folder / name} can be read; add another, or remove the folder")
         features.append(found.features)
@@ -157,7 +157,7 @@ def read_examples(folder: Path, embedder: Embedder) -> Examples:
 
 def embed_one(path: Path, embedder: Embedder) -> np.ndarray:
     """Return the features [D] of one image, scaled to length 1."""
-    found = embedder(images_of_files(Path(), [str(path)], [0], [], embedder.rules))
+    found = embedder(images_of_files(Path(), [str(path)], [0], [], embedder.pixels))
     if not len(found.features):
         raise DataError(f"-near: {path} cannot be read; name another image")
     return normalized(found.features)[0]
@@ -172,9 +172,9 @@ NUM_SIMILAR = 20  # photos that -near prints without -top
 def embed(given: Namespace, photos: Photos, embedder: Embedder, report: Callable[[str], None]) -> int:
     """Run the command with checked arguments. Return the exit code, which is 2 if some photos cannot be read."""
     trained, width = embedder.trained, embedder.width
-    photos = photos.for_model(embedder.rules, report)
+    photos = photos.for_model(embedder.pixels, report)
     if given.into:
-        refuse_copies(embedder.rules)
+        refuse_copies(embedder.pixels)
     kind = f" ({trained.weights})" if trained.weights else ""
     epoch = f" after epoch {trained.epoch}" if trained.epoch else ""
     place = embedder.process.device.type
@@ -184,7 +184,7 @@ def embed(given: Namespace, photos: Photos, embedder: Embedder, report: Callable
         of_classes = f"{counted(len(examples.owners), 'example')} of {counted(len(examples.classes), 'class')}"
         report(f"{given.examples}: {of_classes}")
     query = embed_one(given.near, embedder) if given.near else None
-    table = embedder(photos.images(embedder.rules))
+    table = embedder(photos.images(embedder.pixels))
     if given.output:
         write_features(given.output, photos, embedder.facts(), table)
         report(f"{given.output}: {counted(len(table.indices), 'row')} of {width} features")
@@ -199,7 +199,7 @@ def embed(given: Namespace, photos: Photos, embedder: Embedder, report: Callable
 
 def classify(given: Namespace, photos: Photos, embedder: Embedder, examples: Examples, table: Table) -> None:
     """Print the most similar classes of each photo, and write the tables and pictures."""
-    images, mark = photos.images(embedder.rules), None if given.unsure is None else Mark(UNSURE, given.unsure)
+    images, mark = photos.images(embedder.pixels), None if given.unsure is None else Mark(UNSURE, given.unsure)
     output = Output(photos, given, examples.classes, True, True, mark)
     guesses = examples.guesses(table.features, given.top or 1)
     for index, of_photo in zip(table.indices.tolist(), guesses, strict=True):
@@ -213,11 +213,11 @@ def classify(given: Namespace, photos: Photos, embedder: Embedder, examples: Exa
 
 def find_similar(given: Namespace, photos: Photos, embedder: Embedder, query: np.ndarray, table: Table) -> None:
     """Print and draw the photos that are most similar to the query, without the query itself."""
-    images, similarities = photos.images(embedder.rules), normalized(table.features) @ query
+    images, similarities = photos.images(embedder.pixels), normalized(table.features) @ query
     rows = np.argsort(-similarities, kind="stable")[: (given.top or NUM_SIMILAR) + 1].tolist()
     found = [(int(table.indices[row]), float(similarities[row])) for row in rows]
     found = [each for each in found if not os.path.samefile(photos[each[0]], given.near)][: given.top or NUM_SIMILAR]
-    of_query = images_of_files(Path(), [str(given.near)], [0], [], embedder.rules)
+    of_query = images_of_files(Path(), [str(given.near)], [0], [], embedder.pixels)
     tiles = [Tile(thumbnail(of_query, 0), ["query", str(given.near)])._replace(frame="black")]
     for index, similarity in found:
         print(f"{one_line(photos[index])}\t{similarity:.4f}")

@@ -224,29 +224,24 @@ def write(part: Part, to: str, target: Path, graph: Graph) -> str:
 
 def write_graph(part: Part, to: str, target: Path, graph: Graph) -> str:
     """Write the model in a format of another program. Return a text that says how the file was checked."""
-    from datasets.transforms.pixel_rules import PixelRules
+    from datasets.pixels import pixels_of
     from engine.predict.classifier import config_of
     from models.export import formats
     from models.export.subject import Subject
 
     facts, config, classes = part.facts, config_of(part.facts, part.path), list(part.facts["class_names"])
-    rules = PixelRules.of(config.DATA)
-    facts = facts | {"exif": rules.exif, "background": rules.background}
-    given = (part.weights, config, classes, facts, part.path, figures_of(part), graph.is_calibrated)
+    pixels = pixels_of(config.DATA)
+    facts = facts | {"exif": pixels.exif, "background": pixels.background}
+    given = (part.weights, config, classes, facts, part.path, pixels.for_card(), figures_of(part), graph.is_calibrated)
     if not graph.takes_photo:
         return formats.export(Subject(*given), to, target)
     from datasets import Known, open_data
     from datasets.types import SavedData
-    from engine.export.photo import PhotoSubject
+    from engine.export import subject_of
 
-    kind = PhotoSubject
-    if rules.native:
-        from engine.export.native_photo import NativePhotoSubject as kind
-
-        if to == "web":
-            raise ConfigError(
-                f"-to web: the page reads photos of 8 bits, not DATA.PIXELS {config.DATA.PIXELS}; write an .onnx file with -photo"
-            )
+    kind = subject_of(pixels)
+    if to == "web":
+        kind.refuse_page(config)
     if graph.data_path:
         config = replace(config, DATA=replace(config.DATA, DATA_PATH=str(graph.data_path)))
     saved = SavedData(classes, facts.get("split", {}), facts.get("validation", {}))

@@ -281,8 +281,8 @@ def maps_to_write(arguments: argparse.Namespace, paths: list[str]) -> dict[Path,
 
 def predict(arguments: argparse.Namespace, paths: list[str], process: "Process") -> int:
     """Print the most probable classes of each image, and write the files that the flags name. Return the exit code."""
+    from datasets.pixels import pixels_of
     from datasets.sources.files import images_among, refuse_copies
-    from datasets.transforms.pixel_rules import PixelRules
     from engine.export.runtime import load_exported
     from engine.predict.classifier import load_classifier
     from engine.predict.output import Output, thumbnails
@@ -290,10 +290,10 @@ def predict(arguments: argparse.Namespace, paths: list[str], process: "Process")
 
     given = (arguments.model, settings_flags(arguments), arguments.raw, arguments.classes)
     classifier = process.after_first(lambda: load_classifier(*given, load_graph=load_exported))
-    rules = PixelRules.of(classifier.config.DATA)
-    paths = images_among(paths, rules, report if process.is_first else len)
+    pixels = pixels_of(classifier.config.DATA)
+    paths = images_among(paths, pixels, report if process.is_first else len)
     if arguments.into:
-        refuse_copies(rules)
+        refuse_copies(pixels)
     maps = None
     if arguments.attention:
         from engine.predict.attention_maps import Maps

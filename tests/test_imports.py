@@ -23,9 +23,8 @@ RARE = tuple(
     models.transforms.float8 models.transforms.operator_lists datasets.cache datasets.native_aspect
     datasets.sources.remote datasets.sources.unlabelled engine.train.budget engine.train.distillation
     engine.train.profiler engine.train.timm_optimizers engine.tasks.labels engine.tasks.features
-    datasets.native_pixels.floats datasets.native_pixels.unread datasets.native_pixels.formats
-    datasets.native_pixels.statistics datasets.native_pixels.first_images datasets.native_pixels.batches
-    datasets.sources.channel_files engine.export.native_photo engine.check.native_pixels configs.rare_combinations
+    datasets.pixels.native datasets.pixels.card
+    datasets.sources.channel_files engine.export.native_photo configs.rare_combinations
     engine.tasks.feature_training engine.tasks.numbers engine.train.number_loss
     engine.evaluation.other_scores datasets.targets.label_sets datasets.targets.numbers datasets.targets.number_tables
     engine.features.number_doubts engine.report.numbers scripts.labelling.numbers engine.confidence.calibration
@@ -101,10 +100,11 @@ PACKAGES = {
         " timm_models native_aspect __init__ export"
     ).split(),
     "datasets": (
-        "order targets index types sources.tar targets.labels targets.label_sets targets.numbers targets.number_tables balance fingerprint split"
-        " classes bad_images native_pixels native_pixels.values native_pixels.floats native_pixels.unread transforms native_pixels.formats"
-        " sources native_pixels.first_images sources.torchvision_sets native_aspect native_aspect.grids loading.readers squares native_aspect.batches"
-        " native_aspect.batching native_pixels.batches batching loading native_pixels.statistics identity copies overlap cache opening build __init__"
+        "order targets index pixels.native.unread pixels.rules pixels.decode pixels.card pixels.resize transforms.operations"
+        " transforms.augment pixels.eight_bits types sources.tar targets.labels targets.label_sets targets.numbers targets.number_tables"
+        " balance fingerprint split classes bad_images pixels.native pixels transforms sources sources.torchvision_sets native_aspect"
+        " native_aspect.grids loading.readers squares native_aspect.batches native_aspect.batching batching loading"
+        " pixels.native.statistics identity copies overlap cache opening build __init__"
     ).split(),
     "engine": (
         "parallel precision evaluation train confidence.temperature features.linear tasks checkpoint confidence record"

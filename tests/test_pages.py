@@ -22,11 +22,11 @@ from configs.translate.paddlevit import KEYS
 from configs.translate.paddlevit_files import IGNORED, RENAMED, REPLACED
 from configs.values import ALL_SETTINGS, OPEN_SECTIONS, SECTIONS, SETTINGS, convert, to_text
 from configs.yaml_files import Layer, find_settings_file, read_layers, shipped_files
+from datasets.pixels import pixels_of
 from datasets.sources.files import refuse_copies
 from datasets.sources.remote import ServerFolder
 from datasets.sources.torchvision_sets import SHORT_NAMES, SPLITS
 from datasets.targets.labels import reading_of
-from datasets.transforms.pixel_rules import PixelRules
 from engine.tasks import class_tables
 from scripts import sweep
 from scripts.export import FORMATS
@@ -249,7 +249,7 @@ def takes(key: str, value: str) -> bool:
 
 def titles_of_check() -> set[str]:
     """Return the titles of the rows that the code of -check can print."""
-    found, files = set(), ("check/__init__.py", "check/images.py", "check/native_pixels.py", "plan.py", "plan_lines.py")
+    found, files = set(), ("check/__init__.py", "check/images.py", "plan.py", "plan_lines.py")
     for file in (*files, "quick_checks.py"):
         tree = ast.parse(text_of(f"engine/{file}"))
         functions = [each for each in ast.walk(tree) if getattr(each, "name", "") in ("refusals", "notes_on")]
@@ -407,7 +407,7 @@ NAMES = {  # available to the code in proofs
         "FORMATS": FORMATS,
         "SETTINGS": SETTINGS,
         "TASKS": TASKS,
-        "PixelRules": PixelRules,
+        "pixels_of": pixels_of,
         "refuse_copies": refuse_copies,
     },
     **{"reading_of": reading_of, "ServerFolder": ServerFolder, "class_tables": class_tables},

@@ -11,8 +11,8 @@ import torch
 
 from configs.load import load
 from datasets import build_order
+from datasets.pixels import Pixels
 from datasets.sources.images import FileImages
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError, ImageSet
 from engine.checkpoint.find import find_before, find_newest
 from models.weights.files import find_file
@@ -129,7 +129,7 @@ def test_file_instead_of_a_folder_as_data_path_is_refused(tmp_path, data_set):
 def test_special_file_is_not_read_as_an_image(tmp_path, kind, reason):
     KINDS[kind](tmp_path / "0.png")
     with refused(ImageReadError, reason):
-        FileImages(tmp_path, ["0.png"], [0], ["a"], PixelRules(3)).read(0)
+        FileImages(tmp_path, ["0.png"], [0], ["a"], Pixels(3)).read(0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -50,7 +50,7 @@ class Reader:
         """Allocate images with the memory layout of decoded pixels, channels last."""
         side = self.side(piece)
         shape = (len(piece.indices), side, side, self.data.IMAGE_CHANNELS)
-        dtype = torch.float32 if self.data.is_native else torch.uint8
+        dtype = self.image_set.pixels.dtype_in_batch
         return torch.empty(shape, dtype=dtype, pin_memory=pinned).permute(0, 3, 1, 2)
 
     def side(self, piece: Piece) -> int:

@@ -6,7 +6,8 @@ import numpy as np
 from PIL import Image
 
 from configs.schema import Config
-from datasets.transforms.pixel_rules import PixelRules, to_array
+from datasets.pixels import Pixels, pixels_of
+from datasets.pixels.rules import to_array
 from datasets.types import ImageSet
 
 DIGITS = Path(__file__).with_name("digits.npz")
@@ -19,9 +20,9 @@ class ArrayImages(ImageSet):
 
     in_memory = names_are_numbers = True
 
-    def __init__(self, images: np.ndarray, targets: np.ndarray, classes: list[str], rules: PixelRules, title: str):
+    def __init__(self, images: np.ndarray, targets: np.ndarray, classes: list[str], pixels: Pixels, title: str):
         super().__init__(targets, classes)
-        self.images, self.rules, self.title = images, rules, title
+        self.images, self.pixels, self.title = images, pixels, title
 
     def name(self, index: int) -> str:
         return f"{self.title} image {index}"
@@ -30,10 +31,10 @@ class ArrayImages(ImageSet):
         return f"{self.title} image #{self.row(index)}"
 
     def read(self, index: int) -> np.ndarray:
-        pixels = self.images[self.row(index)]
-        if pixels.ndim == 3 and pixels.shape[2] == self.rules.num_channels:
-            return pixels
-        return to_array(Image.fromarray(pixels), self.rules)
+        image = self.images[self.row(index)]
+        if image.ndim == 3 and image.shape[2] == self.pixels.num_channels:
+            return image
+        return to_array(Image.fromarray(image), self.pixels)
 
 
 def read_digits(config: Config, *_: object) -> tuple[ImageSet, None]:
@@ -42,5 +43,5 @@ def read_digits(config: Config, *_: object) -> tuple[ImageSet, None]:
         images, targets = content["images"], content["targets"]
     images = np.round(images * (255 / BRIGHTEST)).astype(np.uint8)
     classes = [str(digit) for digit in range(10)]
-    image_set = ArrayImages(images, targets, classes, PixelRules.of(config.DATA), "digits")
+    image_set = ArrayImages(images, targets, classes, pixels_of(config.DATA), "digits")
     return image_set.with_facts(split={"rule": "position", "training": "digits", "fraction": VAL_FRACTION}), None

@@ -75,7 +75,7 @@ class ChannelFiles(FileImages):
 
     @property
     def channel_files(self) -> str:
-        return self.rules.native.channel_files
+        return self.pixels.channel_files
 
     @property
     def pattern(self) -> ChannelPattern:
@@ -83,7 +83,7 @@ class ChannelFiles(FileImages):
 
     def layer(self, channel: int) -> "ChannelFiles":
         """Return the set of the files of one channel."""
-        return self.with_facts(channel=channel, rules=replace(self.rules, num_channels=1))
+        return self.with_facts(channel=channel, pixels=replace(self.pixels, num_channels=1))
 
     def _path(self, index: int) -> str:
         path = super()._path(index)

@@ -11,8 +11,9 @@ from PIL import Image
 from configs.schema import Config
 from configs.tables import import_named
 from datasets.order import Piece
+from datasets.pixels import Pixels, pixels_of
+from datasets.pixels.rules import to_array
 from datasets.transforms.crop import BySize
-from datasets.transforms.pixel_rules import PixelRules, to_array
 from datasets.types import Batch, ImageSet
 
 # --- synthetic: random images that are already on the device, to measure everything but data loading ---
@@ -96,12 +97,12 @@ class Fractals(ImageSet):
 
     in_memory = names_are_numbers = True
 
-    def __init__(self, count: int, num_classes: int, part: int, rules: PixelRules):
+    def __init__(self, count: int, num_classes: int, part: int, pixels: Pixels):
         """`part`: 0 for training, 1 for validation images, which are other pictures of the same classes."""
         super().__init__(
             np.arange(count, dtype=np.int64) % num_classes, [f"fractal {each}" for each in range(num_classes)]
         )
-        self.num_classes, self.part, self.rules = num_classes, part, rules
+        self.num_classes, self.part, self.pixels = num_classes, part, pixels
         self.systems: dict[int, System] = {}
 
     def name(self, index: int) -> str:
@@ -117,7 +118,7 @@ class Fractals(ImageSet):
         if system is None:
             system = self.systems[number] = find_system(number)
         draws = random_numbers(STYLE + NUMBERS, number, 1 + self.part, row)
-        return to_array(Image.fromarray(picture(system, draws)), self.rules)
+        return to_array(Image.fromarray(picture(system, draws)), self.pixels)
 
 
 def read_fractals(config: Config, *_: object) -> tuple[ImageSet, ImageSet]:
@@ -125,7 +126,7 @@ def read_fractals(config: Config, *_: object) -> tuple[ImageSet, ImageSet]:
     data = config.DATA
     num_classes = config.MODEL.NUM_CLASSES or FRACTAL_CLASSES
     counts = data.SYNTHETIC_SIZE, max(data.SYNTHETIC_SIZE // 10, num_classes)
-    train, val = (Fractals(count, num_classes, part, PixelRules.of(data)) for part, count in enumerate(counts))
+    train, val = (Fractals(count, num_classes, part, pixels_of(data)) for part, count in enumerate(counts))
     split = {"rule": "none", "training": "fractals", "validation": "fractals, other pictures"}
     return train.with_facts(split=split), val.with_facts(split=split)
 

@@ -14,6 +14,8 @@ import numpy as np
 from configs.schema import Config
 from datasets.classes import read_classes
 from datasets.index import ENDING, TEXT, Index, IndexBuilder, encoded, index_paths, open_or_build
+from datasets.pixels import pixels_of
+from datasets.pixels.decode import IMAGE_ENDINGS, OTHER_ENDINGS, READ_BY, hint_of_formats
 from datasets.sources import (
     TEST_NAME,
     TRAIN_NAMES,
@@ -24,12 +26,10 @@ from datasets.sources import (
     own_split,
     path_below_data,
 )
-from datasets.sources.files import channel_files_of, images_of_files
+from datasets.sources.files import images_of_files
 from datasets.sources.images import FileImages, is_within
 from datasets.targets.numbering import ByName
 from datasets.targets.one_class import OneClass
-from datasets.transforms.decode import IMAGE_ENDINGS, NATIVE_ENDINGS, READ_BY
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet, SavedData
 from utils.errors import ConfigError, DataError
 from utils.runs import has_files_of_run, is_run_folder
@@ -40,7 +40,7 @@ RUNS = "folders of runs"
 DATE = re.compile(r"(19|20)\d\d([-_. ]?\d{1,2}){0,2}(\D|$)")  # matches 2024, 2024-05-01, 20240501 birthday
 # what is left out without a warning: files with these endings, and runs
 NO_IMAGES = (".txt", ".md", ".json", ".xml", ".csv", ".html", ".db", ".ini", RUNS)
-ALL_ENDINGS = (*IMAGE_ENDINGS, *NATIVE_ENDINGS)
+ALL_ENDINGS = (*IMAGE_ENDINGS, *OTHER_ENDINGS)
 MOST_STRAY = 20  # the most images that may lie next to the folders of a data set
 COLUMNS = {"path": TEXT, "target": "<i4", "folder": TEXT, "date": "<i8"}  # two for images, two for folders
 INDEX_FILE = f"images{ENDING}"  # a file, because other programs would read a folder here as one more class
@@ -164,8 +164,8 @@ def read_class_folders(
     classes = sorted({normalize("NFC", name) for name in (*names, *others)})
     number = {name: index for index, name in enumerate(classes)}
     numbers = [number[normalize("NFC", name)] for name in names]
-    rules = PixelRules.of(config.DATA)
-    endings, channel_files = ALL_ENDINGS if rules.native else IMAGE_ENDINGS, channel_files_of(rules)
+    pixels = pixels_of(config.DATA)
+    endings, channel_files = (*IMAGE_ENDINGS, *pixels.own_endings), pixels.channel_files
     of_files = {"folders": names, "numbers": numbers, "deep": deep, "endings": endings}
     index = open_or_build(
         index_paths(config, folder / INDEX_FILE),
@@ -174,7 +174,7 @@ def read_class_folders(
         lambda builder: _build(builder, FolderScan(folder, names, deep, endings, channel_files), numbers),
         lambda index: _is_unchanged(index, folder),
     )
-    images = images_of_files(folder, index.text("path"), index.column("target"), classes, rules)
+    images = images_of_files(folder, index.text("path"), index.column("target"), classes, pixels)
     left_out = Counter(index.facts["left_out"])
     if names != [""]:  # otherwise the folder itself is the only class
         folders, files = _listed(folder)
@@ -266,7 +266,7 @@ class FolderScan:
             others += Counter({f"not {self.channel_files}": num_others})
         if not paths:
             found = f", only what is not read ({first_of(sorted(others))})" if others else ""
-            found += "; DATA.PIXELS=native reads .npy and DICOM" * bool({*NATIVE_ENDINGS} & others.keys())
+            found += hint_of_formats(others)
             found += "; keep runs elsewhere (-output)" * (RUNS in others)
             raise DataError(
                 f"{self.root / name}: no images in this folder{found}; add some ({' '.join(IMAGE_ENDINGS)}) or "
@@ -329,7 +329,7 @@ def describe_left_out(root: Path, left_out: Counter) -> list[str]:
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(left_out.items()))
     is_heif = any(READ_BY.get(ending) == "pillow_heif" for ending in left_out)
     hint = "; pip install pillow-heif reads HEIC" if is_heif else ""
-    hint += "; DATA.PIXELS=native reads .npy and DICOM (docs/pixels.md)" * bool({*NATIVE_ENDINGS} & left_out.keys())
+    hint += hint_of_formats(left_out, " (docs/pixels.md)")
     line = f"{root}: left out: {reasons}{hint}"
     return [line if all(reason in NO_IMAGES for reason in left_out) else warning(line)]
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from datasets.index import CHUNK, Texts
 from datasets.order import grouped_shuffled
-from datasets.transforms.decode import decode, kinds_of
-from datasets.transforms.pixel_rules import PixelRules
+from datasets.pixels import Pixels
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import DataError, ensure, not_a_file
 from utils.files import without_waiting
@@ -31,26 +30,11 @@ OF_THE_PROCESS = {errno.EMFILE, errno.ENFILE}  # too many open files: the image 
 class EncodedImages(ImageSet):
     """Images that are decoded from the bytes of a file."""
 
-    rules: PixelRules
-
     def read(self, index: int) -> np.ndarray:
-        content = self.file(index)[1]
-        if self.rules.native:
-            from datasets.native_pixels.formats import decode_native
-
-            return decode_native(content, self.rules)
-        return decode(content, self.rules)
+        return self.pixels.decode(self.file(index)[1])
 
     def kinds(self, index: int) -> Sequence[str]:
-        if self.rules.native:
-            return ()
-        try:
-            return kinds_of(self.file(index)[1], self.rules)
-        except ImageReadError:
-            return ()
-
-    def shown(self, pixels: np.ndarray) -> np.ndarray:
-        return self.rules.native.shown(pixels) if self.rules.native else pixels
+        return self.pixels.kinds(lambda: self.file(index)[1])
 
     def file(self, index: int) -> tuple[str, bytes]:
         waits = iter(RETRY_AFTER)
@@ -81,7 +65,7 @@ class GroupedImages(EncodedImages):
         self,
         targets: np.ndarray,
         classes: list[str],
-        rules: PixelRules,
+        pixels: Pixels,
         names: Texts,
         starts: np.ndarray,
         first: int = 0,
@@ -89,7 +73,7 @@ class GroupedImages(EncodedImages):
         """`names`: the names in the rows of a table. `starts` [groups + 1]: the first row of each group, then the number
         of rows. `first`: the row of the first image of this set."""
         super().__init__(targets, classes)
-        self.rules, self.names, self.group_starts, self.first = rules, names, starts, first
+        self.pixels, self.names, self.group_starts, self.first = pixels, names, starts, first
 
     def table_row(self, index: int) -> int:
         return self.first + self.row(index)
@@ -131,13 +115,13 @@ class FileImages(EncodedImages):
         paths: list[str] | Texts,
         targets: Sequence[int] | np.ndarray,
         classes: list[str],
-        rules: PixelRules,
+        pixels: Pixels,
         *,
         confined: bool = False,
     ):
         """`paths` are relative to `root`; `confined`: a list names the paths, so no link may lead out of `root`."""
         super().__init__(targets, classes)
-        self.root, self.rules, self.confined = root, rules, confined
+        self.root, self.pixels, self.confined = root, pixels, confined
         # The paths are not a list of strings, because every loader process would copy its million small objects as soon
         # as their reference counts change.
         self.paths = paths if isinstance(paths, Texts) else Texts.of([os.fsencode(path) for path in paths])
@@ -197,7 +181,7 @@ class FileImages(EncodedImages):
             if kind := not_a_file(file.fileno()):
                 raise ImageReadError(f"it is {kind}")
             size = os.fstat(file.fileno()).st_size
-            if size > (most := MOST_BYTES_PER_PIXEL * self.rules.max_pixels + 2**20):
+            if size > (most := MOST_BYTES_PER_PIXEL * self.pixels.max_pixels + 2**20):
                 has, may_have = format_bytes_apart(size, most)
                 raise ImageReadError(f"the file has {has}; DATA.MAX_PIXELS allows at most {may_have}")
             return os.path.splitext(path)[1], file.read()

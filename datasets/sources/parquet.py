@@ -27,12 +27,12 @@ from datasets.index import (
     open_or_build,
     stamps_of,
 )
+from datasets.pixels import pixels_of
 from datasets.sources import TRAIN_NAMES, VAL_NAMES, Parts, choose_parts, data_root, expected_layout, own_split
 from datasets.sources.folder import subfolders
 from datasets.sources.images import GroupedImages
 from datasets.targets.labels import USUAL_COLUMNS, OneLabel, ParquetColumns, is_text, reading_of
 from datasets.targets.numbering import ByList, ByName
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError, needing, not_a_file
 from utils.log import shown
@@ -329,7 +329,7 @@ class ParquetImages(GroupedImages):
             np.concatenate([[0], np.cumsum(index.column(name), dtype=np.int64)]) for name in ("file_rows", "group_rows")
         )
         names = index.text("name")
-        super().__init__(targets[rows.start : rows.stop], [], PixelRules.of(data), names, group_starts, rows.start)
+        super().__init__(targets[rows.start : rows.stop], [], pixels_of(data), names, group_starts, rows.start)
         self.column, self.has_keys = index.facts["image"], index.facts["has_keys"]
         self.files = [FileStamp(*each) for each in index.facts["made_of"]["files"]]
         self.groups = {name: index.column(f"group_{name}") for name in ("file", "number", "bytes")}

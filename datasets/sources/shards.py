@@ -24,14 +24,14 @@ from datasets.index import (
     open_index,
     open_or_build,
 )
+from datasets.pixels import Pixels, pixels_of
+from datasets.pixels.decode import KNOWN_ENDINGS
 from datasets.sources import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split
 from datasets.sources.folder import subfolders
 from datasets.sources.images import GroupedImages
 from datasets.sources.tar import Member, Tar
 from datasets.targets.labels import OneLabel, TarLabels, reading_of
 from datasets.targets.numbering import ByList
-from datasets.transforms.decode import KNOWN_ENDINGS, NATIVE_ENDINGS
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError
 from utils.files import read_names
@@ -277,10 +277,8 @@ def open_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[Sh
 class ShardImages(GroupedImages):
     """Images inside tars, each at an offset."""
 
-    def __init__(
-        self, folder: ShardFolder, table: ShardTable, classes: list[str], rules: PixelRules, shuffle_buffer: int
-    ):
-        super().__init__(folder.reading.stored(table.labels), classes, rules, table.names, table.starts)
+    def __init__(self, folder: ShardFolder, table: ShardTable, classes: list[str], pixels: Pixels, shuffle_buffer: int):
+        super().__init__(folder.reading.stored(table.labels), classes, pixels, table.names, table.starts)
         self.folder, self.table, self.index = folder, table, table.index
         self.root, self.shuffle_buffer = (folder.root / table.tar(0).name).parent, shuffle_buffer
 
@@ -343,10 +341,9 @@ def read_from(folder: ShardFolder, config: Config, only_validation: bool) -> tup
             f"DATA.DATA_PATH: {folder.title} has no training shards; {expected_layout(config.DATA, EXPECTS)}"
         )
     names = [parts.train] * bool(reads_train) + [parts.val] * bool(parts.val)
-    rules, buffer = PixelRules.of(config.DATA), config.DATA.SHUFFLE_BUFFER
-    if rules.native:
-        folder.endings = (*KNOWN_ENDINGS, *NATIVE_ENDINGS)
-    suffix = "-native" * bool(rules.native) + reading.suffix  # their indexes have other samples
+    pixels, buffer = pixels_of(config.DATA), config.DATA.SHUFFLE_BUFFER
+    folder.endings = (*KNOWN_ENDINGS, *pixels.own_endings)
+    suffix = pixels.of_index + reading.suffix  # their indexes have other samples
     indexes = [f"{name}{suffix}" for name in names]
     tables = [open_table(config, folder, index, tars[name]) for index, name in zip(indexes, names, strict=True)]
     notes = [*folder.notes, *parts.notes(only_validation, folder.title, "*.tar")]
@@ -357,7 +354,7 @@ def read_from(folder: ShardFolder, config: Config, only_validation: bool) -> tup
                 f"{folder.title_of(table.tar(0))}{more}: there are no samples (images with labels); restore or "
                 "remove the file"
             )
-    sets = [ShardImages(folder, table, [], rules, buffer) for table in tables]
+    sets = [ShardImages(folder, table, [], pixels, buffer) for table in tables]
     sets = reading.with_targets(sets, lambda: _classes(folder, sets), ByList())
     notes += reading.describe(sets[0])
     split = own_split(*(f"{folder.title}/{part}*.tar" for part in (parts.train, parts.val)))

@@ -10,10 +10,11 @@ import numpy as np
 from PIL import ImageOps
 
 from configs.schema import Config
+from datasets.pixels import Pixels, pixels_of
+from datasets.pixels.rules import to_array
 from datasets.sources import TORCHVISION, find_source, own_split
 from datasets.sources.arrays import ArrayImages
 from datasets.sources.images import FileImages
-from datasets.transforms.pixel_rules import PixelRules, to_array
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import ConfigError, DataError, did_you_mean
 from utils.torch_internals import LABELS
@@ -104,21 +105,21 @@ def _make(config: Config, name: str, arguments: dict, say: Callable[[str], None]
 
 def _to_image_set(config: Config, dataset: Any, title: str) -> ImageSet:
     """Return images in memory or in files if the data set has either, or else images that torchvision reads."""
-    rules = PixelRules.of(config.DATA)
+    pixels = pixels_of(config.DATA)
     if hasattr(dataset, "data"):
         images = np.asarray(dataset.data)
         images = images.transpose(0, 2, 3, 1) if images.ndim == 4 and images.shape[1] == 3 else images
         targets = _targets(dataset)
-        return ArrayImages(np.ascontiguousarray(images), targets, _classes(dataset, targets), rules, title)
+        return ArrayImages(np.ascontiguousarray(images), targets, _classes(dataset, targets), pixels, title)
     if getattr(dataset, "loader", None) is os.fspath:
         # Sort, because torchvision lists some sets in the order of the file system, which differs between machines.
         rows = sorted(dataset[index] for index in range(len(dataset)))
         targets = np.array([target for _, target in rows], dtype=np.int64)
         root = Path(config.DATA.DATA_PATH).expanduser()
         paths = [os.path.relpath(path, root) for path, _ in rows]
-        return FileImages(root, paths, targets, _classes(dataset, targets), rules)
+        return FileImages(root, paths, targets, _classes(dataset, targets), pixels)
     targets = _targets(dataset)
-    return TorchvisionImages(dataset, targets, _classes(dataset, targets), rules, title)
+    return TorchvisionImages(dataset, targets, _classes(dataset, targets), pixels, title)
 
 
 def _targets(dataset: Any) -> np.ndarray:
@@ -139,9 +140,9 @@ class TorchvisionImages(ImageSet):
 
     names_are_numbers = True
 
-    def __init__(self, dataset: Any, targets: np.ndarray, classes: list[str], rules: PixelRules, title: str):
+    def __init__(self, dataset: Any, targets: np.ndarray, classes: list[str], pixels: Pixels, title: str):
         super().__init__(targets, classes)
-        self.dataset, self.rules, self.title = dataset, rules, title
+        self.dataset, self.pixels, self.title = dataset, pixels, title
 
     def name(self, index: int) -> str:
         return f"{type(self.dataset).__name__} image {self.row(index)}"
@@ -154,4 +155,4 @@ class TorchvisionImages(ImageSet):
             image, _ = self.dataset[self.row(index)]
         except Exception as error:  # Pillow raises many kinds of errors for a broken file
             raise ImageReadError(f"{type(error).__name__}: {error}") from error
-        return to_array(ImageOps.exif_transpose(image) if self.rules.applies_exif else image, self.rules)
+        return to_array(ImageOps.exif_transpose(image) if self.pixels.applies_exif else image, self.pixels)

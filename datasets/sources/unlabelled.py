@@ -10,6 +10,8 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.index import index_paths, open_or_build, stamps_of
+from datasets.pixels import pixels_of
+from datasets.pixels.decode import IMAGE_ENDINGS
 from datasets.sources import data_root, parquet
 from datasets.sources import folder as folders
 from datasets.sources.listing import Lists, Rows, open_list, to_image_sets
@@ -18,8 +20,6 @@ from datasets.sources.tar import Member, Tar
 from datasets.targets.labels import ROWS_AT_ONCE, OneLabel, ParquetColumns
 from datasets.targets.numbering import ByName
 from datasets.targets.one_class import OneClass
-from datasets.transforms.decode import IMAGE_ENDINGS
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageSet
 from utils.errors import DataError
 
@@ -122,7 +122,7 @@ def _read_tars(config: Config, root: Path) -> ImageSet:
     table = open_table(config, shards, part, shards.tars())
     if not len(table):
         raise DataError(f"DATA.DATA_PATH: {root} has no images in its tars; -dataset images expects {EXPECTS}")
-    return ShardImages(shards, table, [CLASS], PixelRules.of(config.DATA), config.DATA.SHUFFLE_BUFFER)
+    return ShardImages(shards, table, [CLASS], pixels_of(config.DATA), config.DATA.SHUFFLE_BUFFER)
 
 
 def _read_parquet(config: Config, root: Path) -> ImageSet:

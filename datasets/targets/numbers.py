@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configs.schema import Config
+from configs.schema import SCALE, Config
 from datasets.targets.label_sets import LabelSets
 from datasets.targets.numbering import ByName
 from datasets.targets.one_class import OneClass, count_classes
@@ -165,7 +165,7 @@ def _describe_column(name: str, column: np.ndarray) -> str:
 # --- standardization ---
 
 
-MEAN, DEVIATION = "DATA.TARGET_MEAN", "DATA.TARGET_STD"
+MEAN, DEVIATION = SCALE
 
 
 def standardized(

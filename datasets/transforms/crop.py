@@ -9,12 +9,11 @@ from typing import Generic, TypeVar
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from configs.schema import Config, Data
-from datasets.types import ImageReadError
-from utils.torch_internals import RESIZE_KERNELS
+from datasets.pixels import pixels_of
+from datasets.pixels.rules import ImageReadError
 
 T = TypeVar("T")
 
@@ -46,18 +45,13 @@ class TrainTransform:
             from datasets.transforms.simple_crop import crop_of_resized
 
             self.cut = functools.partial(crop_of_resized, self)
-        self.resize = resize_of(self.data)
-        if config.TRAIN.augments and self.data.is_native:
-            from datasets.native_pixels.floats import Jitter
-
-            self.augment = Jitter(config.TRAIN.COLOR_JITTER)
-        elif config.TRAIN.augments:
-            from datasets.transforms.augment import Augmentation
-
-            self.augment = Augmentation(config)
+        pixels = pixels_of(self.data)
+        self.resize = pixels.resize(self.data)
+        if config.TRAIN.augments:
+            self.augment = pixels.augmentation(config)
 
     def __call__(self, image: np.ndarray, rng: random.Random, out: Tensor) -> None:
-        """Transform an image [H, W, C], and write it to `out`, [C, side, side]: uint8, or float32 with DATA.PIXELS native."""
+        """Transform an image [H, W, C], and write it to `out`, [C, side, side]: of Pixels.dtype_in_batch."""
         self.cut(image, rng, out)
         if rng.random() < self.data.HFLIP:
             out.copy_(out.flip(2))
@@ -86,11 +80,11 @@ class EvalTransform:
         self.interpolation, self.max_pixels = data.INTERPOLATION, data.MAX_PIXELS
         # The padding around a resized image that is smaller than the crop is black, or the mean in timm's border mode.
         mean = data.IMAGENET_MEAN if self.mode == "border" else (0.0,)
-        levels = mean if data.is_native else [min(max(round(255 * each), 0), 255) for each in mean]
-        self.padding, self.resize = torch.tensor(levels), resize_of(data)
+        pixels = pixels_of(data)
+        self.padding, self.resize = torch.tensor(pixels.levels(mean)), pixels.resize(data)
 
     def __call__(self, image: np.ndarray, out: Tensor) -> None:
-        """Transform an image [H, W, C], and write it to `out`, [C, side, side]: uint8, or float32 with DATA.PIXELS native."""
+        """Transform an image [H, W, C], and write it to `out`, [C, side, side]: of Pixels.dtype_in_batch."""
         height, width = self._size(*image.shape[:2])
         if (height, width) == (self.side, self.side):
             self.resize(image, self.interpolation, out)
@@ -133,52 +127,6 @@ class EvalTransform:
         return round(spare / 2) if spare > 0 else -(-spare // 2)
 
 
-def resize_of(data: Data) -> Callable[[np.ndarray, str, Tensor], None]:
-    """Return the function that resizes an image [H, W, C] into a tensor [C, H', W']."""
-    if data.is_native:
-        from datasets.native_pixels.floats import NativeResize
-
-        return NativeResize(data)
-    return resize
-
-
-def resize(image: np.ndarray, interpolation: str, out: Tensor) -> None:
-    """Resize uint8 [H, W, C] with antialiasing into `out` [C, H', W'].
-
-    torch's kernels give Pillow's pixels up to rounding, five times as fast and without a copy.
-    """
-    if interpolation in RESIZE_KERNELS:
-        kernel, source = RESIZE_KERNELS[interpolation], torch.from_numpy(image).permute(2, 0, 1)[None]
-        (height, width, channels), (new_height, new_width) = image.shape, out.shape[1:]
-        if height - new_height > max(0, 2 * (width - new_width)) and pillow_resizes_height_first():
-            lower = torch.empty((1, new_height, width, channels), dtype=torch.uint8).permute(0, 3, 1, 2)
-            kernel(source, (new_height, width), False, None, None, out=lower)
-            source = lower
-        kernel(source, (new_height, new_width), False, None, None, out=out[None])
-    else:
-        resize_with_pillow(image, interpolation, out)
-
-
-def resize_with_pillow(image: np.ndarray, interpolation: str, out: Tensor) -> None:
-    """Resize uint8 [H, W, C] into `out` [C, H', W'] with Pillow, as timm does.
-
-    `resize` takes a fifth of the time, but single values differ by 1 or 2, because torch's kernels have 16-bit weights.
-    """
-    picture = Image.fromarray(image if image.shape[2] > 1 else image[:, :, 0])
-    resized = np.array(picture.resize((out.shape[2], out.shape[1]), Image.Resampling[interpolation.upper()]))
-    out.copy_(torch.from_numpy(resized.reshape(*out.shape[1:], -1)).permute(2, 0, 1))
-
-
-@functools.cache
-def pillow_resizes_height_first() -> bool:
-    """Return whether Pillow resizes the height before the width if the height shrinks by over twice as many pixels.
-
-    Pillow 13 does, and earlier versions never do. The order matters, because overshoot is clipped after the first pass.
-    """
-    picture, bicubic = Image.fromarray(np.array([[0, 255], [255, 0], [255, 255]], np.uint8)), Image.Resampling.BICUBIC
-    return picture.resize((3, 2), bicubic) == picture.resize((2, 2), bicubic).resize((3, 2), bicubic)
-
-
 def crop_box(
     width: int, height: int, scale: tuple[float, float], ratio: tuple[float, float], rng: random.Random
 ) -> tuple[int, int, int, int]:
@@ -202,7 +150,7 @@ def crop_box(
 
 
 class Normalize(nn.Module):
-    """Normalization of uint8 [B, C, H, W] to (image / 255 - mean) / std, on the device of the images.
+    """Normalization of [B, C, H, W] to (image / white - mean) / std, on the device of the images. White is 255 for 8 bits.
 
     The result has the type `dtype`, which the call can override.
     """
@@ -211,10 +159,12 @@ class Normalize(nn.Module):
         super().__init__()
         mean = torch.tensor(data.IMAGENET_MEAN[: data.IMAGE_CHANNELS], dtype=torch.float64)
         std = torch.tensor(data.IMAGENET_STD[: data.IMAGE_CHANNELS], dtype=torch.float64)
-        self.dtype = dtype
+        self.dtype, self.kind = dtype, pixels_of(data)
         # Normalization is one multiplication and one addition, without rounding to a half type between them.
         compute_dtype = torch.promote_types(dtype, torch.float32)
-        self.register_buffer("scale", (1 / (255 * std)).to(compute_dtype)[:, None, None], persistent=False)
+        self.register_buffer(
+            "scale", (1 / (255 * std)).to(compute_dtype)[:, None, None] * (255 / self.kind.white), persistent=False
+        )
         self.register_buffer("shift", (-mean / std).to(compute_dtype)[:, None, None], persistent=False)
 
     def forward(self, images: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -224,8 +174,8 @@ class Normalize(nn.Module):
         return torch.addcmul(self.shift, images, self.scale, out=normalized)
 
     def pixels(self, images: Tensor) -> Tensor:
-        """Return normalized images as uint8 again."""
-        return ((images - self.shift) / self.scale).round().clamp(0, 255).to(torch.uint8)
+        """Return normalized images as uint8 for pictures."""
+        return self.kind.to_bytes((images - self.shift) / self.scale)
 
     def mirrored(self, images: Tensor) -> Tensor:
         return images.flip(-1)

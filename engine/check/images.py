@@ -10,21 +10,22 @@ import numpy as np
 
 from configs.combinations import IN_THEIR_ORDER
 from configs.schema import Config
+from configs.tables import import_named
 from datasets.bad_images import num_allowed
 from datasets.batching import batching_of
 from datasets.copies import are_equal, contradictions, copies_in_training, num_repeated
 from datasets.identity import Group, ImageContents
-from datasets.transforms.pixel_rules import SHALLOW
+from datasets.pixels.rules import KEEP_VALUES, SHALLOW
 from datasets.types import ImageReadError, ImageSet
 from engine.evaluation.scores import FEW, interval_of
 from engine.quick_checks import OK, WARN, WRONG, Finding
+from engine.tasks import find_task
 from utils.log import shown
-from utils.text import WARNING, counted, first_of
+from utils.text import WARNING, counted, first_of, plural
 
 LINE_EACH = ",\n"
 SIGNS = {True: "=", False: "~"}  # between the names of two images: equal pixels, near copies
 BLOCK, MAX_BLOCKS = 64, 4096  # minimum number of images per thread task, and approximate maximum number of tasks
-KEEP_VALUES = "set DATA.PIXELS=native, which keeps the values of the files (docs/pixels.md)"
 UNEVEN = 10  # the ratio of largest to smallest class above which classes are reported as uneven
 
 
@@ -36,11 +37,7 @@ class ScanResult:
         self.count = min(total, most or total)
         self.sides = np.zeros((self.count, 2), dtype=np.int32)  # height, width
         self.reasons: dict[int, str] = {}  # errors of unreadable images
-        self.ranges = None  # the ranges of the channels, with DATA.PIXELS native
-        if (rules := getattr(image_set, "rules", None)) and rules.native:
-            from engine.check.native_pixels import Ranges
-
-            self.ranges = Ranges(self.count, image_set)
+        self.survey = image_set.pixels.survey(self.count)
 
     @property
     def readable(self) -> np.ndarray:
@@ -77,8 +74,7 @@ class ScanResult:
                 continue
             self.sides[number] = pixels.shape[:2]
             contents.add(start + number, pixels)
-            if self.ranges:
-                self.ranges.add(number, pixels)
+            self.survey.add(number, pixels)
         return kinds
 
 
@@ -115,7 +111,7 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
     yield check_counts(config, counts if train is None else f"{len(train):,} training and {counts}", val)
     if val.makes_batches:  # images generated on the device, with random classes
         return
-    yield check_numbers(train, val) if config.task.noun == "number" else check_classes(config, train, val)
+    yield import_named("engine.check", find_task(config).check)(config, train, val)
     parts = [("validation", val)] if train is None else [("training", train), ("validation", val)]
     scans = [ScanResult(image_set, config.START.CHECK_IMAGES) for _, image_set in parts]
     contents, start, kinds = contents_of(scans), 0, Counter()
@@ -124,8 +120,9 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
         start += scan.count
         yield check_readable(part, scan, config.DATA.MAX_BAD_FRACTION)
         yield check_sizes(part, scan, config)
-        if scan.ranges and (found := scan.ranges.finding(part, scan.name)):
-            yield found
+        if lines := scan.survey.describe(scan.name):
+            remedy = "leave such channels out, and remove or repair such images" * (len(lines) > 1)
+            yield Finding(f"{part} pixels", "\n".join(lines), WARN if remedy else OK, remedy)
         for text in batching_of(config.DATA).describe_shapes(config, scan.sides[scan.readable], part == "training"):
             yield Finding(f"{part} shapes", text)
     if kinds:
@@ -176,7 +173,7 @@ def check_classes(config: Config, train: ImageSet | None, val: ImageSet) -> Find
     return Finding("classes", "; ".join(notes), WARN, "add images of these classes, or number the classes without gaps")
 
 
-def check_numbers(train: ImageSet | None, val: ImageSet) -> Finding:
+def check_numbers(config: Config, train: ImageSet | None, val: ImageSet) -> Finding:
     """Report the range of each number, and numbers that are missing or only count the rows."""
     from datasets.targets.numbers import describe_numbers
 
@@ -228,7 +225,7 @@ def check_duplicates(config: Config, scans: Sequence[ScanResult], contents: Imag
     of = f"{val.count:,} validation and {num_train:,} training images read"
     groups, noun = contents.groups(), config.task.noun
     twins, clashes = find_duplicates(contents, groups, num_train, noun)
-    texts, remedies, nouns = [], [], f"{noun}{'es' if noun == 'class' else 's'}"
+    texts, remedies, nouns = [], [], plural(noun)
     if found := twins[True]:
         share = f"{len(found):,} of {of if is_sample else counted(val.count, 'validation image')}"
         how = "is also a training image" if len(found) == 1 else "are also training images"

@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 from torch.export import Dim
 
-from configs.schema import Data
-from datasets.native_pixels.values import NativePixels, limits_of
+from configs.schema import Config, Data
+from datasets.pixels import pixels_of
+from datasets.pixels.native.values import limits_of
 from engine.export.photo import Photo, PhotoSubject
+from utils.errors import ConfigError
 
 SHAPES = ((31, 47), (310, 420), (64, 500))  # height and width of drawn images
 
@@ -38,6 +40,12 @@ class NativePhotoSubject(PhotoSubject):
 
     dimensions = {0: Dim("height", min=1), 1: Dim("width", min=1)}
 
+    @staticmethod
+    def refuse_page(config: Config) -> None:
+        raise ConfigError(
+            f"-to web: the page reads photos of 8 bits, not DATA.PIXELS {config.DATA.PIXELS}; write an .onnx file with -photo"
+        )
+
     @property
     def preparation(self) -> Photo:
         return NativePhoto(self.config.DATA)
@@ -47,7 +55,7 @@ class NativePhotoSubject(PhotoSubject):
         return torch.from_numpy(max((pixels for pixels, _ in self.drawn()), key=lambda each: min(each.shape[:2])))
 
     def drawn(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        (low, high), dtype = limits_of(self.config.DATA), NativePixels.of(self.config.DATA).dtype
+        (low, high), dtype = limits_of(self.config.DATA), pixels_of(self.config.DATA).dtype
         rng = np.random.default_rng(0)
         for shape in SHAPES:
             pixels = (low + (high - low) * rng.random((*shape, len(low)))).astype(dtype)

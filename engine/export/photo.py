@@ -15,9 +15,11 @@ from torch.export import Dim
 
 from configs.schema import Config, Data
 from datasets import build_normalize
-from datasets.transforms.crop import EvalTransform, pillow_resizes_height_first
-from datasets.transforms.decode import open_image
-from datasets.transforms.pixel_rules import PixelRules, to_array
+from datasets.pixels import pixels_of
+from datasets.pixels.decode import open_image
+from datasets.pixels.resize import pillow_resizes_height_first
+from datasets.pixels.rules import to_array
+from datasets.transforms.crop import EvalTransform
 from datasets.types import ImageReadError, ImageSet
 from engine.confidence.known import LIKE_ROUNDING, MOST_MOVED
 from engine.confidence.stored import watch
@@ -63,7 +65,7 @@ class Photo(nn.Module):
         super().__init__()
         self.transform, self.channels = EvalTransform(data), data.IMAGE_CHANNELS
         self.height_may_be_first = pillow_resizes_height_first()
-        self.register_buffer("background", torch.tensor(PixelRules.of(data).background, dtype=torch.float32))
+        self.register_buffer("background", torch.tensor(pixels_of(data).background, dtype=torch.float32))
 
     def forward(self, photo: Tensor) -> Tensor:
         sizes = [torch.full((), length, dtype=torch.int64) for length in photo.shape[:2]]
@@ -208,6 +210,10 @@ class PhotoSubject(Subject):
     photos: ImageSet | None = None  # decoded by `read`
     dimensions = {0: Dim("height", min=1), 1: Dim("width", min=1), 2: Dim("channels", min=3, max=4)}
 
+    @staticmethod
+    def refuse_page(config: Config) -> None:
+        """Raise ConfigError if a web page cannot read these photos."""
+
     def __post_init__(self):
         refuse_unsupported(self.config.DATA)
 
@@ -255,8 +261,8 @@ class PhotoSubject(Subject):
 
     def _prepared(self, pixels: np.ndarray) -> Tensor:
         data = self.config.DATA
-        dtype = torch.float32 if data.is_native else torch.uint8
-        image = torch.empty((data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE), dtype=dtype)
+        shape = (data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE)
+        image = torch.empty(shape, dtype=pixels_of(data).dtype_in_batch)
         EvalTransform(data)(pixels, image)
         return self.graph.normalize(image[None])
 
@@ -294,12 +300,12 @@ class PhotoSubject(Subject):
 
     def drawn(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the pixels that predict.py would read, and the photo, of drawn photos."""
-        rules = PixelRules.of(self.config.DATA)
+        rules = pixels_of(self.config.DATA)
         return ((to_array(Image.fromarray(photo), rules), photo) for photo in drawn_photos())
 
     def photo_at(self, index: int, pixels: np.ndarray) -> np.ndarray:
         """Return a validation image as a photo. `pixels`: what predict.py reads."""
-        rules = PixelRules.of(self.config.DATA)
+        rules = pixels_of(self.config.DATA)
         with open_image(self.photos.file(index)[1], rules) as image:
             return read_photo(image, rules.applies_exif)
 

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from configs.schema import Config
 from datasets.loading.ahead import read_ahead
+from datasets.pixels import pixels_of
 from datasets.sources.images import FileImages
+from datasets.squares import Squares
 from datasets.types import Batch, ImageReadError
 from engine.predict.classifier import Classifier, config_of
 from engine.predict.predictor import Predictor
@@ -99,6 +101,13 @@ def load_exported(path: Path, flags: Sequence[str], raw: bool) -> Classifier:
     )
 
 
+class RawPhotos(Squares):
+    """Batches of decoded photos, which the graph scales itself."""
+
+    def pictures(self, pixels: Tensor) -> Sequence[np.ndarray]:
+        return [self.pixels.shown(each) for each in pixels.permute(0, 2, 3, 1).cpu().numpy()]
+
+
 class PhotoPredictor(Predictor):
     """A predictor that hands whole photos to the graph, one at a time."""
 
@@ -107,10 +116,7 @@ class PhotoPredictor(Predictor):
             raise ConfigError(f"-flip: the graph in {classifier.source} prepares the photo itself; leave -flip out")
         super().__init__(classifier, process, flip, say)
         self.normalize = lambda photos, dtype: photos  # the graph normalizes them
-        if (data := classifier.config.DATA).is_native:
-            from datasets.native_pixels.batches import RawSquares
-
-            self.batching = RawSquares(data)
+        self.batching = RawPhotos(pixels_of(classifier.config.DATA))
 
     def _watch_features(self) -> Callable[[], Tensor] | None:
         graph = self.classifier.model

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from datasets.transforms.pixel_rules import PixelRules
+from datasets.pixels import pixels_of
 from engine.export.photo import PhotoSubject
 from models.weights.record import CALIBRATION
 from utils.errors import ConfigError
@@ -36,7 +36,7 @@ def write_page(folder: Path, subject: PhotoSubject, title: str, runtime: Path | 
 
 def facts_of(subject: PhotoSubject) -> dict[str, Any]:
     """Return what the page needs to know about photos and answers."""
-    rules = PixelRules.of(subject.config.DATA)
+    rules = pixels_of(subject.config.DATA)
     return {
         "classes": subject.labels,
         "numbers": not subject.config.task.has_classes,

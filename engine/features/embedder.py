@@ -16,10 +16,10 @@ from datasets import BadImages, ImageSet, build_normalize
 from datasets.loading.readers import Buffers, EvalReader
 from datasets.loading.workers import choose_workers, make_loader
 from datasets.order import Piece
+from datasets.pixels import Pixels, pixels_of
 from datasets.sources.files import images_among, images_of_files
 from datasets.sources.folder import ALL_ENDINGS, FolderScan, describe_left_out
 from datasets.sources.images import FileImages, natural
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from engine.confidence.stored import watch
 from engine.precision import Precision, set_matmul
@@ -49,13 +49,13 @@ class Photos(Sequence):
         """Return the path of a photo as scripts/predict.py prints it."""
         return os.path.normpath(os.path.join(self.folder, self.paths[index]))
 
-    def for_model(self, rules: PixelRules, report: Callable[[str], None]) -> "Photos":
-        """Return the photos that a model with these rules takes."""
-        return Photos(self.folder, images_among(self.paths, rules, report))
+    def for_model(self, pixels: Pixels, report: Callable[[str], None]) -> "Photos":
+        """Return the photos that a model with these pixels takes."""
+        return Photos(self.folder, images_among(self.paths, pixels, report))
 
-    def images(self, rules: PixelRules) -> FileImages:
+    def images(self, pixels: Pixels) -> FileImages:
         """Return the photos as an image set without classes."""
-        return images_of_files(self.folder, self.paths, np.zeros(len(self), np.uint8), [], rules)
+        return images_of_files(self.folder, self.paths, np.zeros(len(self), np.uint8), [], pixels)
 
 
 def find_photos(flag: str, folder: Path, report: Callable[[str], None]) -> Photos:
@@ -109,7 +109,7 @@ class Embedder:
                 f"{trained.source}: the model takes {data.sequences}, which is not supported here; name a model that takes "
                 "square images"
             )
-        self.rules, self.batch_size = PixelRules.of(data), data.BATCH_SIZE_EVAL or data.BATCH_SIZE
+        self.pixels, self.batch_size = pixels_of(data), data.BATCH_SIZE_EVAL or data.BATCH_SIZE
         try:
             self.width = widths_of(trained.model, data.IMAGE_CHANNELS, data.IMAGE_SIZE).pooled
         except ConfigError as error:
@@ -187,6 +187,6 @@ def normalized(features: np.ndarray) -> np.ndarray:
 def thumbnail(images: ImageSet, index: int) -> np.ndarray | None:
     """Return a small copy of an image, or None if it cannot be read."""
     try:
-        return np.asarray(fitted(images.shown(images.read(index)), THUMBNAIL))
+        return np.asarray(fitted(images.pixels.shown(images.read(index)), THUMBNAIL))
     except ImageReadError:
         return None

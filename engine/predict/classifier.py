@@ -10,7 +10,7 @@ from torch import nn
 from configs.schema import Config
 from configs.values import unflatten, wrong_in
 from datasets.classes import read_classes
-from datasets.transforms.pixel_rules import PixelRules
+from datasets.pixels import pixels_of
 from engine.settings import load_settings
 from engine.settings_of_weights import override, refuse_other_pixels
 from models import build_model
@@ -63,7 +63,7 @@ class Classifier:
                 "classes": self.classes,
                 "temperature": self.temperature,
             },
-            "preprocessing": preprocessing_of(self.config.DATA) | {"exif": PixelRules.of(self.config.DATA).exif},
+            "preprocessing": preprocessing_of(self.config.DATA) | {"exif": pixels_of(self.config.DATA).exif},
         }
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from configs.schema import Config
 from datasets import BadImages, build_eval_data, build_normalize
 from datasets.batching import batching_of
+from datasets.pixels import pixels_of
 from datasets.sources.files import images_of_files
 from datasets.sources.images import FileImages
 from datasets.squares import Squares
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import Batch
 from engine.evaluation.tally import are_finite, widen
 from engine.precision import Precision, set_matmul
@@ -102,8 +102,8 @@ class Predictor:
         if len(paths) <= FEW:
             config = replace(config, DATA=replace(config.DATA, NUM_WORKERS=0))
         # Each image's index is its target, so that a batch shows which images it contains.
-        rules = PixelRules.of(config.DATA)
-        images = images_of_files(Path(), paths, range(len(paths)), self.classifier.classes, rules)
+        pixels = pixels_of(config.DATA)
+        images = images_of_files(Path(), paths, range(len(paths)), self.classifier.classes, pixels)
         bad_images = BadImages(images, max_fraction=1.0, say=self.say)
         for batch in self.batches(config, images):
             bad_images.note(batch.bad)

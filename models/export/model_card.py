@@ -9,6 +9,7 @@ import yaml
 
 from configs.tables import METRICS
 from models.export.subject import Subject
+from models.units import Scale
 from models.weights.files import find_file
 from models.weights.metadata import timm_name
 from utils.text import counted, markdown_table, one_line
@@ -31,31 +32,6 @@ the image preprocessing.
 
 {reads}
 """
-PREPARE = """import numpy as np
-from PIL import Image, ImageOps
-
-
-def prepare(image):
-{turn}    if image.mode.startswith("I"):  # 16 bits
-        image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
-    image = image.convert("RGBA")
-    background = Image.new("RGB", image.size, {background})
-    background.paste(image, mask=image)
-    return background.convert("{mode}")
-
-"""
-PREPARE_NATIVE = """import numpy as np
-import torch
-
-
-def prepare(image):
-    low, high = np.array({limits}, np.float32).reshape(-1, 2).T
-    return torch.from_numpy(np.clip((image - low) / (high - low), 0, 1)).permute(2, 0, 1)
-
-"""
-READS = "`prepare` reads a photo as the run did: {upright}transparent pixels get the mean colour of the data."
-READS_NATIVE = "`prepare` takes an array [height, width, {channels}] with the values of the files ({kind}), and scales them as the run did."
-TURN = "    image = ImageOps.exif_transpose(image)\n"
 CODE_FOR_TIMM = """import timm
 
 model = timm.create_model("local-dir:FOLDER", pretrained=True).eval()  # or hf-hub:OWNER/NAME
@@ -86,13 +62,7 @@ def model_card(subject: Subject) -> str:
         from models.native_aspect import code_for_timm
 
         code, more = code_for_timm(subject.config), ""
-    turn, upright = (TURN, "it is turned upright, and ") if subject.record["exif"] == "apply" else ("", "")
-    mode = "L" if subject.config.DATA.IMAGE_CHANNELS == 1 else "RGB"
-    prepare = PREPARE.format(turn=turn, background=subject.record["background"], mode=mode)
-    reads, data = READS.format(upright=upright), subject.config.DATA
-    if data.is_native:
-        prepare = PREPARE_NATIVE.format(limits=list(data.RANGE))
-        reads = READS_NATIVE.format(channels=data.IMAGE_CHANNELS, kind=data.PIXELS)
+    prepare, reads = subject.code_and_sentence
     names = "class names" if subject.config.task.has_classes else "names of the numbers"
     use = USE.format(meaning=meaning(subject), names=names, prepare=prepare, code=code, reads=reads)
     parts = [
@@ -112,9 +82,8 @@ def meaning(subject: Subject) -> str:
         return (
             f"The probabilities of the {subject.model.num_classes} classes are the {subject.activation} of the logits."
         )
-    data = subject.config.DATA
-    scales = zip(subject.labels, data.TARGET_STD, data.TARGET_MEAN, strict=True)
-    formulas = "; ".join(f"{shown(name)} = output x {std!r} + {mean!r}" for name, std, mean in scales)
+    scales = zip(subject.labels, *Scale.of(subject.config), strict=True)
+    formulas = "; ".join(f"{shown(name)} = output x {std!r} + {mean!r}" for name, mean, std in scales)
     return f"The outputs are standardized numbers: {formulas}."
 
 

@@ -10,6 +10,7 @@ from unicodedata import normalize
 import torch
 from torch import Tensor, nn
 
+from configs.tables import TASKS
 from models.heads import output_layers, set_to_zero
 from models.parts import classifier_names
 from models.weights.files import find_file, read_weights
@@ -20,6 +21,7 @@ from models.weights.metadata import (
     pretrained_cfg,
     timm_name,
 )
+from models.weights.native_pixels import channels_of_colours
 from models.weights.state import Weights
 from utils.errors import ConfigError, naming_damage
 from utils.files import short_name
@@ -73,8 +75,7 @@ def load_pretrained(
             start = "zeros" if zeros else "random weights"
             lines += _fit_heads(model, state, [] if reason else theirs or [], classes, needs_head, start, reason)
         state = fit_image_size(model, state, lines)
-        has_8_bits = weights.record.get("config", {}).get("DATA.PIXELS", "8bit") == "8bit"
-        _fit_channels(model, state, lines, tuple((settings or {}).get("DATA.RGB", ())) if has_8_bits else ())
+        _fit_channels(model, state, lines, channels_of_colours(weights.record.get("config", {}), settings or {}))
         changed = differences(weights.record, settings, ARCHITECTURE) if settings else []
         _check_same_architecture(model, state, classifier_names(model), changed)
     except ConfigError as error:
@@ -131,10 +132,12 @@ def _fit_heads(
 
 
 def _why_other_task(record: dict, settings: dict) -> str:
-    """Return why the classifier of the weights is of no use: only one of both predicts numbers, or an empty string."""
+    """Return why the classifier of the weights is of no use, or an empty string."""
     key = "TRAIN.OBJECTIVE"
-    here, there = settings.get(key), record.get("config", {}).get(key, "classes")
-    is_other = here is not None and here != there and "numbers" in (here, there)
+    there = record.get("config", {}).get(key, "classes")
+    here = settings.get(key, there)
+    first, second = (TASKS.get(each, TASKS["classes"]) for each in (here, there))  # of another version: classes
+    is_other = not first.is_like(second)
     return f"the weights were trained for {there}, not for {here} ({key})" * is_other
 
 

@@ -4,6 +4,7 @@ from argparse import Namespace
 from typing import Any
 
 from configs.schema import Data
+from models.weights.native_pixels import facts_of_pixels
 
 CALIBRATION = "calibration"  # the key of the temperature, in a checkpoint and in the metadata of an export
 KNOWN = "known"  # the key, in a calibration, of the statistics of the validation images for predict.py -unknown
@@ -42,8 +43,4 @@ def preprocessing_of(data: Data) -> dict[str, Any]:
         "input_size": [data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE],
         "interpolation": data.INTERPOLATION,
     }
-    if data.is_native:
-        from models.weights.native_pixels import native_facts
-
-        facts |= native_facts(data)
-    return facts
+    return facts | facts_of_pixels(data)

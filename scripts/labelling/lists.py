@@ -9,9 +9,9 @@ import numpy as np
 
 from configs.schema import Config
 from configs.values import flatten, to_text
+from datasets.pixels import pixels_of
 from datasets.sources.csv_list import USUAL, Columns, find_columns, read_cells
 from datasets.sources.images import is_within, on_disk
-from datasets.transforms.pixel_rules import PixelRules
 from scripts.labelling.data import PARTS, DataSet
 from scripts.labelling.review import Confirmed
 from utils.commands import command
@@ -105,7 +105,7 @@ def _config_of_lists(folder: Path, data: DataSet) -> Config:
         CLASSES=os.path.join(lists, CLASSES),
         FOLD=None,
     )
-    if PixelRules.of(listed) != data.val.rules:  # data sets with published results ignore EXIF
+    if pixels_of(listed) != data.val.pixels:  # data sets with published results ignore EXIF
         listed = replace(listed, EXIF="ignore")
     return replace(config, DATA=listed)
 

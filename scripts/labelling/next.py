@@ -50,10 +50,10 @@ def choose_next(given: Namespace, photos: Photos, embedder: Embedder, data: Data
     was trained and evaluated, or None if the weights are not those of a run.
     """
     check_output(given.output)
-    photos = photos.for_model(embedder.rules, print)
+    photos = photos.for_model(embedder.pixels, print)
     if given.into:
-        refuse_copies(embedder.rules)
-    images = photos.images(embedder.rules)
+        refuse_copies(embedder.pixels)
+    images = photos.images(embedder.pixels)
     table = embedder(images)
     num_unreadable = len(photos) - len(table.indices)
     is_new, twins = np.ones(len(table.indices), bool), []

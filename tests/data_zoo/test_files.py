@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from datasets.pixels import Pixels, decode, pixels_of
 from datasets.sources.torchvision_sets import TorchvisionImages
-from datasets.transforms import decode
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from scripts import make_shards
 from tests.data_zoo.files import (
@@ -49,7 +48,7 @@ def read_all(image_set) -> list[np.ndarray]:
 
 
 def read(content: bytes, channels: int = 3, **rules) -> np.ndarray:
-    return decode.decode(content, PixelRules(channels, **rules))
+    return decode.decode(content, Pixels(channels, **rules))
 
 
 def assert_close(pixels: np.ndarray, wanted: np.ndarray, tolerance: int = 12) -> None:
@@ -63,7 +62,7 @@ def test_every_exif_orientation_is_read_upright(form, orientation, monkeypatch):
     content = photo(form, orientation)
     assert_close(read(content, applies_exif=True), PICTURE)
     for applies, word in ((True, "applied"), (False, "ignored")):
-        kinds = decode.kinds_of(content, PixelRules(3, applies_exif=applies))
+        kinds = Pixels(3, applies_exif=applies).kinds(lambda: content)
         assert kinds == [f"EXIF-rotated ({word})"] * (orientation > 1)
     monkeypatch.setattr(decode, "simplejpeg", None)
     assert_close(read(content, applies_exif=True), PICTURE)
@@ -175,7 +174,7 @@ def test_transparent_pixels_show_the_mean_colour(tmp_path, mode, form):
 
 def test_transparent_grey_pixels_show_the_mean_shade():
     content = encoded(np.dstack([GREY, np.where(GREY > 100, 255, 0).astype(np.uint8)]), "PNG")
-    background = PixelRules.of(settings("imagefolder", IMAGE_CHANNELS=1, IMAGENET_MEAN=MEAN).DATA).background
+    background = pixels_of(settings("imagefolder", IMAGE_CHANNELS=1, IMAGENET_MEAN=MEAN).DATA).background
     assert background == (51, 51, 51)
     assert read(content, 1, background=background)[:, :, 0].tolist() == np.where(GREY > 100, GREY, 51).tolist()
     content = encoded(Image.fromarray(np.array([[0, 65535]], np.uint16)), "PNG", transparency=65535)
@@ -214,7 +213,7 @@ def test_missing_pillow_heif_is_reported_if_data_has_heif_photos(tmp_path, monke
 def test_exif_orientation_also_applies_to_torchvision_images():
     lying = Image.open(io.BytesIO(photo("PNG", 6)))
     for applies, shape in ((True, PICTURE.shape), (False, (24, 16, 3))):
-        images = TorchvisionImages([(lying, 0)], np.zeros(1, int), ["one"], PixelRules(3, applies), "x")
+        images = TorchvisionImages([(lying, 0)], np.zeros(1, int), ["one"], Pixels(3, applies), "x")
         assert images.read(0).shape == shape
 
 

@@ -14,8 +14,9 @@ from timm.data import create_transform
 from torchvision.transforms import InterpolationMode, RandomResizedCrop, functional
 
 from configs.schema import Config, Data
+from datasets.pixels import Pixels
+from datasets.pixels.rules import to_array
 from datasets.transforms.crop import EvalTransform, Normalize, TrainTransform, crop_box
-from datasets.transforms.pixel_rules import PixelRules, to_array
 from datasets.types import ImageReadError
 from tests.support.image_sets import noise
 from tests.support.properties import examples
@@ -28,7 +29,7 @@ SIZES = [(500, 375), (375, 500), (40, 30), (224, 224), (333, 257), (9, 61), (300
 def augmented(data: Data, image: Image.Image, seed: int) -> torch.Tensor:
     channels = len(image.getbands())
     out = torch.empty(data.IMAGE_SIZE, data.IMAGE_SIZE, channels, dtype=torch.uint8).permute(2, 0, 1)
-    TrainTransform(Config(DATA=data))(to_array(image, PixelRules(channels)), random.Random(seed), out)
+    TrainTransform(Config(DATA=data))(to_array(image, Pixels(channels)), random.Random(seed), out)
     return out
 
 
@@ -75,7 +76,7 @@ def test_evaluation_pixels_match_timm(mode, image, side, interpolation, crop_pct
     wanted = create_transform((channels, side, side), use_prefetcher=True, **chosen)(image)
     chosen = {"INTERPOLATION": interpolation, "CROP_MODE": mode, "CROP_PCT": crop_pct, "IMAGENET_MEAN": mean}
     out = torch.full((side, side, channels), 77, dtype=torch.uint8).permute(2, 0, 1)
-    EvalTransform(Data(IMAGE_SIZE=side, **chosen))(to_array(image, PixelRules(channels)), out)
+    EvalTransform(Data(IMAGE_SIZE=side, **chosen))(to_array(image, Pixels(channels)), out)
     assert_alike(out, torch.as_tensor(wanted), interpolation)
 
 

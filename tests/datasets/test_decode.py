@@ -8,16 +8,16 @@ import pytest
 import simplejpeg
 from PIL import Image, ImageFile
 
+from datasets.pixels import Pixels
+from datasets.pixels.decode import decode
 from datasets.sources.images import FileImages
-from datasets.transforms.decode import decode
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from tests.support.image_sets import noise, png
 from tests.support.refusals import refused
 
 
 def read(file: Path, channels: int = 3, **rules) -> np.ndarray:
-    return FileImages(file.parent, [file.name], [0], ["ant"], PixelRules(channels, **rules)).read(0)
+    return FileImages(file.parent, [file.name], [0], ["ant"], Pixels(channels, **rules)).read(0)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "P", "CMYK", "1", "L"])
@@ -53,10 +53,10 @@ def test_jpeg_pixels_match_pillow_with_either_decoder(kind, channels, monkeypatc
     used = []
     decode_jpeg = simplejpeg.decode_jpeg
     monkeypatch.setattr(simplejpeg, "decode_jpeg", lambda *args: used.append(1) or decode_jpeg(*args))
-    fast = decode(buffer.getvalue(), PixelRules(channels))
+    fast = decode(buffer.getvalue(), Pixels(channels))
     assert bool(used) == (kind == "grey" or (channels == 3 and kind != "CMYK"))
-    monkeypatch.setattr("datasets.transforms.decode.simplejpeg", None)
-    assert np.array_equal(fast, wanted) and np.array_equal(decode(buffer.getvalue(), PixelRules(channels)), wanted)
+    monkeypatch.setattr("datasets.pixels.decode.simplejpeg", None)
+    assert np.array_equal(fast, wanted) and np.array_equal(decode(buffer.getvalue(), Pixels(channels)), wanted)
 
 
 def half(form: str) -> bytes:
@@ -82,7 +82,7 @@ def test_broken_image_raises_image_read_error_with_reason(tmp_path, kind):
     with refused(ImageReadError, reason) as caught:
         read(tmp_path / "image")
     assert "0x" not in str(caught.value), "the address of an object is of no use"
-    assert FileImages(tmp_path, ["gone"], [0], ["ant"], PixelRules(3)).kinds(0) == (), "-check reports it and continues"
+    assert FileImages(tmp_path, ["gone"], [0], ["ant"], Pixels(3)).kinds(0) == [], "-check reports it and continues"
 
 
 @pytest.mark.parametrize("mode", ["F", "I"])

@@ -11,9 +11,9 @@ from configs.schema import Config
 from datasets import ImageSet, build_train_data
 from datasets.index import IndexBuilder
 from datasets.order import grouped_shuffled, nearby_shuffled, shuffled
+from datasets.pixels import Pixels
 from datasets.sources.shards import SAMPLES, TARS, Shard, ShardFolder, ShardImages, ShardTable, ShardTar, add_shards
 from datasets.targets.labels import OneLabel
-from datasets.transforms.pixel_rules import PixelRules
 from tests.support.configs import CPU
 from tests.support.image_sets import make_set, settings
 from tests.support.opened import open_sets
@@ -29,7 +29,7 @@ def big_set(num_shards: int = 20, per_shard: int = 50, buffer: int = 100):
     builder = IndexBuilder(SAMPLES | TARS)
     add_shards(builder, shards)
     return ShardImages(
-        ShardFolder(Path(), OneLabel(Config())), ShardTable(builder.finish({})), ["a"], PixelRules(3), buffer
+        ShardFolder(Path(), OneLabel(Config())), ShardTable(builder.finish({})), ["a"], Pixels(3), buffer
     )
 
 

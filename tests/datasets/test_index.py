@@ -12,9 +12,9 @@ from safetensors.numpy import load_file
 
 from datasets import index
 from datasets.index import IndexBuilder, Texts, index_paths, open_index, open_or_build
+from datasets.pixels import Pixels
 from datasets.sources import csv_list, folder, listing, parquet, shards
 from datasets.sources.images import FileImages
-from datasets.transforms.pixel_rules import PixelRules
 from tests.support.image_sets import draw, error_of, load, make_folders, make_set, samples, settings, shades, write_tar
 from tests.support.parquet_files import ANIMALS, make_parquet, rows, write_parquet
 from tests.support.refusals import assert_names
@@ -267,7 +267,7 @@ def test_split_is_drawn_once_per_fraction_and_fold(tmp_path, monkeypatch):
 
 
 def test_part_has_the_keys_of_all_its_images_in_any_chunks(tmp_path, monkeypatch):
-    whole = FileImages(tmp_path, [f"{number}.png" for number in range(9)], [0] * 9, ["a"], PixelRules(3))
+    whole = FileImages(tmp_path, [f"{number}.png" for number in range(9)], [0] * 9, ["a"], Pixels(3))
     part = whole.take(np.array([8, 1, 2, 3, 7]))
     for chunk in (100, 2, 1):
         monkeypatch.setattr("datasets.sources.images.CHUNK", chunk)

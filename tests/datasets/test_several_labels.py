@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from datasets import SavedData, build_eval_data, build_train_data, validation_facts
+from datasets.pixels import Pixels
 from datasets.sources.images import FileImages
 from datasets.split import divide, new_record
 from datasets.targets.label_sets import LabelSets
-from datasets.transforms.pixel_rules import PixelRules
 from engine.check.images import check_classes
 from tests.support.cases import cases_of, content_of, names_of
 from tests.support.configs import CPU, load_text, replaced, small_config
@@ -105,7 +105,7 @@ def test_listed_class_without_images_is_reported(tmp_path):
 def test_multilabel_split_leaves_training_images_of_every_class():
     targets = np.random.default_rng(0).choice(4, size=300)
     targets[0] = 4  # the only image of class d, which also has the label of another class
-    images = FileImages("/", [f"{number}.png" for number in range(300)], targets, list("abcd"), PixelRules(3))
+    images = FileImages("/", [f"{number}.png" for number in range(300)], targets, list("abcd"), Pixels(3))
     images.meaning = LabelSets([(0,), (0, 1), (1, 2), (), (1, 3)])
     for seed in range(20):
         train, val = divide(images, new_record("hash", "here", 0.2, None) | {"seed": seed})

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from datasets import SavedData, validation_facts
+from datasets.pixels import Pixels
 from datasets.sources.images import FileImages
 from datasets.split import divide, new_record
 from datasets.split.by_hash import warn_of_other_folders
-from datasets.transforms.pixel_rules import PixelRules
 from tests.support.cases import names_of
 from tests.support.configs import replaced
 from tests.support.image_sets import draw, error_of, load, make_folders, make_set, settings, shades
@@ -20,7 +20,7 @@ from tests.support.refusals import assert_names, refused
 from tests.support.runs import run_folder, typed
 from utils.errors import ConfigError, DataError
 
-RULES = PixelRules(3)
+RULES = Pixels(3)
 
 
 def parts_of(dataset: str, path, **options) -> dict[str, str]:

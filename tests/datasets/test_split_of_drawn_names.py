@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from configs.schema import Fold
 from datasets.fingerprint import describe_changed_images
 from datasets.index import Texts
+from datasets.pixels import Pixels
 from datasets.sources.images import FileImages
 from datasets.split import PARTS, divide, new_record, write_split
 from datasets.targets.numbering import ByNumber
 from datasets.targets.one_class import OneClass
-from datasets.transforms.pixel_rules import PixelRules
 from tests.support.file_names import CHARACTERS, IN_LINES, in_any_form, names
 from tests.support.image_sets import load, png, write_tar
 from tests.support.properties import examples
@@ -71,7 +71,7 @@ def parts_of(
     """Divide the images without reading files. `meanings`: the names of the classes, if labels are numbers."""
     classes = sorted(data)
     pairs = [(f"{name}/{file}", number) for number, name in enumerate(classes) for file in data[name]]
-    images = FileImages(root, [key for key, _ in pairs], [number for _, number in pairs], classes, PixelRules(3))
+    images = FileImages(root, [key for key, _ in pairs], [number for _, number in pairs], classes, Pixels(3))
     if meanings:
         images.meaning, images.classes = OneClass(ByNumber()), [meanings[name] for name in classes]
     record = new_record("hash", "here", fraction, fold)
@@ -179,9 +179,7 @@ def test_images_of_a_group_are_in_one_part_at_any_fraction_and_fold(data, fracti
 @examples(60)
 def test_split_csv_names_every_image_for_csv_readers_and_for_ours(tmp_path_factory, files):
     root = tmp_path_factory.getbasetemp()
-    parts = divide(
-        FileImages(root, files, [0] * len(files), ["a"], PixelRules(3)), new_record("hash", "here", 0.5, None)
-    )
+    parts = divide(FileImages(root, files, [0] * len(files), ["a"], Pixels(3)), new_record("hash", "here", 0.5, None))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("datasets.index.CHUNK", 2)
         write_split(root / "split.csv", *parts)

@@ -11,8 +11,8 @@ from sklearn.metrics import average_precision_score, f1_score, recall_score, roc
 from torch import nn
 
 from datasets import BadImages, Normalize, build_eval_data
+from datasets.pixels import Pixels
 from datasets.sources.arrays import ArrayImages
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from engine.evaluate_weights import evaluate_both
 from engine.evaluation import all_scores as module
@@ -60,7 +60,7 @@ def score(tmp_path, num_classes, unreadable=(), kind=MeanColourModel, count=37):
     rng = np.random.default_rng(0)
     pixels = np.broadcast_to(rng.integers(256, size=(count, 1, 1), dtype=np.uint8), (count, 8, 8)).copy()
     targets = rng.integers(num_classes, size=count)
-    images = ArrayImages(pixels, targets, [str(n) for n in range(num_classes)], PixelRules(1), "made up")
+    images = ArrayImages(pixels, targets, [str(n) for n in range(num_classes)], Pixels(1), "made up")
     read = images.read
 
     def read_or_fail(index):
@@ -172,7 +172,7 @@ def test_evaluation_uses_batch_norm_statistics_of_rank_0(tmp_path):
     config = small_config(tmp_path)
     rng = np.random.default_rng(0)
     images = ArrayImages(
-        rng.integers(256, size=(9, 8, 8), dtype=np.uint8), rng.integers(2, size=9), ["a", "b"], PixelRules(1), "made up"
+        rng.integers(256, size=(9, 8, 8), dtype=np.uint8), rng.integers(2, size=9), ["a", "b"], Pixels(1), "made up"
     )
 
     def loss(process: Process, mean: float) -> float:

@@ -22,10 +22,10 @@ import torch
 from configs.load import load
 from configs.yaml_files import read_layers
 from datasets import class_weights
+from datasets.pixels import Pixels
+from datasets.pixels.decode import FORMATS, decode
 from datasets.sources.images import FileImages
 from datasets.sources.tar import Tar
-from datasets.transforms.decode import FORMATS, decode
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from engine.checkpoint.find import read_checkpoint
 from engine.checkpoint.format import progress_in, remove_unused_parts
@@ -79,7 +79,7 @@ def test_embedded_program_in_an_image_is_not_executed(tmp_path, monkeypatch):
     start = Mock()
     monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", start)
     with pytest.raises(ImageReadError, match="a format that halfstep does not read"):
-        decode(EPS, PixelRules(3))
+        decode(EPS, Pixels(3))
     start.assert_not_called()
     assert not {"EPS", "PSD", "FITS", "WMF"} & {*FORMATS}
 
@@ -144,16 +144,16 @@ def test_jpeg_with_too_many_scans_is_not_decoded():
     # Only one scan of a single-scan JPEG is decoded, and nothing after the end of any JPEG, whatever follows.
     whole = (jpeg_of(1000) + 2000 * b"\xff\xda", jpeg + 2000 * b"\xff\xda")
     for each in (jpeg[:-2] + 20 * jpeg[scan : scan + 40] + jpeg[-2:], *whole):
-        assert decode(each, PixelRules(3)).shape == (1000, 1000, 3)
+        assert decode(each, Pixels(3)).shape == (1000, 1000, 3)
     with pytest.raises(ImageReadError, match="scans"):
-        decode(jpeg[:-2] + 5000 * jpeg[scan : scan + 40] + jpeg[-2:], PixelRules(3))
+        decode(jpeg[:-2] + 5000 * jpeg[scan : scan + 40] + jpeg[-2:], Pixels(3))
     # A large JPEG may have fewer scans, and a comment is not its end.
     jpeg = jpeg_of(100, progressive=True)
     size, scan = jpeg.find(b"\xff\xc2") + 5, jpeg.rfind(b"\xff\xda")
     wide = jpeg[:size] + 2 * (14_000).to_bytes(2, "big") + jpeg[size + 4 :]
     for end in (b"", b"\xff\xfe\0\4\xff\xd9"):  # a comment that looks like the end
         with pytest.raises(ImageReadError, match="scans"):
-            decode(wide[:-2] + end + 100 * wide[scan:-2] + wide[-2:], PixelRules(3))
+            decode(wide[:-2] + end + 100 * wide[scan:-2] + wide[-2:], Pixels(3))
 
 
 def with_start(mode: str, kind: str, start: bytes, after: int) -> bytes:
@@ -165,9 +165,9 @@ def with_start(mode: str, kind: str, start: bytes, after: int) -> bytes:
 
 def test_pixel_limit_counts_the_memory_of_narrow_images():
     column = b"P5 1 10000 255\n" + bytes(10_000)
-    assert decode(column, PixelRules(3)).shape == (10_000, 1, 3)
+    assert decode(column, Pixels(3)).shape == (10_000, 1, 3)
     with pytest.raises(ImageReadError, match="MAX_PIXELS"):
-        decode(column, PixelRules(3, max_pixels=100_000))
+        decode(column, Pixels(3, max_pixels=100_000))
 
 
 def test_error_quoting_a_whole_file_is_shortened(capsys):
@@ -351,7 +351,7 @@ def odd(kind: str) -> Callable:
 
 
 def image(path: Path) -> np.ndarray:
-    return FileImages(path.parent, [path.name], [0], ["a"], PixelRules(3)).read(0)
+    return FileImages(path.parent, [path.name], [0], ["a"], Pixels(3)).read(0)
 
 
 def of_set(data_set: str, **data) -> Callable:

@@ -11,8 +11,8 @@ import yaml
 from PIL import Image
 
 from configs.load import load
-from datasets.transforms.decode import decode
-from datasets.transforms.pixel_rules import PixelRules
+from datasets.pixels import Pixels
+from datasets.pixels.decode import decode
 from datasets.types import ImageReadError
 from tests.support.cases import cases_of, content_of, names_of
 from tests.support.refusals import refused
@@ -42,10 +42,10 @@ def test_settings_with_python_code_are_never_executed(tmp_path, text):
 def test_image_with_more_pixels_than_allowed_is_refused(kind, least):
     file = io.BytesIO()
     Image.new("RGB", (40, 30)).save(file, kind)
-    assert decode(file.getvalue(), PixelRules(3, max_pixels=least)).shape == (30, 40, 3)
+    assert decode(file.getvalue(), Pixels(3, max_pixels=least)).shape == (30, 40, 3)
     for limit in (least - 1, 599):  # Pillow warns for the first limit and refuses for the second
         with refused(ImageReadError, "DATA.MAX_PIXELS", limit):
-            decode(file.getvalue(), PixelRules(3, max_pixels=limit))
+            decode(file.getvalue(), Pixels(3, max_pixels=limit))
 
 
 @functools.cache

@@ -81,7 +81,7 @@ def batch_of_piece(it, batch):
     is_replaced = bool(it.bad) and not left_out
     shape = reader.data.IMAGE_CHANNELS, *[reader.side(it.piece)] * 2
     return (
-        images.dtype == (torch.float32 if reader.data.is_native else torch.uint8)
+        images.dtype == reader.image_set.pixels.dtype_in_batch
         and (images.ndim != 4 or images.shape[1:] == shape)
         and len(images) == len(targets)
         and batch.num_samples in (0, len(images))

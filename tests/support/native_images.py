@@ -8,10 +8,6 @@ import numpy as np
 from configs.load import LoadedConfig, load
 from configs.schema import Config
 from datasets import ImageSet, open_data
-from datasets.native_pixels.formats import decode_native
-from datasets.native_pixels.values import NativePixels
-from datasets.transforms.decode import decode
-from datasets.transforms.pixel_rules import PixelRules
 from engine.plan import known_before
 from tests.support.configs import replaced
 from utils.distributed import Process
@@ -77,13 +73,3 @@ def config_of(channels: int = CHANNELS, limits: Sequence[float] = (0, 65535), tr
     same = {"IMAGENET_MEAN": (0.5,) * channels, "IMAGENET_STD": (0.25,) * channels}
     native = {"PIXELS": "uint16", "IMAGE_CHANNELS": channels, "RANGE": tuple(limits), "NUM_WORKERS": 0}
     return replaced(Config(), DATA=native | same | data, TRAIN=dict(train or {}))
-
-
-def native_rules(channels: int = 1, applies_exif: bool = False, max_pixels: int = 200_000_000, **native) -> PixelRules:
-    """Return the rules of images that keep their values. `native`: facts of NativePixels."""
-    return PixelRules(channels, applies_exif, (128,) * 3, max_pixels, NativePixels(**native))
-
-
-def decode_by(data: bytes, rules: PixelRules) -> np.ndarray:
-    """Decode a file as image sets with these rules do."""
-    return (decode_native if rules.native else decode)(data, rules)

@@ -8,10 +8,10 @@ from PIL import Image
 
 from configs.schema import Config
 from datasets import ImageSet, Known
+from datasets.pixels import Pixels
 from datasets.sources.arrays import BRIGHTEST, DIGITS
 from datasets.sources.images import FileImages
 from datasets.targets.numbers import NumberTargets, standardized
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import UNKNOWN
 from tests.support.configs import replaced
 from tests.support.image_sets import draw, settings
@@ -61,7 +61,7 @@ def images_with(values: np.ndarray) -> FileImages:
     values = values.reshape(len(values), -1)
     names = [f"number {output}" for output in range(values.shape[1])]
     files = [f"{number}.png" for number in range(len(values))]
-    images = FileImages(Path("/"), files, np.arange(len(values)), names, PixelRules(3))
+    images = FileImages(Path("/"), files, np.arange(len(values)), names, Pixels(3))
     return images.with_facts(meaning=NumberTargets(values))
 
 

@@ -9,9 +9,10 @@ from PIL import Image
 
 from datasets import Normalize, build_normalize, build_preparation, build_train_data
 from datasets.batching import batching_of
-from datasets.native_pixels.batches import RawSquares
-from datasets.native_pixels.floats import Jitter, NativeResize, shrunk
+from datasets.pixels import pixels_of
+from datasets.pixels.native.floats import Jitter, NativeResize, shrunk
 from datasets.transforms.crop import EvalTransform, TrainTransform, crop_box
+from engine.export.runtime import RawPhotos
 from tests.support.configs import CPU, replaced
 from tests.support.native_images import CHANNELS, config_of, draw, measured, pixels, settings
 from tests.support.opened import open_sets
@@ -227,7 +228,7 @@ def test_pictures_clip_overshoot_of_bicubic_resizing():
 def test_pictures_of_raw_values_are_scaled_by_the_limits():
     image = pixels()
     data = config_of(limits=LIMITS, RGB=(4, 2, 0)).DATA
-    (found,) = RawSquares(data).pictures(torch.from_numpy(image.astype(np.float32)).permute(2, 0, 1)[None])
+    (found,) = RawPhotos(pixels_of(data)).pictures(torch.from_numpy(image.astype(np.float32)).permute(2, 0, 1)[None])
     expected = np.rint(255 * scaled(image)[:, :, [4, 2, 0]])
     assert found.dtype == np.uint8 and np.abs(found - expected).max() <= 1
 
@@ -319,4 +320,4 @@ def test_reader_makes_the_images_of_the_files(run_settings):
 def test_title_of_pictures_names_channels_and_their_limits():
     config = config_of(3, limits=(0, 100, -5, 5, 7, 4095), RGB=(2, 0, 1))
     expected = "; shown: channel 2 from 7 to 4095, channel 0 from 0 to 100, channel 1 from -5 to 5"
-    assert batching_of(config.DATA).shown_as == expected
+    assert pixels_of(config.DATA).shown_as == expected

@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from datasets.pixels import Pixels
+from datasets.pixels.native.pixels import NativePixels
 from datasets.sources.files import images_among, images_of_files
 from datasets.sources.folder import FolderScan
 from datasets.sources.images import FileImages
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from tests.support.image_sets import settings
 from tests.support.native_files import npy, tiff
-from tests.support.native_images import decode_by, native_rules
 from tests.support.opened import open_sets
 from tests.support.refusals import refused
 from utils.errors import DataError
@@ -47,7 +47,7 @@ def write_scenes(root: Path, pattern: str, scenes: dict[str, int], below: str = 
 
 
 def images_in(root: Path, *paths: str, pattern: str = FLAT, channels: int = 2, **rules) -> FileImages:
-    found = native_rules(channels, channel_files=pattern, **rules)
+    found = NativePixels(channels, channel_files=pattern, **rules)
     return images_of_files(root, list(paths), np.zeros(len(paths), np.int64), ["ant"], found)
 
 
@@ -80,7 +80,7 @@ def test_channels_of_each_pattern_are_read_in_its_order(tmp_path, pattern, below
 @pytest.mark.parametrize("image", ["a+b(c)[1]", "s.1", "$^", "a|b", "B02", "_B02_B03", "{x}", "ü é", "\\1", "a\nb", ""])
 def test_ids_with_special_characters_find_their_files(tmp_path, image):
     write_scenes(tmp_path, FLAT, {image: 10, "other": 20})
-    kept = images_among(sorted(os.listdir(tmp_path)), native_rules(2, channel_files=FLAT), pytest.fail)
+    kept = images_among(sorted(os.listdir(tmp_path)), NativePixels(2, channel_files=FLAT), pytest.fail)
     assert kept == sorted([f"{image}_B02.tif", "other_B02.tif"])
     assert firsts(images_in(tmp_path, f"{image}_B02.tif", "other_B02.tif")) == [[10, 110], [20, 120]]
 
@@ -90,7 +90,7 @@ def test_dots_and_plus_signs_of_a_pattern_stand_for_themselves(tmp_path):
     write(tmp_path, {f"a+x.{band}.tif": layer(value) for band, value in (("B.2", 1), ("B.3", 2))})
     write(tmp_path, {name: layer(9) for name in ("aax.B.2.tif", "a+xxB.2.tif", "a+x.B.2xtif", "a+x.B02.tif")})
     reports = []
-    kept = images_among(sorted(os.listdir(tmp_path)), native_rules(2, channel_files=pattern), reports.append)
+    kept = images_among(sorted(os.listdir(tmp_path)), NativePixels(2, channel_files=pattern), reports.append)
     assert kept == ["a+x.B.2.tif"] and firsts(images_in(tmp_path, *kept, pattern=pattern)) == [[1, 2]]
     assert len(reports) == 1 and "4 files" in reports[0] and pattern in reports[0]
 
@@ -98,7 +98,7 @@ def test_dots_and_plus_signs_of_a_pattern_stand_for_themselves(tmp_path):
 def test_names_that_begin_with_another_name_are_told_apart(tmp_path):
     pattern = "{id}_{B8,B8A,B11,B1}.tif"
     write(tmp_path, {f"s_{band}.tif": layer(value) for band, value in {"B8": 8, "B8A": 9, "B11": 11, "B1": 1}.items()})
-    kept = images_among(sorted(os.listdir(tmp_path)), native_rules(4, channel_files=pattern), pytest.fail)
+    kept = images_among(sorted(os.listdir(tmp_path)), NativePixels(4, channel_files=pattern), pytest.fail)
     assert kept == ["s_B8.tif"] and firsts(images_in(tmp_path, *kept, pattern=pattern, channels=4)) == [[8, 9, 11, 1]]
 
 
@@ -264,7 +264,7 @@ def test_file_of_an_image_is_an_npy_of_all_channels(tmp_path):
     images = images_in(tmp_path, "s1_B02.tif", kind="uint16")
     ending, content = images.file(0)
     assert ending == ".npy" and content == npy(images.read(0))
-    assert np.array_equal(decode_by(content, native_rules(2, kind="uint16")), images.read(0))
+    assert np.array_equal(NativePixels(2, kind="uint16").decode(content), images.read(0))
 
 
 def test_part_of_a_set_reads_the_channels_of_its_images(tmp_path):
@@ -296,20 +296,20 @@ ENDINGS = (".npy", ".dcm", ".tif", ".png", ".DCM")
 
 def test_folder_of_an_8bit_model_leaves_out_native_files_and_reports_them():
     paths, reports = [f"{number}{ending}" for number, ending in enumerate(ENDINGS)], []
-    assert images_among(paths, PixelRules(3), reports.append) == ["2.tif", "3.png"]
+    assert images_among(paths, Pixels(3), reports.append) == ["2.tif", "3.png"]
     assert len(reports) == 1 and "3 files" in reports[0] and "DATA.PIXELS=native" in reports[0]
 
 
 def test_folder_of_a_native_model_keeps_all_files():
     paths = [f"{number}{ending}" for number, ending in enumerate(ENDINGS)]
-    assert images_among(paths, native_rules(1), pytest.fail) == paths
-    assert images_among(["1.png"], PixelRules(3), pytest.fail) == ["1.png"]
+    assert images_among(paths, NativePixels(1), pytest.fail) == paths
+    assert images_among(["1.png"], Pixels(3), pytest.fail) == ["1.png"]
 
 
 def test_folder_of_channel_files_has_an_image_for_each_id():
     paths = ["ant/s1_B02.tif", "ant/s1_B03.tif", "bee/s1_B03.tif", "bee/s1_B02.tif", "s1_B04.tif", "x.png"]
     reports = []
-    kept = images_among(paths, native_rules(2, channel_files=FLAT), reports.append)
+    kept = images_among(paths, NativePixels(2, channel_files=FLAT), reports.append)
     assert kept == ["ant/s1_B02.tif", "bee/s1_B02.tif"]
     assert len(reports) == 1 and "2 files" in reports[0] and FLAT in reports[0]
 

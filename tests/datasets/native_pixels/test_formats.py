@@ -15,12 +15,12 @@ from pydicom.dataset import Dataset
 from pydicom.encaps import encapsulate
 from pydicom.uid import DeflatedExplicitVRLittleEndian, ImplicitVRLittleEndian, JPEGBaseline8Bit, RLELossless
 
-from datasets.transforms.pixel_rules import PixelRules
+from datasets.pixels import Pixels
+from datasets.pixels.native.pixels import NativePixels
 from datasets.types import ImageReadError
 from tests.support.forks import ROOT
 from tests.support.image_sets import noise
 from tests.support.native_files import by_pillow, deep, dicom, npy, png16, tiff, tiff_of_pages
-from tests.support.native_images import decode_by, native_rules
 from tests.support.pages import block_of
 from tests.support.refusals import refused
 
@@ -34,7 +34,7 @@ SMALL_COPY = np.zeros((2, 3, 3), np.uint8)
 
 
 def native(data: bytes, channels: int = 1, **rules) -> np.ndarray:
-    return decode_by(data, native_rules(channels, **rules))
+    return NativePixels(channels, **rules).decode(data)
 
 
 def pnm(kind: str, values: np.ndarray, highest: int = HIGHEST, comment: str = "") -> bytes:
@@ -206,7 +206,7 @@ def shallow(form: str, mode: str) -> bytes:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_files_of_8_bits_have_the_pixels_of_8bit_runs(kind, channels):
     data = shallow(*SHALLOW[kind])
-    assert_pixels(native(data, channels), decode_by(data, PixelRules(channels)))
+    assert_pixels(native(data, channels), Pixels(channels).decode(data))
 
 
 @pytest.mark.parametrize("bits", [2, 4])
@@ -634,9 +634,9 @@ def test_array_of_python_objects_is_refused_without_running_code(tmp_path):
     assert stolen.exists(), "the payload works"
     stolen.unlink()
     for data in (content, pickle.dumps(Payload(stolen)), content[:6] + b"\1\0" + pickle.dumps(Payload(stolen))):
-        for rules in (native_rules(1), PixelRules(1)):
+        for rules in (NativePixels(1), Pixels(1)):
             with pytest.raises(ImageReadError):
-                decode_by(data, rules)
+                rules.decode(data)
     assert not stolen.exists()
 
 
@@ -755,9 +755,9 @@ PARTS = (0.02, 0.1, 0.3, 0.5, 0.7, 0.9)  # fractions of a file; some files end w
 START = 40  # the file is cut after each of its first START bytes
 
 
-def rules_for(channels: int) -> list[PixelRules]:
+def rules_for(channels: int) -> list[Pixels]:
     """Return the rules of a run with native pixels, and of one with 8 bits."""
-    return [native_rules(channels, max_pixels=10_000), PixelRules(1 if channels == 1 else 3, max_pixels=10_000)]
+    return [NativePixels(channels, max_pixels=10_000), Pixels(1 if channels == 1 else 3, max_pixels=10_000)]
 
 
 @pytest.mark.parametrize("kind", WHOLE)
@@ -766,10 +766,10 @@ def test_cut_file_raises_image_read_error_or_has_all_pixels(kind):
     for rules in rules_for(channels):
         for length in [*range(START), *(int(part * len(data)) for part in PARTS)]:
             try:
-                pixels = decode_by(data[:length], rules)
+                pixels = rules.decode(data[:length])
             except ImageReadError:
                 continue
-            assert np.array_equal(pixels, decode_by(data, rules)), f"cut after {length} of {len(data)} bytes"
+            assert np.array_equal(pixels, rules.decode(data)), f"cut after {length} of {len(data)} bytes"
 
 
 @pytest.mark.parametrize("kind", WHOLE)
@@ -789,7 +789,7 @@ def test_file_with_wrong_bytes_raises_only_image_read_error(kind):
             damaged[place] = rng.integers(256)
         for rules in rules_for(channels):
             try:
-                pixels = decode_by(bytes(damaged), rules)
+                pixels = rules.decode(bytes(damaged))
             except ImageReadError:
                 continue
             assert pixels.shape[2] == rules.num_channels and pixels.dtype in (np.uint8, np.uint16, np.float32)
@@ -870,37 +870,37 @@ ONLY_NATIVE = {
 
 
 @pytest.mark.parametrize("kind", ONLY_NATIVE)
-def test_message_of_8bit_run_points_to_native_pixels(kind):
+def test_message_of_8bit_run_points_to_NativePixels(kind):
     data, words = ONLY_NATIVE[kind]
     for channels in (1, 3):
         with refused(ImageReadError, "DATA.PIXELS=native", *words):
-            decode_by(data, PixelRules(channels))
+            Pixels(channels).decode(data)
 
 
 # --- pictures ---
 
 
 def test_shown_image_has_limits_as_black_and_white():
-    rules = native_rules(1, limits=(100.0, 300.0))
+    rules = NativePixels(1, limits=(100.0, 300.0))
     values = np.array([[0, 100, 150, 200, 300, 4000]], np.uint16)[:, :, None]
-    assert rules.native.shown(values)[0, :, 0].tolist() == [0, 0, 64, 128, 255, 255]
+    assert rules.shown(values)[0, :, 0].tolist() == [0, 0, 64, 128, 255, 255]
 
 
 def test_shown_channels_are_those_of_rgb_with_their_limits():
     limits = tuple(float(each) for number in range(5) for each in (0, 1000 * (number + 1)))
     values = np.full((2, 3, 5), 1000, np.uint16)
-    assert native_rules(5, rgb=(4, 1, 0), limits=limits).native.shown(values)[0, 0].tolist() == [51, 128, 255]
-    assert native_rules(5, limits=limits).native.shown(values)[0, 0].tolist() == [255, 128, 85]
-    assert native_rules(2, limits=limits[:4]).native.shown(values[:, :, :2]).shape == (2, 3, 1)
+    assert NativePixels(5, rgb=(4, 1, 0), limits=limits).shown(values)[0, 0].tolist() == [51, 128, 255]
+    assert NativePixels(5, limits=limits).shown(values)[0, 0].tolist() == [255, 128, 85]
+    assert NativePixels(2, limits=limits[:4]).shown(values[:, :, :2]).shape == (2, 3, 1)
 
 
 def test_shown_image_without_limits_spans_its_own_values():
     values = np.linspace(-5, 5, 10_001, dtype=np.float32).reshape(73, 137)[:, :, None]
-    shown = native_rules(1).native.shown(values)
+    shown = NativePixels(1).shown(values)
     assert shown.dtype == np.uint8 and shown.min() == 0 and shown.max() == 255
     assert np.abs(shown / 255 * 9.98 - 4.99 - values.clip(-4.99, 4.99)).max() < 10 / 255
 
 
 def test_shown_image_of_one_value_is_black():
     with np.errstate(all="raise"):
-        assert (native_rules(1).native.shown(np.full((4, 4, 1), 7, np.uint16)) == 0).all()
+        assert (NativePixels(1).shown(np.full((4, 4, 1), 7, np.uint16)) == 0).all()

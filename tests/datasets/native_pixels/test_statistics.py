@@ -5,10 +5,10 @@ import re
 import numpy as np
 import pytest
 
-from datasets.native_pixels import statistics
-from datasets.native_pixels.statistics import describe, measure
+from datasets.pixels.native import statistics
+from datasets.pixels.native.statistics import describe, measure
 from datasets.sources.images import FileImages
-from engine.report.image_sheets import pixels_of
+from engine.report.image_sheets import small_copy
 from tests.support.configs import replaced
 from tests.support.native_images import CHANNELS, draw, files, measured, pixels, settings, write
 from tests.support.opened import open_sets
@@ -115,7 +115,7 @@ def test_limits_of_small_range_around_a_large_level_differ(tmp_path):
     assert high - low == pytest.approx(2, abs=0.1)
 
 
-def test_few_bright_pixels_of_dark_images_are_kept(tmp_path):
+def test_few_bright_small_copy_dark_images_are_kept(tmp_path):
     image = np.zeros((100, 100), np.uint16)
     image[3, 4] = 4000
     found = grey_set(tmp_path, *[image] * 4)
@@ -168,7 +168,7 @@ def test_seed_draws_the_images_of_a_large_set(photos, monkeypatch):
     assert indices_read(photos, monkeypatch, 1) == [*range(16)]
 
 
-def test_pixels_of_large_images_are_drawn_and_close_to_all(photos, monkeypatch):
+def test_small_copy_large_images_are_drawn_and_close_to_all(photos, monkeypatch):
     whole = measure_in(photos)
     monkeypatch.setattr(statistics, "MOST_VALUES", 16 * CHANNELS * 200)  # 200 of 1152 pixels of each image
     found = [measure_in(photos) for _ in range(2)]
@@ -239,7 +239,7 @@ def test_resumed_run_keeps_its_values_after_images_changed(photos):
         np.save(path, np.load(path) * 3)
     again, val = measured(loaded, began)
     assert again == config != measured(loaded)[0]
-    assert not any(note.startswith("channel") for note in val.notes) and val.rules.native.limits == config.DATA.RANGE
+    assert not any(note.startswith("channel") for note in val.notes) and val.pixels.limits == config.DATA.RANGE
 
 
 def test_pictures_of_both_parts_use_the_measured_limits(photos):
@@ -247,8 +247,7 @@ def test_pictures_of_both_parts_use_the_measured_limits(photos):
     low, high = np.reshape(config.DATA.RANGE, (CHANNELS, 2))[:3].T
     image = val.read(0)
     expected = np.rint(255 * np.clip((image[:, :, :3] - low) / (high - low), 0, 1))
-    assert np.abs(val.shown(image) - expected).max() <= 1
-    assert pixels_of(val, None, 0).mean((0, 1)) == pytest.approx(expected.mean((0, 1)).tolist(), abs=5)
+    assert np.abs(val.pixels.shown(image) - expected).max() <= 1
+    assert small_copy(val, None, 0).mean((0, 1)) == pytest.approx(expected.mean((0, 1)).tolist(), abs=5)
     chosen = replaced(config, DATA={"RGB": (4, 2, 0)})
-    rules = val.rules.of(chosen.DATA)
-    assert np.abs(rules.native.shown(image)[:, :, 2] - expected[:, :, 0]).max() <= 1
+    assert np.abs(val.pixels.of(chosen.DATA).shown(image)[:, :, 2] - expected[:, :, 0]).max() <= 1

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from configs.schema import Data
-from datasets.transforms import crop
+from datasets.pixels import pixels_of, resize
+from datasets.pixels.rules import to_array
 from datasets.transforms.crop import EvalTransform
-from datasets.transforms.pixel_rules import PixelRules, to_array
 from engine.evaluation.image_test import ImageTest
 from engine.export.photo import Photo, drawn_photos, refuse_unsupported
 from tests.support.properties import examples
@@ -25,7 +25,7 @@ DATA = replace(Data(), IMAGE_SIZE=32, CROP_PCT=0.875)
 def both(photo: np.ndarray, data: Data) -> tuple[np.ndarray, np.ndarray]:
     """Return the pixels of predict.py and of the graph."""
     expected = torch.empty((data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE), dtype=torch.uint8)
-    EvalTransform(data)(to_array(Image.fromarray(photo), PixelRules.of(data)), expected)
+    EvalTransform(data)(to_array(Image.fromarray(photo), pixels_of(data)), expected)
     return expected.numpy().astype(int), Photo(data)(torch.from_numpy(photo)).numpy().astype(int)
 
 
@@ -47,7 +47,7 @@ def test_pixels_differ_by_at_most_one_for_photos_of_any_size(interpolation, mode
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("is_height_first", [False, True])
 def test_nearly_all_pixels_of_drawn_photos_are_equal(monkeypatch, interpolation, is_height_first):
-    monkeypatch.setattr(crop, "pillow_resizes_height_first", lambda: is_height_first)
+    monkeypatch.setattr(resize, "pillow_resizes_height_first", lambda: is_height_first)
     monkeypatch.setattr("engine.export.photo.pillow_resizes_height_first", lambda: is_height_first)
     data = replace(DATA, IMAGE_SIZE=224, INTERPOLATION=interpolation)
     differences = [np.abs(np.subtract(*both(photo, data))) for photo in drawn_photos()]

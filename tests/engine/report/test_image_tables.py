@@ -17,8 +17,8 @@ from PIL import Image
 
 import engine.report.image_results
 from datasets import BadImages, Normalize, build_eval_data
+from datasets.pixels import Pixels
 from datasets.sources.arrays import ArrayImages
-from datasets.transforms.pixel_rules import PixelRules
 from datasets.types import ImageReadError
 from engine.evaluation.all_scores import Ranking
 from engine.evaluation.evaluate import Inference, evaluate
@@ -64,7 +64,7 @@ def make_images() -> ArrayImages:
     targets[-5:] = 5
     pixels = (targets * 51 + rng.integers(-60, 60, size=NUM_IMAGES)).clip(0, 255)
     pixels = np.broadcast_to(pixels[:, None, None], (NUM_IMAGES, 8, 8)).astype(np.uint8)
-    images = ArrayImages(pixels.copy(), targets, CLASSES, PixelRules(1), "made up")
+    images = ArrayImages(pixels.copy(), targets, CLASSES, Pixels(1), "made up")
     images.images[:, 0, 0] = rng.integers(160, size=NUM_IMAGES)  # sometimes the seventh output is the largest
     read = images.read
 
@@ -260,7 +260,7 @@ def test_huge_confusion_matrix_is_written_as_list_and_picture(tmp_path, monkeypa
 def test_sheets_show_equal_pictures_once_with_their_number(tmp_path):
     pixels = np.random.default_rng(0).integers(256, size=(9, 8, 8), dtype=np.uint8)
     pixels[[2, 5]] = pixels[1]
-    images = ArrayImages(pixels, np.zeros(9, np.int64), ["a", "b"], PixelRules(1), "made up")
+    images = ArrayImages(pixels, np.zeros(9, np.int64), ["a", "b"], Pixels(1), "made up")
     results = made_up(np.zeros(9, int), np.array([1, 1, 1, 1, 1, 1, 0, 0, 0]), 2)
     data = small_config(tmp_path, "DATA.CROP_PCT=1").DATA
     captions = [caption for _, caption in tiles_of(draw_mistakes(results, images, data))]
@@ -287,7 +287,7 @@ def test_processes_without_images_gather_empty_results():
 
 
 def test_result_tables_are_valid_only_if_complete_and_for_the_same_weights(tmp_path, monkeypatch):
-    images = ArrayImages(np.zeros((2, 8, 8), np.uint8), np.array([0, 1]), ["a", "b"], PixelRules(1), "made up")
+    images = ArrayImages(np.zeros((2, 8, 8), np.uint8), np.array([0, 1]), ["a", "b"], Pixels(1), "made up")
     numbers, shares = np.array([0, 1]), np.full(2, 0.5, np.float32)
     results = ImageResults(numbers, np.ones((3, 2), int), None, None, numbers, numbers, shares, shares)
     files = ResultFiles(tmp_path, images, Lines(), small_config(tmp_path).DATA)

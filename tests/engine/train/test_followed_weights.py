@@ -15,8 +15,9 @@ from configs.load import to_yaml
 from configs.schema import Data
 from configs.values import flatten
 from datasets import Normalize
+from datasets.pixels import Pixels
+from datasets.pixels.rules import to_array
 from datasets.transforms.crop import EvalTransform
-from datasets.transforms.pixel_rules import PixelRules, to_array
 from engine.settings import load_settings
 from models import build_model
 from models.weights.metadata import metadata_of
@@ -119,7 +120,7 @@ def photograph(width: int, height: int) -> Image.Image:
 
 def ours(data: Data, image: Image.Image) -> torch.Tensor:
     pixels = torch.empty(data.IMAGE_SIZE, data.IMAGE_SIZE, 3, dtype=torch.uint8).permute(2, 0, 1)
-    EvalTransform(data)(to_array(image, PixelRules(3)), pixels)
+    EvalTransform(data)(to_array(image, Pixels(3)), pixels)
     return Normalize(data)(pixels[None])[0]
 
 

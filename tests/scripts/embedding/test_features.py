@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 from timm.models.vision_transformer import VisionTransformer
 
+from datasets.pixels import Pixels
 from datasets.sources.images import natural
-from datasets.transforms.pixel_rules import PixelRules
 from engine.features.embedder import find_photos
 from tests.scripts.embedding.conftest import draw, make_hub, make_photos
 from tests.support.refusals import assert_names
@@ -181,6 +181,6 @@ def test_photos_are_listed_in_the_order_of_predict(here):
     found = find_photos("photos", here / "photos", print)
     assert found.paths == sorted(names, key=natural)
     assert list(found) == [str(here / "photos" / name) for name in sorted(names, key=natural)]
-    assert isinstance(found.images(PixelRules(3)).name(0), str)
+    assert isinstance(found.images(Pixels(3)).name(0), str)
     with pytest.raises(ConfigError):
         find_photos("photos", here / "other", print)

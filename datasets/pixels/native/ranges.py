@@ -1,31 +1,30 @@
 """The row of -check about images with the values of their files: range of each channel, and what is constant."""
 
+from collections.abc import Callable
+
 import numpy as np
 
-from datasets.types import ImageSet
-from engine.quick_checks import OK, WARN, Finding
+from datasets.pixels.eight_bits import Survey
 from utils.text import counted, first_of
 
 
-class Ranges:
+class Ranges(Survey):
     """The smallest and largest value of each channel of each image in a sample."""
 
-    def __init__(self, count: int, image_set: ImageSet):
-        self.rules = image_set.rules
-        self.values = np.full((count, 2, self.rules.num_channels), np.nan, np.float32)
+    def __init__(self, kind: str, count: int, num_channels: int):
+        self.kind, self.values = kind, np.full((count, 2, num_channels), np.nan, np.float32)
 
     def add(self, number: int, pixels: np.ndarray) -> None:
         self.values[number] = pixels.min((0, 1)), pixels.max((0, 1))
 
-    def finding(self, part: str, name) -> Finding | None:
-        """Return the row about all images that could be read. `name(number)` names an image."""
+    def describe(self, name: Callable[[int], str]) -> list[str]:
         numbers = np.flatnonzero(~np.isnan(self.values[:, 0, 0]))
         if not len(numbers):
-            return None
+            return []
         low, high = self.values[numbers].transpose(1, 0, 2)
         lows, highs, is_plain = low.min(0), high.max(0), low == high  # is_plain: bool [images, channels]
         spans = (f"{number}: {low:g} to {high:g}" for number, (low, high) in enumerate(zip(lows, highs, strict=True)))
-        lines = [f"{self.rules.native.kind}, {counted(len(lows), 'channel')}; {first_of([*spans], limit=16)}"]
+        lines = [f"{self.kind}, {counted(len(lows), 'channel')}; {first_of([*spans], limit=16)}"]
         constant = np.flatnonzero(is_plain.all(0)).tolist()
         if constant and len(numbers) > 1:
             lines.append(
@@ -36,5 +35,4 @@ class Ranges:
             lines.append(
                 f"of one value only, such as all black: {counted(len(plain), 'image')} ({first_of([*map(name, plain)])})"
             )
-        remedy = "leave such channels out, and remove or repair such images" if len(lines) > 1 else ""
-        return Finding(f"{part} pixels", "\n".join(lines), WARN if remedy else OK, remedy)
+        return lines

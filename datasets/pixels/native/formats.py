@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from datasets.native_pixels.unread import NUMPY, TIFF_BITS, TIFFS, is_dicom
-from datasets.transforms.decode import ORIENTATION, TURNS, decode, naming_errors, open_image, orientation_of
-from datasets.transforms.pixel_rules import PixelRules, has_unknown_range
-from datasets.types import ImageReadError
+from datasets.pixels.decode import ORIENTATION, TURNS, decode, naming_errors, open_image, orientation_of
+from datasets.pixels.native.unread import NUMPY, TIFF_BITS, TIFFS, is_dicom
+from datasets.pixels.rules import ImageReadError, PixelRules, has_unknown_range
 
 PNG_START, PNG_DEPTH = b"\x89PNG\r\n\x1a\n", 24  # the first bytes, and the position of the bits per value
 PNG_HEADER, PNG_KIND, GREY_AND_OPACITY, EIGHT_BITS_RGBA = slice(12, 29), 25, 4, b"\x08\x06"
@@ -25,16 +24,19 @@ EXTRA_SAMPLES = 338  # the tag of a TIFF with the meaning of channels that are n
 PALETTE, WHITE_IS_ZERO = 3, 0  # values of a TIFF's Photometric
 
 
-def decode_native(data: bytes, rules: PixelRules) -> np.ndarray:
-    """Return the pixels of an image file as [H, W, C] of uint8, uint16 or float32. Raise ImageReadError."""
+def decode_native(data: bytes, rules: PixelRules, kind: str) -> np.ndarray:
+    """Return the pixels of an image file as [H, W, C] of uint8, uint16 or float32. Raise ImageReadError.
+
+    `kind`: DATA.PIXELS.
+    """
     with naming_errors(data, rules):
-        return _checked(_read(data, rules), rules)
+        return _checked(_read(data, rules, kind), rules, kind)
 
 
-def _read(data: bytes, rules: PixelRules) -> np.ndarray:
+def _read(data: bytes, rules: PixelRules, kind: str) -> np.ndarray:
     if is_dicom(data):
-        return _read_dicom(data, rules)
-    if rules.native.kind == "window":
+        return _read_dicom(data, rules, kind)
+    if kind == "window":
         raise ImageReadError("it is not a DICOM file, so it names no window; DATA.PIXELS=window reads only DICOM files")
     if data.startswith(NUMPY):
         return np.load(io.BytesIO(data), allow_pickle=False)  # an array of Python objects is refused, not unpickled
@@ -47,13 +49,13 @@ def _read(data: bytes, rules: PixelRules) -> np.ndarray:
     return _read_shallow(data, rules)
 
 
-def _checked(pixels: np.ndarray, rules: PixelRules) -> np.ndarray:
+def _checked(pixels: np.ndarray, rules: PixelRules, kind: str) -> np.ndarray:
     """Return pixels [H, W] or [H, W, C] as [H, W, C] of a supported type. Refuse other types, sizes and numbers."""
     if pixels.ndim not in (2, 3) or not pixels.size or pixels.dtype.kind not in "buif":
         raise ImageReadError(
             f"an array of {pixels.dtype} with the shape {list(pixels.shape)} is not an image [H, W] or [H, W, C]"
         )
-    pixels, kind = pixels if pixels.ndim == 3 else pixels[:, :, None], rules.native.kind
+    pixels = pixels.reshape(*pixels.shape[:2], -1)
     _refuse_large(*pixels.shape, rules)
     if pixels.dtype.kind not in "bu" or pixels.dtype.itemsize > 2:
         with np.errstate(over="ignore"):
@@ -202,7 +204,7 @@ def _pixels_of(series: Any, num_series: int, rules: PixelRules) -> np.ndarray:
 # --- DICOM ---
 
 
-def _read_dicom(data: bytes, rules: PixelRules) -> np.ndarray:
+def _read_dicom(data: bytes, rules: PixelRules, kind: str) -> np.ndarray:
     try:
         from pydicom import dcmread
     except ImportError as error:
@@ -219,7 +221,7 @@ def _read_dicom(data: bytes, rules: PixelRules) -> np.ndarray:
         raise ImageReadError("its values are numbers of colours in a palette; save it with the colours themselves")
     _refuse_large(file.Rows, file.Columns, file.SamplesPerPixel, rules)
     pixels, low, high = _modality_values(file)
-    if rules.native.kind == "window":
+    if kind == "window":
         pixels, low, high = _windowed(pixels, low, high, file), 0, 1
     pixels = np.asarray(pixels, np.float32)
     return np.float32(low + high) - pixels if file.PhotometricInterpretation == "MONOCHROME1" else pixels

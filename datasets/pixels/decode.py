@@ -2,16 +2,25 @@
 
 import contextlib
 import io
+import itertools
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from datasets.transforms.pixel_rules import HIGHEST_OF_SHALLOW, SHALLOW, PixelRules, has_unknown_range, to_array
-from datasets.types import ImageReadError
+from datasets.pixels.rules import (
+    HIGHEST_OF_SHALLOW,
+    SHALLOW,
+    ImageReadError,
+    Images,
+    PixelRules,
+    has_unknown_range,
+    to_array,
+)
+from utils.text import warning
 
 try:
     import simplejpeg
@@ -23,7 +32,10 @@ READ_BY = {".avif": "PIL._avif", ".heic": "pillow_heif", ".heif": "pillow_heif",
 KNOWN_ENDINGS = (".jpg", ".jpeg", ".jfif", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif", *READ_BY)
 # The formats that Pillow may detect. EPS is excluded, because Pillow would start a program with code from the file.
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF", *(("AVIF",) if find_spec("PIL._avif") else ()))
-NATIVE_ENDINGS = (".npy", ".dcm", ".dicom")  # files that only DATA.PIXELS native reads
+DEEP_ENDINGS = (".png", ".tif", ".tiff", ".pgm")  # these files may have 16 bits
+# {what DATA.PIXELS reads that 8 bits cannot: endings of these files}
+OTHER_FORMATS = {"native reads .npy and DICOM": (".npy", ".dcm", ".dicom")}
+OTHER_ENDINGS = tuple(itertools.chain(*OTHER_FORMATS.values()))
 IMAGE_ENDINGS = tuple(each for each in KNOWN_ENDINGS if each not in READ_BY or find_spec(READ_BY[each]))
 # Conversions that libjpeg does itself, with Pillow's result. CMYK needs Pillow, because Adobe's files invert it.
 LIBJPEG_CONVERSIONS = {3: {"YCbCr": "RGB", "RGB": "RGB", "Gray": "RGB"}, 1: {"Gray": "GRAY"}}
@@ -75,7 +87,7 @@ def naming_errors(data: bytes, rules: PixelRules) -> Iterator[None]:
     except ImageReadError:
         raise
     except UnidentifiedImageError as error:  # Pillow's own message has the address of an object in memory
-        from datasets.native_pixels.unread import describe_unread
+        from datasets.pixels.native.unread import describe_unread
 
         text = describe_unread(data) or (
             "UnidentifiedImageError: the file is empty or has a format that halfstep does not read"
@@ -87,9 +99,10 @@ def naming_errors(data: bytes, rules: PixelRules) -> Iterator[None]:
         raise ImageReadError(f"{type(error).__name__}: {error}") from error
 
 
-def kinds_of(data: bytes, rules: PixelRules) -> list[str]:
+def kinds_of(read: Callable[[], bytes], rules: PixelRules) -> list[str]:
     """Return the unusual properties of an image file, as -check prints them, or [] if it is not an image."""
     try:
+        data = read()
         with open_image(data, rules) as image:
             is_deep = any(";16" in str(tile[3]) for tile in getattr(image, "tile", ())) and not has_unknown_range(image)
             is_shallow = is_deep and image.mode.startswith("I") and image.getextrema()[1] < HIGHEST_OF_SHALLOW
@@ -108,6 +121,21 @@ def kinds_of(data: bytes, rules: PixelRules) -> list[str]:
             return [kind for kind, applies in kinds.items() if applies]
     except Exception:  # `decode` reports the reason
         return []
+
+
+def hint_of_formats(endings: Iterable[str], where: str = "") -> str:
+    """Return which pixels could read files with these endings, or "". `where`: the page about it."""
+    readers = [reader for reader, theirs in OTHER_FORMATS.items() if not {*theirs}.isdisjoint(endings)]
+    return "".join(f"; DATA.PIXELS={reader}{where}" for reader in readers)
+
+
+def warn_of_lost_levels(images: Images) -> list[str]:
+    """Return a warning if three images have 16 bits of which they use so few that 8 bits keep hardly any."""
+    chosen = sorted({0, len(images) // 2, len(images) - 1})
+    may_be_deep = all(images.name(index).lower().endswith(DEEP_ENDINGS) for index in chosen)
+    if may_be_deep and all(SHALLOW in images.kinds(index) for index in chosen):
+        return [warning(f"the images are {SHALLOW}; DATA.PIXELS=native keeps all (docs/pixels.md)")]
+    return []
 
 
 def _decode_jpeg(data: bytes, rules: PixelRules) -> np.ndarray | None:

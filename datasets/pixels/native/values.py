@@ -1,6 +1,6 @@
-"""The settings of native pixels, the limits of their values, and their pictures."""
+"""The limits of native pixels, and the channels that pictures show."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -8,44 +8,16 @@ import numpy as np
 from configs.schema import Data
 from utils.errors import ConfigError
 
-SHOWN = (0.1, 99.9)  # percentiles of an image that are shown as black and white if DATA.RANGE is not known
 OTHER_LIMITS = (
     "DATA.PIXELS: {} images do not suit the limits of the weights (DATA.RANGE), which were trained on {} images; use images "
     "of this type, or set DATA.RANGE"
 )
 
 
-@dataclass(frozen=True)
-class NativePixels:
-    """The settings of pixels of uint8, uint16 or float32, with any number of channels."""
-
-    kind: str = "native"  # DATA.PIXELS; native: not yet known
-    channel_files: str | None = None
-    rgb: tuple[int, ...] = ()
-    limits: tuple[float, ...] = ()  # DATA.RANGE
-
-    @classmethod
-    def of(cls, data: Data) -> "NativePixels":
-        return cls(data.PIXELS, data.CHANNEL_FILES, data.RGB, data.RANGE)
-
-    @property
-    def dtype(self) -> np.dtype:
-        return np.dtype("float32" if self.kind == "window" else self.kind)
-
-    def shown(self, pixels: np.ndarray) -> np.ndarray:
-        """Return the channels that are red, green and blue as uint8 [H, W, 3], or [H, W, 1] of the first channel."""
-        channels = channels_to_show(self.rgb, pixels.shape[2])
-        chosen = pixels[:, :, channels].astype(np.float32)
-        if self.limits:
-            low, high = (each[channels] for each in split_limits(self.limits, pixels.shape[2]))
-        else:
-            low, high = np.percentile(chosen, SHOWN, (0, 1))
-        return np.rint(255 * np.clip((chosen - low) / np.maximum(high - low, 1e-30), 0, 1)).astype(np.uint8)
-
-
-def with_facts(rules: Any, **facts: Any) -> Any:
-    """Return PixelRules whose NativePixels have these fields changed."""
-    return replace(rules, native=replace(rules.native, **facts))
+def refuse_limits_of(weights: Mapping[str, Any], data: Data) -> None:
+    """Raise ConfigError if the limits of weights with these settings do not suit the images of a run."""
+    if data.PIXELS != weights["DATA.PIXELS"]:
+        raise ConfigError(OTHER_LIMITS.format(data.PIXELS, weights["DATA.PIXELS"]))
 
 
 def channels_to_show(rgb: tuple[int, ...], count: int) -> list[int]:

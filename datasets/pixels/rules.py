@@ -1,20 +1,32 @@
 """The rules by which an image of any mode becomes uint8 pixels."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 from PIL import ExifTags, Image
 
 from configs.schema import Data
-from datasets.types import ImageReadError
 
-# Data sets of a user's own photos: EXIF orientation is applied by default. Published scores on other sets ignore it.
-UPRIGHT = ("imagefolder", "images", "csv", "shards", "parquet")
 MODES = {1: "L", 3: "RGB"}  # Pillow's modes by number of channels
 GREY_16_BIT = ("PNG", "PPM")  # formats whose images have 16 bits if Pillow opens them in mode I (32-bit integers)
 SHALLOW, HIGHEST_OF_SHALLOW = "16-bit files that use 12 bits or fewer, so 8 bits keep at most 16 of their levels", 2**12
+KEEP_VALUES = "set DATA.PIXELS=native, which keeps the values of the files (docs/pixels.md)"
 TIFF_BITS = ExifTags.Base.BitsPerSample
+
+
+class ImageReadError(Exception):
+    """An image cannot be read. This does not end a run; see BadImages."""
+
+
+class Images(Protocol):
+    """The images of an ImageSet, whose class is above this file."""
+
+    def __len__(self) -> int: ...
+    def name(self, index: int) -> str: ...
+    def read(self, index: int) -> np.ndarray: ...
+    def kinds(self, index: int) -> Sequence[str]: ...
 
 
 @dataclass(frozen=True)
@@ -25,25 +37,11 @@ class PixelRules:
     applies_exif: bool = False
     background: tuple[int, ...] = (128, 128, 128)  # the RGB colour behind transparent pixels
     max_pixels: int = Data.MAX_PIXELS
-    native: Any = None  # a NativePixels if images keep the values of their files
 
     @property
     def exif(self) -> str:
         """Return the value of DATA.EXIF for these rules."""
         return "apply" if self.applies_exif else "ignore"
-
-    @classmethod
-    def of(cls, data: Data) -> "PixelRules":
-        channels = data.IMAGE_CHANNELS
-        exif = data.EXIF or ("apply" if data.DATASET in UPRIGHT else "ignore")
-        if data.is_native:
-            from datasets.native_pixels.values import NativePixels
-
-            # The mean is measured later, so transparent pixels are grey.
-            return cls(channels, exif == "apply", (128,) * 3, data.MAX_PIXELS, NativePixels.of(data))
-        mean = data.IMAGENET_MEAN[:channels] * (3 // channels)
-        background = tuple(min(max(round(255 * each), 0), 255) for each in mean)
-        return cls(channels, exif == "apply", background, data.MAX_PIXELS)
 
 
 def to_array(image: Image.Image, rules: PixelRules) -> np.ndarray:

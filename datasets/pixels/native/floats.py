@@ -8,7 +8,7 @@ from PIL import Image
 from torch import Tensor
 
 from configs.schema import Data
-from datasets.native_pixels.values import limits_of
+from datasets.pixels.native.values import limits_of
 from utils.torch_internals import RESIZE_KERNELS
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.loading.ahead import read_ahead
-from datasets.native_pixels.values import OTHER_LIMITS, limits_of, split_limits, with_facts
+from datasets.pixels.native.values import OTHER_LIMITS, limits_of, split_limits
 from datasets.types import ImageReadError, ImageSet, Known, Settled
 from utils.distributed import Process
 from utils.errors import DataError
@@ -41,7 +41,7 @@ def finish(
     trained on images of this type; everything else is measured.
     """
     kind, limits, origins, notes = (
-        (val if train is None else train).rules.native.kind,
+        (val if train is None else train).pixels.kind,
         config.DATA.RANGE,
         known.origins,
         (),
@@ -71,7 +71,7 @@ def finish(
             found = [Settled(key, each, "the training images") for key, each in values.items() if key not in kept]
             notes = describe(seen)
     limits = next((each.value for each in found if each.name == RANGE), limits)
-    train, val = (each and each.with_facts(rules=with_facts(each.rules, limits=limits)) for each in (train, val))
+    train, val = (each and each.with_facts(pixels=replace(each.pixels, limits=limits)) for each in (train, val))
     found.append(Settled("DATA.PIXELS", kind, origins.get("DATA.PIXELS", "")))
     return found, train, val.with_facts(notes=(*val.notes, *notes))
 
@@ -99,7 +99,7 @@ def measure(config: Config, train: ImageSet) -> Statistics:
 def _samples(seed: int, train: ImageSet) -> Iterator[np.ndarray]:
     """Yield pixels of each drawn image that can be read, float32 [pixels, C]."""
     chosen = np.sort(np.random.default_rng(seed).permutation(len(train))[:MOST_IMAGES]).tolist()
-    count, reasons = max(MOST_VALUES // (len(chosen) * train.rules.num_channels), 1), []
+    count, reasons = max(MOST_VALUES // (len(chosen) * train.pixels.num_channels), 1), []
 
     def sample(index: int) -> np.ndarray | ImageReadError:
         try:

@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from datasets.identity import Group
+from datasets.targets.one_class import OneClass
 
 Pair = tuple[int, int]  # an image, and the image of which it is a copy
 
@@ -13,16 +14,16 @@ def are_equal(group: Group, pair: Pair) -> bool:
     return group[pair[0]] == group[pair[1]]
 
 
-def contradictions(group: Group, target_of: Callable[[int], Hashable], noun: str) -> list[Pair]:
+def contradictions(group: Group, target_of: Callable[[int], Hashable], meaning: OneClass) -> list[Pair]:
     """Return each image with a copy that has another target, and this copy. Equal pixels come first.
 
-    `noun`: what a target is. Near copies may have near numbers, so only equal images with other numbers contradict.
+    `meaning`: of the targets. Near copies may have near numbers, so only equal images with other numbers contradict.
     """
     targets, members = {number: target_of(number) for number in group}, defaultdict(list)
     for number, first in group.items():
         members[first].append(number)
     pairs = [pair for each in members.values() for pair in _unlike_the_most(each, targets)]
-    if noun == "number":
+    if not meaning.near_copies_agree:
         return pairs
     named = {number for number, _ in pairs}
     near = _unlike_the_most([*group], targets)

@@ -12,13 +12,11 @@ from configs.tables import import_named
 from datasets.classes import number_classes, renumber, without_new_classes
 from datasets.sources import find_source
 from datasets.split import describe_split, split
-from datasets.split.parts import warn_of_lacking_classes
 from datasets.types import UNKNOWN, ImageSet, Known, SavedData, Settled
 from utils.distributed import Process
 from utils.errors import ConfigError, DataError, did_you_mean
 from utils.text import is_url
 
-NUM_SMALLEST = 3  # the number of smallest classes that the log names
 Wanted = Literal["both", "validation"]  # which parts are wanted; without "both", the training part may be missing
 Parts = tuple[
     ImageSet | None, ImageSet
@@ -92,7 +90,9 @@ def _read(
     _refuse_one_class(config, train, val)
     for image_set in numbered:
         _check_num_classes(config, image_set)
-    counts = _describe_class_counts(train, val) if config.task.noun == "class" else ()
+    counts = ()
+    if train is not None and not val.makes_batches:
+        counts = val.meaning.describe_counts(val.classes, train.count_classes(), val.count_classes(), val.split["rule"])
     notes = (*describe_split(config, val, only_validation), *counts, *notes, *val.notes)
     return train, val.with_facts(notes=notes)
 
@@ -138,20 +138,6 @@ def _check_own_parts(config: Config, train: ImageSet, val: ImageSet) -> None:
             f"{val.name(first)}: class {name} does not occur in the training images, so it would never be trained; "
             f"correct the label, or add training images{did_you_mean(name, known)}"
         )
-
-
-def _describe_class_counts(train: ImageSet | None, val: ImageSet) -> list[str]:
-    """Describe the classes with the fewest images: the model learns them worst, and their accuracy is least certain.
-
-    Warn of classes that only one part has, unless halfstep has split the data: the split gives this warning itself.
-    """
-    if train is None or val.makes_batches or len(val.classes) == 1:
-        return []
-    counts = train.count_classes(), val.count_classes()
-    smallest = sorted(np.flatnonzero(total := sum(counts)).tolist(), key=lambda number: total[number])[:NUM_SMALLEST]
-    found = (f"{val.classes[each]} ({counts[0][each]:,}/{counts[1][each]:,})" for each in smallest)
-    warning = warn_of_lacking_classes(val.classes, *counts) if val.split["rule"] == "folders" else []
-    return [f"smallest classes (train/val): {', '.join(found)}", *warning]
 
 
 def _refuse_one_class(config: Config, train: ImageSet | None, val: ImageSet) -> None:

@@ -26,7 +26,6 @@ class NumberTargets(OneClass):
     Batches: float32 [B, outputs], standardized.
     """
 
-    nouns = "numbers"
     has_one_name = near_copies_agree = False
     part_noun, part_nouns = "range of numbers", "ranges of numbers"
 
@@ -62,6 +61,11 @@ class NumberTargets(OneClass):
     def count(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
         counts = count_classes(targets, len(self.values)) @ self.is_present.astype(np.int64)
         return np.pad(counts, (0, num_classes - len(counts)))
+
+    def describe_counts(
+        self, classes: Sequence[str], trained: np.ndarray, held_out: np.ndarray, rule: str
+    ) -> list[str]:
+        return []
 
     def with_any(self, targets: np.ndarray, classes: np.ndarray) -> np.ndarray:
         return self.is_present[:, classes].any(1)[targets]
@@ -131,6 +135,11 @@ class Strata(LabelSets):
 
     def count(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
         return super().count(self._numbers[targets], num_classes)
+
+    def describe_counts(
+        self, classes: Sequence[str], trained: np.ndarray, held_out: np.ndarray, rule: str
+    ) -> list[str]:
+        return []
 
     def with_any(self, targets: np.ndarray, classes: np.ndarray) -> np.ndarray:
         return super().with_any(self._numbers[targets], classes)

@@ -9,6 +9,8 @@ from PIL import Image, ImageDraw
 
 from datasets.copies import contradictions, copies_in_training
 from datasets.identity import ImageContents, digest
+from datasets.targets.numbers import NumberTargets
+from datasets.targets.one_class import OneClass
 from datasets.types import ImageReadError
 
 
@@ -196,8 +198,8 @@ def test_digest_depends_on_shape_and_every_pixel():
 
 def test_near_copies_contradict_classes_but_not_numbers():
     group, targets = {0: 0, 1: 1, 2: 0, 3: 1}, ["1.0", "1.5", "2.0", "1.5"]
-    assert contradictions(group, targets.__getitem__, "number") == [(0, 2), (2, 0)]
-    assert contradictions({0: 0, 1: 1}, ["cat", "dog"].__getitem__, "class") == [(0, 1), (1, 0)]
+    assert contradictions(group, targets.__getitem__, NumberTargets(np.zeros((1, 1)))) == [(0, 2), (2, 0)]
+    assert contradictions({0: 0, 1: 1}, ["cat", "dog"].__getitem__, OneClass()) == [(0, 1), (1, 0)]
 
 
 def test_copy_in_training_is_an_equal_image_if_there_is_one():

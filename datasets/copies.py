@@ -4,7 +4,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
 from datasets.identity import Group
-from datasets.targets.one_class import OneClass
 
 Pair = tuple[int, int]  # an image, and the image of which it is a copy
 
@@ -14,16 +13,16 @@ def are_equal(group: Group, pair: Pair) -> bool:
     return group[pair[0]] == group[pair[1]]
 
 
-def contradictions(group: Group, target_of: Callable[[int], Hashable], meaning: OneClass) -> list[Pair]:
+def contradictions(group: Group, target_of: Callable[[int], Hashable], near_agree: bool) -> list[Pair]:
     """Return each image with a copy that has another target, and this copy. Equal pixels come first.
 
-    `meaning`: of the targets. Near copies may have near numbers, so only equal images with other numbers contradict.
+    `near_agree`: whether near copies must have the same target, too. They may have near numbers.
     """
     targets, members = {number: target_of(number) for number in group}, defaultdict(list)
     for number, first in group.items():
         members[first].append(number)
     pairs = [pair for each in members.values() for pair in _unlike_the_most(each, targets)]
-    if not meaning.near_copies_agree:
+    if not near_agree:
         return pairs
     named = {number for number, _ in pairs}
     near = _unlike_the_most([*group], targets)

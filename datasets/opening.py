@@ -12,15 +12,14 @@ from configs.tables import import_named
 from datasets.classes import number_classes, renumber, without_new_classes
 from datasets.sources import find_source
 from datasets.split import describe_split, split
+from datasets.split.parts import warn_of_lacking_classes
 from datasets.types import UNKNOWN, ImageSet, Known, SavedData, Settled
 from utils.distributed import Process
 from utils.errors import ConfigError, DataError, did_you_mean
 from utils.text import is_url
 
 Wanted = Literal["both", "validation"]  # which parts are wanted; without "both", the training part may be missing
-Parts = tuple[
-    ImageSet | None, ImageSet
-]  # training images, unless only the validation part is wanted; validation images
+Parts = tuple[ImageSet | None, ImageSet]  # training images (None if they are not wanted), validation images
 
 
 class OpenedData(NamedTuple):
@@ -90,10 +89,7 @@ def _read(
     _refuse_one_class(config, train, val)
     for image_set in numbered:
         _check_num_classes(config, image_set)
-    counts = ()
-    if train is not None and not val.makes_batches:
-        counts = val.meaning.describe_counts(val.classes, train.count_classes(), val.count_classes(), val.split["rule"])
-    notes = (*describe_split(config, val, only_validation), *counts, *notes, *val.notes)
+    notes = (*describe_split(config, val, only_validation), *_describe_counts(train, val), *notes, *val.notes)
     return train, val.with_facts(notes=notes)
 
 
@@ -138,6 +134,17 @@ def _check_own_parts(config: Config, train: ImageSet, val: ImageSet) -> None:
             f"{val.name(first)}: class {name} does not occur in the training images, so it would never be trained; "
             f"correct the label, or add training images{did_you_mean(name, known)}"
         )
+
+
+def _describe_counts(train: ImageSet | None, val: ImageSet) -> list[str]:
+    """Describe the smallest classes, and warn of those that only one part has; a split gives this warning itself."""
+    if train is None or val.makes_batches:
+        return []
+    counts = train.count_classes(), val.count_classes()
+    lines = val.meaning.describe_counts(val.classes, *counts)
+    if lines and val.split["rule"] == "folders":
+        lines += warn_of_lacking_classes(val.classes, *counts)
+    return lines
 
 
 def _refuse_one_class(config: Config, train: ImageSet | None, val: ImageSet) -> None:

@@ -137,16 +137,16 @@ def _csv_rows(keys: list[bytes], part: str) -> bytes:
 
 def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
     """Split a set into training and validation images as the record says, in the set's order."""
-    class_folders: Set[bytes] = frozenset()
+    folders: Set[bytes] = frozenset()
     if record["rule"] == "hash":
         from datasets.split.by_hash import class_folders_of, find_rows
 
-        class_folders = class_folders_of(image_set, record)
-        columns, notes = find_rows(image_set.meaning.strata(image_set), record, class_folders)
+        folders = class_folders_of(image_set, record)
+        columns, notes = find_rows(image_set.meaning.strata(image_set), record, folders)
     else:
         held_out = _by_position(image_set, record)
         columns, notes = rows_of_parts(image_set, held_out), warn_of_split_classes(image_set, held_out)
-    facts = {"split": record, "class_folders": class_folders, "notes": (*image_set.notes, *notes)}
+    facts = {"split": record, "class_folders": folders, "notes": (*image_set.notes, *notes)}
     return tuple(
         image_set.take(columns[f"{part}.row"]).with_facts(targets=columns[f"{part}.target"], **facts) for part in PARTS
     )

@@ -3,16 +3,29 @@
 import numpy as np
 
 from datasets.types import ImageSet
+from utils.text import first_of, warning
 
 PARTS = ("train", "val")
 # Key in the record of a split by hash: the folders that are left out of image keys, if they differ from the classes.
 CLASS_FOLDERS = "class_folders"
 
 
+def warn_of_lacking_classes(
+    classes: list[str], num_trained: np.ndarray, num_validation: np.ndarray, nouns: str = "classes"
+) -> list[str]:
+    """Warn of classes whose images are all in the same part. The arrays have the number of images of each class."""
+    notes = []
+    for part, counts in (("training", num_trained), ("validation", num_validation)):
+        without = np.flatnonzero((num_trained + num_validation > 0) & (counts == 0))
+        names = first_of([classes[number] for number in without])
+        notes += [warning(f"{nouns} without {part} images: {names}")] * bool(len(without))
+    return notes
+
+
 def warn_of_split_classes(image_set: ImageSet, held_out: np.ndarray) -> list[str]:
     """Warn of classes whose images a split puts into the same part."""
     counts = (image_set.count_classes(chosen) for chosen in (~held_out, held_out))
-    return image_set.meaning.warn_of_lacking(image_set.classes, *counts)
+    return warn_of_lacking_classes(image_set.classes, *counts, image_set.meaning.part_nouns)
 
 
 def rows_of_parts(image_set: ImageSet, held_out: np.ndarray) -> dict[str, np.ndarray]:

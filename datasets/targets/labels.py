@@ -86,12 +86,12 @@ class ListedLabels:
     def finish(self, folders: list[str]) -> None:
         """Add the distinct labels to the index. `folders`: the name of each folder."""
         self.of_rows = np.frombuffer(self._of_rows, np.uint32)
-        self.folder_names = self._folder_names(folders)
+        self.of_folders = self._names_of(folders)
         self._builder.add(f"{self._part}.label", encoded(list(self._labels.numbers)))
         self._builder.add(f"{self._part}.label_line", np.array(self._labels.lines))
         self._builder.add(f"{self._part}.label_count", count_classes(self.of_rows))
 
-    def _folder_names(self, folders: list[str]) -> list[str]:
+    def _names_of(self, folders: list[str]) -> list[str]:
         """Return for each label the name of the folder with all its images, or [] unless each label has its own folder."""
         num_labels = len(self._labels.numbers)
         if len(self._pairs) != num_labels:
@@ -189,7 +189,7 @@ class OneLabel:
         for part, (of_labels, of_list) in enumerate(zip(targets, lists, strict=True)):
             for start in range(0, len(of_list.of_rows), ROWS_AT_ONCE):
                 builder.add(f"{part}.target", of_labels[of_list.of_rows[start : start + ROWS_AT_ONCE]])
-        return {"folder_names": lists[0].folder_names}
+        return {"folder_names": lists[0].of_folders}
 
     def from_lists(self, index: Index, files: Sequence[Path]) -> tuple[list[str], list[tuple[np.ndarray, OneClass]]]:
         """Return the classes, and for each list the targets and their meaning."""

@@ -71,15 +71,15 @@ class ByNumber(ByList):
 
     are_names, may_lack = False, True
 
-    def __init__(self, folder_names: Sequence[str] = ()):
-        """`folder_names`: for each class, the folder with all its images; empty if there are no such folders."""
-        self._folder_names = list(folder_names)
+    def __init__(self, of_folders: Sequence[str] = ()):
+        """`of_folders`: for each class, the folder with all its images; empty if there are no such folders."""
+        self._of_folders = list(of_folders)
 
     def names(self, classes: Sequence[str]) -> tuple[list[str], list[str]]:
-        if not self._folder_names:
+        if not self._of_folders:
             return list(classes), []
-        names = first_of(self._folder_names)
-        return self._folder_names, [f"the labels are numbers; their classes get the names of their folders: {names}"]
+        names = first_of(self._of_folders)
+        return self._of_folders, [f"the labels are numbers; their classes get the names of their folders: {names}"]
 
     def numbers(self, own: Sequence[str], classes: Sequence[str]) -> list[int]:
         if are_numbers(classes):

@@ -62,9 +62,7 @@ class NumberTargets(OneClass):
         counts = count_classes(targets, len(self.values)) @ self.is_present.astype(np.int64)
         return np.pad(counts, (0, num_classes - len(counts)))
 
-    def describe_counts(
-        self, classes: Sequence[str], trained: np.ndarray, held_out: np.ndarray, rule: str
-    ) -> list[str]:
+    def describe_counts(self, classes: Sequence[str], trained: np.ndarray, validation: np.ndarray) -> list[str]:
         return []
 
     def with_any(self, targets: np.ndarray, classes: np.ndarray) -> np.ndarray:
@@ -126,7 +124,8 @@ class Strata(LabelSets):
         """`strata`: int [targets, outputs], the number of a range, or -1 where a number is missing."""
         numbers = np.zeros(len(strata), np.int64)
         for column in strata.T:  # sorting, as np.unique does, would take much longer
-            keys = numbers * (column.max(initial=-1) + 2) + column + 1
+            # The strata of a column are NUM_STRATA consecutive numbers at most.
+            keys = numbers * (NUM_STRATA + 1) + np.maximum(column - column.max(initial=0) + NUM_STRATA, 0)
             numbers = (np.cumsum(np.bincount(keys) > 0) - 1)[keys]
         examples = np.zeros(numbers.max(initial=-1) + 1, np.int64)  # a target with each set
         examples[numbers] = np.arange(len(numbers))
@@ -135,11 +134,6 @@ class Strata(LabelSets):
 
     def count(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
         return super().count(self._numbers[targets], num_classes)
-
-    def describe_counts(
-        self, classes: Sequence[str], trained: np.ndarray, held_out: np.ndarray, rule: str
-    ) -> list[str]:
-        return []
 
     def with_any(self, targets: np.ndarray, classes: np.ndarray) -> np.ndarray:
         return super().with_any(self._numbers[targets], classes)

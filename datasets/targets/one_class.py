@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from datasets.targets.numbering import ByList, ByNumber
-from utils.text import first_of, warning
 
 LISTED = ByList()
 NUM_SMALLEST = 3  # the number of smallest classes that the log names
@@ -61,30 +60,14 @@ class OneClass:
         """Return int64 [classes]: the number of images with each class."""
         return count_classes(targets, num_classes)
 
-    def describe_counts(
-        self, classes: Sequence[str], trained: np.ndarray, held_out: np.ndarray, rule: str
-    ) -> list[str]:
-        """Describe the classes with the fewest images: the model learns them worst, and their accuracy is least certain.
-
-        Warn of classes that only one part has, unless halfstep has split the data: the split gives this warning itself.
-        `trained`, `held_out`: the number of images of each class; `rule`: of the split.
-        """
+    def describe_counts(self, classes: Sequence[str], trained: np.ndarray, validation: np.ndarray) -> list[str]:
+        """Describe the classes with the fewest images: the model learns them worst, and their accuracy is least certain."""
         if len(classes) == 1:
             return []
-        total = trained + held_out
+        total = trained + validation
         smallest = sorted(np.flatnonzero(total).tolist(), key=lambda number: total[number])[:NUM_SMALLEST]
-        found = (f"{classes[each]} ({trained[each]:,}/{held_out[each]:,})" for each in smallest)
-        warnings = self.warn_of_lacking(classes, trained, held_out) if rule == "folders" else []
-        return [f"smallest classes (train/val): {', '.join(found)}", *warnings]
-
-    def warn_of_lacking(self, classes: Sequence[str], trained: np.ndarray, held_out: np.ndarray) -> list[str]:
-        """Warn of classes whose images are all in the same part. The arrays have the number of images of each class."""
-        notes = []
-        for part, counts in (("training", trained), ("validation", held_out)):
-            without = np.flatnonzero((trained + held_out > 0) & (counts == 0))
-            names = first_of([classes[number] for number in without])
-            notes += [warning(f"{self.part_nouns} without {part} images: {names}")] * bool(len(without))
-        return notes
+        found = (f"{classes[each]} ({trained[each]:,}/{validation[each]:,})" for each in smallest)
+        return [f"smallest classes (train/val): {', '.join(found)}"]
 
     def with_any(self, targets: np.ndarray, classes: np.ndarray) -> np.ndarray:
         """Return bool [N]: whether each image has one of these classes."""

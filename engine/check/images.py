@@ -16,7 +16,6 @@ from datasets.batching import batching_of
 from datasets.copies import are_equal, contradictions, copies_in_training, num_repeated
 from datasets.identity import Group, ImageContents
 from datasets.pixels.rules import KEEP_VALUES, SHALLOW
-from datasets.targets.one_class import OneClass
 from datasets.types import ImageReadError, ImageSet
 from engine.evaluation.scores import FEW, interval_of
 from engine.quick_checks import OK, WARN, WRONG, Finding
@@ -225,7 +224,7 @@ def check_duplicates(config: Config, scans: Sequence[ScanResult], contents: Imag
     is_sample = any(scan.is_sample for scan in scans)
     of = f"{val.count:,} validation and {num_train:,} training images read"
     groups, noun = contents.groups(), config.task.noun
-    twins, clashes = find_duplicates(contents, groups, num_train, val.image_set.meaning)
+    twins, clashes = find_duplicates(contents, groups, num_train)
     texts, remedies, nouns = [], [], plural(noun)
     if found := twins[True]:
         share = f"{len(found):,} of {of if is_sample else counted(val.count, 'validation image')}"
@@ -254,9 +253,7 @@ def check_duplicates(config: Config, scans: Sequence[ScanResult], contents: Imag
     return Finding("duplicates", "\n".join([none, *repeated]))
 
 
-def find_duplicates(
-    contents: ImageContents, groups: Sequence[Group], num_train: int, meaning: OneClass
-) -> tuple[Pairs, Pairs]:
+def find_duplicates(contents: ImageContents, groups: Sequence[Group], num_train: int) -> tuple[Pairs, Pairs]:
     """Return the validation images with a copy in training, and the copies in two classes."""
     target_names = functools.cache(ImageSet.target_names)
 
@@ -274,7 +271,8 @@ def find_duplicates(
         for pair in copies_in_training(group, lambda number: number >= num_train):
             equal = are_equal(group, pair)
             twins[equal].append(f"{name(pair[0])} {SIGNS[equal]} {name(pair[1])}")
-        found = contradictions(group, target, meaning)
+        meaning = contents.find(next(iter(group)))[0].meaning
+        found = contradictions(group, target, meaning.near_copies_agree)
         for pair in dict.fromkeys((min(pair), max(pair)) for pair in found):
             equal = are_equal(group, pair)
             one, other = (f"{name(number)} ({target(number)})" for number in pair)

@@ -120,7 +120,9 @@ def test_registered_data_source_has_function_and_test(name):
 def test_every_dataset_reader_is_registered_in_sources():
     rows = {where for row in SOURCES.values() for where in (row.where, row.where_of_url)}
     for path in sorted((ROOT / "datasets/sources").glob("*.py")):
-        for name in re.findall(r"^def (read_\w+)\(\n? *config: Config, (?:only_validation: bool, )?(?:say: |\*_)", text_of(path), re.M):
+        for name in re.findall(
+            r"^def (read_\w+)\(\n? *config: Config, (?:only_validation: bool, )?(?:say: |\*_)", text_of(path), re.M
+        ):
             where = f"{path.stem}.{name}"
             assert where in rows, f'configs/tables.py: add a row to SOURCES for "{where}"'
 

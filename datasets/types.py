@@ -62,6 +62,10 @@ class ImageSet:
         """Return the unusual properties of the image's file, as -check prints them."""
         return ()
 
+    def look_into(self, is_remote: bool) -> tuple[Pixels, list[str]]:
+        """Look into a few files. Return their pixels, and a warning if these would lose most levels of the files."""
+        return self.pixels, []
+
     def file(self, index: int) -> tuple[str, bytes]:
         """Return the image as a file: its extension and bytes. If there is no file, return a PNG of the pixels."""
         pixels, png = self.read(index), io.BytesIO()

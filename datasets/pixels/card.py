@@ -1,6 +1,7 @@
 """The part of a model card about photos of 8 bits: Python code that prepares them, and a sentence about it."""
 
-from datasets.pixels.rules import MODES, PixelRules
+from datasets.pixels.decode import MODES
+from datasets.pixels.rules import PixelRules
 
 PREPARE = """import numpy as np
 from PIL import Image, ImageOps

@@ -1,11 +1,21 @@
-"""The row of -check about images with the values of their files: range of each channel, and what is constant."""
+"""The row of -check about pixels: for those with the values of their files, the range of each channel, and what is constant."""
 
 from collections.abc import Callable
 
 import numpy as np
 
-from datasets.pixels.eight_bits import Survey
 from utils.text import counted, first_of
+
+
+class Survey:
+    """The values of a sample of images, for a row of -check. 8 bits need no such row."""
+
+    def add(self, number: int, pixels: np.ndarray) -> None:
+        """Note the values of an image."""
+
+    def describe(self, name: Callable[[int], str]) -> list[str]:
+        """Return a line about the images, and lines about what is doubtful. `name(number)` names an image."""
+        return []
 
 
 class Ranges(Survey):

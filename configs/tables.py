@@ -178,11 +178,15 @@ class TaskRow(NamedTuple):
     """A row of TASKS: what a model learns from the images."""
 
     where: str  # file and class in engine/tasks/
-    targets: str  # file and class in datasets/ of the targets of invented images; readers choose theirs (labels.py)
+    targets: str  # file and class in datasets/ of what a target is
+    reading: str  # file and class in datasets/ that reads targets from tables, lists and tars
     reason: str  # the origin of the values of other settings that follow from the task
     metrics: tuple[str, ...]  # values of TRAIN.BEST_METRIC; the first that can be measured is the default
     activation: str = ""  # the function that turns outputs into probabilities
     problem_type: str = ""  # the name of the task in transformers
+    recipe: str = "finetune"  # file in configs/ that fine-tunes a model without BatchNorm
+    has_exact_head: bool = False  # whether outputs are in float32 with -amp, because half precision would lose digits
+    metric_of_images: str = "top1"  # key of METRICS: the score that the tables of images give
     has_targets: bool = True  # whether the data must say what each image is
     has_classes: bool = True  # whether the model predicts classes
     noun: str = "class"  # what an output of the model stands for
@@ -195,6 +199,10 @@ class TaskRow(NamedTuple):
     # Flags of scripts/predict.py that need one class per image, and why the model has none.
     not_predicted: tuple[str, ...] = ()
     why_not_predicted: str = ""
+
+    def is_like(self, other: "TaskRow") -> bool:
+        """Return whether the outputs of both tasks mean the same."""
+        return self.noun == other.noun
 
     @property
     def refused(self) -> tuple:
@@ -211,7 +219,8 @@ def losses_of(task: str) -> tuple[str, ...]:
 TASKS = {
     "classes": TaskRow(
         "classes.Classes",
-        "targets.OneClass",
+        "targets.one_class.OneClass",
+        "targets.labels.OneLabel",
         "TRAIN.OBJECTIVE",
         ("top1", "top5", "loss", "macro_recall", "macro_f1"),
         activation="softmax",
@@ -219,7 +228,8 @@ TASKS = {
     ),
     "labels": TaskRow(
         "labels.Labels",
-        "label_sets.LabelSets",
+        "targets.label_sets.LabelSets",
+        "targets.label_sets.several_labels",
         "several labels per image",
         ("map", "micro_f1", "top1", "top5", "loss", "macro_recall", "macro_f1"),
         activation="sigmoid",
@@ -232,9 +242,11 @@ TASKS = {
     ),
     "features": TaskRow(
         "features.Features",
-        "targets.OneClass",
+        "targets.one_class.OneClass",
+        "targets.labels.OneLabel",
         "TRAIN.OBJECTIVE",
         ("knn", "similarity", "loss"),
+        has_exact_head=True,
         has_targets=False,
         has_classes=False,
         has_answers=False,
@@ -243,13 +255,17 @@ TASKS = {
     ),
     "numbers": TaskRow(
         "numbers.Numbers",
-        "numbers.NumberTargets",
+        "targets.numbers.NumberTargets",
+        "targets.number_tables.NumberColumns",
         "TRAIN.OBJECTIVE",
         ("mae", "rmse", "r2", "spearman", "loss"),
         problem_type="regression",
+        recipe="finetune_numbers",
+        has_exact_head=True,
+        metric_of_images="mae",
         noun="number",
         has_classes=False,
-        measured="numbers.standardized",
+        measured="targets.numbers.standardized",
         not_predicted=("into", "unsure", "unknown", "top"),
         why_not_predicted="this model predicts numbers, not classes",
         implied={"TRAIN.LOSS": losses_of("numbers")[0]},

@@ -1,13 +1,12 @@
 """Number the classes by DATA.CLASSES, by a checkpoint, or by the data."""
 
 import re
-from collections import Counter
 from pathlib import Path
-from unicodedata import normalize
 
 import numpy as np
 
 from configs.schema import Config
+from datasets.targets.numbering import distinct
 from datasets.types import ImageSet, SavedData
 from utils.errors import ConfigError, DataError, cause_of, did_you_mean
 from utils.files import read_names
@@ -25,18 +24,16 @@ def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | Non
     Labels that are numbers stay as they are, and their classes get names. Classes with names are numbered as in the
     checkpoint that is resumed or evaluated, or else as in DATA.CLASSES.
     """
-    notes, lines, names = [], [], parts[0].folder_names
+    notes, lines = [], []
     if config.DATA.CLASSES:
         parts, notes = _number_by_list(config, parts, only_validation)
     elif not saved:
-        parts, notes = _number_by_value(parts)
+        classes, notes = parts[0].meaning.numbering.names(parts[0].classes)
+        if classes != parts[0].classes:
+            parts = renumber(parts, classes)
     if saved and saved.classes:
         parts, lines = _number_by_checkpoint(config, parts, saved.classes, only_validation)
-    if names and not (saved or config.DATA.CLASSES):
-        lines = [f"the labels are numbers; their classes get the names of their folders: {first_of(names)}"]
-        parts = [part.with_facts(classes=list(names)) for part in parts]
-    first = parts[0]
-    return parts, [*notes, *lines, *(_warn_of_similar_names(first.classes) if first.classes_are_names else [])]
+    return parts, [*notes, *lines, *parts[0].meaning.numbering.doubts(parts[0].classes)]
 
 
 def _number_by_list(config: Config, parts: list[ImageSet], only_validation: bool) -> Numbered:
@@ -45,7 +42,7 @@ def _number_by_list(config: Config, parts: list[ImageSet], only_validation: bool
     classes = read_classes(config.DATA.CLASSES, "DATA.CLASSES", "surrogateescape", may_repeat=False)
     where = f"DATA.CLASSES: {config.DATA.CLASSES} does not have the classes of the data"
     _refuse_other_classes(parts, classes, where, "add them to the file", may_lack=True)
-    parts = [part.with_facts(labels_are_numbers=False) for part in renumber(parts, classes)]
+    parts = [part.with_facts(meaning=part.meaning.by_list()) for part in renumber(parts, classes)]
     unused = [classes[number] for number in np.flatnonzero(sum(part.count_classes() for part in parts) == 0)]
     if only_validation or not unused:
         return parts, []
@@ -54,37 +51,22 @@ def _number_by_list(config: Config, parts: list[ImageSet], only_validation: bool
     ]
 
 
-def _number_by_value(parts: list[ImageSet]) -> Numbered:
-    """Sort classes whose names are numbers by value, so that 9 comes before 10."""
-    names = parts[0].classes
-    if not parts[0].classes_are_names or not _are_numbers(names):
-        return parts, []
-    by_value = sorted(names, key=lambda name: (int(name), name))
-    if by_value == names:
-        return parts, []
-    return renumber(parts, by_value), [f"class names are numbers, so they are sorted by value: {first_of(by_value)}"]
-
-
 def _number_by_checkpoint(config: Config, parts: list[ImageSet], classes: list[str], only_validation: bool) -> Numbered:
     """Number the classes as in the checkpoint that is resumed or evaluated."""
-    notes, first = [], parts[0]
+    notes, meaning = [], parts[0].meaning
     new, gone = _differences(parts, classes)
-    is_renamed = len(new) == len(gone) == 1 and not first.labels_are_numbers
+    is_renamed = meaning.numbering.is_renamed(new, gone)
     if is_renamed and config.START.allows("CLASS_NAMES"):
         classes = [new[0] if name == gone[0] else name for name in classes]
         notes.append(f"class {gone[0]} is now called {new[0]} (RESUME.ALLOW_CHANGED)")
-    what = "classes" if config.task.noun == "class" else "numbers"
-    where = f"DATA.DATA_PATH: {config.DATA.DATA_PATH} does not have the {what} of the checkpoint"
+    where = f"DATA.DATA_PATH: {config.DATA.DATA_PATH} does not have the {meaning.nouns} of the checkpoint"
     remedy = "start a new run from the checkpoint's weights with -pretrained"
     if only_validation:
         remedy = "evaluate images of all the checkpoint's classes (then images of new classes are left out)"
     if is_renamed:
         remedy += "; if a class was only renamed: -opts RESUME.ALLOW_CHANGED=[CLASS_NAMES]"
-    _refuse_other_classes(parts, classes, where, remedy, may_lack=only_validation or first.labels_are_numbers)
-    if first.labels_are_numbers and not _are_numbers(classes):
-        meaning = first_of([f"{number} is {name}" for number, name in enumerate(classes)])
-        notes.append(f"the labels are numbers, read as the class numbers of the checkpoint: {meaning}")
-    return renumber(parts, classes), notes
+    _refuse_other_classes(parts, classes, where, remedy, may_lack=only_validation or meaning.numbering.may_lack)
+    return renumber(parts, classes), notes + meaning.numbering.describe(classes)
 
 
 def without_new_classes(part: ImageSet, saved: SavedData | None) -> ImageSet:
@@ -93,7 +75,7 @@ def without_new_classes(part: ImageSet, saved: SavedData | None) -> ImageSet:
     If a class of the checkpoint is missing, an added class may be that class under another name. Then all images stay,
     and number_classes refuses them.
     """
-    if not (saved and saved.classes and part.meaning.has_one_class) or part.labels_are_numbers:
+    if not (saved and saved.classes and part.meaning.has_one_name):
         return part
     new, gone = _differences([part], saved.classes)
     counts = dict(zip(part.classes, part.count_classes().tolist(), strict=True))
@@ -107,34 +89,9 @@ def without_new_classes(part: ImageSet, saved: SavedData | None) -> ImageSet:
     return kept.with_facts(left_out=left_out, notes=(*kept.notes, line))
 
 
-def _warn_of_similar_names(classes: list[str]) -> list[str]:
-    """Warn about names that probably mean the same class, such as cat and Cat, or maine_coon and Maine Coon."""
-    spellings: dict[str, list[str]] = {}
-    for name in classes:
-        plain = normalize("NFC", name).casefold().replace("_", " ").replace("-", " ")
-        spellings.setdefault(" ".join(plain.split()), []).append(name)
-    alike = [" and ".join(names) for names in spellings.values() if len(names) > 1]
-    if not alike:
-        return []
-    return [warning(f"these are read as different classes: {first_of(alike)}; if they are the same, rename one")]
-
-
-def _numbers(part: ImageSet, classes: list[str]) -> list[int]:
-    """Return the index in `classes` of each class of this part, or -1 if it is missing."""
-    if part.labels_are_numbers and not _are_numbers(classes):
-        return [number if number < len(classes) else -1 for number in range(len(part.classes))]
-    known = {normalize("NFC", name): number for number, name in enumerate(classes)}
-    return [known.get(normalize("NFC", name), -1) for name in part.classes]
-
-
-def _are_numbers(classes: list[str]) -> bool:
-    """Return whether all names are numbers."""
-    return all(name.isdecimal() for name in classes)
-
-
 def _differences(parts: list[ImageSet], classes: list[str]) -> tuple[list[str], list[str]]:
     """Return the classes of the data that are not in `classes`, and the classes that the data lacks."""
-    numbers = _numbers(parts[0], classes)
+    numbers = parts[0].meaning.numbering.numbers(parts[0].classes, classes)
     known = set(numbers)
     new = [name for name, number in zip(parts[0].classes, numbers, strict=True) if number < 0]
     return new, [name for number, name in enumerate(classes) if number not in known]
@@ -157,7 +114,7 @@ def _refuse_other_classes(parts: list[ImageSet], classes: list[str], where: str,
 
 def renumber(parts: list[ImageSet], classes: list[str]) -> list[ImageSet]:
     """Number the classes of all parts as in `classes`, which must include the class of every image."""
-    lookup = np.array(_numbers(parts[0], classes), dtype=np.int32)
+    lookup = np.array(parts[0].meaning.numbering.numbers(parts[0].classes, classes), dtype=np.int32)
     parts = [part.with_facts(classes=list(classes)) for part in parts]
     if np.array_equal(lookup, np.arange(len(lookup))):
         return parts  # without a copy, because all processes share the targets of an index
@@ -187,9 +144,3 @@ def classes_in(text: str, where: str, may_repeat: bool = True) -> list[str]:
             "name of a class, starting with class 0"
         )
     return distinct(classes)
-
-
-def distinct(classes: list[str]) -> list[str]:
-    """Append the class number to each repeated name. For example, ImageNet has two classes called crane."""
-    counts = Counter(classes)
-    return [f"{name} ({number})" if counts[name] > 1 else name for number, name in enumerate(classes)]

@@ -24,7 +24,14 @@ from utils.files import locked, sync, sync_folder, without_waiting
 
 ENDING = ".index"
 FORMAT = "halfstep index 4"  # the number is the version of the format
-TYPES = {"U8": "u1", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8"}  # safetensors' names for numpy's types
+TYPES = {
+    "U8": "u1",
+    "I32": "<i4",
+    "U32": "<u4",
+    "I64": "<i8",
+    "U64": "<u8",
+    "F64": "<f8",
+}  # safetensors' names for numpy's types
 TEXT = "text"  # the type of a column of byte strings; other types are numpy's, such as <i4
 SMALL = 4 << 20  # bytes of the largest index that is kept only in memory (about 60,000 images)
 COPIED_AT_ONCE = 16 << 20  # bytes
@@ -97,6 +104,11 @@ class Index:
     def column(self, name: str) -> np.ndarray:
         """Return the numbers of a column, read-only."""
         return self._columns[name]
+
+    def rows(self, name: str, count: int) -> np.ndarray:
+        """Return the numbers of a column as an array [count, numbers in a row]."""
+        column = self._columns[name]
+        return column.reshape(count, len(column) // max(count, 1))
 
     def text(self, name: str) -> Texts:
         """Return the byte strings of a column."""

@@ -159,7 +159,7 @@ def _refuse_one_class(config: Config, train: ImageSet | None, val: ImageSet) -> 
     if val.makes_batches or not config.task.has_classes:
         return
     name = val.target_names()[int(val.targets[0])]
-    is_one = len(val.classes) == 1 and not val.labels_are_numbers and val.meaning.has_one_class
+    is_one = len(val.classes) == 1 and val.meaning.has_one_name
     if is_one if train is None else train.targets.min() == train.targets.max():
         raise DataError(
             f"DATA.DATA_PATH: all images in {config.DATA.DATA_PATH} have the same class, {name!r}, so there is nothing "

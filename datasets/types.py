@@ -13,7 +13,7 @@ from torch import Tensor
 from datasets.order import Piece, shuffled
 from datasets.pixels import Pixels
 from datasets.pixels.rules import ImageReadError as ImageReadError  # other packages import it from here
-from datasets.targets import OneClass
+from datasets.targets.one_class import OneClass
 
 if TYPE_CHECKING:
     from datasets.index import Index
@@ -38,14 +38,11 @@ class ImageSet:
     notes: tuple[str, ...] = ()  # lines for the log; the notes of the validation set are about both sets
     meaning = OneClass()
     pixels = Pixels(num_channels=3)
-    labels_are_numbers = False  # the labels in the data are class numbers; class names, if any, were added later
     class_folders: Set[bytes] = frozenset()  # class folders that are left out of image names when a split hashes them
     left_out: dict[str, int] = {}  # number of images of each class that the evaluated checkpoint does not know
-    folder_names: Sequence[str] = ()  # if labels are numbers: for each class, the folder with all its images
     fingerprints: Any = None  # datasets.overlap.Fingerprints, while this set is compared with another set
     num_in_training: int | None = None  # the number of validation images that are also training images; None: unknown
     doubt = ""  # an error message if the folders do not look like classes; ignored if the classes are listed
-    classes_are_names = False  # the labels in the data are class names; their order gives the class numbers
 
     def __init__(self, targets: Sequence[int] | np.ndarray, classes: list[str]):
         self.targets = targets if isinstance(targets, np.ndarray) else np.array(targets, dtype=np.int64)

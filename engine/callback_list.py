@@ -61,12 +61,8 @@ def choose_callbacks(
     if config.CALIBRATE and config.task.has_answers:
         from engine.confidence.calibration import Calibration
 
-        groups, limits = None, {}
-        if config.TRAIN.OBJECTIVE == "numbers":
-            from engine.tasks.number_limits import groups_and_limits
-
-            groups, limits = groups_and_limits(config, plan.train_set, plan.eval_set)
-        add(Calibration(session.path, log, trainer, plan.inputs.saved.get("calibration", {}), groups, limits))
+        about = trainer.task.groups_and_limits(plan.train_set, plan.eval_set)
+        add(Calibration(session.path, log, trainer, plan.inputs.saved.get("calibration", {}), *about))
     from engine.report import RunReport
 
     report = RunReport(session, plan, trainer)

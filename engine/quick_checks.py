@@ -10,7 +10,7 @@ from torch import nn
 
 from configs.schema import Config, Train
 from configs.tables import TORCH_OPTIMIZERS
-from datasets import choose_workers
+from datasets import ImageSet, choose_workers
 from datasets.loading.workers import AHEAD_OF_PROCESS, shared_bytes
 from datasets.order import Order
 from engine.checkpoint.format import checkpoint_bytes
@@ -54,7 +54,7 @@ def quick_checks(plan: TrainPlan, model: nn.Module | None, path: Path | None) ->
         yield check_ema(config.TRAIN, plan.num_updates)
     yield from check_fine_tuning(config, order.global_batch, model)
     yield check_warm_up(config.TRAIN)
-    yield check_shared_memory(config, loader_processes(config, plan.train_set, plan.process))
+    yield check_shared_memory(config, plan.train_set, plan.process)
     if model and path:
         yield check_disk(config, path, checkpoint_bytes(config.TRAIN, model))
 
@@ -152,10 +152,11 @@ def refuse_full_disk(path: Path, each: int) -> None:
         )
 
 
-def check_shared_memory(config: Config, num_workers: int) -> Finding:
-    """Check that the prefetched batches of loader processes fit into shared memory. Otherwise SIGBUS kills loaders."""
-    title = "shared memory"
-    if not num_workers or not SHARED_MEMORY.is_dir():
+def check_shared_memory(config: Config, image_set: ImageSet, process: Process) -> Finding:
+    """Check that the prefetched batches of all loader processes fit into shared memory. Otherwise SIGBUS kills loaders."""
+    title, workers = "shared memory", choose_workers(config, image_set, process)
+    num_workers = workers.count * process.local_size
+    if workers.kind == "threads" or image_set.makes_batches or not num_workers or not SHARED_MEMORY.is_dir():
         return Finding(title, "not needed")
     need, free = shared_bytes(config, num_workers), free_bytes(SHARED_MEMORY)
     needs, has = format_bytes_apart(need, free)
@@ -165,14 +166,6 @@ def check_shared_memory(config: Config, num_workers: int) -> Finding:
     )
     remedy = "enlarge it (docker run --shm-size), or lower -num_workers or -batch_size"
     return Finding(title, text, *verdict_on_space(need, free, remedy))
-
-
-def loader_processes(config: Config, image_set, process: Process) -> int:
-    """Return the number of loader processes on this machine, or 0 for threads, which need no shared memory."""
-    workers = choose_workers(config, image_set, process)
-    if workers.kind == "threads" or image_set.makes_batches:
-        return 0
-    return workers.count * process.local_size
 
 
 def verdict_on_space(need: float, free: float, remedy: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from typing import Any
 from configs.combinations import WITHOUT_FILES
 from configs.flags import parse
 from configs.load import LoadedConfig, load
-from configs.schema import MACHINE, VIT_FIELDS, Config
+from configs.schema import MACHINE, SCALE, VIT_FIELDS, Config
 from configs.values import ALL_SETTINGS, SETTINGS, Text, convert, flatten, of_role, to_text, today
 from configs.yaml_files import Layer, Quoted
 from utils.errors import ConfigError
@@ -17,12 +17,11 @@ from utils.errors import ConfigError
 OWN = {*of_role(MACHINE), "SAVE", "MODEL.PRETRAINED", "DATA.CACHE"}
 ADAPTED = {
     "MODEL.NUM_CLASSES",
-    "DATA.TARGET_MEAN",
-    "DATA.TARGET_STD",
+    *SCALE,
     "MODEL.FREEZE",
     *(key for key in SETTINGS if key.startswith("MODEL.LORA.")),
 }
-OF_TARGETS = ("DATA.SAMPLER", "DATA.LABEL_SEPARATOR", "DATA.COLUMNS", "DATA.TARGET_MEAN", "DATA.TARGET_STD")
+OF_TARGETS = ("DATA.SAMPLER", "DATA.LABEL_SEPARATOR", "DATA.COLUMNS", *SCALE)
 NOT_TAKEN = {"-resume": set(), "-eval": OWN, "-pretrained": OWN | ADAPTED}
 # If one of these settings is given, the command line defines the model. Otherwise the weights define it.
 MODEL_SETTINGS = ("MODEL.TYPE", *(f"MODEL.{name}" for name in VIT_FIELDS))
@@ -111,9 +110,8 @@ def has_batchnorm(config: Config) -> bool:
 
 def fine_tuning_file(config: Config, has_statistics: bool | None = None) -> str:
     """Return the name of the file that fine-tunes this model. `has_statistics`: of BatchNorm; None: look at the model."""
-    name = "finetune_numbers" if config.TRAIN.OBJECTIVE == "numbers" else "finetune"
     has_statistics = has_batchnorm(config) if has_statistics is None else has_statistics
-    return f"{name}_batchnorm" if has_statistics else name
+    return f"{config.task.recipe}{'_batchnorm' * has_statistics}"
 
 
 def layer_of_weights(given: dict[str, Text], checkpoint: Path | None) -> Layer | None:

@@ -48,8 +48,6 @@ def warn_of_overlap(plan: TrainPlan) -> list[str]:
     if plan.inputs.known.saved or not (common or is_same_data):
         return []
     if holds_out_no_more(here, there):
-        if not plan.eval_set.class_folders:
-            return []
         from datasets.split.by_hash import warn_of_other_folders  # imported here: needed only for weights of a run
 
         return warn_of_other_folders(

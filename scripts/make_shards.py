@@ -38,6 +38,7 @@ from datasets.pixels.decode import KNOWN_ENDINGS, OTHER_ENDINGS
 from datasets.sources.shards import CLASSES_FILE, ShardTar, save_shards, scan
 from datasets.sources.tar import Tar
 from datasets.types import ImageReadError
+from engine.tasks import find_task
 from scripts.command_line import Parser, at_least
 from utils.errors import ConfigError, DataError
 from utils.files import content_of, replacing, write_text
@@ -71,13 +72,8 @@ def make_shards(arguments: argparse.Namespace) -> None:
     config = load(words, needs_file=False).config
     if config.DATA.DATASET == "synthetic":
         raise ConfigError("-dataset: synthetic has no images to write; name another data set")
-    if config.task.noun == "number":
-        raise ConfigError("-opts: this script writes classes, not numbers; leave TRAIN.OBJECTIVE=numbers out")
-    if config.task.has_several_classes:
-        raise ConfigError(
-            "-opts: shards have one label per image, so LABEL_SEPARATOR and columns of 0 and 1 are not supported; give "
-            "data with one label per image"
-        )
+    if find_task(config).why_no_shards:
+        raise ConfigError(f"-opts: {find_task(config).why_no_shards}")
     train, val, *_ = open_data(config)
     for line in val.notes:
         print(line)

@@ -26,7 +26,7 @@ RARE = tuple(
     datasets.pixels.native datasets.pixels.card datasets.pixels.survey
     datasets.sources.channel_files engine.export.native_photo configs.rare_combinations
     engine.tasks.feature_training engine.tasks.numbers engine.train.number_loss
-    engine.evaluation.other_scores datasets.label_sets datasets.numbers datasets.sources.table_numbers
+    engine.evaluation.other_scores datasets.targets.label_sets datasets.targets.numbers datasets.targets.number_tables
     engine.features.number_doubts engine.report.numbers scripts.labelling.numbers engine.confidence.calibration
     engine.confidence.unknown engine.predict.attention_maps engine.export engine.record.trackers engine.report
     engine.doctor scripts.embedding scripts.labelling scripts.translating_timm""".split()
@@ -101,8 +101,8 @@ PACKAGES = {
     ).split(),
     "datasets": (
         "order targets index pixels.native.unread pixels.rules pixels.decode pixels.card transforms.operations"
-        " transforms.augment pixels.survey pixels types labels label_sets numbers balance fingerprint split classes bad_images"
-        " pixels.native transforms sources.table_numbers sources sources.torchvision_sets native_aspect"
+        " transforms.augment pixels.survey pixels types sources.tar targets.labels targets.label_sets targets.numbers targets.number_tables"
+        " balance fingerprint split classes bad_images pixels.native transforms sources sources.torchvision_sets native_aspect"
         " native_aspect.grids loading.readers squares native_aspect.batches native_aspect.batching batching loading"
         " pixels.native.statistics identity copies overlap cache opening build __init__"
     ).split(),

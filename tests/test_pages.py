@@ -25,8 +25,8 @@ from configs.yaml_files import Layer, find_settings_file, read_layers, shipped_f
 from datasets.pixels import pixels_of
 from datasets.sources.files import refuse_copies
 from datasets.sources.remote import ServerFolder
-from datasets.sources.table_numbers import refuse_tars
 from datasets.sources.torchvision_sets import SHORT_NAMES, SPLITS
+from datasets.targets.labels import reading_of
 from engine.tasks import class_tables
 from scripts import sweep
 from scripts.export import FORMATS
@@ -410,7 +410,7 @@ NAMES = {  # available to the code in proofs
         "pixels_of": pixels_of,
         "refuse_copies": refuse_copies,
     },
-    **{"refuse_tars": refuse_tars, "ServerFolder": ServerFolder, "class_tables": class_tables},
+    **{"reading_of": reading_of, "ServerFolder": ServerFolder, "class_tables": class_tables},
     "settings": lambda words: load(words.split(), needs_file=False).config,
 }
 

@@ -17,7 +17,7 @@ import torch
 import engine
 from configs.tables import LOSSES, METRICS, SOURCES, TASKS, TORCH_OPTIMIZERS, import_named
 from configs.values import SETTINGS
-from datasets.targets import OneClass
+from datasets.targets.one_class import OneClass
 from engine.record.columns import COLUMNS
 from engine.tasks.task import Task
 from engine.train.callback import Callback

@@ -80,10 +80,13 @@ def first_of(names: Sequence[str], separator: str = ", ", limit: int = 10, total
     return separator.join(names[:limit]) + more
 
 
+def plural(noun: str) -> str:
+    return noun + ("es" if noun.endswith(("s", "x", "tch")) else "s")
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: 1 image, 1,437 images, 2 processes."""
-    plural = "es" if noun.endswith(("s", "x", "tch")) else "s"
-    return f"{number:,} {noun}{'' if number == 1 else plural}"
+    return f"{number:,} {noun if number == 1 else plural(noun)}"
 
 
 def format_ranks(ranks: list[int]) -> str:

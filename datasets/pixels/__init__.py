@@ -116,9 +116,9 @@ class Pixels(PixelRules):
 
     def for_card(self) -> tuple[str, str]:
         """Return Python code that prepares an image as a run does, and a sentence about it, for a model card."""
-        from datasets.pixels.card import code_of, sentence_of
+        from datasets.pixels.card import for_card
 
-        return code_of(self), sentence_of(self)
+        return for_card(self)
 
 
 def pixels_of(data: Data) -> Pixels:

@@ -14,9 +14,9 @@ from unicodedata import normalize
 import numpy as np
 
 from configs.schema import Config
-from datasets.labels import OneLabel, shortened
 from datasets.sources import choose_parts, data_root, expected_layout
-from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, open_list, to_image_sets
+from datasets.sources.listing import Lists, Rows, open_list, to_image_sets
+from datasets.targets.labels import ROWS_AT_ONCE, Cells, OneLabel, reading_of
 from datasets.types import ImageSet
 from utils.errors import DataError
 
@@ -24,8 +24,6 @@ SEPARATORS = ",;\t"
 DECLARED = re.compile(r'"?sep=([^\w\s"]|\t)"?\s*', re.IGNORECASE)  # a first line for Excel, such as sep=;
 USUAL = ("image_path", "target")
 GROUPS = re.compile(r"(group|patient|person|subject|family)([ _-]?id)?", re.IGNORECASE)  # names of columns
-BITS = {"0": "0", "0.0": "0", "false": "0", "1": "1", "1.0": "1", "true": "1"}
-REMEDY = "save the file as UTF-8, in Excel as 'CSV UTF-8'"
 EXPECTS = "a .csv file, or a folder with train.csv and val.csv, with the columns image_path,target (DATA.COLUMNS)"
 
 
@@ -41,19 +39,10 @@ def read_csv(config: Config, only_validation: bool, *_: object) -> tuple[ImageSe
         files = [root / f"{name}.csv" for name in (parts.train, parts.val) if name]
     columns = Columns.of(config, files)
     # The split that is stored next to the index depends on these settings.
-    settings = {"columns": columns.names, "group_by": columns.group, "are_bits": columns.are_bits}
-    settings["separator"] = config.DATA.LABEL_SEPARATOR
-    kind = OneLabel(allow_names=True)
-    if columns.are_numbers:
-        from datasets.numbers import NumberColumns
-
-        kind, settings["are_numbers"] = NumberColumns(columns.of_labels), True
-    elif config.DATA.has_several_labels:
-        from datasets.label_sets import SeveralLabels
-
-        kind = SeveralLabels(columns.of_labels if columns.are_bits else ())
+    settings = {"columns": columns.names, "group_by": columns.group, "separator": config.DATA.LABEL_SEPARATOR}
     read = functools.partial(read_csv_file, columns=columns)
-    image_sets = to_image_sets(config, Lists(files, read, kind, settings), only_validation)
+    lists = Lists(files, read, columns.reading, settings | columns.reading.of_csv)
+    image_sets = to_image_sets(config, lists, only_validation)
     if not (columns.group or only_validation):
         notes = (*notes, *_describe_unused_groups(files[0], columns))
     image_sets[-1] = image_sets[-1].with_facts(notes=(*notes, *image_sets[-1].notes))
@@ -66,26 +55,21 @@ class Columns(NamedTuple):
     """The names of the columns that are read."""
 
     path: str
-    of_labels: tuple[str, ...]  # one column of classes, or any number of columns of 0 and 1, or of numbers
-    are_bits: bool  # the labels are columns of 0 and 1
-    are_numbers: bool  # the labels are columns of numbers to predict
-    may_be_empty: bool  # the labels may be empty, for images without a label
+    of_labels: tuple[str, ...]
+    reading: OneLabel
     group: str | None
 
     @classmethod
     def of(cls, config: Config, files: list[Path]) -> "Columns":
-        data, are_numbers = config.DATA, config.TRAIN.OBJECTIVE == "numbers"
-        path, *of_labels = data.COLUMNS or USUAL
-        group = data.GROUP_BY
+        path, *of_labels = config.DATA.COLUMNS or USUAL
+        group = config.DATA.GROUP_BY
         if of_labels == ["*"]:
             with _opened(files[0], [path]) as rows:
                 names = [name.strip() for name in next(rows)]
             others = [path] if group is None else [path, group]
             others = [names[place] for place in find_columns(others, names) if place is not None]
             of_labels = [name for name in dict.fromkeys(names) if name and name not in others]
-        are_bits = data.has_label_columns and not are_numbers
-        may_be_empty = data.LABEL_SEPARATOR is not None or are_numbers
-        return cls(path, tuple(of_labels), are_bits, are_numbers, may_be_empty, group)
+        return cls(path, tuple(of_labels), reading_of(config, of_labels), group)
 
     @property
     def names(self) -> list[str]:
@@ -96,10 +80,7 @@ def read_csv_file(file: Path, add: Callable[[Rows], None], columns: Columns) -> 
     """Pass these columns of all rows of a file to `add`."""
     with _opened(file, columns.names) as rows:
         names = [name.strip() for name in next(rows)]
-        if columns.are_numbers and (twice := next((name for name in columns.names if names.count(name) > 1), None)):
-            raise DataError(
-                f"{file}: the header has the column {twice} {names.count(twice)} times; rename or remove one"
-            )
+        columns.reading.check_header(file, names, columns.names)
         places = zip(columns.names, find_columns(columns.names, names), strict=True)
         values = _Values(file, columns, [*places], len(names))
         while found := values.take(rows):
@@ -141,11 +122,6 @@ def find_columns(columns: Sequence[str], names: Sequence[str]) -> list[int | Non
 
 def _plain(name: str) -> str:
     return normalize("NFC", name).casefold()
-
-
-def is_utf8(text: str) -> bool:
-    """Return whether a text that was read with surrogateescape is UTF-8, so that it has no surrogates for single bytes."""
-    return text.isprintable() or not any("\udc80" <= each <= "\udcff" for each in text)
 
 
 @contextlib.contextmanager
@@ -200,7 +176,8 @@ class _Values(NamedTuple):
         # Make one list of strings per column. A tuple per row would trigger Python's garbage collector many times.
         columns, lines = [[] for _ in self.places], array("Q")
         targets = [(column, place, values.append) for (column, place), values in zip(self.places, columns, strict=True)]
-        optional = self.columns.of_labels if self.columns.may_be_empty else ()
+        if_empty = dict.fromkeys(self.columns.names, "")
+        if_empty |= dict.fromkeys(self.columns.of_labels, self.columns.reading.if_empty)
         for row in itertools.islice(filter(any, rows), ROWS_AT_ONCE):
             if len(row) > self.width:
                 raise DataError(
@@ -209,44 +186,16 @@ class _Values(NamedTuple):
                 )
             for column, place, keep in targets:
                 value = row[place].strip() if place < len(row) else ""
-                if not value and column not in optional:
-                    is_label = column in self.columns.of_labels and not self.columns.are_bits
+                if not value and if_empty[column] is not None:
                     raise DataError(
                         f"{self.file}, line {rows.line_num}: {column} is missing; fill it in or remove the row"
-                        + ", or if images have several labels or none, name their separator: "
-                        "-opts DATA.LABEL_SEPARATOR='|'" * is_label
+                        f"{if_empty[column]}"
                     )
                 keep(value)
             lines.append(rows.line_num)
         if not lines:
             return None
         end = 1 + len(self.columns.of_labels)
-        labels = columns[1]
-        if self.columns.are_numbers:
-            from datasets.numbers import joined
-
-            labels = joined(self.file, self.columns.of_labels, columns[1:end], lines, rows.dialect.delimiter)
-        elif self.columns.are_bits:
-            labels = self._as_bits(columns[1:end], lines)
-        self._refuse_bytes(labels, lines)
+        cells = Cells(self.file, self.columns.of_labels, columns[1:end], lines, rows.dialect.delimiter)
+        labels = self.columns.reading.from_cells(cells)
         return Rows(columns[0], labels, np.array(lines), columns[end] if self.columns.group else [])
-
-    def _as_bits(self, columns: list[list[str]], lines: array) -> list[str]:
-        """Return the columns of 0 and 1 as one string for each row, such as 0101."""
-        bits = [[BITS.get(value.lower(), "") for value in values] for values in columns]
-        wrong = [(found.index(""), place) for place, found in enumerate(bits) if "" in found]
-        for row, place in sorted(wrong)[:1]:
-            raise DataError(
-                f"{self.file}, line {lines[row]}: {self.columns.of_labels[place]} is "
-                f"{shortened(columns[place][row])!r}; a column of labels (DATA.COLUMNS) has 1 for images with this "
-                "label and 0 for the others (or true and false)"
-            )
-        return ["".join(each) for each in zip(*bits, strict=True)]
-
-    def _refuse_bytes(self, labels: list[str], lines: array) -> None:
-        """Raise DataError if a label is not UTF-8 (has surrogates). Paths may have surrogates, as file names may."""
-        if "".join(labels).isprintable():
-            return
-        for label, line in zip(labels, lines, strict=True):
-            if not is_utf8(label):
-                raise DataError(f"{self.file}, line {line}: {self.places[1][0]} {label!r} is not UTF-8; {REMEDY}")

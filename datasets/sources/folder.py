@@ -28,6 +28,8 @@ from datasets.sources import (
 )
 from datasets.sources.files import images_of_files
 from datasets.sources.images import FileImages, is_within
+from datasets.targets.numbering import ByName
+from datasets.targets.one_class import OneClass
 from datasets.types import ImageSet, SavedData
 from utils.errors import ConfigError, DataError
 from utils.runs import has_files_of_run, is_run_folder
@@ -181,7 +183,7 @@ def read_class_folders(
     return images.with_facts(
         folder=path_below_data(config.DATA, folder),
         index=index,
-        classes_are_names=True,
+        meaning=OneClass(ByName()),
         is_listing=True,
         notes=tuple(describe_left_out(folder, left_out)),
     )

@@ -4,8 +4,7 @@ import codecs
 import contextlib
 import itertools
 import os
-from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -27,29 +26,26 @@ from datasets.index import (
     open_or_build,
     stamps_of,
 )
-from datasets.labels import Labels, OneLabel
 from datasets.pixels import pixels_of
 from datasets.sources import data_root, expected_layout, image_root, own_split, path_below_data
 from datasets.sources.files import images_of_files
 from datasets.sources.folder import read_split_folders
 from datasets.sources.images import FileImages, normal_paths, on_disk, stays_inside
-from datasets.targets import count_classes
+from datasets.targets.labels import ROWS_AT_ONCE, OneLabel
 from datasets.types import ImageSet
 from utils.errors import DataError, not_a_file
 from utils.text import counted, first_of, warning
 
 NUM_CHECKED = 10  # files of each list that are looked up at the start; looking up all of ImageNet would take minutes
 NUM_NAMED = 10  # repeated or shared paths that the log names
-ROWS_AT_ONCE = 1 << 16
-OF_LABELS = {"label": TEXT, "label_line": "<u8", "label_count": "<u8"}  # columns of the distinct labels
-COLUMNS = {"path": TEXT, "target": "<i4", "group": TEXT, "folder": TEXT} | OF_LABELS  # columns of each list
+COLUMNS = {"path": TEXT, "group": TEXT, "folder": TEXT}  # columns of each list, besides those of its targets
 
 
 class Rows(NamedTuple):
-    """Some lines of a list in their order: path and label as written, line number, value of DATA.GROUP_BY."""
+    """Some lines of a list in their order: path as written, label as it was read, line number, value of DATA.GROUP_BY."""
 
     paths: list[str]
-    labels: list[str]
+    labels: Sequence[str] | np.ndarray
     lines: np.ndarray
     groups: list[str]  # empty without DATA.GROUP_BY
 
@@ -60,7 +56,7 @@ class Lists:
 
     files: list[Path]
     read: Callable[[Path, Callable[[Rows], None]], None]  # passes all rows to a function
-    kind: OneLabel  # converts labels to targets
+    reading: OneLabel  # converts labels to targets
     settings: dict = field(default_factory=dict)  # everything else that the rows depend on, in plain values
 
 
@@ -85,44 +81,30 @@ def to_image_sets(config: Config, lists: Lists, only_last: bool) -> list[FileIma
     """
     beside = lists.files[0].with_name(f"{lists.files[0].name}{ENDING}")
     made_of = {"files": stamps_of(lists.files), "settings": lists.settings, "version": 4}
-    columns = {f"{number}.{name}": kind for number in range(len(lists.files)) for name, kind in COLUMNS.items()}
+    of_list = COLUMNS | lists.reading.columns
+    columns = {f"{number}.{name}": kind for number in range(len(lists.files)) for name, kind in of_list.items()}
     index = open_or_build(
         index_paths(config, beside), columns, made_of, lambda builder: _Builder(config, lists, builder).build()
     )
-    labels = [_labels(index, lists, number) for number in range(len(lists.files))]
-    are_numbers, folder_names = lists.kind.are_numbers(labels), ()
-    (numbers, *_), classes = lists.kind.numbers(config, labels)
-    meanings = lists.kind.meanings(config, labels, classes)
-    if are_numbers and index.facts["folder_names"]:
-        found = dict(zip(numbers.tolist(), index.facts["folder_names"], strict=False))
-        folder_names = [found.get(number, name) for number, name in enumerate(classes)]
+    classes, targets = lists.reading.from_lists(index, lists.files)
     image_sets = []
     for number in range(len(lists.files))[-1 if only_last else 0 :]:
         file, paths = lists.files[number], index.text(f"{number}.path")
         root = image_root(config.DATA) or file.parent
         _check_paths(index, file, number, root)
-        targets, groups = index.column(f"{number}.target"), index.text(f"{number}.group")
-        images = images_of_files(root, paths, targets, classes, pixels_of(config.DATA), confined=True)
+        (of_images, meaning), groups = targets[number], index.text(f"{number}.group")
+        images = images_of_files(root, paths, of_images, classes, pixels_of(config.DATA), confined=True)
         facts = {"groups": groups} if len(groups) else {}
         images = images.with_facts(
             folder=path_below_data(config.DATA, root),
             index=index,
-            meaning=meanings[number],
-            labels_are_numbers=are_numbers,
-            classes_are_names=not are_numbers,
-            folder_names=folder_names,
+            meaning=meaning,
             split=own_split(lists.files[0], lists.files[-1]),
             **facts,
         )
         image_sets.append(images)
-    notes = (*_notes(config, index, lists, only_last), *lists.kind.describe(config, image_sets[0]))
+    notes = (*_notes(config, index, lists, only_last), *lists.reading.describe(image_sets[0]))
     return [*image_sets[:-1], image_sets[-1].with_facts(notes=notes)]
-
-
-def _labels(index: Index | IndexBuilder, lists: Lists, number: int) -> Labels:
-    written = [os.fsdecode(each) for chunk in index.text(f"{number}.label").chunks() for each in chunk]
-    lines, counts = (index.column(f"{number}.label_{name}") for name in ("line", "count"))
-    return Labels(lists.files[number], written, lines, counts)
 
 
 class _Builder:
@@ -131,49 +113,36 @@ class _Builder:
     def __init__(self, config: Config, lists: Lists, builder: IndexBuilder):
         self.config, self.lists, self.builder = config, lists, builder
         self.hashes = RowHashes()
-        self.folder_names: list[list[str]] = []  # for each list: the result of _folder_names
+        self.targets = [lists.reading.listed(builder, number) for number in range(len(lists.files))]
 
     def build(self) -> dict:
-        numbers = [self._read(number, file) for number, file in enumerate(self.lists.files)]
-        labels = [_labels(self.builder, self.lists, number) for number in range(len(numbers))]
-        targets, _ = self.lists.kind.numbers(self.config, labels)
-        for number, (of_labels, of_rows) in enumerate(zip(targets, numbers, strict=True)):
-            for start in range(0, len(of_rows), ROWS_AT_ONCE):
-                self.builder.add(f"{number}.target", of_labels[of_rows[start : start + ROWS_AT_ONCE]])
-        return {"folder_names": self.folder_names[0]} | self._compare(numbers)
+        for number, file in enumerate(self.lists.files):
+            self._read(number, file)
+        facts = self.lists.reading.finish(self.builder, self.targets, self.lists.files)
+        return facts | self._compare()
 
-    def _read(self, number: int, file: Path) -> np.ndarray:
-        """Read a list. Return the label number of each row."""
-        labels, folders, of_rows, pairs = Distinct(), Distinct(), array("I"), set()
+    def _read(self, number: int, file: Path) -> None:
+        folders, targets = Distinct(), self.targets[number]
 
         def add(rows: Rows) -> None:
             if "\0" in "".join(rows.paths):
                 line = next(line for path, line in zip(rows.paths, rows.lines, strict=True) if "\0" in path)
                 raise DataError(f"{file}, line {line}: the path contains a zero byte; save the list again as UTF-8")
             self.builder.add(f"{number}.path", paths := encoded(rows.paths))
-            of_rows.frombytes((numbers := labels.add(rows.labels, rows.lines)).tobytes())
             places = folders.add([path[: path.rfind("/") + 1] for path in rows.paths], rows.lines)
-            pairs.update(np.unique(numbers.astype(np.uint64) << np.uint64(32) | places).tolist())
+            targets.add(rows.labels, rows.lines, places)
             self.hashes.add(normal_paths(paths))
             if rows.groups:
                 self.builder.add(f"{number}.group", encoded(rows.groups))
 
         self.lists.read(file, add)
-        numbers = np.frombuffer(of_rows, np.uint32)
-        self.folder_names.append(_folder_names(list(folders.numbers), sorted(pairs), len(labels.numbers)))
-        self.builder.add(f"{number}.label", encoded(list(labels.numbers)))
-        self.builder.add(f"{number}.label_line", np.array(labels.lines))
-        self.builder.add(f"{number}.label_count", count_classes(numbers))
+        targets.finish(list(folders.numbers))
         self.builder.add(f"{number}.folder", encoded(list(folders.numbers)))
-        return numbers
 
-    def _compare(self, numbers: list[np.ndarray]) -> dict:
-        """Return count and examples of repeated paths in each list, and of paths and groups that are in both lists.
-
-        `numbers`: the label number of each row of each list.
-        """
-        num_first = len(numbers[0])
+    def _compare(self) -> dict:
+        """Return count and examples of repeated paths in each list, and of paths and groups that are in both lists."""
         texts = [self.builder.text(f"{number}.path") for number in range(len(self.lists.files))]
+        num_first = len(texts[0])
         repeated, shared, num_different = [[] for _ in texts], [], [0 for _ in texts]
 
         def path_of(row: int) -> bytes:
@@ -184,8 +153,7 @@ class _Builder:
             parts = [[row for row in rows if row < num_first], [row - num_first for row in rows if row >= num_first]]
             for part, rows_of_part in enumerate(parts[: len(texts)]):
                 repeated[part] += rows_of_part[1:]
-                labels = numbers[part][rows_of_part]
-                num_different[part] += int(np.count_nonzero(labels[1:] != labels[:1]))
+                num_different[part] += self.targets[part].num_different(rows_of_part)
             if parts[0]:
                 shared += parts[1]
         groups = []
@@ -200,17 +168,6 @@ class _Builder:
             "shared": _count_and_names(texts[-1], shared),
             "shared_groups": {"count": len(groups), "first": groups[:NUM_NAMED]},
         }
-
-
-def _folder_names(folders: list[str], pairs: list[int], num_labels: int) -> list[str]:
-    """Return for each label the name of the folder with all its images, or [] unless each label has its own folder.
-
-    `pairs`: the distinct values of label << 32 | number of the folder.
-    """
-    if len(pairs) != num_labels:
-        return []
-    names = [os.path.basename(folders[pair & 0xFFFFFFFF].rstrip("/")) for pair in pairs]
-    return names if len({*names}) == num_labels and not any(not name or name.isdecimal() for name in names) else []
 
 
 def _count_and_names(paths: Texts, rows: list[int]) -> dict:
@@ -291,7 +248,8 @@ def read_imagenet(config: Config, only_validation: bool, *_: object) -> tuple[Im
             raise DataError(f"DATA.DATA_PATH: {root} has no {file.name}; {expected_layout(config.DATA, EXPECTS)}")
         with open_list(file):
             pass  # refuses anything but a regular file
-    image_sets = to_image_sets(config, Lists(files, read_list_file, OneLabel(allow_names=False)), only_validation)
+    lists = Lists(files, read_list_file, OneLabel(config, allow_names=False))
+    image_sets = to_image_sets(config, lists, only_validation)
     return image_sets[0], image_sets[-1]
 
 

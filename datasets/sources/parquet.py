@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import itertools
-import json
 import os
 import re
 import threading
@@ -17,7 +16,6 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from configs.schema import Config, Data
-from datasets.classes import distinct
 from datasets.index import (
     TEXT,
     FileStamp,
@@ -29,11 +27,12 @@ from datasets.index import (
     open_or_build,
     stamps_of,
 )
-from datasets.labels import MAX_CLASSES, numbered_classes
 from datasets.pixels import pixels_of
 from datasets.sources import TRAIN_NAMES, VAL_NAMES, Parts, choose_parts, data_root, expected_layout, own_split
 from datasets.sources.folder import subfolders
 from datasets.sources.images import GroupedImages
+from datasets.targets.labels import USUAL_COLUMNS, OneLabel, ParquetColumns, is_text, reading_of
+from datasets.targets.numbering import ByList, ByName
 from datasets.types import ImageSet
 from utils.errors import DataError, needing, not_a_file
 from utils.log import shown
@@ -45,9 +44,8 @@ EXPECTS = "train-00000-of-00002.parquet ... and validation-*.parquet, also in da
 OF_PART = re.compile(rf"(?:.+[-_.])?({'|'.join((*TRAIN_NAMES, *VAL_NAMES))})(?:[-_.\d].*)?", re.IGNORECASE)
 SAFE_VERSION = 15  # up to pyarrow 14.0.0, types in a file could be pickles (CVE-2023-47248)
 DEPTH = 3  # levels of folders that are searched: data/, or default/train/
-USUAL_COLUMNS = ("image", "label")  # columns of image and label on Hugging Face
 NUM_THREADS = 16  # threads, which mostly wait for the disk
-INDEX_COLUMNS = {"label": "<i4", "name": TEXT, "group_file": "<i4", "group_number": "<i4", "group_rows": "<i8"}
+INDEX_COLUMNS = {"name": TEXT, "group_file": "<i4", "group_number": "<i4", "group_rows": "<i8"}
 INDEX_COLUMNS |= {"group_bytes": "<i8", "file_rows": "<i8"}
 CACHE_BYTES = 192 << 20  # limit for the cached row groups of each process
 WRITING_BYTES = 2 << 30  # the same limit while one process writes all images in another format
@@ -56,7 +54,6 @@ WRITING_BYTES = 2 << 30  # the same limit while one process writes all images in
 MIN_GROUPS = 4
 MAX_FOOTERS = 128  # the most footers that a process caches
 T = TypeVar("T")
-NAME_COLUMNS = "name both columns with -opts DATA.COLUMNS=[IMAGES,CLASSES]"
 
 
 def pyarrow_parquet() -> ModuleType:
@@ -84,43 +81,31 @@ def read_parquet(config: Config, only_validation: bool, *_: object) -> tuple[Ima
         raise DataError(f"DATA.DATA_PATH: {root} has no training files; {expected_layout(config.DATA, EXPECTS)}")
     made_of = {"files": stamps_of([*train_files, *val_files]), "columns": list(config.DATA.COLUMNS)}
     paths = index_paths(config, root / "parquet.index" if root.is_dir() else root.with_suffix(".index"))
-    choose, has_numbers = choose_columns, config.TRAIN.OBJECTIVE == "numbers"
-    if has_numbers:
-        from datasets.sources.table_numbers import numbers_in_parquet, with_notes, with_numbers
-
-        choose, made_of["has_numbers"] = images_only, True
-    choose = functools.partial(choose, data=config.DATA)
+    reading = reading_of(config)
+    choose = functools.partial(choose_columns, config=config, reading=reading)
     index = open_or_build(
-        paths, INDEX_COLUMNS, made_of, lambda builder: add_rows(builder, [*train_files, *val_files], choose)
+        paths,
+        INDEX_COLUMNS | {"label": reading.type},
+        made_of | reading.of_parquet,
+        lambda builder: add_rows(builder, [*train_files, *val_files], choose, reading),
     )
     num_train = int(index.column("file_rows")[: len(train_files)].sum())
-    parts_of_rows = (range(num_train), range(num_train, len(index.column("label"))))
+    num_rows = int(index.column("file_rows").sum())
+    targets = reading.stored(index.rows("label", num_rows))
+    parts_of_rows = (range(num_train), range(num_train, num_rows))
     for part_files, rows in zip((train_files, val_files), parts_of_rows, strict=True):
         if part_files and not rows:
             raise DataError(f"{part_files[0]}: the file has no rows; get it again, or remove it")
-    train, val = (ParquetImages(config.DATA, index, rows) if rows else None for rows in parts_of_rows)
-    image_sets = [each for each in (train, val) if each is not None]
-    classes = index.facts["classes"] or numbered_classes(
-        config, [each.targets for each in image_sets], [each.name for each in image_sets]
-    )
+    sets = [ParquetImages(config.DATA, index, rows, targets) for rows in parts_of_rows if rows]
+    numbering = ByName() if index.facts["are_names"] else ByList()
+    sets = reading.with_targets(sets, lambda: index.facts["classes"], numbering)
     notes = parts.notes(only_validation, root, f"*{ENDING}")
     titles = [str(root) if root.is_file() else f"{root / str(part)}*{ENDING}" for part in (parts.train, parts.val)]
-    if train is not None and not only_validation:
-        notes = (*notes, *_warn_of_sorted_rows(train.with_facts(classes=list(classes))))
-    facts = {
-        "classes": list(classes),
-        "notes": tuple(notes),
-        "split": own_split(*titles),
-        "labels_are_numbers": index.facts["classes"] is None,
-        "classes_are_names": index.facts["are_names"],
-    }
-    train, val = (None if each is None else each.with_facts(**facts) for each in (train, val))
-    if has_numbers:
-        names, values = numbers_in_parquet(config, [*train_files, *val_files], opened, read_columns)
-        pairs = [(each, rows) for each, rows in zip((train, val), parts_of_rows, strict=True) if each is not None]
-        sets = with_notes([with_numbers(each, names, values[rows.start : rows.stop]) for each, rows in pairs])
-        train, val = sets[0] if train is not None else None, sets[-1] if val is not None else None
-    return train, val
+    if num_train and not only_validation:
+        notes = (*notes, *_warn_of_sorted_rows(sets[0]))
+    facts = {"notes": (*notes, *reading.describe(sets[0])), "split": own_split(*titles)}
+    sets = [each.with_facts(**facts) for each in sets]
+    return (sets[0] if num_train else None), (sets[-1] if num_rows > num_train else None)
 
 
 def find_files(root: Path) -> dict[str, list[Path]]:
@@ -160,40 +145,22 @@ def _warn_of_sorted_rows(train: "ParquetImages") -> list[str]:
 
 
 class Columns(NamedTuple):
-    """The columns of images, file names and labels, as dotted parquet paths."""
+    """The columns of images and file names, as dotted parquet paths, and those of targets."""
 
     image: str
     path: str | None  # the file name that is stored with an image
-    label: str  # "": the labels are not read, and all are 0
-    are_names: bool  # whether labels are names instead of numbers
-    classes: tuple[str, ...] | None  # class names by number, if the file has them
+    labels: ParquetColumns
 
 
-def choose_columns(file: Path, schema: Any, data: Data) -> Columns:
-    """Return the columns of DATA.COLUMNS, or the columns that are usual on Hugging Face. `schema` is pyarrow's."""
-    import pyarrow.types as types
+def choose_columns(file: Path, schema: Any, first: Any, config: Config, reading: OneLabel) -> Columns:
+    """Return the columns of DATA.COLUMNS, or the columns that are usual on Hugging Face.
 
-    names = data.COLUMNS or USUAL_COLUMNS
-    if missing := [name for name in names if schema.names.count(name) != 1]:
-        columns = ", ".join(f"{field.name} {field.type}" for field in schema)
-        raise DataError(f"{file}: column {missing[0]} is missing or repeated among {columns}; {NAME_COLUMNS}")
-    image, label = (schema.field(name) for name in names)
-    kind, places = _value_type(label.type), bytes_and_path(image)
-    if not (types.is_integer(kind) or _is_text(kind)) or places is None:
-        raise DataError(
-            f"{file}: {image.name} has the type {image.type} and {label.name} {label.type}; images are stored as "
-            f"binary or as a struct with bytes, labels are whole numbers or names, so {NAME_COLUMNS}"
-        )
-    return Columns(*places, label.name, _is_text(kind), None if _is_text(kind) else _class_names(schema, label.name))
-
-
-def images_only(file: Path, schema: Any, data: Data) -> Columns:
-    """Return the columns of images whose labels are read elsewhere."""
-    name = (data.COLUMNS or USUAL_COLUMNS)[0]
+    `schema`, `first`: pyarrow's schemas of this file and of the first one.
+    """
+    name = (config.DATA.COLUMNS or USUAL_COLUMNS)[0]
     places = bytes_and_path(schema.field(name)) if schema.names.count(name) == 1 else None
-    if places is None:
-        raise DataError(f"{file}: {name} is no column of images; {NAME_COLUMNS}")
-    return Columns(*places, "", False, (name,))
+    labels = reading.find_in_parquet(file, schema, first, places is not None)
+    return Columns(*places, labels)
 
 
 def bytes_and_path(field: Any) -> tuple[str, str | None] | None:
@@ -204,35 +171,17 @@ def bytes_and_path(field: Any) -> tuple[str, str | None] | None:
     content = inside.get("bytes") if inside else field.type
     if str(content) not in ("binary", "large_binary", "binary_view"):
         return None
-    path = f"{field.name}.path" if _is_text(inside.get("path")) else None
+    path = f"{field.name}.path" if is_text(inside.get("path")) else None
     return f"{field.name}.bytes" if inside else field.name, path
-
-
-def _value_type(kind: Any) -> Any:
-    """Return the type of the values, even if they are stored as a dictionary of distinct values."""
-    import pyarrow.types as types
-
-    return kind.value_type if types.is_dictionary(kind) else kind
-
-
-def _is_text(kind: Any) -> bool:
-    return str(kind) in ("string", "large_string", "string_view")
-
-
-def _class_names(schema: Any, column: str) -> tuple[str, ...] | None:
-    """Return the class names of a column if Hugging Face's metadata calls it a ClassLabel."""
-    try:
-        feature = json.loads(schema.metadata[b"huggingface"])["info"]["features"][column]
-        return tuple(distinct(list(map(str, feature["names"])))) if feature["_type"] == "ClassLabel" else None
-    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):  # missing or invalid metadata
-        return None
 
 
 # --- the index: row groups, and the label and name of each row, read without the images ---
 
 
-def add_rows(builder: IndexBuilder, files: Sequence[Path], choose: Callable[[Path, Any], Columns]) -> dict:
-    """Add the rows of these files to the index. `choose` returns the columns of a file with this schema."""
+def add_rows(
+    builder: IndexBuilder, files: Sequence[Path], choose: Callable[[Path, Any, Any], Columns], reading: OneLabel
+) -> dict:
+    """Add the rows of these files to the index. `choose`: see choose_columns; `reading`: of their targets."""
     with ThreadPoolExecutor(NUM_THREADS, "parquet") as pool:
 
         def each(task: Callable[[Path], T]) -> Iterator[T]:
@@ -242,12 +191,15 @@ def add_rows(builder: IndexBuilder, files: Sequence[Path], choose: Callable[[Pat
 
             return pool.map(explaining, files)
 
-        columns = _common_columns(files, list(each(lambda file: choose(file, opened(file).schema_arrow))))
-        if columns.are_names:
-            found = each(lambda file: _labels(file, columns).unique().to_pylist())
-            columns = columns._replace(classes=tuple(sorted({*itertools.chain(*found)} - {None})))
+        schemas = list(each(lambda file: opened(file).schema_arrow))
+        found = [choose(file, schema, schemas[0]) for file, schema in zip(files, schemas, strict=True)]
+        columns = _common_columns(files, found)
+        if columns.labels.are_names:
+            found = each(lambda file: reading.names_in_parquet(file, columns.labels, read_columns))
+            labels = columns.labels._replace(classes=tuple(sorted({*itertools.chain(*found)})))
+            columns = columns._replace(labels=labels)
         hashes = RowHashes()
-        rows = shown(each(lambda file: _read_rows(file, columns)), "index", len(files), unit="files")
+        rows = shown(each(lambda file: _read_rows(file, columns, reading)), "index", len(files), unit="files")
         for number, (groups, labels, names) in enumerate(rows):
             groups = np.array(groups, np.int64).reshape(-1, 3)
             builder.add("label", labels)
@@ -260,19 +212,19 @@ def add_rows(builder: IndexBuilder, files: Sequence[Path], choose: Callable[[Pat
     in_order = np.sort(hashes.take())
     # Names are keys if each image has its own name. A row without a name has an empty name.
     has_keys = not (in_order[1:] == in_order[:-1]).any() and hash(b"") not in in_order
-    return {"image": columns.image, "classes": columns.classes, "are_names": columns.are_names, "has_keys": has_keys}
+    labels = columns.labels
+    return {"image": columns.image, "classes": labels.classes, "are_names": labels.are_names, "has_keys": has_keys}
 
 
 def _common_columns(files: Sequence[Path], found: Sequence[Columns]) -> Columns:
     """Return the columns of all files, which must be the same."""
     first = found[0]
     for file, columns in zip(files, found, strict=True):
-        for name in ("image", "label", "are_names", "classes"):
-            if getattr(columns, name) != getattr(first, name):
-                raise DataError(
-                    f"{file} and {files[0]} differ in the columns of images or labels, or in the class names, so they "
-                    "belong to different data sets; move one of them elsewhere"
-                )
+        if (columns.image, columns.labels) != (first.image, first.labels):
+            raise DataError(
+                f"{file} and {files[0]} differ in the columns of images or labels, or in the class names, so they "
+                "belong to different data sets; move one of them elsewhere"
+            )
     return first if all(columns.path == first.path for columns in found) else first._replace(path=None)
 
 
@@ -306,42 +258,19 @@ def read_columns(file: Path | str, columns: Sequence[str], group: int | None = N
         return read(columns=list(columns), use_threads=False)
 
 
-def _labels(file: Path, columns: Columns) -> Any:
-    """Return the labels of a file as integers or strings. Raise DataError if a label is missing."""
-    import pyarrow
-
-    column = read_columns(file, [columns.label]).column(0)
-    if column.null_count:
-        row = column.is_null().index(True).as_py()
-        raise DataError(f"{file}, row {row}: {columns.label} is missing; remove the row, or give it a label")
-    return column.cast(pyarrow.string() if columns.are_names else _value_type(column.type))
-
-
-def _read_rows(file: Path, columns: Columns) -> tuple[list[tuple[int, int, int]], np.ndarray, list[bytes]]:
-    """Return a file's row groups, its labels as int32, and its image names (all empty if any is missing)."""
-    import pyarrow
-    import pyarrow.compute as compute
-
+def _read_rows(
+    file: Path, columns: Columns, reading: OneLabel
+) -> tuple[list[tuple[int, int, int]], np.ndarray, list[bytes]]:
+    """Return a file's row groups, the targets of its rows, and its image names (all empty if any is missing)."""
     groups, names = row_groups(file, columns), []
     num_rows = sum(rows for _, rows, _ in groups)
-    labels = _labels(file, columns) if columns.label else np.zeros(num_rows, np.int32)
-    if columns.are_names:
-        labels = compute.index_in(labels, value_set=pyarrow.array(columns.classes, pyarrow.string()))
-    numbers = np.asarray(labels)
-    limit = MAX_CLASSES if columns.classes is None else len(columns.classes)
-    if (wrong := (numbers < 0) | (numbers >= limit)).any():
-        row = int(wrong.argmax())
-        raise DataError(
-            f"{file}, row {row}: {columns.label} is {numbers[row]}, which is not a class number from 0 to "
-            f"{limit - 1:,}, as in {counted(int(wrong.sum()), 'row')} of {len(numbers):,}; test images of a "
-            f"competition have negative labels: move such files elsewhere, or {NAME_COLUMNS}"
-        )
+    targets = reading.from_parquet(file, columns.labels, num_rows, read_columns)
     if columns.path:
         texts = read_columns(file, [columns.path]).column(0).flatten()[0]
         names = [] if texts.null_count else [text.encode(errors="surrogateescape") for text in texts.to_pylist()]
-    if not len(names or numbers) == len(numbers) == num_rows:
+    if not len(names or targets) == len(targets) == num_rows:
         raise DataError(f"{file}: its columns have different numbers of rows; the file is damaged; get it again")
-    return groups, numbers.astype(np.int32), names or [b""] * len(numbers)
+    return groups, targets, names or [b""] * len(targets)
 
 
 def row_groups(file: Path, columns: Columns) -> list[tuple[int, int, int]]:
@@ -408,13 +337,13 @@ class ParquetImages(GroupedImages):
 
     is_read_in_groups = True
 
-    def __init__(self, data: Data, index: Index, rows: range):
-        """`rows`: the rows of this set in the index, which are all the rows of one or more files."""
+    def __init__(self, data: Data, index: Index, rows: range, targets: np.ndarray):
+        """`rows`: the rows of this set in the index, which are all the rows of one or more files; `targets`: of all rows."""
         self.file_starts, group_starts = (
             np.concatenate([[0], np.cumsum(index.column(name), dtype=np.int64)]) for name in ("file_rows", "group_rows")
         )
-        targets, names = index.column("label")[rows.start : rows.stop], index.text("name")
-        super().__init__(targets, [], pixels_of(data), names, group_starts, rows.start)
+        names = index.text("name")
+        super().__init__(targets[rows.start : rows.stop], [], pixels_of(data), names, group_starts, rows.start)
         self.column, self.has_keys = index.facts["image"], index.facts["has_keys"]
         self.files = [FileStamp(*each) for each in index.facts["made_of"]["files"]]
         self.groups = {name: index.column(f"group_{name}") for name in ("file", "number", "bytes")}

@@ -30,6 +30,7 @@ from datasets.index import ENDING, Index, caches_folder
 from datasets.sources import TRAIN_NAMES, VAL_NAMES, choose_parts, shards
 from datasets.sources.shards import CLASSES_FILE, ShardFolder, ShardImages, ShardTable, ShardTar
 from datasets.sources.tar import Tar
+from datasets.targets.labels import reading_of
 from datasets.types import ImageSet
 from utils.errors import DataError, cause_of, needing
 from utils.files import free_bytes, locked, names_in, replacing, sync
@@ -320,7 +321,8 @@ class ServerFolder(ShardFolder):
 
     def __init__(self, config: Config, say: Callable[[str], None]):
         url, self._names = parse_address(config.DATA.DATA_PATH)
-        super().__init__(caches_folder(config) / f"shards-{hashlib.sha256(url.encode()).hexdigest()[:16]}")
+        known_by = hashlib.sha256(url.encode()).hexdigest()[:16]
+        super().__init__(caches_folder(config) / f"shards-{known_by}", reading_of(config))
         self.title, self.server, self._limit_gb = url, Server(url, say), config.DATA.REMOTE_CACHE_GB
         self.cache = TarCache(self.root / "tars", self.server)
         self._listed: dict[str, dict] = {}

@@ -2,11 +2,10 @@
 
 import functools
 import hashlib
-import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -25,13 +24,14 @@ from datasets.index import (
     open_index,
     open_or_build,
 )
-from datasets.labels import MAX_CLASSES, MAX_DIGITS, numbered_classes
 from datasets.pixels import Pixels, pixels_of
 from datasets.pixels.decode import KNOWN_ENDINGS
 from datasets.sources import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split
 from datasets.sources.folder import subfolders
 from datasets.sources.images import GroupedImages
 from datasets.sources.tar import Member, Tar
+from datasets.targets.labels import OneLabel, TarLabels, reading_of
+from datasets.targets.numbering import ByList
 from datasets.types import ImageSet
 from utils.errors import DataError
 from utils.files import read_names
@@ -42,7 +42,6 @@ MADE_OF = {"shards": 3}  # the version of the content of the index
 SAMPLES = {"label": "<i4", "offset": "<i8", "size": "<i8", "name": TEXT}  # the columns of all samples, tar by tar
 TARS = {"tar": TEXT, "tar.size": "<i8", "tar.version": "<i8", "tar.checksum": TEXT, "tar.first": "<i8"}
 NUM_PIECES, PIECE = 64, 8192  # number and size in bytes of the pieces that a tar's checksum covers, half a MiB in total
-MAX_LABEL_BYTES = 1 << 20  # a larger .json file is not a label
 MAX_OPEN_TARS = 128  # in each process, whose limit for open files may be 256
 NUM_THREADS = 16  # threads, which mostly wait for the disk
 CLASSES_FILE = "classes.txt"
@@ -63,7 +62,7 @@ class ShardTar(NamedTuple):
 class Shard(NamedTuple):
     """The samples of one tar."""
 
-    labels: np.ndarray  # int [N]
+    labels: np.ndarray  # [N], or [N, outputs]
     offsets: np.ndarray
     sizes: np.ndarray
     names: list[bytes]
@@ -76,11 +75,11 @@ class ShardFolder:
     notes: Sequence[str] = ()  # lines for the log
     drops_tars = False  # whether the folder deletes copies of tars to make space for other tars
     num_scans = NUM_THREADS  # tars that are scanned at the same time
-    has_labels = True
     endings = KNOWN_ENDINGS  # image files have these
 
-    def __init__(self, root: Path):
-        self.root, self.title = root, str(root)
+    def __init__(self, root: Path, reading: OneLabel):
+        """`reading`: how the labels in the tars are read."""
+        self.root, self.title, self.reading = root, str(root), reading
 
     def find_tars(self) -> dict[str, list[ShardTar]]:
         """Return the sorted tars of each part."""
@@ -108,9 +107,14 @@ class ShardFolder:
         file = self.root / CLASSES_FILE
         return read_names(file, "surrogateescape") if os.path.lexists(file) else None
 
+    @property
+    def made_of(self) -> dict:
+        """Return what the content of an index depends on, besides the tars."""
+        return MADE_OF | self.reading.of_tars
+
     def older_indexes(self, paths: Sequence[Path], part: str) -> list[Index]:
         """Return indexes of earlier starts, which may be about other tars."""
-        return [index for index in map(open_index, paths) if index and index.facts.get("made_of") == MADE_OF]
+        return [index for index in map(open_index, paths) if index and index.facts.get("made_of") == self.made_of]
 
     def are_unchanged(self, table: "ShardTable", tars: Sequence[ShardTar]) -> bool:
         """Return whether the tars have the content that a table of tars with their names and sizes describes."""
@@ -143,10 +147,12 @@ def part_of(name: str) -> str:
 # --- the samples of a tar ---
 
 
-def scan(tar: Tar, has_labels: bool = True, image_endings: tuple[str, ...] = KNOWN_ENDINGS) -> Shard:
-    """Read the headers of a tar, and labels if it `has_labels`. A sample's file names agree up to the first dot."""
+def scan(
+    tar: Tar, in_tar: Callable[[Tar], TarLabels] = TarLabels, image_endings: tuple[str, ...] = KNOWN_ENDINGS
+) -> Shard:
+    """Read the headers of a tar, and its labels. A sample's file names agree up to the first dot."""
     images: dict[str, Member] = {}
-    labels: dict[str, int] = {}
+    labels = in_tar(tar)
     for member in tar.members():
         folder, slash, file = member.name.rpartition("/")
         stem, _, ending = file.partition(".")
@@ -160,38 +166,12 @@ def scan(tar: Tar, has_labels: bool = True, image_endings: tuple[str, ...] = KNO
                     "give each sample a different name"
                 )
             images[key] = member
-        elif not has_labels:
-            continue
-        elif ending == "cls" or ending == "json" and member.size <= MAX_LABEL_BYTES and key not in labels:
-            label = _label_in(tar.read(member.offset, min(member.size, MAX_LABEL_BYTES)), ending)
-            if label is None:
-                continue
-            if not isinstance(label, int) or not 0 <= label < MAX_CLASSES:
-                raise DataError(
-                    f"{tar.title}: {member.name!r} contains {label!r}, which is not a class number (from 0)"
-                )
-            labels[key] = label
-    labels = labels if has_labels else dict.fromkeys(images, 0)
-    lacking = min(labels.keys() ^ images.keys(), default=None)
-    if lacking is not None:
-        lacks, endings = ("label", ".cls or .json") if lacking in images else ("image", " ".join(image_endings))
-        raise DataError(f"{tar.title}: the sample {lacking!r} has no {lacks} ({endings}); complete or remove it")
-    numbers = [(labels[key], member.offset, member.size) for key, member in images.items()]
+        else:
+            labels.add(key, ending, member)
+    of_images = labels.of_images(images, image_endings)
+    places = np.array([(member.offset, member.size) for member in images.values()], np.int64).reshape(-1, 2)
     names = [os.fsencode(member.name) for member in images.values()]
-    return Shard(*np.array(numbers, np.int64).reshape(-1, 3).T, names, checksum_of(tar))
-
-
-def _label_in(data: bytes, ending: str) -> int | str | None:
-    """Return the text of a .cls file, as int if possible, or the label in {"label": 3} or {"cls": 3}, else None."""
-    if ending == "cls":
-        text = data.strip()[:MAX_DIGITS]
-        return int(text) if text.isdigit() else text.decode(errors="replace")
-    try:
-        content = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    label = content.get("label", content.get("cls")) if isinstance(content, dict) else None
-    return label if type(label) is int else None  # not isinstance, because True is an int too
+    return Shard(of_images, *places.T, names, checksum_of(tar))
 
 
 def checksum_of(tar: Tar) -> bytes:
@@ -208,13 +188,14 @@ class ShardTable:
 
     def __init__(self, index: Index):
         self.index = index
-        self.labels, self.offsets, self.sizes = (index.column(name) for name in ("label", "offset", "size"))
+        self.offsets, self.sizes = index.column("offset"), index.column("size")
         self.names, self.tar_names = index.text("name"), index.text("tar")
+        self.labels = index.rows("label", len(self.names))
         self.tar_sizes, self.tar_versions = index.column("tar.size"), index.column("tar.version")
         self.starts = index.column("tar.first")  # the first row of each tar, then the total number of rows
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.names)
 
     def tar(self, number: int) -> ShardTar:
         name = os.fsdecode(self.tar_names[number])
@@ -272,7 +253,7 @@ def open_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[Sh
                 add_shards(builder, zip(tars, map(known.shard, range(len(tars))), strict=True))
                 return {}
         with ThreadPoolExecutor(folder.num_scans, "shards") as pool:
-            read = pool.map(lambda tar: scan(folder.open(tar), folder.has_labels, folder.endings), tars)
+            read = pool.map(lambda tar: scan(folder.open(tar), folder.reading.in_tar, folder.endings), tars)
             shards = shown(read, f"index of {folder.title}", len(tars), unit="tars")
             add_shards(builder, zip(tars, shards, strict=True))
         return {}
@@ -280,7 +261,12 @@ def open_table(config: Config, folder: ShardFolder, part: str, tars: Sequence[Sh
     # Even a small index gets a file, because building it again would read all tars.
     return ShardTable(
         open_or_build(
-            paths, SAMPLES | TARS, MADE_OF, build, lambda index: ShardTable(index).is_of(tars), keep_small=True
+            paths,
+            SAMPLES | TARS | {"label": folder.reading.type},
+            folder.made_of,
+            build,
+            lambda index: ShardTable(index).is_of(tars),
+            keep_small=True,
         )
     )
 
@@ -292,7 +278,7 @@ class ShardImages(GroupedImages):
     """Images inside tars, each at an offset."""
 
     def __init__(self, folder: ShardFolder, table: ShardTable, classes: list[str], pixels: Pixels, shuffle_buffer: int):
-        super().__init__(table.labels, classes, pixels, table.names, table.starts)
+        super().__init__(folder.reading.stored(table.labels), classes, pixels, table.names, table.starts)
         self.folder, self.table, self.index = folder, table, table.index
         self.root, self.shuffle_buffer = (folder.root / table.tar(0).name).parent, shuffle_buffer
 
@@ -339,17 +325,14 @@ def _opened(folder: ShardFolder, table: ShardTable, number: int) -> Tar:
 
 def read_shards(config: Config, only_validation: bool, *_: object) -> tuple[ImageSet | None, ImageSet | None]:
     """Return training and validation shards, or all shards and None."""
-    return read_from(ShardFolder(data_root(config.DATA, EXPECTS, reads_tars=True)), config, only_validation)
+    folder = ShardFolder(data_root(config.DATA, EXPECTS, reads_tars=True), reading_of(config))
+    return read_from(folder, config, only_validation)
 
 
 def read_from(folder: ShardFolder, config: Config, only_validation: bool) -> tuple[ImageSet | None, ImageSet | None]:
     """Return training and validation shards of this folder, or all shards and None."""
-    has_numbers = config.TRAIN.OBJECTIVE == "numbers"
-    if has_numbers:
-        from datasets.sources.table_numbers import numbers_in_tars, refuse_tars, with_notes, with_numbers
-
-        refuse_tars(config, folder)
-        folder.has_labels = False  # classes
+    reading = folder.reading
+    reading.check_tars(folder.drops_tars)
     tars = folder.find_tars()
     parts = choose_parts(tars)
     reads_train = parts.train and not (only_validation and parts.val)
@@ -360,7 +343,7 @@ def read_from(folder: ShardFolder, config: Config, only_validation: bool) -> tup
     names = [parts.train] * bool(reads_train) + [parts.val] * bool(parts.val)
     pixels, buffer = pixels_of(config.DATA), config.DATA.SHUFFLE_BUFFER
     folder.endings = (*KNOWN_ENDINGS, *pixels.own_endings)
-    suffix = pixels.of_index + "-numbers" * has_numbers  # their indexes have other samples
+    suffix = pixels.of_index + reading.suffix  # their indexes have other samples
     indexes = [f"{name}{suffix}" for name in names]
     tables = [open_table(config, folder, index, tars[name]) for index, name in zip(indexes, names, strict=True)]
     notes = [*folder.notes, *parts.notes(only_validation, folder.title, "*.tar")]
@@ -372,22 +355,18 @@ def read_from(folder: ShardFolder, config: Config, only_validation: bool) -> tup
                 "remove the file"
             )
     sets = [ShardImages(folder, table, [], pixels, buffer) for table in tables]
-    are_named, classes = (True, []) if has_numbers else _classes(config, folder, sets)
+    sets = reading.with_targets(sets, lambda: _classes(folder, sets), ByList())
+    notes += reading.describe(sets[0])
     split = own_split(*(f"{folder.title}/{part}*.tar" for part in (parts.train, parts.val)))
-    facts = {"classes": classes, "notes": tuple(notes), "labels_are_numbers": not are_named, "split": split}
-    sets = [each.with_facts(**facts) for each in sets]
-    if has_numbers:
-        given = zip(names, tables, strict=True)
-        found = [numbers_in_tars(config, folder, name, table, tars[name]) for name, table in given]
-        sets = with_notes([with_numbers(each, *numbers) for each, numbers in zip(sets, found, strict=True)])
+    sets = [each.with_facts(notes=tuple(notes), split=split) for each in sets]
     return (sets[0] if reads_train else None), (sets[-1] if parts.val else None)
 
 
-def _classes(config: Config, folder: ShardFolder, sets: Sequence[ShardImages]) -> tuple[bool, list[str]]:
-    """Return whether classes.txt names the classes, and the classes: its lines, or numbers up to the highest label."""
+def _classes(folder: ShardFolder, sets: Sequence[ShardImages]) -> list[str] | None:
+    """Return the classes that classes.txt names, or None if there is no such file."""
     content = folder.classes()
     if content is None:
-        return False, numbered_classes(config, [each.targets for each in sets], [each.name for each in sets])
+        return None
     classes = classes_in(content, f"{folder.title}/{CLASSES_FILE}")
     images = max(sets, key=lambda images: images.targets.max())
     highest = images.targets.max()
@@ -396,4 +375,4 @@ def _classes(config: Config, folder: ShardFolder, sets: Sequence[ShardImages]) -
             f"{images.name(int(images.targets.argmax()))}: label {highest} is too high: {folder.title}/{CLASSES_FILE} names only "
             f"{counted(len(classes), 'class')}, counted from 0; add the missing lines"
         )
-    return True, classes
+    return classes

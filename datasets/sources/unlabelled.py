@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,16 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.index import index_paths, open_or_build, stamps_of
-from datasets.labels import OneLabel
 from datasets.pixels import pixels_of
 from datasets.pixels.decode import IMAGE_ENDINGS
 from datasets.sources import data_root, parquet
 from datasets.sources import folder as folders
-from datasets.sources.listing import ROWS_AT_ONCE, Lists, Rows, open_list, to_image_sets
+from datasets.sources.listing import Lists, Rows, open_list, to_image_sets
 from datasets.sources.shards import ShardFolder, ShardImages, ShardTar, open_table
+from datasets.sources.tar import Member
+from datasets.targets.labels import ROWS_AT_ONCE, OneLabel, ParquetColumns, TarLabels
+from datasets.targets.numbering import ByName
+from datasets.targets.one_class import OneClass
 from datasets.types import ImageSet
 from utils.errors import DataError
 
@@ -28,8 +31,8 @@ INDEX_FILE = "unlabelled.index"
 def read_unlabelled(config: Config, *_: object) -> tuple[ImageSet, None]:
     """Return all images of DATA.DATA_PATH, and None instead of a validation set, which the caller splits off."""
     root = data_root(config.DATA, EXPECTS, reads_files=True, reads_tars=True)
-    facts = {"classes": [CLASS], "labels_are_numbers": False, "classes_are_names": True}
-    return _choose_reader(root)(config, root).with_facts(**facts, split={"training": str(root)}), None
+    facts = {"classes": [CLASS], "meaning": OneClass(ByName()), "split": {"training": str(root)}}
+    return _choose_reader(root)(config, root).with_facts(**facts), None
 
 
 def _choose_reader(root: Path) -> Callable[[Config, Path], ImageSet]:
@@ -73,7 +76,7 @@ def _read_folder(config: Config, root: Path) -> ImageSet:
 
 
 def _read_list(config: Config, file: Path) -> ImageSet:
-    lists = Lists([file], _read_lines, OneLabel(allow_names=True), {"unlabelled": True})
+    lists = Lists([file], _read_lines, OneLabel(config), {"unlabelled": True})
     return to_image_sets(config, lists, only_last=True)[0]
 
 
@@ -86,13 +89,30 @@ def _read_lines(file: Path, add: Callable[[Rows], None]) -> None:
             add(Rows(list(paths), [CLASS] * len(paths), np.array(numbers), []))
 
 
+class NoTarLabels(TarLabels):
+    """The labels of a tar are not read."""
+
+    def add(self, key: str, ending: str, member: Member) -> None:
+        """Read nothing."""
+
+    def of_images(self, images: Mapping[str, Member], endings: Sequence[str]) -> np.ndarray:
+        return np.zeros(len(images), np.int64)
+
+
+class NoLabels(OneLabel):
+    """The labels in parquet files and tars are not read. All images have class 0."""
+
+    in_tar = NoTarLabels
+
+    def from_parquet(self, file: Path, columns: ParquetColumns, num_rows: int, read: Callable) -> np.ndarray:
+        return np.zeros(num_rows, np.int32)
+
+
 class UnlabelledShards(ShardFolder):
-    """The tars of a folder, or a single tar. Labels in them are not read."""
+    """The tars of a folder, or a single tar."""
 
-    has_labels = False
-
-    def __init__(self, root: Path):
-        super().__init__(root.parent if root.is_file() else root)
+    def __init__(self, root: Path, reading: OneLabel):
+        super().__init__(root.parent if root.is_file() else root, reading)
         self._paths = _files(root, ".tar")
 
     def tars(self) -> list[ShardTar]:
@@ -100,7 +120,7 @@ class UnlabelledShards(ShardFolder):
 
 
 def _read_tars(config: Config, root: Path) -> ImageSet:
-    shards = UnlabelledShards(root)
+    shards = UnlabelledShards(root, NoLabels(config))
     part = f"{root.stem}-unlabelled" if root.is_file() else "unlabelled"
     table = open_table(config, shards, part, shards.tars())
     if not len(table):
@@ -115,16 +135,17 @@ def _read_parquet(config: Config, root: Path) -> ImageSet:
     beside = root.with_suffix(f".{INDEX_FILE}") if root.is_file() else root / INDEX_FILE
     index = open_or_build(
         index_paths(config, beside),
-        parquet.INDEX_COLUMNS,
+        parquet.INDEX_COLUMNS | {"label": OneLabel.type},
         made_of,
-        lambda builder: parquet.add_rows(builder, files, _image_columns),
+        lambda builder: parquet.add_rows(builder, files, _image_columns, NoLabels(config)),
     )
-    if not len(index.column("label")):
+    targets = index.column("label")
+    if not len(targets):
         raise DataError(f"DATA.DATA_PATH: {root} has no rows; get its files again, or name another folder")
-    return parquet.ParquetImages(config.DATA, index, range(len(index.column("label"))))
+    return parquet.ParquetImages(config.DATA, index, range(len(targets)), targets)
 
 
-def _image_columns(file: Path, schema: Any) -> parquet.Columns:
+def _image_columns(file: Path, schema: Any, first: Any) -> parquet.Columns:
     """Return the columns of a file's images: `image` or `img`, or else its only column of bytes."""
     found = {field.name: places for field in schema if (places := parquet.bytes_and_path(field)) is not None}
     usual = [name for name in ("image", "img") if name in found]
@@ -134,4 +155,4 @@ def _image_columns(file: Path, schema: Any) -> parquet.Columns:
             f"{file}: no column of bytes is named `image` or `img`, and there is not exactly one column of bytes (columns: "
             f"{columns}); rename the column with the images to image"
         )
-    return parquet.Columns(*found[usual[0] if usual else next(iter(found))], "", False, (CLASS,))
+    return parquet.Columns(*found[usual[0] if usual else next(iter(found))], ParquetColumns((), classes=(CLASS,)))

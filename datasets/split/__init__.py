@@ -16,7 +16,7 @@ from datasets.split.parts import (
     rows_of_parts,
     warn_of_split_classes,
 )
-from datasets.targets import count_classes
+from datasets.targets.one_class import count_classes
 from datasets.types import ImageSet, SavedData
 from utils.files import replacing
 from utils.text import counted, csv_text, warning

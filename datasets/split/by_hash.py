@@ -185,12 +185,11 @@ def _labels(image_set: ImageSet, rows: list[int]) -> list[int]:
 def class_folders_of(image_set: ImageSet, record: dict) -> Set[bytes]:
     """Return the names of folders that are left out of image keys when the split of this record hashes them.
 
-    In every source, these are folders with the name of a class. If labels are numbers, no folder is left out, because
-    other folders may have numbers as names too.
+    In every source, these are folders with the name of a class.
     """
-    if not hashes_names(record) or image_set.labels_are_numbers:
+    if not hashes_names(record):
         return set()
-    names = record.get(CLASS_FOLDERS, image_set.classes)
+    names = image_set.meaning.numbering.folders(record.get(CLASS_FOLDERS, image_set.classes))
     return {composed(name.encode(errors="surrogateescape")) for name in names}
 
 

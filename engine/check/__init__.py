@@ -38,7 +38,6 @@ from engine.quick_checks import (
     WRONG,
     Finding,
     check_shared_memory,
-    loader_processes,
     quick_checks,
 )
 from engine.session import check_folder
@@ -214,7 +213,7 @@ def alone(inputs: Inputs) -> Inputs:
 
 def check_evaluation(table: Table, plan: EvalPlan) -> None:
     """Add the rows about an evaluation, and load all weights that -eval would evaluate."""
-    table.add(check_shared_memory(plan.config, loader_processes(plan.config, plan.eval_set, plan.process)))
+    table.add(check_shared_memory(plan.config, plan.eval_set, plan.process))
     with table.section("precision"):
         table.say(plan.precision.describe())
     with table.section("evaluation"):

@@ -10,6 +10,7 @@ import numpy as np
 
 from configs.combinations import IN_THEIR_ORDER
 from configs.schema import Config
+from configs.tables import import_named
 from datasets.bad_images import num_allowed
 from datasets.batching import batching_of
 from datasets.copies import are_equal, contradictions, copies_in_training, num_repeated
@@ -18,8 +19,9 @@ from datasets.pixels.decode import KEEP_VALUES, SHALLOW
 from datasets.types import ImageReadError, ImageSet
 from engine.evaluation.scores import FEW, interval_of
 from engine.quick_checks import OK, WARN, WRONG, Finding
+from engine.tasks import find_task
 from utils.log import shown
-from utils.text import WARNING, counted, first_of
+from utils.text import WARNING, counted, first_of, plural
 
 LINE_EACH = ",\n"
 SIGNS = {True: "=", False: "~"}  # between the names of two images: equal pixels, near copies
@@ -109,7 +111,7 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
     yield check_counts(config, counts if train is None else f"{len(train):,} training and {counts}", val)
     if val.makes_batches:  # images generated on the device, with random classes
         return
-    yield check_numbers(train, val) if config.task.noun == "number" else check_classes(config, train, val)
+    yield import_named("engine.check", find_task(config).check)(config, train, val)
     parts = [("validation", val)] if train is None else [("training", train), ("validation", val)]
     scans = [ScanResult(image_set, config.START.CHECK_IMAGES) for _, image_set in parts]
     contents, start, kinds = contents_of(scans), 0, Counter()
@@ -171,9 +173,9 @@ def check_classes(config: Config, train: ImageSet | None, val: ImageSet) -> Find
     return Finding("classes", "; ".join(notes), WARN, "add images of these classes, or number the classes without gaps")
 
 
-def check_numbers(train: ImageSet | None, val: ImageSet) -> Finding:
+def check_numbers(config: Config, train: ImageSet | None, val: ImageSet) -> Finding:
     """Report the range of each number, and numbers that are missing or only count the rows."""
-    from datasets.numbers import describe_numbers
+    from datasets.targets.numbers import describe_numbers
 
     parts = {"training": train, "validation": val}
     found = [(part, line) for part, each in parts.items() if each is not None for line in describe_numbers(each)]
@@ -223,7 +225,7 @@ def check_duplicates(config: Config, scans: Sequence[ScanResult], contents: Imag
     of = f"{val.count:,} validation and {num_train:,} training images read"
     groups, noun = contents.groups(), config.task.noun
     twins, clashes = find_duplicates(contents, groups, num_train, noun)
-    texts, remedies, nouns = [], [], f"{noun}{'es' if noun == 'class' else 's'}"
+    texts, remedies, nouns = [], [], plural(noun)
     if found := twins[True]:
         share = f"{len(found):,} of {of if is_sample else counted(val.count, 'validation image')}"
         how = "is also a training image" if len(found) == 1 else "are also training images"

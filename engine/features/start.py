@@ -2,7 +2,6 @@
 
 import time
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -20,7 +19,7 @@ from engine.features.compute import (
     tapped,
 )
 from engine.features.doubts import describe_doubts
-from engine.features.linear import FEATURES_OF_AN_OUTPUT, MOST_PRODUCTS, set_classifier
+from engine.features.linear import MOST_PRODUCTS, set_classifier
 from engine.features.saved import save_features
 from engine.plan import TrainPlan
 from engine.saves import Saves
@@ -32,7 +31,6 @@ from utils.commands import command
 from utils.errors import DataError
 from utils.program import StopSignal
 from utils.runs import BEST
-from utils.text import counted
 
 
 def start_classifier(saves: Saves, eval_data: EvalData, bad_images: BadImages, stop: StopSignal) -> None:
@@ -107,8 +105,7 @@ def fit(saves: Saves, layers: list[nn.Module], stop: StopSignal) -> ImageFeature
     if not len(targets) or not features.isfinite().all():
         log.say("no linear classifier before training: some features are not finite")
         return None
-    if plan.config.task.noun == "number" and (lacking := targets.isnan().all(0)).any():
-        text = f"no image that can be read has a number in {plan.classes[int(lacking.int().argmax())]}"
+    if text := trainer.task.why_no_fit(targets, plan.classes):
         if len(plan.train_set) <= MOST_IMAGES:  # else other images may have one
             raise DataError(f"DATA.COLUMNS: {text}; repair the images, or leave this column out")
         log.say(f"no linear classifier before training: among {MOST_IMAGES:,} images, {text}")
@@ -129,13 +126,9 @@ def why_not(plan: TrainPlan, trainer: Trainer, layers: list[nn.Module]) -> str:
         return "the images are generated"
     if any(layer.bias is None for layer in layers):
         return "the classifier has no bias"
-    num_images, num_classes = min(len(plan.train_set), MOST_IMAGES), layers[0].weight.shape[0]
+    num_images, num_outputs = min(len(plan.train_set), MOST_IMAGES), layers[0].weight.shape[0]
     num_features = sum(layer.weight[0].numel() for layer in layers)
-    noun, num_outputs = counted(num_classes, plan.config.task.noun), num_classes
-    if plan.config.task.noun == "number":  # columns with the same missing numbers share a decomposition
-        patterns = len(np.unique(plan.train_set.meaning.is_present, axis=1).T)
-        num_outputs += patterns * min(num_images, num_features) // FEATURES_OF_AN_OUTPUT
-        noun += f" with {counted(patterns, 'pattern')} of missing ones" * (patterns > 1)
-    if num_images * num_features * num_outputs > MOST_PRODUCTS:
-        return f"it would take long with {num_images:,} images, {num_features:,} features and {noun}"
+    num_fits, outputs = trainer.task.fits(plan.train_set, num_outputs, min(num_images, num_features))
+    if num_images * num_features * num_fits > MOST_PRODUCTS:
+        return f"it would take long with {num_images:,} images, {num_features:,} features and {outputs}"
     return ""

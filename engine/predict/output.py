@@ -140,7 +140,7 @@ class ClassFolders:
     """Copies each image to the folder of its class. Existing files are never replaced, and links are not followed."""
 
     def __init__(self, folder: Path, classes: Sequence[str]):
-        self._folder, self._names, self._numbers = folder, folder_names([*classes, UNSURE, UNKNOWN]), Counter()
+        self._folder, self._names, self._numbers = folder, safe_names([*classes, UNSURE, UNKNOWN]), Counter()
 
     def add(self, path: str, name: str) -> None:
         """Copy an image to the folder of class `name`, unless the folder already has a copy of it."""
@@ -172,7 +172,7 @@ def is_taken(copy: Path, source: Path) -> bool:
     return copy.is_symlink() or (copy.exists() and not filecmp.cmp(source, copy, shallow=False))
 
 
-def folder_names(classes: Sequence[str]) -> dict[str, str]:
+def safe_names(classes: Sequence[str]) -> dict[str, str]:
     """Return {class: folder name} without special characters. The names differ even if case is ignored."""
     names, taken = {}, set()
     for each in dict.fromkeys(classes):
@@ -196,8 +196,7 @@ def sheet_paths(path: Path, num_images: int) -> list[Path]:
 def as_csv(predictions: Sequence[Prediction], mark: str) -> str:
     """Return a CSV table with a row for each image, some columns for each guess, and one for the mark."""
     found = [each.guesses for each in predictions]
-    has_numbers = isinstance(next(itertools.chain.from_iterable(found), None), Measure)
-    titles = (Measure if has_numbers else Guess).titles(found)
+    titles = next(itertools.chain.from_iterable(found), Guess).titles(found)
     rows = [["image_path", *titles, *filter(None, [mark])]]
     for each in predictions:
         cells = [cell for guess in each.guesses for cell in guess.cells]

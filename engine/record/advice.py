@@ -18,10 +18,10 @@ ENOUGH_UPDATES = 10  # minimum number of updates between two checks; the first r
 
 
 class DataWaitAdvice(Callback):
-    """A callback that logs advice once if updates wait for data."""
+    """A callback that logs advice once if updates wait for data, which images in memory cannot improve."""
 
     def __init__(self, config: Config, image_set: ImageSet, process: Process, say: Callable[[str], None]):
-        self._config, self._image_set, self._say = config, image_set, say
+        self._config, self._say = config, say
         self._workers = choose_workers(config, image_set, process)
         self._process = process
         self._judged: int | None = None  # step of the last check; None before the first report
@@ -44,13 +44,8 @@ class DataWaitAdvice(Callback):
             self._is_given = True
 
     def _remedy(self, fraction: float) -> str | None:
-        """Return the first remedy that applies, or None. `fraction` is the share of the time spent waiting for data.
-
-        Images in memory need no remedy, because only their first batches take time.
-        """
+        """Return the first remedy that applies, or None. `fraction` is the share of the time spent waiting for data."""
         data = self._config.DATA
-        if self._image_set.in_memory:
-            return None
         # Throughput is assumed to be proportional to the number of workers. With 0, the training process reads images.
         count = self._workers.count
         needed = math.ceil(max(count, fraction) / max(1 - fraction, 1e-3))

@@ -85,7 +85,7 @@ def small_copy(image_set: ImageSet, seen: Callable[[int, int], tuple] | None, in
 
 MATRIX_SIDE, SMALLEST_MARK = 800, 3  # pixels: largest side of the matrix, smallest side of a mark
 SMALLEST_CELL, LARGEST_CELL, ON_A_PHONE = 30, 48, 300  # pixels: bounds of a cell; side of a matrix that fits on a phone
-MOST_WITH_NUMBERS, NUM_NAMED = 40, 25  # with more than 40 classes: no counts, and about 25 names
+MOST_WITH_COUNTS, NUM_NAMED = 40, 25  # with more than 40 classes: no counts, and about 25 names
 NAMES_WIDTH, GAP = 130, 12
 RIGHT, WRONG = (26, 114, 175), (214, 39, 40)  # colors of cells on and off the diagonal
 WHITE_TEXT = 0.93  # darkness above which white text has more contrast than black text; either has at least 4.5
@@ -95,10 +95,10 @@ def draw_confusion(results: ClassResults, classes: Sequence[str]) -> Image.Image
     """Draw the confusion matrix: rows are labels, columns predictions. Darker means a larger share of the row."""
     names = Names(classes)
     letters, shown = lettering(11), names.shown(results.counts)
-    titles, has_numbers = [names[number] for number in shown.tolist()], len(shown) <= MOST_WITH_NUMBERS
+    titles, has_counts = [names[number] for number in shown.tolist()], len(shown) <= MOST_WITH_COUNTS
     pitch = cell_size(len(shown), letters.width(str(results.counts[0].max(initial=0))))
     side = round(pitch * len(shown))
-    every = 1 if has_numbers else -(-len(shown) // NUM_NAMED)
+    every = 1 if has_counts else -(-len(shown) // NUM_NAMED)
     widest = max(map(letters.width, titles[::every]))
     is_upright = widest < every * pitch  # whether the names fit below the columns
     margin = GAP + round(min(NAMES_WIDTH, widest))
@@ -119,7 +119,7 @@ def draw_confusion(results: ClassResults, classes: Sequence[str]) -> Image.Image
         x, y, size = left + column * pitch, top + row * pitch, max(pitch, SMALLEST_MARK)
         color = tuple(round(255 + dark * (each - 255)) for each in (RIGHT if row == column else WRONG))
         draw.rectangle((x, y, x + size - 1, y + size - 1), fill=color)
-        if has_numbers:
+        if has_counts:
             middle = (x + pitch / 2, y + pitch / 2)
             letters.draw(draw, middle, str(count), "white" if dark > WHITE_TEXT else "black", anchor="mm")
     for number, title in enumerate(titles[::every]):

@@ -121,6 +121,7 @@ FEWEST_IMAGES, FEWEST_POINTS, FEWEST_IN_BIN = 50, 4, 5
 def write_report(run: SavedRun, path: Path) -> None:
     """Write the report of a run to `path`. Raise OSError if the disk is full."""
     config = unflatten(run.settings)
+    score, outputs = numbers(run)
     facts = {
         "title": title_of(run.settings),
         "version": VERSION,
@@ -128,7 +129,7 @@ def write_report(run: SavedRun, path: Path) -> None:
         "config": config,
         "task": config.task if config.TRAIN.OBJECTIVE in TASKS else None,  # None: a task of another version
         "metric": METRICS[run.best.metric],
-        "score": numbers_score(run),
+        "score": score,
         "right": None if run.best.metric == "top1" else exactly_right(run),
         "interval": interval_of(run.best.value, run.best.num_images, math.inf) if run.best.metric == "top1" else "",
         "rate": max(
@@ -139,7 +140,7 @@ def write_report(run: SavedRun, path: Path) -> None:
         "changes": changes_of(config),
         "pictures": pictures(run),
         "classes": class_table(run),
-        "numbers": numbers(run),
+        "outputs": outputs,
         "calibration": calibration(run),
         "curves": {plot.file: chart_of(plot) for plot in plots(run)},
         "settings": settings(run),
@@ -257,27 +258,17 @@ def class_table(run: SavedRun) -> dict[str, Any] | None:
     columns = ("class", "F1", "recall", "precision", "specificity", "AUC", "images", "most often mistaken for")
     num_columns = 7 + any(row[7] for row in cells)  # with several labels, no class is mistaken for another
     cells = [row[:num_columns] for row in cells]
-    return {"title": title, "notes": notes, "columns": columns[:num_columns], "rows": cells, "numbers": range(1, 7)}
+    return {"title": title, "notes": notes, "columns": columns[:num_columns], "rows": cells, "numeric": range(1, 7)}
 
 
-def numbers(run: SavedRun) -> dict[str, Any] | None:
-    """Return the section on predicted numbers, or None for a run without numbers."""
+def numbers(run: SavedRun) -> tuple[str, dict[str, Any] | None]:
+    """Return a sentence on the best score, and the section on predicted numbers; nothing for a run without numbers."""
     if run.settings["TRAIN.OBJECTIVE"] != "numbers":
-        return None
-    from engine.report.numbers import number_section
+        return "", None
+    from engine.report.numbers import describe_score, number_section
 
     with naming_damage(run.folder / RESULTS):
-        return number_section(run)
-
-
-def numbers_score(run: SavedRun) -> str:
-    """Return a sentence on the best score of a run that predicts numbers, or an empty string."""
-    if run.settings["TRAIN.OBJECTIVE"] != "numbers":
-        return ""
-    from engine.report.numbers import describe_score
-
-    with naming_damage(run.folder / RESULTS):
-        return describe_score(run)
+        return describe_score(run), number_section(run)
 
 
 def calibration(run: SavedRun) -> dict[str, Any] | None:

@@ -58,6 +58,10 @@ class Labels(Classes):
     """An image can have any number of classes. Those with a probability above one half are predicted."""
 
     likelihood = OfLabels()
+    why_no_shards = (
+        "shards have one label per image, so LABEL_SEPARATOR and columns of 0 and 1 are not supported; give data with one "
+        "label per image"
+    )
 
     @property
     def tally(self) -> type["LabelTally"]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from engine.evaluation.all_scores import AllScores
 from engine.evaluation.other_scores import NO_ACCURACY, OtherScores
 from engine.evaluation.scores import format_value
 from engine.evaluation.tally import Tally, widen
+from engine.features.linear import FEATURES_OF_AN_OUTPUT, LinearClassifier, fit_ridge
 from engine.tasks.class_tables import PREDICTIONS
 from engine.tasks.number_figures import (
     FIGURES,
@@ -27,16 +28,14 @@ from engine.tasks.number_figures import (
     measure,
     plain,
 )
+from engine.tasks.number_limits import groups_and_limits
 from engine.tasks.task import Task
 from engine.train.number_loss import NumberLoss
-from models.units import to_units
+from models.units import Scale
 from utils.distributed import Process
 from utils.errors import ensure
 from utils.log import Log
 from utils.text import counted
-
-if TYPE_CHECKING:
-    from engine.features.linear import LinearClassifier
 
 PER_OUTPUT, PER_OUTPUT_KEY = "per_output.csv", "per_output"
 SHARE = 0.9  # of the images whose numbers lie in the intervals of predict.py
@@ -46,21 +45,30 @@ FEW_GROUPS = 10  # with fewer, the intervals of single splits had 78 to 100% (BE
 class Numbers(Task):
     """An image has one number for each output of the model, whose outputs are standardized like the training targets."""
 
+    check, labelling = "images.check_numbers", "numbers.find_numbers"
+    why_no_shards = "this script writes classes, not numbers; leave TRAIN.OBJECTIVE=numbers out"
+    why_not_applied = "correct numbers in the CSV file of the data itself, and train again"
+
     def __init__(self, config: Config):
         super().__init__(config)
-        self.mean, self.deviation = (
-            np.array(values or default)
-            for values, default in ((config.DATA.TARGET_MEAN, 0.0), (config.DATA.TARGET_STD, 1.0))
-        )
+        self.scale = Scale.of(config)
+        self.mean, self.deviation = map(np.array, self.scale or (0.0, 1.0))
 
     def in_units(self, numbers: np.ndarray) -> np.ndarray:
         """Return standardized numbers [N, outputs] in the units of the data."""
         return numbers * self.deviation + self.mean
 
-    def fit_head(self, features: Tensor, targets: Tensor, num_outputs: int) -> "LinearClassifier":
-        from engine.features.linear import fit_ridge
-
+    def fit_head(self, features: Tensor, targets: Tensor, num_outputs: int) -> LinearClassifier:
         return fit_ridge(features, targets)
+
+    def why_no_fit(self, targets: Tensor, names: Sequence[str]) -> str:
+        first, is_lacking = max(enumerate(targets.isnan().all(0).tolist()), key=lambda each: each[1])
+        return f"no image that can be read has a number in {names[first]}" * is_lacking
+
+    def fits(self, images: ImageSet, num_outputs: int, rank: int) -> tuple[int, str]:
+        patterns = len(np.unique(images.meaning.is_present, axis=1).T)  # each needs a decomposition of its own
+        of_patterns = f" with {counted(patterns, 'pattern')} of missing ones" * (patterns > 1)
+        return num_outputs + patterns * rank // FEATURES_OF_AN_OUTPUT, counted(num_outputs, "number") + of_patterns
 
     @property
     def tally(self) -> "partial[NumberTally]":
@@ -88,6 +96,9 @@ class Numbers(Task):
         facts["chose_weights"] = self.config.compares_weights
         return {**facts, "figures": facts}
 
+    def groups_and_limits(self, train: ImageSet, val: ImageSet) -> tuple[np.ndarray | None, dict[str, Any]]:
+        return groups_and_limits(self.config, train, val)
+
     def describe_answers(self, calibration: dict[str, Any]) -> str:
         if "interval" not in calibration:
             return ""
@@ -103,9 +114,9 @@ class Numbers(Task):
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """Return the numbers in the units of the data."""
-        if not self.config.DATA.TARGET_MEAN:
+        if not self.scale:
             return outputs
-        return to_units(outputs, self.config.DATA.TARGET_MEAN, self.config.DATA.TARGET_STD)
+        return self.scale.in_units(outputs)
 
     def answers(self, numbers: Tensor, most: int | None) -> list[list[tuple[int, float]]]:
         """Return (number of an output, its value) for all outputs."""

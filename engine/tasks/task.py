@@ -15,7 +15,7 @@ from engine.train.loss import StepWrapper
 from engine.train.trainer import Trainer
 from utils.distributed import Process
 from utils.log import Log
-from utils.text import first_of
+from utils.text import counted, first_of
 
 if TYPE_CHECKING:
     from engine.features.linear import LinearClassifier
@@ -26,6 +26,12 @@ OfWeights = tuple[Callable[[nn.Module], None] | None, Callable[[Sequence[nn.Modu
 
 class Task:
     """What a model learns. The task of a model that predicts probabilities is derived from Classes (classes.py)."""
+
+    check = "images.check_classes"  # file and function in engine/check/: the row of -check about the targets
+    labelling = "command.find_labels"  # file and function in scripts/labelling/ that finds doubtful targets
+    why_no_shards = why_not_applied = (
+        ""  # the reason and the remedy, if make_shards.py or labels.py -apply cannot write targets
+    )
 
     def __init__(self, config: Config):
         self.config = config
@@ -43,6 +49,14 @@ class Task:
     def fit_head(self, features: Tensor, targets: Tensor, num_outputs: int) -> "LinearClassifier":
         """Return the linear model of pretrained features with which a new head starts. `targets` as in Batch."""
         raise NotImplementedError
+
+    def why_no_fit(self, targets: Tensor, names: Sequence[str]) -> str:
+        """Return why `fit_head` cannot fit these targets of readable images, or ""."""
+        return ""
+
+    def fits(self, images: ImageSet, num_outputs: int, rank: int) -> tuple[int, str]:
+        """Return how many outputs `fit_head` fits, by the time it takes, and their description."""
+        return num_outputs, counted(num_outputs, self.config.task.noun)
 
     def captions(self, targets: Any, names: Sequence[str]) -> list[str]:
         """Return what each image of a training batch shows, on the host. `names`: of the outputs."""
@@ -83,6 +97,10 @@ class Task:
         `scores`: outputs and targets of validation images with finite outputs; (): there are too many.
         """
         raise NotImplementedError
+
+    def groups_and_limits(self, train: ImageSet, val: ImageSet) -> tuple[np.ndarray | None, dict[str, Any]]:
+        """Return what calibrated answers depend on, beside the scores: see number_limits.py."""
+        return None, {}
 
     def describe_answers(self, calibration: dict[str, Any]) -> str:
         """Return a sentence about the answers of calibrated weights, or ""."""

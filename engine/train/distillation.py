@@ -18,6 +18,7 @@ from models import build_model
 from models.compilation import compile_model
 from models.parts import classifier_names, has_running_statistics
 from models.transforms import choose_transforms
+from models.units import Scale
 from models.weights.files import find_file, read_record, read_state_dict
 from models.weights.load import load_pretrained
 from utils.distributed import Process
@@ -81,14 +82,12 @@ class Teacher(nn.Module):
         logits = logits[:, self.outputs] if len(self.outputs) else logits
         return logits if self.units is None else logits.float() * self.units[0] + self.units[1]
 
-    def set_units(self, own: Data, student: Data) -> None:
+    def set_units(self, own: Scale, student: Scale) -> None:
         """Standardize the numbers as those of the student are."""
-        theirs, ours = (
-            torch.tensor([each.TARGET_STD, each.TARGET_MEAN], dtype=torch.float64) for each in (own, student)
-        )
+        theirs, ours = (torch.tensor(each, dtype=torch.float64) for each in (own, student))
         if len(self.outputs):
             theirs = theirs[:, self.outputs]
-        self.units = torch.stack([theirs[0] / ours[0], (theirs[1] - ours[1]) / ours[0]]).float()
+        self.units = torch.stack([theirs[1] / ours[1], (theirs[0] - ours[0]) / ours[1]]).float()
 
 
 # --- finding the teacher that the settings name ---
@@ -132,8 +131,9 @@ def load_teacher(config: Config, classes: Sequence[str] | None, num_classes: int
 
         side = largest_square(found.config)
     teacher = Teacher(model, config.DATA, found.config.DATA, outputs, side)
-    if found.config.DATA.TARGET_MEAN and config.DATA.TARGET_MEAN:
-        teacher.set_units(found.config.DATA, config.DATA)
+    scales = Scale.of(found.config), Scale.of(config)
+    if all(scales):
+        teacher.set_units(*scales)
     return teacher, lines
 
 
@@ -176,7 +176,7 @@ def _of_run(config: Config, path: str, record: dict) -> TeacherSource:
     if config.TRAIN.TEACHER_PRETRAINED:
         raise ConfigError(f"{WEIGHTS_KEY} is set, but {KEY}, {path}, contains weights; remove one of these settings")
     then = unflatten(settings)
-    if config.TRAIN.DISTILLATION_TYPE != "none" and then.task.noun != config.task.noun:
+    if config.TRAIN.DISTILLATION_TYPE != "none" and not then.task.is_like(config.task):
         raise ConfigError(f"{KEY}: {path} was trained for another task (TRAIN.OBJECTIVE); {REMEDY}")
     if then.DATA.IMAGE_CHANNELS != config.DATA.IMAGE_CHANNELS:
         raise ConfigError(

@@ -9,6 +9,7 @@ import yaml
 
 from configs.tables import METRICS
 from models.export.subject import Subject
+from models.units import Scale
 from models.weights.files import find_file
 from models.weights.metadata import timm_name
 from utils.text import counted, markdown_table, one_line
@@ -81,9 +82,8 @@ def meaning(subject: Subject) -> str:
         return (
             f"The probabilities of the {subject.model.num_classes} classes are the {subject.activation} of the logits."
         )
-    data = subject.config.DATA
-    scales = zip(subject.labels, data.TARGET_STD, data.TARGET_MEAN, strict=True)
-    formulas = "; ".join(f"{shown(name)} = output x {std!r} + {mean!r}" for name, std, mean in scales)
+    scales = zip(subject.labels, *Scale.of(subject.config), strict=True)
+    formulas = "; ".join(f"{shown(name)} = output x {std!r} + {mean!r}" for name, mean, std in scales)
     return f"The outputs are standardized numbers: {formulas}."
 
 

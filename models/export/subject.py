@@ -13,7 +13,7 @@ from torch.export import Dim
 
 from configs.schema import Config
 from models import build_model
-from models.units import to_units
+from models.units import InUnits, Scale
 from models.weights.load import load_exactly
 from models.weights.record import CALIBRATION, KNOWN, preprocessing_of
 from utils.errors import UserError
@@ -68,9 +68,8 @@ class Subject:
 
     def in_units(self, model: nn.Module) -> nn.Module:
         """Return a model that returns numbers in the units of the data; for classes, the model itself."""
-        data = self.config.DATA
-        has_scale = data.TARGET_MEAN and not self.config.task.has_classes
-        return InUnits(model, data.TARGET_MEAN, data.TARGET_STD).eval() if has_scale else model
+        scale = Scale.of(self.config)
+        return InUnits(model, scale).eval() if scale else model
 
     @property
     def example(self) -> Tensor:
@@ -147,22 +146,6 @@ class Calibrated(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.model(images) / self.temperature
-
-
-class InUnits(nn.Module):
-    """A model whose standardized numbers are returned in the units of the data."""
-
-    def __init__(self, model: nn.Module, means: tuple[float, ...], deviations: tuple[float, ...]):
-        super().__init__()
-        self.model, self.means, self.deviations = model, means, deviations
-
-    def forward(self, images: Tensor) -> Tensor:
-        return to_units(self.model(images), self.means, self.deviations)
-
-    def standardized(self, numbers: Tensor) -> Tensor:
-        """Return numbers in the units of the data as this model's layers return them, in float64."""
-        means, deviations = (torch.tensor(each, dtype=torch.float64) for each in (self.means, self.deviations))
-        return (numbers - means) / deviations
 
 
 NO_FEATURES = {"reason": "only a graph of export.py -photo has them"}

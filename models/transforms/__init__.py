@@ -39,8 +39,8 @@ def choose_transforms(
 
     settings, data, is_autocast = config.PRECISION, config.DATA, half is not None and config.PRECISION.MODE != "naive"
     transforms: list[ModelTransform] = []
-    are_numbers = is_autocast and not config.task.has_classes
-    if settings.CUSTOM_BLACK_LIST or settings.CUSTOM_WHITE_LIST or are_numbers:
+    has_exact_head = is_autocast and config.task.has_exact_head
+    if settings.CUSTOM_BLACK_LIST or settings.CUSTOM_WHITE_LIST or has_exact_head:
         from models.transforms.operator_lists import OpOverrides
 
         if half is not None and not is_autocast:
@@ -50,7 +50,7 @@ def choose_transforms(
             )
         # The overrides are first, because the entries of the lists name modules by their original classes.
         lists = settings.CUSTOM_BLACK_LIST, settings.CUSTOM_WHITE_LIST
-        transforms.append(OpOverrides(*lists, device.type, half, has_exact_head=are_numbers))
+        transforms.append(OpOverrides(*lists, device.type, half, has_exact_head=has_exact_head))
     # ClassTokenBlock comes after the overrides and leaves a block with overrides alone. Otherwise it would bypass them.
     transforms.append(ClassTokenBlock())
     # Kernels come next: they replace only layers of timm's own classes, and ClassTokenBlock needs timm's attention.

@@ -10,6 +10,7 @@ from unicodedata import normalize
 import torch
 from torch import Tensor, nn
 
+from configs.tables import TASKS
 from models.heads import output_layers, set_to_zero
 from models.parts import classifier_names
 from models.weights.files import find_file, read_weights
@@ -132,10 +133,12 @@ def _fit_heads(
 
 
 def _why_other_task(record: dict, settings: dict) -> str:
-    """Return why the classifier of the weights is of no use: only one of both predicts numbers, or an empty string."""
+    """Return why the classifier of the weights is of no use, or an empty string."""
     key = "TRAIN.OBJECTIVE"
-    here, there = settings.get(key), record.get("config", {}).get(key, "classes")
-    is_other = here is not None and here != there and "numbers" in (here, there)
+    there = record.get("config", {}).get(key, "classes")
+    here = settings.get(key, there)
+    first, second = (TASKS.get(each, TASKS["classes"]) for each in (here, there))  # of another version: classes
+    is_other = not first.is_like(second)
     return f"the weights were trained for {there}, not for {here} ({key})" * is_other
 
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from configs.schema import DATA, MACHINE, RECORD
-from configs.tables import METRICS
+from configs.schema import DATA, MACHINE, RECORD, SCALE
+from configs.tables import METRICS, TASKS
 from configs.values import SETTINGS, of_role, plain
 from datasets.pixels import kind_of_pixels
 from engine.evaluation.image_test import ErrorTest, ImageTest
@@ -28,7 +28,7 @@ from utils.text import first_of, one_line
 REPETITION = ("SEED", "DATA.FOLD")  # runs that differ in nothing else are one group
 # Settings that do not influence the result of a run, such as the location of the data. They do not separate groups.
 WITHOUT_EFFECT = {*of_role(MACHINE, RECORD), *(key for key in of_role(DATA) if SETTINGS[key].may_change), "SEED"}
-WITHOUT_EFFECT |= {"DATA.TARGET_MEAN", "DATA.TARGET_STD"}  # these follow from the images, which differ between folds
+WITHOUT_EFFECT |= {*SCALE}  # these follow from the images, which differ between folds
 NAMED_BY_PATH = {"imagefolder", "csv"}  # the name of an image is its path below the folder of the images
 MISSING = "-"
 LONGEST_NAME = 48  # maximum characters of settings in a group's name
@@ -139,7 +139,7 @@ def _of_images(errors: Sequence[list[float]]) -> list[float]:
 
 def metric_of_images(run: SavedRun) -> str:
     """Return the metric that the results of images give."""
-    return "mae" if run.settings["TRAIN.OBJECTIVE"] == "numbers" else "top1"
+    return TASKS.get(run.settings["TRAIN.OBJECTIVE"], TASKS["classes"]).metric_of_images  # of another version: classes
 
 
 def common_images(runs: Sequence[SavedRun]) -> Common:

@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from configs.schema import Config
+from configs.tables import import_named
 from datasets.identity import ImageContents
 from engine.features.doubts import FEWEST_JUDGED, Doubts, judge_labels
 from engine.features.saved import features_by_name
 from engine.predict.classifier import Classifier
 from engine.record.saved_run import SavedRun
+from engine.tasks import find_task
 from scripts.labelling.copies import Copy, find_copies
 from scripts.labelling.data import (
     DataSet,
@@ -76,9 +78,11 @@ def find(source: Source, output: Path | None, finds_copies: bool) -> None:
     """Write labels.csv and labels.png, and print a summary."""
     folder = output or source.folder / "labels"
     refuse_confirmed(folder / TABLE)
-    if source.config.task.noun == "number":
-        find_numbers(source, folder, finds_copies)
-        return
+    import_named("scripts.labelling", find_task(source.config).labelling)(source, folder, finds_copies)
+
+
+def find_labels(source: Source, folder: Path, finds_copies: bool) -> None:
+    """Find doubtful labels of images with one class."""
     data, doubts, folds = (judge_by_weights if source.weights else judge_by_runs)(source)
     copies = read_copies(data, folds) if finds_copies else []
     rows = rows_of(doubts, copies, data)
@@ -105,19 +109,6 @@ def read_copies(data: DataSet, folds: np.ndarray | None = None) -> list[Copy]:
     contents = ImageContents(len(data), data.find)
     contents.read()
     return find_copies(contents.groups(), data, folds)
-
-
-def find_numbers(source: Source, folder: Path, finds_copies: bool) -> None:
-    """Find doubtful numbers in place of labels."""
-    from scripts.labelling.numbers import NumberData, features_of_run, write_numbers
-
-    data = NumberData.load(source.config)
-    if source.weights:
-        features = features_by_weights(source, data)
-    else:
-        refuse_other_data(source.runs[0], data)
-        features = features_of_run(source.runs[0].folder, data)
-    write_numbers(folder, data, features, read_copies(data) if finds_copies else [])
 
 
 def judge_by_weights(source: Source) -> tuple[DataSet, Doubts, None]:
@@ -251,8 +242,8 @@ def summary(doubts: Doubts, copies: Sequence[Copy], data: DataSet, finds_copies:
 
 def apply(source: Source, table: Path, output: Path | None) -> None:
     """Write lists of the images with the confirmed labels, and print the command that trains from them."""
-    if source.config.task.noun == "number":
-        raise ConfigError("-apply: correct numbers in the CSV file of the data itself, and train again")
+    if find_task(source.config).why_not_applied:
+        raise ConfigError(f"-apply: {find_task(source.config).why_not_applied}")
     data = DataSet.load(source.config)
     if not data.is_correctable:
         raise ConfigError(

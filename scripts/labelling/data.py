@@ -16,7 +16,6 @@ from configs.values import unflatten
 from datasets import ImageSet, open_data
 from datasets.fingerprint import data_facts, describe_changed_images
 from datasets.sources import folder_of_data
-from datasets.sources.images import FileImages
 from datasets.split import DRAWN
 from engine.record.saved_files import read_table, to_number
 from engine.record.saved_run import SavedRun
@@ -65,7 +64,9 @@ class DataSet:
 
     @classmethod
     def load(cls, config: Config) -> "DataSet":
-        train, val, *_ = open_data(config)
+        # The outputs of the model need not be those of the data: weights of ImageNet judge any labels.
+        any_outputs = replace(config, MODEL=replace(config.MODEL, NUM_CLASSES=None))
+        train, val, *_ = open_data(any_outputs)
         if val.makes_batches:
             raise ConfigError(
                 f"DATA.DATASET: the images of {config.DATA.DATASET} are generated, so no label is wrong; "
@@ -88,7 +89,7 @@ class DataSet:
     @property
     def is_listing(self) -> bool:
         """Return whether the folders of the images are their labels."""
-        return all(isinstance(part, FileImages) and part.is_listing for part in self.parts)
+        return all(part.is_listing for part in self.parts)
 
     @property
     def is_correctable(self) -> bool:
@@ -147,7 +148,14 @@ class DataSet:
         return part.table_name(index)
 
     def label(self, number: int) -> str:
-        return self.classes[self.labels[number]]
+        """Return the label of an image, or its numbers, as text."""
+        part, index = self.find(number)
+        return self._texts[int(part is self.val)][part.targets[index]]
+
+    @cached_property
+    def _texts(self) -> list[Sequence[str]]:
+        """Return the meaning of each target of both parts. Different numbers have different texts."""
+        return [part.target_names() for part in self.parts]
 
 
 def cell_of(text: str) -> str:

@@ -1,36 +1,29 @@
 """Finds doubtful numbers: those that differ most from what features predict from all other images."""
 
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from engine.features.number_doubts import NumberDoubts, judge_numbers
 from engine.features.saved import features_by_name
+from scripts.labelling.command import Source, features_by_weights, read_copies
 from scripts.labelling.copies import Copy
-from scripts.labelling.data import DataSet
+from scripts.labelling.data import DataSet, refuse_other_data
 from scripts.labelling.review import TABLE, Row, write_review
 from utils.errors import ConfigError
 from utils.text import counted, first_of
 
 
-class NumberData(DataSet):
-    """All images of a data set with numbers."""
-
-    @cached_property
-    def values(self) -> np.ndarray:
-        """Return float64 [N, outputs]: the numbers of each image, NaN where one is missing."""
-        return self.in_order(part.meaning.values[part.targets] for part in self.parts)
-
-    def label(self, number: int) -> str:
-        part, index = self.find(number)
-        return self._texts[int(part is self.val)][part.targets[index]]
-
-    @cached_property
-    def _texts(self) -> list[Sequence[str]]:
-        """Return the numbers of each target of both parts as text. Different numbers have different texts."""
-        return [part.target_names() for part in self.parts]
+def find_numbers(source: Source, folder: Path, finds_copies: bool) -> None:
+    """Find doubtful numbers in place of labels."""
+    data = DataSet.load(source.config)
+    if source.weights:
+        features = features_by_weights(source, data)
+    else:
+        refuse_other_data(source.runs[0], data)
+        features = features_of_run(source.runs[0].folder, data)
+    write_numbers(folder, data, features, read_copies(data) if finds_copies else [])
 
 
 def features_of_run(folder: Path, data: DataSet) -> np.ndarray:
@@ -44,11 +37,12 @@ def features_of_run(folder: Path, data: DataSet) -> np.ndarray:
     return features
 
 
-def write_numbers(folder: Path, data: NumberData, features: np.ndarray, copies: Sequence[Copy]) -> None:
+def write_numbers(folder: Path, data: DataSet, features: np.ndarray, copies: Sequence[Copy]) -> None:
     """Write labels.csv and labels.png with the doubtful numbers and the copies, and print a summary."""
     rows: list[Row] = []
+    values = data.in_order(part.meaning.values[part.targets] for part in data.parts)  # NaN where a number is missing
     for output, name in enumerate(data.classes):
-        found = judge_numbers(data.values[:, output], features)
+        found = judge_numbers(values[:, output], features)
         rows += _rows_of(name, found)
         print(
             f"{name}: mean error {found.mean_error:.4g} on {counted(int(found.is_judged.sum()), 'image')}, predicted from the "

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from datasets.sources.csv_list import REMEDY, declared_separator, is_utf8
+from datasets.sources.csv_list import declared_separator
 from datasets.sources.images import on_disk
+from datasets.targets.labels import REMEDY, is_utf8
 from engine.features.embedder import thumbnail
 from engine.predict.output import NUM_COLUMNS, PER_SHEET, THUMBNAIL, sheet_paths
 from engine.predict.pictures import Tile, contact_sheet, write_picture

@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs.schema import Config
 from datasets import ImageSet, build_train_data
 from datasets.index import IndexBuilder
 from datasets.order import grouped_shuffled, nearby_shuffled, shuffled
 from datasets.pixels import Pixels
 from datasets.sources.shards import SAMPLES, TARS, Shard, ShardFolder, ShardImages, ShardTable, ShardTar, add_shards
+from datasets.targets.labels import OneLabel
 from tests.support.configs import CPU
 from tests.support.image_sets import make_set, settings
 from tests.support.opened import open_sets
@@ -26,7 +28,9 @@ def big_set(num_shards: int = 20, per_shard: int = 50, buffer: int = 100):
     shards = [(ShardTar(f"{number}.tar", 0, 0), shard) for number in range(num_shards)]
     builder = IndexBuilder(SAMPLES | TARS)
     add_shards(builder, shards)
-    return ShardImages(ShardFolder(Path()), ShardTable(builder.finish({})), ["a"], Pixels(3), buffer)
+    return ShardImages(
+        ShardFolder(Path(), OneLabel(Config())), ShardTable(builder.finish({})), ["a"], Pixels(3), buffer
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from datasets import Known, SavedData, validation_facts, write_split
 from datasets.fingerprint import data_facts
-from datasets.numbers import NumberTargets, mean_and_deviation
 from datasets.split import divide, new_record
+from datasets.targets.numbers import NumberTargets, mean_and_deviation
 from tests.support.cases import cases_of, content_of, names_of
 from tests.support.configs import replaced
 from tests.support.numbers import (

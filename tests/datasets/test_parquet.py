@@ -50,7 +50,7 @@ def test_train_and_val_parquet_files_are_recognized_by_their_paths(tmp_path, nam
         write_parquet(tmp_path / name, rows(numbers))
     train, val = load("parquet", tmp_path)
     assert (shades(train), shades(val)) == (list(range(9)), [20, 21, 22])
-    assert train.classes == ["0", "1", "2"] and train.labels_are_numbers
+    assert train.classes == ["0", "1", "2"] and not train.meaning.numbering.are_names
 
 
 def test_single_parquet_file_is_split_by_image_name(tmp_path):

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from datasets import SavedData, build_eval_data, build_train_data, validation_facts
-from datasets.label_sets import LabelSets
 from datasets.pixels import Pixels
 from datasets.sources.images import FileImages
 from datasets.split import divide, new_record
+from datasets.targets.label_sets import LabelSets
 from engine.check.images import check_classes
 from tests.support.cases import cases_of, content_of, names_of
 from tests.support.configs import CPU, load_text, replaced, small_config

@@ -18,6 +18,8 @@ from datasets.index import Texts
 from datasets.pixels import Pixels
 from datasets.sources.images import FileImages
 from datasets.split import PARTS, divide, new_record, write_split
+from datasets.targets.numbering import ByNumber
+from datasets.targets.one_class import OneClass
 from tests.support.file_names import CHARACTERS, IN_LINES, in_any_form, names
 from tests.support.image_sets import load, png, write_tar
 from tests.support.properties import examples
@@ -71,7 +73,7 @@ def parts_of(
     pairs = [(f"{name}/{file}", number) for number, name in enumerate(classes) for file in data[name]]
     images = FileImages(root, [key for key, _ in pairs], [number for _, number in pairs], classes, Pixels(3))
     if meanings:
-        images.labels_are_numbers, images.classes = True, [meanings[name] for name in classes]
+        images.meaning, images.classes = OneClass(ByNumber()), [meanings[name] for name in classes]
     record = new_record("hash", "here", fraction, fold)
     if groups:
         images.groups = Texts.of([groups[key].encode() for key, _ in pairs])

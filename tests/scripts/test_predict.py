@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from engine.predict.classifier import config_of
-from engine.predict.output import folder_names
+from engine.predict.output import safe_names
 from scripts import export, predict
 from tests.support.cases import cases_of, names_of, value_of
 from tests.support.refusals import assert_names, refused
@@ -120,7 +120,7 @@ def test_second_prediction_ignores_outputs_of_the_first(trained, digits, tmp_pat
 
 
 def test_each_class_gets_a_unique_portable_folder_name():
-    names = folder_names(["cat", "Cat", "../cat", "a/b", "a:b", "..", "", "x" * 300, "x" * 299, "猫", "nul\0"])
+    names = safe_names(["cat", "Cat", "../cat", "a/b", "a:b", "..", "", "x" * 300, "x" * 299, "猫", "nul\0"])
     assert list(names.values())[:7] == ["cat", "Cat-2", "_cat", "a_b", "a_b-2", "_", "_-2"]
     assert len({name.casefold() for name in names.values()}) == len(names) and max(map(len, names.values())) < 90
 

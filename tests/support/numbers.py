@@ -8,10 +8,10 @@ from PIL import Image
 
 from configs.schema import Config
 from datasets import ImageSet, Known
-from datasets.numbers import NumberTargets, standardized
 from datasets.pixels import Pixels
 from datasets.sources.arrays import BRIGHTEST, DIGITS
 from datasets.sources.images import FileImages
+from datasets.targets.numbers import NumberTargets, standardized
 from datasets.types import UNKNOWN
 from tests.support.configs import replaced
 from tests.support.image_sets import draw, settings

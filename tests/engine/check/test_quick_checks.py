@@ -19,7 +19,6 @@ from engine.quick_checks import (
     check_fine_tuning,
     check_rate,
     check_shared_memory,
-    loader_processes,
 )
 from tests.engine.check.small_photos import sets_of
 from tests.support.cases import cases_of, names_of
@@ -79,22 +78,16 @@ def test_too_little_disk_space_for_checkpoints_fails_or_warns(tmp_path, monkeypa
     assert [verdict(free, tmp_path) for free in (4499, 4500)] == [WRONG, WARN], "1500 bytes are already on the disk"
 
 
-def test_too_little_shared_memory_fails_or_warns(tmp_path, monkeypatch):
-    config = small_config(tmp_path, "DATA.BATCH_SIZE_EVAL=8")
-    need = 3 * 2 * (32 + 8) * 8 * 8
+def test_too_little_shared_memory_for_loader_processes_of_all_local_ranks_warns(photos, tmp_path, monkeypatch):
+    config, train, _ = sets_of(photos, "DATA.NUM_WORKERS=3", "DATA.BATCH_SIZE_EVAL=8")
+    data, process, verdicts = config.DATA, Process(CPU, world_size=4, local_size=2), []
+    need = 2 * 3 * 2 * (data.BATCH_SIZE + 8) * data.IMAGE_CHANNELS * data.IMAGE_SIZE**2
     monkeypatch.setattr(quick_checks, "SHARED_MEMORY", tmp_path)
-    verdicts = []
+    assert check_shared_memory(config, train, process).text == "not needed", "threads need none"
     for free in (need - 1, need, 2 * need):
         monkeypatch.setattr(quick_checks, "free_bytes", lambda folder, free=free: free)
-        verdicts.append(check_shared_memory(config, 3).verdict)
+        verdicts.append(check_shared_memory(replaced(config, DATA={"WORKERS": "processes"}), train, process).verdict)
     assert verdicts == [WRONG, WARN, OK]
-
-
-def test_shared_memory_check_counts_loader_processes_of_all_local_ranks(photos):
-    config, train, _ = sets_of(photos, "DATA.NUM_WORKERS=3")
-    process = Process(CPU, world_size=4, local_size=2)
-    assert loader_processes(config, train, process) == 0
-    assert loader_processes(replaced(config, DATA={"WORKERS": "processes"}), train, process) == 6
 
 
 @pytest.mark.parametrize("is_kept", [True, False])

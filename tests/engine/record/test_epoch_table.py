@@ -152,11 +152,10 @@ def test_peak_cpu_memory_is_in_bytes_on_each_system(monkeypatch, platform, unit)
     assert peak_memory(CPU) == 300_000 * unit
 
 
-def advice_for(tmp_path, num_workers, num_cores, percents, updates=20, in_memory=False, device=CPU):
+def advice_for(tmp_path, num_workers, num_cores, percents, updates=20, device=CPU):
     """Return the advice that is printed at each report."""
     config, said = small_config(tmp_path, f"DATA.NUM_WORKERS={num_workers}"), []
     image_set = open_sets(config)[0]
-    image_set.in_memory = in_memory
     process = Process(device, num_cores=num_cores)
     advice = DataWaitAdvice(config, image_set, process, lambda line: said.__setitem__(-1, line))
     for index, percent in enumerate(percents):
@@ -167,6 +166,4 @@ def advice_for(tmp_path, num_workers, num_cores, percents, updates=20, in_memory
 
 def test_data_wait_advice_is_omitted_if_cause_or_remedy_is_missing(tmp_path):
     assert not any(advice_for(tmp_path, 1, 8, [99, 19, 20, 5]))
-    for num_workers in (0, 8):
-        assert not any(advice_for(tmp_path, num_workers, 8, [99, 99, 99], in_memory=True))
     assert not any(advice_for(tmp_path, 1, 8, [0, 90, 0, 0, 0, 0], updates=2))

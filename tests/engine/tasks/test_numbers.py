@@ -30,7 +30,7 @@ from engine.tasks.number_limits import groups_and_limits
 from engine.tasks.numbers import Numbers
 from engine.train.loss import build_loss
 from scripts.labelling.copies import find_copies
-from scripts.labelling.numbers import NumberData
+from scripts.labelling.data import DataSet
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.numbers import images_with, number_settings, numbers_of, write_digits, write_rows
 from tests.support.properties import examples
@@ -548,7 +548,7 @@ def test_targets_of_classes_need_no_measurement(tmp_path):
 
 def test_copies_with_other_numbers_are_told_apart_to_the_last_digit(tmp_path):
     rows = ["1234500", "1234503", "1234500", *map(str, range(30))]
-    data = NumberData.load(number_settings(write_rows(tmp_path / "prices.csv", rows, "path,price")))
+    data = DataSet.load(number_settings(write_rows(tmp_path / "prices.csv", rows, "path,price")))
     of_name = {data.name(number): number for number in range(len(data))}
     one, other, same = (of_name[f"{number}.png"] for number in range(3))
     equal = [*find_copies([{one: one, other: one}], data), *find_copies([{one: one, same: one}], data)]

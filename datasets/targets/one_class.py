@@ -1,7 +1,8 @@
 """The meaning of the target numbers of an image set: the class of each image.
 
 A batch has a target for each image in the form that the loss reads. To let images have another kind of target, derive
-a class from OneClass, as label_sets.py does, add one that reads it from a table (labels.py), and a task (engine/tasks/).
+a class from OneClass and one that reads it from tables from OneLabel (labels.py), as label_sets.py and numbers.py do, and
+add a row to TASKS (configs/tables.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,17 +12,41 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from configs.schema import Config
+from configs.tables import import_named
+from datasets.targets.numbering import ByList, ByNumber
+
+LISTED = ByList()
+
+
+def targets_of(config: Config) -> "type[OneClass]":
+    """Return the class of the targets that the task of these settings has."""
+    return import_named("datasets", config.task.targets)
+
 
 class OneClass:
     """Each image has one class, whose number is its target."""
 
-    has_one_class = True
+    nouns = "classes"  # what the outputs of the model stand for
     part_noun, part_nouns = "class", "classes"  # the parts of the data from which a split takes an equal share
+    near_copies_agree = True  # whether images that look the same must have the same target
+
+    def __init__(self, numbering: ByList = LISTED):
+        self.numbering = numbering
+
+    @property
+    def has_one_name(self) -> bool:
+        """Return whether the label of each image is the name of one class."""
+        return self.numbering.are_names
+
+    def by_list(self) -> "OneClass":
+        """Return the meaning after DATA.CLASSES has named the classes."""
+        return OneClass(self.numbering.by_list())
 
     @classmethod
     def invent(cls, num_classes: int) -> "OneClass":
         """Return the meaning of random target numbers below the number of classes, for trials with invented images."""
-        return cls()
+        return cls(ByNumber())
 
     def names(self, classes: Sequence[str]) -> Sequence[str]:
         """Return the meaning of each target number."""

@@ -1,26 +1,22 @@
-"""Numbers as targets: read from a table, standardized by the training images, and divided into strata for a split."""
+"""Numbers as targets: standardized by the training images, and divided into strata for a split."""
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from configs.schema import Config
-from datasets.label_sets import LabelSets
-from datasets.labels import Labels, OneLabel, shortened
-from datasets.targets import OneClass, count_classes
+from configs.schema import SCALE, Config
+from datasets.targets.label_sets import LabelSets
+from datasets.targets.numbering import ByName
+from datasets.targets.one_class import OneClass, count_classes
 from datasets.types import ImageSet, Known, Settled
 from utils.errors import DataError
 from utils.text import counted, warning
 
-SEPARATOR = "\x1f"  # between the numbers of an image, as they are written
-MISSING = ("", "nan", "na", "n/a", "#n/a", "<na>", "null", "none")  # how programs write a number that is missing
 # The strata of a column for a split, and the images in each of them, times the number of columns.
 NUM_STRATA, FEWEST_IN_STRATUM = 10, 10
-LARGEST = 1e30  # larger numbers would overflow in float32
 FEWEST_ROWS = 10  # from this many rows on, a column that counts them is noticed
 
 
@@ -30,11 +26,13 @@ class NumberTargets(OneClass):
     Batches: float32 [B, outputs], standardized.
     """
 
-    has_one_class = False
+    nouns = "numbers"
+    has_one_name = near_copies_agree = False
     part_noun, part_nouns = "range of numbers", "ranges of numbers"
 
     def __init__(self, values: np.ndarray, mean: np.ndarray | float = 0.0, deviation: np.ndarray | float = 1.0):
         """`values`: float64 [targets, outputs] in the units of the data; `mean`, `deviation`: [outputs]."""
+        super().__init__(ByName())
         self.values, self.is_present = values, ~np.isnan(values)
         self._standardized = torch.from_numpy(((values - mean) / deviation).astype(np.float32))
 
@@ -73,7 +71,7 @@ class NumberTargets(OneClass):
         values[:, lookup[is_known]] = self.values[:, is_known]
         return NumberTargets(values), targets
 
-    allocate, batch = LabelSets.allocate, LabelSets.batch
+    by_list, allocate, batch = LabelSets.by_list, LabelSets.allocate, LabelSets.batch
 
     def put(self, target: int, place: Tensor) -> None:
         row = self._standardized[target]
@@ -82,20 +80,19 @@ class NumberTargets(OneClass):
 
     def strata(self, image_set: ImageSet) -> ImageSet:
         """Return the images with labels in place of numbers: for each output, the tenth of the images with near numbers."""
-        names, columns = [], []
+        names, strata = [], np.empty(self.values.shape, np.int32)
         by_name = sorted((name, output) for output, name in enumerate(image_set.classes))  # in any order of columns
-        for name, output in by_name:
+        for place, (name, output) in enumerate(by_name):
             values = self.values[:, output]
             of_images = np.sort(values[image_set.targets])
             of_images = of_images[~np.isnan(of_images)]
             number = min(NUM_STRATA, len(of_images) // (FEWEST_IN_STRATUM * len(by_name)))
             starts = np.unique(of_images[np.arange(1, number) * len(of_images) // max(number, 1)])
             places = np.searchsorted(starts, values, side="right")
-            columns.append(np.where(np.isnan(values), -1, len(names) + places).tolist())
+            strata[:, place] = np.where(np.isnan(values), -1, len(names) + places)
             ends = [-math.inf, *starts.tolist(), math.inf]
             names += [f"{name} {low:g} to {high:g}" for low, high in zip(ends, ends[1:], strict=False)]
-        sets = [tuple(number for number in row if number >= 0) for row in zip(*columns, strict=True)]
-        return image_set.with_facts(meaning=Strata(sets), classes=names)
+        return image_set.with_facts(meaning=Strata(strata), classes=names)
 
 
 class RowTexts(Sequence):
@@ -117,82 +114,31 @@ class Strata(LabelSets):
 
     part_noun, part_nouns = NumberTargets.part_noun, NumberTargets.part_nouns
 
+    def __init__(self, strata: np.ndarray):
+        """`strata`: int [targets, outputs], the number of a range, or -1 where a number is missing."""
+        count, numbers, first = strata.max(initial=0) + 2, np.zeros(len(strata), np.int64), np.zeros(1, np.int64)
+        for column in strata.T:  # np.unique is slow with several columns
+            _, first, numbers = np.unique(numbers * count + column + 1, return_index=True, return_inverse=True)
+        super().__init__([tuple(number for number in row if number >= 0) for row in strata[first].tolist()])
+        self._numbers = numbers  # the number of the set of each target
 
-# --- the numbers in a table ---
+    def count(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
+        return super().count(self._numbers[targets], num_classes)
 
+    def with_any(self, targets: np.ndarray, classes: np.ndarray) -> np.ndarray:
+        return super().with_any(self._numbers[targets], classes)
 
-def joined(
-    file: Path | str, columns: Sequence[str], values: list[list[str]], lines: Sequence[int], separator: str
-) -> list[str]:
-    """Return the numbers of each row as one text. Raise DataError for a cell that is not a number.
-
-    `values`: the cells of each column; `separator`: of the columns of the file.
-    """
-    found = [[parsed(cell) for cell in cells] for cells in values]
-    for name, cells, of_column in zip(columns, values, found, strict=True):
-        for cell, line, value in zip(cells, lines, of_column, strict=True):
-            if value is None:
-                remedy = "leave the cell empty if the number is missing, or correct it"
-                if parsed(cell.replace(",", ".", 1)) is not None:
-                    remedy = f"write a decimal point, not a comma (columns are separated by {separator!r})"
-                raise DataError(
-                    f"{file}, line {line}: {name} is {shortened(cell)!r}, which is not a number of at most "
-                    f"{LARGEST:g}; {remedy}"
-                )
-    # one text for all spellings of a number
-    return [SEPARATOR.join(map(repr, row)) for row in zip(*found, strict=True)]
+    def classes_of(self, target: int) -> tuple[int, ...]:
+        return super().classes_of(self._numbers[target])
 
 
-def parsed(cell: str) -> float | None:
-    """Return the number in a cell, NaN if it is missing, or None if the cell is not a number of at most LARGEST."""
-    if cell.lower() in MISSING:
-        return math.nan
-    try:
-        value = float(cell) if "_" not in cell else math.inf
-    except ValueError:
-        return None
-    return value if abs(value) <= LARGEST else None
-
-
-def refuse_names(names: Sequence[str]) -> None:
-    """Raise DataError for names that tables of results would mistake for their other columns."""
-    taken = {"image", "image_path", *(f"{name}{end}" for name in names for end in ("_predicted", "_low", "_high"))}
-    if wrong := [name for name in names if name in taken]:
-        raise DataError(
-            f"DATA.COLUMNS: {wrong[0]} is also a column of the results; give this column of the data another name"
-        )
-
-
-class NumberColumns(OneLabel):
-    """Columns of numbers. A label is the text of the numbers of a row, see `joined`."""
-
-    def __init__(self, columns: Sequence[str]):
-        self._columns = columns
-
-    def are_numbers(self, lists: list[Labels]) -> bool:
-        return False  # the labels are texts, not numbers of classes
-
-    def numbers(self, config: Config, lists: list[Labels]) -> tuple[list[np.ndarray], list[str]]:
-        refuse_names(self._columns)
-        return [np.arange(len(each.written), dtype=np.int32) for each in lists], list(self._columns)
-
-    def meanings(self, config: Config, lists: list[Labels], classes: list[str]) -> list[OneClass]:
-        return [NumberTargets(table_of(each.written, len(classes))) for each in lists]
-
-    def describe(self, config: Config, train: ImageSet) -> tuple[str, ...]:
-        return tuple(describe_numbers(train))
+# --- their description ---
 
 
 def describe_numbers(images: ImageSet) -> list[str]:
     """Describe the numbers of each column, and warn of columns that only count the rows."""
     values = images.meaning.values[images.targets]
     return [_describe_column(name, column) for name, column in zip(images.classes, values.T, strict=True)]
-
-
-def table_of(written: Sequence[str], num_columns: int) -> np.ndarray:
-    """Return float64 [N, columns] for texts of `joined`."""
-    rows = [[parsed(cell) for cell in text.split(SEPARATOR)] for text in written]
-    return np.array(rows, np.float64).reshape(-1, num_columns)
 
 
 def _describe_column(name: str, column: np.ndarray) -> str:
@@ -212,7 +158,7 @@ def _describe_column(name: str, column: np.ndarray) -> str:
 # --- standardization ---
 
 
-MEAN, DEVIATION = "DATA.TARGET_MEAN", "DATA.TARGET_STD"
+MEAN, DEVIATION = SCALE
 
 
 def standardized(

@@ -113,7 +113,7 @@ class Only:
 
 OF_A_TEACHER = Only("TRAIN.DISTILLATION_TYPE|TRAIN.OBJECTIVE", "soft", "hard", "features")
 OF_NUMBERS = Only("TRAIN.OBJECTIVE", "numbers")
-SCALE = ("DATA.TARGET_MEAN", "DATA.TARGET_STD")  # of numbers; measured on the training images unless they are given
+SCALE = ("DATA.TARGET_MEAN", "DATA.TARGET_STD")  # of numbers; measured unless given
 OF_MIXING = Only("TRAIN.MIXUP_ALPHA|TRAIN.CUTMIX_ALPHA|TRAIN.CUTMIX_MINMAX")
 OF_VIT = Only("MODEL.TYPE", "vit")
 OF_PIXELS = Only("DATA.PIXELS", "native", "window", "uint8", "uint16", "float32")

@@ -185,7 +185,7 @@ class TaskRow(NamedTuple):
     activation: str = ""  # the function that turns outputs into probabilities
     problem_type: str = ""  # the name of the task in transformers
     recipe: str = "finetune"  # file in configs/ that fine-tunes a model without BatchNorm
-    has_exact_head: bool = False  # whether outputs are in float32 with -amp, because half precision would lose digits
+    has_exact_head: bool = False  # outputs are in float32 with -amp, which would lose digits
     metric_of_images: str = "top1"  # key of METRICS: the score that the tables of images give
     has_targets: bool = True  # whether the data must say what each image is
     has_classes: bool = True  # whether the model predicts classes

@@ -17,7 +17,7 @@ from datasets.loading.readers import EvalData, TrainData, Window
 from datasets.loading.workers import choose_workers
 from datasets.opening import OpenedData, open_data
 from datasets.order import Piece
-from datasets.split import holds_out_no_more, validation_facts, write_split
+from datasets.split import validation_facts, write_split
 from datasets.transforms import check_policy
 from datasets.transforms.crop import Normalize
 from datasets.transforms.preparation import Preparation, SizedPreparation, dominant_class

@@ -1,115 +1,10 @@
-"""Number the classes by DATA.CLASSES, by a checkpoint, or by the data."""
-
-import re
-from pathlib import Path
+"""Other numbers for the classes of image sets."""
 
 import numpy as np
 
-from configs.schema import Config
-from datasets.targets.numbering import distinct
-from datasets.types import ImageSet, SavedData
-from utils.errors import ConfigError, DataError, cause_of, did_you_mean
-from utils.files import read_names
-from utils.text import counted, first_of, warning
-
-LINE_END = re.compile(r"\r\n?|\n")
-
+from datasets.types import ImageSet
 
 Numbered = tuple[list[ImageSet], list[str]]  # the parts, and lines for the log
-
-
-def number_classes(config: Config, parts: list[ImageSet], saved: SavedData | None, only_validation: bool) -> Numbered:
-    """Number the classes of all parts in the same way.
-
-    Labels that are numbers stay as they are, and their classes get names. Classes with names are numbered as in the
-    checkpoint that is resumed or evaluated, or else as in DATA.CLASSES.
-    """
-    notes, lines = [], []
-    if config.DATA.CLASSES:
-        parts, notes = _number_by_list(config, parts, only_validation)
-    elif not saved:
-        classes, notes = parts[0].meaning.numbering.names(parts[0].classes)
-        if classes != parts[0].classes:
-            parts = renumber(parts, classes)
-    if saved and saved.classes:
-        parts, lines = _number_by_checkpoint(config, parts, saved.classes, only_validation)
-    return parts, [*notes, *lines, *parts[0].meaning.numbering.doubts(parts[0].classes)]
-
-
-def _number_by_list(config: Config, parts: list[ImageSet], only_validation: bool) -> Numbered:
-    """Number the classes in the order of DATA.CLASSES."""
-    # No name may repeat, because the classes of the data are matched by name.
-    classes = read_classes(config.DATA.CLASSES, "DATA.CLASSES", "surrogateescape", may_repeat=False)
-    where = f"DATA.CLASSES: {config.DATA.CLASSES} does not have the classes of the data"
-    _refuse_other_classes(parts, classes, where, "add them to the file", may_lack=True)
-    parts = [part.with_facts(meaning=part.meaning.by_list()) for part in renumber(parts, classes)]
-    unused = [classes[number] for number in np.flatnonzero(sum(part.count_classes() for part in parts) == 0)]
-    if only_validation or not unused:
-        return parts, []
-    return parts, [
-        warning(f"{config.DATA.CLASSES} names {counted(len(unused), 'class')} that no image has: {first_of(unused)}")
-    ]
-
-
-def _number_by_checkpoint(config: Config, parts: list[ImageSet], classes: list[str], only_validation: bool) -> Numbered:
-    """Number the classes as in the checkpoint that is resumed or evaluated."""
-    notes, meaning = [], parts[0].meaning
-    new, gone = _differences(parts, classes)
-    is_renamed = meaning.numbering.is_renamed(new, gone)
-    if is_renamed and config.START.allows("CLASS_NAMES"):
-        classes = [new[0] if name == gone[0] else name for name in classes]
-        notes.append(f"class {gone[0]} is now called {new[0]} (RESUME.ALLOW_CHANGED)")
-    where = f"DATA.DATA_PATH: {config.DATA.DATA_PATH} does not have the {meaning.nouns} of the checkpoint"
-    remedy = "start a new run from the checkpoint's weights with -pretrained"
-    if only_validation:
-        remedy = "evaluate images of all the checkpoint's classes (then images of new classes are left out)"
-    if is_renamed:
-        remedy += "; if a class was only renamed: -opts RESUME.ALLOW_CHANGED=[CLASS_NAMES]"
-    _refuse_other_classes(parts, classes, where, remedy, may_lack=only_validation or meaning.numbering.may_lack)
-    return renumber(parts, classes), notes + meaning.numbering.describe(classes)
-
-
-def without_new_classes(part: ImageSet, saved: SavedData | None) -> ImageSet:
-    """Leave out the images of classes that were added since the checkpoint. `left_out` of the result counts them.
-
-    If a class of the checkpoint is missing, an added class may be that class under another name. Then all images stay,
-    and number_classes refuses them.
-    """
-    if not (saved and saved.classes and part.meaning.has_one_name):
-        return part
-    new, gone = _differences([part], saved.classes)
-    counts = dict(zip(part.classes, part.count_classes().tolist(), strict=True))
-    left_out = {name: counts[name] for name in new if counts[name]}
-    if gone or not left_out:
-        return part
-    kept = part.take(np.flatnonzero(~part.with_any(np.array([part.classes.index(name) for name in left_out]))))
-    names = first_of([f"{name} ({count:,})" for name, count in left_out.items()])
-    images = counted(sum(left_out.values()), "image")
-    line = warning(f"{images} of classes that the checkpoint does not know are left out and not scored: {names}")
-    return kept.with_facts(left_out=left_out, notes=(*kept.notes, line))
-
-
-def _differences(parts: list[ImageSet], classes: list[str]) -> tuple[list[str], list[str]]:
-    """Return the classes of the data that are not in `classes`, and the classes that the data lacks."""
-    numbers = parts[0].meaning.numbering.numbers(parts[0].classes, classes)
-    known = set(numbers)
-    new = [name for name, number in zip(parts[0].classes, numbers, strict=True) if number < 0]
-    return new, [name for number, name in enumerate(classes) if number not in known]
-
-
-def _refuse_other_classes(parts: list[ImageSet], classes: list[str], where: str, remedy: str, may_lack: bool) -> None:
-    """Raise DataError if the classes of the parts differ from `classes`. With `may_lack`, ignore classes without images."""
-    names = parts[0].classes
-    new, gone = _differences(parts, classes)
-    if may_lack:
-        used = {names[target] for part in parts for target in np.flatnonzero(part.count_classes())}
-        new, gone = [name for name in new if name in used], []
-    if new or gone:
-        changes = [f"{word}: {first_of(each)}" for word, each in (("new", new), ("gone", gone)) if each]
-        raise DataError(
-            f"{where}: {counted(len(names), 'class')} in the data, {len(classes)} known ({'; '.join(changes)}); "
-            f"rename them to match, or {remedy}{did_you_mean(new[0], classes) if new else ''}"
-        )
 
 
 def renumber(parts: list[ImageSet], classes: list[str]) -> list[ImageSet]:
@@ -120,27 +15,3 @@ def renumber(parts: list[ImageSet], classes: list[str]) -> list[ImageSet]:
         return parts  # without a copy, because all processes share the targets of an index
     found = (part.meaning.renumber(part.targets, lookup) for part in parts)
     return [part.with_facts(meaning=kind, targets=targets) for part, (kind, targets) in zip(parts, found, strict=True)]
-
-
-def read_classes(name: str, title: str, errors: str = "strict", may_repeat: bool = True) -> list[str]:
-    """Return the class names in a text file. `title`: the setting or flag that names the file."""
-    try:
-        text = read_names(Path(name).expanduser(), errors)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{title}: {name} cannot be read ({cause_of(error)}); name a text file of class names"
-        ) from None
-    return classes_in(text, f"{title}: {name}", may_repeat)
-
-
-def classes_in(text: str, where: str, may_repeat: bool = True) -> list[str]:
-    """Return the class name of each line. Raise ConfigError if one is empty or, unless `may_repeat`, repeated."""
-    classes = [line.strip() for line in LINE_END.split(text.rstrip())]
-    first = {"": 0}  # the first line with each name; 0 makes every empty name a repetition
-    lines = enumerate(classes, 1)
-    if wrong := next((n for n, name in lines if first.setdefault(name, n) < n and not (may_repeat and name)), None):
-        raise ConfigError(
-            f"{where}, line {wrong} is empty{'' if may_repeat else ' or repeats a name'}; each line must be the "
-            "name of a class, starting with class 0"
-        )
-    return distinct(classes)

@@ -13,16 +13,16 @@ def are_equal(group: Group, pair: Pair) -> bool:
     return group[pair[0]] == group[pair[1]]
 
 
-def contradictions(group: Group, target_of: Callable[[int], Hashable], noun: str) -> list[Pair]:
+def contradictions(group: Group, target_of: Callable[[int], Hashable], near_agree: bool) -> list[Pair]:
     """Return each image with a copy that has another target, and this copy. Equal pixels come first.
 
-    `noun`: what a target is. Near copies may have near numbers, so only equal images with other numbers contradict.
+    `near_agree`: whether near copies must have the same target, too. They may have near numbers.
     """
     targets, members = {number: target_of(number) for number in group}, defaultdict(list)
     for number, first in group.items():
         members[first].append(number)
     pairs = [pair for each in members.values() for pair in _unlike_the_most(each, targets)]
-    if noun == "number":
+    if not near_agree:
         return pairs
     named = {number for number, _ in pairs}
     near = _unlike_the_most([*group], targets)

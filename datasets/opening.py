@@ -9,20 +9,17 @@ import torch
 
 from configs.schema import Config, Data
 from configs.tables import import_named
-from datasets.classes import number_classes, renumber, without_new_classes
+from datasets.classes import Numbered, renumber
 from datasets.sources import find_source
 from datasets.split import describe_split, split
 from datasets.split.parts import warn_of_lacking_classes
 from datasets.types import UNKNOWN, ImageSet, Known, SavedData, Settled
 from utils.distributed import Process
-from utils.errors import ConfigError, DataError, did_you_mean
+from utils.errors import DataError
 from utils.text import is_url
 
-NUM_SMALLEST = 3  # the number of smallest classes that the log names
 Wanted = Literal["both", "validation"]  # which parts are wanted; without "both", the training part may be missing
-Parts = tuple[
-    ImageSet | None, ImageSet
-]  # training images, unless only the validation part is wanted; validation images
+Parts = tuple[ImageSet | None, ImageSet]  # training images (None if they are not wanted), validation images
 
 
 class OpenedData(NamedTuple):
@@ -83,17 +80,16 @@ def _read(
     parts = {part: each for part, each in (("training", train), ("validation", val)) if each is not None}
     for part, image_set in parts.items():
         if not len(image_set):
-            from datasets.split.empty import empty_part_error
+            from datasets.split.refusals import empty_part_error
 
             raise empty_part_error(config, part, whole)
-    numbered, notes = number_classes(config, [*parts.values()], saved, only_validation)
+    numbered, notes = _number_classes(config, [*parts.values()], saved, only_validation)
     numbered, notes = _look_into_files(data, numbered, notes)
     train, val = (None if train is None else numbered[0]), numbered[-1]
     _refuse_one_class(config, train, val)
     for image_set in numbered:
         _check_num_classes(config, image_set)
-    counts = _describe_class_counts(train, val) if config.task.noun == "class" else ()
-    notes = (*describe_split(config, val, only_validation), *counts, *notes, *val.notes)
+    notes = (*describe_split(config, val, only_validation), *_describe_counts(train, val), *notes, *val.notes)
     return train, val.with_facts(notes=notes)
 
 
@@ -104,13 +100,41 @@ def _divide(
     if not only_validation:
         if val is None:
             return split(config, train, saved)
-        _check_own_parts(config, train, val)
+        from datasets.split.refusals import check_own_parts
+
+        check_own_parts(config, train, val)
         return train, val
     if val is None:
         from datasets.split.trained_on import split_to_evaluate
 
         _, val = split_to_evaluate(config, train, saved)
-    return None, val if config.DATA.CLASSES else without_new_classes(val, saved)
+    if saved and not config.DATA.CLASSES:
+        from datasets.known_classes import without_new_classes
+
+        val = without_new_classes(val, saved)
+    return None, val
+
+
+def _number_classes(config: Config, parts: list[ImageSet], saved: SavedData | None, only_validation: bool) -> Numbered:
+    """Number the classes of all parts in the same way.
+
+    Labels that are numbers stay as they are, and their classes get names. Classes with names are numbered as in the
+    checkpoint that is resumed or evaluated, or else as in DATA.CLASSES.
+    """
+    notes, lines = [], []
+    if config.DATA.CLASSES:
+        from datasets.known_classes import number_by_list
+
+        parts, notes = number_by_list(config, parts, only_validation)
+    elif not saved:
+        classes, notes = parts[0].meaning.numbering.names(parts[0].classes)
+        if classes != parts[0].classes:
+            parts = renumber(parts, classes)
+    if saved and saved.classes:
+        from datasets.known_classes import number_by_checkpoint
+
+        parts, lines = number_by_checkpoint(config, parts, saved.classes, only_validation)
+    return parts, [*notes, *lines, *parts[0].meaning.numbering.doubts(parts[0].classes)]
 
 
 def _look_into_files(data: Data, sets: list[ImageSet], notes: list[str]) -> tuple[list[ImageSet], tuple[str, ...]]:
@@ -121,37 +145,15 @@ def _look_into_files(data: Data, sets: list[ImageSet], notes: list[str]) -> tupl
     return [each.with_facts(pixels=pixels) for each in sets], (*notes, *found)
 
 
-def _check_own_parts(config: Config, train: ImageSet, val: ImageSet) -> None:
-    """Refuse DATA.FOLD for data with its own validation images, and classes that only validation images have."""
-    if config.DATA.FOLD:
-        raise ConfigError(
-            f"DATA.FOLD is {config.DATA.FOLD}, but {config.DATA.DATASET} has its own validation images "
-            f"({val.split['validation']}); leave DATA.FOLD out, or set -data_path to the folder or file of one part to "
-            "divide only that part"
-        )
-    trained = train.count_classes() > 0
-    unknown = np.flatnonzero((val.count_classes() > 0) & ~trained)
-    if len(unknown) and val.split["rule"] == "folders":
-        name, known = val.classes[unknown[0]], [train.classes[number] for number in np.flatnonzero(trained)]
-        first = int(val.with_any(unknown[:1]).argmax())
-        raise DataError(
-            f"{val.name(first)}: class {name} does not occur in the training images, so it would never be trained; "
-            f"correct the label, or add training images{did_you_mean(name, known)}"
-        )
-
-
-def _describe_class_counts(train: ImageSet | None, val: ImageSet) -> list[str]:
-    """Describe the classes with the fewest images: the model learns them worst, and their accuracy is least certain.
-
-    Warn of classes that only one part has, unless halfstep has split the data: the split gives this warning itself.
-    """
-    if train is None or val.makes_batches or len(val.classes) == 1:
+def _describe_counts(train: ImageSet | None, val: ImageSet) -> list[str]:
+    """Describe the smallest classes, and warn of those that only one part has; a split gives this warning itself."""
+    if train is None or val.makes_batches:
         return []
     counts = train.count_classes(), val.count_classes()
-    smallest = sorted(np.flatnonzero(total := sum(counts)).tolist(), key=lambda number: total[number])[:NUM_SMALLEST]
-    found = (f"{val.classes[each]} ({counts[0][each]:,}/{counts[1][each]:,})" for each in smallest)
-    warning = warn_of_lacking_classes(val.classes, *counts) if val.split["rule"] == "folders" else []
-    return [f"smallest classes (train/val): {', '.join(found)}", *warning]
+    lines = val.meaning.describe_counts(val.classes, *counts)
+    if lines and val.split["rule"] == "folders":
+        lines += warn_of_lacking_classes(val.classes, *counts)
+    return lines
 
 
 def _refuse_one_class(config: Config, train: ImageSet | None, val: ImageSet) -> None:

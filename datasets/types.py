@@ -176,7 +176,7 @@ SettingValue = bool | int | float | str | Sequence | Mapping | None
 class Settled(NamedTuple):
     """A setting that the images, an earlier run or the weights decide."""
 
-    name: str  # such as DATA.TARGET_MEAN
+    name: str  # such as DATA.RANGE
     value: SettingValue
     origin: str  # where the value comes from, in words
 
@@ -188,7 +188,7 @@ class Known(NamedTuple):
     began: Mapping[str, SettingValue] = {}  # the settings with which a resumed run began
     trained: Mapping[str, SettingValue] = {}  # the settings with which the weights were trained
     outputs: Sequence[str] = ()  # the names of the weights' outputs
-    pixels: str | None = None  # the DATA.PIXELS that follows from the weights
+    pixels: str | None = None  # the type of pixels that follows from the weights
     origins: Mapping[str, str] = {}  # where each setting comes from
     typed: Set[str] = frozenset()  # settings on the command line
 

@@ -23,7 +23,6 @@ from datasets import (
     OpenedData,
     SavedData,
     build_order,
-    check_policy,
     class_weights,
     validation_facts,
 )
@@ -32,7 +31,6 @@ from datasets.order import Order
 from datasets.types import UNKNOWN
 from engine.checkpoint.resume import TRAINED_ON, WITHOUT_STATE, find_checkpoint, global_batch_to_keep, is_run
 from engine.precision import Precision
-from engine.train.optimizers import check_optimizer
 from models.weights.record import record_of
 from utils.distributed import Process
 from utils.errors import ConfigError
@@ -167,19 +165,6 @@ class TrainPlan(Plan):
         return self.config.TRAIN.NUM_EPOCHS * self.order.steps_per_epoch
 
 
-def refusals(config: Config) -> dict[str, Callable[[], object]]:
-    """Return {row title in -check: function} for all checks of settings that need neither data nor a checkpoint."""
-    checks = {
-        "augmentation": lambda: check_policy(config.TRAIN),
-        "optimizer": lambda: check_optimizer(config),
-    }
-    if config.TRACK:
-        from engine.record.trackers import check_trackers
-
-        checks["tracking"] = lambda: check_trackers(config)
-    return checks
-
-
 def read_inputs(loaded: LoadedConfig, process: Process, log: Log) -> Inputs:
     """Choose the precision and read the checkpoint. Collective."""
     config, is_evaluated = loaded.config, loaded.config.START.EVAL
@@ -223,7 +208,10 @@ def plan_training(inputs: Inputs, open_data: OpenData, find_batch_size: FindBatc
     process, opened = inputs.process, open_data(inputs)
     train, val, inputs = opened.train, opened.val, inputs.settled(opened)
     facts = data_facts(train, val)
-    refuse_other_data(inputs, facts)
+    if process.rendezvous:
+        from engine.provenance import refuse_other_data  # a single process has nothing to compare
+
+        refuse_other_data(process, inputs.saved, facts)
     if inputs.config.DATA.BATCH_SIZE == AUTO:
         number, how = inputs.saved.get("config", {}).get("DATA.BATCH_SIZE"), "as at the start of this run"
         if number is None or not is_run(inputs.saved):
@@ -260,14 +248,3 @@ def _record(source: str | None, saved: dict) -> tuple[dict, Path | None]:
 
     path = find_file(source)
     return read_record(path) if path else {}, path
-
-
-def refuse_other_data(inputs: Inputs, facts: dict) -> None:
-    """Raise ConfigError if the processes have read different data or different checkpoints. Collective."""
-    if inputs.process.rendezvous is None:
-        return
-    from engine.provenance import refuse_other_ranks  # local: a single process has nothing to compare
-
-    if inputs.saved:
-        facts = facts | {"RESUME": f"step {inputs.saved.get('step')}, saved by {inputs.saved.get('run')}"}
-    refuse_other_ranks(inputs.process, facts)

@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,11 +10,12 @@ from torch import nn
 
 from configs.schema import Config, Train
 from configs.tables import TORCH_OPTIMIZERS
-from datasets import ImageSet, choose_workers
+from datasets import ImageSet, check_policy, choose_workers
 from datasets.loading.workers import AHEAD_OF_PROCESS, shared_bytes
 from datasets.order import Order
 from engine.checkpoint.format import checkpoint_bytes
 from engine.plan import TrainPlan
+from engine.train.optimizers import check_optimizer
 from engine.train.schedule import batch_factor
 from utils.distributed import Process
 from utils.errors import ConfigError
@@ -43,6 +44,19 @@ class Finding:
         first, *more = self.text.split("\n")
         more += [f"-> {self.remedy}"] if self.remedy else []
         return [f"{self.title:<17}  {self.verdict:<5}  {first}", *(" " * 26 + line.strip() for line in more)]
+
+
+def refusals(config: Config) -> dict[str, Callable[[], object]]:
+    """Return {row title in -check: function} for all checks of settings that need neither data nor a checkpoint."""
+    checks = {
+        "augmentation": lambda: check_policy(config.TRAIN),
+        "optimizer": lambda: check_optimizer(config),
+    }
+    if config.TRACK:
+        from engine.record.trackers import check_trackers
+
+        checks["tracking"] = lambda: check_trackers(config)
+    return checks
 
 
 def quick_checks(plan: TrainPlan, model: nn.Module | None, path: Path | None) -> Iterator[Finding]:
@@ -153,7 +167,7 @@ def refuse_full_disk(path: Path, each: int) -> None:
 
 
 def check_shared_memory(config: Config, image_set: ImageSet, process: Process) -> Finding:
-    """Check that the prefetched batches of all loader processes fit into shared memory. Otherwise SIGBUS kills loaders."""
+    """Check that prefetched batches fit into shared memory. Otherwise SIGBUS kills loader processes."""
     title, workers = "shared memory", choose_workers(config, image_set, process)
     num_workers = workers.count * process.local_size
     if workers.kind == "threads" or image_set.makes_batches or not num_workers or not SHARED_MEMORY.is_dir():

@@ -21,9 +21,9 @@ from engine.evaluate_weights import complete_best
 from engine.evaluation.scores import Best
 from engine.loop import Loop
 from engine.memory import raises_when_full
-from engine.plan import Inputs, TrainPlan, plan_training, read_inputs, refusals
+from engine.plan import Inputs, TrainPlan, plan_training, read_inputs
 from engine.plan_lines import describe_training, facts_for_status
-from engine.quick_checks import OK, quick_checks, refuse_full_disk
+from engine.quick_checks import OK, quick_checks, refusals, refuse_full_disk
 from engine.record.next_steps import after_failure, after_training
 from engine.saves import Saves, describe_progress, make_saver
 from engine.session import Session

@@ -9,8 +9,8 @@ from configs.load import LoadedConfig
 from configs.tables import METRICS
 from configs.values import SETTINGS, convert, flatten, plain, to_text
 from configs.yaml_files import Layer
-from datasets import holds_out_no_more
 from datasets.pixels import pixels_of
+from datasets.split.trained_on import holds_out_no_more
 from engine.checkpoint.resume import TRAINED_ON, is_run
 from engine.eval_plan import EvalPlan
 from engine.evaluation.scores import Best, format_value

@@ -18,7 +18,7 @@ class Scale(NamedTuple):
 
     @classmethod
     def of(cls, config: Config) -> "Scale | None":
-        """Return the scale of a model with these settings. None: its outputs are no standardized numbers."""
+        """Return the scale of a model. None: its outputs are no standardized numbers."""
         means, deviations = config.DATA.TARGET_MEAN, config.DATA.TARGET_STD
         if config.task.has_classes or not means:
             return None

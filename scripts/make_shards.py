@@ -31,8 +31,8 @@ from tqdm import tqdm
 
 from configs.load import load
 from datasets import ImageSet, open_data
-from datasets.classes import LINE_END
 from datasets.index import ENDING
+from datasets.known_classes import LINE_END
 from datasets.loading.ahead import read_ahead
 from datasets.pixels.decode import KNOWN_ENDINGS, OTHER_ENDINGS
 from datasets.sources.shards import CLASSES_FILE, ShardTar, save_shards, scan

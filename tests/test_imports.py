@@ -100,9 +100,9 @@ PACKAGES = {
         " timm_models native_aspect __init__ export"
     ).split(),
     "datasets": (
-        "order targets index pixels.native.unread pixels.rules pixels.decode pixels.card transforms.operations"
+        "order targets.numbering targets.by_label targets index pixels.native.unread pixels.rules pixels.decode pixels.card transforms.operations"
         " transforms.augment pixels.survey pixels types sources.tar targets.labels targets.label_sets targets.numbers targets.number_tables"
-        " balance fingerprint split classes bad_images pixels.native transforms sources sources.torchvision_sets native_aspect"
+        " balance changes fingerprint classes split known_classes bad_images pixels.native transforms sources sources.torchvision_sets native_aspect"
         " native_aspect.grids loading.readers squares native_aspect.batches native_aspect.batching batching loading"
         " pixels.native.statistics identity copies overlap cache opening build __init__"
     ).split(),

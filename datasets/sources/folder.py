@@ -12,8 +12,8 @@ from unicodedata import normalize
 import numpy as np
 
 from configs.schema import Config
-from datasets.classes import read_classes
 from datasets.index import ENDING, TEXT, Index, IndexBuilder, encoded, index_paths, open_or_build
+from datasets.known_classes import read_classes
 from datasets.pixels import pixels_of
 from datasets.pixels.decode import IMAGE_ENDINGS, OTHER_ENDINGS, READ_BY, hint_of_formats
 from datasets.sources import (
@@ -28,7 +28,7 @@ from datasets.sources import (
 )
 from datasets.sources.files import images_of_files
 from datasets.sources.images import FileImages, is_within
-from datasets.targets.numbering import ByName
+from datasets.targets.by_label import ByName
 from datasets.targets.one_class import OneClass
 from datasets.types import ImageSet, SavedData
 from utils.errors import ConfigError, DataError

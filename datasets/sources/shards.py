@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 
 from configs.schema import Config
-from datasets.classes import classes_in
 from datasets.index import (
     ENDING,
     TEXT,
@@ -24,6 +23,7 @@ from datasets.index import (
     open_index,
     open_or_build,
 )
+from datasets.known_classes import classes_in
 from datasets.pixels import Pixels, pixels_of
 from datasets.pixels.decode import KNOWN_ENDINGS
 from datasets.sources import TRAIN_NAMES, VAL_NAMES, choose_parts, data_root, expected_layout, own_split

@@ -10,7 +10,6 @@ import numpy as np
 from configs.schema import Config, Data, Fold
 from datasets.order import shuffled
 from datasets.split.parts import (
-    CLASS_FOLDERS,
     PARTS,
     hashes_names,
     rows_of_parts,
@@ -64,7 +63,11 @@ def split(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple
     record = new_record("position" if is_published else "hash", title, fraction, config.DATA.fold)
     if config.DATA.GROUP_BY:
         record["group_by"] = config.DATA.GROUP_BY
-    return divide(image_set, with_class_folders(image_set, record, saved) if saved else record)
+    if saved:
+        from datasets.split.by_hash import with_class_folders
+
+        record = with_class_folders(image_set, record, saved)
+    return divide(image_set, record)
 
 
 def validation_facts(image_set: ImageSet) -> dict[str, int | str]:
@@ -76,16 +79,6 @@ def validation_facts(image_set: ImageSet) -> dict[str, int | str]:
         "num_images": len(image_set),
         "digest": hashlib.sha256("\n".join(sorted(names)).encode(errors="surrogateescape")).hexdigest(),
     }
-
-
-def holds_out_no_more(here: dict, there: dict) -> bool:
-    """Return whether `there` holds out at least the images of `here`, assuming that both describe the same data."""
-    if here["rule"] not in DRAWN:
-        names = [Path(each["validation"]).name for each in (here, there) if each]
-        return not there or (here["rule"] == there["rule"] and names[0] == names[1])
-    keys = {*here, "folds", "fold", "group_by"} - {"training", "validation", "fraction", CLASS_FOLDERS}
-    same = all(there.get(key) == here.get(key) for key in keys)
-    return same and (here["fraction"] <= there["fraction"] if here["rule"] == "hash" else here == there)
 
 
 def describe_split(config: Config, val: ImageSet, only_validation: bool) -> list[str]:
@@ -137,30 +130,16 @@ def _csv_rows(keys: list[bytes], part: str) -> bytes:
 
 def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
     """Split a set into training and validation images as the record says, in the set's order."""
-    class_folders: Set[bytes] = frozenset()
+    folders: Set[bytes] = frozenset()
     if record["rule"] == "hash":
         from datasets.split.by_hash import class_folders_of, find_rows
 
-        class_folders = class_folders_of(image_set, record)
-        columns, notes = find_rows(image_set.meaning.strata(image_set), record, class_folders)
+        folders = class_folders_of(image_set, record)
+        columns, notes = find_rows(image_set.meaning.strata(image_set), record, folders)
     else:
         held_out = _by_position(image_set, record)
         columns, notes = rows_of_parts(image_set, held_out), warn_of_split_classes(image_set, held_out)
-    facts = {"split": record, "class_folders": class_folders, "notes": (*image_set.notes, *notes)}
+    facts = {"split": record, "class_folders": folders, "notes": (*image_set.notes, *notes)}
     return tuple(
         image_set.take(columns[f"{part}.row"]).with_facts(targets=columns[f"{part}.target"], **facts) for part in PARTS
     )
-
-
-def with_class_folders(image_set: ImageSet, record: dict, saved: SavedData) -> dict:
-    """Return the record with the class folders of the resumed or evaluated run, if they differ from the classes.
-
-    In a list, the label of an image can change while its folder stays. If a class was renamed, both names are kept.
-    """
-    if not hashes_names(record) or image_set.is_listing:
-        return record
-    then, now = {*saved.split.get(CLASS_FOLDERS, saved.classes)}, {*image_set.classes}
-    if then == now or not saved.classes:
-        return record
-    new, gone = now - {*saved.classes}, {*saved.classes} - now
-    return record | {CLASS_FOLDERS: sorted(then | new if len(new) == len(gone) == 1 else then)}

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence, Set
 import numpy as np
 
 from datasets.split.parts import CLASS_FOLDERS, PARTS, hashes_names, rows_of_parts, warn_of_split_classes
-from datasets.types import ImageSet
+from datasets.types import ImageSet, SavedData
 from utils.text import first_of, warning
 
 HASH_BYTES = 8
@@ -21,11 +21,11 @@ MARK = re.compile(rb"\.moved-[0-9]+(?=\.[^./]+$)")  # in the name of a file that
 Columns = dict[str, np.ndarray]  # rows and targets of both parts, see rows_of_parts
 
 
-def find_rows(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tuple[Columns, list[str]]:
+def find_rows(image_set: ImageSet, record: dict, folders: Set[bytes]) -> tuple[Columns, list[str]]:
     """Return the rows and targets of both parts, and lines for the log. Store them next to the index of a large set."""
 
     def draw() -> tuple[Columns, list[str]]:
-        held_out, notes = hold_out(image_set, record, class_folders)
+        held_out, notes = hold_out(image_set, record, folders)
         return rows_of_parts(image_set, held_out), notes + warn_of_split_classes(image_set, held_out)
 
     index = image_set.index
@@ -40,16 +40,16 @@ def find_rows(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> t
         return {"notes": notes}
 
     drawn_by = {key: value for key, value in record.items() if key not in ("training", "validation", CLASS_FOLDERS)}
-    folders = hashlib.sha256(b"\0".join(sorted(class_folders))).hexdigest()
+    digest = hashlib.sha256(b"\0".join(sorted(folders))).hexdigest()
     # Each fold has its own file, because several folds may run at the same time.
     fold = f"-{record['fold']}-of-{record['folds']}" if "folds" in record else ""
     types = {f"{part}.{column}": kind for part in PARTS for column, kind in (("row", "<u4"), ("target", "<i4"))}
     path = index.path.with_suffix(f".split{fold}{index.path.suffix}")
-    stored = open_or_build([path], types, {"split of": [index.id, drawn_by, folders]}, build)
+    stored = open_or_build([path], types, {"split of": [index.id, drawn_by, digest]}, build)
     return {name: stored.column(name) for name in types}, stored.facts["notes"]
 
 
-def hold_out(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tuple[np.ndarray, list[str]]:
+def hold_out(image_set: ImageSet, record: dict, folders: Set[bytes]) -> tuple[np.ndarray, list[str]]:
     """Return bool [N], the images that are held out, and lines that name the images whose class decided their part.
 
     An image is held out if the hash of its key is below the fraction, or is the lowest of its class. So a training
@@ -59,7 +59,7 @@ def hold_out(image_set: ImageSet, record: dict, class_folders: Set[bytes]) -> tu
 
     Images with the same name, or in the same group of DATA.GROUP_BY, are always in the same part.
     """
-    hashes = hashes_of(image_set.split_keys(), record["seed"], class_folders)
+    hashes = hashes_of(image_set.split_keys(), record["seed"], folders)
     drawn, held_out = is_drawn(hashes, record), _hold_out(image_set, record, hashes)
     notes, their = [], f"their {image_set.meaning.part_noun}"
     for moved, part, why in (
@@ -103,8 +103,8 @@ def is_drawn(hashes: np.ndarray, record: dict) -> np.ndarray:
     return np.searchsorted(bounds, hashes, side="right") == record["fold"]
 
 
-def hashes_of(keys: Iterable[list[bytes]], seed: int, class_folders: Set[bytes] = frozenset()) -> np.ndarray:
-    """Return a uint64 hash of each key, without the first of its folders that is in `class_folders`, and without MARK.
+def hashes_of(keys: Iterable[list[bytes]], seed: int, folders: Set[bytes] = frozenset()) -> np.ndarray:
+    """Return a uint64 hash of each key, without the first of its folders that is in `folders`, and without MARK.
 
     Names are normalized first, because a Mac writes umlauts as two characters.
     """
@@ -119,19 +119,19 @@ def hashes_of(keys: Iterable[list[bytes]], seed: int, class_folders: Set[bytes] 
         together = b"".join(chunk)
         names = chunk if together.isascii() else [composed(name) for name in chunk]
         names = [MARK.sub(b"", name) for name in names] if b".moved-" in together else names
-        names = [_without_first(class_folders, name) for name in names] if class_folders else names
+        names = [_without_first(folders, name) for name in names] if folders else names
         found.append(np.frombuffer(b"".join(map(digest, names)), dtype=">u8").astype(np.uint64))
     return np.concatenate([*found, np.empty(0, np.uint64)])
 
 
-def _without_first(class_folders: Set[bytes], name: bytes) -> bytes:
-    """Return a name without the first of its folders that is in `class_folders`."""
+def _without_first(folders: Set[bytes], name: bytes) -> bytes:
+    """Return a name without the first of its folders that is in `folders`."""
     first, _, below = name.partition(b"/")
-    if first in class_folders and below:
+    if first in folders and below:
         return below
-    *folders, file = name.split(b"/")
-    place = next((place for place, folder in enumerate(folders) if folder in class_folders), len(folders))
-    return b"/".join([*folders[:place], *folders[place + 1 :], file])
+    *parents, file = name.split(b"/")
+    place = next((place for place, parent in enumerate(parents) if parent in folders), len(parents))
+    return b"/".join([*parents[:place], *parents[place + 1 :], file])
 
 
 def composed(name: bytes) -> bytes:
@@ -215,3 +215,17 @@ def warn_of_other_folders(val: ImageSet, former: Sequence[str], record: dict, we
             "split.csv of that run lists"
         )
     ]
+
+
+def with_class_folders(image_set: ImageSet, record: dict, saved: SavedData) -> dict:
+    """Return the record with the class folders of the resumed or evaluated run, if they differ from the classes.
+
+    In a list, the label of an image can change while its folder stays. If a class was renamed, both names are kept.
+    """
+    if not hashes_names(record) or image_set.is_listing:
+        return record
+    then, now = {*saved.split.get(CLASS_FOLDERS, saved.classes)}, {*image_set.classes}
+    if then == now or not saved.classes:
+        return record
+    new, gone = now - {*saved.classes}, {*saved.classes} - now
+    return record | {CLASS_FOLDERS: sorted(then | new if len(new) == len(gone) == 1 else then)}

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from configs.schema import Config
-from datasets.fingerprint import is_other_data, read_split
-from datasets.split import DRAWN, divide, split, validation_facts, with_class_folders
-from datasets.split.parts import PARTS
+from datasets.changes import read_split
+from datasets.fingerprint import is_other_data
+from datasets.split import DRAWN, divide, split, validation_facts
+from datasets.split.by_hash import with_class_folders
+from datasets.split.parts import CLASS_FOLDERS, PARTS
 from datasets.types import ImageSet, SavedData
 from utils.errors import ConfigError
 from utils.text import warning
@@ -119,3 +121,13 @@ def _is_in(folder: Path, image_set: ImageSet, index: int, only_copies: bool) -> 
         return not (only_copies and os.path.samefile(own, other)) and filecmp.cmp(own, other, shallow=False)
     except OSError:  # usually there is no such file
         return False
+
+
+def holds_out_no_more(here: dict, there: dict) -> bool:
+    """Return whether `there` holds out at least the images of `here`, assuming that both describe the same data."""
+    if here["rule"] not in DRAWN:
+        names = [Path(each["validation"]).name for each in (here, there) if each]
+        return not there or (here["rule"] == there["rule"] and names[0] == names[1])
+    keys = {*here, "folds", "fold", "group_by"} - {"training", "validation", "fraction", CLASS_FOLDERS}
+    same = all(there.get(key) == here.get(key) for key in keys)
+    return same and (here["fraction"] <= there["fraction"] if here["rule"] == "hash" else here == there)

@@ -15,7 +15,8 @@ from configs.schema import Config
 from configs.tables import import_named
 from datasets.index import TEXT, Distinct, Index, IndexBuilder, encoded
 from datasets.sources.tar import Member, Tar
-from datasets.targets.numbering import ByList, ByName, ByNumber, distinct
+from datasets.targets.by_label import ByName, ByNumber, distinct
+from datasets.targets.numbering import ByList
 from datasets.targets.one_class import OneClass, count_classes
 from datasets.types import ImageSet
 from utils.errors import DataError
@@ -62,10 +63,12 @@ class Cells(NamedTuple):
 
 
 class ParquetColumns(NamedTuple):
-    """The columns of targets in parquet files."""
+    """The columns of images, file names and targets, as dotted parquet paths."""
 
-    names: tuple[str, ...]
-    are_names: bool = False  # whether the values are class names instead of numbers
+    image: str
+    path: str | None  # the file name that is stored with an image
+    labels: tuple[str, ...]
+    are_names: bool = False  # whether labels are names of classes instead of numbers
     classes: tuple[str, ...] | None = None  # the names of the classes by number, if they are known
 
 
@@ -84,23 +87,18 @@ class ListedLabels:
     def finish(self, folders: list[str]) -> None:
         """Add the distinct labels to the index. `folders`: the name of each folder."""
         self.of_rows = np.frombuffer(self._of_rows, np.uint32)
-        self.folder_names = self._folder_names(folders)
+        self.of_folders = self._names_of(folders)
         self._builder.add(f"{self._part}.label", encoded(list(self._labels.numbers)))
         self._builder.add(f"{self._part}.label_line", np.array(self._labels.lines))
         self._builder.add(f"{self._part}.label_count", count_classes(self.of_rows))
 
-    def _folder_names(self, folders: list[str]) -> list[str]:
+    def _names_of(self, folders: list[str]) -> list[str]:
         """Return for each label the name of the folder with all its images, or [] unless each label has its own folder."""
         num_labels = len(self._labels.numbers)
         if len(self._pairs) != num_labels:
             return []
         names = [os.path.basename(folders[pair & 0xFFFFFFFF].rstrip("/")) for pair in sorted(self._pairs)]
         return names if len({*names}) == num_labels and not any(not name or name.isdecimal() for name in names) else []
-
-    def num_different(self, rows: list[int]) -> int:
-        """Return how many of these rows have another label than the first of them."""
-        labels = self.of_rows[rows]
-        return int(np.count_nonzero(labels[1:] != labels[:1]))
 
 
 class TarLabels:
@@ -192,20 +190,18 @@ class OneLabel:
         for part, (of_labels, of_list) in enumerate(zip(targets, lists, strict=True)):
             for start in range(0, len(of_list.of_rows), ROWS_AT_ONCE):
                 builder.add(f"{part}.target", of_labels[of_list.of_rows[start : start + ROWS_AT_ONCE]])
-        return {"folder_names": lists[0].folder_names}
+        return {"folder_names": lists[0].of_folders}
 
     def from_lists(self, index: Index, files: Sequence[Path]) -> tuple[list[str], list[tuple[np.ndarray, OneClass]]]:
         """Return the classes, and for each list the targets and their meaning."""
         labels = [Labels.of(index, part, file) for part, file in enumerate(files)]
         (numbers, *_), classes = self.numbers(labels)
-        numbering: ByList = ByName()
-        if self.are_numbers(labels):
-            found = dict(zip(numbers.tolist(), index.facts["folder_names"], strict=False))
-            numbering = ByNumber([found.get(number, name) for number, name in enumerate(classes)] if found else ())
+        found = dict(zip(numbers.tolist(), index.facts["folder_names"], strict=False))
+        names = [found.get(number, name) for number, name in enumerate(classes)] if found else []
         targets = [index.column(f"{part}.target") for part in range(len(files))]
-        return classes, [*zip(targets, self.meanings(labels, classes, numbering), strict=True)]
+        return classes, [*zip(targets, self.meanings(labels, classes, names), strict=True)]
 
-    def are_numbers(self, lists: Sequence[Labels]) -> bool:
+    def _are_numbers(self, lists: Sequence[Labels]) -> bool:
         """Return whether more than half of the images have a numeric label. If so, other labels are typos, not names."""
         if not self._allow_names:
             return True
@@ -217,7 +213,7 @@ class OneLabel:
     def numbers(self, lists: Sequence[Labels]) -> tuple[list[np.ndarray], list[str]]:
         """Return the target number of each list's labels, and the classes. If there are two lists, the first is for
         training and must have all classes. Labels that are not numbers are class names, numbered in sorted order."""
-        if self.are_numbers(lists):
+        if self._are_numbers(lists):
             targets = [_numbered_targets(self._config, labels) for labels in lists]
             num_images = sum(int(each.counts.sum()) for each in lists)
             classes = numbered_classes(self._config, targets, [each.where for each in lists], num_images)
@@ -228,8 +224,9 @@ class OneLabel:
             targets = [np.array([number[names[label]] for label in labels.written], np.int32) for labels in lists]
         return targets, classes
 
-    def meanings(self, lists: Sequence[Labels], classes: list[str], numbering: ByList) -> list[OneClass]:
-        """Return what the targets of each list mean."""
+    def meanings(self, lists: Sequence[Labels], classes: list[str], folders: list[str]) -> list[OneClass]:
+        """Return what the targets of each list mean. `folders`: for each class, the folder with all its images."""
+        numbering = ByNumber(folders) if self._are_numbers(lists) else ByName()
         return [OneClass(numbering)] * len(lists)
 
     def describe(self, train: ImageSet) -> tuple[str, ...]:
@@ -238,9 +235,13 @@ class OneLabel:
 
     # --- parquet files and tars ---
 
-    def find_in_parquet(self, file: Path, schema: Any, first: Any, has_images: bool) -> ParquetColumns:
-        """Return the columns of targets in a file. `schema`, `first`: pyarrow's schemas of this and of the first file;
-        `has_images`: whether its column of images is one."""
+    def find_in_parquet(
+        self, file: Path, schema: Any, first: Any, images: tuple[str, str | None] | None
+    ) -> ParquetColumns:
+        """Return the columns of DATA.COLUMNS, or the columns that are usual on Hugging Face.
+
+        `schema`, `first`: pyarrow's schemas of this and of the first file; `images`: the paths of bytes and names of images.
+        """
         import pyarrow.types as types
 
         names = self._config.DATA.COLUMNS or USUAL_COLUMNS
@@ -249,12 +250,13 @@ class OneLabel:
             raise DataError(f"{file}: column {missing[0]} is missing or repeated among {columns}; {NAME_COLUMNS}")
         image, label = (schema.field(name) for name in names)
         kind = _value_type(label.type)
-        if not (types.is_integer(kind) or is_text(kind)) or not has_images:
+        if not (types.is_integer(kind) or is_text(kind)) or images is None:
             raise DataError(
                 f"{file}: {image.name} has the type {image.type} and {label.name} {label.type}; images are stored as "
                 f"binary or as a struct with bytes, labels are whole numbers or names, so {NAME_COLUMNS}"
             )
-        return ParquetColumns((label.name,), is_text(kind), None if is_text(kind) else _class_names(schema, label.name))
+        classes = None if is_text(kind) else _class_names(schema, label.name)
+        return ParquetColumns(*images, (label.name,), is_text(kind), classes)
 
     def names_in_parquet(self, file: Path, columns: ParquetColumns, read: Callable) -> set[str]:
         """Return the class names in a file whose labels are names. `read`: read_columns in sources/parquet.py."""
@@ -273,7 +275,7 @@ class OneLabel:
         if (wrong := (numbers < 0) | (numbers >= limit)).any():
             row = int(wrong.argmax())
             raise DataError(
-                f"{file}, row {row}: {columns.names[0]} is {numbers[row]}, which is not a class number from 0 to "
+                f"{file}, row {row}: {columns.labels[0]} is {numbers[row]}, which is not a class number from 0 to "
                 f"{limit - 1:,}, as in {counted(int(wrong.sum()), 'row')} of {len(numbers):,}; test images of a "
                 f"competition have negative labels: move such files elsewhere, or {NAME_COLUMNS}"
             )
@@ -343,10 +345,10 @@ def _parquet_labels(file: Path, columns: ParquetColumns, read: Callable) -> Any:
     """Return the labels of a file as integers or strings. Raise DataError if a label is missing."""
     import pyarrow
 
-    column = read(file, columns.names).column(0)
+    column = read(file, columns.labels).column(0)
     if column.null_count:
         row = column.is_null().index(True).as_py()
-        raise DataError(f"{file}, row {row}: {columns.names[0]} is missing; remove the row, or give it a label")
+        raise DataError(f"{file}, row {row}: {columns.labels[0]} is missing; remove the row, or give it a label")
     return column.cast(pyarrow.string() if columns.are_names else _value_type(column.type))
 
 

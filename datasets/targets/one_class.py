@@ -12,22 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configs.schema import Config
-from configs.tables import import_named
-from datasets.targets.numbering import ByList, ByNumber
+from datasets.targets.numbering import ByList
 
 LISTED = ByList()
-
-
-def targets_of(config: Config) -> "type[OneClass]":
-    """Return the class of the targets that the task of these settings has."""
-    return import_named("datasets", config.task.targets)
+NUM_SMALLEST = 3  # the number of smallest classes that the log names
 
 
 class OneClass:
     """Each image has one class, whose number is its target."""
 
-    nouns = "classes"  # what the outputs of the model stand for
     part_noun, part_nouns = "class", "classes"  # the parts of the data from which a split takes an equal share
     near_copies_agree = True  # whether images that look the same must have the same target
 
@@ -46,6 +39,9 @@ class OneClass:
     @classmethod
     def invent(cls, num_classes: int) -> "OneClass":
         """Return the meaning of random target numbers below the number of classes, for trials with invented images."""
+
+        from datasets.targets.by_label import ByNumber
+
         return cls(ByNumber())
 
     def names(self, classes: Sequence[str]) -> Sequence[str]:
@@ -66,6 +62,15 @@ class OneClass:
     def count(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
         """Return int64 [classes]: the number of images with each class."""
         return count_classes(targets, num_classes)
+
+    def describe_counts(self, classes: Sequence[str], trained: np.ndarray, validation: np.ndarray) -> list[str]:
+        """Describe the classes with the fewest images: the model learns them worst, and their accuracy is least certain."""
+        if len(classes) == 1:
+            return []
+        total = trained + validation
+        smallest = sorted(np.flatnonzero(total).tolist(), key=lambda number: total[number])[:NUM_SMALLEST]
+        found = (f"{classes[each]} ({trained[each]:,}/{validation[each]:,})" for each in smallest)
+        return [f"smallest classes (train/val): {', '.join(found)}"]
 
     def with_any(self, targets: np.ndarray, classes: np.ndarray) -> np.ndarray:
         """Return bool [N]: whether each image has one of these classes."""

@@ -29,7 +29,7 @@ from engine.evaluate_weights import evaluate_both
 from engine.first_passes import fit_micro_batches, try_largest
 from engine.memory import free_memory, naming_remedy, out_of_memory, reports_memory
 from engine.parallel import is_sharded
-from engine.plan import Inputs, TrainPlan, known_before, plan_training, read_inputs, refusals
+from engine.plan import Inputs, TrainPlan, known_before, plan_training, read_inputs
 from engine.plan_lines import describe_batch_size, notes_on
 from engine.precision import Precision, amp_hint
 from engine.quick_checks import (
@@ -39,6 +39,7 @@ from engine.quick_checks import (
     Finding,
     check_shared_memory,
     quick_checks,
+    refusals,
 )
 from engine.session import check_folder
 from engine.train.forecast import END_BY_START, Forecast, RunTimes

@@ -108,9 +108,11 @@ def scan_images(scan: ScanResult, contents: ImageContents, start: int, title: st
 def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Iterator[Finding]:
     """Yield all findings about a data set whose lists and folders are valid. `train` is None in evaluation."""
     counts = counted(len(val), "validation image")
-    yield check_counts(config, counts if train is None else f"{len(train):,} training and {counts}", val)
+    counts = counts if train is None else f"{len(train):,} training and {counts}"
     if val.makes_batches:  # images generated on the device, with random classes
+        yield Finding("data", counts)
         return
+    yield check_counts(config, counts, val)
     yield import_named("engine.check", find_task(config).check)(config, train, val)
     parts = [("validation", val)] if train is None else [("training", train), ("validation", val)]
     scans = [ScanResult(image_set, config.START.CHECK_IMAGES) for _, image_set in parts]
@@ -134,8 +136,8 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
 
 
 def check_counts(config: Config, counts: str, val: ImageSet) -> Finding:
-    """Report the numbers of images. Warn if there are few validation images, unless their classes are random."""
-    if len(val) >= FEW or val.makes_batches:
+    """Report the numbers of images. Warn if there are few validation images."""
+    if len(val) >= FEW:
         return Finding("data", counts)
     found = f"{counts}; with so few validation images, scores are uncertain"
     if config.task.noun == "class":
@@ -181,7 +183,7 @@ def check_numbers(config: Config, train: ImageSet | None, val: ImageSet) -> Find
     found = [(part, line) for part, each in parts.items() if each is not None for line in describe_numbers(each)]
     is_doubtful = any(line.startswith(WARNING) for _, line in found)
     text = "\n".join(f"{part}: {line.removeprefix(WARNING)}" for part, line in found)
-    return Finding("numbers", text, WARN if is_doubtful else OK)
+    return Finding(plural(config.task.noun), text, WARN if is_doubtful else OK)
 
 
 def check_readable(part: str, scan: ScanResult, max_fraction: float) -> Finding:
@@ -224,7 +226,7 @@ def check_duplicates(config: Config, scans: Sequence[ScanResult], contents: Imag
     is_sample = any(scan.is_sample for scan in scans)
     of = f"{val.count:,} validation and {num_train:,} training images read"
     groups, noun = contents.groups(), config.task.noun
-    twins, clashes = find_duplicates(contents, groups, num_train, noun)
+    twins, clashes = find_duplicates(contents, groups, num_train)
     texts, remedies, nouns = [], [], plural(noun)
     if found := twins[True]:
         share = f"{len(found):,} of {of if is_sample else counted(val.count, 'validation image')}"
@@ -253,7 +255,7 @@ def check_duplicates(config: Config, scans: Sequence[ScanResult], contents: Imag
     return Finding("duplicates", "\n".join([none, *repeated]))
 
 
-def find_duplicates(contents: ImageContents, groups: Sequence[Group], num_train: int, noun: str) -> tuple[Pairs, Pairs]:
+def find_duplicates(contents: ImageContents, groups: Sequence[Group], num_train: int) -> tuple[Pairs, Pairs]:
     """Return the validation images with a copy in training, and the copies in two classes."""
     target_names = functools.cache(ImageSet.target_names)
 
@@ -271,7 +273,8 @@ def find_duplicates(contents: ImageContents, groups: Sequence[Group], num_train:
         for pair in copies_in_training(group, lambda number: number >= num_train):
             equal = are_equal(group, pair)
             twins[equal].append(f"{name(pair[0])} {SIGNS[equal]} {name(pair[1])}")
-        found = contradictions(group, target, noun)
+        meaning = contents.find(next(iter(group)))[0].meaning
+        found = contradictions(group, target, meaning.near_copies_agree)
         for pair in dict.fromkeys((min(pair), max(pair)) for pair in found):
             equal = are_equal(group, pair)
             one, other = (f"{name(number)} ({target(number)})" for number in pair)

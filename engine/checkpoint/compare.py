@@ -9,7 +9,8 @@ from configs.combinations import CHANGEABLE
 from configs.schema import Config
 from configs.values import SETTINGS, today
 from datasets import ImageSet
-from datasets.fingerprint import CLASSES, describe_changed_images
+from datasets.changes import describe_changed_images
+from datasets.fingerprint import CLASSES
 from datasets.order import Order
 from engine.checkpoint.resume import TRAINED_ON, comparable
 from utils.errors import ConfigError

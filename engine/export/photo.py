@@ -226,8 +226,7 @@ class PhotoSubject(Subject):
 
     @property
     def names(self) -> tuple[str, ...]:
-        answer = "probabilities" if self.config.task.has_classes else "numbers"
-        return ("photo", answer, *(["known"] if self.known else []))
+        return ("photo", self.task.answers_are, *(["known"] if self.known else []))
 
     @cached_property
     def graph(self) -> PhotoClassifier:

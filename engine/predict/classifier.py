@@ -9,7 +9,7 @@ from torch import nn
 
 from configs.schema import Config
 from configs.values import unflatten, wrong_in
-from datasets.classes import read_classes
+from datasets.known_classes import read_classes
 from datasets.pixels import pixels_of
 from engine.settings import load_settings
 from engine.settings_of_weights import override, refuse_other_pixels

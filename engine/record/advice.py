@@ -18,7 +18,7 @@ ENOUGH_UPDATES = 10  # minimum number of updates between two checks; the first r
 
 
 class DataWaitAdvice(Callback):
-    """A callback that logs advice once if updates wait for data, which images in memory cannot improve."""
+    """A callback that logs advice once if updates wait for data. Images in memory need none."""
 
     def __init__(self, config: Config, image_set: ImageSet, process: Process, say: Callable[[str], None]):
         self._config, self._say = config, say
@@ -44,7 +44,7 @@ class DataWaitAdvice(Callback):
             self._is_given = True
 
     def _remedy(self, fraction: float) -> str | None:
-        """Return the first remedy that applies, or None. `fraction` is the share of the time spent waiting for data."""
+        """Return the first remedy that applies, or None. `fraction`: the share of time spent waiting."""
         data = self._config.DATA
         # Throughput is assumed to be proportional to the number of workers. With 0, the training process reads images.
         count = self._workers.count

@@ -262,7 +262,7 @@ def class_table(run: SavedRun) -> dict[str, Any] | None:
 
 
 def numbers(run: SavedRun) -> tuple[str, dict[str, Any] | None]:
-    """Return a sentence on the best score, and the section on predicted numbers; nothing for a run without numbers."""
+    """Return a sentence on the best score and the section on numbers, for a run that predicts them."""
     if run.settings["TRAIN.OBJECTIVE"] != "numbers":
         return "", None
     from engine.report.numbers import describe_score, number_section

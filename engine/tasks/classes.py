@@ -29,6 +29,7 @@ class Classes(Task):
     """Each image has one class, and the model predicts the probability of each class."""
 
     likelihood = Likelihood()  # how calibration measures probabilities
+    answers_are = "probabilities"  # the name of the output of a graph with preprocessing
 
     @property
     def tally(self) -> type["Tally"]:

@@ -45,7 +45,7 @@ FEW_GROUPS = 10  # with fewer, the intervals of single splits had 78 to 100% (BE
 class Numbers(Task):
     """An image has one number for each output of the model, whose outputs are standardized like the training targets."""
 
-    check, labelling = "images.check_numbers", "numbers.find_numbers"
+    check, labelling, answers_are = "images.check_numbers", "numbers.find_numbers", "numbers"
     why_no_shards = "this script writes classes, not numbers; leave TRAIN.OBJECTIVE=numbers out"
     why_not_applied = "correct numbers in the CSV file of the data itself, and train again"
 
@@ -66,7 +66,7 @@ class Numbers(Task):
         return f"no image that can be read has a number in {names[first]}" * is_lacking
 
     def fits(self, images: ImageSet, num_outputs: int, rank: int) -> tuple[int, str]:
-        patterns = len(np.unique(images.meaning.is_present, axis=1).T)  # each needs a decomposition of its own
+        patterns = len(np.unique(images.meaning.is_present, axis=1).T)  # each is decomposed
         of_patterns = f" with {counted(patterns, 'pattern')} of missing ones" * (patterns > 1)
         return num_outputs + patterns * rank // FEATURES_OF_AN_OUTPUT, counted(num_outputs, "number") + of_patterns
 

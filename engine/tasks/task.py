@@ -27,11 +27,9 @@ OfWeights = tuple[Callable[[nn.Module], None] | None, Callable[[Sequence[nn.Modu
 class Task:
     """What a model learns. The task of a model that predicts probabilities is derived from Classes (classes.py)."""
 
-    check = "images.check_classes"  # file and function in engine/check/: the row of -check about the targets
-    labelling = "command.find_labels"  # file and function in scripts/labelling/ that finds doubtful targets
-    why_no_shards = why_not_applied = (
-        ""  # the reason and the remedy, if make_shards.py or labels.py -apply cannot write targets
-    )
+    check = "images.check_classes"  # in engine/check/: makes the row about the targets
+    labelling = "command.find_labels"  # in scripts/labelling/: finds doubtful targets
+    why_no_shards = why_not_applied = ""  # why make_shards.py or labels.py -apply cannot write them
 
     def __init__(self, config: Config):
         self.config = config

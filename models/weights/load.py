@@ -137,7 +137,7 @@ def _why_other_task(record: dict, settings: dict) -> str:
     key = "TRAIN.OBJECTIVE"
     there = record.get("config", {}).get(key, "classes")
     here = settings.get(key, there)
-    first, second = (TASKS.get(each, TASKS["classes"]) for each in (here, there))  # of another version: classes
+    first, second = (TASKS.get(each, TASKS["classes"]) for each in (here, there))
     is_other = not first.is_like(second)
     return f"the weights were trained for {there}, not for {here} ({key})" * is_other
 

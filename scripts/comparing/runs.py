@@ -139,7 +139,7 @@ def _of_images(errors: Sequence[list[float]]) -> list[float]:
 
 def metric_of_images(run: SavedRun) -> str:
     """Return the metric that the results of images give."""
-    return TASKS.get(run.settings["TRAIN.OBJECTIVE"], TASKS["classes"]).metric_of_images  # of another version: classes
+    return TASKS.get(run.settings["TRAIN.OBJECTIVE"], TASKS["classes"]).metric_of_images
 
 
 def common_images(runs: Sequence[SavedRun]) -> Common:

@@ -24,7 +24,7 @@ def find_copies(groups: Iterable[Group], data: DataSet, folds: Sequence[int] | N
     """
     copies = []
     for group in groups:
-        found = contradictions(group, data.label, data.config.task.noun)
+        found = contradictions(group, data.label, data.val.meaning.near_copies_agree)
         copies += [_copy(group, pair, data, f", labelled {data.label(pair[1])}", True) for pair in found]
         if found:
             continue

@@ -14,7 +14,8 @@ from configs.combinations import WITHOUT_FILES
 from configs.schema import Config
 from configs.values import unflatten
 from datasets import ImageSet, open_data
-from datasets.fingerprint import data_facts, describe_changed_images
+from datasets.changes import describe_changed_images
+from datasets.fingerprint import data_facts
 from datasets.sources import folder_of_data
 from datasets.split import DRAWN
 from engine.record.saved_files import read_table, to_number

@@ -40,7 +40,7 @@ def features_of_run(folder: Path, data: DataSet) -> np.ndarray:
 def write_numbers(folder: Path, data: DataSet, features: np.ndarray, copies: Sequence[Copy]) -> None:
     """Write labels.csv and labels.png with the doubtful numbers and the copies, and print a summary."""
     rows: list[Row] = []
-    values = data.in_order(part.meaning.values[part.targets] for part in data.parts)  # NaN where a number is missing
+    values = data.in_order(part.meaning.values[part.targets] for part in data.parts)  # NaN: missing
     for output, name in enumerate(data.classes):
         found = judge_numbers(values[:, output], features)
         rows += _rows_of(name, found)

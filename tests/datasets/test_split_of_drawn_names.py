@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.schema import Fold
-from datasets.fingerprint import describe_changed_images
+from datasets.changes import describe_changed_images
 from datasets.index import Texts
 from datasets.pixels import Pixels
 from datasets.sources.images import FileImages
 from datasets.split import PARTS, divide, new_record, write_split
-from datasets.targets.numbering import ByNumber
+from datasets.targets.by_label import ByNumber
 from datasets.targets.one_class import OneClass
 from tests.support.file_names import CHARACTERS, IN_LINES, in_any_form, names
 from tests.support.image_sets import load, png, write_tar

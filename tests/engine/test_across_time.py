@@ -12,7 +12,7 @@ import yaml
 from PIL import Image
 
 from configs.load import load as read_settings
-from datasets import holds_out_no_more
+from datasets.split.trained_on import holds_out_no_more
 from engine.plan import TrainPlan
 from engine.quick_checks import OK, WARN
 from engine.record.saved_files import read_table

@@ -402,8 +402,8 @@ def test_many_patterns_of_missing_numbers_prevent_a_linear_start(is_missing, rea
     """Each of 30 columns lacks the number of another image."""
     values = np.ones((20_000, 30))
     values[range(30), range(30)] = NAN if is_missing else 1.0
-    plan = SimpleNamespace(train_set=images_with(values), config=number_settings())
-    trainer = SimpleNamespace(parallel=SimpleNamespace(is_sharded=False))
+    plan = SimpleNamespace(train_set=images_with(values))
+    trainer = SimpleNamespace(parallel=SimpleNamespace(is_sharded=False), task=Numbers(number_settings()))
     found = why_not(plan, trainer, [torch.nn.Linear(1280, 30)])
     assert found.endswith(reason) and bool(found) == is_missing
     assert not is_missing or why_not(plan, trainer, [torch.nn.Linear(128, 30)]) == ""

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from datasets.order import Piece, shuffled
-from datasets.pixels.eight_bits import Pixels
+from datasets.pixels import Pixels
 from datasets.pixels.rules import ImageReadError as ImageReadError  # other packages import it from here
 from datasets.targets.one_class import OneClass
 

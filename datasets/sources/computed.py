@@ -12,7 +12,7 @@ from configs.schema import Config
 from configs.tables import import_named
 from datasets.order import Piece
 from datasets.pixels import Pixels, pixels_of
-from datasets.pixels.rules import to_array
+from datasets.pixels.decode import to_array
 from datasets.transforms.crop import BySize
 from datasets.types import Batch, ImageSet
 

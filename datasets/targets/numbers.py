@@ -218,6 +218,8 @@ def standardized(
 def _with_columns(images: ImageSet, count: int) -> ImageSet:
     """Return images with this number of columns. Those that the data lack have no numbers."""
     lacking = count - images.meaning.values.shape[1]
+    if not lacking:
+        return images
     values = np.pad(images.meaning.values, ((0, 0), (0, lacking)), constant_values=np.nan)
     return images.with_facts(meaning=NumberTargets(values))
 

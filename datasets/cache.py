@@ -176,7 +176,7 @@ def cache_image_sets(
 
 
 def _cache_image_set(config: Config, part: str, image_set: ImageSet, progress: CacheProgress) -> ImageSet:
-    if image_set.in_memory or image_set.root is None:
+    if image_set.root is None:
         reason = "which are in memory already" if image_set.in_memory else "whose files are not known"
         progress.say(f"cache: not used for the {part} images of {config.DATA.DATASET}, {reason}")
         return image_set

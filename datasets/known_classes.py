@@ -11,7 +11,7 @@ from datasets.targets.by_label import distinct
 from datasets.types import ImageSet, SavedData
 from utils.errors import ConfigError, DataError, cause_of, did_you_mean
 from utils.files import read_names
-from utils.text import counted, first_of, warning
+from utils.text import counted, first_of, plural, warning
 
 LINE_END = re.compile(r"\r\n?|\n")
 
@@ -39,7 +39,7 @@ def number_by_checkpoint(config: Config, parts: list[ImageSet], classes: list[st
     if is_renamed and config.START.allows("CLASS_NAMES"):
         classes = [new[0] if name == gone[0] else name for name in classes]
         notes.append(f"class {gone[0]} is now called {new[0]} (RESUME.ALLOW_CHANGED)")
-    where = f"DATA.DATA_PATH: {config.DATA.DATA_PATH} does not have the {meaning.nouns} of the checkpoint"
+    where = f"DATA.DATA_PATH: {config.DATA.DATA_PATH} does not have the {plural(config.task.noun)} of the checkpoint"
     remedy = "start a new run from the checkpoint's weights with -pretrained"
     if only_validation:
         remedy = "evaluate images of all the checkpoint's classes (then images of new classes are left out)"

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from configs.schema import Config, Data
+from configs.schema import Config
 from configs.tables import import_named
 from datasets.classes import Numbered, renumber
 from datasets.sources import find_source
@@ -84,12 +84,13 @@ def _read(
 
             raise empty_part_error(config, part, whole)
     numbered, notes = _number_classes(config, [*parts.values()], saved, only_validation)
-    numbered, notes = _look_into_files(data, numbered, notes)
+    pixels, found = numbered[0].look_into(is_url(data.DATA_PATH))
+    numbered = [each.with_facts(pixels=pixels) for each in numbered]
     train, val = (None if train is None else numbered[0]), numbered[-1]
-    _refuse_one_class(config, train, val)
     for image_set in numbered:
         _check_num_classes(config, image_set)
-    notes = (*describe_split(config, val, only_validation), *_describe_counts(train, val), *notes, *val.notes)
+    counts = [] if val.makes_batches else _describe_counts(config, train, val)
+    notes = (*describe_split(config, val, only_validation), *counts, *notes, *found, *val.notes)
     return train, val.with_facts(notes=notes)
 
 
@@ -137,17 +138,14 @@ def _number_classes(config: Config, parts: list[ImageSet], saved: SavedData | No
     return parts, [*notes, *lines, *parts[0].meaning.numbering.doubts(parts[0].classes)]
 
 
-def _look_into_files(data: Data, sets: list[ImageSet], notes: list[str]) -> tuple[list[ImageSet], tuple[str, ...]]:
-    """Return the sets and notes after a look into a few files, to find the type of their values."""
-    if sets[0].in_memory or sets[0].makes_batches:
-        return sets, notes
-    pixels, found = sets[0].pixels.look_into(sets[0], is_url(data.DATA_PATH))
-    return [each.with_facts(pixels=pixels) for each in sets], (*notes, *found)
+def _describe_counts(config: Config, train: ImageSet | None, val: ImageSet) -> list[str]:
+    """Describe the smallest classes, and warn of those that only one part has; a split gives this warning itself.
 
-
-def _describe_counts(train: ImageSet | None, val: ImageSet) -> list[str]:
-    """Describe the smallest classes, and warn of those that only one part has; a split gives this warning itself."""
-    if train is None or val.makes_batches:
+    Raise DataError if there is only one class to learn, or to score.
+    """
+    if config.task.has_classes:
+        _refuse_one_class(config, train, val)
+    if train is None:
         return []
     counts = train.count_classes(), val.count_classes()
     lines = val.meaning.describe_counts(val.classes, *counts)
@@ -158,8 +156,6 @@ def _describe_counts(train: ImageSet | None, val: ImageSet) -> list[str]:
 
 def _refuse_one_class(config: Config, train: ImageSet | None, val: ImageSet) -> None:
     """Raise DataError if all training images have the same class, or, in an evaluation, if only one class is known."""
-    if val.makes_batches or not config.task.has_classes:
-        return
     name = val.target_names()[int(val.targets[0])]
     is_one = len(val.classes) == 1 and val.meaning.has_one_name
     if is_one if train is None else train.targets.min() == train.targets.max():

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from datasets.order import Piece, shuffled
-from datasets.pixels.eight_bits import Pixels
+from datasets.pixels import Pixels
 from datasets.pixels.rules import ImageReadError as ImageReadError  # other packages import it from here
 from datasets.targets.one_class import OneClass
 
@@ -61,6 +61,10 @@ class ImageSet:
     def kinds(self, index: int) -> Sequence[str]:
         """Return the unusual properties of the image's file, as -check prints them."""
         return ()
+
+    def look_into(self, is_remote: bool) -> tuple[Pixels, list[str]]:
+        """Look into a few files. Return their pixels, and a warning if these would lose most levels of the files."""
+        return self.pixels, []
 
     def file(self, index: int) -> tuple[str, bytes]:
         """Return the image as a file: its extension and bytes. If there is no file, return a PNG of the pixels."""

@@ -23,7 +23,7 @@ RARE = tuple(
     models.transforms.float8 models.transforms.operator_lists datasets.cache datasets.native_aspect
     datasets.sources.remote datasets.sources.unlabelled engine.train.budget engine.train.distillation
     engine.train.profiler engine.train.timm_optimizers engine.tasks.labels engine.tasks.features
-    datasets.pixels.native datasets.pixels.card
+    datasets.pixels.native datasets.pixels.card datasets.pixels.survey
     datasets.sources.channel_files engine.export.native_photo configs.rare_combinations
     engine.tasks.feature_training engine.tasks.numbers engine.train.number_loss
     engine.evaluation.other_scores datasets.targets.label_sets datasets.targets.numbers datasets.targets.number_tables
@@ -96,13 +96,13 @@ PACKAGES = {
         " translate.other_programs typed_names flags translate.paddlevit_files translate.paddlevit load"
     ).split(),
     "models": (
-        "parts units heads features transforms trace compilation lora weights.sharded weights.native_pixels weights.adapters kwargs weights vit"
+        "parts units heads features transforms trace compilation lora weights.sharded weights.adapters kwargs weights vit"
         " timm_models native_aspect __init__ export"
     ).split(),
     "datasets": (
-        "order targets.numbering targets.by_label targets index pixels.native.unread pixels.rules pixels.decode pixels.card pixels.resize transforms.operations"
-        " transforms.augment pixels.survey pixels.eight_bits types sources.tar targets.labels targets.label_sets targets.numbers targets.number_tables"
-        " balance changes fingerprint classes split known_classes bad_images pixels.native pixels transforms sources sources.torchvision_sets native_aspect"
+        "order targets.numbering targets.by_label targets index pixels.native.unread pixels.rules pixels.decode pixels.card transforms.operations"
+        " transforms.augment pixels.survey pixels types sources.tar targets.labels targets.label_sets targets.numbers targets.number_tables"
+        " balance changes fingerprint classes split known_classes bad_images pixels.native transforms sources sources.torchvision_sets native_aspect"
         " native_aspect.grids loading.readers squares native_aspect.batches native_aspect.batching batching loading"
         " pixels.native.statistics identity copies overlap cache opening build __init__"
     ).split(),

@@ -109,7 +109,9 @@ def test_registered_data_source_has_function_and_test(name):
         is_defined = defines(path, f"def {function}")
         assert is_defined, f"{path}: add the function {function}, which SOURCES in configs/tables.py names for {name}"
         taken = list(inspect.signature(import_named("datasets.sources", where)).parameters)
-        assert taken == ["config", "say"], f"{path}: add the arguments config and say to {function}"
+        first = [each for each in taken if each != "_"]  # *_ stands for the last arguments
+        is_fitting = first == ["config", "only_validation", "say"][: len(first)] and (len(first) == 3 or "_" in taken)
+        assert is_fitting, f"{path}: add the arguments config, only_validation and say to {function}"
     quoted = re.compile(rf"[\"' ]{re.escape(name.removesuffix('/NAME'))}[\"'/]")
     is_tested = any(quoted.search(text) for text in texts_below("tests").values())
     assert is_tested, f"tests/datasets: add a test that loads {name}"
@@ -118,7 +120,9 @@ def test_registered_data_source_has_function_and_test(name):
 def test_every_dataset_reader_is_registered_in_sources():
     rows = {where for row in SOURCES.values() for where in (row.where, row.where_of_url)}
     for path in sorted((ROOT / "datasets/sources").glob("*.py")):
-        for name in re.findall(r"^def (read_\w+)\(config: Config, say: ", text_of(path), re.M):
+        for name in re.findall(
+            r"^def (read_\w+)\(\n? *config: Config, (?:only_validation: bool, )?(?:say: |\*_)", text_of(path), re.M
+        ):
             where = f"{path.stem}.{name}"
             assert where in rows, f'configs/tables.py: add a row to SOURCES for "{where}"'
 

@@ -25,7 +25,7 @@ from datasets.native_aspect.grids import (
     unpack,
 )
 from datasets.order import Piece, sample_rng
-from datasets.pixels.resize import resize, resize_with_pillow
+from datasets.pixels import resize, resize_with_pillow
 from datasets.transforms.crop import BySize, Normalize, TrainTransform, crop_box
 from datasets.transforms.erase_and_mix import ERASED_AREA, ERASED_RATIO
 from datasets.transforms.preparation import copied

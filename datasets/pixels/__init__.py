@@ -1,26 +1,168 @@
-"""Pixels: what image files become, and how a run stores, crops, normalizes and shows them. Only this file asks DATA.PIXELS.
+"""Pixels: what image files become, and how a run stores, resizes and shows them. Only this file asks DATA.PIXELS.
 
-eight_bits.py has the pixels of most runs, with rules.py, decode.py and resize.py; native/ has pixels with the values of their
-files. A new kind of pixels is a subclass of Pixels and a row of KINDS (engine/export/__init__.py has one more table).
+Pixels have 8 bits here, read by decode.py; native/ has pixels with the values of their files. A new kind is a subclass, a row
+of KINDS, and a row of SUBJECTS in engine/export/__init__.py. OTHER_FORMATS in decode.py has the endings of its own files.
 """
 
-from collections.abc import Mapping
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from random import Random
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from configs.schema import Data
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from configs.schema import Config, Data
 from configs.tables import import_named
-from datasets.pixels.eight_bits import Pixels
+from datasets.pixels.rules import Images, PixelRules
+from utils.torch_internals import RESIZE_KERNELS
 
-NATIVE = "native.pixels.NativePixels"
-# {value of DATA.PIXELS: file and class in this folder}
-KINDS = {"8bit": "eight_bits.Pixels"} | dict.fromkeys(("native", "window", "uint8", "uint16", "float32"), NATIVE)
+if TYPE_CHECKING:
+    from datasets.pixels.survey import Survey
+
+NATIVE = "pixels.native.pixels.NativePixels"
+# {value of DATA.PIXELS: file and class}
+KINDS = {"8bit": "pixels.Pixels"} | dict.fromkeys(("native", "window", "uint8", "uint16", "float32"), NATIVE)
+# Data sets of a user's own photos: EXIF orientation is applied by default. Published scores on other sets ignore it.
+UPRIGHT = ("imagefolder", "images", "csv", "shards", "parquet")
+Resize = Callable[[np.ndarray, str, Tensor], None]  # image [H, W, C], interpolation, output [C, H', W']
+
+
+@dataclass(frozen=True)
+class Pixels(PixelRules):
+    """The pixels of a run, uint8 [H, W, 1 or 3]."""
+
+    dtype: ClassVar[np.dtype] = np.dtype(np.uint8)
+    dtype_in_batch: ClassVar[torch.dtype] = torch.uint8
+    white: ClassVar[float] = 255  # the highest value in a batch
+    channel_files: ClassVar[str | None] = None  # DATA.CHANNEL_FILES, if each channel of an image has a file of its own
+    own_endings: ClassVar[tuple[str, ...]] = ()  # endings of files that 8 bits cannot read
+    of_index: ClassVar[str] = ""  # part of the name of an index of shards, whose samples depend on the endings
+    measured_by: ClassVar[str] = ""  # file and function of datasets/ that finishes images, if these pixels need it
+    measured: ClassVar[tuple[str, ...]] = ()  # settings that follow from the training images
+    chosen: ClassVar[tuple[str, ...]] = ()  # settings that a run with pretrained weights may choose without a warning
+    shown_as: ClassVar[str] = ""  # channels and values that pictures show, in words
+    channels_shown: ClassVar[list[int] | slice] = slice(None)
+
+    @classmethod
+    def of(cls, data: Data) -> Self:
+        exif = data.EXIF or ("apply" if data.DATASET in UPRIGHT else "ignore")
+        mean = data.IMAGENET_MEAN[: data.IMAGE_CHANNELS] * (3 // data.IMAGE_CHANNELS)
+        return cls(data.IMAGE_CHANNELS, exif == "apply", tuple(cls.levels(mean)), data.MAX_PIXELS)
+
+    @classmethod
+    def levels(cls, mean: Sequence[float]) -> Sequence[float]:
+        """Return values from 0 to 1 as values in a batch."""
+        return [min(max(round(255 * each), 0), 255) for each in mean]
+
+    # --- files ---
+
+    def decode(self, data: bytes) -> np.ndarray:
+        """Return the pixels of an image file as [H, W, channels]. Raise ImageReadError if it cannot be read."""
+        from datasets.pixels.decode import decode
+
+        return decode(data, self)
+
+    def kinds(self, read: Callable[[], bytes]) -> list[str]:
+        """Return the unusual properties of the file that `read` returns, as -check prints them."""
+        from datasets.pixels.decode import kinds_of
+
+        return kinds_of(read, self)
+
+    def look_into(self, images: Images, is_remote: bool) -> tuple[Self, list[str]]:
+        """Look into a few files. Return their pixels, and a warning if these would lose most levels of the files."""
+        from datasets.pixels.decode import warn_of_lost_levels
+
+        return self, [] if is_remote else warn_of_lost_levels(images)  # a look would download a whole tar
+
+    def identity(self) -> dict[str, int | bool | str | None | tuple[int, ...]]:
+        """Return what the pixels of a file depend on, as plain values. A cache is valid for equal ones."""
+        return {each.name: getattr(self, each.name) for each in fields(PixelRules)}
+
+    def survey(self, count: int) -> "Survey":
+        """Return an empty survey of the values of this many images, for a row of -check."""
+        from datasets.pixels.survey import Survey
+
+        return Survey()
+
+    # --- the images of batches, and pictures ---
+
+    def resize(self, data: Data) -> Resize:
+        """Return the function that resizes a decoded image into an image of a batch."""
+        return resize
+
+    def shrunk(self, pixels: np.ndarray, size: tuple[int, int], interpolation: str) -> np.ndarray:
+        """Return an image resized to a height and width, for a cache."""
+        smaller = np.empty((*size, pixels.shape[2]), np.uint8)
+        resize(pixels, interpolation, torch.from_numpy(smaller).permute(2, 0, 1))
+        return smaller
+
+    def augmentation(self, config: Config) -> Callable[[Tensor, Random], None]:
+        """Return the function that changes an image of a batch in place, for settings that augment."""
+        from datasets.transforms.augment import Augmentation
+
+        return Augmentation(config)
+
+    def shown(self, pixels: np.ndarray) -> np.ndarray:
+        """Return a decoded image as uint8 [H, W, 1 or 3] for pictures."""
+        return pixels
+
+    def to_bytes(self, images: Tensor) -> Tensor:
+        """Return images of a batch as uint8 [B, 1 or 3, H, W] for pictures."""
+        return (images * (255 / self.white)).round().clamp(0, 255).to(torch.uint8)[:, self.channels_shown]
+
+    def for_card(self) -> tuple[str, str]:
+        """Return Python code that prepares an image as a run does, and a sentence about it, for a model card."""
+        from datasets.pixels.card import for_card
+
+        return for_card(self)
 
 
 def pixels_of(data: Data) -> Pixels:
     """Return the pixels of a run."""
-    return import_named("datasets.pixels", KINDS[data.PIXELS]).of(data)
+    return import_named("datasets", KINDS[data.PIXELS]).of(data)
 
 
 def kind_of_pixels(settings: Mapping[str, Any]) -> type[Pixels]:
     """Return the class of the pixels of a saved run. Runs of older versions have 8 bits."""
-    return import_named("datasets.pixels", KINDS[settings.get("DATA.PIXELS", "8bit")])
+    return import_named("datasets", KINDS[settings.get("DATA.PIXELS", "8bit")])
+
+
+def resize(image: np.ndarray, interpolation: str, out: Tensor) -> None:
+    """Resize uint8 [H, W, C] with antialiasing into `out` [C, H', W'].
+
+    torch's kernels give Pillow's pixels up to rounding, five times as fast and without a copy.
+    """
+    if interpolation in RESIZE_KERNELS:
+        kernel, source = RESIZE_KERNELS[interpolation], torch.from_numpy(image).permute(2, 0, 1)[None]
+        (height, width, channels), (new_height, new_width) = image.shape, out.shape[1:]
+        if height - new_height > max(0, 2 * (width - new_width)) and pillow_resizes_height_first():
+            lower = torch.empty((1, new_height, width, channels), dtype=torch.uint8).permute(0, 3, 1, 2)
+            kernel(source, (new_height, width), False, None, None, out=lower)
+            source = lower
+        kernel(source, (new_height, new_width), False, None, None, out=out[None])
+    else:
+        resize_with_pillow(image, interpolation, out)
+
+
+def resize_with_pillow(image: np.ndarray, interpolation: str, out: Tensor) -> None:
+    """Resize uint8 [H, W, C] into `out` [C, H', W'] with Pillow, as timm does.
+
+    `resize` takes a fifth of the time, but single values differ by 1 or 2, because torch's kernels have 16-bit weights.
+    """
+    picture = Image.fromarray(image if image.shape[2] > 1 else image[:, :, 0])
+    resized = np.array(picture.resize((out.shape[2], out.shape[1]), Image.Resampling[interpolation.upper()]))
+    out.copy_(torch.from_numpy(resized.reshape(*out.shape[1:], -1)).permute(2, 0, 1))
+
+
+@functools.cache
+def pillow_resizes_height_first() -> bool:
+    """Return whether Pillow resizes the height before the width if the height shrinks by over twice as many pixels.
+
+    Pillow 13 does, and earlier versions never do. The order matters, because overshoot is clipped after the first pass.
+    """
+    picture, bicubic = Image.fromarray(np.array([[0, 255], [255, 0], [255, 255]], np.uint8)), Image.Resampling.BICUBIC
+    return picture.resize((3, 2), bicubic) == picture.resize((2, 2), bicubic).resize((3, 2), bicubic)

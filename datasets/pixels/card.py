@@ -1,6 +1,7 @@
 """The part of a model card about photos of 8 bits: Python code that prepares them, and a sentence about it."""
 
-from datasets.pixels.rules import MODES, PixelRules
+from datasets.pixels.decode import MODES
+from datasets.pixels.rules import PixelRules
 
 PREPARE = """import numpy as np
 from PIL import Image, ImageOps
@@ -18,11 +19,8 @@ def prepare(image):
 TURN = "    image = ImageOps.exif_transpose(image)\n"
 
 
-def code_of(rules: PixelRules) -> str:
-    turn = TURN * rules.applies_exif
-    return PREPARE.format(turn=turn, background=rules.background, mode=MODES[rules.num_channels])
-
-
-def sentence_of(rules: PixelRules) -> str:
+def for_card(rules: PixelRules) -> tuple[str, str]:
+    """Return the code and the sentence."""
+    code = PREPARE.format(turn=TURN * rules.applies_exif, background=rules.background, mode=MODES[rules.num_channels])
     upright = "it is turned upright, and " * rules.applies_exif
-    return f"`prepare` reads a photo as the run did: {upright}transparent pixels get the mean colour of the data."
+    return code, f"`prepare` reads a photo as the run did: {upright}transparent pixels get the mean colour of the data."

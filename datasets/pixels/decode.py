@@ -11,15 +11,7 @@ from importlib.util import find_spec
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from datasets.pixels.rules import (
-    HIGHEST_OF_SHALLOW,
-    SHALLOW,
-    ImageReadError,
-    Images,
-    PixelRules,
-    has_unknown_range,
-    to_array,
-)
+from datasets.pixels.rules import ImageReadError, Images, PixelRules
 from utils.text import warning
 
 try:
@@ -70,6 +62,11 @@ TURNS: dict[int, Callable[[np.ndarray], np.ndarray]] = {
     8: lambda pixels: pixels[:, ::-1].swapaxes(0, 1),
 }
 OPPOSITE = {6: 8, 8: 6}  # {orientation: the orientation whose change undoes it}; all others undo themselves
+MODES = {1: "L", 3: "RGB"}  # Pillow's modes by number of channels
+GREY_16_BIT = ("PNG", "PPM")  # formats whose images have 16 bits if Pillow opens them in mode I (32-bit integers)
+SHALLOW, HIGHEST_OF_SHALLOW = "16-bit files that use 12 bits or fewer, so 8 bits keep at most 16 of their levels", 2**12
+KEEP_VALUES = "set DATA.PIXELS=native, which keeps the values of the files (docs/pixels.md)"
+TIFF_BITS = ExifTags.Base.BitsPerSample
 
 
 def decode(data: bytes, rules: PixelRules) -> np.ndarray:
@@ -154,6 +151,40 @@ def _decode_any(data: bytes, rules: PixelRules) -> np.ndarray:
         is_turned = image.format == "TIFF"  # Pillow applies a TIFF's orientation when it reads the pixels
         orientation = orientation_of(data, image) if is_turned != rules.applies_exif else 1
         return _upright(to_array(image, rules), OPPOSITE.get(orientation, orientation) if is_turned else orientation)
+
+
+def to_array(image: Image.Image, rules: PixelRules) -> np.ndarray:
+    """Return a Pillow image, or its first frame, as uint8 [H, W, rules.num_channels]."""
+    if has_unknown_range(image):
+        raise ImageReadError(
+            f"it has 32 bits per pixel or signed values (Pillow's mode {image.mode}), whose range is unknown; save it with "
+            "8 or 16 bits, or set DATA.PIXELS=native (docs/pixels.md)"
+        )
+    if image.mode.startswith("I"):
+        image = _to_8_bits(image)
+    if image.has_transparency_data:
+        canvas, image = Image.new("RGB", image.size, rules.background), image.convert("RGBA")
+        canvas.paste(image, mask=image)
+        image = canvas
+    mode = MODES[rules.num_channels]
+    pixels = np.array(image if image.mode == mode else image.convert(mode))
+    return pixels[:, :, None] if pixels.ndim == 2 else pixels
+
+
+def has_unknown_range(image: Image.Image) -> bool:
+    """Return whether the pixels have 32 bits or signed values (only in TIFF), for which there is no standard range."""
+    is_signed = 2 in getattr(image, "tag_v2", {}).get(ExifTags.Base.SampleFormat, ())
+    return is_signed or image.mode == "F" or (image.mode == "I" and image.format not in GREY_16_BIT)
+
+
+def _to_8_bits(image: Image.Image) -> Image.Image:
+    """Scale a grey image of 16 bits (a TIFF may have fewer, such as 12) down to 8 bits."""
+    highest = 2 ** getattr(image, "tag_v2", {}).get(TIFF_BITS, (16,))[0] - 1
+    pixels = np.asarray(image).astype(np.uint32)
+    grey = Image.fromarray(((pixels * 255 + highest // 2) // highest).astype(np.uint8))
+    if "transparency" in image.info:  # a single transparent shade
+        grey.putalpha(Image.fromarray(np.where(pixels == image.info["transparency"], 0, 255).astype(np.uint8)))
+    return grey
 
 
 class _Reads(io.BytesIO):

@@ -7,7 +7,6 @@ from PIL import Image
 
 from configs.schema import Config
 from datasets.pixels import Pixels, pixels_of
-from datasets.pixels.rules import to_array
 from datasets.types import ImageSet
 
 DIGITS = Path(__file__).with_name("digits.npz")
@@ -32,8 +31,11 @@ class ArrayImages(ImageSet):
 
     def read(self, index: int) -> np.ndarray:
         image = self.images[self.row(index)]
-        if image.ndim == 3 and image.shape[2] == self.pixels.num_channels:
-            return image
+        pixels = image.reshape(*image.shape[:2], -1)
+        if pixels.shape[2] == self.pixels.num_channels:
+            return pixels
+        from datasets.pixels.decode import to_array
+
         return to_array(Image.fromarray(image), self.pixels)
 
 

@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 
 from configs.schema import Config
+from configs.tables import import_named
 from datasets.order import Piece
 from datasets.pixels import Pixels, pixels_of
-from datasets.pixels.rules import to_array
-from datasets.targets.one_class import targets_of
+from datasets.pixels.decode import to_array
 from datasets.transforms.crop import BySize
 from datasets.types import Batch, ImageSet
 
@@ -56,7 +56,7 @@ def read_synthetic(config: Config, *_: object) -> tuple[ImageSet, ImageSet]:
     targets = np.random.default_rng(config.SEED).integers(num_classes, size=config.DATA.SYNTHETIC_SIZE)
     images = SyntheticImages(targets, [str(number) for number in range(num_classes)])
     images = images.with_facts(
-        meaning=targets_of(config).invent(num_classes),
+        meaning=import_named("datasets", config.task.targets).invent(num_classes),
         split={"rule": "none", "training": "synthetic", "validation": "synthetic"},
     )
     return images, copy(images)

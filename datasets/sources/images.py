@@ -33,6 +33,9 @@ class EncodedImages(ImageSet):
     def read(self, index: int) -> np.ndarray:
         return self.pixels.decode(self.file(index)[1])
 
+    def look_into(self, is_remote: bool) -> tuple[Pixels, list[str]]:
+        return self.pixels.look_into(self, is_remote)
+
     def kinds(self, index: int) -> Sequence[str]:
         return self.pixels.kinds(lambda: self.file(index)[1])
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -145,23 +145,11 @@ def _warn_of_sorted_rows(train: "ParquetImages") -> list[str]:
 # --- the columns ---
 
 
-class Columns(NamedTuple):
-    """The columns of images and file names, as dotted parquet paths, and those of targets."""
-
-    image: str
-    path: str | None  # the file name that is stored with an image
-    labels: ParquetColumns
-
-
-def choose_columns(file: Path, schema: Any, first: Any, config: Config, reading: OneLabel) -> Columns:
-    """Return the columns of DATA.COLUMNS, or the columns that are usual on Hugging Face.
-
-    `schema`, `first`: pyarrow's schemas of this file and of the first one.
-    """
+def choose_columns(file: Path, schema: Any, first: Any, config: Config, reading: OneLabel) -> ParquetColumns:
+    """Return the columns of a file. `schema`, `first`: pyarrow's schemas of this file and of the first one."""
     name = (config.DATA.COLUMNS or USUAL_COLUMNS)[0]
-    places = bytes_and_path(schema.field(name)) if schema.names.count(name) == 1 else None
-    labels = reading.find_in_parquet(file, schema, first, places is not None)
-    return Columns(*places, labels)
+    images = bytes_and_path(schema.field(name)) if schema.names.count(name) == 1 else None
+    return reading.find_in_parquet(file, schema, first, images)
 
 
 def bytes_and_path(field: Any) -> tuple[str, str | None] | None:
@@ -180,7 +168,7 @@ def bytes_and_path(field: Any) -> tuple[str, str | None] | None:
 
 
 def add_rows(
-    builder: IndexBuilder, files: Sequence[Path], choose: Callable[[Path, Any, Any], Columns], reading: OneLabel
+    builder: IndexBuilder, files: Sequence[Path], choose: Callable[[Path, Any, Any], ParquetColumns], reading: OneLabel
 ) -> dict:
     """Add the rows of these files to the index. `choose`: see choose_columns; `reading`: of their targets."""
     with ThreadPoolExecutor(NUM_THREADS, "parquet") as pool:
@@ -195,10 +183,9 @@ def add_rows(
         schemas = list(each(lambda file: opened(file).schema_arrow))
         found = [choose(file, schema, schemas[0]) for file, schema in zip(files, schemas, strict=True)]
         columns = _common_columns(files, found)
-        if columns.labels.are_names:
-            found = each(lambda file: reading.names_in_parquet(file, columns.labels, read_columns))
-            labels = columns.labels._replace(classes=tuple(sorted({*itertools.chain(*found)})))
-            columns = columns._replace(labels=labels)
+        if columns.are_names:
+            found = each(lambda file: reading.names_in_parquet(file, columns, read_columns))
+            columns = columns._replace(classes=tuple(sorted({*itertools.chain(*found)})))
         hashes = RowHashes()
         rows = shown(each(lambda file: _read_rows(file, columns, reading)), "index", len(files), unit="files")
         for number, (groups, labels, names) in enumerate(rows):
@@ -213,15 +200,14 @@ def add_rows(
     in_order = np.sort(hashes.take())
     # Names are keys if each image has its own name. A row without a name has an empty name.
     has_keys = not (in_order[1:] == in_order[:-1]).any() and hash(b"") not in in_order
-    labels = columns.labels
-    return {"image": columns.image, "classes": labels.classes, "are_names": labels.are_names, "has_keys": has_keys}
+    return {"image": columns.image, "classes": columns.classes, "are_names": columns.are_names, "has_keys": has_keys}
 
 
-def _common_columns(files: Sequence[Path], found: Sequence[Columns]) -> Columns:
+def _common_columns(files: Sequence[Path], found: Sequence[ParquetColumns]) -> ParquetColumns:
     """Return the columns of all files, which must be the same."""
     first = found[0]
     for file, columns in zip(files, found, strict=True):
-        if (columns.image, columns.labels) != (first.image, first.labels):
+        if columns._replace(path=None) != first._replace(path=None):
             raise DataError(
                 f"{file} and {files[0]} differ in the columns of images or labels, or in the class names, so they "
                 "belong to different data sets; move one of them elsewhere"
@@ -260,12 +246,12 @@ def read_columns(file: Path | str, columns: Sequence[str], group: int | None = N
 
 
 def _read_rows(
-    file: Path, columns: Columns, reading: OneLabel
+    file: Path, columns: ParquetColumns, reading: OneLabel
 ) -> tuple[list[tuple[int, int, int]], np.ndarray, list[bytes]]:
     """Return a file's row groups, the targets of its rows, and its image names (all empty if any is missing)."""
     groups, names = row_groups(file, columns), []
     num_rows = sum(rows for _, rows, _ in groups)
-    targets = reading.from_parquet(file, columns.labels, num_rows, read_columns)
+    targets = reading.from_parquet(file, columns, num_rows, read_columns)
     if columns.path:
         texts = read_columns(file, [columns.path]).column(0).flatten()[0]
         names = [] if texts.null_count else [text.encode(errors="surrogateescape") for text in texts.to_pylist()]
@@ -274,7 +260,7 @@ def _read_rows(
     return groups, targets, names or [b""] * len(targets)
 
 
-def row_groups(file: Path, columns: Columns) -> list[tuple[int, int, int]]:
+def row_groups(file: Path, columns: ParquetColumns) -> list[tuple[int, int, int]]:
     """Return (number, rows, bytes of the images) of each row group that has rows, as the footer states them."""
     with opened(file) as content:
         metadata, groups = content.metadata, []

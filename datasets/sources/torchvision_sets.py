@@ -11,7 +11,7 @@ from PIL import ImageOps
 
 from configs.schema import Config
 from datasets.pixels import Pixels, pixels_of
-from datasets.pixels.rules import to_array
+from datasets.pixels.decode import to_array
 from datasets.sources import TORCHVISION, find_source, own_split
 from datasets.sources.arrays import ArrayImages
 from datasets.sources.images import FileImages

@@ -16,9 +16,9 @@ from datasets.sources import data_root, parquet
 from datasets.sources import folder as folders
 from datasets.sources.listing import Lists, Rows, open_list, to_image_sets
 from datasets.sources.shards import ShardFolder, ShardImages, ShardTar, open_table
-from datasets.sources.tar import Member
+from datasets.sources.tar import Member, Tar
 from datasets.targets.by_label import ByName
-from datasets.targets.labels import ROWS_AT_ONCE, OneLabel, ParquetColumns, TarLabels
+from datasets.targets.labels import ROWS_AT_ONCE, OneLabel, ParquetColumns
 from datasets.targets.one_class import OneClass
 from datasets.types import ImageSet
 from utils.errors import DataError
@@ -89,20 +89,17 @@ def _read_lines(file: Path, add: Callable[[Rows], None]) -> None:
             add(Rows(list(paths), [CLASS] * len(paths), np.array(numbers), []))
 
 
-class NoTarLabels(TarLabels):
-    """The labels of a tar are not read."""
+class NoLabels(OneLabel):
+    """The labels in parquet files and tars are not read: all images have class 0."""
+
+    def in_tar(self, tar: Tar) -> "NoLabels":
+        return self
 
     def add(self, key: str, ending: str, member: Member) -> None:
         """Read nothing."""
 
     def of_images(self, images: Mapping[str, Member], endings: Sequence[str]) -> np.ndarray:
         return np.zeros(len(images), np.int64)
-
-
-class NoLabels(OneLabel):
-    """The labels in parquet files and tars are not read. All images have class 0."""
-
-    in_tar = NoTarLabels
 
     def from_parquet(self, file: Path, columns: ParquetColumns, num_rows: int, read: Callable) -> np.ndarray:
         return np.zeros(num_rows, np.int32)
@@ -145,7 +142,7 @@ def _read_parquet(config: Config, root: Path) -> ImageSet:
     return parquet.ParquetImages(config.DATA, index, range(len(targets)), targets)
 
 
-def _image_columns(file: Path, schema: Any, first: Any) -> parquet.Columns:
+def _image_columns(file: Path, schema: Any, first: Any) -> ParquetColumns:
     """Return the columns of a file's images: `image` or `img`, or else its only column of bytes."""
     found = {field.name: places for field in schema if (places := parquet.bytes_and_path(field)) is not None}
     usual = [name for name in ("image", "img") if name in found]
@@ -155,4 +152,4 @@ def _image_columns(file: Path, schema: Any, first: Any) -> parquet.Columns:
             f"{file}: no column of bytes is named `image` or `img`, and there is not exactly one column of bytes (columns: "
             f"{columns}); rename the column with the images to image"
         )
-    return parquet.Columns(*found[usual[0] if usual else next(iter(found))], ParquetColumns((), classes=(CLASS,)))
+    return ParquetColumns(*found[usual[0] if usual else next(iter(found))], (), classes=(CLASS,))

@@ -11,7 +11,6 @@ from torch import Tensor
 from configs.schema import Config
 from datasets.targets.by_label import ByName
 from datasets.targets.labels import Cells, Labels, OneLabel, shortened
-from datasets.targets.numbering import ByList
 from datasets.targets.one_class import OneClass, count_classes
 from datasets.types import ImageSet
 from utils.errors import DataError
@@ -77,9 +76,6 @@ class SeparatedLabels(OneLabel):
 
     if_empty = None
 
-    def are_numbers(self, lists: Sequence[Labels]) -> bool:
-        return False
-
     def numbers(self, lists: Sequence[Labels]) -> tuple[list[np.ndarray], list[str]]:
         """Return the number of each label as written, and the classes."""
         return [np.arange(len(each.written), dtype=np.int32) for each in lists], self._classes(lists)
@@ -87,7 +83,7 @@ class SeparatedLabels(OneLabel):
     def _classes(self, lists: Sequence[Labels]) -> list[str]:
         return sorted({name for labels in lists for written in labels.written for name in self._parsed(written)})
 
-    def meanings(self, lists: Sequence[Labels], classes: list[str], numbering: ByList) -> list[OneClass]:
+    def meanings(self, lists: Sequence[Labels], classes: list[str], folders: list[str]) -> list[OneClass]:
         number = {name: number for number, name in enumerate(classes)}
         parsed = [[self._parsed(written) for written in labels.written] for labels in lists]
         if not any(itertools.chain.from_iterable(parsed)):

@@ -63,10 +63,12 @@ class Cells(NamedTuple):
 
 
 class ParquetColumns(NamedTuple):
-    """The columns of targets in parquet files."""
+    """The columns of images, file names and targets, as dotted parquet paths."""
 
-    names: tuple[str, ...]
-    are_names: bool = False  # whether the values are class names instead of numbers
+    image: str
+    path: str | None  # the file name that is stored with an image
+    labels: tuple[str, ...]
+    are_names: bool = False  # whether labels are names of classes instead of numbers
     classes: tuple[str, ...] | None = None  # the names of the classes by number, if they are known
 
 
@@ -97,11 +99,6 @@ class ListedLabels:
             return []
         names = [os.path.basename(folders[pair & 0xFFFFFFFF].rstrip("/")) for pair in sorted(self._pairs)]
         return names if len({*names}) == num_labels and not any(not name or name.isdecimal() for name in names) else []
-
-    def num_different(self, rows: list[int]) -> int:
-        """Return how many of these rows have another label than the first of them."""
-        labels = self.of_rows[rows]
-        return int(np.count_nonzero(labels[1:] != labels[:1]))
 
 
 class TarLabels:
@@ -199,14 +196,12 @@ class OneLabel:
         """Return the classes, and for each list the targets and their meaning."""
         labels = [Labels.of(index, part, file) for part, file in enumerate(files)]
         (numbers, *_), classes = self.numbers(labels)
-        numbering: ByList = ByName()
-        if self.are_numbers(labels):
-            found = dict(zip(numbers.tolist(), index.facts["folder_names"], strict=False))
-            numbering = ByNumber([found.get(number, name) for number, name in enumerate(classes)] if found else ())
+        found = dict(zip(numbers.tolist(), index.facts["folder_names"], strict=False))
+        names = [found.get(number, name) for number, name in enumerate(classes)] if found else []
         targets = [index.column(f"{part}.target") for part in range(len(files))]
-        return classes, [*zip(targets, self.meanings(labels, classes, numbering), strict=True)]
+        return classes, [*zip(targets, self.meanings(labels, classes, names), strict=True)]
 
-    def are_numbers(self, lists: Sequence[Labels]) -> bool:
+    def _are_numbers(self, lists: Sequence[Labels]) -> bool:
         """Return whether more than half of the images have a numeric label. If so, other labels are typos, not names."""
         if not self._allow_names:
             return True
@@ -218,7 +213,7 @@ class OneLabel:
     def numbers(self, lists: Sequence[Labels]) -> tuple[list[np.ndarray], list[str]]:
         """Return the target number of each list's labels, and the classes. If there are two lists, the first is for
         training and must have all classes. Labels that are not numbers are class names, numbered in sorted order."""
-        if self.are_numbers(lists):
+        if self._are_numbers(lists):
             targets = [_numbered_targets(self._config, labels) for labels in lists]
             num_images = sum(int(each.counts.sum()) for each in lists)
             classes = numbered_classes(self._config, targets, [each.where for each in lists], num_images)
@@ -229,8 +224,9 @@ class OneLabel:
             targets = [np.array([number[names[label]] for label in labels.written], np.int32) for labels in lists]
         return targets, classes
 
-    def meanings(self, lists: Sequence[Labels], classes: list[str], numbering: ByList) -> list[OneClass]:
-        """Return what the targets of each list mean."""
+    def meanings(self, lists: Sequence[Labels], classes: list[str], folders: list[str]) -> list[OneClass]:
+        """Return what the targets of each list mean. `folders`: for each class, the folder with all its images."""
+        numbering = ByNumber(folders) if self._are_numbers(lists) else ByName()
         return [OneClass(numbering)] * len(lists)
 
     def describe(self, train: ImageSet) -> tuple[str, ...]:
@@ -239,9 +235,13 @@ class OneLabel:
 
     # --- parquet files and tars ---
 
-    def find_in_parquet(self, file: Path, schema: Any, first: Any, has_images: bool) -> ParquetColumns:
-        """Return the columns of targets in a file. `schema`, `first`: pyarrow's schemas of this and of the first file;
-        `has_images`: whether its column of images is one."""
+    def find_in_parquet(
+        self, file: Path, schema: Any, first: Any, images: tuple[str, str | None] | None
+    ) -> ParquetColumns:
+        """Return the columns of DATA.COLUMNS, or the columns that are usual on Hugging Face.
+
+        `schema`, `first`: pyarrow's schemas of this and of the first file; `images`: the paths of bytes and names of images.
+        """
         import pyarrow.types as types
 
         names = self._config.DATA.COLUMNS or USUAL_COLUMNS
@@ -250,12 +250,13 @@ class OneLabel:
             raise DataError(f"{file}: column {missing[0]} is missing or repeated among {columns}; {NAME_COLUMNS}")
         image, label = (schema.field(name) for name in names)
         kind = _value_type(label.type)
-        if not (types.is_integer(kind) or is_text(kind)) or not has_images:
+        if not (types.is_integer(kind) or is_text(kind)) or images is None:
             raise DataError(
                 f"{file}: {image.name} has the type {image.type} and {label.name} {label.type}; images are stored as "
                 f"binary or as a struct with bytes, labels are whole numbers or names, so {NAME_COLUMNS}"
             )
-        return ParquetColumns((label.name,), is_text(kind), None if is_text(kind) else _class_names(schema, label.name))
+        classes = None if is_text(kind) else _class_names(schema, label.name)
+        return ParquetColumns(*images, (label.name,), is_text(kind), classes)
 
     def names_in_parquet(self, file: Path, columns: ParquetColumns, read: Callable) -> set[str]:
         """Return the class names in a file whose labels are names. `read`: read_columns in sources/parquet.py."""
@@ -274,7 +275,7 @@ class OneLabel:
         if (wrong := (numbers < 0) | (numbers >= limit)).any():
             row = int(wrong.argmax())
             raise DataError(
-                f"{file}, row {row}: {columns.names[0]} is {numbers[row]}, which is not a class number from 0 to "
+                f"{file}, row {row}: {columns.labels[0]} is {numbers[row]}, which is not a class number from 0 to "
                 f"{limit - 1:,}, as in {counted(int(wrong.sum()), 'row')} of {len(numbers):,}; test images of a "
                 f"competition have negative labels: move such files elsewhere, or {NAME_COLUMNS}"
             )
@@ -344,10 +345,10 @@ def _parquet_labels(file: Path, columns: ParquetColumns, read: Callable) -> Any:
     """Return the labels of a file as integers or strings. Raise DataError if a label is missing."""
     import pyarrow
 
-    column = read(file, columns.names).column(0)
+    column = read(file, columns.labels).column(0)
     if column.null_count:
         row = column.is_null().index(True).as_py()
-        raise DataError(f"{file}, row {row}: {columns.names[0]} is missing; remove the row, or give it a label")
+        raise DataError(f"{file}, row {row}: {columns.labels[0]} is missing; remove the row, or give it a label")
     return column.cast(pyarrow.string() if columns.are_names else _value_type(column.type))
 
 

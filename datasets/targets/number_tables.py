@@ -27,8 +27,7 @@ class ListedNumbers:
     """The numbers of a list on their way into an index."""
 
     def __init__(self, builder: IndexBuilder, part: int):
-        self._builder, self._name = builder, f"{part}.number"
-        self._num_columns = 1
+        self._builder, self._name, self._num_columns = builder, f"{part}.number", 1
 
     def add(self, values: np.ndarray, lines: np.ndarray, folders: np.ndarray) -> None:
         """Add the numbers of the next rows: float64 [rows, outputs]."""
@@ -36,13 +35,8 @@ class ListedNumbers:
         self._builder.add(self._name, values)
 
     def finish(self, folders: list[str]) -> None:
-        """All numbers are in the index."""
-
-    def num_different(self, rows: list[int]) -> int:
-        """Return how many of these rows have other numbers than the first of them."""
-        values = self._builder.column(self._name).reshape(-1, self._num_columns)[rows]
-        are_equal = (values == values[:1]) | (np.isnan(values) & np.isnan(values[:1]))
-        return int(np.count_nonzero(~are_equal.all(axis=1)))
+        """Find the numbers of each row, as integers, of which all NaN are equal."""
+        self.of_rows = self._builder.column(self._name).view("<i8").reshape(-1, self._num_columns)
 
 
 class TarNumbers:
@@ -116,7 +110,8 @@ class NumberColumns(OneLabel):
         """Return a column as float64. Raise DataError for a cell that is not a number."""
         try:  # all at once, because that is much faster
             values = np.array([float(cell or "nan") for cell in column])
-            if "_" not in "".join(column) and not (np.abs(values) > LARGEST).any():
+            num_present = np.count_nonzero(np.abs(values) <= LARGEST)
+            if num_present == len(column) - column.count("") and "_" not in "".join(column):
                 return values
         except ValueError:
             pass
@@ -146,22 +141,24 @@ class NumberColumns(OneLabel):
 
     # --- parquet files and tars ---
 
-    def find_in_parquet(self, file: Path, schema: Any, first: Any, has_images: bool) -> ParquetColumns:
-        if not has_images:
+    def find_in_parquet(
+        self, file: Path, schema: Any, first: Any, images: tuple[str, str | None] | None
+    ) -> ParquetColumns:
+        if images is None:
             name = (self._config.DATA.COLUMNS or USUAL_COLUMNS)[0]
             raise DataError(f"{file}: {name} is no column of images; {NAME_COLUMNS}")
         names = _numeric_columns(first) if self._names == ["*"] else self._names
         if missing := [name for name in names if name not in schema.names]:
             known = ", ".join(schema.names)
             raise DataError(f"{file}: there is no column {missing[0]} among {known}; name the columns in DATA.COLUMNS")
-        return ParquetColumns(tuple(names), classes=tuple(names))
+        return ParquetColumns(*images, tuple(names), classes=tuple(names))
 
     def from_parquet(self, file: Path, columns: ParquetColumns, num_rows: int, read: Callable) -> np.ndarray:
         """Return float64 [rows, outputs]."""
         import pyarrow
 
-        table, found = read(file, columns.names), np.empty((num_rows, len(columns.names)))
-        for place, name in enumerate(columns.names):
+        table, found = read(file, columns.labels), np.empty((num_rows, len(columns.labels)))
+        for place, name in enumerate(columns.labels):
             column = table.column(name)
             try:
                 values = column.cast(pyarrow.float64(), safe=False).to_numpy()

@@ -26,15 +26,18 @@ class NumberTargets(OneClass):
     Batches: float32 [B, outputs], standardized.
     """
 
-    nouns = "numbers"
     has_one_name = near_copies_agree = False
     part_noun, part_nouns = "range of numbers", "ranges of numbers"
 
     def __init__(self, values: np.ndarray, mean: np.ndarray | float = 0.0, deviation: np.ndarray | float = 1.0):
         """`values`: float64 [targets, outputs] in the units of the data; `mean`, `deviation`: [outputs]."""
         super().__init__(ByName())
-        self.values, self.is_present = values, ~np.isnan(values)
-        self._standardized = torch.from_numpy(((values - mean) / deviation).astype(np.float32))
+        self.values, self._mean, self._deviation = values, mean, deviation
+
+    @property
+    def is_present(self) -> np.ndarray:
+        """Return bool [targets, outputs]."""
+        return ~np.isnan(self.values)
 
     @classmethod
     def invent(cls, num_classes: int) -> "NumberTargets":
@@ -66,7 +69,7 @@ class NumberTargets(OneClass):
         return self.is_present[:, classes].any(1)[targets]
 
     def classes_of(self, target: int) -> tuple[int, ...]:
-        return tuple(np.flatnonzero(self.is_present[target]).tolist())
+        return tuple(np.flatnonzero(~np.isnan(self.values[target])).tolist())
 
     def renumber(self, targets: np.ndarray, lookup: np.ndarray) -> tuple["NumberTargets", np.ndarray]:
         values = np.full((len(self.values), int(lookup.max()) + 1), np.nan)
@@ -77,8 +80,8 @@ class NumberTargets(OneClass):
     by_list, allocate, batch = LabelSets.by_list, LabelSets.allocate, LabelSets.batch
 
     def put(self, target: int, place: Tensor) -> None:
-        row = self._standardized[target]
-        place[: len(row)] = row
+        row = (self.values[target] - self._mean) / self._deviation
+        place[: len(row)] = torch.from_numpy(row)
         place[len(row) :] = math.nan
 
     def strata(self, image_set: ImageSet) -> ImageSet:
@@ -119,10 +122,14 @@ class Strata(LabelSets):
 
     def __init__(self, strata: np.ndarray):
         """`strata`: int [targets, outputs], the number of a range, or -1 where a number is missing."""
-        count, numbers, first = strata.max(initial=0) + 2, np.zeros(len(strata), np.int64), np.zeros(1, np.int64)
-        for column in strata.T:  # np.unique is slow with several columns
-            _, first, numbers = np.unique(numbers * count + column + 1, return_index=True, return_inverse=True)
-        super().__init__([tuple(number for number in row if number >= 0) for row in strata[first].tolist()])
+        numbers = np.zeros(len(strata), np.int64)
+        for column in strata.T:  # sorting, as np.unique does, would take much longer
+            # The strata of a column are NUM_STRATA consecutive numbers at most.
+            keys = numbers * (NUM_STRATA + 1) + np.maximum(column - column.max(initial=0) + NUM_STRATA, 0)
+            numbers = (np.cumsum(np.bincount(keys) > 0) - 1)[keys]
+        examples = np.zeros(numbers.max(initial=-1) + 1, np.int64)  # a target with each set
+        examples[numbers] = np.arange(len(numbers))
+        super().__init__([tuple(number for number in row if number >= 0) for row in strata[examples].tolist()])
         self._numbers = numbers  # the number of the set of each target
 
     def count(self, targets: np.ndarray, num_classes: int) -> np.ndarray:
@@ -211,6 +218,8 @@ def standardized(
 def _with_columns(images: ImageSet, count: int) -> ImageSet:
     """Return images with this number of columns. Those that the data lack have no numbers."""
     lacking = count - images.meaning.values.shape[1]
+    if not lacking:
+        return images
     values = np.pad(images.meaning.values, ((0, 0), (0, lacking)), constant_values=np.nan)
     return images.with_facts(meaning=NumberTargets(values))
 

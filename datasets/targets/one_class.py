@@ -12,23 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configs.schema import Config
-from configs.tables import import_named
 from datasets.targets.numbering import ByList
 
 LISTED = ByList()
 NUM_SMALLEST = 3  # the number of smallest classes that the log names
 
 
-def targets_of(config: Config) -> "type[OneClass]":
-    """Return the class of the targets that the task of these settings has."""
-    return import_named("datasets", config.task.targets)
-
-
 class OneClass:
     """Each image has one class, whose number is its target."""
 
-    nouns = "classes"  # what the outputs of the model stand for
     part_noun, part_nouns = "class", "classes"  # the parts of the data from which a split takes an equal share
     near_copies_agree = True  # whether images that look the same must have the same target
 

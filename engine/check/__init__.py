@@ -268,7 +268,8 @@ def check_training(table: Table, plan: TrainPlan, folder: Path | None, startup: 
 
 def check_labels(plan: TrainPlan, trainer: Trainer) -> Iterator[Finding]:
     """Count the labels that are probably wrong, as scripts/labels.py does, with the features that a run uses to fit a new classifier."""
-    if plan.config.MODEL.NEW_CLASSIFIER == "random" or plan.inputs.checkpoint:
+    has_one_label = plan.config.task.has_classes and not plan.config.task.has_several_classes
+    if not has_one_label or plan.config.MODEL.NEW_CLASSIFIER == "random" or plan.inputs.checkpoint:
         return
     from engine.features.compute import ReadByLayers, features_of_images, has_zero_classifier
     from engine.features.doubts import FEWEST_JUDGED, MOST_JUDGED, describe_doubts
@@ -279,7 +280,7 @@ def check_labels(plan: TrainPlan, trainer: Trainer) -> Iterator[Finding]:
         return
     if most:
         sets = [each.take(np.linspace(0, len(each) - 1, min(most, len(each))).astype(np.int64)) for each in sets]
-    if sum(map(len, sets)) * plan.num_classes > MOST_JUDGED or plan.config.task.noun == "number":
+    if sum(map(len, sets)) * plan.num_classes > MOST_JUDGED:
         return
     if data.IMAGE_CHANNELS not in (1, 3) or data.RGB:
         from engine.features.channels import start_channels

@@ -15,7 +15,7 @@ from datasets.bad_images import num_allowed
 from datasets.batching import batching_of
 from datasets.copies import are_equal, contradictions, copies_in_training, num_repeated
 from datasets.identity import Group, ImageContents
-from datasets.pixels.rules import KEEP_VALUES, SHALLOW
+from datasets.pixels.decode import KEEP_VALUES, SHALLOW
 from datasets.types import ImageReadError, ImageSet
 from engine.evaluation.scores import FEW, interval_of
 from engine.quick_checks import OK, WARN, WRONG, Finding

@@ -15,10 +15,8 @@ from torch.export import Dim
 
 from configs.schema import Config, Data
 from datasets import build_normalize
-from datasets.pixels import pixels_of
-from datasets.pixels.decode import open_image
-from datasets.pixels.resize import pillow_resizes_height_first
-from datasets.pixels.rules import to_array
+from datasets.pixels import pillow_resizes_height_first, pixels_of
+from datasets.pixels.decode import open_image, to_array
 from datasets.transforms.crop import EvalTransform
 from datasets.types import ImageReadError, ImageSet
 from engine.confidence.known import LIKE_ROUNDING, MOST_MOVED

@@ -1,6 +1,6 @@
 """Adds TRAIN.OBJECTIVE features to a training step: a student with maps, the teacher's features, and their loss."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -246,22 +246,21 @@ LABELLED = "DATA.LABELLED_PATH"
 
 def load_labelled(config: Config, process: Process, log: Log) -> Labelled:
     """Return the labelled images, ready for evaluations. Collective."""
-    images = process.after_first(lambda: read_labelled(config, log.say))
+    images = process.after_first(lambda: read_labelled(config))
     num_images, num_classes = counted(len(images), "image"), counted(len(images.classes), "class")
     log.say(f"labelled images for the k-NN accuracy: {num_images} of {num_classes}")
     bad_images = BadImages(images, config.DATA.MAX_BAD_FRACTION, log.warn)
     return Labelled(build_eval_data(config, images, process), bad_images)
 
 
-def read_labelled(config: Config, say: Callable[[str], None]) -> ImageSet:
+def read_labelled(config: Config) -> ImageSet:
     """Return the images of DATA.LABELLED_PATH: from its class folders, or from train/ if it has train/ and val/."""
     path = config.DATA.LABELLED_PATH
     if not Path(path).expanduser().is_dir():
         raise DataError(f"{LABELLED}: {path} is not a folder; name a folder with a folder of images for each class")
     data = replace(config.DATA, DATASET="imagefolder", DATA_PATH=path, CLASSES=None)
-    start = replace(config.START, EVAL=False)
     try:
-        train, _ = read_image_folder(replace(config, DATA=data, START=start), say)
+        train, _ = read_image_folder(replace(config, DATA=data), only_validation=False)
     except DataError as error:
         raise DataError(f"{LABELLED}: {str(error).removeprefix('DATA.DATA_PATH: ')}") from None
     counts = train.count_classes()

@@ -12,7 +12,7 @@ from models.export.model_card import model_card
 from models.export.subject import Subject
 from models.vit import architecture_of
 from models.weights.metadata import USUAL
-from models.weights.native_pixels import NATIVE
+from models.weights.record import OF_PIXELS
 from models.weights.torch_files import to_safetensors
 
 
@@ -55,7 +55,7 @@ def timm_config(subject: Subject) -> dict[str, Any]:
     if channels != 3:
         arguments = arguments | {"in_chans": channels}  # timm also takes it from input_size, but transformers does not
     # timm does not know the settings of native pixels.
-    images = {name: value for name, value in subject.data.items() if name not in NATIVE.values()}
+    images = {name: value for name, value in subject.data.items() if name not in OF_PIXELS.values()}
     facts = layers | images | {"num_classes": model.num_classes, "fixed_input_size": has_fixed_size}
     return {
         "architecture": architecture,

@@ -21,7 +21,7 @@ from models.weights.metadata import (
     pretrained_cfg,
     timm_name,
 )
-from models.weights.native_pixels import channels_of_colours
+from models.weights.record import OF_PIXELS
 from models.weights.state import Weights
 from utils.errors import ConfigError, naming_damage
 from utils.files import short_name
@@ -75,7 +75,8 @@ def load_pretrained(
             start = "zeros" if zeros else "random weights"
             lines += _fit_heads(model, state, [] if reason else theirs or [], classes, needs_head, start, reason)
         state = fit_image_size(model, state, lines)
-        _fit_channels(model, state, lines, channels_of_colours(weights.record.get("config", {}), settings or {}))
+        has_colours = OF_PIXELS["PIXELS"] not in weights.record.get("data", {})  # the weights are for colours of 8 bits
+        _fit_channels(model, state, lines, tuple((settings or {}).get("DATA.RGB", ()) * has_colours))
         changed = differences(weights.record, settings, ARCHITECTURE) if settings else []
         _check_same_architecture(model, state, classifier_names(model), changed)
     except ConfigError as error:

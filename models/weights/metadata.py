@@ -13,8 +13,7 @@ from configs.values import of_role
 from models.kwargs import SETTING_BY_TYPE, SETTING_OF
 from models.weights.files import SUFFIXES, find_file, format_of, read_record, read_state_dict
 from models.weights.names import TRANSFORMERS_KINDS
-from models.weights.native_pixels import NATIVE
-from models.weights.record import CALIBRATION
+from models.weights.record import CALIBRATION, OF_PIXELS
 from utils.errors import ConfigError, did_you_mean, naming_damage
 from utils.files import content_of, short_name
 from utils.torch_internals import import_timm
@@ -265,7 +264,7 @@ def image_settings_of(facts: Mapping[str, Any]) -> dict[str, Any]:
         "DATA.INTERPOLATION": facts["interpolation"],
         "DATA.IMAGENET_MEAN": list(facts["mean"]),
         "DATA.IMAGENET_STD": list(facts["std"]),
-        **{f"DATA.{name}": facts[key] for name, key in NATIVE.items() if key in facts},
+        **{f"DATA.{name}": facts[key] for name, key in OF_PIXELS.items() if key in facts},
     }
 
 

@@ -4,10 +4,11 @@ from argparse import Namespace
 from typing import Any
 
 from configs.schema import Data
-from models.weights.native_pixels import facts_of_pixels
 
 CALIBRATION = "calibration"  # the key of the temperature, in a checkpoint and in the metadata of an export
 KNOWN = "known"  # the key, in a calibration, of the statistics of the validation images for predict.py -unknown
+# {setting of DATA for images with the values of their files: its name in the preprocessing}
+OF_PIXELS = {"PIXELS": "pixels", "RANGE": "range", "RGB": "rgb", "CHANNEL_FILES": "channel_files"}
 PREFERRED = "preferred"  # an entry of halfstep checkpoints: the key of the better of raw and EMA weights
 
 # Metadata of halfstep's checkpoints and exports with their types. Other programs may use these names differently.
@@ -43,4 +44,5 @@ def preprocessing_of(data: Data) -> dict[str, Any]:
         "input_size": [data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE],
         "interpolation": data.INTERPOLATION,
     }
-    return facts | facts_of_pixels(data)
+    others = {key: getattr(data, name) for name, key in OF_PIXELS.items() if getattr(data, name) != getattr(Data, name)}
+    return facts | {key: [*value] if isinstance(value, tuple) else value for key, value in others.items()}

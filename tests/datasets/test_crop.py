@@ -15,7 +15,7 @@ from torchvision.transforms import InterpolationMode, RandomResizedCrop, functio
 
 from configs.schema import Config, Data
 from datasets.pixels import Pixels
-from datasets.pixels.rules import to_array
+from datasets.pixels.decode import to_array
 from datasets.transforms.crop import EvalTransform, Normalize, TrainTransform, crop_box
 from datasets.types import ImageReadError
 from tests.support.image_sets import noise

@@ -9,9 +9,17 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from datasets.pixels.decode import ORIENTATION, TURNS, decode, naming_errors, open_image, orientation_of
+from datasets.pixels.decode import (
+    ORIENTATION,
+    TURNS,
+    decode,
+    has_unknown_range,
+    naming_errors,
+    open_image,
+    orientation_of,
+)
 from datasets.pixels.native.unread import NUMPY, TIFF_BITS, TIFFS, is_dicom
-from datasets.pixels.rules import ImageReadError, PixelRules, has_unknown_range
+from datasets.pixels.rules import ImageReadError, PixelRules
 
 PNG_START, PNG_DEPTH = b"\x89PNG\r\n\x1a\n", 24  # the first bytes, and the position of the bits per value
 PNG_HEADER, PNG_KIND, GREY_AND_OPACITY, EIGHT_BITS_RGBA = slice(12, 29), 25, 4, b"\x08\x06"

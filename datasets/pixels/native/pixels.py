@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config, Data
+from datasets.pixels import Pixels, Resize
 from datasets.pixels.decode import OTHER_FORMATS
-from datasets.pixels.eight_bits import Pixels, Resize
 from datasets.pixels.native.values import channels_to_show, split_limits
 from datasets.pixels.rules import ImageReadError, Images
-from datasets.pixels.survey import Survey
+from datasets.pixels.survey import Ranges
 from utils.errors import DataError
 
 NUM_TRIED = 10  # images until one can be read, which decides the type
@@ -95,8 +95,7 @@ class NativePixels(Pixels):
     def identity(self) -> dict[str, int | bool | str | None | tuple[int, ...]]:
         return super().identity() | {"kind": self.kind, "channel_files": self.channel_files}
 
-    def survey(self, count: int) -> Survey:
-        from datasets.pixels.native.ranges import Ranges
+    def survey(self, count: int) -> Ranges:
 
         return Ranges(self.kind, count, self.num_channels)
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from configs.schema import Data
-from datasets.pixels import pixels_of, resize
-from datasets.pixels.rules import to_array
+from datasets.pixels import pixels_of
+from datasets.pixels.decode import to_array
 from datasets.transforms.crop import EvalTransform
 from engine.evaluation.image_test import ImageTest
 from engine.export.photo import Photo, drawn_photos, refuse_unsupported
@@ -47,7 +47,7 @@ def test_pixels_differ_by_at_most_one_for_photos_of_any_size(interpolation, mode
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("is_height_first", [False, True])
 def test_nearly_all_pixels_of_drawn_photos_are_equal(monkeypatch, interpolation, is_height_first):
-    monkeypatch.setattr(resize, "pillow_resizes_height_first", lambda: is_height_first)
+    monkeypatch.setattr("datasets.pixels.pillow_resizes_height_first", lambda: is_height_first)
     monkeypatch.setattr("engine.export.photo.pillow_resizes_height_first", lambda: is_height_first)
     data = replace(DATA, IMAGE_SIZE=224, INTERPOLATION=interpolation)
     differences = [np.abs(np.subtract(*both(photo, data))) for photo in drawn_photos()]

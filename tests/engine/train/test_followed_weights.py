@@ -16,7 +16,7 @@ from configs.schema import Data
 from configs.values import flatten
 from datasets import Normalize
 from datasets.pixels import Pixels
-from datasets.pixels.rules import to_array
+from datasets.pixels.decode import to_array
 from datasets.transforms.crop import EvalTransform
 from engine.settings import load_settings
 from models import build_model

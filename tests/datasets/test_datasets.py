@@ -28,6 +28,12 @@ def test_digits_dataset_ships_with_halfstep():
         )
 
 
+def test_synthetic_dataset_needs_no_files():
+    train, val = load("synthetic", SYNTHETIC_SIZE=50)
+    assert len(train) == len(val) == 50 and len(train.classes) == 1000
+    assert len(load("synthetic", num_classes=7)[0].classes) == 7
+
+
 def test_fractal_images_depend_only_on_class_and_number(tmp_path):
     train, val = load("fractals", SYNTHETIC_SIZE=12, num_classes=6)
     assert (len(train), len(val)) == (12, 6) and train.targets.tolist() == [*range(6), *range(6)]

@@ -23,36 +23,21 @@ def fitted(tmp_path, channels: int, rgb: tuple[int, ...], **facts) -> tuple[torc
     return model.state_dict()[KERNEL], lines[1:]
 
 
-def test_named_channels_get_rgb_weights_and_others_their_mean(tmp_path):
-    found, (line,) = fitted(tmp_path, 5, (2, 1, 0))
+@pytest.mark.parametrize(("channels", "rgb"), [(5, (2, 1, 0)), (10, (0, 3, 9)), (10, (9, 8, 7))])
+def test_named_channels_get_rgb_weights_and_others_their_mean(tmp_path, channels, rgb):
+    found, (line,) = fitted(tmp_path, channels, rgb)
     kernel = random_weights()[KERNEL].double()
-    red, green, blue = kernel.unbind(1)
-    expected = torch.stack([blue, green, red, *[(red + green + blue) / 3] * 2], 1) * 3 / 5
-    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
+    expected = kernel.mean(1, keepdim=True).repeat(1, channels, 1, 1)
+    expected[:, rgb] = kernel
+    torch.testing.assert_close(found.double(), expected * 3 / channels, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(found.sum(1).double(), kernel.sum(1), rtol=1e-5, atol=1e-5)
-    assert_names(line, "patch_embed.proj", 3, 5)
+    assert_names(line, "patch_embed.proj", 3, channels)
 
 
-@pytest.mark.parametrize("rgb", [(0, 3, 9), (9, 8, 7)], ids=str)
-def test_any_numbers_of_channels_can_be_the_colours(tmp_path, rgb):
-    found, _ = fitted(tmp_path, 10, rgb)
-    kernel = random_weights()[KERNEL] * 0.3
-    torch.testing.assert_close(found[:, rgb], kernel, rtol=1e-5, atol=1e-6)
-    others = [channel for channel in range(10) if channel not in rgb]
-    torch.testing.assert_close(
-        found[:, others], kernel.mean(1, keepdim=True).expand(-1, 7, -1, -1), rtol=1e-5, atol=1e-6
-    )
-
-
-@pytest.mark.parametrize("channels", [1, 2, 4, 5, 12])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5, 12])
 def test_weights_without_named_colours_are_repeated_as_timm_does(tmp_path, channels):
-    found, _ = fitted(tmp_path, channels, ())
-    assert torch.equal(found, adapt_input_conv(channels, random_weights()[KERNEL]))
-
-
-def test_three_channels_keep_rgb_weights_unless_colours_are_named(tmp_path):
-    found, lines = fitted(tmp_path, 3, ())
-    assert torch.equal(found, random_weights()[KERNEL]) and not lines
+    found, lines = fitted(tmp_path, channels, ())
+    assert torch.equal(found, adapt_input_conv(channels, random_weights()[KERNEL])) and len(lines) == (channels != 3)
 
 
 def test_three_channels_in_another_order_get_the_weights_of_their_colours(tmp_path):

@@ -368,18 +368,12 @@ def test_folder_with_confirmed_rows_is_not_overwritten(run):
     typed(SCRIPT, "run", "-output", "other").done()
 
 
-def test_picture_of_another_program_is_not_overwritten(run):
-    picture = run / "mine" / "labels-2.png"
-    picture.parent.mkdir()
-    picture.write_bytes(b"a picture")
-    typed("scripts/labels.py", run, "-no_copies", "-output", picture.parent).refused("-output", picture)
-    assert [*picture.parent.iterdir()] == [picture]
-
-
-def test_table_of_another_program_is_not_overwritten(run):
+@pytest.mark.parametrize("name", ["labels-2.png", "labels.csv"])
+def test_file_of_another_program_is_not_overwritten(run, name):
     Path("mine").mkdir()
-    Path("mine/labels.csv").write_text("image,label\n1,2\n")
-    typed(SCRIPT, "run", "-output", "mine").refused("mine/labels.csv")
+    Path("mine", name).write_text("image,label\n1,2\n")
+    typed(SCRIPT, "run", "-no_copies", "-output", "mine").refused("-output", f"mine/{name}")
+    assert os.listdir("mine") == [name]
 
 
 def test_no_copies_with_apply_is_refused(here):

@@ -85,6 +85,13 @@ def test_broken_image_raises_image_read_error_with_reason(tmp_path, kind):
     assert FileImages(tmp_path, ["gone"], [0], ["ant"], Pixels(3)).kinds(0) == [], "-check reports it and continues"
 
 
+def test_damaged_exif_leaves_pixels_unchanged(tmp_path):
+    for name, exif in (("whole.jpg", b""), ("damaged.jpg", b"Exif\0\0no EXIF data")):
+        noise(8, 6).save(tmp_path / name, exif=exif)
+    whole, damaged = (read(tmp_path / name, applies_exif=True) for name in ("whole.jpg", "damaged.jpg"))
+    assert np.array_equal(whole, damaged)
+
+
 def test_file_too_large_for_its_pixels_is_refused(tmp_path):
     (tmp_path / "image").write_bytes(png(3) + bytes(2**20))
     assert read(tmp_path / "image", max_pixels=100).shape == (5, 6, 3)

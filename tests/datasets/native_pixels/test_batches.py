@@ -160,6 +160,13 @@ def test_jitter_changes_brightness_and_contrast_in_both_orders(channels):
     assert {(True, False), (False, True)} <= {*map(tuple, found)}
 
 
+def test_strong_jitter_stays_between_0_and_1():
+    image = torch.rand(CHANNELS, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+    for seed in range(20):
+        changed = jittered(image, seed, 3.0)
+        assert 0 <= changed.min() and changed.max() <= 1 and torch.isfinite(changed).all()
+
+
 def test_color_jitter_of_a_run_changes_training_images_by_its_strength():
     image = pixels()
     given = {"HFLIP": 0, "CROP_SCALE": (1, 1), "CROP_RATIO": (0.01, 100)}

@@ -372,7 +372,7 @@ def test_folder_with_confirmed_rows_is_not_overwritten(run):
 def test_file_of_another_program_is_not_overwritten(run, name):
     Path("mine").mkdir()
     Path("mine", name).write_text("image,label\n1,2\n")
-    typed(SCRIPT, "run", "-no_copies", "-output", "mine").refused("-output", f"mine/{name}")
+    typed(SCRIPT, "run", "-no_copies", "-output", "mine").refused(f"mine/{name}")
     assert os.listdir("mine") == [name]
 
 

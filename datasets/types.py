@@ -192,7 +192,7 @@ class Known(NamedTuple):
     began: Mapping[str, SettingValue] = {}  # the settings with which a resumed run began
     trained: Mapping[str, SettingValue] = {}  # the settings with which the weights were trained
     outputs: Sequence[str] = ()  # the names of the weights' outputs
-    pixels: str | None = None  # the type of pixels that follows from the weights
+    implied: Mapping[str, SettingValue] = {}  # the settings that follow from the weights on the command line
     origins: Mapping[str, str] = {}  # where each setting comes from
     typed: Set[str] = frozenset()  # settings on the command line
 

@@ -198,9 +198,9 @@ def read_inputs(loaded: LoadedConfig, process: Process, log: Log) -> Inputs:
 
 def known_before(loaded: LoadedConfig) -> Known:
     """Return what is known of the images from the command line and the settings of the weights."""
-    pixels = loaded.weights and loaded.weights.texts.get("DATA.PIXELS")
+    implied = loaded.weights.texts if loaded.weights else {}
     typed = frozenset(key for key in loaded.origins if is_typed(key, loaded.origins))
-    return Known(pixels=pixels, origins=loaded.origins, typed=typed)
+    return Known(implied=implied, origins=loaded.origins, typed=typed)
 
 
 def plan_training(inputs: Inputs, open_data: OpenData, find_batch_size: FindBatchSize) -> TrainPlan:

@@ -10,6 +10,7 @@ from unicodedata import normalize
 import torch
 from torch import Tensor, nn
 
+from configs.schema import Data
 from configs.tables import TASKS
 from models.heads import output_layers, set_to_zero
 from models.parts import classifier_names
@@ -21,7 +22,6 @@ from models.weights.metadata import (
     pretrained_cfg,
     timm_name,
 )
-from models.weights.record import OF_PIXELS
 from models.weights.state import Weights
 from utils.errors import ConfigError, naming_damage
 from utils.files import short_name
@@ -75,7 +75,7 @@ def load_pretrained(
             start = "zeros" if zeros else "random weights"
             lines += _fit_heads(model, state, [] if reason else theirs or [], classes, needs_head, start, reason)
         state = fit_image_size(model, state, lines)
-        has_colours = OF_PIXELS["PIXELS"] not in weights.record.get("data", {})  # the weights are for colours of 8 bits
+        has_colours = weights.record.get("config", {}).get("DATA.PIXELS", Data.PIXELS) == Data.PIXELS
         _fit_channels(model, state, lines, tuple((settings or {}).get("DATA.RGB", ()) * has_colours))
         changed = differences(weights.record, settings, ARCHITECTURE) if settings else []
         _check_same_architecture(model, state, classifier_names(model), changed)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datasets import Known, SavedData, validation_facts, write_split
+from datasets import Known, SavedData, open_data, validation_facts, write_split
 from datasets.fingerprint import data_facts
 from datasets.split import divide, new_record
 from datasets.targets.numbers import NumberTargets, mean_and_deviation
@@ -263,11 +263,12 @@ def test_resumed_run_keeps_its_scale_with_other_training_images(digits):
     assert (data.TARGET_MEAN, data.TARGET_STD) == (*SCALE.values(),)
 
 
-def test_evaluation_without_a_scale_compares_the_plain_numbers(digits):
-    file, _, val = digits
-    config, none, same = standardize(number_settings(file), None, val)
-    assert none is None and config.DATA.TARGET_MEAN == ()
-    assert same.meaning.batch(val.targets, 2).equal(torch.from_numpy(numbers_of(val)).float())
+def test_evaluation_without_a_scale_compares_the_plain_numbers(tmp_path):
+    file, _ = write_digits(tmp_path, 40)
+    opened = open_data(number_settings(file, evaluate=True), "validation")
+    assert opened.train is None and not opened.settings
+    found = opened.val.meaning.batch(opened.val.targets, 2)
+    assert found.equal(torch.from_numpy(numbers_of(opened.val)).float())
 
 
 def test_scale_of_another_number_of_columns_is_refused(digits):

@@ -47,10 +47,11 @@ def finish(
         (),
     )
     found: list[Settled] = []
-    if known.pixels and limits and origins[RANGE].startswith(("weights ", "checkpoint ")):
-        is_other = kind != known.pixels
+    theirs = known.implied.get("DATA.PIXELS")
+    if theirs and limits and origins[RANGE].startswith(("weights ", "checkpoint ")):
+        is_other = kind != theirs
         if is_other and train is None:
-            raise DataError(OTHER_LIMITS.format(kind, known.pixels))
+            raise DataError(OTHER_LIMITS.format(kind, theirs))
         if train is not None and (is_other or ("DATA.PIXELS" in known.typed and config.DATA.PIXELS == "native")):
             config = replace(config, DATA=replace(config.DATA, RANGE=()))  # measured again
     if known.began.get(RANGE):

@@ -287,7 +287,11 @@ def what_may_change() -> set[str]:
 NO_DEFAULTS = {("TRAIN.GRAD_CLIP", "1.0")}  # a value to start with
 # {first cells of a table's header: (column, the names in it, the names in the code)}
 TABLES = {
-    "row | what is checked": (0, r"[^,]+", lambda: titles_of_check() - {"images"}),  # a row only if reading fails
+    "row | what is checked": (
+        0,
+        r"[^,]+",
+        lambda: titles_of_check() - {"images"} | {"numbers"},
+    ),  # images: only if reading fails; the noun of a task
     "`-to` | writes": (0, r"\w+", lambda: {*FORMATS}),
     "names | training | validation": (0, r"\w+", lambda: SPLITS.keys() - SHORT_NAMES.values()),
     "exit code | cause": (0, r"\d+", exit_codes),

@@ -130,10 +130,11 @@ def read_saved_sweep(folder: Path) -> dict[str, Any]:
 
 def write_cache(folder: Path, version: int) -> None:
     from datasets import cache
+    from datasets.pixels import Pixels
 
     if f"images {version}" not in read_cache(folder):
         cache.write_cache(
-            cache_at(folder, version), {"channels": 1}, ((1, 2, b"%d%d" % (version, number)) for number in range(2))
+            cache_at(folder, version), Pixels(1), ((1, 2, b"%d%d" % (version, number)) for number in range(2))
         )
     cache_at(folder, 3 - version).remove()
 

@@ -85,6 +85,13 @@ def test_broken_image_raises_image_read_error_with_reason(tmp_path, kind):
     assert FileImages(tmp_path, ["gone"], [0], ["ant"], Pixels(3)).kinds(0) == [], "-check reports it and continues"
 
 
+@pytest.mark.parametrize("mode", ["F", "I"])
+def test_floats_and_32_bit_integers_are_not_read_as_8_bits(tmp_path, mode):
+    Image.new(mode, (4, 4)).save(tmp_path / "image.tif")
+    with refused(ImageReadError, f"mode {mode}", "DATA.PIXELS=native"):
+        read(tmp_path / "image.tif")
+
+
 def test_damaged_exif_leaves_pixels_unchanged(tmp_path):
     for name, exif in (("whole.jpg", b""), ("damaged.jpg", b"Exif\0\0no EXIF data")):
         noise(8, 6).save(tmp_path / name, exif=exif)

@@ -94,7 +94,7 @@ def scored_by_hand(start, state, suffix) -> tuple[float, float, int]:
     with torch.no_grad():
         _, held_out = open_sets(config)
         found = torch.cat([cosines(each.images)[0] for each in build_eval_data(config, held_out, Process(CPU))])
-        labelled = read_labelled(config, print)
+        labelled = read_labelled(config)
         data = build_eval_data(config, labelled, Process(CPU))
         pooled = torch.cat([cosines(each.images)[1] for each in data]).numpy()
     return 100 * found.mean().item(), knn_accuracy(pooled, labelled.targets), len(found)

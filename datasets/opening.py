@@ -18,7 +18,7 @@ from utils.distributed import Process
 from utils.errors import DataError
 from utils.text import is_url
 
-Wanted = Literal["both", "validation"]  # which parts are wanted; without "both", the training part may be missing
+Wanted = Literal["both", "validation"]  # the parts to read; with "validation", the training part may be missing
 Parts = tuple[ImageSet | None, ImageSet]  # training images (None if they are not wanted), validation images
 
 
@@ -87,9 +87,12 @@ def _read(
     pixels, found = numbered[0].look_into(is_url(data.DATA_PATH))
     numbered = [each.with_facts(pixels=pixels) for each in numbered]
     train, val = (None if train is None else numbered[0]), numbered[-1]
+    counts: list[str] = []
+    if not val.makes_batches:
+        _refuse_one_class(config, train, val)
+        counts = _describe_counts(train, val)
     for image_set in numbered:
         _check_num_classes(config, image_set)
-    counts = [] if val.makes_batches else _describe_counts(config, train, val)
     notes = (*describe_split(config, val, only_validation), *counts, *notes, *found, *val.notes)
     return train, val.with_facts(notes=notes)
 
@@ -138,13 +141,8 @@ def _number_classes(config: Config, parts: list[ImageSet], saved: SavedData | No
     return parts, [*notes, *lines, *parts[0].meaning.numbering.doubts(parts[0].classes)]
 
 
-def _describe_counts(config: Config, train: ImageSet | None, val: ImageSet) -> list[str]:
-    """Describe the smallest classes, and warn of those that only one part has; a split gives this warning itself.
-
-    Raise DataError if there is only one class to learn, or to score.
-    """
-    if config.task.has_classes:
-        _refuse_one_class(config, train, val)
+def _describe_counts(train: ImageSet | None, val: ImageSet) -> list[str]:
+    """Describe the smallest classes, and warn of those that only one part has; a split gives this warning itself."""
     if train is None:
         return []
     counts = train.count_classes(), val.count_classes()
@@ -156,6 +154,8 @@ def _describe_counts(config: Config, train: ImageSet | None, val: ImageSet) -> l
 
 def _refuse_one_class(config: Config, train: ImageSet | None, val: ImageSet) -> None:
     """Raise DataError if all training images have the same class, or, in an evaluation, if only one class is known."""
+    if not config.task.has_classes:
+        return
     name = val.target_names()[int(val.targets[0])]
     is_one = len(val.classes) == 1 and val.meaning.has_one_name
     if is_one if train is None else train.targets.min() == train.targets.max():

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from datasets.fingerprint import data_facts
-from engine.plan import Inputs, OpenData, Plan
+from engine.plan import Inputs, OpenData, Plan, refuse_other_data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,9 +18,6 @@ class EvalPlan(Plan):
 def plan_evaluation(inputs: Inputs, open_data: OpenData) -> EvalPlan:
     """Read the validation images and number their classes as in the weights. Collective."""
     opened = open_data(inputs)
-    if inputs.process.rendezvous:
-        from engine.provenance import refuse_other_data  # a single process has nothing to compare
-
-        refuse_other_data(inputs.process, inputs.saved, data_facts(None, opened.val))
+    refuse_other_data(inputs, data_facts(None, opened.val))
     names = [] if inputs.known.saved else [*inputs.known.outputs]
     return EvalPlan(inputs=inputs.settled(opened), eval_set=opened.val, classes_of_weights=names)

@@ -208,10 +208,7 @@ def plan_training(inputs: Inputs, open_data: OpenData, find_batch_size: FindBatc
     process, opened = inputs.process, open_data(inputs)
     train, val, inputs = opened.train, opened.val, inputs.settled(opened)
     facts = data_facts(train, val)
-    if process.rendezvous:
-        from engine.provenance import refuse_other_data  # a single process has nothing to compare
-
-        refuse_other_data(process, inputs.saved, facts)
+    refuse_other_data(inputs, facts)
     if inputs.config.DATA.BATCH_SIZE == AUTO:
         number, how = inputs.saved.get("config", {}).get("DATA.BATCH_SIZE"), "as at the start of this run"
         if number is None or not is_run(inputs.saved):
@@ -248,3 +245,14 @@ def _record(source: str | None, saved: dict) -> tuple[dict, Path | None]:
 
     path = find_file(source)
     return read_record(path) if path else {}, path
+
+
+def refuse_other_data(inputs: Inputs, facts: dict) -> None:
+    """Raise ConfigError if the processes have read different data or different checkpoints. Collective."""
+    if inputs.process.rendezvous is None:
+        return
+    from engine.provenance import refuse_other_ranks  # local: a single process has nothing to compare
+
+    if inputs.saved:
+        facts = facts | {"RESUME": f"step {inputs.saved.get('step')}, saved by {inputs.saved.get('run')}"}
+    refuse_other_ranks(inputs.process, facts)

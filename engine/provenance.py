@@ -52,13 +52,6 @@ def source_facts() -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def refuse_other_data(process: Process, saved: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-    """Raise ConfigError if the processes have read different data or different checkpoints. Collective."""
-    if saved:
-        facts = {**facts, "RESUME": f"step {saved.get('step')}, saved by {saved.get('run')}"}
-    refuse_other_ranks(process, facts)
-
-
 def refuse_other_ranks(process: Process, facts: Mapping[str, Any]) -> None:
     """Raise ConfigError if these facts differ between ranks. Collective.
 

@@ -59,7 +59,7 @@ class Cells(NamedTuple):
     names: Sequence[str]  # of the columns
     columns: list[list[str]]  # the cells of each column
     lines: Sequence[int]  # the line number of each row
-    separator: str  # of the columns of the file
+    separator: str  # between the columns of the file
 
 
 class ParquetColumns(NamedTuple):

@@ -166,7 +166,7 @@ class Check:
         known, process = (inputs.known, inputs.process) if inputs else (known_before(self.loaded), None)
         with self.table.section("data"):
             given = self.config, self.wanted, known, process
-            self.opened = open_data(*given, say=print, output=self.config.SAVE, cached=self.cached)
+            self.opened = open_data(*given, output=self.config.SAVE, cached=self.cached)
         return self.opened
 
     def cached(self, parts: Parts) -> Parts:

@@ -226,7 +226,8 @@ def check_duplicates(config: Config, scans: Sequence[ScanResult], contents: Imag
     is_sample = any(scan.is_sample for scan in scans)
     of = f"{val.count:,} validation and {num_train:,} training images read"
     groups, noun = contents.groups(), config.task.noun
-    twins, clashes = find_duplicates(contents, groups, num_train)
+    near_agree = val.image_set.meaning.near_copies_agree
+    twins, clashes = find_duplicates(contents, groups, num_train, near_agree)
     texts, remedies, nouns = [], [], plural(noun)
     if found := twins[True]:
         share = f"{len(found):,} of {of if is_sample else counted(val.count, 'validation image')}"
@@ -255,7 +256,9 @@ def check_duplicates(config: Config, scans: Sequence[ScanResult], contents: Imag
     return Finding("duplicates", "\n".join([none, *repeated]))
 
 
-def find_duplicates(contents: ImageContents, groups: Sequence[Group], num_train: int) -> tuple[Pairs, Pairs]:
+def find_duplicates(
+    contents: ImageContents, groups: Sequence[Group], num_train: int, near_agree: bool
+) -> tuple[Pairs, Pairs]:
     """Return the validation images with a copy in training, and the copies in two classes."""
     target_names = functools.cache(ImageSet.target_names)
 
@@ -273,8 +276,7 @@ def find_duplicates(contents: ImageContents, groups: Sequence[Group], num_train:
         for pair in copies_in_training(group, lambda number: number >= num_train):
             equal = are_equal(group, pair)
             twins[equal].append(f"{name(pair[0])} {SIGNS[equal]} {name(pair[1])}")
-        meaning = contents.find(next(iter(group)))[0].meaning
-        found = contradictions(group, target, meaning.near_copies_agree)
+        found = contradictions(group, target, near_agree)
         for pair in dict.fromkeys((min(pair), max(pair)) for pair in found):
             equal = are_equal(group, pair)
             one, other = (f"{name(number)} ({target(number)})" for number in pair)

@@ -40,44 +40,15 @@ def timms(**train) -> mixup.Mixup:
     return mixup.Mixup(**given, label_smoothing=0.0, num_classes=2)
 
 
-def our_draws(count: int, **train) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each of `count` updates of two images the first image's own share, and whether it was cut."""
-    it = mixing(**train)
-    tables = [torch.tensor(it.rows(piece(2, step=step))) for step in range(count)]
-    shares = [float(it.targets(torch.arange(2), table).share[0]) for table in tables]
-    return np.array(shares), np.array([bool(table[0, 4]) for table in tables])
-
-
-def timms_draws(count: int, **train) -> tuple[np.ndarray, np.ndarray]:
-    it, shares, is_cut = timms(**train), [], []
-    np.random.seed(0)
-    for _ in range(count):
-        images = torch.zeros(2, 1, SIDE, SIDE)
-        images[1] = 1
-        images, targets = it(images, torch.arange(2))
-        shares.append(float(targets[0, 0]))
-        is_cut.append(bool(images[0].max() == 1 and shares[-1] < 1))
-    return np.array(shares), np.array(is_cut)
-
-
-def distance(one: np.ndarray, other: np.ndarray) -> float:
-    """Return the largest distance between two empirical distributions (Kolmogorov-Smirnov)."""
-    edges = np.concatenate([one, other])
-    below = [np.searchsorted(np.sort(each), edges, "right") / len(each) for each in (one, other)]
-    return np.abs(below[0] - below[1]).max()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_mixup_draws_are_distributed_as_in_timm(kind):
-    count = 1000
-    (ours, our_cuts), (theirs, their_cuts) = (draws(count, **KINDS[kind]) for draws in (our_draws, timms_draws))
-    # Five standard deviations of the difference, and the distance that 1 of 1,000 pairs of samples exceeds.
-    assert abs(our_cuts.mean() - their_cuts.mean()) < 5 * np.sqrt(0.5 / count)
-    assert abs((ours == 1).mean() - (theirs == 1).mean()) < 5 * np.sqrt(0.5 / count)
-    for of_ours, of_theirs in ((our_cuts, their_cuts), (~our_cuts, ~their_cuts)):
-        one, other = ours[of_ours], theirs[of_theirs]
-        if len(one):
-            assert distance(one, other) < 1.95 * np.sqrt(1 / len(one) + 1 / len(other))
+def test_box_of_limited_cutmix_is_uniform_between_its_limits_and_in_its_place():
+    it = mixing(**KINDS["minmax"])
+    table = np.array([it.rows(piece(2, step=step))[0] for step in range(2000)])
+    weights, starts, sides = table[:, 1], table[:, 2:4] / SIDE, table[:, 4:] / SIDE
+    is_cut = sides[:, 0] > 0
+    assert abs(is_cut.mean() - 0.45) < 0.05 and abs((weights[~is_cut] < 1).mean() - 0.45 / 0.55) < 0.05
+    for found, (low, high) in ((sides[is_cut], (0.2, 0.8)), ((starts / (1 - sides))[is_cut], (0, 1))):
+        assert [found.min(), found.max()] == pytest.approx([low, high], abs=0.03)
+        assert abs(found.mean() - 0.5) < 0.03 and abs(found.std() - (high - low) / 12**0.5) < 0.02
 
 
 @pytest.mark.parametrize("kind", ["mixup", "cutmix", "both"])

@@ -7,11 +7,9 @@ import shutil
 import tarfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from datasets.sources import shards
-from datasets.sources.shards import Shard, ShardTar, save_shards
 from datasets.sources.tar import Tar
 from tests.support.cases import cases_of, content_of, names_of
 from tests.support.image_sets import error_of, load, make_set, png, samples, settings, shades, write_tar
@@ -154,26 +152,6 @@ def scanned(monkeypatch) -> list[str]:
     names, scan = [], shards.scan
     monkeypatch.setattr(shards, "scan", lambda tar, *given: names.append(Path(tar.title).name) or scan(tar, *given))
     return names
-
-
-def test_index_of_other_tars_is_rejected(tmp_path, scanned):
-    stat = write_tar(tmp_path / "train-0.tar", samples(0, 3)).stat()
-    shard = Shard(*np.zeros((3, 3), np.int64), [b"a.png", b"b.png", b"c.png"], b"")
-    save_shards(tmp_path / "train.index", [(ShardTar("train-1.tar", stat.st_size, stat.st_mtime_ns), shard)])
-    assert shades(train_only(tmp_path)) == [0, 1, 2] and scanned == ["train-0.tar"]
-
-
-def test_index_of_a_changed_set_is_rebuilt(tmp_path, scanned):
-    make_set(tmp_path)
-    for _ in range(2):
-        load("shards", tmp_path)
-    assert len(scanned) == 4
-    write_tar(tmp_path / "train-000001.tar", samples(100, 10))  # of the same size
-    os.utime(tmp_path / "train-000001.tar", ns=(1, 1))
-    write_tar(tmp_path / "train-000009.tar", samples(50, 2))
-    assert shades(load("shards", tmp_path)[0]) == [*range(10), *range(100, 110), *range(20, 30), 50, 51]
-    (tmp_path / "train-000001.tar").unlink()
-    assert shades(load("shards", tmp_path)[0]) == [*range(10), *range(20, 30), 50, 51]
 
 
 @pytest.mark.parametrize("count", [10, 2000])  # the whole tar is compared, or only pieces of it

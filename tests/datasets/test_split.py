@@ -278,11 +278,3 @@ def test_unused_validation_fraction_is_reported(tmp_path):
     ):
         notes = load(dataset, tmp_path / path, VAL_FRACTION=fraction)[1].notes
         assert any(note.startswith("warning") and "DATA.VAL_FRACTION 0.3" in note for note in notes) is is_told
-
-
-def test_evaluation_scores_the_fold_that_a_run_held_out():
-    _, val = load("digits", FOLD="3/5")
-    kept = SavedData(val.classes, val.split, validation_facts(val))
-    for fold in ("3/5", "0/5"):
-        _, scored = open_sets(settings("digits", evaluate=True, FOLD=fold), saved=kept)
-        assert keys(scored) == keys(val) and "3/5" in scored.notes[0]

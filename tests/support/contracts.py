@@ -36,107 +36,6 @@ def is_share(value: float) -> bool:
     return -1e-6 <= value <= 1 + 1e-6 or math.isnan(value)
 
 
-# --- images, their order, and batches ---
-
-
-def each_image_in_one_part(it, parts):
-    whole = it.image_set
-    rows = np.arange(len(whole)) if whole.rows is None else whole.rows
-    targets = dict(zip(rows.tolist(), whole.targets.tolist(), strict=True))
-    found = [dict(zip(part.rows.tolist(), part.targets.tolist(), strict=True)) for part in parts]
-    return found[0] | found[1] == targets and len(found[0]) + len(found[1]) == len(targets)
-
-
-def pieces_of_window(it, pieces):
-    """Each piece is at its place in the window, and those of all processes are the whole window."""
-    order, window = it.self, it.self.window(it.step)
-    of_rank = inspect.unwrap(type(order).pieces)
-    sizes = [piece.num_samples for rank in range(order.world_size) for piece in of_rank(order, it.step, rank)]
-    return (
-        all(
-            np.array_equal(each.indices, window[each.first :][: each.num_samples])
-            for each in pieces
-            if each.num_samples
-        )
-        and (order.num_repeats > 1 or order.is_balanced or len(np.unique(window)) == len(window))
-        and sum(sizes) == order.window_size(it.step) == len(window)
-    )
-
-
-def shares_of_ranks(it, data):
-    shares = [type(data)(data.image_set, 1, rank, data.world_size, None).share for rank in range(data.world_size)]
-    is_complete = sorted(np.concatenate(shares).tolist()) == [*range(len(it.image_set))]
-    return is_complete and np.array_equal(shares[data.rank], data.share)
-
-
-def batch_of_piece(it, batch):
-    """Images have the size of the settings; targets are those of the piece, without images that an evaluation leaves out."""
-    reader, images, targets = it.self, batch.images, batch.targets
-    left_out = it.bad if len(targets) < len(it.piece.indices) else []
-    expected = reader.image_set.targets[it.piece.indices[~np.isin(it.piece.indices, left_out)]]
-    if targets.is_floating_point():  # several labels, or numbers, which are NaN where they are missing
-        expected = [len(reader.image_set.meaning.classes_of(each)) for each in expected.tolist()]
-        has_numbers = hasattr(reader.image_set.meaning, "values")
-        targets = (targets.isfinite() if has_numbers else targets).sum(1)
-    is_replaced = bool(it.bad) and not left_out
-    shape = reader.data.IMAGE_CHANNELS, *[reader.side(it.piece)] * 2
-    return (
-        images.dtype == reader.image_set.pixels.dtype_in_batch
-        and (images.ndim != 4 or images.shape[1:] == shape)
-        and len(images) == len(targets)
-        and batch.num_samples in (0, len(images))
-        and (is_replaced or targets.ndim > 1 or np.array_equal(targets.numpy(), expected))
-    )
-
-
-# --- crops, erasing, mixing, normalisation ---
-
-
-def is_inside(left: int, top: int, width: int, height: int, outer_width: int, outer_height: int) -> bool:
-    return 0 <= left <= left + width <= outer_width and 0 <= top <= top + height <= outer_height
-
-
-def patches_inside(it, boxes):
-    return all(
-        not width or (stride == columns and is_inside(first % columns, first // columns, width, height, columns, rows))
-        for (rows, columns), of_image in zip(it.grids.tolist(), boxes.tolist(), strict=True)
-        for first, height, width, stride, _ in of_image
-    )
-
-
-def prepared(it, result):
-    images, targets = result
-    if not is_readable(images):
-        return images.shape == it.batch.images.shape
-    low, scale = it.self.normalize.shift, it.self.normalize.scale
-    if it.batch.images.dtype == torch.float32:  # from 0 to 1, which bicubic resizing exceeds
-        is_in_range = (low - 0.5 * scale <= images) & (images <= low + 1.5 * scale)
-    else:
-        is_in_range = (low - 0.1 <= images) & (images <= low + 255 * scale + 0.1)
-    own = targets if isinstance(targets, torch.Tensor) else targets.first
-    return (
-        images.shape == it.batch.images.shape
-        and bool(images.isfinite().all() if it.self.erase else is_in_range.all())
-        and torch.equal(own.nan_to_num(), it.batch.targets.nan_to_num())  # NaN: a missing number
-    )
-
-
-def shares_of_pixels(it, mixed):
-    from datasets.transforms.erase_and_mix import inside_box
-
-    _, own, *box = it.table.unbind(1)
-    expected = own * (1 - inside_box(*box, it.self.side).float().mean((1, 2, 3)))
-    return not is_readable(own) or torch.allclose(mixed.share.float(), expected.float(), atol=1e-5)
-
-
-def larger_share(it, classes):
-    mixed = it.targets
-    if isinstance(mixed, torch.Tensor) or mixed.first.ndim > 1 or not is_readable(classes):
-        return True
-    shares = mixed.share * (classes == mixed.first) + (1 - mixed.share) * (classes == mixed.second)
-    return bool((shares >= 0.5 - 1e-6).all())
-
-
 # --- a step, an evaluation, and what is written of them ---
 
 
@@ -247,7 +146,8 @@ def tiles_in_rows(it, picture):
     firsts = [(middles[n % num_columns][0], middles[n // num_columns * num_columns][1]) for n in range(len(places))]
     return (
         len(places) == len(it.tiles)
-        and all(is_inside(x, y, right - x, bottom - y, *picture.size) for x, y, right, bottom in places)
+        and all(0 <= left <= right <= picture.width for left, _, right, _ in places)
+        and all(0 <= top <= bottom <= picture.height for _, top, _, bottom in places)
         and all(
             fits(right - left, bottom - top, tile.pixels, side)
             for tile, (left, top, right, bottom) in zip(it.tiles, places, strict=True)
@@ -257,19 +157,6 @@ def tiles_in_rows(it, picture):
 
 
 CONTRACTS: dict[str, Callable[[SimpleNamespace, Any], bool]] = {
-    "datasets.split.divide": each_image_in_one_part,
-    "datasets.order.Order.pieces": pieces_of_window,
-    "datasets.build.build_eval_data": shares_of_ranks,
-    "datasets.loading.readers.TrainReader.batch": batch_of_piece,
-    "datasets.loading.readers.EvalReader.batch": batch_of_piece,
-    "datasets.transforms.crop.crop_box": lambda it, box: is_inside(*box, it.width, it.height),
-    "datasets.transforms.erase_and_mix.Boxes.row": lambda it, row: all(
-        is_inside(*box[:4], it.self.side, it.self.side) and 0 <= max(box[4:]) <= it.self.side for box in row
-    ),
-    "datasets.native_aspect.batches.PatchBoxes.draw": patches_inside,
-    "datasets.transforms.preparation.Preparation.__call__": prepared,
-    "datasets.transforms.erase_and_mix.Mixing.targets": shares_of_pixels,
-    "datasets.transforms.preparation.dominant_class": larger_share,
     "engine.train.trainer.Trainer.update": rates_of_step,
     "engine.train.trainer.Trainer.report": report_of_last_step,
     "engine.train.schedule.Schedule.__call__": rate_in_range,

@@ -2,16 +2,13 @@
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-from datasets import build_eval_data
 from datasets.cache import CacheFile, CacheProgress, cache_image_sets, locate_cache
 from datasets.types import ImageReadError
-from tests.support.configs import CPU, replaced
+from tests.support.configs import replaced
 from tests.support.native_images import CHANNELS, draw, files, settings
 from tests.support.opened import open_sets
-from utils.distributed import Process
 
 BROKEN = 3
 
@@ -89,12 +86,3 @@ def test_other_limits_use_the_same_cache_and_other_types_another(photos):
     assert len({*keys}) == 1
     other = config_of(photos, dtype=np.float32)
     assert locate_cache(other, "training", open_sets(other)[0]).key not in keys
-
-
-def test_evaluation_has_the_same_batches_with_and_without_a_cache(photos):
-    config = config_of(photos, PIXELS="uint16", RANGE=(900.0, 6000.0))
-    found = [
-        [batch.images for batch in build_eval_data(config, val, Process(CPU))]
-        for val in (open_sets(config)[1], cached(config)[1])
-    ]
-    assert all(map(torch.equal, *found)) and found[0][0].dtype == torch.float32

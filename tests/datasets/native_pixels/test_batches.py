@@ -11,7 +11,7 @@ from datasets import Normalize, build_normalize, build_preparation
 from datasets.batching import batching_of
 from datasets.pixels import pixels_of
 from datasets.pixels.native.floats import Jitter, NativeResize, shrunk
-from datasets.transforms.crop import EvalTransform, TrainTransform, crop_box
+from datasets.transforms.crop import EvalTransform, TrainTransform
 from engine.export.runtime import RawPhotos
 from tests.support.configs import replaced
 from tests.support.loading import first_batch
@@ -47,14 +47,6 @@ def test_resize_equals_pillows_for_floats_of_each_channel(kernel, size, channels
     np.testing.assert_allclose(out.numpy(), resized(scaled(image, limits), size, kernel), rtol=0, atol=1e-5)
 
 
-def test_one_pair_of_limits_holds_for_all_channels():
-    image = pixels()
-    found, expected = (torch.empty(CHANNELS, 8, 8) for _ in range(2))
-    NativeResize(config_of(limits=(900, 6000)).DATA)(image, "bilinear", found)
-    NativeResize(config_of(limits=(900, 6000) * CHANNELS).DATA)(image, "bilinear", expected)
-    assert torch.equal(found, expected) and 0 < found.min() < found.max() < 1
-
-
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
 def test_shrunk_image_has_its_type_and_rounded_values(dtype):
     image = (pixels(size=(40, 60)) % 256).astype(dtype)
@@ -76,24 +68,6 @@ def transformed(image: np.ndarray, seed: int = 0, train=None, **data) -> np.ndar
     config = config_of(image.shape[2], LIMITS[: 2 * image.shape[2]], train, IMAGE_SIZE=SIDE, **data)
     TrainTransform(config)(image, random.Random(seed), out)
     return out.numpy()
-
-
-def test_random_crop_is_cut_out_before_it_is_resized():
-    image = pixels()
-    for seed in range(5):
-        left, top, width, height = crop_box(36, 32, (0.1, 0.5), (0.5, 2), random.Random(seed))
-        part = scaled(image)[top : top + height, left : left + width]
-        found = transformed(image, seed, HFLIP=0, CROP_SCALE=(0.1, 0.5), CROP_RATIO=(0.5, 2), INTERPOLATION="bicubic")
-        np.testing.assert_allclose(found, resized(part, (SIDE, SIDE), "bicubic"), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("flips", "axes"), [({}, ()), ({"HFLIP": 1}, (1,)), ({"VFLIP": 1}, (0,)), ({"HFLIP": 1, "VFLIP": 1}, (0, 1))]
-)
-def test_flips_mirror_all_channels(flips, axes):
-    image = pixels(size=(SIDE, SIDE))
-    found = transformed(image, CROP_SCALE=(1, 1), CROP_RATIO=(1, 1), **{"HFLIP": 0, "VFLIP": 0} | flips)
-    np.testing.assert_allclose(found, np.moveaxis(np.flip(scaled(image), axes), 2, 0), atol=1e-6)
 
 
 def test_simple_crop_is_a_shifted_reflected_image():
@@ -119,26 +93,19 @@ def test_padding_around_a_small_image_has_the_exact_level(mode, level):
     assert out[:, SIDE // 2].std() > 0.05, "the image is in the middle"
 
 
-def test_centre_crop_of_the_resized_image_equals_pillows():
-    image, out = pixels(size=(40, 60)), torch.empty(CHANNELS, SIDE, SIDE)
-    EvalTransform(config_of(IMAGE_SIZE=SIDE, CROP_PCT=0.8, limits=LIMITS, INTERPOLATION="bicubic").DATA)(image, out)
-    expected = resized(scaled(image), (20, 30), "bicubic")[:, 2:18, 7:23]
-    np.testing.assert_allclose(out.numpy(), expected, rtol=0, atol=1e-5)
-
-
 # --- jitter ---
 
 
-def jittered(image: torch.Tensor, seed: int, strength: float = 0.4) -> torch.Tensor:
+def jittered(image: torch.Tensor, seed: int, strength: float) -> torch.Tensor:
     changed = image.clone()
     Jitter(strength)(changed, random.Random(seed))
     return changed
 
 
-def orders_of_jitter(image: np.ndarray, seed: int, strength: float = 0.4) -> list[np.ndarray]:
+def orders_of_jitter(image: np.ndarray, seed: int, strength: float) -> list[np.ndarray]:
     """Return an image with the brightness and contrast of a seed, in both orders."""
     rng = random.Random(seed)
-    brightness, contrast = (rng.uniform(1 - strength, 1 + strength) for _ in range(2))
+    brightness, contrast = (rng.uniform(max(0.0, 1 - strength), 1 + strength) for _ in range(2))
 
     def brighten(values: np.ndarray) -> np.ndarray:
         return np.clip(values * brightness, 0, 1)
@@ -149,22 +116,16 @@ def orders_of_jitter(image: np.ndarray, seed: int, strength: float = 0.4) -> lis
     return [stretch(brighten(image)), brighten(stretch(image))]
 
 
-@pytest.mark.parametrize("channels", [1, 3, CHANNELS])
-def test_jitter_changes_brightness_and_contrast_in_both_orders(channels):
+@pytest.mark.parametrize(("channels", "strength"), [(1, 0.4), (3, 3.0), (CHANNELS, 0.4)])
+def test_jitter_changes_brightness_and_contrast_in_both_orders(channels, strength):
     image, found = torch.rand(channels, SIDE, SIDE, generator=torch.Generator().manual_seed(0)), []
     for seed in range(20):
-        changed = jittered(image, seed)
-        assert torch.equal(changed, jittered(image, seed)) and 0 <= changed.min() < changed.max() <= 1
-        found.append([np.allclose(changed, each, atol=1e-5) for each in orders_of_jitter(image.numpy(), seed)])
+        changed = jittered(image, seed, strength)
+        assert torch.equal(changed, jittered(image, seed, strength)) and 0 <= changed.min() <= changed.max() <= 1
+        orders = orders_of_jitter(image.numpy(), seed, strength)
+        found.append([np.allclose(changed, each, atol=1e-5) for each in orders])
         assert any(found[-1])
     assert {(True, False), (False, True)} <= {*map(tuple, found)}
-
-
-def test_strong_jitter_stays_between_0_and_1():
-    image = torch.rand(CHANNELS, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
-    for seed in range(20):
-        changed = jittered(image, seed, 3.0)
-        assert 0 <= changed.min() and changed.max() <= 1 and torch.isfinite(changed).all()
 
 
 def test_color_jitter_of_a_run_changes_training_images_by_its_strength():
@@ -184,13 +145,6 @@ def batch_of(count: int = 3) -> torch.Tensor:
     return torch.rand(count, CHANNELS, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
 
 
-def test_normalized_images_are_minus_mean_by_deviation():
-    images = batch_of()
-    found = build_normalize(config_of(IMAGENET_MEAN=MEAN, IMAGENET_STD=DEVIATION).DATA)(images)
-    mean, deviation = (torch.tensor(each)[:, None, None] for each in (MEAN, DEVIATION))
-    torch.testing.assert_close(found, (images - mean) / deviation, rtol=1e-6, atol=1e-6)
-
-
 SHOWN = {(): (0, 1, 2), (4, 2, 0): (4, 2, 0)}
 
 
@@ -202,13 +156,6 @@ def test_pictures_show_the_channels_that_are_red_green_and_blue(rgb):
     assert normalize.pixels(normalize(images)).dtype == torch.uint8
     pictures = batching_of(data).pictures(images)
     np.testing.assert_array_equal(pictures, expected.permute(0, 2, 3, 1).numpy().astype(np.uint8))
-
-
-def test_picture_of_two_channels_shows_the_first():
-    images = batch_of()[:, :2]
-    (first, *_) = batching_of(config_of(2).DATA).pictures(images)
-    np.testing.assert_array_equal(first[:, :, 0], (255 * images[0, 0]).round().numpy())
-    assert first.shape == (SIDE, SIDE, 1)
 
 
 def test_pictures_clip_overshoot_of_bicubic_resizing():

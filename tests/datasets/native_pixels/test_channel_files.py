@@ -248,25 +248,6 @@ def test_stamp_changes_with_the_file_of_any_channel(tmp_path, band):
     assert len({before, dated, longer, images.stamp(0)}) == 4 and images.stamp(1) == other
 
 
-def test_file_of_an_image_is_an_npy_of_all_channels(tmp_path):
-    write_scenes(tmp_path, FLAT, {"s1": 10})
-    images = images_in(tmp_path, "s1_B02.tif", kind="uint16")
-    ending, content = images.file(0)
-    assert ending == ".npy" and content == npy(images.read(0))
-    assert np.array_equal(NativePixels(2, kind="uint16").decode(content), images.read(0))
-
-
-def test_part_of_a_set_reads_the_channels_of_its_images(tmp_path):
-    write_scenes(tmp_path, FLAT, {f"s{number}": 10 * number for number in range(6)})
-    images = images_in(tmp_path, *(f"s{number}_B02.tif" for number in range(6)))
-    part = images.take(np.array([1, 3, 5]))
-    assert firsts(part) == [[10, 110], [30, 130], [50, 150]]
-    part = part.take(np.array([2, 0]))
-    assert firsts(part) == [[50, 150], [10, 110]]
-    assert part.stamp(0) == images.stamp(5) and part.file(1) == images.file(1)
-    assert part.key(0) == "s5_B02.tif"
-
-
 # --- the images of a folder, listed before the model is known ---
 
 

@@ -115,13 +115,6 @@ def test_few_bright_small_copy_dark_images_are_kept(tmp_path):
     assert found.mean == pytest.approx([1e-4]) and found.deviation == pytest.approx([1e-2], rel=1e-3)
 
 
-def test_negative_and_fractional_values_are_measured_exactly(tmp_path):
-    image = np.linspace(-1000, 3000, 600, dtype=np.float32).reshape(GREY)
-    found = grey_set(tmp_path, *[image / 1e4] * 2)
-    assert found.limits == pytest.approx((np.percentile([image, image], (0.1, 99.9)) / 1e4).tolist(), rel=1e-4)
-    assert found.mean == pytest.approx([0.5], rel=1e-4)
-
-
 def test_unreadable_images_are_left_out_of_the_measurement(photos):
     config = settings(photos).config
     train = open_sets(config)[0]

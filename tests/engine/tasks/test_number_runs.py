@@ -118,14 +118,6 @@ def test_evaluation_of_the_run_repeats_its_figures(trained, tmp_path):
     assert (folder / "predictions.csv").read_text() == (trained / "predictions.csv").read_text()
 
 
-def test_evaluation_of_fewer_columns_scores_the_images_held_out_in_training(trained, tmp_path):
-    words = ("-eval", "-pretrained", trained, "-output", tmp_path, "-opts", "DATA.COLUMNS=[path,ink]")
-    typed("main_single_gpu.py", *words).done()
-    (folder,) = tmp_path.glob("eval-*")
-    then, now = ({row["image"] for row in rows_of(each / "predictions.csv")} for each in (trained, folder))
-    assert now == then
-
-
 def test_predictions_and_exports_agree_with_the_validation_table(trained, table, tmp_path, monkeypatch, capsys):
     """Compare the weights, a graph of images, a graph of photos, the code of the page and the weights for timm's format."""
     name = rows_of(trained / "predictions.csv")[0]["image"]
@@ -210,15 +202,6 @@ def test_runs_are_compared_by_the_errors_of_images(train, trained):
     assert verdict["p"] < 0.01 and 0 < verdict["interval"][0] < verdict["difference"] < verdict["interval"][1]
     said = typed("scripts/compare.py", trained, other).done().stdout
     assert "best MAE" in said and "paired test with random signs" in said
-
-
-def test_weights_of_a_run_keep_their_scale_only_for_the_same_numbers(train, trained, tmp_path):
-    best = trained / "best.pth"
-    scale = read_torch(best)["config"]["DATA.TARGET_STD"]
-    same = read_torch(train("DATA.VAL_FRACTION=0.5", flags=("-pretrained", best), epochs=1) / "last.pth")
-    assert same["config"]["DATA.TARGET_STD"] == scale
-    other = read_torch(train("DATA.COLUMNS=[path,ink]", flags=("-pretrained", best), epochs=1) / "last.pth")
-    assert other["class_names"] == ["ink"] and other["config"]["DATA.TARGET_STD"] == pytest.approx(scale[1:], rel=0.1)
 
 
 def test_weights_without_settings_file_keep_the_scale_of_each_number(trained, table, tmp_path):

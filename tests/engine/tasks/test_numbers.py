@@ -1,8 +1,6 @@
 """Scores of predicted numbers match scikit-learn, SciPy and simulations; the head, the captions and the answers of the task."""
 
-import csv
 import dataclasses
-import io
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,23 +14,20 @@ from scipy import special, stats
 from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 
 from configs.schema import Config
-from datasets import Mixed, open_data
+from datasets import Mixed
 from datasets.index import Texts
 from engine.evaluation.scores import Best
 from engine.features.linear import LIKE_CONSTANT, SHARES, fit_ridge
 from engine.features.start import why_not
 from engine.predict.guesses import Measure
-from engine.predict.output import as_csv, as_json
-from engine.predict.predictor import Prediction
-from engine.tasks import find_task
 from engine.tasks.number_figures import FIGURES, grouped_half_widths, half_widths, measure
 from engine.tasks.number_limits import groups_and_limits
 from engine.tasks.numbers import Numbers
 from engine.train.loss import build_loss
 from scripts.labelling.copies import find_copies
 from scripts.labelling.data import DataSet
-from tests.support.configs import CPU, replaced, small_config
-from tests.support.numbers import images_with, number_settings, numbers_of, write_digits, write_rows
+from tests.support.configs import CPU, replaced
+from tests.support.numbers import images_with, number_settings, write_rows
 from tests.support.properties import examples
 from tests.support.threads import Threads
 from utils.distributed import Process
@@ -508,37 +503,7 @@ def test_numbers_that_many_training_images_have_are_limits(smallest, others, gro
     assert groups_and_limits(number_settings(), empty, empty)[1]["limits"] == [[None, None]]
 
 
-def test_tables_of_predict_have_a_column_for_each_number_and_bound():
-    rows = [[Measure(0, "age", value, 2.5), Measure(1, "ink", 0.5, None)] for value in (41.0, -3.0)]
-    found = [Prediction(number, f"{number}.png", row) for number, row in enumerate(rows)]
-    assert [*csv.reader(io.StringIO(as_csv(found, "")))] == [
-        ["image_path", "age", "age_low", "age_high", "ink"],
-        ["0.png", "41", "38.5", "43.5", "0.5"],
-        ["1.png", "-3", "-5.5", "-0.5", "0.5"],
-    ]
-    assert as_json(found[1]) == {
-        "image_path": "1.png",
-        "predictions": [
-            {"output": "age", "number": 0, "value": -3.0, "low": -5.5, "high": -0.5},
-            {"output": "ink", "number": 1, "value": 0.5},
-        ],
-    }
-
-
 # --- the settings of a run ---
-
-
-def test_task_of_a_run_has_the_scale_of_its_training_images(tmp_path):
-    file, numbers = write_digits(tmp_path, 40)
-    opened = open_data(number_settings(file))
-    train, task = opened.train, find_task(opened.config)
-    batch = train.meaning.batch(train.targets, 2)
-    np.testing.assert_allclose(task.in_units(batch.double().numpy()), numbers_of(train), rtol=1e-5, atol=1e-5)
-    assert batch.mean(0).abs().max() < 1e-5 and isinstance(task, Numbers)
-
-
-def test_targets_of_classes_need_no_measurement(tmp_path):
-    assert not open_data(small_config(tmp_path)).settings
 
 
 def test_copies_with_other_numbers_are_told_apart_to_the_last_digit(tmp_path):

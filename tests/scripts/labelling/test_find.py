@@ -16,11 +16,9 @@ from PIL import Image
 
 from datasets.sources.arrays import DIGITS
 from datasets.sources.images import FileImages
-from engine.predict.pictures import tiles_of
 from engine.record.saved_files import read_table, write_table
 from scripts.labelling.data import cell_of
 from tests.scripts.labelling.made_runs import draw_image, make_photos, make_run, make_sweep, settings_of
-from tests.support.cases import assert_cases
 from tests.support.file_names import names
 from tests.support.image_sets import load
 from tests.support.modules import ROOT
@@ -34,7 +32,6 @@ pytestmark = pytest.mark.slow  # it trains runs and starts programs
 
 SCRIPT = "scripts/labels.py"
 COUNTS = {"bird": 20, "cat": 20, "dog": 20}
-COLUMNS = ["image", "label", "suggestion", "confidence", "reason", "confirmed"]
 HALF = "DATA.VAL_FRACTION=0.5"
 
 
@@ -49,29 +46,6 @@ def doubt(run: Path, image: str, prediction: str, probability: float = 0.8, of_l
     place = next(number for number, line in enumerate(lines) if line.startswith(f"{image},"))
     lines[place] = f"{image},{image.partition('/')[0]},{prediction},{probability},{of_label}"
     path.write_text("\n".join(lines) + "\n")
-
-
-def test_run_lists_its_doubtful_held_out_images(here):
-    make_photos(here / "photos", COUNTS)
-    run = make_run(here / "run", here / "photos", None, HALF)
-    cat, bird = (next(name for name in held_out(run) if name.startswith(each)) for each in ("cat", "bird"))
-    doubt(run, cat, "dog", 0.7, 2e-4)
-    doubt(run, bird, "cat", 0.8, 1e-4)
-    ended = typed(SCRIPT, "run").done()
-    rows = rows_of("run/labels/labels.csv")
-    first, second = (row.pop("confidence") for row in rows)
-    assert 0.5 < float(second) < float(first) <= 1
-    others = [name for name in COLUMNS if name != "confidence"]
-    assert rows == [
-        dict(zip(others, (bird, "bird", "cat", "predicted cat", ""), strict=True)),
-        dict(zip(others, (cat, "cat", "dog", "predicted dog", ""), strict=True)),
-    ]
-    assert Path("run/labels/labels.csv").read_bytes().startswith(b"\xef\xbb\xbf")  # Excel reads it as UTF-8
-    with Image.open("run/labels/labels.png") as sheet:
-        captions = [caption for _, caption in tiles_of(sheet)]
-    titles = f"bird -> cat {float(first):.2f}", f"cat -> dog {float(second):.2f}"
-    assert captions == [[titles[0], bird, "predicted cat"], [titles[1], cat, "predicted dog"]]
-    assert_cases("labels-run", ended.stdout)
 
 
 def test_sweep_judges_every_image_and_averages_its_seeds(here):
@@ -170,73 +144,6 @@ def test_moved_data_is_found_with_data_path(here):
 # Copies
 
 
-def save_again(path: Path, copy: Path, quality: int = 90, scale: float = 1.0, crop: float = 0.0) -> None:
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    with Image.open(path) as image:
-        width, height = image.size
-        image = image.crop((round(crop * width), round(crop * height), width, height))
-        image.resize((round(scale * image.width), round(scale * image.height))).convert("RGB").save(
-            copy, quality=quality
-        )
-
-
-def photo(path: Path, seed: int) -> None:
-    """Draw a picture with details at several scales, as a photograph has them."""
-    rng = np.random.default_rng(seed)
-    pixels = np.zeros((120, 160, 3))
-    for octave in range(1, 6):
-        patch = Image.fromarray(rng.integers(256, size=(3 * 2**octave // 2, 2 * 2**octave, 3), dtype=np.uint8))
-        pixels += np.asarray(patch.resize((160, 120), Image.Resampling.BICUBIC)).astype(float) / 1.6**octave
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray((pixels / pixels.max() * 255).astype(np.uint8)).save(path, quality=95)
-
-
-CHANGES = {"recompressed": {"quality": 50}, "halved": {"scale": 0.5}, "cropped": {"crop": 0.02}, "equal": None}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_copy_with_another_label_is_listed_with_its_original(here, change):
-    for number in range(16):
-        photo(here / f"photos/{'cat' if number % 2 else 'dog'}/{number}.jpg", number)
-    source, copy = here / "photos/cat/5.jpg", here / "photos/dog/copy.jpg"
-    shutil.copy(source, copy) if CHANGES[change] is None else save_again(source, copy, **CHANGES[change])
-    make_run(here / "run", here / "photos")
-    ended = typed(SCRIPT, "run").done()
-    how = "equal" if change == "equal" else "nearly equal"
-    assert {row["image"]: row["reason"] for row in rows_of("run/labels/labels.csv")} == {
-        "cat/5.jpg": f"{how} to dog/copy.jpg, labelled dog",
-        "dog/copy.jpg": f"{how} to cat/5.jpg, labelled cat",
-    }
-    assert "equal or nearly equal images with different labels: 2" in ended.stdout
-
-
-def test_different_photos_and_plain_pictures_are_not_copies(here):
-    for number in range(60):
-        photo(here / f"photos/{'cat' if number % 2 else 'dog'}/{number}.jpg", number)
-    for number in range(40):  # plain pictures that differ in one small square
-        plain = Image.new("RGB", (64, 64), (200, 200, 200))
-        plain.paste((190, 190, 190), (8 * (number % 8), 8 * (number // 8), 8 * (number % 8) + 8, 8 * (number // 8) + 8))
-        plain.save(here / f"photos/{'cat' if number % 2 else 'dog'}/plain{number}.png")
-    for side, name in ((64, "cat"), (32, "dog")):  # blank pages are not copies of each other
-        Image.new("RGB", (side, side), "white").save(here / f"photos/{name}/white.png")
-    make_run(here / "run", here / "photos", None, HALF)
-    typed(SCRIPT, "run").done()
-    assert rows_of("run/labels/labels.csv") == []
-
-
-def test_validation_copy_of_a_training_image_is_listed(here):
-    make_photos(here / "photos/train", {"cat": 6, "dog": 6})
-    for number, name in ((20, "cat"), (21, "dog")):
-        draw_image(here / f"photos/val/{name}/{number}.png", number)
-    shutil.copy("photos/train/cat/3.png", "photos/val/cat/again.png")
-    make_run(here / "run", here / "photos")
-    typed(SCRIPT, "run").done()
-    (row,) = rows_of("run/labels/labels.csv")
-    assert (row["image"], row["reason"]) == ("val/cat/again.png", "equal to train/cat/3.png in training")
-    typed(SCRIPT, "run", "-no_copies", "-output", "quick").done()
-    assert rows_of("quick/labels.csv") == []
-
-
 def run_documented(start: str) -> None:
     """Run the command in the section on equal images of docs/data.md that starts with this text."""
     section = (ROOT / "docs/data.md").read_text(encoding="utf-8").partition("### Equal images")[2].partition("###")[0]
@@ -264,7 +171,10 @@ def test_documented_command_deletes_validation_images_equal_to_training_images(h
     Image.open("photos/train/dog/7.png").resize((40, 30)).save("photos/val/dog/near.png")
     make_run(here / "run", here / "photos")
     typed(SCRIPT, "run", "-output", "labels").done()
-    assert [row["image"] for row in rows_of("labels/labels.csv")] == ["val/cat/again and again.png", "val/dog/near.png"]
+    assert {row["image"]: row["reason"] for row in rows_of("labels/labels.csv")} == {
+        "val/cat/again and again.png": "equal to train/cat/3.png in training",
+        "val/dog/near.png": "nearly equal to train/dog/7.png in training",
+    }
     run_documented("grep")
     assert sorted(path.name for path in here.glob("photos/val/*/*")) == ["20.png", "21.png", "near.png"]
 

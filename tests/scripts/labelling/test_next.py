@@ -116,14 +116,6 @@ def test_photos_like_labelled_ones_with_another_detail_are_chosen(here, trained)
     assert sorted(chosen("out")) == [f"photos/other{number}.png" for number in range(8)]
 
 
-@pytest.mark.slow
-def test_unreadable_photos_are_reported_with_exit_code_2(photos):
-    Path("photos/broken.png").write_bytes(b"no picture")
-    ended = typed(SCRIPT, "hub", "-next", 3, photos)
-    assert ended.returncode == 2 and len(chosen()) == 3
-    assert_names(ended.stdout, "photos/broken.png", "1 of 11")
-
-
 def in_given_order(rows: np.ndarray, count: int) -> np.ndarray:
     return np.arange(count)
 

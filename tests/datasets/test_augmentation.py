@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from configs.schema import Config
 from datasets import Piece
-from datasets.order import sample_rng
 from datasets.transforms.augment import Augmentation, parse_policy
 from datasets.transforms.erase_and_mix import ERASED_AREA, BatchedErasing, Erasing
 from tests.support.cases import cases_of, names_of
@@ -65,10 +64,6 @@ def test_color_jitter_applies_only_with_3_augment_or_without_policy():
 def test_invalid_policy_name_error_lists_valid_options(text):
     with refused(ConfigError, *names_of("mistakes-of_a_policy", text)):
         parse_policy(settings(AUTO_AUGMENT=text).TRAIN)
-
-
-def test_repeats_of_an_image_have_different_random_numbers():
-    assert len({sample_rng(0, 0, 7, repeat=repeat).random() for repeat in range(3)}) == 3
 
 
 def test_erased_box_areas_and_shapes_match_the_paper():

@@ -50,14 +50,6 @@ def test_mistakes_in_a_classes_file_are_reported(tmp_path, text):
         load("imagefolder", tmp_path / "data", CLASSES=str(tmp_path / "names.txt"))
 
 
-def test_numeric_folders_sort_by_value_except_on_resume(tmp_path):
-    make_folders(tmp_path, {name: 10 for name in ("1", "2", "10")})
-    train, val = load("imagefolder", tmp_path)
-    assert train.classes == val.classes == ["1", "2", "10"]
-    by_letters = open_sets(settings("imagefolder", tmp_path), saved=SavedData(["1", "10", "2"], val.split))[0]
-    assert by_letters.classes == ["1", "10", "2"] and names_by_shade(by_letters) == names_by_shade(train)
-
-
 @pytest.mark.parametrize("case", cases_of("class_numbers"))
 def test_log_names_classes_without_images_or_scores(tmp_path, case):
     """A case is DATA.CLASSES | classes of a checkpoint | -eval. The data has the classes 1, 2 and 10."""

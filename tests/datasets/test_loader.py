@@ -30,7 +30,7 @@ from tests.support.opened import open_sets
 from tests.support.pretend_device import DEVICE, on_pretend_device, pinned, waits
 from tests.support.refusals import assert_names
 from tests.support.runs import alive, wait_until
-from tests.support.seen import SOURCES, seen
+from tests.support.seen import seen, write_folder
 from tests.support.seen import settings as seen_settings
 from utils.distributed import Process
 from utils.errors import DataError
@@ -43,7 +43,8 @@ pytestmark = pytest.mark.slow
 def test_sample_random_numbers_are_distinct_and_fixed_across_python_versions():
     assert sample_rng(0, 0, 0).random() == 0.12010089443862726
     others = [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0, "replacement")]
-    assert len({sample_rng(*each).random() for each in others} | {0.12010089443862726}) == 5
+    others += [(0, 0, 0, "augmentation", repeat) for repeat in (1, 2)]
+    assert len({sample_rng(*each).random() for each in others} | {0.12010089443862726}) == 7
 
 
 # --- windows ---
@@ -162,7 +163,8 @@ def test_loader_processes_ignore_signals_and_end_on_close(folder):
 
 def test_worker_processes_augment_images_like_the_main_process(tmp_path):
     train = {"AUTO_AUGMENT": "3a", "COLOR_JITTER": 0.3, "REPEATED_AUG": 3, "MIXUP_ALPHA": 0.8, "MIXUP_MODE": "elem"}
-    config = seen_settings(SOURCES["imagefolder"](tmp_path) | {"TRAIN_INTERPOLATION": "random"}, train)
+    data = {"DATASET": "imagefolder", "DATA_PATH": str(write_folder(tmp_path)), "TRAIN_INTERPOLATION": "random"}
+    config = seen_settings(data, train)
     assert seen(config, last=2, NUM_WORKERS=2, WORKERS="processes") == seen(config, last=2)
 
 

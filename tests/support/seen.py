@@ -1,7 +1,6 @@
 """Collects the images that a model sees, however the images of an update are split and read."""
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,7 @@ from configs.schema import Config
 from datasets import Normalize, Preparation, build_train_data
 from datasets.types import Mixed
 from tests.support.configs import CPU, replaced
-from tests.support.image_sets import write_tar
 from tests.support.opened import open_sets
-from tests.support.parquet_files import write_parquet
 from utils.distributed import Process
 
 NUM_IMAGES, WINDOW = 45, 32  # two updates per epoch, the second one smaller
@@ -31,59 +28,6 @@ def write_folder(root: Path) -> Path:
         pixels = rng.integers(256, size=(3, 4, 3)).astype(np.uint8)
         Image.fromarray(pixels).resize((20 + number, 18), Image.Resampling.BICUBIC).save(path)
     return root
-
-
-def files_of(root: Path, part: str) -> dict[Path, int]:
-    """Write a folder, and return {image file: class} of train or val."""
-    files = sorted((write_folder(root / "folder") / part).rglob("*.png"), key=lambda path: path.name)
-    return {path: "ab".index(path.parent.name) for path in files}
-
-
-def write_lines(name: str, header: str, separator: str) -> Callable[[Path], None]:
-    """Return a function that writes a file for train and one for val, with one line per image."""
-
-    def write(root: Path) -> None:
-        for part in ("train", "val"):
-            rows = (f"{path.relative_to(root)}{separator}{label}\n" for path, label in files_of(root, part).items())
-            (root / name.format(part)).write_text("".join([header, *rows]))
-
-    return write
-
-
-def write_tars(root: Path) -> None:
-    for part in ("train", "val"):
-        files = {}
-        for path, label in files_of(root, part).items():
-            files |= {path.name: path.read_bytes(), f"{path.stem}.cls": str(label).encode()}
-        names = list(files)
-        for number, start in enumerate(range(0, len(names), 20)):
-            some = {name: files[name] for name in names[start : start + 20]}
-            write_tar(root / "shards" / f"{part}-{number}.tar", some)
-
-
-def write_row_groups(root: Path) -> None:
-    for part in ("train", "val"):
-        files = files_of(root, part)
-        images = [{"bytes": path.read_bytes(), "path": path.name} for path in files]
-        write_parquet(root / f"{part}.parquet", {"image": images, "label": list(files.values())})
-
-
-def _of(dataset: str, write: Callable[[Path], object], folder: str = "", **data) -> Callable[[Path], dict]:
-    def make(root: Path) -> dict:
-        write(root)
-        return {"DATASET": dataset, "DATA_PATH": str(root / folder), **data}
-
-    return make
-
-
-# {name: a function that writes such a data set into a folder and returns the DATA settings that read it}
-SOURCES: dict[str, Callable[[Path], dict]] = {
-    "imagefolder": _of("imagefolder", write_folder),
-    "csv": _of("csv", write_lines("{}.csv", "image_path,target\n", ",")),
-    "lists": _of("imagenet2012", write_lines("{}_list.txt", "", " ")),
-    "shards": _of("shards", write_tars, "shards", SHUFFLE_BUFFER=9),
-    "parquet": _of("parquet", write_row_groups, SHUFFLE_BUFFER=9),
-}
 
 
 def settings(data: dict, train: dict) -> Config:

@@ -75,7 +75,7 @@ def config(folder):
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_evaluation_has_grids_and_pixels_of_timms_loader(config, interpolation):
-    config = replaced(config, DATA={"INTERPOLATION": interpolation})
+    config = replaced(config, DATA={"INTERPOLATION": interpolation, "TRAIN_INTERPOLATION": "nearest"})
     _, images = ours(config)
     expected = timms(config)
     for name in ("patch_coord", "patch_valid"):

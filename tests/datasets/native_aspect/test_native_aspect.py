@@ -50,15 +50,6 @@ def batch_of(
 # Batches
 
 
-def test_packed_patches_unpack_to_the_same_pixels():
-    batch = batch_of([(8, 8), (1, 60), (64, 1), (300, 2)], length=640)
-    assert grids_of(batch).tolist() == [[8, 8], [60, 1], [1, 64], [2, 300]]
-    for number, (columns, count) in enumerate([(8, 8), (1, 60), (64, 1), (300, 2)]):
-        expected = np.array(noise(columns * 8, count * 8, seed=number))
-        assert np.array_equal(pictures_of(batch)[number], expected)
-        assert not batch[number, columns * count : -1].any(), "the padding is zero"
-
-
 def test_rows_that_pad_an_evaluation_batch_change_no_other_logits(folder):
     config = settings(folder)
     model, normalize = build_model(config, 5).eval(), build_normalize(config.DATA)

@@ -97,24 +97,6 @@ def test_resumed_run_keeps_its_values_and_measures_nothing(photos, tmp_path, cha
     assert len(epochs_of(folder)) == 2
 
 
-@pytest.fixture(scope="module")
-def bright(tmp_path_factory):
-    """Draw images whose values are twice as large."""
-    folder = draw(tmp_path_factory.mktemp("bright") / "photos")
-    for path in (*files(folder), *files(folder, "val")):
-        np.save(path, 2 * np.load(path))
-    return folder
-
-
-def test_fine_tuning_with_named_limits_measures_the_mean(bright, trained, tmp_path):
-    weights = f"MODEL.PRETRAINED={trained / 'best.pth'}"
-    folder, _ = train(bright, tmp_path / "o", "-epochs", "1", *DEPTH, weights, "DATA.RANGE=[0,16000]")
-    found = data_of(folder)
-    values = np.concatenate([np.load(path).reshape(-1, CHANNELS) for path in files(bright)]) / 16000
-    assert np.array_equal(np.reshape(found["RANGE"], (-1, 2))[0], [0, 16000])
-    assert found["IMAGENET_MEAN"] == pytest.approx(values.mean(0).tolist(), rel=1e-4)
-
-
 def accuracy_in(said: str) -> str:
     return said.partition("----- Validation ")[2].partition(", time")[0]
 
@@ -187,6 +169,13 @@ def test_fine_tuning_with_other_channels_measures_their_limits(of_colours, tmp_p
     data = measured_after(of_colours[0], photos, "DATA.IMAGE_CHANNELS=2", *options)
     assert_measured(data, photos)
     assert (data.PIXELS, data.RGB) == ("uint16", ())
+
+
+def test_fine_tuning_with_named_limits_measures_the_mean(of_colours, tmp_path):
+    photos = draw(tmp_path / "three", channels=3)
+    data = measured_after(of_colours[0], photos, "DATA.RANGE=[0,16000]")
+    values = np.concatenate([np.load(path).reshape(-1, 3) for path in files(photos)]) / 16000
+    assert data.RANGE == (0, 16000) and data.IMAGENET_MEAN == pytest.approx(values.mean(0).tolist(), rel=1e-4)
 
 
 @pytest.mark.parametrize("option", ["DATA.PIXELS=native", "DATA.PIXELS=uint8"])

@@ -84,10 +84,6 @@ def test_set_without_readable_images_has_no_row_of_pixels(native):
     assert "training pixels" not in found and "validation pixels" in found
 
 
-def test_check_of_8_bits_has_no_row_of_pixels(photos):
-    assert "training pixels" not in rows_of(*sets_of(photos))
-
-
 @pytest.mark.slow
 def test_check_of_a_run_reports_the_measured_limits(native, tmp_path):
     ended = typed("main_single_gpu.py", "-cfg", settings_file(native), "-output", tmp_path / "o", "-check").done()

@@ -151,9 +151,3 @@ def test_features_that_say_nothing_make_no_label_doubtful(features):
 def test_set_without_two_classes_to_compare_is_not_judged(labels):
     found = judge_labels(np.array(labels), 3, np.random.default_rng(0).normal(size=(len(labels), 4)))
     assert not found.is_judged.any() and found.expected == (0, 0, 0) and found.accuracy == 0
-
-
-def test_judgement_is_the_same_in_a_second_call():
-    features, labels = clusters(100, 4, 0.7)
-    first, second = (judge_labels(labels, 4, features) for _ in range(2))
-    assert all(np.array_equal(*each) for each in zip(first, second, strict=True))

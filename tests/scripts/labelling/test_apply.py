@@ -124,6 +124,21 @@ def test_list_with_twenty_corrections_trains_and_no_data_file_changes(here):
     }
 
 
+def test_data_that_release_1_1_corrected_are_read_as_before(photos):
+    (name,) = held_out("cat")
+    moved = f"dog/{Path(name).stem}.moved-2.png"
+    before = labels_of("photos", HALF)
+    shutil.move(photos / name, photos / moved)  # as -apply of 1.1 did if the name was taken
+    (photos / ".halfstep-labels.jsonl").write_text('{"journal": "halfstep corrections of labels", "version": 1}\n')
+    then = state(photos)
+    del before[name]
+    assert labels_of("photos", HALF) == before | {moved: ("val", "dog")}
+    find((moved, "bird"))
+    confirm()
+    apply().done()
+    assert listed() == before | {moved: ("val", "bird")} and state(photos) == then
+
+
 def test_own_validation_folder_keeps_its_images(here):
     for part in ("train", "val"):
         for number, name in enumerate(("cat", "cat", "dog", "dog")):

@@ -30,8 +30,6 @@ from tests.support.opened import open_sets
 from tests.support.pretend_device import DEVICE, on_pretend_device, pinned, waits
 from tests.support.refusals import assert_names
 from tests.support.runs import alive, wait_until
-from tests.support.seen import seen, write_folder
-from tests.support.seen import settings as seen_settings
 from utils.distributed import Process
 from utils.errors import DataError
 
@@ -161,11 +159,12 @@ def test_loader_processes_ignore_signals_and_end_on_close(folder):
     assert multiprocessing.active_children() == []
 
 
-def test_worker_processes_augment_images_like_the_main_process(tmp_path):
-    train = {"AUTO_AUGMENT": "3a", "COLOR_JITTER": 0.3, "REPEATED_AUG": 3, "MIXUP_ALPHA": 0.8, "MIXUP_MODE": "elem"}
-    data = {"DATASET": "imagefolder", "DATA_PATH": str(write_folder(tmp_path)), "TRAIN_INTERPOLATION": "random"}
-    config = seen_settings(data, train)
-    assert seen(config, last=2, NUM_WORKERS=2, WORKERS="processes") == seen(config, last=2)
+def test_worker_processes_augment_images_like_the_main_process(folder):
+    config = folder_settings(folder, TRAIN_INTERPOLATION="random")
+    config = replaced(config, TRAIN={"AUTO_AUGMENT": "3a", "COLOR_JITTER": 0.3, "REPEATED_AUG": 3})
+    processes = replaced(config, DATA={"NUM_WORKERS": 2, "WORKERS": "processes"})
+    expected, found = (taken(train_data(each).windows(0, 6)) for each in (config, processes))
+    assert found == expected
 
 
 def test_loader_processes_leave_no_temporary_folder(folder, tmp_path, monkeypatch):

@@ -133,8 +133,9 @@ def test_evaluation_of_copied_data_scores_the_held_out_images(tmp_path, given):
     _, val = load(dataset, tmp_path / "here" / file, **given)
     kept = SavedData(val.classes, val.split, validation_facts(val))
     shutil.copytree(tmp_path / "here", tmp_path / "copy")
-    for place in ("here", "copy"):  # with the original VAL_FRACTION and FOLD
-        train, scored = open_sets(settings(dataset, tmp_path / place / file, evaluate=True, **group), saved=kept)
+    for place, others in (("here", {}), ("copy", {"FOLD": "0/3"})):  # the original VAL_FRACTION and FOLD count
+        scoring = settings(dataset, tmp_path / place / file, evaluate=True, **group, **others)
+        train, scored = open_sets(scoring, saved=kept)
         assert train is None and shades(scored) == shades(val) and scored.split["rule"] == "hash"
     for number in range(20):  # a new split would hold out some of them
         draw(tmp_path / "copy" / "ant" / f"new-{number}.png")

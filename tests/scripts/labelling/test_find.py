@@ -142,11 +142,14 @@ def test_documented_command_deletes_validation_images_equal_to_training_images(h
         draw_image(here / f"photos/val/{name}/{number}.png", number)
     shutil.copy("photos/train/cat/3.png", "photos/val/cat/again and again.png")
     Image.open("photos/train/dog/7.png").resize((40, 30)).save("photos/val/dog/near.png")
+    Image.open("photos/train/dog/8.png").resize((40, 30)).save("photos/train/cat/other.png")
     make_run(here / "run", here / "photos")
     typed(SCRIPT, "run", "-output", "labels").done()
     assert {row["image"]: row["reason"] for row in rows_of("labels/labels.csv")} == {
         "val/cat/again and again.png": "equal to train/cat/3.png in training",
         "val/dog/near.png": "nearly equal to train/dog/7.png in training",
+        "train/cat/other.png": "nearly equal to train/dog/8.png, labelled dog",
+        "train/dog/8.png": "nearly equal to train/cat/other.png, labelled cat",
     }
     run_documented("grep")
     assert sorted(path.name for path in here.glob("photos/val/*/*")) == ["20.png", "21.png", "near.png"]

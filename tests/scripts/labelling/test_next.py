@@ -95,14 +95,6 @@ def test_near_copies_are_chosen_once(photos):
 
 
 @pytest.mark.slow
-def test_no_copies_leaves_out_no_photo(new_digits):
-    shutil.copy("photos/4.png", "photos/twin.png")
-    typed(SCRIPT, new_digits, "-next", 35, "photos", "-output", "out", "-no_copies").done()
-    assert len(chosen("out")) == 35 and {"photos/known0.bmp", "photos/twin.png"} <= {*chosen("out")}
-    assert rows_of("out/left_out.csv") == []
-
-
-@pytest.mark.slow
 def test_photos_like_labelled_ones_with_another_detail_are_chosen(here, trained):  # noqa: F811
     """A digit with a dark corner is another photo. Half of the photos are digits of the run, saved again."""
     (here / "photos").mkdir()

@@ -13,7 +13,7 @@ from datasets.fingerprint import data_facts
 from datasets.split import DRAWN
 from datasets.types import ImageReadError
 from tests.support.configs import replaced
-from tests.support.image_sets import settings
+from tests.support.image_sets import keys_of, settings
 from tests.support.opened import open_sets
 from tests.support.refusals import refused
 from tests.support.small_sources import COUNT, MAKERS
@@ -69,10 +69,6 @@ def all_facts(image_set: ImageSet) -> list[tuple]:
     return [facts(image_set, index) for index in range(len(image_set))]
 
 
-def keys(image_set: ImageSet) -> list[str]:
-    return [image_set.key(index) for index in range(len(image_set))]
-
-
 def test_labels_are_numbers_of_distinct_classes(source):
     train, val = source.load()
     assert train.classes == val.classes and len({*val.classes}) == len(val.classes) and all(val.classes)
@@ -85,8 +81,8 @@ def test_labels_are_numbers_of_distinct_classes(source):
 def test_names_and_keys_identify_the_images_of_a_part(source):
     for part in source.load():
         names = [part.name(index) for index in range(len(part))]
-        assert len({*names}) == len({*keys(part)}) == len(part) and all(names)
-        assert [key.decode(errors="surrogateescape") for chunk in part.all_keys() for key in chunk] == keys(part)
+        assert len({*names}) == len({*keys_of(part)}) == len(part) and all(names)
+        assert [key.decode(errors="surrogateescape") for chunk in part.all_keys() for key in chunk] == keys_of(part)
 
 
 def test_only_the_damaged_image_cannot_be_read(source):
@@ -146,4 +142,4 @@ def test_evaluation_scores_the_validation_images_or_an_undivided_set(source):
     train, val = source.load()
     none, scored = source.load(evaluate=True)
     assert none is None and scored.classes == val.classes
-    assert sorted(keys(scored)) == sorted(keys(val) + keys(train) * (val.split["rule"] == "hash"))
+    assert sorted(keys_of(scored)) == sorted(keys_of(val) + keys_of(train) * (val.split["rule"] == "hash"))

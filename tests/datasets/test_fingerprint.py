@@ -5,15 +5,9 @@ import shutil
 from datasets.fingerprint import data_facts
 from datasets.split import validation_facts
 from datasets.types import SavedData
-from tests.support.image_sets import load, make_folders, noise, settings, shades
+from tests.support.image_sets import load, make_folders, make_list, noise, settings, shades
 from tests.support.opened import open_sets
 from utils.runs import changed_facts
-
-
-def make_csv(root) -> None:
-    make_folders(root, {"ant": 30, "bee": 30})
-    names = [f"{name}/{number:02d}.JPEG,{name}" for name in ("ant", "bee") for number in range(30)]
-    (root / "a.csv").write_text("\n".join(["image_path,target", *names, ""]))
 
 
 def facts_of_csv(root) -> dict:
@@ -21,7 +15,7 @@ def facts_of_csv(root) -> dict:
 
 
 def test_each_data_change_alters_the_matching_part_of_fingerprint(tmp_path):
-    make_csv(tmp_path)
+    make_list(tmp_path, 30)
     text, before = (tmp_path / "a.csv").read_text(), facts_of_csv(tmp_path)
     lines = text.splitlines()
     changes = {

@@ -16,6 +16,7 @@ from datasets.split import divide, new_record
 from datasets.targets.numbers import NumberTargets, mean_and_deviation
 from tests.support.cases import cases_of, content_of, names_of
 from tests.support.configs import replaced
+from tests.support.image_sets import keys_of
 from tests.support.numbers import (
     COLUMNS,
     images_with,
@@ -40,10 +41,6 @@ def load(file, saved=None, **data):
 def read(file, **data) -> np.ndarray:
     """Return the numbers of all images of a file."""
     return numbers_of(load(file, evaluate=True, **data)[1])
-
-
-def keys(images) -> set[str]:
-    return {images.key(index) for index in range(len(images))}
 
 
 # --- reading ---
@@ -320,7 +317,7 @@ def test_columns_are_numbered_as_in_the_checkpoint(tmp_path):
     for one, other in zip(plain, saved, strict=True):
         assert (one.classes, other.classes) == ([*COLUMNS], ["ink", "digit"])
         np.testing.assert_array_equal(numbers_of(other), numbers_of(one)[:, ::-1])
-        assert keys(one) == keys(other)
+        assert keys_of(one) == keys_of(other)
     with refused(DataError, "DATA.DATA_PATH", "new: ink", "gone: weight"):
         load(file, SavedData(["weight", "digit"], {}))
     wider, _ = NumberTargets(np.array([[1.0, 2.0]])).renumber(np.array([0]), np.array([2, 0]))
@@ -365,7 +362,7 @@ def test_invented_targets_have_a_finite_number_for_each_output():
 def divided(values: np.ndarray, seed: int = 0, fraction: float = 0.1) -> tuple[set[int], set[int], str]:
     """Return the rows of training and validation images, and the notes of the split."""
     parts = divide(images_with(values), new_record("hash", "here", fraction, None) | {"seed": seed})
-    train, val = ({int(key.removesuffix(".png")) for key in keys(part)} for part in parts)
+    train, val = ({int(key.removesuffix(".png")) for key in keys_of(part)} for part in parts)
     return train, val, "\n".join(parts[1].notes)
 
 
@@ -456,13 +453,13 @@ def test_evaluation_of_changed_numbers_scores_the_images_held_out_in_training(of
     }[change]
     rewritten(file, header, columns)
     scored = load(file, saved, evaluate=True)[1]
-    assert keys(scored) == keys(val) and any("split.csv" in note for note in scored.notes) == (change != "order")
+    assert keys_of(scored) == keys_of(val) and any("split.csv" in note for note in scored.notes) == (change != "order")
 
 
 def test_copy_of_the_table_with_columns_in_another_order_is_the_same_data(of_run):
     file, numbers, val, saved = of_run
     rewritten(file.with_name("copy.csv"), "ink,digit", numbers.T[::-1])
-    assert keys(load(file.with_name("copy.csv"), saved, evaluate=True)[1]) == keys(val)
+    assert keys_of(load(file.with_name("copy.csv"), saved, evaluate=True)[1]) == keys_of(val)
 
 
 def test_evaluation_of_another_table_of_trained_images_warns_of_them(of_run):

@@ -14,19 +14,13 @@ from datasets.split import divide, new_record
 from datasets.split.by_hash import warn_of_other_folders
 from tests.support.cases import names_of
 from tests.support.configs import replaced
-from tests.support.image_sets import draw, error_of, load, make_folders, make_set, settings, shades
+from tests.support.image_sets import draw, error_of, keys_of, load, make_folders, make_list, make_set, settings, shades
 from tests.support.opened import open_sets
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import run_folder, typed
 from utils.errors import ConfigError, DataError
 
 RULES = Pixels(3)
-
-
-def parts_of(dataset: str, path, **options) -> dict[str, str]:
-    """Return {name of an image: its part}."""
-    train, val = load(dataset, path, **options)
-    return {each.key(index): part for part, each in zip("tv", (train, val), strict=True) for index in range(len(each))}
 
 
 def test_classes_sharing_file_names_keep_their_validation_share():
@@ -58,13 +52,13 @@ def test_relabelled_list_keeps_the_split_in_evaluation(relabelled):
     train, val = load("csv", file)
     kept, before = (
         SavedData(val.classes, val.split, validation_facts(val)),
-        {val.key(index) for index in range(len(val))},
+        {*keys_of(val)},
     )
     file.write_text(changed)
     _, scored = open_sets(settings("csv", file, evaluate=True), saved=kept)
-    assert {scored.key(index) for index in range(len(scored))} == before
+    assert {*keys_of(scored)} == before
     _, anew = load("csv", file)
-    others = {anew.key(index) for index in range(len(anew))} - before
+    others = {*keys_of(anew)} - before
     (warning,) = warn_of_other_folders(anew, kept.classes, kept.split, "weights")
     assert_names(warning, f"{len(others)} of {len(anew)}", "bee")
 
@@ -72,14 +66,14 @@ def test_relabelled_list_keeps_the_split_in_evaluation(relabelled):
 def test_renamed_class_keeps_the_split_in_every_resume(relabelled):
     file, _ = relabelled
     _, val = load("csv", file)
-    before = {val.key(index) for index in range(len(val))}
+    before = {*keys_of(val)}
     for name in ("fox", "gnu"):
         kept = SavedData(val.classes, val.split, validation_facts(val))
         file.write_text(re.sub(r",(cat|fox)\n", f",{name}\n", file.read_text()))
         config = replaced(settings("csv", file), START={"ALLOW_CHANGED": ("CLASS_NAMES",)})
         for _ in range(2):
             _, val = open_sets(config, saved=kept)
-            assert {val.key(index) for index in range(len(val))} == before
+            assert {*keys_of(val)} == before
             kept = SavedData(val.classes, val.split, validation_facts(val))
 
 
@@ -126,9 +120,7 @@ def test_position_split_leaves_a_training_image_per_class():
 
 @pytest.mark.parametrize("given", [{"VAL_FRACTION": 0.3}, {"FOLD": "2/4"}, {"GROUP_BY": "day", "VAL_FRACTION": 0.4}])
 def test_evaluation_of_copied_data_scores_the_held_out_images(tmp_path, given):
-    make_folders(tmp_path / "here", {"ant": 20, "bee": 20})
-    rows = [f"{name}/{number:02d}.JPEG,{name},{number % 7}" for name in ("ant", "bee") for number in range(20)]
-    (tmp_path / "here" / "a.csv").write_text("\n".join(["image_path,target,day", *rows, ""]))
+    make_list(tmp_path / "here", 20)
     dataset, file, group = ("csv", "a.csv", {"GROUP_BY": "day"}) if "GROUP_BY" in given else ("imagefolder", "", {})
     _, val = load(dataset, tmp_path / "here" / file, **given)
     kept = SavedData(val.classes, val.split, validation_facts(val))
@@ -188,18 +180,12 @@ def test_numeric_labels_keep_numbers_and_take_checkpoint_class_names(tmp_path):
 
 
 def test_groups_equal_to_classes_cannot_be_split(tmp_path):
-    make_folders(tmp_path, {"ant": 5, "bee": 5})
-    rows = [f"{name}/{number:02d}.JPEG,{name}" for name in ("ant", "bee") for number in range(5)]
-    (tmp_path / "a.csv").write_text("\n".join(["image_path,target", *rows, ""]))
     with refused(DataError, "DATA.GROUP_BY", "target", "validation"):
-        load("csv", tmp_path / "a.csv", GROUP_BY="target")
+        load("csv", make_list(tmp_path, 5), GROUP_BY="target")
 
 
 def test_share_that_whole_groups_hold_out_is_named_if_it_differs(tmp_path):
-    make_folders(tmp_path, {"ant": 20, "bee": 20})
-    rows = [f"{name}/{number:02d}.JPEG,{name},{number % 4}" for name in ("ant", "bee") for number in range(20)]
-    (tmp_path / "a.csv").write_text("\n".join(["image_path,target,day", *rows, ""]))
-    _, val = load("csv", tmp_path / "a.csv", GROUP_BY="day", VAL_FRACTION=0.1)
+    _, val = load("csv", make_list(tmp_path, 20, num_days=4), GROUP_BY="day", VAL_FRACTION=0.1)
     (note,) = [note for note in val.notes if "whole group" in note]
     assert_names(note, "DATA.VAL_FRACTION 0.1", f"{len(val) / 40:.1%}", f"{len(val) // 10} whole group", "day")
     _, val = load("csv", tmp_path / "a.csv", GROUP_BY="day", VAL_FRACTION=len(val) / 40)

@@ -35,6 +35,25 @@ def draw(path: Path, shade: int = 0, size: tuple[int, int] = (6, 5)) -> None:
     Image.new("RGB", size, (shade, 0, 0)).save(path, format="PNG")
 
 
+def draw_patches(path: Path, seed: int, size: tuple[int, int] = (32, 32)) -> None:
+    """Draw large patches of colour that are different for each seed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    patches = np.random.default_rng(seed).integers(256, size=(4, 5, 3), dtype=np.uint8)
+    Image.fromarray(patches).resize(size, Image.Resampling.BICUBIC).save(path)
+
+
+def make_list(root: Path, count: int, num_days: int = 7) -> Path:
+    """Draw this many ants and bees, and list them in a.csv. Their column `day` is their number modulo `num_days`."""
+    make_folders(root, {"ant": count, "bee": count})
+    rows = [f"{name}/{n:02d}.JPEG,{name},{n % num_days}" for name in ("ant", "bee") for n in range(count)]
+    (root / "a.csv").write_text("\n".join(["image_path,target,day", *rows, ""]))
+    return root / "a.csv"
+
+
+def keys_of(image_set) -> list[str]:
+    return [image_set.key(index) for index in range(len(image_set))]
+
+
 def shades(image_set) -> list[int]:
     return [int(image_set.read(index)[0, 0, 0]) for index in range(len(image_set))]
 

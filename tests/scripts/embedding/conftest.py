@@ -2,15 +2,14 @@
 
 import json
 
-import numpy as np
 import pytest
 import timm
 import torch
-from PIL import Image
 from safetensors.torch import save_file
 
 from tests.scripts.conftest import digits  # noqa: F401
 from tests.support.configs import CONVOLUTIONS, beginning_with_weights
+from tests.support.image_sets import draw_patches
 from tests.support.runs import run, run_folder
 
 ARGUMENTS = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
@@ -35,17 +34,10 @@ def make_hub(folder, num_classes=3, name="vit_tiny_patch16_224", seed=0, **confi
     return model
 
 
-def draw(path, seed, size=(32, 32)):
-    """Draw large patches of colour that are different for each seed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    patches = np.random.default_rng(seed).integers(256, size=(4, 5, 3), dtype=np.uint8)
-    Image.fromarray(patches).resize(size, Image.Resampling.BICUBIC).save(path)
-
-
 def make_photos(folder, count=10):
     """Draw photos 0.png, 1.png ... The photos from 5 on are in a subfolder."""
     for number in range(count):
-        draw(folder / ("more" if number >= 5 else "") / f"{number}.png", number)
+        draw_patches(folder / ("more" if number >= 5 else "") / f"{number}.png", number)
     return folder
 
 

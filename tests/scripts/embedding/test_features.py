@@ -16,7 +16,8 @@ from timm.models.vision_transformer import VisionTransformer
 from datasets.pixels import Pixels
 from datasets.sources.images import natural
 from engine.features.embedder import find_photos
-from tests.scripts.embedding.conftest import draw, make_hub, make_photos
+from tests.scripts.embedding.conftest import make_hub, make_photos
+from tests.support.image_sets import draw_patches
 from tests.support.refusals import assert_names
 from tests.support.runs import run, typed
 from utils.errors import ConfigError
@@ -64,7 +65,7 @@ def test_checkpoint_without_a_classifier_gives_the_same_features(here, trained, 
 
 
 def test_npz_and_parquet_have_the_same_rows_with_sizes_and_record(here, hub, monkeypatch):
-    draw(here / "photos/wide.png", 0, (60, 40))
+    draw_patches(here / "photos/wide.png", 0, (60, 40))
     exif = Image.Exif()
     exif[0x0112] = 6  # displayed turned by 90 degrees
     Image.open("photos/wide.png").save("photos/turned.png", exif=exif)
@@ -88,7 +89,7 @@ def test_unreadable_photos_have_no_row_and_leave_others_unchanged(here, hub, pho
     typed(SCRIPT, hub, photos, "-output", "all.npz").done()
     for number in (2, 4, 5, 6):
         next(Path("photos").rglob(f"{number}.png")).write_bytes(b"no picture")
-    draw(here / "photos/more/7.png", 99)
+    draw_patches(here / "photos/more/7.png", 99)
     ended = typed(SCRIPT, hub, photos, "-output", "some.npz")
     assert ended.returncode == 2
     assert_names(ended.stderr, "photos/2.png", "photos/more/6.png", "4 of 10 images")
@@ -119,7 +120,7 @@ def test_number_of_loader_workers_does_not_change_the_bytes(here, hub, options):
 def test_killed_or_failed_command_leaves_the_earlier_file(here, hub, photos, monkeypatch, name):
     typed(SCRIPT, hub, photos, "-output", name).done()
     before = Path(name).read_bytes()
-    draw(here / "photos/new.png", 5)
+    draw_patches(here / "photos/new.png", 5)
     for error in (KeyboardInterrupt, OSError(28, "No space left on device")):
         with monkeypatch.context() as patched:
             patched.setattr(os, "fsync", Mock(side_effect=error))

@@ -12,8 +12,9 @@ from PIL import Image
 from engine.features.embedder import normalized
 from engine.predict.guesses import Guess
 from scripts.embedding import NEAREST, TEMPERATURE, Examples
-from tests.scripts.embedding.conftest import draw, make_hub
+from tests.scripts.embedding.conftest import make_hub
 from tests.support.cases import cases_of, names_of
+from tests.support.image_sets import draw_patches
 from tests.support.refusals import assert_names
 from tests.support.runs import typed
 
@@ -85,7 +86,7 @@ def test_unreadable_photos_are_counted_and_left_out(here, hub, photos):
 
 def make_examples() -> None:
     for number, name in enumerate(("ant", "bee")):
-        draw(Path("examples", name, "1.png"), number)
+        draw_patches(Path("examples", name, "1.png"), number)
 
 
 def test_unreadable_example_is_named_and_left_out(here, hub, photos):
@@ -101,9 +102,9 @@ def test_unreadable_example_is_named_and_left_out(here, hub, photos):
 def test_mistakes_on_the_command_line_are_refused(here, hub, photos, words):
     """Each case of the page is a command line. These files and folders exist."""
     make_examples()
-    draw(Path("one/ant/1.png"), 0)
+    draw_patches(Path("one/ant/1.png"), 0)
     os.makedirs("empty_class/ant")
-    draw(Path("empty_class/bee/1.png"), 0)
+    draw_patches(Path("empty_class/bee/1.png"), 0)
     Path("broken.png").write_bytes(b"no picture")
     Path("theirs.csv").write_text("a,b\n")
     shutil.copy("photos/0.png", "theirs.png")

@@ -2,10 +2,8 @@
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-
-import numpy as np
-from PIL import Image
 
 from configs.load import load, to_yaml
 from configs.schema import Config
@@ -13,17 +11,12 @@ from datasets.fingerprint import data_facts
 from datasets.split import write_split
 from scripts.sweeping import Sweep
 from tests.engine.check.small_photos import CLEAN
+from tests.support.image_sets import draw_patches
 from tests.support.opened import open_sets
 from utils.text import csv_cell, csv_text
 
+draw_image = partial(draw_patches, size=(48, 36))
 SURE = 0.99  # the probability of predictions that the test does not give
-
-
-def draw_image(path: Path, seed: int, size: tuple[int, int] = (48, 36)) -> None:
-    """Draw large patches of colour that are different for each seed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    patches = np.random.default_rng(seed).integers(256, size=(4, 5, 3), dtype=np.uint8)
-    Image.fromarray(patches).resize(size, Image.Resampling.BICUBIC).save(path)
 
 
 def make_photos(folder: Path, counts: Mapping[str, int]) -> Path:

@@ -15,9 +15,10 @@ from models.weights.torch_files import read_torch
 from scripts.labelling.next import TABLE, in_order
 from tests.engine.tasks.features.support import SMALL as FEATURES
 from tests.engine.tasks.features.support import draw_photos, teacher_of
-from tests.scripts.embedding.conftest import draw, make_hub, trained  # noqa: F401
+from tests.scripts.embedding.conftest import make_hub, trained  # noqa: F401
 from tests.support.cases import cases_of, names_of
 from tests.support.configs import small_config
+from tests.support.image_sets import draw_patches
 from tests.support.opened import open_sets
 from tests.support.refusals import assert_names
 from tests.support.runs import rows_of, run, run_folder, typed
@@ -34,7 +35,7 @@ def photos(here):
     """Draw ten photos, and return their folder and the weights of a small ViT, which has no run."""
     make_hub(here / "hub")
     for number in range(10):
-        draw(here / "photos" / f"{number}.png", number)
+        draw_patches(here / "photos" / f"{number}.png", number)
     return "photos"
 
 
@@ -159,7 +160,7 @@ def test_copies_go_to_no_folder_of_the_training_images(here):
     colour = ["DATA.IMAGE_CHANNELS=3", "DATA.IMAGENET_MEAN=[0.5,0.5,0.5]", "DATA.IMAGENET_STD=[0.5,0.5,0.5]"]
     run("main_single_gpu.py", "-cfg", str(here / "small.yaml"), *flags, "-opts", *colour).done()
     folder = run_folder(here / "runs")
-    draw(here / "photos/1.png", 1)
+    draw_patches(here / "photos/1.png", 1)
     typed(SCRIPT, folder, "-next", 1, "photos", "-into", table / "new").refused("-into", "new")
     assert not (table / "new").exists()
 
@@ -170,7 +171,7 @@ def test_copies_go_to_no_folder_of_the_training_images(here):
 @pytest.mark.slow
 def test_sheets_beyond_100_photos_are_numbered_and_replaced(photos):
     for number in range(10, 103):
-        draw(Path(f"photos/{number}.png"), number)
+        draw_patches(Path(f"photos/{number}.png"), number)
     typed(SCRIPT, "hub", "-next", 103, photos).done()
     with Image.open("next/next-2.png") as sheet:
         assert [caption[1] for _, caption in tiles_of(sheet)] == chosen()[100:]
@@ -180,7 +181,7 @@ def test_sheets_beyond_100_photos_are_numbered_and_replaced(photos):
 
 @pytest.mark.slow
 def test_into_copies_chosen_photos_and_replaces_no_file(photos):
-    draw(Path("photos/more/0.png"), 50)
+    draw_patches(Path("photos/more/0.png"), 50)
     Path("picked").mkdir()
     Path("picked/1.png").write_bytes(b"mine")
     typed(SCRIPT, "hub", "-next", 11, photos, "-into", "picked").done()

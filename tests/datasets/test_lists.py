@@ -21,9 +21,9 @@ from tests.support.refusals import assert_names, refused
 from utils.errors import DataError
 
 
-def make_lists(root: Path, train: str, val: str = "val.jpg 0\n", encoding: str = "utf-8") -> None:
-    (root / "train_list.txt").write_text(train, encoding=encoding)
-    (root / "val_list.txt").write_text(val, encoding=encoding)
+def make_lists(root: Path, train: str, val: str = "val.jpg 0\n") -> None:
+    (root / "train_list.txt").write_text(train, encoding="utf-8")
+    (root / "val_list.txt").write_text(val, encoding="utf-8")
     for shade, name in enumerate(["a.jpg", "n01/my holiday photo.jpg", "n02/c.jpg", "val.jpg"]):
         draw(root / name, shade)
 

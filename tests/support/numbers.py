@@ -39,11 +39,9 @@ def write_digits(folder: Path, count: int, missing: Sequence[int] = ()) -> tuple
     return folder / "digits.csv", numbers
 
 
-def write_rows(
-    file: Path, cells: Sequence[str], header: str = "path,age", separator: str = ",", prefix: str = ""
-) -> Path:
+def write_rows(file: Path, cells: Sequence[str], header: str = "path,age", prefix: str = "") -> Path:
     """Write a table with an image for each row of cells, and the first of these images. Return the table."""
-    rows = [f"{prefix}{number}.png{separator}{row}" for number, row in enumerate(cells)]
+    rows = [f"{prefix}{number}.png,{row}" for number, row in enumerate(cells)]
     file.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
     for number in range(min(len(rows), NUM_DRAWN)):
         draw(file.parent / f"{prefix}{number}.png")

@@ -50,14 +50,13 @@ def find(
     typed(SCRIPT, "run", "-no_copies").done()
 
 
-def confirm(*images: str, suggestion: str | None = None, table: Path = TABLE) -> None:
+def confirm(*images: str, table: Path = TABLE) -> None:
     """Write yes into the rows of these images, or into all rows if none is given."""
     rows = rows_of(table)
     assert rows
     for row in rows:
         if not images or row["image"] in images:
             row["confirmed"] = "yes"
-            row["suggestion"] = row["suggestion"] if suggestion is None else suggestion
     write_table(rows, table=table)
 
 
@@ -236,13 +235,13 @@ FORMS = {
 }
 
 
-def write_list(form: str, labels: list[str] = LABELS, file: str = "list.csv") -> None:
+def write_list(form: str) -> None:
     encoding, header, row = FORMS[form]
     lines = [header]
     for number in range(30):
         draw_image(Path(f"images/{number}.png"), number)
-        lines.append(row.format(n=number, path=f"images/{number}.png", label=labels[number % 3]))
-    Path(file).write_bytes("".join(lines).encode(encoding))
+        lines.append(row.format(n=number, path=f"images/{number}.png", label=LABELS[number % 3]))
+    Path("list.csv").write_bytes("".join(lines).encode(encoding))
 
 
 def cells_of(file: Path) -> list[dict[str, str]]:

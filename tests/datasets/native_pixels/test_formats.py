@@ -135,9 +135,9 @@ INTEGERS = {
         tiff(LAYERS[:2] > 30_000, photometric="miniswhite"),
         (BANDS[:, :, :2] <= 30_000).astype(np.uint8),
     ),
-    "TIFF of two grey pages": (
-        tiff_of_pages(*(LAYERS[:2] >> 8).astype(np.uint8)),
-        (BANDS[:, :, :2] >> 8).astype(np.uint8),
+    "TIFF of three grey pages": (
+        tiff_of_pages(*(LAYERS[:3] >> 8).astype(np.uint8)),
+        (BANDS[:, :, :3] >> 8).astype(np.uint8),
     ),
 }
 
@@ -504,7 +504,8 @@ REFUSED_DICOM = {
 def test_other_number_of_channels_is_refused_by_both_numbers(files, values):
     count = values.shape[2] if values.ndim == 3 else 1
     for kind, channels in itertools.product(files, {1, 3, 4, 5} - {count}):
-        with refused(ImageReadError, f"{count} channel", "DATA.IMAGE_CHANNELS", channels):
+        has = "1 channel" if count == 1 else f"{count} channels"
+        with refused(ImageReadError, has, "DATA.IMAGE_CHANNELS", channels):
             native(files[kind], channels)
 
 

@@ -20,6 +20,8 @@ from engine.evaluation.scores import Best
 from engine.features.linear import LIKE_CONSTANT, SHARES, fit_ridge
 from engine.features.start import why_not
 from engine.predict.guesses import Measure
+from engine.predict.output import as_csv
+from engine.predict.predictor import Prediction
 from engine.tasks.number_figures import FIGURES, grouped_half_widths, half_widths, measure
 from engine.tasks.number_limits import groups_and_limits
 from engine.tasks.numbers import Numbers
@@ -501,6 +503,12 @@ def test_numbers_that_many_training_images_have_are_limits(smallest, others, gro
     assert facts["limits"] == [limits] and (found is not None) == bool(groups)
     empty = images_with(np.full(9, NAN))
     assert groups_and_limits(number_settings(), empty, empty)[1]["limits"] == [[None, None]]
+
+
+def test_negative_numbers_and_bounds_are_no_formulas_in_the_table_of_predict():
+    measures = [Measure(0, "age", -3.0, 2.5), Measure(1, "ink", 0.5, None)]
+    rows = as_csv([Prediction(0, "0.png", measures)], "").splitlines()
+    assert rows == ["image_path,age,age_low,age_high,ink", "0.png,-3,-5.5,-0.5,0.5"]
 
 
 # --- the settings of a run ---

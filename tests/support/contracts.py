@@ -1,14 +1,12 @@
 """Contracts of the main interfaces, checked at every call in all tests and in the programs that they start.
 
 CONTRACTS has a row for each interface: its dotted name, and a function of its arguments (by name, in `it`) and its result
-that returns whether the contract holds. For a generator, the result is each of its items. `install` wraps the interfaces.
-A broken contract raises an AssertionError with the name of the interface and its result, and fails the test even if the
-program catches the error.
+that returns whether the contract holds. `install` wraps the interfaces. A broken contract raises an AssertionError with the
+name of the interface and its result, and fails the test even if the program catches the error.
 """
 
 import functools
 import inspect
-import json
 import math
 import sys
 from collections.abc import Callable
@@ -56,10 +54,6 @@ def report_of_last_step(it, report):
     )
 
 
-def rate_in_range(it, rate):
-    return 0 <= rate <= max(it.self.start, it.self.base, it.self.end) * (1 + 1e-9)
-
-
 def scores_of_all_images(it, found):
     return len(found) == len(it.models) and all(
         (0 <= scores.top1 <= scores.top5 <= 100 or math.isnan(scores.top1))  # NaN: the model learns no classes
@@ -72,15 +66,6 @@ def scores_of_all_images(it, found):
 
 def raw_and_ema(it, found):
     return [*found] == ["", "_ema"][: 1 + (it.trainer.ema is not None and it.trainer.step > 0)]
-
-
-def results_of_images(it, found):
-    shares, is_sorted = found.probabilities, (np.diff(found.indices) > 0).all()
-    if not hasattr(found, "labels") or not np.isfinite(shares).all():
-        return is_sorted
-    numbers = [np.bincount(each, minlength=found.counts.shape[1]) for each in (found.labels, found.predictions)]
-    are_shares = (found.label_probabilities >= 0) & (found.label_probabilities <= shares + 1e-6) & (shares <= 1 + 1e-6)
-    return is_sorted and are_shares.all() and np.array_equal(numbers, found.counts[:2])
 
 
 def row_of_epoch(it, row):
@@ -112,64 +97,14 @@ def progress_of_best(it, facts):
     return is_best and totals == (it.trainer.schedule.num_epochs, it.trainer.epoch)
 
 
-# --- predictions, features and pictures ---
-
-
-def most_probable_first(it, found):
-    values, classes = [guess[2] for guess in found.guesses], it.self.classifier.classes
-    if not it.self.classifier.config.task.has_classes:  # numbers
-        return [guess.name for guess in found.guesses] == classes and found.path == it.paths[found.index]
-    return (
-        values == sorted(values, reverse=True)
-        and all(map(is_share, values))
-        and (it.self.classifier.config.task.has_several_classes or sum(values) <= 1 + 1e-4)
-        and all(guess.name == classes[guess.number] for guess in found.guesses)
-        and found.path == it.paths[found.index]
-    )
-
-
-def features_of_targets(it, found):
-    is_complete = all(len(each) == len(found.indices) for each in (found.targets, *found.features))
-    return is_complete and (found.targets.ndim > 1 or np.array_equal(found.targets, it.images.targets[found.indices]))
-
-
-def fits(width: int, height: int, pixels: np.ndarray | None, side: int) -> bool:
-    """Return whether width x height is the size of this image after it was enlarged or reduced to the square."""
-    rows, columns = (1, 1) if pixels is None else pixels.shape[:2]
-    return max(width, height) == side and abs(width * rows - height * columns) <= max(rows, columns, side)
-
-
-def tiles_in_rows(it, picture):
-    num_columns, side = getattr(it, "num_columns", 6), getattr(it, "side", 150)
-    places = [place[:4] for place in json.loads(picture.info["halfstep tiles"])]
-    middles = [((left + right) // 2, (top + bottom) // 2) for left, top, right, bottom in places]
-    firsts = [(middles[n % num_columns][0], middles[n // num_columns * num_columns][1]) for n in range(len(places))]
-    return (
-        len(places) == len(it.tiles)
-        and all(0 <= left <= right <= picture.width for left, _, right, _ in places)
-        and all(0 <= top <= bottom <= picture.height for _, top, _, bottom in places)
-        and all(
-            fits(right - left, bottom - top, tile.pixels, side)
-            for tile, (left, top, right, bottom) in zip(it.tiles, places, strict=True)
-        )
-        and (not places or np.abs(np.subtract(middles, firsts)).max() <= 1)
-    )
-
-
 CONTRACTS: dict[str, Callable[[SimpleNamespace, Any], bool]] = {
     "engine.train.trainer.Trainer.update": rates_of_step,
     "engine.train.trainer.Trainer.report": report_of_last_step,
-    "engine.train.schedule.Schedule.__call__": rate_in_range,
     "engine.evaluation.evaluate.evaluate": scores_of_all_images,
     "engine.evaluate_weights.evaluate_both": raw_and_ema,
-    "engine.tasks.classes.PerImage.gather": results_of_images,
     "engine.record.columns.epoch_row": row_of_epoch,
     "engine.train.trainer.Trainer.state_dict": raw_and_ema_weights,
     "engine.saves.describe_progress": progress_of_best,
-    "engine.predict.predictor.Predictor.__call__": most_probable_first,
-    "engine.features.compute.features_of_images": features_of_targets,
-    "engine.predict.pictures.fitted": lambda it, picture: fits(*picture.size, it.pixels, it.side),
-    "engine.predict.pictures.contact_sheet": tiles_in_rows,
 }
 ROOMS = ("configs", "datasets", "engine", "models", "scripts", "tests", "utils")
 
@@ -190,13 +125,7 @@ def checked(name: str, function: FunctionType, holds: Callable[[SimpleNamespace,
         check(result, *arguments, **options)
         return result
 
-    @functools.wraps(function)
-    def call_generator(*arguments, **options):
-        for item in function(*arguments, **options):
-            check(item, *arguments, **options)
-            yield item
-
-    return call_generator if inspect.isgeneratorfunction(function) else call
+    return call
 
 
 def install() -> None:

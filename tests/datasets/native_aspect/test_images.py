@@ -11,7 +11,7 @@ from timm.data.naflex_transforms import RandomResizedCropToSequence, ResizeToSeq
 
 from configs.load import load
 from datasets import build_eval_data, build_normalize, build_preparation, build_train_data
-from datasets.native_aspect.batches import EvalSequenceTransform, PatchMixing, SequenceTransform
+from datasets.native_aspect.batches import EvalSequenceTransform, PatchMixing, SequenceTransform, blank_batch
 from datasets.native_aspect.grids import grids_of, length_of, new_batch, pictures_of
 from datasets.transforms.augment import Augmentation
 from datasets.transforms.operations import DrawnOperations, Operation
@@ -169,6 +169,14 @@ def test_workers_read_the_same_batches_of_the_drawn_lengths(folder, workers):
         found.append([tuple(each.copy() for each in (batch.images.numpy(), batch.boxes)) for _, batch in batches])
     for one, other in zip(*found, strict=True):
         assert all(np.array_equal(*each) for each in zip(one, other, strict=True))
+
+
+def test_blank_batch_has_no_padding(folder):
+    config = settings(folder)
+    for length in (35, 24, 7):
+        batch = blank_batch(config, 3, length)
+        assert batch.shape == (3, length + 1, 192)
+        assert build_normalize(config.DATA)(batch)["patch_valid"].all()
 
 
 def test_generated_images_have_the_drawn_length_in_training(folder):

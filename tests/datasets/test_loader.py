@@ -126,6 +126,8 @@ def test_evaluation_skips_and_reports_unreadable_images(folder):
     assert [batch.num_samples for batch in batches] == [len(batch.images) for batch in batches] == [1, 1, 0, 1, 1, 0]
     assert [batch.bad for batch in batches] == [[], [], [2], [], [], [5]]
     assert [target for batch in batches for target in batch.targets.tolist()] == [0, 0, 1, 1]
+    larger = build_eval_data(replaced(config, DATA={"BATCH_SIZE_EVAL": 4}), val, Process(CPU))
+    assert [batch.targets.tolist() for batch in larger] == [[0, 0, 1], [1]]
     (folder / "val" / "ant" / "0.png").write_bytes(b"")  # replaces missing images of other processes, but counts once
     shares = [batch for rank in range(4) for batch in build_eval_data(config, val, Process(CPU, rank, world_size=4))]
     assert sorted(index for batch in shares for index in batch.bad) == [0, 2, 5]

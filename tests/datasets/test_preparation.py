@@ -67,7 +67,8 @@ def test_half_precision_images_equal_float32_images_rounded_once(half, kind, tra
     prepare = Preparation(config, Normalize(config.DATA))
     if train.keys() & ERASES.keys():
         prepare.erase = kind(config, CPU)
-    wanted, got = prepare(images)[0], prepare(images, half)[0]
+    (wanted, targets), (got, _) = prepare(images), prepare(images, half)
+    assert torch.equal(getattr(targets, "first", targets), images.targets)
     assert wanted.dtype == torch.float32 and got.dtype == half and torch.equal(got, wanted.to(half))
     assert wanted.is_contiguous() and got.is_contiguous()
 

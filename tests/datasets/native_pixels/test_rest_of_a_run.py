@@ -171,6 +171,14 @@ def test_fine_tuning_with_other_channels_measures_their_limits(of_colours, tmp_p
     assert (data.PIXELS, data.RGB) == ("uint16", ())
 
 
+def test_fine_tuning_keeps_the_values_of_native_weights(of_colours, tmp_path):
+    photos = draw(tmp_path / "dark", channels=3)
+    for path in files(photos):
+        np.save(path, np.load(path) // 2)
+    data, then = measured_after(of_colours[0], photos), data_of(of_colours[0].parent)
+    assert all([*getattr(data, name)] == then[name] for name in NAMES)
+
+
 def test_fine_tuning_with_named_limits_measures_the_mean(of_colours, tmp_path):
     photos = draw(tmp_path / "three", channels=3)
     data = measured_after(of_colours[0], photos, "DATA.RANGE=[0,16000]")

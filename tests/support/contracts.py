@@ -30,13 +30,6 @@ def close(one: float, other: float, tolerance: float = 1e-6) -> bool:
     return math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance) or (math.isnan(one) and math.isnan(other))
 
 
-def is_share(value: float) -> bool:
-    return -1e-6 <= value <= 1 + 1e-6 or math.isnan(value)
-
-
-# --- a step, an evaluation, and what is written of them ---
-
-
 def rates_of_step(it, nothing):
     groups, rate = it.self.optimizer.param_groups, it.self.schedule(it.self.step - 1)
     return all(close(float(group["lr"]), rate * group.get("lr_scale", 1)) for group in groups)
@@ -47,7 +40,7 @@ def report_of_last_step(it, report):
     return (
         report.step == max(trainer.step - 1, 0)
         and report.lr == trainer.schedule(report.step)
-        and is_share(report.accuracy)
+        and (-1e-6 <= report.accuracy <= 1 + 1e-6 or math.isnan(report.accuracy))
         and 0 <= report.skipped <= trainer.step
         # The norm of all gradients is the same in every process.
         and (not is_readable(last) or close(report.grad_norm, last[2].item(), 1e-4))

@@ -81,6 +81,7 @@ def test_windows_are_divided_exactly_among_ranks_without_splitting_pairs(order, 
         filled = [piece for piece in pieces if piece.num_samples]
         assert max(len(piece.indices) for piece in filled) <= order.largest_piece(step) <= order.batch_size
         assert all(piece.num_samples == len(piece.indices) for piece in filled)
+        assert all(np.array_equal(piece.indices, window[piece.first :][: piece.num_samples]) for piece in filled)
         assert all(piece.indices.tolist() == [window[0]] for piece in pieces if not piece.num_samples)
         if order.in_pairs:
             assert all(piece.first % 2 == 0 for piece in filled)

@@ -46,7 +46,7 @@ class TrainTransform:
 
             self.cut = functools.partial(crop_of_resized, self)
         pixels = pixels_of(self.data)
-        self.resize = pixels.resize(self.data)
+        self.resize = pixels.resize()
         if config.TRAIN.augments:
             self.augment = pixels.augmentation(config)
 
@@ -81,7 +81,7 @@ class EvalTransform:
         # The padding around a resized image that is smaller than the crop is black, or the mean in timm's border mode.
         mean = data.IMAGENET_MEAN if self.mode == "border" else (0.0,)
         pixels = pixels_of(data)
-        self.padding, self.resize = torch.tensor(pixels.levels(mean)), pixels.resize(data)
+        self.padding, self.resize = torch.tensor(pixels.levels(mean)), pixels.resize()
 
     def __call__(self, image: np.ndarray, out: Tensor) -> None:
         """Transform an image [H, W, C], and write it to `out`, [C, side, side]: of Pixels.dtype_in_batch."""

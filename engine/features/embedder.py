@@ -18,8 +18,8 @@ from datasets.loading.workers import choose_workers, make_loader
 from datasets.order import Piece
 from datasets.pixels import Pixels, pixels_of
 from datasets.sources.files import images_among, images_of_files
-from datasets.sources.folder import ALL_ENDINGS, FolderScan, describe_left_out
-from datasets.sources.images import FileImages, natural
+from datasets.sources.folder import images_for_any_model
+from datasets.sources.images import FileImages
 from datasets.types import ImageReadError
 from engine.confidence.stored import watch
 from engine.precision import Precision, set_matmul
@@ -66,11 +66,7 @@ def find_photos(flag: str, folder: Path, report: Callable[[str], None]) -> Photo
     if not folder.is_dir():
         problem = "is not a folder" if folder.exists() else "does not exist"
         raise ConfigError(f"{flag}: {folder} {problem}; name a folder of images")
-    scan = FolderScan(folder, [], endings=ALL_ENDINGS)
-    photos = Photos(folder, sorted(scan.images_below(""), key=natural))
-    for line in describe_left_out(folder, scan.left_out):
-        report(line)
-    return photos
+    return Photos(folder, images_for_any_model(folder, report))
 
 
 class Table(NamedTuple):

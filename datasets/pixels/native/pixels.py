@@ -11,11 +11,10 @@ from torch import Tensor
 
 from configs.schema import Config, Data
 from datasets.pixels import Pixels, Resize
-from datasets.pixels.decode import OTHER_FORMATS
 from datasets.pixels.native.values import channels_to_show, split_limits
 from datasets.pixels.rules import ImageReadError, Images
 from datasets.pixels.survey import Ranges
-from utils.errors import DataError
+from utils.errors import ConfigError, DataError
 
 NUM_TRIED = 10  # images until one can be read, which decides the type
 SHOWN = (0.1, 99.9)  # percentiles of an image that are shown as black and white if DATA.RANGE is not known
@@ -42,11 +41,13 @@ class NativePixels(Pixels):
 
     dtype_in_batch: ClassVar[torch.dtype] = torch.float32
     white: ClassVar[float] = 1
-    own_endings: ClassVar[tuple[str, ...]] = OTHER_FORMATS["native reads .npy and DICOM"]
-    of_index: ClassVar[str] = "-native"
+    name: ClassVar[str] = "native"
+    own_endings: ClassVar[tuple[str, ...]] = (".npy", ".dcm", ".dicom")
+    own_files: ClassVar[str] = ".npy and DICOM"
     measured_by: ClassVar[str] = "pixels.native.statistics.finish"
     measured: ClassVar[tuple[str, ...]] = ("DATA.RANGE", "DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD")
     chosen: ClassVar[tuple[str, ...]] = ("DATA.PIXELS", "DATA.RGB", "DATA.CHANNEL_FILES", *measured)
+    subject: ClassVar[str] = "native_photo.NativePhotoSubject"
 
     @classmethod
     def of(cls, data: Data) -> Self:
@@ -96,13 +97,28 @@ class NativePixels(Pixels):
         return super().identity() | {"kind": self.kind, "channel_files": self.channel_files}
 
     def survey(self, count: int) -> Ranges:
-
         return Ranges(self.kind, count, self.num_channels)
 
-    def resize(self, data: Data) -> Resize:
+    def ends(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the values of each channel that are 0 and 1 in a batch, float32 [C] each."""
+        if not self.limits:
+            raise ConfigError(
+                f"DATA.RANGE is not known, which DATA.PIXELS {self.kind} needs; name weights that were trained with it, or "
+                "set the lowest and the highest value: -opts DATA.RANGE=[0,4095]"
+            )
+        low, high = split_limits(self.limits, self.num_channels)
+        with np.errstate(over="ignore"):
+            span = high - low
+        if not (np.isfinite(span) & (span > 0)).all():
+            raise ConfigError(
+                f"DATA.RANGE: {[*self.limits]} has limits that are equal, or too far apart, as 32-bit floats; set others"
+            )
+        return low, high
+
+    def resize(self) -> Resize:
         from datasets.pixels.native.floats import NativeResize
 
-        return NativeResize(data)
+        return NativeResize(*self.ends())
 
     def shrunk(self, pixels: np.ndarray, size: tuple[int, int], interpolation: str) -> np.ndarray:
         from datasets.pixels.native.floats import shrunk

@@ -29,20 +29,3 @@ def split_limits(limits: tuple[float, ...], channels: int) -> tuple[np.ndarray, 
     """Return the lowest and the highest value of each channel, float32 [C] each, as DATA.RANGE names them."""
     low, high = np.array(limits, np.float32).reshape(-1, 2).T
     return np.resize(low, channels), np.resize(high, channels)
-
-
-def limits_of(data: Data) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lowest and the highest value of each channel, float32 [C] each."""
-    if not data.RANGE:
-        raise ConfigError(
-            f"DATA.RANGE is not known, which DATA.PIXELS {data.PIXELS} needs; name weights that were trained with it, or set "
-            "the lowest and the highest value: -opts DATA.RANGE=[0,4095]"
-        )
-    low, high = split_limits(data.RANGE, data.IMAGE_CHANNELS)
-    with np.errstate(over="ignore"):
-        span = high - low
-    if not (np.isfinite(span) & (span > 0)).all():
-        raise ConfigError(
-            f"DATA.RANGE: {[*data.RANGE]} has limits that are equal, or too far apart, as 32-bit floats; set others"
-        )
-    return low, high

@@ -10,7 +10,7 @@ from PIL import Image
 from datasets import Normalize, build_normalize, build_preparation
 from datasets.batching import batching_of
 from datasets.pixels import pixels_of
-from datasets.pixels.native.floats import Jitter, NativeResize, shrunk
+from datasets.pixels.native.floats import Jitter, shrunk
 from datasets.transforms.crop import EvalTransform, TrainTransform, crop_box
 from engine.export.runtime import RawPhotos
 from tests.support.configs import replaced
@@ -43,15 +43,15 @@ def resized(values: np.ndarray, size: tuple[int, int], kernel: str) -> np.ndarra
 def test_resize_equals_pillows_for_floats_of_each_channel(kernel, size, channels):
     image, limits = pixels(channels=channels), LIMITS[: 2 * channels]
     out = torch.full((channels, *size), torch.nan)
-    NativeResize(config_of(channels, limits).DATA)(image, kernel, out)
+    pixels_of(config_of(channels, limits).DATA).resize()(image, kernel, out)
     np.testing.assert_allclose(out.numpy(), resized(scaled(image, limits), size, kernel), rtol=0, atol=1e-5)
 
 
 def test_one_pair_of_limits_holds_for_all_channels():
     image = pixels()
     found, expected = (torch.empty(CHANNELS, 8, 8) for _ in range(2))
-    NativeResize(config_of(limits=(900, 6000)).DATA)(image, "bilinear", found)
-    NativeResize(config_of(limits=(900, 6000) * CHANNELS).DATA)(image, "bilinear", expected)
+    pixels_of(config_of(limits=(900, 6000)).DATA).resize()(image, "bilinear", found)
+    pixels_of(config_of(limits=(900, 6000) * CHANNELS).DATA).resize()(image, "bilinear", expected)
     assert torch.equal(found, expected) and 0 < found.min() < found.max() < 1
 
 

@@ -1,4 +1,4 @@
-"""The tables of losses, optimizers, data sets and metrics. Each row has a name and what other files need to know of it.
+"""The tables of losses, optimizers, data sets, pixels and metrics. Each row has a name and what other files need to know of it.
 
 Settings, checks and documentation follow these rows: `python scripts/maintenance/make_settings_page.py` writes the
 documentation, and tests/test_registered.py names each file in which an entry is missing. Losses and data sets name their
@@ -139,6 +139,11 @@ SOURCES = {
         "computed.read_synthetic", "random images, to measure speed", "none needed", has_files=False
     ),
 }
+
+
+NATIVE = "pixels.native.pixels.NativePixels"
+# {value of DATA.PIXELS: file and class in datasets/}
+PIXELS = {"8bit": "pixels.Pixels"} | dict.fromkeys(("native", "window", "uint8", "uint16", "float32"), NATIVE)
 
 
 class MetricRow(NamedTuple):

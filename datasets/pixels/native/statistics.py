@@ -10,7 +10,7 @@ import numpy as np
 from configs.schema import Config
 from datasets.loading.ahead import read_ahead
 from datasets.pixels import pixels_of
-from datasets.pixels.native.values import OTHER_LIMITS, split_limits
+from datasets.pixels.native.pixels import OTHER_LIMITS
 from datasets.types import ImageReadError, ImageSet, Known, Settled
 from utils.distributed import Process
 from utils.errors import DataError
@@ -80,7 +80,7 @@ def measure(config: Config, train: ImageSet) -> Statistics:
     values = np.concatenate(list(_samples(config.SEED, train)))
     extremes = list(zip(values.min(0).tolist(), values.max(0).tolist(), strict=True))
     if pixels.limits:
-        low, high = split_limits(pixels.limits, pixels.num_channels)
+        low, high = pixels.split_limits()
     else:
         low, high = np.percentile(values, PERCENTILES, 0)
         few_differ = high <= low  # nearly all values are equal: keep the others

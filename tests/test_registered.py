@@ -15,9 +15,10 @@ import pytest
 import torch
 
 import engine
-from configs.tables import LOSSES, METRICS, SOURCES, TASKS, TORCH_OPTIMIZERS, import_named
+from configs.tables import LOSSES, METRICS, PIXELS, SOURCES, TASKS, TORCH_OPTIMIZERS, import_named
 from configs.values import SETTINGS
 from datasets.targets.one_class import OneClass
+from engine.export.photo import PhotoSubject
 from engine.record.columns import COLUMNS
 from engine.tasks.task import Task
 from engine.train.callback import Callback
@@ -125,6 +126,18 @@ def test_every_dataset_reader_is_registered_in_sources():
         ):
             where = f"{path.stem}.{name}"
             assert where in rows, f'configs/tables.py: add a row to SOURCES for "{where}"'
+
+
+# Pixels
+
+
+@pytest.mark.parametrize("value", PIXELS)
+def test_registered_pixels_have_a_name_a_graph_and_a_test(value):
+    kind = import_named("datasets", PIXELS[value])
+    is_named = PIXELS.get(kind.name) == PIXELS[value]
+    assert is_named, f"{kind.__module__}: give {kind.__name__} a name that PIXELS in configs/tables.py has"
+    assert issubclass(import_named("engine.export", kind.subject), PhotoSubject), kind.subject
+    assert_tested(value, "tests/datasets", f"tests/datasets/native_pixels: use DATA.PIXELS={value}")
 
 
 # Tasks and their scores

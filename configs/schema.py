@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from configs.tables import LOSSES, METRICS, PIXELS, TASKS, TaskRow, sentences_of
+from configs.tables import LOSSES, METRICS, PIXEL_KINDS, TASKS, TaskRow, sentences_of
 from utils.text import is_url
 
 AUTO = "auto"  # a value that lets the program choose at the start
@@ -116,7 +116,7 @@ OF_NUMBERS = Only("TRAIN.OBJECTIVE", "numbers")
 SCALE = ("DATA.TARGET_MEAN", "DATA.TARGET_STD")  # of numbers; measured unless given
 OF_MIXING = Only("TRAIN.MIXUP_ALPHA|TRAIN.CUTMIX_ALPHA|TRAIN.CUTMIX_MINMAX")
 OF_VIT = Only("MODEL.TYPE", "vit")
-OF_PIXELS = Only("DATA.PIXELS", *(name for name in PIXELS if name != "8bit"))
+OF_PIXELS = Only("DATA.PIXELS", *(name for name in PIXEL_KINDS if name != "8bit"))
 TO_END_LR = Only("TRAIN.LR_SCHEDULER.NAME", "cosine", "paddlevit", "wsd")
 
 
@@ -200,7 +200,7 @@ class Data:
         "Side of the square input image, in pixels.")
     IMAGE_CHANNELS: int = setting(3, bounds=(1, 1_000), role=MODEL, help=
         "3 for colour, 1 for grey; with PIXELS native, the number of channels of each image.")
-    PIXELS: Literal[*PIXELS] = setting("8bit", role=MODEL, help=
+    PIXELS: Literal[*PIXEL_KINDS] = setting("8bit", role=MODEL, help=
         "8bit: deeper files are scaled to 8 bits. native: images have the channels and the type of their files, the same type as the first image, which the run saves (uint8, uint16 or float32). window: like native, after the window that each DICOM file names (docs/pixels.md).")
     RANGE: tuple[float, ...] = setting((), bounds=(-3e38, 3e38), role=MODEL, only=OF_PIXELS, help=
         "Limits of the pixel values: lowest and highest, for all channels or for each one; values outside become the limits. Empty: the 0.1 and 99.9 percentiles of the training images, which are saved with the weights.")

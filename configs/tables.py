@@ -143,7 +143,7 @@ SOURCES = {
 
 NATIVE = "pixels.native.pixels.NativePixels"
 # {value of DATA.PIXELS: file and class in datasets/}
-PIXELS = {"8bit": "pixels.Pixels"} | dict.fromkeys(("native", "window", "uint8", "uint16", "float32"), NATIVE)
+PIXEL_KINDS = {"8bit": "pixels.Pixels"} | dict.fromkeys(("native", "window", "uint8", "uint16", "float32"), NATIVE)
 
 
 class MetricRow(NamedTuple):

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import engine
-from configs.tables import LOSSES, METRICS, PIXELS, SOURCES, TASKS, TORCH_OPTIMIZERS, import_named
+from configs.tables import LOSSES, METRICS, PIXEL_KINDS, SOURCES, TASKS, TORCH_OPTIMIZERS, import_named
 from configs.values import SETTINGS
 from datasets.targets.one_class import OneClass
 from engine.export.photo import PhotoSubject
@@ -131,11 +131,11 @@ def test_every_dataset_reader_is_registered_in_sources():
 # Pixels
 
 
-@pytest.mark.parametrize("value", PIXELS)
+@pytest.mark.parametrize("value", PIXEL_KINDS)
 def test_registered_pixels_have_a_name_a_graph_and_a_test(value):
-    kind = import_named("datasets", PIXELS[value])
-    is_named = PIXELS.get(kind.name) == PIXELS[value]
-    assert is_named, f"{kind.__module__}: give {kind.__name__} a name that PIXELS in configs/tables.py has"
+    kind = import_named("datasets", PIXEL_KINDS[value])
+    is_named = PIXEL_KINDS.get(kind.name) == PIXEL_KINDS[value]
+    assert is_named, f"{kind.__module__}: give {kind.__name__} a name that PIXEL_KINDS in configs/tables.py has"
     assert issubclass(import_named("engine.export", kind.subject), PhotoSubject), kind.subject
     assert_tested(value, "tests/datasets", f"tests/datasets/native_pixels: use DATA.PIXELS={value}")
 

@@ -1,7 +1,7 @@
 """Pixels: what image files become, and how a run stores, resizes and shows them. Only this file asks DATA.PIXELS.
 
 Pixels have 8 bits here, read by decode.py; native/ has pixels with the values of their files.
-A new kind is a subclass, and a row of PIXELS in configs/tables.py.
+A new kind is a subclass, and a row of PIXEL_KINDS in configs/tables.py.
 """
 
 import functools
@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from configs.schema import Config, Data
-from configs.tables import PIXELS, import_named
+from configs.tables import PIXEL_KINDS, import_named
 from datasets.pixels.rules import Images, PixelRules
 from utils.torch_internals import RESIZE_KERNELS
 
@@ -122,18 +122,18 @@ class Pixels(PixelRules):
 
 def pixels_of(data: Data) -> Pixels:
     """Return the pixels of a run."""
-    return import_named("datasets", PIXELS[data.PIXELS]).of(data)
+    return import_named("datasets", PIXEL_KINDS[data.PIXELS]).of(data)
 
 
 def kind_of_pixels(settings: Mapping[str, Any]) -> type[Pixels]:
     """Return the class of the pixels of a saved run. Runs of older versions have 8 bits."""
-    return import_named("datasets", PIXELS[settings.get("DATA.PIXELS", "8bit")])
+    return import_named("datasets", PIXEL_KINDS[settings.get("DATA.PIXELS", "8bit")])
 
 
 @functools.cache
 def readers() -> dict[str, type[Pixels]]:
-    """Return {ending: the first pixels in PIXELS that read such files} for files that 8 bits cannot read."""
-    kinds = (import_named("datasets", where) for where in dict.fromkeys(reversed(PIXELS.values())))
+    """Return {ending: the first pixels in PIXEL_KINDS that read such files} for files that 8 bits cannot read."""
+    kinds = (import_named("datasets", where) for where in dict.fromkeys(reversed(PIXEL_KINDS.values())))
     return {ending: kind for kind in kinds for ending in kind.own_endings}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from configs.tables import PIXELS
+from configs.tables import PIXEL_KINDS
 from datasets.pixels import Pixels, readers
 from datasets.pixels.native.pixels import NativePixels
 from datasets.sources.files import images_among, images_of_files
@@ -287,7 +287,7 @@ class Frames(NativePixels):
 )
 def test_files_that_only_other_pixels_read_are_left_out(monkeypatch, pixels, kept, words):
     monkeypatch.setattr("datasets.pixels.native.pixels.Frames", Frames, raising=False)
-    monkeypatch.setitem(PIXELS, "frames", "pixels.native.pixels.Frames")
+    monkeypatch.setitem(PIXEL_KINDS, "frames", "pixels.native.pixels.Frames")
     monkeypatch.setattr("datasets.sources.files.readers", readers.__wrapped__)
     reports = []
     assert images_among(["0.npy", "1.dcm", "2.tif", "3.DCM", "4.npz"], pixels, reports.append) == kept

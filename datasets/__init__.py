@@ -11,6 +11,7 @@ from datasets.build import (
     build_train_data,
     class_weights,
     generate_batches,
+    invent_images,
     watches,
 )
 from datasets.loading.readers import EvalData, TrainData, Window

@@ -71,6 +71,13 @@ def generate_batches(config: Config, image_set: ImageSet, batch_size: int, proce
     return batching_of(config.DATA).invent(config, image_set, batch_size, process)
 
 
+def invent_images(config: Config) -> ImageSet:
+    """Return DATA.SYNTHETIC_SIZE images of invented pixels and targets, for trials."""
+    from datasets.sources.computed import invent
+
+    return invent(config)
+
+
 def build_train_data(config: Config, image_set: ImageSet, process: Process, order: Order | None = None) -> TrainData:
     """Return the training data of one process in this order, or in the order of a new run if `order` is None."""
     order = order or build_order(config, image_set, process.world_size)

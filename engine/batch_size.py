@@ -13,8 +13,7 @@ import torch
 
 from configs.schema import Config
 from configs.values import SETTINGS
-from datasets import TrainData, build_train_data
-from datasets.sources.computed import read_synthetic
+from datasets import TrainData, build_train_data, invent_images
 from engine.build import build_trainer
 from engine.first_passes import gradients_of, largest_batch, with_largest_images
 from engine.memory import free_memory, release, reports_memory, shortage, too_large
@@ -220,7 +219,7 @@ class Trial:
     def update(self, count: int, times: int = 1) -> None:
         data = replace(self.config.DATA, BATCH_SIZE=count, SYNTHETIC_SIZE=count * self.config.TRAIN.ACCUM_ITER)
         config = replace(self.config, DATA=data)
-        train_data = build_train_data(config, read_synthetic(config)[0], Process(self.device))
+        train_data = build_train_data(config, invent_images(config), Process(self.device))
         if self.trainer is None:
             self.begin(config, train_data)
         with contextlib.closing(train_data.windows(0, times)) as windows:

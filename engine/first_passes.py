@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from configs.schema import Config
-from datasets import Batch, build_train_data, generate_batches
+from datasets import Batch, build_train_data, generate_batches, invent_images
 from datasets.order import Piece
 from engine.memory import flags_for, out_of_memory, raises_when_full, release, shortage, smaller_batch
 from engine.train.optimizers import optimizer_bytes
@@ -111,14 +111,11 @@ def rehearse_buckets(trainer: Trainer) -> None:
 
 def invent_batch(trainer: Trainer, config: Config, piece: Piece) -> Batch:
     """Return random images and targets with the shapes of this piece, on the device."""
-    from datasets.sources.computed import read_synthetic  # local: a plain run on a CPU invents nothing
-
     count, process, classes = len(piece.indices), trainer.process, trainer.data.image_set.classes
     num_outputs = config.MODEL.NUM_CLASSES or len(classes) or 1
     data, model = replace(config.DATA, SYNTHETIC_SIZE=count), replace(config.MODEL, NUM_CLASSES=num_outputs)
     config = replace(config, DATA=data, MODEL=model)
-    image_set, _ = read_synthetic(config)
-    return next(generate_batches(config, image_set, count, process)([piece]))
+    return next(generate_batches(config, invent_images(config), count, process)([piece]))
 
 
 def largest_batch(trainer: Trainer, count: int) -> Batch:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.tables import SOURCES
 from tests.support.modules import ROOT, imported, imported_at_the_top
 
 # The folders of the program from bottom to top. The files of a folder import only their own folder and those before it.
@@ -60,6 +61,14 @@ def test_rare_features_are_imported_only_where_they_are_used():
             assert not early, f"{path.relative_to(ROOT)}: import {early} inside the `if` of its setting"
 
 
+def test_only_open_data_reads_sources():
+    """Other packages get images that are divided, numbered and measured."""
+    readers = {row.where.rpartition(".")[2] for row in SOURCES.values()} | {"find_source"}
+    for path in (path for room in TOWER if room != "datasets" for path in (ROOT / room).rglob("*.py")):
+        found = {name for name in imported(path, also_names=True) if name.rpartition(".")[2] in readers}
+        assert not found, f"{path.relative_to(ROOT)} imports {found}; open_data returns finished images"
+
+
 def test_no_file_imports_itself_through_others():
     files = {module_of(path): path for room in TOWER for path in (ROOT / room).rglob("*.py")}
     graph = {name: imported(path) & files.keys() - {name} for name, path in files.items()}
@@ -107,7 +116,7 @@ PACKAGES = {
         " pixels.native.statistics identity copies overlap cache opening build __init__"
     ).split(),
     "engine": (
-        "parallel precision evaluation train confidence.temperature features.linear tasks checkpoint confidence record"
+        "parallel precision infer evaluation train confidence.temperature features.linear tasks checkpoint confidence record"
         " settings_of_weights settings predict session provenance memory first_passes plan eval_plan weights_lines plan_lines"
         " fine_tuning_rate quick_checks export report build batch_size doctor eval_run evaluate_weights features check callback_list"
         " saves features.saved features.start loop run __init__"

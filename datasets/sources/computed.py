@@ -51,15 +51,20 @@ class SyntheticBatches:
 
 
 def read_synthetic(config: Config, *_: object) -> tuple[ImageSet, ImageSet]:
-    """Return a training and a validation set with the same SYNTHETIC_SIZE random targets."""
+    """Return a training and a validation set with the same targets."""
+    images = invent(config)
+    return images, copy(images)
+
+
+def invent(config: Config) -> ImageSet:
+    """Return SYNTHETIC_SIZE random images. They are finished: their targets are class numbers or standardized numbers."""
     num_classes = config.MODEL.NUM_CLASSES or SYNTHETIC_CLASSES
     targets = np.random.default_rng(config.SEED).integers(num_classes, size=config.DATA.SYNTHETIC_SIZE)
     images = SyntheticImages(targets, [str(number) for number in range(num_classes)])
-    images = images.with_facts(
+    return images.with_facts(
         meaning=import_named("datasets", config.task.targets).invent(num_classes),
         split={"rule": "none", "training": "synthetic", "validation": "synthetic"},
     )
-    return images, copy(images)
 
 
 # --- fractals: images of iterated function systems, computed when they are read ---

@@ -12,7 +12,7 @@ from datasets.targets.by_label import ByName
 from datasets.targets.label_sets import LabelSets
 from datasets.targets.one_class import OneClass, count_classes
 from datasets.types import ImageSet, Known, Settled
-from utils.errors import DataError
+from utils.errors import DataError, ensure
 from utils.text import counted, warning
 
 # The strata of a column for a split, and the images in each of them, times the number of columns.
@@ -23,16 +23,16 @@ FEWEST_ROWS = 10  # from this many rows on, a column that counts them is noticed
 class NumberTargets(OneClass):
     """An image has a number for each output, or NaN where it is missing. A target is a row of the table of numbers.
 
-    Batches: float32 [B, outputs], standardized.
+    Batches: float32 [B, outputs], standardized. They need mean and deviation, which only open_data adds.
     """
 
     has_one_name = near_copies_agree = False
     part_noun, part_nouns = "range of numbers", "ranges of numbers"
 
-    def __init__(self, values: np.ndarray, mean: np.ndarray | float = 0.0, deviation: np.ndarray | float = 1.0):
-        """`values`: float64 [targets, outputs] in the units of the data; `mean`, `deviation`: [outputs]."""
+    def __init__(self, values: np.ndarray, scale: tuple[np.ndarray, np.ndarray] | None = None):
+        """`values`: float64 [targets, outputs] in the units of the data; `scale`: mean and deviation of each output."""
         super().__init__(ByName())
-        self.values, self._mean, self._deviation = values, mean, deviation
+        self.values, self._scale = values, scale
 
     @property
     def is_present(self) -> np.ndarray:
@@ -41,7 +41,8 @@ class NumberTargets(OneClass):
 
     @classmethod
     def invent(cls, num_classes: int) -> "NumberTargets":
-        return cls(np.random.default_rng(0).standard_normal((num_classes, num_classes)))
+        scale = np.zeros(num_classes), np.ones(num_classes)
+        return cls(np.random.default_rng(0).standard_normal((num_classes, num_classes)), scale)
 
     def names(self, classes: Sequence[str]) -> Sequence[str]:
         return RowTexts(*self._by_name(classes))
@@ -77,10 +78,15 @@ class NumberTargets(OneClass):
         values[:, lookup[is_known]] = self.values[:, is_known]
         return NumberTargets(values), targets
 
-    by_list, allocate, batch = LabelSets.by_list, LabelSets.allocate, LabelSets.batch
+    by_list, batch = LabelSets.by_list, LabelSets.batch
+
+    def allocate(self, count: int, num_classes: int, pinned: bool) -> Tensor:
+        ensure(self._scale is not None, "these numbers have no mean and deviation yet, which open_data adds")
+        return LabelSets.allocate(self, count, num_classes, pinned)
 
     def put(self, target: int, place: Tensor) -> None:
-        row = (self.values[target] - self._mean) / self._deviation
+        mean, deviation = self._scale
+        row = (self.values[target] - mean) / deviation
         place[: len(row)] = torch.from_numpy(row)
         place[len(row) :] = math.nan
 
@@ -198,19 +204,16 @@ def standardized(
         of_names = _scale_of_weights(known)
         if train is not None:
             of_names = dict(zip(names, zip(*mean_and_deviation(config, train), strict=True), strict=True)) | of_names
-        if not of_names:
-            return [], train, val
-        origin = "the training images" if train is not None else "the weights"
+        if of_names:
+            origin = "the training images" if train is not None else "the weights"
         scale = tuple(zip(*(of_names.get(name, (0.0, 1.0)) for name in names), strict=True))
     if len(scale[0]) != len(names):
         raise DataError(
             f"{MEAN} has {counted(len(scale[0]), 'number')}, but the data have {len(names)} "
             f"({', '.join(names)}); leave it and {DEVIATION} out"
         )
-    arrays = [np.array(each) for each in scale]
-    train, val = (
-        each and each.with_facts(meaning=NumberTargets(each.meaning.values, *arrays)) for each in (train, val)
-    )
+    arrays = np.array(scale[0]), np.array(scale[1])
+    train, val = (each and each.with_facts(meaning=NumberTargets(each.meaning.values, arrays)) for each in (train, val))
     pairs = zip((MEAN, DEVIATION), scale, strict=True) if origin else ()
     return [Settled(name, tuple(each), origin) for name, each in pairs], train, val
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from configs.schema import Config, Data
-from datasets import BadImages, Batch, EvalData, ImageSet, Preparation, build_eval_data
-from datasets.sources.folder import read_image_folder
-from engine.evaluation.tally import widen
-from engine.precision import Precision
+from datasets import BadImages, Batch, EvalData, ImageSet, Preparation, build_eval_data, open_data
+from datasets.sources import TRAIN_NAMES, VAL_NAMES, choose_parts
+from datasets.sources.folder import class_folders, unwrapped
+from engine.precision import Precision, widen
 from engine.train.distillation import KEY, Teacher, TeacherPreparation, find_teacher
 from engine.train.loss import ExtendedTargets, Loss
 from models import build_model
@@ -258,15 +258,17 @@ def read_labelled(config: Config) -> ImageSet:
     path = config.DATA.LABELLED_PATH
     if not Path(path).expanduser().is_dir():
         raise DataError(f"{LABELLED}: {path} is not a folder; name a folder with a folder of images for each class")
-    data = replace(config.DATA, DATASET="imagefolder", DATA_PATH=path, CLASSES=None)
     try:
-        train, _ = read_image_folder(replace(config, DATA=data), only_validation=False)
+        folder = unwrapped(Path(path).expanduser(), (*TRAIN_NAMES, *VAL_NAMES))
+        folder = folder / (choose_parts(class_folders(folder)).train or "")
+        data = replace(config.DATA, DATASET="imagefolder", DATA_PATH=str(folder), CLASSES=None)
+        images = open_data(replace(config, DATA=data), "validation").val  # all of them, because there is no other part
     except DataError as error:
         raise DataError(f"{LABELLED}: {str(error).removeprefix('DATA.DATA_PATH: ')}") from None
-    counts = train.count_classes()
+    counts = images.count_classes()
     if (counts > 0).sum() < 2 or counts.max() < 2:
         raise DataError(
             f"{LABELLED}: {path} must have images of at least 2 classes, and at least 2 images of one class, because each "
             "image is compared with the others; add images"
         )
-    return train
+    return images

@@ -291,7 +291,10 @@ def test_number_of_outputs_must_be_that_of_the_columns(digits):
 
 
 def test_batches_have_nan_for_missing_numbers_and_unused_outputs():
-    meaning = NumberTargets(np.array([[1.0, NAN], [3.0, 8.0]]), np.array([1.0, 4.0]), np.array([2.0, 0.5]))
+    values = np.array([[1.0, NAN], [3.0, 8.0]])
+    with pytest.raises(AssertionError, match="no mean and deviation"):
+        NumberTargets(values).batch(np.array([1, 0]), 4)
+    meaning = NumberTargets(values, (np.array([1.0, 4.0]), np.array([2.0, 0.5])))
     expected = [[1, 8, NAN, NAN], [0, NAN, NAN, NAN]]
     batch, places = meaning.batch(np.array([1, 0]), 4), meaning.allocate(2, 4, pinned=False)
     for target, place in zip((1, 0), places, strict=True):
@@ -321,7 +324,7 @@ def test_columns_are_numbered_as_in_the_checkpoint(tmp_path):
     with refused(DataError, "DATA.DATA_PATH", "new: ink", "gone: weight"):
         load(file, SavedData(["weight", "digit"], {}))
     wider, _ = NumberTargets(np.array([[1.0, 2.0]])).renumber(np.array([0]), np.array([2, 0]))
-    np.testing.assert_array_equal(wider.batch(np.array([0]), 4), [[2, NAN, 1, NAN]])
+    np.testing.assert_array_equal(wider.values, [[2, NAN, 1]])
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ PACKAGES = {
         " timm_models native_aspect __init__ export"
     ).split(),
     "datasets": (
-        "order targets.numbering targets.by_label targets index pixels.native.unread pixels.rules pixels.decode pixels.card transforms.operations"
+        "order targets.numbering targets.by_label targets index pixels.native.unread pixels.rules passes pixels.decode pixels.card transforms.operations"
         " transforms.augment pixels.survey pixels types sources.tar targets.labels targets.label_sets targets.numbers targets.number_tables"
         " balance changes fingerprint classes split known_classes bad_images pixels.native transforms sources sources.torchvision_sets native_aspect"
         " native_aspect.grids loading.readers squares native_aspect.batches native_aspect.batching batching loading"
@@ -117,7 +117,7 @@ PACKAGES = {
     ).split(),
     "engine": (
         "parallel precision infer evaluation train confidence.temperature features.linear tasks checkpoint confidence record"
-        " settings_of_weights settings predict session provenance memory first_passes plan eval_plan weights_lines plan_lines"
+        " settings_of_weights settings open_model predict session provenance memory first_passes plan eval_plan weights_lines plan_lines"
         " fine_tuning_rate quick_checks export report build batch_size doctor eval_run evaluate_weights features check callback_list"
         " saves features.saved features.start loop run __init__"
     ).split(),

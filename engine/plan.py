@@ -61,7 +61,7 @@ class Inputs:
         """Return the inputs with the settings that the data have decided."""
         loaded = self.loaded
         for each in opened.settings:
-            loaded = loaded.with_data({each.name.removeprefix("DATA."): each.value}, each.origin)
+            loaded = loaded.changed(*each)
         return replace(self, loaded=loaded)
 
     @property

@@ -273,7 +273,7 @@ def next_batch(config: Config, state: dict) -> Batches:
     train_set = open_data(config, "both", known, cached=cached).train
     per_process = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER
     world_size = max(state["config"].get("GLOBAL_BATCH", per_process) // per_process, 1)
-    read_here = replace(config, DATA=replace(config.DATA, NUM_WORKERS=0))
+    read_here = config.changed("DATA.NUM_WORKERS", 0)
     data = build_train_data(read_here, train_set, Process(torch.device("cpu"), world_size=world_size))
     step = state.get("step", 0)
     with contextlib.closing(data.windows(step, step + 1)) as windows:

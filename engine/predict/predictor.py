@@ -1,7 +1,6 @@
 """Batched classification of images with one model, in one process or shared among several."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,7 +99,7 @@ class Predictor:
         """
         config = self.classifier.config
         if len(paths) <= FEW:
-            config = replace(config, DATA=replace(config.DATA, NUM_WORKERS=0))
+            config = config.changed("DATA.NUM_WORKERS", 0)
         # Each image's index is its target, so that a batch shows which images it contains.
         pixels = pixels_of(config.DATA)
         images = images_of_files(Path(), paths, range(len(paths)), self.classifier.classes, pixels)

@@ -49,11 +49,8 @@ class LoadedConfig:
 
     def with_batch_size(self, number: int, how: str) -> "LoadedConfig":
         """Return a copy with a number instead of DATA.BATCH_SIZE auto. `how`: how the number was found, in words."""
-        return self.changed("DATA.BATCH_SIZE", number, f"auto ({self.origins['DATA.BATCH_SIZE']}): {how}")
-
-    def changed(self, key: str, value: object, origin: str) -> "LoadedConfig":
-        """Return a copy with another value of a setting. `origin`: where it comes from, in words."""
-        return replace(self, config=self.config.changed(key, value), origins=self.origins | {key: origin})
+        origins = self.origins | {"DATA.BATCH_SIZE": f"auto ({self.origins['DATA.BATCH_SIZE']}): {how}"}
+        return replace(self, config=self.config.changed("DATA", BATCH_SIZE=number), origins=origins)
 
     def with_default_batch_size(self) -> "LoadedConfig":
         """Return a copy with the default batch size instead of auto, and a note. This is for programs that do not train."""

@@ -684,10 +684,9 @@ class Config:
     TRACK: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = setting(("tensorboard",), role=RECORD, help=
         "Trackers that show the run: tensorboard (files in the run folder), wandb (Weights & Biases), mlflow; empty: none. See docs/tracking.md.")
 
-    def changed(self, key: str, value: object) -> "Config":
-        """Return a copy with another value of a setting of a section, such as DATA.RANGE."""
-        section, name = key.split(".")
-        return replace(self, **{section: replace(getattr(self, section), **{name: value})})
+    def changed(self, section: str, **values: object) -> "Config":
+        """Return a copy with other values of some settings in a section, such as DATA."""
+        return replace(self, **{section: replace(getattr(self, section), **values)})
 
     @property
     def task(self) -> TaskRow:

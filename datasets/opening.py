@@ -56,7 +56,8 @@ def open_data(
         more, train, val = import_named("datasets", val.pixels.measured_by)(*given)
         settings = [*settings, *more]
     for each in settings:
-        config = config.changed(each.name, each.value)
+        section, name = each.name.split(".")
+        config = config.changed(section, **{name: each.value})
     return OpenedData(train, val, settings, config)
 
 

@@ -24,7 +24,7 @@ class BySize(Generic[T]):
         """Call `make` for each size, with settings in which IMAGE_SIZE is that size."""
         self._starts = config.train_sizes
         sides = set(self._starts.values())
-        self._made = {side: make(config.changed("DATA.IMAGE_SIZE", side)) for side in sides}
+        self._made = {side: make(config.changed("DATA", IMAGE_SIZE=side)) for side in sides}
 
     def at(self, epoch: int) -> T:
         """Return the object for an epoch, counted from 0."""

@@ -138,7 +138,7 @@ class Embedder:
         """Return the features of the readable images."""
         config = self.config
         if len(images) <= FEW:
-            config = config.changed("DATA.NUM_WORKERS", 0)
+            config = config.changed("DATA", NUM_WORKERS=0)
         bad_images = BadImages(images, max_fraction=1.0, say=self.say)
         workers = choose_workers(config, images, self.process)
         load = make_loader(SizedReader(images, config), workers, self.process.device)

@@ -124,7 +124,7 @@ def without_float8(config: Config) -> Config:
     """Return the settings with bfloat16 in place of float8, because many machines for inference lack float8."""
     if config.PRECISION.MODE != "float8":
         return config
-    return replace(config, PRECISION=replace(config.PRECISION, MODE="autocast", DTYPE="bfloat16"))
+    return config.changed("PRECISION", MODE="autocast", DTYPE="bfloat16")
 
 
 def _load_ours(path: Path, flags: Sequence[str], raw: bool, needs_classes: bool) -> Classifier:
@@ -153,7 +153,7 @@ def _load_other(source: str, path: Path | None, flags: Sequence[str], raw: bool,
     except ConfigError as error:
         raise ConfigError(str(error).removeprefix("MODEL.PRETRAINED: ")) from None
     # Users' own photos need their EXIF orientation applied, as in data sets that consist of photos.
-    config = without_float8(loaded.config.changed("DATA.EXIF", loaded.config.DATA.EXIF or "apply"))
+    config = without_float8(loaded.config.changed("DATA", EXIF=loaded.config.DATA.EXIF or "apply"))
     if path:
         model, state = build_model(config, config.MODEL.NUM_CLASSES or USUAL_CLASSES), read_state_dict(path)
         heads = [len(state[f"{name}.weight"]) for name in classifier_names(model) if f"{name}.weight" in state]

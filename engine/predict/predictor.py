@@ -99,7 +99,7 @@ class Predictor:
         """
         config = self.classifier.config
         if len(paths) <= FEW:
-            config = config.changed("DATA.NUM_WORKERS", 0)
+            config = config.changed("DATA", NUM_WORKERS=0)
         # Each image's index is its target, so that a batch shows which images it contains.
         pixels = pixels_of(config.DATA)
         images = images_of_files(Path(), paths, range(len(paths)), self.classifier.classes, pixels)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from typing import Any
 
@@ -51,6 +51,7 @@ class Numbers(Task):
     check, labelling, answers_are = "images.check_numbers", "numbers.find_numbers", "numbers"
     why_no_shards = "this script writes classes, not numbers; leave TRAIN.OBJECTIVE=numbers out"
     why_not_applied = "correct numbers in the CSV file of the data itself, and train again"
+    most_difference = 0.02  # of each number of a graph, in standard deviations
     figures: tuple[str, ...] = FIGURES  # those that `measure` returns with intervals
 
     def __init__(self, config: Config):
@@ -175,12 +176,11 @@ class NumberResults:
     true: np.ndarray  # NaN: missing
     task: Numbers
     local: Any  # this process's results
-    is_complete: bool = False
-    has_matrix = False
+    is_complete, has_matrix = True, False
 
     def complete(self, process: Process, log: Log, should_stop: Any = None) -> "NumberResults":
         """There is nothing to add at the end of a run."""
-        return replace(self, is_complete=True)
+        return self
 
     @cached_property
     def measured(self) -> list[dict[str, Interval]]:

@@ -190,7 +190,7 @@ def _of_run(config: Config, path: str, record: dict) -> TeacherSource:
         from models.native_aspect import with_patches_of
 
         side, data = None, with_patches_of(then.DATA, config.DATA)
-    then = replace(then, DATA=data, MODEL=replace(then.MODEL, FREEZE=()))
+    then = replace(then.changed("MODEL", FREEZE=()), DATA=data)
     return TeacherSource(then, path, list(names), then.MODEL.NUM_CLASSES or len(names), side)
 
 

@@ -111,23 +111,24 @@ def _fold_of(run: SavedRun) -> str | None:
 def scored(folder: Path, errors: str) -> dict[tuple[str, str], Any]:
     """Return {(image, label): whether the best weights were right}; {} if single-label predictions are incomplete.
 
-    For numbers, a label is the text of the true numbers, and the value is a list with their absolute errors. `errors`:
-    as in TaskRow.
+    For numbers, a label is the text of the true numbers, and the value a list of absolute errors.
     """
     rows = read_table(folder / "predictions.csv") if (folder / "results.json").exists() else []
     if rows and errors:
-        names, of = [name for name in rows[0] if f"{name}{PREDICTED}" in rows[0]], import_named("engine.tasks", errors)
-        found = {(row["image"], "\n".join(row[name] for name in names)): _errors(row, names, of) for row in rows}
-        return {image: sizes for image, sizes in found.items() if not np.isnan(sizes).all()}
+        names = [name for name in rows[0] if f"{name}{PREDICTED}" in rows[0]]
+        sizes = _sizes(rows, names, import_named("engine.tasks", errors))
+        labels = ("\n".join(row[name] for name in names) for row in rows)
+        found = {(row["image"], label): each for row, label, each in zip(rows, labels, sizes, strict=True)}
+        return {image: each for image, each in found.items() if not np.isnan(each).all()}
     if not all("image" in row and "label" in row and to_number(row.get("probability", "")) is not None for row in rows):
         return {}
     return {(row["image"], row["label"]): row["label"] == row.get("prediction") for row in rows}
 
 
-def _errors(row: Mapping[str, str], names: Sequence[str], errors: Errors) -> list[float]:
-    """Return the absolute error of each number of an image, NaN where the number is missing."""
-    pairs = np.array([[to_number(row[f"{name}{end}"]) for name in names] for end in ("", PREDICTED)], np.float64)
-    return np.abs(errors(*pairs)).tolist()
+def _sizes(rows: Sequence[Mapping[str, str]], names: Sequence[str], errors: Errors) -> list[list[float]]:
+    """Return the absolute error of each number of each image, NaN where the number is missing."""
+    true, predicted = ([[to_number(row[f"{name}{end}"]) for name in names] for row in rows] for end in ("", PREDICTED))
+    return np.abs(errors(np.array(true, np.float64), np.array(predicted, np.float64))).tolist()
 
 
 def _of_images(errors: Sequence[list[float]]) -> list[float]:

@@ -207,10 +207,15 @@ class Batch(NamedTuple):
     targets: Tensor  # int64 [B]; with several labels float32 [B, classes] of 0 and 1
     num_samples: int  # B, or 0 for an image that only keeps the processes in step
     bad: list[int]  # unreadable images: replaced in training, omitted in evaluation
-    piece: Piece | None = None  # only in training; erasing and mixing depend on it
+    piece: Piece | None = None  # None in batches that were made by hand; erasing and mixing depend on it
     # int64 [B, RANDOM_ERASE_COUNT, 6] on the host (5 for sequences of patches): the boxes to erase. None: not drawn yet.
     boxes: np.ndarray | None = None
     shares: np.ndarray | None = None  # float32 [B], for sequences of patches: fraction of an image not from its partner
+
+    @property
+    def indices(self) -> np.ndarray:
+        """Return the indices of the images of an evaluation."""
+        return self.piece.indices[~np.isin(self.piece.indices, self.bad)][: self.num_samples]
 
     def parts(self, size: int) -> list["Batch"]:
         """Return this training batch in parts of at most `size` images."""

@@ -5,32 +5,27 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import NoReturn
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from configs.load import LoadedConfig
-from datasets import BadImages, EvalData, build_eval_data, build_normalize
+from datasets import BadImages, EvalData, build_eval_data
 from engine.build import make_model, open_data_of_run
 from engine.checkpoint.resume import is_run
 from engine.eval_plan import EvalPlan, plan_evaluation
-from engine.evaluation.evaluate import Evaluation, Inference
+from engine.evaluation.evaluate import Evaluation
 from engine.evaluation.scores import Best
-from engine.evaluation.tally import are_finite
+from engine.infer import Inference
 from engine.plan import read_inputs
-from engine.precision import set_matmul
 from engine.record.next_steps import after_evaluation
 from engine.session import Session
 from engine.tasks import find_task
 from engine.weights_lines import describe_evaluation
 from models import build_model, describe
-from models.transforms import ModelTransforms, choose_transforms
 from models.weights.files import find_file
 from models.weights.load import load_exactly
 from models.weights.state import merged
 from utils.errors import naming_damage
-from utils.host import keep_freed_memory
 from utils.text import counted
 
 
@@ -40,22 +35,19 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     inputs = read_inputs(loaded, process, log)
     session.open_folder("eval")
     plan = plan_evaluation(inputs, partial(open_data_of_run, wanted="validation", session=session))
-    config, eval_set, precision = plan.config, plan.eval_set, plan.precision
+    config, eval_set = plan.config, plan.eval_set
     log.say(*eval_set.notes)
     data = build_eval_data(config, eval_set, process)
     log.say(
         f"data: {counted(data.num_samples, 'validation image')}, {counted(len(eval_set.classes), config.task.noun)}"
     )
     log.say(*describe_evaluation(plan))
-    log.say(f"precision: {precision.describe()}")
-    set_matmul(config.PRECISION.MATMUL)
-    keep_freed_memory(process.device)
-    normalize = build_normalize(config.DATA, torch.float32).to(process.device)
+    inference = Inference.of(config, process)
+    log.say(f"precision: {inference.precision.describe()}")
     bad_images = BadImages(eval_set, config.DATA.MAX_BAD_FRACTION, log.warn)
     task = find_task(config)
-    inference = Inference(normalize, precision, process)
     change_model, score = task.open_evaluation(data, inference, bad_images, log, is_run(inputs.saved))
-    found, transforms = {}, choose_transforms(config, process.device, precision.half)
+    found, transforms = {}, inference.transforms
     for name, model in weights_to_score(plan, partial(make_model, plan, log), change_model):
         if not found:
             log.say(f"model: {config.MODEL.NAME}, {describe(model)}")
@@ -66,7 +58,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         start = time.perf_counter()
         (found[name],) = score([model])
         if config.task.has_answers and not math.isfinite(found[name].scores.loss):
-            refuse_outputs(plan, model, transforms, data, normalize)
+            refuse_outputs(plan, model, inference, data)
         seconds = time.perf_counter() - start
         scores = found[name].scores
         log.detail(f"----- {scores.describe(f'{name}Validation')}, time: {seconds:.2f}")
@@ -82,24 +74,14 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     return 0
 
 
-def refuse_outputs(
-    plan: EvalPlan, model: nn.Module, transforms: ModelTransforms, data: EvalData, normalize: nn.Module
-) -> NoReturn:
-    """Raise ConfigError for a model with non-finite outputs, after finding the first batch that produces them."""
-    from models.trace import refuse_not_finite
-
-    precision = plan.precision
-    model = precision.computing(model).eval()
-
-    def forward() -> Tensor:
-        with precision.autocast():
-            return model(images)
-
+def refuse_outputs(plan: EvalPlan, model: nn.Module, inference: Inference, data: EvalData) -> None:
+    """Raise ConfigError for a model with non-finite outputs, or whose outputs exclude the class of an image."""
+    source, model = str(plan.inputs.source[1]), inference.precision.computing(model).eval()
     for batch in data:
-        images = normalize(batch.images.to(precision.device), precision.input_dtype(model))
-        if len(batch.targets) and not are_finite(forward()).all():
-            break
-    refuse_not_finite(str(plan.inputs.source[1]), model, transforms, forward)
+        inputs = inference.inputs(model, batch.images)
+        if len(batch.targets):
+            inference.outputs(model, inputs, source)
+    inference.refuse(model, source, lambda: model(inputs))
 
 
 def weights_to_score(

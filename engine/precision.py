@@ -191,6 +191,19 @@ def check_matmul(mode: str, device: torch.device) -> None:
         raise ConfigError(f"PRECISION.MATMUL is tf32, which this {device.type} device does not support; use ieee")
 
 
+def widen(tensor: Tensor) -> Tensor:
+    """Return a half-precision tensor as float32, and any other tensor unchanged."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def are_finite(logits: Tensor) -> Tensor:
+    """Return whether the largest logit of each image is finite. NaN and infinity would predict an arbitrary class.
+
+    Single logits of -inf are allowed; they exclude a class.
+    """
+    return logits.amax(1).isfinite()
+
+
 def set_matmul(mode: str) -> None:
     """Multiply float32 matrices in ieee precision or in tf32, in the whole process."""
     torch.set_float32_matmul_precision("high" if mode == "tf32" else "highest")

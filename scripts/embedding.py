@@ -9,7 +9,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from datasets.sources.files import images_of_files, refuse_copies
+from datasets.sources.files import refuse_copies, unlabelled_files
 from datasets.sources.folder import subfolders
 from engine.features.embedder import Embedder, Photos, Table, find_photos, normalized, thumbnail
 from engine.predict.guesses import Guess
@@ -157,7 +157,7 @@ def read_examples(folder: Path, embedder: Embedder) -> Examples:
 
 def embed_one(path: Path, embedder: Embedder) -> np.ndarray:
     """Return the features [D] of one image, scaled to length 1."""
-    found = embedder(images_of_files(Path(), [str(path)], [0], [], embedder.pixels))
+    found = embedder(unlabelled_files([str(path)], embedder.pixels))
     if not len(found.features):
         raise DataError(f"-near: {path} cannot be read; name another image")
     return normalized(found.features)[0]
@@ -217,7 +217,7 @@ def find_similar(given: Namespace, photos: Photos, embedder: Embedder, query: np
     rows = np.argsort(-similarities, kind="stable")[: (given.top or NUM_SIMILAR) + 1].tolist()
     found = [(int(table.indices[row]), float(similarities[row])) for row in rows]
     found = [each for each in found if not os.path.samefile(photos[each[0]], given.near)][: given.top or NUM_SIMILAR]
-    of_query = images_of_files(Path(), [str(given.near)], [0], [], embedder.pixels)
+    of_query = unlabelled_files([str(given.near)], embedder.pixels)
     tiles = [Tile(thumbnail(of_query, 0), ["query", str(given.near)])._replace(frame="black")]
     for index, similarity in found:
         print(f"{one_line(photos[index])}\t{similarity:.4f}")

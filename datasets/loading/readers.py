@@ -161,7 +161,7 @@ class EvalReader(Reader):
             readable = torch.from_numpy(~np.isin(piece.indices, bad))
             images, targets = images[readable], targets[readable]
         is_counted = piece.num_samples > 0
-        return Batch(images, targets, len(images) if is_counted else 0, bad if is_counted else [])
+        return Batch(images, targets, len(images) if is_counted else 0, bad if is_counted else [], piece)
 
 
 class Window(NamedTuple):

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from datasets.index import Texts
 from datasets.pixels import Pixels
 from datasets.pixels.decode import OTHER_ENDINGS
@@ -26,6 +28,11 @@ def images_of_files(
     if pixels.channel_files:
         from datasets.sources.channel_files import ChannelFiles as kind
     return kind(root, paths, targets, classes, pixels, confined=confined)
+
+
+def unlabelled_files(paths: Sequence[str], pixels: Pixels, root: Path = Path()) -> FileImages:
+    """Return the images in these files, which have no labels."""
+    return images_of_files(root, paths, np.zeros(len(paths), np.uint8), [], pixels)
 
 
 def images_among(paths: list[str], pixels: Pixels, report: Callable[[str], Any]) -> list[str]:

@@ -10,9 +10,8 @@ from torch import nn
 from datasets import BadImages, EvalData
 from engine.evaluation.scores import Scores
 from engine.evaluation.tally import Scoring, sum_dtype
-from engine.precision import Precision
+from engine.infer import Inference
 from models.parts import statistics_of
-from utils.distributed import Process
 from utils.errors import ensure
 
 
@@ -21,14 +20,6 @@ class Evaluation(NamedTuple):
 
     scores: Scores
     images: Any  # see Tally.per_image
-
-
-class Inference(NamedTuple):
-    """The normalization of images, the precision of models, and the process that computes."""
-
-    normalize: nn.Module
-    precision: Precision
-    process: Process
 
 
 @torch.no_grad()
@@ -40,7 +31,7 @@ def evaluate(
     scoring: Scoring,
 ) -> list[Evaluation]:
     """Evaluate models in their training precision, all in one pass over the images. Collective."""
-    normalize, precision, process = inference
+    precision, process = inference.precision, inference.process
     models = [precision.computing(each, in_training=True) for each in models]
     were_training = [each.training for each in models]
     for model in models:
@@ -48,19 +39,19 @@ def evaluate(
         # In training, each rank collects its own BatchNorm statistics. Checkpoints contain the statistics of rank 0.
         process.broadcast(statistics_of(model))
     tallies = [scoring.tally(process.device, sum_dtype(process.device), data.num_samples) for _ in models]
-    input_dtype, bad = precision.input_dtype(models[0]), []
+    input_dtype, indices = precision.input_dtype(models[0]), []
     # Batches are padded to this size, which is at least 1, because FSDP's all-gather needs every rank's forward pass.
     min_size = 1
     for batch in data:
         bad_images.note(batch.bad)
-        bad += batch.bad
+        indices.append(batch.indices)
         pixels = batch.images.to(process.device, non_blocking=True)
         missing = min_size - len(pixels)
         # Pad on the device: a batch padded on the host would not be pinned, and its copy would make the host wait.
         if missing > 0:
             pixels = torch.cat((pixels, pixels.new_zeros(missing, *pixels.shape[1:])))
         min_size = len(pixels) if data.is_padded else 1  # a compiled model gets batches of one size only
-        images = normalize(pixels, input_dtype)
+        images = inference.normalize(pixels, input_dtype)
         labels = batch.targets.to(process.device, non_blocking=True)[: batch.num_samples]
         targets = scoring.targets_of(images, labels)
         for model, tally in zip(models, tallies, strict=True):
@@ -68,10 +59,10 @@ def evaluate(
                 outputs = model(images)
             tally.add(outputs, targets, len(batch.bad))
     bad_images.check(process)
-    found, indices = [], data.share[~np.isin(data.share, bad)]
+    found = []
     for model, was_training, tally in zip(models, were_training, tallies, strict=True):
         model.train(was_training)
-        tally.per_image.indices = indices
+        tally.per_image.indices = np.concatenate(indices)
         scores = tally.result(process)
         num_seen = scores.num_images + scores.num_excluded
         ensure(num_seen == data.num_samples, f"the evaluation saw {num_seen:,} of {data.num_samples:,} images")

@@ -30,19 +30,6 @@ class Scoring(NamedTuple):
     targets_of: Callable[[Tensor, Tensor], Any] = lambda images, labels: labels  # the targets of images with labels
 
 
-def widen(tensor: Tensor) -> Tensor:
-    """Return a half-precision tensor as float32, and any other tensor unchanged."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
 def sum_dtype(device: torch.device) -> torch.dtype:
     """Return float64, because float32 is not precise enough for sums over an epoch. MPS has only float32."""
     return torch.float32 if device.type == "mps" else torch.float64
-
-
-def are_finite(logits: Tensor) -> Tensor:
-    """Return whether the largest logit of each image is finite. NaN and infinity would predict an arbitrary class.
-
-    Single logits of -inf are allowed; they exclude a class.
-    """
-    return logits.amax(1).isfinite()

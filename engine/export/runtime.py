@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from configs.schema import Config
 from datasets.loading.ahead import read_ahead
+from datasets.order import Piece
 from datasets.pixels import pixels_of
 from datasets.sources.images import FileImages
 from datasets.squares import Squares
@@ -115,7 +117,7 @@ class PhotoPredictor(Predictor):
         if flip:
             raise ConfigError(f"-flip: the graph in {classifier.source} prepares the photo itself; leave -flip out")
         super().__init__(classifier, process, flip, say)
-        self.normalize = lambda photos, dtype: photos  # the graph normalizes them
+        self.inference = replace(self.inference, normalize=lambda photos, dtype: photos)  # the graph normalizes them
         self.batching = RawPhotos(pixels_of(classifier.config.DATA))
 
     def _watch_features(self) -> Callable[[], Tensor] | None:
@@ -124,13 +126,13 @@ class PhotoPredictor(Predictor):
 
     def batches(self, config: Config, images: FileImages) -> Iterator[Batch]:
         def read(index: int) -> Batch:
-            target = torch.tensor([index])
+            nothing, piece = torch.zeros(0), Piece(0, np.array([index]), 1)
             if index >= len(images):  # this process has no images left
-                return Batch(target, target, 0, [])
+                return Batch(nothing, nothing, 0, [])
             try:
-                return Batch(torch.from_numpy(images.read(index)).permute(2, 0, 1)[None], target, 1, [])
+                return Batch(torch.from_numpy(images.read(index)).permute(2, 0, 1)[None], nothing, 1, [], piece)
             except ImageReadError:
-                return Batch(target, target, 0, [index])
+                return Batch(nothing, nothing, 0, [index])
 
         with ThreadPoolExecutor(READ_AHEAD) as pool:
             starts = range(0, len(images), self.process.world_size)

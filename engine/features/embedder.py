@@ -9,28 +9,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from datasets import BadImages, ImageSet, build_normalize
+from datasets import BadImages, ImageSet
 from datasets.loading.readers import Buffers, EvalReader
 from datasets.loading.workers import choose_workers, make_loader
 from datasets.order import Piece
 from datasets.pixels import Pixels, pixels_of
-from datasets.sources.files import images_among, images_of_files
+from datasets.sources.files import images_among, unlabelled_files
 from datasets.sources.folder import ALL_ENDINGS, FolderScan, describe_left_out
 from datasets.sources.images import FileImages, natural
 from datasets.types import ImageReadError
 from engine.confidence.stored import watch
-from engine.precision import Precision, set_matmul
+from engine.infer import Inference
 from engine.predict.classifier import Classifier
 from engine.predict.output import THUMBNAIL
 from engine.predict.pictures import fitted
 from engine.predict.predictor import FEW
 from models.features import features_of, widths_of
-from models.transforms import choose_transforms
 from utils.distributed import Process
 from utils.errors import ConfigError
-from utils.host import keep_freed_memory
 from utils.log import shown
 
 
@@ -54,7 +52,7 @@ class Photos(Sequence):
 
     def images(self, pixels: Pixels) -> FileImages:
         """Return the photos as an image set without classes."""
-        return images_of_files(self.folder, self.paths, np.zeros(len(self), np.uint8), [], pixels)
+        return unlabelled_files(self.paths, pixels, self.folder)
 
 
 def find_photos(flag: str, folder: Path, report: Callable[[str], None]) -> Photos:
@@ -84,15 +82,15 @@ class Table(NamedTuple):
 
 
 class SizedReader(EvalReader):
-    """A reader whose targets are the index, width and height of each image."""
+    """A reader whose targets are the width and height of each image."""
 
     def allocate(self, piece: Piece, pinned: bool = False) -> Buffers:
         buffers = super().allocate(piece, pinned)
-        return buffers._replace(targets=torch.zeros((len(piece.indices), 3), dtype=torch.int64, pin_memory=pinned))
+        return buffers._replace(targets=torch.zeros((len(piece.indices), 2), dtype=torch.int64, pin_memory=pinned))
 
     def put_target(self, index: int, image: np.ndarray, target: Tensor) -> None:
         height, width = image.shape[:2]
-        target.copy_(torch.tensor([index, width, height]))
+        target.copy_(torch.tensor([width, height]))
 
 
 class Embedder:
@@ -113,13 +111,8 @@ class Embedder:
             self.width = widths_of(trained.model, data.IMAGE_CHANNELS, data.IMAGE_SIZE).pooled
         except ConfigError as error:
             raise ConfigError(f"{trained.source}: {error}") from None
-        keep_freed_memory(process.device)
-        self.precision = Precision(self.config, process.device)
-        set_matmul(self.config.PRECISION.MATMUL)
-        self.transforms = choose_transforms(self.config, process.device, self.precision.half)
-        self.transforms.apply(trained.model)
-        self.model = self.precision.computing(trained.model.to(process.device)).eval()
-        self.normalize = build_normalize(data).to(process.device)
+        self.inference = Inference.of(self.config, process)
+        self.model = self.inference.place(trained.model)
         self._known = watch(self.model, trained.calibration, trained.source) if with_logits else None
 
     def facts(self) -> dict[str, Any]:
@@ -129,7 +122,7 @@ class Embedder:
         return {
             "model": model | {"features": self.width},
             "preprocessing": known["preprocessing"],
-            "precision": self.precision.name,
+            "precision": self.inference.precision.name,
             "device": self.process.device.type,
             "batch_size": self.batch_size,
         }
@@ -146,31 +139,25 @@ class Embedder:
         pieces = [Piece(0, indices, len(indices)) for indices in np.split(np.arange(len(images)), starts)]
         found = []
         with contextlib.closing(load(iter(pieces))) as batches:
-            pairs = zip(pieces, batches, strict=True)
-            for _, batch in shown(pairs, "features", len(images), size=lambda pair: len(pair[0].indices)):
+            for batch in shown(batches, "features", len(images), size=lambda batch: len(batch.piece.indices)):
                 bad_images.note(batch.bad)
-                targets, features = batch.targets.cpu().numpy(), np.empty((0, self.width), np.float32)
+                features = np.empty((0, self.width), np.float32)
                 logits, known = np.empty((0, self.num_logits), np.float32), np.empty(0, np.float32)
                 if batch.num_samples:
-                    features, logits, known = self._features(batch.images.to(self.process.device))
-                found.append((targets[:, 0], targets[:, 1:].astype(np.int32), features, logits, known))
+                    features, logits, known = self._features(batch.images)
+                found.append((batch.indices, batch.targets.cpu().numpy().astype(np.int32), features, logits, known))
         return Table(*map(np.concatenate, zip(*found, strict=True)))
 
     @torch.no_grad()
     def _features(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the features, the logits, and how well the images fit the validation images."""
-        images = self.normalize(pixels, self.precision.input_dtype(self.model))
 
-        def forward() -> tuple[Tensor, Tensor]:
-            with self.precision.autocast():
-                found = features_of(self.model, images, self.num_logits > 0)
+        def compute(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+            found = features_of(model, images, self.num_logits > 0)
             return found.pooled, found.pooled[:, :0] if found.logits is None else found.logits
 
-        features, logits = (each.float() for each in forward())
-        if not (features.isfinite().all() and logits.isfinite().all()):
-            from models.trace import refuse_not_finite
-
-            refuse_not_finite(self.trained.source, self.model, self.transforms, forward)
+        inputs = self.inference.inputs(self.model, pixels)
+        features, logits = self.inference.outputs(self.model, inputs, self.trained.source, compute)
         known = self._known() if self._known else features.new_full((len(features),), math.nan)
         if self.num_logits:
             logits = logits / (self.trained.temperature or 1)

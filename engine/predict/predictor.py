@@ -1,7 +1,6 @@
 """Batched classification of images with one model, in one process or shared among several."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,22 +8,19 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config
-from datasets import BadImages, build_eval_data, build_normalize
+from datasets import BadImages, build_eval_data
 from datasets.batching import batching_of
 from datasets.pixels import pixels_of
-from datasets.sources.files import images_of_files
+from datasets.sources.files import unlabelled_files
 from datasets.sources.images import FileImages
 from datasets.squares import Squares
 from datasets.types import Batch
-from engine.evaluation.tally import are_finite, widen
-from engine.precision import Precision, set_matmul
+from engine.infer import Inference
 from engine.predict.classifier import Classifier
 from engine.predict.guesses import Guess, Measure
 from engine.tasks import find_task
-from models.transforms import choose_transforms
 from models.weights.record import KNOWN
 from utils.distributed import Process
-from utils.host import keep_freed_memory
 
 FEW = 64  # reading this many images takes less time than starting workers
 
@@ -69,15 +65,10 @@ class Predictor:
         """
         self.classifier, self.process, self.flip, self.say = classifier, process, flip, say
         config = classifier.config
-        keep_freed_memory(process.device)
-        self.precision = Precision(config, process.device)
-        set_matmul(config.PRECISION.MATMUL)
-        self.transforms = choose_transforms(config, process.device, self.precision.half)
-        self.transforms.apply(classifier.model)
-        self.model = self.precision.computing(classifier.model.to(process.device)).eval()
-        self.task = find_task(config)
+        self.inference = Inference.of(config, process)
+        self.model = self.inference.place(classifier.model)
+        self.task, self.batching = find_task(config), batching_of(config.DATA)
         self.temperature = torch.tensor(classifier.temperature or 1.0, device=process.device)
-        self.normalize, self.batching = build_normalize(config.DATA).to(process.device), batching_of(config.DATA)
         self.known = self._watch_features()
 
     def _watch_features(self) -> Callable[[], Tensor] | None:
@@ -100,9 +91,7 @@ class Predictor:
         config = self.classifier.config
         if len(paths) <= FEW:
             config = config.changed("DATA", NUM_WORKERS=0)
-        # Each image's index is its target, so that a batch shows which images it contains.
-        pixels = pixels_of(config.DATA)
-        images = images_of_files(Path(), paths, range(len(paths)), self.classifier.classes, pixels)
+        images = unlabelled_files(paths, pixels_of(config.DATA))
         bad_images = BadImages(images, max_fraction=1.0, say=self.say)
         for batch in self.batches(config, images):
             bad_images.note(batch.bad)
@@ -110,11 +99,11 @@ class Predictor:
             if batch.num_samples:
                 pixels = batch.images.to(self.process.device)
                 probabilities, known = self._probabilities(pixels)
-                guesses, indices = self._guesses(probabilities, top), batch.targets.tolist()
+                guesses, indices = self._guesses(probabilities, top), batch.indices.tolist()
                 scores = [None] * len(indices) if known is None else known.tolist()
                 pictures = [None] * len(indices)
                 if draw:
-                    inputs = self.normalize(pixels, torch.float32)
+                    inputs = self.inference.normalize(pixels, torch.float32)
                     pictures = draw(
                         PredictedBatch(indices, batch.images, inputs, guesses, probabilities.argmax(1), self.batching)
                     )
@@ -130,22 +119,12 @@ class Predictor:
     @torch.no_grad()
     def _probabilities(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return probabilities [B, classes], and how well the images fit the validation images [B], if that is known."""
-        images = self.normalize(pixels, self.precision.input_dtype(self.model))
-
-        def forward() -> Tensor:
-            with self.precision.autocast():
-                return self.model(images)
-
-        logits = widen(forward())
-        if not are_finite(logits).all():
-            from models.trace import refuse_not_finite
-
-            refuse_not_finite(self.classifier.source, self.model, self.transforms, forward)
+        inputs, source = self.inference.inputs(self.model, pixels), self.classifier.source
+        logits = self.inference.outputs(self.model, inputs, source)
         known = self.known() if self.known else None
         if self.flip:
-            with self.precision.autocast():
-                mirrored = self.model(self.normalize.mirrored(images))
-            logits = (logits + widen(mirrored)) / 2
+            mirrored = self.inference.outputs(self.model, self.inference.normalize.mirrored(inputs), source)
+            logits = (logits + mirrored) / 2
         logits = logits / self.temperature
         return self.task.probabilities(logits), known
 

@@ -13,8 +13,7 @@ from configs.schema import Config, Data
 from datasets import BadImages, Batch, EvalData, ImageSet, Preparation, build_eval_data, open_data
 from datasets.sources import TRAIN_NAMES, VAL_NAMES, choose_parts
 from datasets.sources.folder import class_folders, unwrapped
-from engine.evaluation.tally import widen
-from engine.precision import Precision
+from engine.precision import Precision, widen
 from engine.train.distillation import KEY, Teacher, TeacherPreparation, find_teacher
 from engine.train.loss import ExtendedTargets, Loss
 from models import build_model

@@ -11,7 +11,7 @@ from torch.nn import functional
 from datasets import ImageSet
 from engine.confidence.temperature import Likelihood, Measured, blocks
 from engine.evaluation.all_scores import AllScores
-from engine.evaluation.tally import are_finite
+from engine.precision import are_finite
 from engine.tasks.class_tables import ClassResults, Names, evenly, format_share
 from engine.tasks.classes import Classes, PerImage, Tally, macro_scores
 from utils.distributed import Process

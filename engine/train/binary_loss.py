@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from configs.schema import Train
 from datasets import Mixed
-from engine.evaluation.tally import widen
+from engine.precision import widen
 
 
 class BinaryCrossEntropy:

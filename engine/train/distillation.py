@@ -12,8 +12,7 @@ from configs.schema import Config, Data, Model, Train
 from configs.tables import TASKS
 from configs.values import unflatten
 from datasets import Batch, Preparation
-from engine.evaluation.tally import widen
-from engine.precision import Precision
+from engine.precision import Precision, widen
 from engine.train.loss import ExtendedTargets, Loss
 from models import build_model
 from models.compilation import compile_model

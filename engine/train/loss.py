@@ -15,8 +15,7 @@ from torch.nn import functional
 from configs.schema import Config, Train
 from configs.tables import LOSSES, import_named
 from datasets import Mixed, Preparation
-from engine.evaluation.tally import widen
-from engine.precision import Precision
+from engine.precision import Precision, widen
 
 Loss = Callable[[Tensor, Tensor | Mixed], Tensor]  # (logits [B, classes], targets) -> mean over the images
 

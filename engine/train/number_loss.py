@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from configs.schema import Train
 from datasets import Mixed
-from engine.evaluation.tally import widen
+from engine.precision import widen
 
 OF_NUMBERS = {"smooth_l1": functional.smooth_l1_loss, "l1": functional.l1_loss, "mse": functional.mse_loss}
 

@@ -72,7 +72,7 @@ def _refused_by_task(values: Mapping[str, Any], config: Config, origins: Origins
         no_score = f"is no score of {{TRAIN.OBJECTIVE}} whose scores are {', '.join(task.metrics)}"
         remedy = METRICS[metric].remedy if config.TRAIN.OBJECTIVE == defaults.TRAIN.OBJECTIVE else ""
         yield f"{{TRAIN.BEST_METRIC}} {remedy or no_score}"
-    if task.losses and config.TRAIN.LOSS not in task.losses:  # a task without classes has refused it above
+    if task.losses and config.TRAIN.LOSS not in task.losses:  # other tasks have refused it above
         other = next(name for name, row in TASKS.items() if config.TRAIN.LOSS in row.losses)
         yield f"{{TRAIN.LOSS}} is a loss of {other}; set TRAIN.OBJECTIVE={other} (docs/{other}.md), or leave it out"
     if (needed := METRICS[metric].setting) and not values[needed]:

@@ -8,7 +8,7 @@ class Refusal(NamedTuple):
 
     setting: str  # or a property of the settings, such as TRAIN.mixes
     how: str  # the end of the message, which starts with the setting; as in configs/combinations.py
-    allowed: tuple[str, ...] = ()  # the accepted values; empty: the losses of the task, or otherwise only the default
+    allowed: tuple[str, ...] = ()  # the accepted values; empty: the default, or the losses of the task
     if_typed: bool = False  # refused only on the command line, because recipes set it too
     only_in_training: bool = False
 

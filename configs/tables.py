@@ -147,7 +147,7 @@ class MetricRow(NamedTuple):
     smaller_is_better: bool = False
     remedy: str = ""  # the end of the error message of tasks without this metric
     setting: str = ""  # the setting that the metric needs, if any
-    note: str = ""  # a sentence in the description of TRAIN.BEST_METRIC, about this row and those like it
+    note: str = ""  # a sentence in the description of TRAIN.BEST_METRIC, on this row and similar ones
 
 
 NEEDS_LABELS = "needs images with several labels; set DATA.LABEL_SEPARATOR or DATA.COLUMNS"
@@ -181,9 +181,9 @@ class TaskRow(NamedTuple):
     targets: str  # file and class in datasets/ of what a target is
     reading: str  # file and class in datasets/ that reads targets from tables, lists and tars
     reason: str  # the origin of the values of other settings that follow from the task
-    losses: tuple[str, ...]  # values of TRAIN.LOSS; the first is the default. Empty: the task has a loss of its own
+    losses: tuple[str, ...]  # values of TRAIN.LOSS, the default first; empty: it has a loss of its own
     metrics: tuple[str, ...]  # values of TRAIN.BEST_METRIC; the first that can be measured is the default
-    sentence: str = ""  # the description in settings, without a full stop; empty: TRAIN.OBJECTIVE has no such value
+    sentence: str = ""  # the description in settings; empty: no value of TRAIN.OBJECTIVE
     activation: str = ""  # the function that turns outputs into probabilities
     problem_type: str = ""  # the name of the task in transformers
     recipe: str = "finetune"  # file in configs/ that fine-tunes a model without BatchNorm
@@ -197,7 +197,7 @@ class TaskRow(NamedTuple):
     needed: Mapping[str, str] = {}  # {setting that must be given: what it is, and the remedy}
     refusals: str = ""  # file and name in configs/ of the settings that contradict the task or have no effect with it
     measured: str = ""  # file and function in datasets/ that measures the training targets before a run
-    errors: str = ""  # file and function in engine/tasks/ that compares numbers, as in number_figures.py
+    errors: str = ""  # for numbers: file and function in engine/tasks/ of their errors
     # Flags of scripts/predict.py that need one class per image, and why the model has none.
     not_predicted: tuple[str, ...] = ()
     why_not_predicted: str = ""
@@ -275,5 +275,4 @@ TASKS = {
         refusals="refusals.FEATURES",
     ),
 }
-# {value of TRAIN.OBJECTIVE: its row}
-OBJECTIVES = {name: row for name, row in TASKS.items() if row.sentence}
+OBJECTIVES = {name: row for name, row in TASKS.items() if row.sentence}  # of TRAIN.OBJECTIVE

@@ -68,8 +68,7 @@ def describe_score(run: SavedRun) -> str:
         low, high = (format_value(best.metric, each) for each in found[:, 1:].mean(0))
         text += f" (95%: {low} to {high})" * bool(np.isfinite(found).all())
         key = f"{best.metric}{OF_MEAN}"
-        of_mean = [each[key][0] for each in outputs.values() if key in each]
-        mean = float(np.mean(np.array(of_mean, np.float64))) if of_mean else math.nan
+        mean = float(np.array([each.get(key, [None])[0] for each in outputs.values()], np.float64).mean())
         text += f"; predicting the mean: {format_value(best.metric, mean)}" * math.isfinite(mean)
     return text
 

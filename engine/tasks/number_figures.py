@@ -30,7 +30,7 @@ class Interval(NamedTuple):
         return [each if math.isfinite(each) else None for each in self]
 
 
-Errors = Callable[[np.ndarray, np.ndarray], np.ndarray]  # true and predicted numbers -> how much too large these are
+Errors = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (true, predicted) numbers -> errors
 
 
 def errors(true: np.ndarray, predicted: np.ndarray) -> np.ndarray:
@@ -62,8 +62,8 @@ def measure(true: np.ndarray, predicted: np.ndarray, mean: float) -> dict[str, I
 
 
 def columns_of(found: Mapping[str, Interval]) -> dict[str, float]:
-    """Return the figures of an output, and the ends of their intervals, by the names of their columns."""
-    return {f"{name}{end}": value for name, each in found.items() for end, value in zip(ENDS, each, strict=True)}
+    """Return the figures of an output, and the ends of their intervals, by the names of columns."""
+    return {f"{name}{ENDS[place]}": value for name, each in found.items() for place, value in enumerate(each)}
 
 
 def ratio_of(values: np.ndarray, fewest: int = 2, others: np.ndarray | None = None) -> Interval:

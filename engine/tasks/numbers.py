@@ -66,12 +66,12 @@ class Numbers(Task):
         return numbers * self.deviation + self.mean
 
     def measure(self, true: np.ndarray, predicted: np.ndarray) -> list[dict[str, Interval]]:
-        """Return the figures of each output: `figures`, and others. The numbers are in the units of the data."""
+        """Return the figures of each output, from numbers in the units of the data: float64 [N, outputs]."""
         means = np.broadcast_to(self.mean, true.shape[1:])
         return [measure(*each) for each in zip(true.T, predicted.T, means.tolist(), strict=True)]
 
     def distances(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """Return how far outputs of the model are from the targets of a batch, in the units of the data: float64."""
+        """Return how far outputs are from targets, in the units of the data: float64 [N, outputs]."""
         return np.abs(outputs - targets).astype(np.float64) * self.deviation
 
     def fit_head(self, features: Tensor, targets: Tensor, num_outputs: int) -> LinearClassifier:
@@ -193,8 +193,8 @@ class NumberResults:
         names = image_set.classes
         columns = [column for name in names for column in (name, f"{name}{PREDICTED}")]
         yield PREDICTIONS, ("image", *columns), self._rows(image_set)
-        others = [figure for figure in self.measured[0] if figure not in self.task.figures]
-        figures, rows = [*(f"{figure}{end}" for figure in self.task.figures for end in ENDS), *others], []
+        others = [name for name in self.measured[0] if name not in self.task.figures]
+        figures, rows = [*(f"{name}{end}" for name in self.task.figures for end in ENDS), *others], []
         for name, found, true in zip(names, self.measured, self.true.T, strict=False):
             values = columns_of(found)
             rows.append((name, int((~np.isnan(true)).sum()), *(plain(values[figure]) for figure in figures)))

@@ -19,7 +19,7 @@ from engine.evaluation.image_test import ErrorTest, ImageTest
 from engine.evaluation.scores import rank_of
 from engine.record.saved_files import read_object, read_table, to_number
 from engine.record.saved_run import SavedRun, written
-from engine.tasks.number_figures import PREDICTED, Errors
+from engine.tasks.number_figures import PREDICTED
 from utils.errors import ConfigError
 from utils.runs import FACTS_OF_IMAGES, NUMBERS, SIZES, Identity, changed_facts, folder_of
 from utils.text import first_of, one_line
@@ -116,19 +116,14 @@ def scored(folder: Path, errors: str) -> dict[tuple[str, str], Any]:
     rows = read_table(folder / "predictions.csv") if (folder / "results.json").exists() else []
     if rows and errors:
         names = [name for name in rows[0] if f"{name}{PREDICTED}" in rows[0]]
-        sizes = _sizes(rows, names, import_named("engine.tasks", errors))
-        labels = ("\n".join(row[name] for name in names) for row in rows)
-        found = {(row["image"], label): each for row, label, each in zip(rows, labels, sizes, strict=True)}
-        return {image: each for image, each in found.items() if not np.isnan(each).all()}
+        columns = [[f"{name}{end}" for name in names] for end in ("", PREDICTED)]
+        numbers = [[[to_number(row[name]) for name in part] for row in rows] for part in columns]
+        sizes = np.abs(import_named("engine.tasks", errors)(*np.array(numbers, np.float64))).tolist()
+        images = [(row["image"], "\n".join(row[name] for name in names)) for row in rows]
+        return {image: each for image, each in zip(images, sizes, strict=True) if not np.isnan(each).all()}
     if not all("image" in row and "label" in row and to_number(row.get("probability", "")) is not None for row in rows):
         return {}
     return {(row["image"], row["label"]): row["label"] == row.get("prediction") for row in rows}
-
-
-def _sizes(rows: Sequence[Mapping[str, str]], names: Sequence[str], errors: Errors) -> list[list[float]]:
-    """Return the absolute error of each number of each image, NaN where the number is missing."""
-    true, predicted = ([[to_number(row[f"{name}{end}"]) for name in names] for row in rows] for end in ("", PREDICTED))
-    return np.abs(errors(np.array(true, np.float64), np.array(predicted, np.float64))).tolist()
 
 
 def _of_images(errors: Sequence[list[float]]) -> list[float]:

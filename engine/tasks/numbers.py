@@ -194,11 +194,11 @@ class NumberResults:
         columns = [column for name in names for column in (name, f"{name}{PREDICTED}")]
         yield PREDICTIONS, ("image", *columns), self._rows(image_set)
         others = [name for name in self.measured[0] if name not in self.task.figures]
-        figures, rows = [*(f"{name}{end}" for name in self.task.figures for end in ENDS), *others], []
+        titles, rows = [*(f"{name}{end}" for name in self.task.figures for end in ENDS), *others], []
         for name, found, true in zip(names, self.measured, self.true.T, strict=False):
             values = columns_of(found)
-            rows.append((name, int((~np.isnan(true)).sum()), *(plain(values[figure]) for figure in figures)))
-        yield PER_OUTPUT, ("output", "images", *figures), rows
+            rows.append((name, int((~np.isnan(true)).sum()), *(plain(values[title]) for title in titles)))
+        yield PER_OUTPUT, ("output", "images", *titles), rows
 
     def _rows(self, image_set: ImageSet) -> Iterator[list[float | str]]:
         exact = image_set.meaning.values  # `true` has the precision of float32

@@ -91,9 +91,6 @@ class Numbers(Task):
     def tally(self) -> "partial[NumberTally]":
         return partial(NumberTally, self)
 
-    def describe_scored(self, eval_set: ImageSet) -> str:
-        return counted(len(eval_set.classes), self.config.task.noun)
-
     def calibrate(self, scores: tuple[np.ndarray, ...]) -> dict[str, Any]:
         """Return half the width of the interval around each number that has the true number with a probability of SHARE.
 

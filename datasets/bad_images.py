@@ -1,7 +1,6 @@
 """Report each unreadable image once, and end the run if there are too many."""
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -61,11 +60,13 @@ class BadImages:
 
     def forget_repaired(self, process: Process) -> None:
         """Read the known bad images again, because they may have been repaired since the run ended."""
-        self.indices = process.first(lambda: dict.fromkeys(self._unreadable(list(self.indices))))
+        if self.indices:
+            self.indices = process.first(lambda: dict.fromkeys(self._unreadable(list(self.indices))))
 
     def _unreadable(self, indices: list[int]) -> list[int]:
-        with ThreadPoolExecutor() as pool:
-            return [index for index, error in zip(indices, pool.map(self._try, indices), strict=True) if error]
+        from datasets.passes import read_each  # imported here: images in memory are not read in threads
+
+        return [index for index, error in read_each(indices, self._try, "reading images") if error]
 
     def _refuse(self, num_tried: int) -> None:
         first = next(iter(self.indices))

@@ -3,6 +3,8 @@
 Tar shards are no replacement: they hold encoded images, and the cache is fast because it has nothing to decode.
 """
 
+import contextlib
+import functools
 import hashlib
 import json
 import math
@@ -19,13 +21,12 @@ import numpy as np
 
 from configs.schema import Config, Data
 from datasets.index import ENDING, IndexBuilder, caches_folder, open_index
-from datasets.loading.ahead import read_ahead
+from datasets.passes import read_each
 from datasets.pixels import Pixels
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import StoppedBySignal
 from utils.files import check_writable, free_bytes, locked, sync, without_waiting
 from utils.host import count_cores
-from utils.log import shown
 from utils.text import counted, format_bytes, format_bytes_apart
 
 VERSION = 7  # version of the format of both files and of the key
@@ -207,15 +208,14 @@ def build_cache(
     config: Config, location: CacheLocation, image_set: ImageSet, progress: CacheProgress
 ) -> CacheFile | None:
     """Build the cache and return it, or None if another run is building it. Raise OSError if it cannot be written."""
-    num_threads = count_threads(config)
+    numbers, num_threads = range(len(image_set)), count_threads(config)
 
-    def decoded(pool: ThreadPoolExecutor) -> Iterator[tuple[int, int, bytes | np.ndarray]]:
-        started = (pool.submit(encode, config.DATA, image_set, index) for index in range(len(image_set)))
-        futures = read_ahead(started, num_threads * IMAGES_AHEAD_PER_THREAD)
-        for future in shown(futures, "cache", len(image_set)):
+    def decoded() -> Iterator[tuple[int, int, bytes | np.ndarray]]:
+        encoding = functools.partial(encode, config.DATA, image_set)
+        for _, image in read_each(numbers, encoding, "cache", num_threads, IMAGES_AHEAD_PER_THREAD):
             if progress.signal():
                 raise StoppedBySignal(progress.signal(), "while building the image cache")
-            yield future.result()
+            yield image
 
     location.folder.mkdir(parents=True, exist_ok=True)
     with locked(location.folder / f"{location.data_set}.lock") as lock:
@@ -230,11 +230,8 @@ def build_cache(
                 location._replace(key=data.stem[-16:]).remove()
                 progress.say(f"cache: removed {data.name}, which was built from other files or with other settings")
             progress.say(f"cache: writing {check_space(config, location, image_set)}")
-            with ThreadPoolExecutor(num_threads, "cache") as pool:
-                try:
-                    write_cache(location, image_set.pixels, decoded(pool))
-                finally:
-                    pool.shutdown(cancel_futures=True)
+            with contextlib.closing(decoded()) as images:
+                write_cache(location, image_set.pixels, images)
         finally:
             Path(lock.name).unlink(missing_ok=True)
     return open_cache(location)

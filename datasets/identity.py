@@ -5,7 +5,6 @@ The second aligns the two images of a pair and compares them area by area, so an
 them different images.
 """
 
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -15,13 +14,11 @@ from hashlib import blake2b
 
 import numpy as np
 from PIL import Image
-from tqdm import tqdm
 
 from datasets.bad_images import BadImages
-from datasets.loading.ahead import read_ahead
+from datasets.passes import read_each
 from datasets.types import ImageReadError, ImageSet
 
-NUM_THREADS, NUM_AHEAD = 8, 64  # threads that read images, and images read ahead
 NUM_THUMBNAILS = 1_000  # in memory; 110 KB each
 # The candidates. Two tiny pictures are compared by low frequencies: WAVES of their brightness, and COLOUR_WAVES of two colour
 # differences. The distance of near copies is at most SHARE of their contrast (the largest of 300 measured: 0.342).
@@ -82,28 +79,17 @@ class ImageContents:
 
     def read(self) -> None:
         """Read and add all images, with a progress bar. Report unreadable images as a run does."""
-        count, bad = len(self.digests), defaultdict(list)
-        with ThreadPoolExecutor(NUM_THREADS, "images") as pool:
-            results = (
-                each.result() for each in read_ahead((pool.submit(self._read, n) for n in range(count)), NUM_AHEAD)
-            )
-            for number, is_read in enumerate(
-                tqdm(results, "reading images", count, unit="image", file=sys.stderr, disable=None)
-            ):
-                if not is_read:
-                    part, index = self.find(number)
-                    bad[part].append(index)
+        bad = defaultdict(list)
+        for number, error in read_each(range(len(self.digests)), self._read, "reading images"):
+            if error:
+                part, index = self.find(number)
+                bad[part].append(index)
         for part, indices in bad.items():
             BadImages(part, 1.0, print).note(indices)
 
-    def _read(self, number: int) -> bool:
-        """Add an image. Return whether it can be read."""
+    def _read(self, number: int) -> None:
         part, index = self.find(number)
-        try:
-            self.add(number, part.read(index))
-        except ImageReadError:
-            return False
-        return True
+        self.add(number, part.read(index))
 
     def groups(self) -> list[Group]:
         """Return the groups of images that are the same as another image of the group."""

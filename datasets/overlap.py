@@ -4,7 +4,6 @@ import math
 import mmap
 from collections import defaultdict
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Any
 
@@ -12,7 +11,8 @@ import numpy as np
 import torch
 
 from datasets.identity import digest
-from datasets.types import ImageReadError, ImageSet
+from datasets.passes import read_each
+from datasets.types import ImageSet
 from utils.distributed import Process
 from utils.text import warning
 
@@ -105,9 +105,8 @@ class Overlap:
         if not alike:
             return 0, []
         sample = sorted(alike)[:: math.ceil(len(alike) / MOST_READ)]
-        with ThreadPoolExecutor() as pool:
-            same = list(pool.map(lambda index: self._find(index, alike[index]), sample))
-        pairs = [(index, other) for index, other in zip(sample, same, strict=True) if other is not None]
+        same = read_each(sample, lambda index: self._find(index, alike[index]), "comparing images")
+        pairs = [(index, other) for index, other in same if isinstance(other, int)]
         if not pairs:
             return 0, []
         count = len(alike) if len(pairs) == len(sample) else len(pairs)
@@ -125,8 +124,5 @@ class Overlap:
 
     def _find(self, index: int, others: list[int]) -> int | None:
         """Return the first of the training images `others` that equals validation image `index`, or None."""
-        try:
-            pixels = self.val.read(index)
-            return next((i for i in others[:MOST_ALIKE] if np.array_equal(self.train.read(i), pixels)), None)
-        except ImageReadError:
-            return None
+        pixels = self.val.read(index)
+        return next((i for i in others[:MOST_ALIKE] if np.array_equal(self.train.read(i), pixels)), None)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -70,3 +71,11 @@ class Inference:
         from models.trace import refuse_not_finite
 
         refuse_not_finite(source, model, self.transforms, forward)
+
+
+def joined(process: Process, indices: np.ndarray, *columns: np.ndarray) -> list[np.ndarray]:
+    """Return the indices of the images of all processes, sorted, and their columns in this order. Collective."""
+    parts = process.join([(indices, *columns)])
+    found = [np.concatenate(each) for each in zip(*parts, strict=True)]
+    order = np.argsort(found[0], kind="stable")
+    return [each[order] for each in found]

@@ -18,8 +18,7 @@ import itertools
 import json
 import sys
 import tarfile
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -33,7 +32,7 @@ from configs.load import load
 from datasets import ImageSet, open_data
 from datasets.index import ENDING
 from datasets.known_classes import LINE_END
-from datasets.loading.ahead import read_ahead
+from datasets.passes import read_each
 from datasets.pixels.decode import KNOWN_ENDINGS, OTHER_ENDINGS
 from datasets.sources.shards import CLASSES_FILE, ShardTar, save_shards, scan
 from datasets.sources.tar import Tar
@@ -44,7 +43,6 @@ from utils.errors import ConfigError, DataError
 from utils.files import content_of, replacing, write_text
 
 NUM_READERS = 8
-FILES_AHEAD = 64
 ENDINGS = (*KNOWN_ENDINGS, *OTHER_ENDINGS)
 DATASET_HELP = "any data set in docs/data.md whose images have one class each, except synthetic"
 MANIFEST = "shards.json"  # describes the source of the shards, so that shards of other data are not added
@@ -120,7 +118,7 @@ def claim(folder: Path, manifest: str) -> None:
 def write_part(folder: Path, part: str, image_set: ImageSet, order: np.ndarray, size: int) -> tuple[int, int]:
     """Write the missing shards of `part` (train or val) and its index. Return the numbers of all and of kept shards."""
     done, num_kept, shards = 0, 0, []
-    with ThreadPoolExecutor(NUM_READERS, "files") as pool, tqdm(total=len(order), desc=part, disable=None) as bar:
+    with tqdm(total=len(order), desc=part, disable=None) as bar:
         samples = None
         while done < len(order):
             path = folder / f"{part}-{len(shards):06d}.tar"
@@ -128,7 +126,7 @@ def write_part(folder: Path, part: str, image_set: ImageSet, order: np.ndarray, 
             with contextlib.suppress(DataError):
                 shard = scan(Tar(path), image_endings=ENDINGS) if path.exists() else None
             if shard is None:
-                samples = samples or read_files(pool, image_set, map(int, order[done:]))
+                samples = samples or read_files(image_set, order[done:].tolist())
                 with replacing(path) as file:
                     write_shard(file, done, itertools.islice(samples, size))
                 shard = scan(Tar(path), image_endings=ENDINGS)
@@ -143,19 +141,15 @@ def write_part(folder: Path, part: str, image_set: ImageSet, order: np.ndarray, 
     return len(shards), num_kept
 
 
-def read_files(
-    pool: ThreadPoolExecutor, image_set: ImageSet, indices: Iterable[int]
-) -> Iterator[tuple[str, bytes, int]]:
+def read_files(image_set: ImageSet, indices: Sequence[int]) -> Iterator[tuple[str, bytes, int]]:
     """Yield the suffix, bytes and class number of each image.
 
     The files are read in parallel, which is much faster for small files.
     """
-    started = ((index, pool.submit(image_set.file, index)) for index in indices)
-    for index, future in read_ahead(started, FILES_AHEAD):
-        try:
-            ending, data = future.result()
-        except ImageReadError as error:
-            raise DataError(f"cannot read {image_set.name(index)} ({error}); repair or remove it") from error
+    for index, found in read_each(indices, image_set.file, "", NUM_READERS):
+        if isinstance(found, ImageReadError):
+            raise DataError(f"cannot read {image_set.name(index)} ({found}); repair or remove it") from found
+        ending, data = found
         # Readers detect the format from the content; any known suffix will do.
         yield ending.lower() if ending.lower() in ENDINGS else ".jpg", data, int(image_set.targets[index])
 

@@ -109,7 +109,7 @@ PACKAGES = {
         " timm_models native_aspect __init__ export"
     ).split(),
     "datasets": (
-        "order targets.numbering targets.by_label targets index pixels.native.unread pixels.rules pixels.decode pixels.card transforms.operations"
+        "order targets.numbering targets.by_label targets index pixels.native.unread pixels.rules passes pixels.decode pixels.card transforms.operations"
         " transforms.augment pixels.survey pixels types sources.tar targets.labels targets.label_sets targets.numbers targets.number_tables"
         " balance changes fingerprint classes split known_classes bad_images pixels.native transforms sources sources.torchvision_sets native_aspect"
         " native_aspect.grids loading.readers squares native_aspect.batches native_aspect.batching batching loading"

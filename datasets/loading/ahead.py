@@ -1,33 +1,19 @@
 """Reading ahead: later tasks start before the result of a task is used, in threads and on the device."""
 
 import contextlib
-import itertools
 import math
-from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 import torch
 
 from datasets.loading.readers import Reader
 from datasets.order import Piece
+from datasets.passes import read_ahead
 from datasets.types import Batch
 from utils.host import has_streams
 
 MIN_IMAGES_PER_THREAD = 4
-Task = TypeVar("Task")
-
-
-def read_ahead(tasks: Iterable[Task], ahead: int) -> Iterator[Task]:
-    """Yield tasks in order. Taking a task from `tasks` starts it, and `ahead` more are taken before a task is yielded."""
-    started = iter(tasks)
-    waiting = deque(itertools.islice(started, ahead))
-    while True:
-        waiting.extend(itertools.islice(started, 1))
-        if not waiting:
-            return
-        yield waiting.popleft()
 
 
 def read_in_threads(

@@ -1,10 +1,8 @@
 """Checks that read a data set before a run: classes, sizes, unreadable images, duplicates."""
 
-import contextlib
 import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -15,17 +13,16 @@ from datasets.bad_images import num_allowed
 from datasets.batching import batching_of
 from datasets.copies import are_equal, contradictions, copies_in_training, num_repeated
 from datasets.identity import Group, ImageContents
+from datasets.passes import read_each
 from datasets.pixels.decode import KEEP_VALUES, SHALLOW
 from datasets.types import ImageReadError, ImageSet
 from engine.evaluation.scores import FEW, interval_of
 from engine.quick_checks import OK, WARN, WRONG, Finding
 from engine.tasks import find_task
-from utils.log import shown
 from utils.text import WARNING, counted, first_of, plural
 
 LINE_EACH = ",\n"
 SIGNS = {True: "=", False: "~"}  # between the names of two images: equal pixels, near copies
-BLOCK, MAX_BLOCKS = 64, 4096  # minimum number of images per thread task, and approximate maximum number of tasks
 UNEVEN = 10  # the ratio of largest to smallest class above which classes are reported as uneven
 
 
@@ -58,23 +55,29 @@ class ScanResult:
     def describe_count(self) -> str:
         return f"{self.count:,}" + f" of {len(self.image_set):,}" * self.is_sample
 
-    def scan(self, numbers: range, contents: ImageContents, start: int) -> Counter[str]:
-        """Read the images with these numbers in the sample, and return how many files of each unusual kind there are.
+    def read(self, contents: ImageContents, start: int, title: str) -> Counter[str]:
+        """Read the images in threads, with a progress bar on a terminal. Return how many files of each unusual kind there are.
 
         Also add the images to `contents`, which numbers the first image of the sample `start`.
         """
         kinds: Counter[str] = Counter()
-        for number in numbers:
+
+        def read(number: int) -> tuple[Sequence[str], ImageReadError | None]:
             index = self.index(number)
-            kinds.update(self.image_set.kinds(index))
+            found = self.image_set.kinds(index)
             try:
                 pixels = self.image_set.read(index)
             except ImageReadError as error:
-                self.reasons[number] = str(error)
-                continue
+                return found, error
             self.sides[number] = pixels.shape[:2]
             contents.add(start + number, pixels)
             self.survey.add(number, pixels)
+            return found, None
+
+        for number, (found, error) in read_each(range(self.count), read, title):
+            kinds.update(found)
+            if error:
+                self.reasons[number] = str(error)
         return kinds
 
 
@@ -87,22 +90,6 @@ def contents_of(scans: Sequence[ScanResult]) -> ImageContents:
         return scan.image_set, scan.index(number - (0 if is_first else scans[0].count))
 
     return ImageContents(sum(scan.count for scan in scans), find)
-
-
-def scan_images(scan: ScanResult, contents: ImageContents, start: int, title: str) -> Counter[str]:
-    """Read the images in threads, with a progress bar on a terminal. Return counts of unusual kinds of files."""
-    block = max(BLOCK, scan.count // MAX_BLOCKS)
-    blocks = [range(start, min(start + block, scan.count)) for start in range(0, scan.count, block)]
-    kinds: Counter[str] = Counter()
-    scan_block = functools.partial(scan.scan, contents=contents, start=start)
-    with (
-        ThreadPoolExecutor() as pool,
-        contextlib.closing(pool.map(scan_block, blocks)) as results,  # after Ctrl-C, no further blocks start
-    ):
-        pairs = zip(blocks, results, strict=True)
-        for _, result in shown(pairs, title, scan.count, size=lambda pair: len(pair[0])):
-            kinds.update(result)
-    return kinds
 
 
 def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Iterator[Finding]:
@@ -118,7 +105,7 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
     scans = [ScanResult(image_set, config.START.CHECK_IMAGES) for _, image_set in parts]
     contents, start, kinds = contents_of(scans), 0, Counter()
     for (part, _), scan in zip(parts, scans, strict=True):
-        kinds.update(scan_images(scan, contents, start, f"reading {part} images"))
+        kinds.update(scan.read(contents, start, f"reading {part} images"))
         start += scan.count
         yield check_readable(part, scan, config.DATA.MAX_BAD_FRACTION)
         yield check_sizes(part, scan, config)

@@ -8,6 +8,7 @@ import numpy as np
 
 from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import CALIBRATION, progress_in
+from engine.infer import joined
 from engine.tasks.class_tables import ClassResults
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult
@@ -76,9 +77,7 @@ def gather_scores(images: ClassResults, process: Process, groups: np.ndarray | N
     num_images = len(images.indices)
     every = max(1, -(-num_images * logits.shape[1] // MOST_SCORES), -(-num_images // MOST_IMAGES))
     chosen = local.indices * HASH % 2**32 < 2**32 // every
-    parts = process.join([(local.indices[chosen], logits[chosen], targets[chosen])])
-    indices, logits, targets = (np.concatenate(column) for column in zip(*parts, strict=True))
-    order = np.argsort(indices, kind="stable")
-    order = order[np.isfinite(logits[order]).all(1)]
-    found = logits[order], targets[order]
-    return found if groups is None else (*found, groups[indices[order]])
+    indices, logits, targets = joined(process, local.indices[chosen], logits[chosen], targets[chosen])
+    is_finite = np.isfinite(logits).all(1)
+    found = logits[is_finite], targets[is_finite]
+    return found if groups is None else (*found, groups[indices[is_finite]])

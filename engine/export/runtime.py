@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from configs.schema import Config
-from datasets.loading.ahead import read_ahead
 from datasets.order import Piece
+from datasets.passes import read_each
 from datasets.pixels import pixels_of
 from datasets.sources.images import FileImages
 from datasets.squares import Squares
@@ -125,16 +124,12 @@ class PhotoPredictor(Predictor):
         return (lambda: torch.from_numpy(np.atleast_1d(graph.known[0]))) if graph.returns_known else None
 
     def batches(self, config: Config, images: FileImages) -> Iterator[Batch]:
-        def read(index: int) -> Batch:
-            nothing, piece = torch.zeros(0), Piece(0, np.array([index]), 1)
-            if index >= len(images):  # this process has no images left
-                return Batch(nothing, nothing, 0, [])
-            try:
-                return Batch(torch.from_numpy(images.read(index)).permute(2, 0, 1)[None], nothing, 1, [], piece)
-            except ImageReadError:
-                return Batch(nothing, nothing, 0, [index])
-
-        with ThreadPoolExecutor(READ_AHEAD) as pool:
-            starts = range(0, len(images), self.process.world_size)
-            tasks = (pool.submit(read, start + self.process.rank) for start in starts)
-            yield from (task.result() for task in read_ahead(tasks, READ_AHEAD))
+        own, nothing = range(self.process.rank, len(images), self.process.world_size), torch.zeros(0)
+        for index, pixels in read_each(own, images.read, "", READ_AHEAD, ahead=1):
+            if isinstance(pixels, ImageReadError):
+                yield Batch(nothing, nothing, 0, [index])
+            else:
+                piece = Piece(0, np.array([index]), 1)
+                yield Batch(torch.from_numpy(pixels).permute(2, 0, 1)[None], nothing, 1, [], piece)
+        if len(own) < len(range(0, len(images), self.process.world_size)):  # the first process has one more
+            yield Batch(nothing, nothing, 0, [])

@@ -12,6 +12,7 @@ from datasets import BadImages, EvalData, ImageSet, build_eval_data
 from engine.evaluation.evaluate import evaluate
 from engine.evaluation.scores import Scores
 from engine.evaluation.tally import Scoring
+from engine.infer import joined
 from engine.train.trainer import Trainer
 from models.heads import output_layers
 from utils.distributed import Process
@@ -76,9 +77,8 @@ class Gathered:
     def of_all(self, indices: np.ndarray, process: Process) -> ImageFeatures:
         """Return what all processes have kept. `indices`: those of the images of this process. Collective."""
         local = [torch.cat(column).cpu().numpy() for column in zip(*self.rows, strict=True)]
-        indices, *columns, targets = map(np.concatenate, zip(*process.join([[indices, *local]]), strict=True))
-        order = np.argsort(indices, kind="stable")
-        return ImageFeatures(indices[order], [column[order] for column in columns], targets[order])
+        indices, *columns, targets = joined(process, indices, *local)
+        return ImageFeatures(indices, columns, targets)
 
 
 class TwoTallies:

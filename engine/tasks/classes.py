@@ -13,6 +13,7 @@ from datasets import ImageSet, Mixed, dominant_class
 from engine.confidence.temperature import Likelihood, calibrate
 from engine.evaluation.all_scores import AllScores
 from engine.evaluation.scores import Scores
+from engine.infer import joined
 from engine.precision import are_finite, widen
 from engine.tasks.class_tables import MOST_SCORES, ClassResults, Names, evenly, format_share
 from engine.tasks.task import Task
@@ -159,10 +160,8 @@ class PerImage:
 
     def gather(self, process: Process) -> "ImageResults":
         """Return the results of all processes in each process. This is a collective that waits for the device."""
-        parts = process.join([self._columns()])
-        indices, *columns = (np.concatenate(each) for each in zip(*parts, strict=True))
-        order = np.argsort(indices, kind="stable")
-        return ImageResults(indices[order], self.counts, self, None, *(each[order] for each in columns))
+        indices, *columns = joined(process, *self._columns())
+        return ImageResults(indices, self.counts, self, None, *columns)
 
     def _columns(self) -> tuple[np.ndarray, ...]:
         """Return the columns of ImageResults for the images of this process."""

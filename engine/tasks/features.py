@@ -17,7 +17,7 @@ from datasets import BadImages, EvalData, ImageSet, build_preparation
 from engine.evaluation.evaluate import Evaluation, evaluate
 from engine.evaluation.other_scores import NO_ACCURACY, OtherScores
 from engine.evaluation.tally import Scoring
-from engine.infer import Inference
+from engine.infer import Inference, joined
 from engine.precision import widen
 from engine.tasks.feature_training import (
     FeatureLoss,
@@ -139,11 +139,9 @@ class NeighbourTally:
 
     def result(self, process: Process) -> FeatureScores:
         features, labels = (np.concatenate(column) for column in zip(*self._rows, strict=True))
-        parts = process.join([(self.indices, features, labels, [self._num_excluded])])
-        indices, features, labels, excluded = (np.concatenate(column) for column in zip(*parts, strict=True))
-        order = np.argsort(indices, kind="stable")
-        knn = process.first(lambda: knn_accuracy(features[order], labels[order]))
-        counts = {"num_images": len(indices), "num_excluded": int(excluded.sum())}
+        indices, features, labels = joined(process, self.indices, features, labels)
+        knn = process.first(lambda: knn_accuracy(features, labels))
+        counts = {"num_images": len(indices), "num_excluded": sum(process.join([self._num_excluded]))}
         return FeatureScores(math.nan, **NO_ACCURACY, **counts, knn=knn)
 
 

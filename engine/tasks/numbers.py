@@ -18,6 +18,7 @@ from engine.evaluation.other_scores import NO_ACCURACY, OtherScores
 from engine.evaluation.scores import format_value
 from engine.evaluation.tally import Tally
 from engine.features.linear import FEATURES_OF_AN_OUTPUT, LinearClassifier, fit_ridge
+from engine.infer import joined
 from engine.precision import widen
 from engine.tasks.class_tables import PREDICTIONS
 from engine.tasks.number_figures import (
@@ -247,11 +248,10 @@ class NumbersPerImage:
         """Return the results of all processes in each process. Collective."""
         outputs, targets = self.scores.on_host()
         ensure(len(outputs) == len(self.indices), f"there are {len(outputs)} results for {len(self.indices)} images")
-        parts = process.join([(self.indices, outputs, targets)])
-        indices, outputs, targets = (np.concatenate(each) for each in zip(*parts, strict=True))
-        order = np.argsort(indices, kind="stable")
-        both = (self._task.in_units(each[order].astype(np.float64)) for each in (outputs, targets))
-        return NumberResults(indices[order], *both, self._task, self)
+        indices, *both = joined(process, self.indices, outputs, targets)
+        return NumberResults(
+            indices, *(self._task.in_units(each.astype(np.float64)) for each in both), self._task, self
+        )
 
 
 # --- the scores ---

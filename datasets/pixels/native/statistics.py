@@ -1,26 +1,23 @@
 """The type of the images' values, their limits, and the mean and deviation of each channel, from the training images."""
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from configs.schema import Config
-from datasets.loading.ahead import read_ahead
+from datasets.passes import read_each
 from datasets.pixels.native.values import OTHER_LIMITS, limits_of, split_limits
-from datasets.types import ImageReadError, ImageSet, Known, Settled
+from datasets.types import ImageSet, Known, Settled
 from utils.distributed import Process
 from utils.errors import DataError
-from utils.log import shown
 from utils.text import warning
 
 RANGE, MEAN, DEVIATION = "DATA.RANGE", "DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"
 MOST_IMAGES, MOST_VALUES = 1_000, 2**24  # images, drawn by the seed, and values of all of them
 PERCENTILES = (0.1, 99.9)
 NUM_DESCRIBED = 16  # channels; config.yaml of the run has the limits of all
-NUM_THREADS, NUM_AHEAD = 8, 32
 
 
 class Statistics(NamedTuple):
@@ -102,24 +99,18 @@ def _samples(seed: int, train: ImageSet) -> Iterator[np.ndarray]:
     chosen = np.sort(np.random.default_rng(seed).permutation(len(train))[:MOST_IMAGES]).tolist()
     count, reasons = max(MOST_VALUES // (len(chosen) * train.pixels.num_channels), 1), []
 
-    def sample(index: int) -> np.ndarray | ImageReadError:
-        try:
-            pixels = train.read(index)
-        except ImageReadError as error:
-            return error
+    def sample(index: int) -> np.ndarray:
+        pixels = train.read(index)
         pixels = pixels.reshape(-1, pixels.shape[2])
         if len(pixels) > count:
             pixels = pixels[np.random.default_rng((seed, index)).integers(len(pixels), size=count)]
         return pixels.astype(np.float32)
 
-    with ThreadPoolExecutor(NUM_THREADS, "pixels") as pool:
-        futures = read_ahead((pool.submit(sample, index) for index in chosen), NUM_AHEAD)
-        for future in shown(futures, "measuring pixels", len(chosen)):
-            found = future.result()
-            if isinstance(found, np.ndarray):
-                yield found
-            else:
-                reasons.append(found)
+    for _, found in read_each(chosen, sample, "measuring pixels"):
+        if isinstance(found, np.ndarray):
+            yield found
+        else:
+            reasons.append(found)
     if len(reasons) == len(chosen):
         raise DataError(f"{train.name(chosen[0])}: {reasons[0]}; none of the drawn training images can be read")
 

@@ -40,6 +40,7 @@ from utils.files import Kind, refuse_other_kind
 from utils.text import counted
 
 if TYPE_CHECKING:
+    from engine.open_model import SavedModel
     from models.export.subject import Figures
 
 BY_ENDING = {".safetensors": "safetensors", ".pth": "checkpoint", ".onnx": "onnx", ".pt2": "torch"}
@@ -56,8 +57,6 @@ ONLY_FOR = {  # {flag: formats}
     "runtime": ("web",),
 }
 FORMATS = ("safetensors", "onnx", "torch", "hf", "web")
-FACTS = ("arch", "class_names", "data", "config", "split", "validation", "step", "metric", "halfstep_version")
-NEEDED = {"config", "class_names", "data"}
 
 
 class Int8(NamedTuple):
@@ -75,15 +74,6 @@ class Graph(NamedTuple):
     int8: Int8 | None = None
     data_path: Path | None = None  # the new place of the run's data, if they were moved
     runtime: Path | None = None  # an installed onnxruntime-web
-
-
-class Part(NamedTuple):
-    """A checkpoint whose weights are written or averaged."""
-
-    path: Path
-    facts: dict  # its metadata; epochs count from 1 here, from 0 in a checkpoint
-    key: str  # key of the chosen weights in the checkpoint
-    weights: dict
 
 
 def main(argv: list[str]) -> int:
@@ -165,6 +155,7 @@ def export(
     source: str | Path, target: Path, key: str | None = None, to: str | None = None, graph: Graph | None = None
 ) -> str:
     """Write the model of one checkpoint, or the weights of another program. Return a summary line."""
+    from engine.open_model import NEEDED, open_model
     from models.weights.files import find_file, read_record
 
     to, path = format_of(target, to), find_file(source)
@@ -172,30 +163,14 @@ def export(
         return convert(source, target, key)
     if to == "checkpoint":
         return write_checkpoint(source, target, key)
-    part = read_part(source, {"state_dict"} if to == "safetensors" else NEEDED, key)
+    part = open_model(source, key, {"state_dict"} if to == "safetensors" else NEEDED)
     check_target(target, to, [part.path])
     epoch = f", after epoch {part.facts['epoch']}" if "epoch" in part.facts else ""
     name = f"{counted(len(part.weights), 'tensor')} of {part.facts.get('arch', 'the model')}{epoch}"
     return f"{target}: {name}, from {part.path} ({part.key}); {write(part, to, target, graph or Graph())}"
 
 
-def read_part(source: str | Path, needed: set[str], key: str | None) -> Part:
-    """Read a checkpoint of a run. `key`: the weights to use; None: the better of raw and EMA weights."""
-    from models.weights.files import chosen_weights, read_checkpoint
-    from models.weights.metadata import CALIBRATION, calibration_of
-
-    path, content = read_checkpoint(source, needed)
-    facts = {name: content[name] for name in FACTS if name in content}
-    facts |= {"epoch": content["epoch"] + 1} if "epoch" in content else {}
-    chosen, weights = chosen_weights(content, path, key)
-    if chosen != chosen_weights(content, path, None)[0]:
-        facts.pop("metric", None)  # it is the metric of the better weights
-    if calibration := calibration_of(content, chosen, path):
-        facts[CALIBRATION] = calibration
-    return Part(path, facts, chosen, weights)
-
-
-def write(part: Part, to: str, target: Path, graph: Graph) -> str:
+def write(part: "SavedModel", to: str, target: Path, graph: Graph) -> str:
     """Write the weights in the format `to`. Return a text that says how the file was checked."""
     import torch  # local: importing torch takes seconds
 
@@ -212,7 +187,7 @@ def write(part: Part, to: str, target: Path, graph: Graph) -> str:
         )
     if to != "safetensors":
         with torch.no_grad():
-            return write_graph(part._replace(facts=facts), to, target, graph)
+            return write_graph(replace(part, facts=facts), to, target, graph)
     metadata = {name: json.dumps(fact) for name, fact in facts.items()}
     with formats.staged(target) as path:
         path.write_bytes(to_safetensors(part.weights, {"format": "pt", **metadata}))
@@ -221,14 +196,13 @@ def write(part: Part, to: str, target: Path, graph: Graph) -> str:
     return "read again, identical to the last bit"
 
 
-def write_graph(part: Part, to: str, target: Path, graph: Graph) -> str:
+def write_graph(part: "SavedModel", to: str, target: Path, graph: Graph) -> str:
     """Write the model in a format of another program. Return a text that says how the file was checked."""
     from datasets.pixels import pixels_of
-    from engine.predict.classifier import config_of
     from models.export import formats
     from models.export.subject import Subject
 
-    facts, config, classes = part.facts, config_of(part.facts, part.path), list(part.facts["class_names"])
+    facts, config, classes = part.facts, part.config, part.classes
     pixels = pixels_of(config.DATA)
     facts = facts | {"exif": pixels.exif, "background": pixels.background}
     given = (part.weights, config, classes, facts, part.path, pixels.for_card(), figures_of(part), graph.is_calibrated)
@@ -263,7 +237,7 @@ def write_graph(part: Part, to: str, target: Path, graph: Graph) -> str:
     return f"{result}\nto open it: python -m http.server -d {shlex.quote(str(target))}, then http://localhost:8000"
 
 
-def figures_of(part: Part) -> "Figures | None":
+def figures_of(part: "SavedModel") -> "Figures | None":
     """Return the accuracy that the run has measured for these weights, or None if the checkpoint does not have it."""
     from configs.tables import METRICS
     from engine.evaluation.scores import format_value
@@ -322,11 +296,12 @@ def convert(source: str | Path, target: Path, key: str | None) -> str:
     return f"{target}: {counted(len(state), 'tensor')}, {sum(tensor.numel() for tensor in state.values()):,} numbers"
 
 
-def read_alike(sources: list, key: str | None) -> list[Part]:
+def read_alike(sources: list, key: str | None) -> list["SavedModel"]:
     """Read the checkpoints. Raise ConfigError if their architectures, classes or image preparation differ."""
+    from engine.open_model import open_model
     from models.weights.metadata import ARCHITECTURE
 
-    def compared(part: Part) -> dict:
+    def compared(part: "SavedModel") -> dict:
         config = part.facts["config"]
         return {
             "architecture": [config.get(name) for name in ARCHITECTURE if name != "MODEL.NAME"],
@@ -336,7 +311,7 @@ def read_alike(sources: list, key: str | None) -> list[Part]:
             "standardization": [part.facts["config"].get(f"DATA.TARGET_{name}") or [] for name in ("MEAN", "STD")],
         }
 
-    parts = [read_part(source, NEEDED, key) for source in sources]
+    parts = [open_model(source, key) for source in sources]
     first = compared(parts[0])
     for part in parts[1:]:
         if differing := [fact for fact, value in compared(part).items() if value != first[fact]]:
@@ -346,15 +321,16 @@ def read_alike(sources: list, key: str | None) -> list[Part]:
     return parts
 
 
-def write_mean(parts: list[Part], to: str, target: Path, graph: Graph) -> str:
+def write_mean(parts: list["SavedModel"], to: str, target: Path, graph: Graph) -> str:
     """Write the mean of the weights, and the metadata of the latest checkpoint except its score. Return a summary."""
+    from engine.open_model import SavedModel
     from models.weights.average import average
 
     last = max(parts, key=lambda part: part.facts.get("epoch", 0))
     facts = {name: value for name, value in last.facts.items() if name not in ("metric", "calibration")}
     facts["averaged"] = [{"file": os.fspath(part.path), "weights": part.key} for part in parts]
     mean = average([part.weights for part in parts])
-    checked = write(Part(last.path, facts, "state_dict", mean), to, target, graph)
+    checked = write(SavedModel(last.path, facts, "state_dict", mean), to, target, graph)
     names = ", ".join(part.path.name for part in parts)
     return f"{target}: the mean of {counted(len(parts), 'checkpoint')} ({names}); {checked}"
 

@@ -144,6 +144,12 @@ def unwrapped(folder: Path, known: Collection[str] = ()) -> Path:
     return folder
 
 
+def training_folder(folder: Path) -> Path:
+    """Return the folder that contains the class folders of training images: train/, or the folder itself."""
+    folder = unwrapped(folder, (*TRAIN_NAMES, *VAL_NAMES))
+    return folder / (choose_parts(class_folders(folder)).train or "")
+
+
 def subfolders(folder: Path) -> list[str]:
     """Return the sorted names of the subfolders, without run folders and hidden folders."""
     return [name for name in _listed(folder)[0] if not is_run_folder(folder / name)]

@@ -27,14 +27,13 @@ from datasets import (
 from engine.build import read_through_cache
 from engine.checkpoint.resume import is_run
 from engine.doctor.diagnosis import Case, Diagnosis, diagnose
+from engine.open_model import SavedModel
 from engine.precision import Precision, set_matmul
 from engine.settings import load_settings
 from engine.train.loss import Loss, build_loss
 from engine.train.trainer import Trainer
-from models import build_model
 from models.transforms import choose_transforms
 from models.weights.files import read_checkpoint
-from models.weights.load import load_exactly
 from models.weights.state import merged
 from models.weights.torch_files import read_torch
 from utils.commands import command
@@ -208,8 +207,8 @@ def replay_run(source: str, batch: Path | None, cfg: str | None, half: str | Non
     prepare = build_preparation(config, build_normalize(config.DATA).to(device))
     loss = build_loss(config, state.get("class_weights"), device)
     for each in batches or [next_batch(config, state)]:
-        model = build_model(config, config.MODEL.NUM_CLASSES or len(state["class_names"]))
-        load_exactly(model, merged(state["state_dict"], state["config"]), Path("the run's weights"))
+        weights = merged(state["state_dict"], state["config"])
+        model = SavedModel(Path("the run's weights"), state, "state_dict", weights).build(config)
         found = diagnose(make_case(config, model, prepare, each, scale, loss))
         if found.first:
             break

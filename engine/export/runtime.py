@@ -16,7 +16,8 @@ from datasets.pixels import pixels_of
 from datasets.sources.images import FileImages
 from datasets.squares import Squares
 from datasets.types import Batch, ImageReadError
-from engine.predict.classifier import Classifier, config_of
+from engine.open_model import config_of
+from engine.predict.classifier import Classifier
 from engine.predict.predictor import Predictor
 from engine.settings_of_weights import override
 from utils.distributed import Process

@@ -8,21 +8,20 @@ from typing import Any
 from torch import nn
 
 from configs.schema import Config
-from configs.values import unflatten, wrong_in
 from datasets.known_classes import read_classes
 from datasets.pixels import pixels_of
+from engine.open_model import NEEDED, open_model, without_float8
 from engine.settings import load_settings
 from engine.settings_of_weights import override, refuse_other_pixels
 from models import build_model
 from models.parts import classifier_names
-from models.weights.files import chosen_weights, find_file, read_checkpoint, read_record, read_state_dict
-from models.weights.load import fit_image_size, load_exactly, load_pretrained
-from models.weights.metadata import calibration_of, classes_of_weights, image_settings_of, pretrained_cfg
-from models.weights.record import preprocessing_of
-from utils.errors import ConfigError, naming_damage
+from models.weights.files import find_file, read_record, read_state_dict
+from models.weights.load import load_pretrained
+from models.weights.metadata import classes_of_weights, pretrained_cfg
+from models.weights.record import CALIBRATION, preprocessing_of
+from utils.errors import ConfigError
 from utils.text import counted
 
-OURS = {"config", "class_names", "data"}  # metadata that every halfstep checkpoint has
 USUAL_CLASSES = 1000
 
 
@@ -92,7 +91,7 @@ def load_classifier(
         )
     if ending == ".onnx":
         found = load_graph(path, flags, raw)
-    elif path is not None and OURS <= read_record(path).keys():
+    elif path is not None and NEEDED <= read_record(path).keys():
         found = _load_ours(path, *given)
     else:
         found = _load_other(source, path, *given)
@@ -109,36 +108,12 @@ def load_classifier(
     return found
 
 
-def config_of(state: dict, path: str | Path = "the checkpoint") -> Config:
-    """Return the settings in a run's checkpoint, with the preprocessing from its `data` entry."""
-    with naming_damage(path):
-        data = state["data"]
-        channels, side, _ = data["input_size"]
-        images = image_settings_of(data) | {"DATA.IMAGE_SIZE": side}
-        if wrong_in(images) or not channels == len(data["mean"]) == len(data["std"]):
-            raise ValueError(f"invalid preprocessing: {data}"[:200])
-        return without_float8(unflatten(state["config"] | images))
-
-
-def without_float8(config: Config) -> Config:
-    """Return the settings with bfloat16 in place of float8, because many machines for inference lack float8."""
-    if config.PRECISION.MODE != "float8":
-        return config
-    return config.changed("PRECISION", MODE="autocast", DTYPE="bfloat16")
-
-
 def _load_ours(path: Path, flags: Sequence[str], raw: bool, needs_classes: bool) -> Classifier:
-    path, state = read_checkpoint(path, OURS)
+    saved = open_model(path, "state_dict" if raw else None)
     # Half precision, also of another type on each device, would give other answers than an exported graph.
-    config = override(replace(config_of(state, path), AMP=False), flags, for_features=not needs_classes)
-    kind, weights = chosen_weights(state, path, "state_dict" if raw else None)
-    classes = list(state["class_names"])
-    model = build_model(config, config.MODEL.NUM_CLASSES or len(classes))
-    if not (needs_classes or any(f"{name}.weight" in weights for name in classifier_names(model))):
-        model.reset_classifier(0)
-    load_exactly(model, fit_image_size(model, weights, []), path)
-    epoch = state["epoch"] + 1 if "epoch" in state else None
-    return Classifier(config, model, classes, str(path), kind, epoch, calibration_of(state, kind, path))
+    config = override(replace(saved.config, AMP=False), flags, for_features=not needs_classes)
+    model, epoch = saved.build(config, needs_classes), saved.facts.get("epoch")
+    return Classifier(config, model, saved.classes, str(saved.path), saved.key, epoch, saved.facts.get(CALIBRATION, {}))
 
 
 def _load_other(source: str, path: Path | None, flags: Sequence[str], raw: bool, needs_classes: bool) -> Classifier:

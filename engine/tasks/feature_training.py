@@ -11,8 +11,7 @@ from torch.nn import functional
 
 from configs.schema import Config, Data
 from datasets import BadImages, Batch, EvalData, ImageSet, Preparation, build_eval_data, open_data
-from datasets.sources import TRAIN_NAMES, VAL_NAMES, choose_parts
-from datasets.sources.folder import class_folders, unwrapped
+from datasets.sources.folder import training_folder
 from engine.precision import Precision, widen
 from engine.train.distillation import KEY, Teacher, TeacherPreparation, find_teacher
 from engine.train.loss import ExtendedTargets, Loss
@@ -259,9 +258,8 @@ def read_labelled(config: Config) -> ImageSet:
     if not Path(path).expanduser().is_dir():
         raise DataError(f"{LABELLED}: {path} is not a folder; name a folder with a folder of images for each class")
     try:
-        folder = unwrapped(Path(path).expanduser(), (*TRAIN_NAMES, *VAL_NAMES))
-        folder = folder / (choose_parts(class_folders(folder)).train or "")
-        config = config.changed("DATA", DATASET="imagefolder", DATA_PATH=str(folder), CLASSES=None)
+        folder = str(training_folder(Path(path).expanduser()))
+        config = config.changed("DATA", DATASET="imagefolder", DATA_PATH=folder, CLASSES=None)
         images = open_data(config, "validation").val  # all of them, because there is no other part
     except DataError as error:
         raise DataError(f"{LABELLED}: {str(error).removeprefix('DATA.DATA_PATH: ')}") from None

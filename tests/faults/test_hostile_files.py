@@ -29,7 +29,7 @@ from datasets.sources.tar import Tar
 from datasets.types import ImageReadError
 from engine.checkpoint.find import read_checkpoint
 from engine.checkpoint.format import progress_in, remove_unused_parts
-from engine.predict.classifier import config_of
+from engine.open_model import config_of
 from engine.predict.output import Output
 from engine.predict.predictor import Guess, Prediction
 from engine.record.metrics import StepRows

@@ -1,0 +1,79 @@
+"""Opens the weights of a run: what their file says about the model, and the model with exactly these weights."""
+
+from collections.abc import Set
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from configs.schema import Config
+from configs.values import unflatten, wrong_in
+from models import build_model
+from models.parts import classifier_names
+from models.weights.files import chosen_weights, read_checkpoint
+from models.weights.load import fit_image_size, load_exactly
+from models.weights.metadata import calibration_of, image_settings_of
+from models.weights.record import CALIBRATION
+from utils.errors import naming_damage
+
+NEEDED = frozenset(("config", "class_names", "data"))  # metadata that every halfstep checkpoint has
+FACTS = ("arch", "class_names", "data", "config", "split", "validation", "step", "metric", "halfstep_version")
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """The weights of a run, with adapters merged."""
+
+    path: Path
+    facts: dict[str, Any]  # the metadata of the file; epochs count from 1 here, from 0 in a checkpoint
+    key: str  # of the weights in a checkpoint, such as state_dict_ema
+    weights: dict[str, Tensor]
+
+    @cached_property
+    def config(self) -> Config:
+        return config_of(self.facts, self.path)
+
+    @property
+    def classes(self) -> list[str]:
+        return list(self.facts["class_names"])
+
+    def build(self, config: Config, needs_classes: bool = True) -> nn.Module:
+        """Return the model. Without `needs_classes`, the weights may lack a classifier layer."""
+        model = build_model(config, config.MODEL.NUM_CLASSES or len(self.classes))
+        if not (needs_classes or any(f"{name}.weight" in self.weights for name in classifier_names(model))):
+            model.reset_classifier(0)
+        load_exactly(model, fit_image_size(model, self.weights, []), self.path)
+        return model
+
+
+def open_model(source: str | Path, key: str | None = None, needed: Set[str] = NEEDED) -> SavedModel:
+    """Open a checkpoint of a run, or an export of it. `key`: its weights; None: the better of raw and EMA weights."""
+    path, content = read_checkpoint(source, needed)
+    chosen, weights = chosen_weights(content, path, key)
+    facts = {name: content[name] for name in FACTS if name in content}
+    facts |= {"epoch": content["epoch"] + 1} if "epoch" in content else {}
+    if chosen != chosen_weights(content, path, None)[0]:
+        facts.pop("metric", None)  # it is the metric of the better weights
+    if calibration := calibration_of(content, chosen, path):
+        facts[CALIBRATION] = calibration
+    return SavedModel(path, facts, chosen, weights)
+
+
+def config_of(state: dict[str, Any], path: str | Path = "the checkpoint") -> Config:
+    """Return the settings in a run's checkpoint, with the preprocessing from its `data` entry."""
+    with naming_damage(path):
+        data = state["data"]
+        channels, side, _ = data["input_size"]
+        images = image_settings_of(data) | {"DATA.IMAGE_SIZE": side}
+        if wrong_in(images) or not channels == len(data["mean"]) == len(data["std"]):
+            raise ValueError(f"invalid preprocessing: {data}"[:200])
+        return without_float8(unflatten(state["config"] | images))
+
+
+def without_float8(config: Config) -> Config:
+    """Return the settings with bfloat16 in place of float8, because many machines for inference lack float8."""
+    if config.PRECISION.MODE != "float8":
+        return config
+    return config.changed("PRECISION", MODE="autocast", DTYPE="bfloat16")

@@ -219,7 +219,7 @@ def write_graph(part: "SavedModel", to: str, target: Path, graph: Graph) -> str:
     if to == "web":
         kind.refuse_page(config)
     if graph.data_path:
-        config = replace(config, DATA=replace(config.DATA, DATA_PATH=str(graph.data_path)))
+        config = config.changed("DATA", DATA_PATH=str(graph.data_path))
     saved = SavedData(classes, facts.get("split", {}), facts.get("validation", {}))
     opened = open_data(config, known=Known(saved=saved))
     subject, change = kind(*given, photos=opened.val), None

@@ -4,7 +4,6 @@ import functools
 import math
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -25,7 +24,7 @@ class BySize(Generic[T]):
         """Call `make` for each size, with settings in which IMAGE_SIZE is that size."""
         self._starts = config.train_sizes
         sides = set(self._starts.values())
-        self._made = {side: make(replace(config, DATA=replace(config.DATA, IMAGE_SIZE=side))) for side in sides}
+        self._made = {side: make(config.changed("DATA", IMAGE_SIZE=side)) for side in sides}
 
     def at(self, epoch: int) -> T:
         """Return the object for an epoch, counted from 0."""

@@ -4,7 +4,6 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,7 +127,7 @@ class Embedder:
         """Return the features of the readable images."""
         config = self.config
         if len(images) <= FEW:
-            config = replace(config, DATA=replace(config.DATA, NUM_WORKERS=0))
+            config = config.changed("DATA", NUM_WORKERS=0)
         bad_images = BadImages(images, max_fraction=1.0, say=self.say)
         workers = choose_workers(config, images, self.process)
         load = make_loader(SizedReader(images, config), workers, self.process.device)

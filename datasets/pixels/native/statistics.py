@@ -47,7 +47,7 @@ def finish(
         if is_other and train is None:
             raise DataError(OTHER_LIMITS.format(kind, theirs))
         if train is not None and (is_other or ("DATA.PIXELS" in known.typed and config.DATA.PIXELS == "native")):
-            config = replace(config, DATA=replace(config.DATA, RANGE=()))  # measured again
+            config = config.changed("DATA", RANGE=())  # measured again
     if known.began.get(RANGE):
         # Typed values stay, so that the run refuses them like any other changed setting.
         keys = [key for key in (RANGE, MEAN, DEVIATION) if key not in known.typed]

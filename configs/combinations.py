@@ -9,7 +9,7 @@ from typing import Any
 
 from configs.removed import REMOVED
 from configs.schema import AUTO, Config
-from configs.tables import LOSSES, METRICS, SOURCES, names_with
+from configs.tables import METRICS, SOURCES, TASKS, names_with
 from configs.values import SETTINGS, to_text
 from utils.errors import ConfigError
 from utils.text import is_url, problem_of
@@ -38,6 +38,8 @@ def check_combinations(values: Mapping[str, Any], config: Config, origins: Origi
 
     def named(found: re.Match) -> str:
         key = found[1]
+        if key == "LOSSES":
+            return " or ".join(config.task.losses)
         if key == "LABELS":  # the setting that gives images several labels
             key = "DATA.LABEL_SEPARATOR" if config.DATA.LABEL_SEPARATOR else "DATA.COLUMNS"
         return f"{key}, {to_text(values[key])} ({origins[key]}),"
@@ -63,12 +65,16 @@ def _refused_by_task(values: Mapping[str, Any], config: Config, origins: Origins
         if each.if_typed and not is_typed(each.setting, origins) or each.only_in_training and config.START.EVAL:
             continue
         value, default = (attrgetter(each.setting)(settings) for settings in (config, defaults))
-        if value not in (each.allowed or (default,)):
+        allowed = each.allowed or task.losses * (each.setting == "TRAIN.LOSS") or (default,)
+        if value not in allowed:
             yield f"{SETTINGS_OF.get(each.setting, f'{{{each.setting}}}')} {each.how}"
     if metric not in task.metrics:
         no_score = f"is no score of {{TRAIN.OBJECTIVE}} whose scores are {', '.join(task.metrics)}"
         remedy = METRICS[metric].remedy if config.TRAIN.OBJECTIVE == defaults.TRAIN.OBJECTIVE else ""
         yield f"{{TRAIN.BEST_METRIC}} {remedy or no_score}"
+    if task.losses and config.TRAIN.LOSS not in task.losses:  # other tasks have refused it above
+        other = next(name for name, row in TASKS.items() if config.TRAIN.LOSS in row.losses)
+        yield f"{{TRAIN.LOSS}} is a loss of {other}; set TRAIN.OBJECTIVE={other} (docs/{other}.md), or leave it out"
     if (needed := METRICS[metric].setting) and not values[needed]:
         yield f"{{TRAIN.BEST_METRIC}} needs {needed}; set it, or choose another metric"
 
@@ -196,10 +202,6 @@ REFUSED: tuple[tuple[Callable[[Config, Origins], Any], str], ...] = (
         "other channels",
     ),
     # Several labels per image, and numbers.
-    (
-        lambda c, o: c.TRAIN.OBJECTIVE == "classes" and "classes" not in LOSSES[c.TRAIN.LOSS].tasks,
-        "{TRAIN.LOSS} is a loss of numbers; set TRAIN.OBJECTIVE=numbers (docs/numbers.md), or leave it out",
-    ),
     (
         lambda c, o: c.DATA.DATASET == "shards" and c.DATA.COLUMNS and c.task.noun == "class",
         "{DATA.COLUMNS} has no effect with {DATA.DATASET} whose labels are class numbers; leave it out",

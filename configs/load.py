@@ -49,12 +49,8 @@ class LoadedConfig:
 
     def with_batch_size(self, number: int, how: str) -> "LoadedConfig":
         """Return a copy with a number instead of DATA.BATCH_SIZE auto. `how`: how the number was found, in words."""
-        return self.with_data({"BATCH_SIZE": number}, f"auto ({self.origins['DATA.BATCH_SIZE']}): {how}")
-
-    def with_data(self, values: dict[str, Any], origin: str) -> "LoadedConfig":
-        """Return a copy with other values of settings in DATA. `origin`: where they come from, in words."""
-        config = replace(self.config, DATA=replace(self.config.DATA, **values))
-        return replace(self, config=config, origins=self.origins | {f"DATA.{name}": origin for name in values})
+        origins = self.origins | {"DATA.BATCH_SIZE": f"auto ({self.origins['DATA.BATCH_SIZE']}): {how}"}
+        return replace(self, config=self.config.changed("DATA", BATCH_SIZE=number), origins=origins)
 
     def with_default_batch_size(self) -> "LoadedConfig":
         """Return a copy with the default batch size instead of auto, and a note. This is for programs that do not train."""
@@ -190,7 +186,8 @@ def _derive_data(values: dict[str, Any], origins: dict[str, str]) -> None:
             values[key] = values[key][:1] * channels
     task = build(values).task
     metric = next(name for name in task.metrics if not (needed := METRICS[name].setting) or values[needed])
-    for key, value in {**task.implied, "TRAIN.BEST_METRIC": metric}.items():
+    loss = next(iter(task.losses), values["TRAIN.LOSS"])
+    for key, value in (("TRAIN.LOSS", loss), ("TRAIN.BEST_METRIC", metric)):
         if origins[key] == "default" and values[key] != value:
             values[key], origins[key] = value, f"because of {task.reason}"
 

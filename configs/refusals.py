@@ -2,15 +2,13 @@
 
 from typing import NamedTuple
 
-from configs.tables import losses_of
-
 
 class Refusal(NamedTuple):
     """A setting that contradicts a task, or that has no effect with it."""
 
     setting: str  # or a property of the settings, such as TRAIN.mixes
     how: str  # the end of the message, which starts with the setting; as in configs/combinations.py
-    allowed: tuple[str, ...] = ()  # the accepted values; empty: only the default
+    allowed: tuple[str, ...] = ()  # the accepted values; empty: the default, or the losses of the task
     if_typed: bool = False  # refused only on the command line, because recipes set it too
     only_in_training: bool = False
 
@@ -20,9 +18,7 @@ LABELS = (
     Refusal("DATA.DATASET", "must be csv with {LABELS} because images of other data sets have one label", ("csv",)),
     Refusal(
         "TRAIN.LOSS",
-        f"must be {' or '.join(losses_of('labels'))} with {{LABELS}} because an image with several labels needs one "
-        "yes or no per class",
-        losses_of("labels"),
+        "must be {LOSSES} with {LABELS} because an image with several labels needs one yes or no per class",
     ),
     Refusal(
         "DATA.SAMPLER",
@@ -44,17 +40,13 @@ FEATURES = (
     Refusal("DATA.has_several_labels", f"has no effect {NO_CLASSES}; leave it out"),
     Refusal("DATA.TOKENS", "must be null with {TRAIN.OBJECTIVE} because features are learned from square images"),
 )
-NUMBERS = (
+NUMBERS = (  # of each image, in columns
     Refusal(
         "DATA.DATASET",
         "must be csv, parquet or shards with {TRAIN.OBJECTIVE} because other data sets have classes",
         ("csv", "parquet", "shards"),
     ),
-    Refusal(
-        "TRAIN.LOSS",
-        f"must be {' or '.join(losses_of('numbers'))} with {{TRAIN.OBJECTIVE}} because other losses need classes",
-        losses_of("numbers"),
-    ),
+    Refusal("TRAIN.LOSS", "must be {LOSSES} with {TRAIN.OBJECTIVE} because other losses need classes"),
     Refusal("DATA.LABEL_SEPARATOR", f"has no effect {NO_CLASSES}; name the columns in DATA.COLUMNS"),
     Refusal("DATA.SAMPLER", f"must be shuffle {NO_CLASSES}"),
     Refusal("TRAIN.CLASS_WEIGHTS", f"has no effect {NO_CLASSES}; leave it out"),

@@ -6,11 +6,11 @@ file is long because it is the only table of all settings.
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from configs.tables import LOSSES, METRICS, TASKS, TaskRow, sentences_of
+from configs.tables import LOSSES, METRICS, OBJECTIVES, PIXEL_KINDS, TASKS, TaskRow, sentences_of
 from utils.text import is_url
 
 AUTO = "auto"  # a value that lets the program choose at the start
@@ -116,7 +116,7 @@ OF_NUMBERS = Only("TRAIN.OBJECTIVE", "numbers")
 SCALE = ("DATA.TARGET_MEAN", "DATA.TARGET_STD")  # of numbers; measured unless given
 OF_MIXING = Only("TRAIN.MIXUP_ALPHA|TRAIN.CUTMIX_ALPHA|TRAIN.CUTMIX_MINMAX")
 OF_VIT = Only("MODEL.TYPE", "vit")
-OF_PIXELS = Only("DATA.PIXELS", "native", "window", "uint8", "uint16", "float32")
+OF_PIXELS = Only("DATA.PIXELS", *(name for name in PIXEL_KINDS if name != "8bit"))
 TO_END_LR = Only("TRAIN.LR_SCHEDULER.NAME", "cosine", "paddlevit", "wsd")
 
 
@@ -200,7 +200,7 @@ class Data:
         "Side of the square input image, in pixels.")
     IMAGE_CHANNELS: int = setting(3, bounds=(1, 1_000), role=MODEL, help=
         "3 for colour, 1 for grey; with PIXELS native, the number of channels of each image.")
-    PIXELS: Literal["8bit", "native", "window", "uint8", "uint16", "float32"] = setting("8bit", role=MODEL, help=
+    PIXELS: Literal[*PIXEL_KINDS] = setting("8bit", role=MODEL, help=
         "8bit: deeper files are scaled to 8 bits. native: images have the channels and the type of their files, the same type as the first image, which the run saves (uint8, uint16 or float32). window: like native, after the window that each DICOM file names (docs/pixels.md).")
     RANGE: tuple[float, ...] = setting((), bounds=(-3e38, 3e38), role=MODEL, only=OF_PIXELS, help=
         "Limits of the pixel values: lowest and highest, for all channels or for each one; values outside become the limits. Empty: the 0.1 and 99.9 percentiles of the training images, which are saved with the weights.")
@@ -475,8 +475,8 @@ class Train:
         "For bce: targets above this value, after smoothing and mixing, become 1, the others 0; not set: targets do not change.")
     CLASS_WEIGHTS: str | None = setting(None, help=
         "Weights of the classes in the training loss: auto, images / (classes x images of the class), so that the mean over the images is 1; or a CSV file with a class and its weight in each line; not set: all weights are 1.")
-    OBJECTIVE: Literal["classes", "features", "numbers"] = setting("classes", help=
-        "What the model learns: classes, the labels of the images; numbers, one or more for each image, such as an age (docs/numbers.md); features, the features of TEACHER_MODEL, without labels. Fine-tuning with few labels can start from learned features: docs/unlabelled.md.")
+    OBJECTIVE: Literal[*sorted(OBJECTIVES)] = setting("classes", help=
+        f"What the model learns: {sentences_of(OBJECTIVES)}. Fine-tuning with few labels can start from learned features: docs/unlabelled.md.")
     FEATURES: Literal["both", "pooled", "patches"] = setting("both", only=Only("TRAIN.OBJECTIVE", "features"), help=
         "The teacher's features to learn: pooled, one vector for the whole image (the input of the teacher's classifier); patches, a vector for each patch, which needs the same grid of patches in both models; or both.")
     FEATURE_LOSS: Literal["cosine", "smooth_l1"] = setting("cosine", only=Only("TRAIN.OBJECTIVE", "features"), help=
@@ -529,7 +529,7 @@ class Train:
         "Start with a smaller decay, so that the EMA also follows the weights in short runs. true: update u (counted from 1) has the decay (u - 1) / (u + 8); timm: 1 - u ** (-2/3), the warm-up of timm's train.py; false: MODEL_EMA_DECAY from the second update on. The EMA starts with the weights after the first update.")
     BEST_METRIC: Literal[*METRICS] = setting(
         "top1", may_change=True, help=
-        "The validation metric that decides which epoch is saved as best.pth; for equal values, the smaller loss wins. micro_f1 and map are for data with several labels per image; map is the default for such data. similarity and knn are for OBJECTIVE features, where knn is the default if DATA.LABELLED_PATH is set, else similarity. mae (the default), rmse, r2 and spearman are for OBJECTIVE numbers.")
+        f"The validation metric that decides which epoch is saved as best.pth; for equal values, the smaller loss wins. {' '.join(filter(None, (row.note for row in METRICS.values())))}")
     OPTIMIZER: Optimizer = Optimizer()
     LR_SCHEDULER: LRScheduler = LRScheduler()
 
@@ -683,6 +683,10 @@ class Config:
         "Fit a temperature to the validation images and store it in best.pth, so that probabilities of predict.py say how often the model is right; for numbers, the widths of their intervals. With PRETRAINED, also statistics that recognise photos unlike these images. The weights do not change.")
     TRACK: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = setting(("tensorboard",), role=RECORD, help=
         "Trackers that show the run: tensorboard (files in the run folder), wandb (Weights & Biases), mlflow; empty: none. See docs/tracking.md.")
+
+    def changed(self, section: str, **values: object) -> "Config":
+        """Return a copy with other values of some settings in a section, such as DATA."""
+        return replace(self, **{section: replace(getattr(self, section), **values)})
 
     @property
     def task(self) -> TaskRow:

@@ -1,4 +1,4 @@
-"""The tables of losses, optimizers, data sets and metrics. Each row has a name and what other files need to know of it.
+"""The tables of losses, optimizers, data sets, pixels and metrics. Each row has a name and what other files need to know of it.
 
 Settings, checks and documentation follow these rows: `python scripts/maintenance/make_settings_page.py` writes the
 documentation, and tests/test_registered.py names each file in which an entry is missing. Losses and data sets name their
@@ -31,24 +31,20 @@ class LossRow(NamedTuple):
 
     where: str  # file and class in engine/train/
     sentence: str  # the description in settings and documentation, without a full stop
-    tasks: tuple[str, ...] = ("classes",)  # keys of TASKS
 
 
 # {value of TRAIN.LOSS: its row}. A setting for only one loss has Only("TRAIN.LOSS", "name") in configs/schema.py.
 LOSSES = {
     "cross_entropy": LossRow("loss.CrossEntropy", "softmax over all classes"),
     "bce": LossRow(
-        "binary_loss.BinaryCrossEntropy",
-        "binary cross entropy: a yes or no for each class (timm's `--bce-loss`)",
-        tasks=("classes", "labels"),
+        "binary_loss.BinaryCrossEntropy", "binary cross entropy: a yes or no for each class (timm's `--bce-loss`)"
     ),
     "smooth_l1": LossRow(
         "number_loss.NumberLoss",
         "for numbers: quadratic for errors below one standard deviation of the targets, linear above",
-        tasks=("numbers",),
     ),
-    "l1": LossRow("number_loss.NumberLoss", "for numbers: the absolute error", tasks=("numbers",)),
-    "mse": LossRow("number_loss.NumberLoss", "for numbers: the squared error", tasks=("numbers",)),
+    "l1": LossRow("number_loss.NumberLoss", "for numbers: the absolute error"),
+    "mse": LossRow("number_loss.NumberLoss", "for numbers: the squared error"),
 }
 
 
@@ -141,6 +137,11 @@ SOURCES = {
 }
 
 
+NATIVE = "pixels.native.pixels.NativePixels"
+# {value of DATA.PIXELS: file and class in datasets/}
+PIXEL_KINDS = {"8bit": "pixels.Pixels"} | dict.fromkeys(("native", "window", "uint8", "uint16", "float32"), NATIVE)
+
+
 class MetricRow(NamedTuple):
     """A row of METRICS: one score of an evaluation."""
 
@@ -151,11 +152,15 @@ class MetricRow(NamedTuple):
     smaller_is_better: bool = False
     remedy: str = ""  # the end of the error message of tasks without this metric
     setting: str = ""  # the setting that the metric needs, if any
+    note: str = ""  # a sentence in the description of TRAIN.BEST_METRIC, on this row and similar ones
 
 
 NEEDS_LABELS = "needs images with several labels; set DATA.LABEL_SEPARATOR or DATA.COLUMNS"
 NEEDS_FEATURES = "measures features; set TRAIN.OBJECTIVE=features (docs/unlabelled.md), or choose another metric"
 NEEDS_NUMBERS = "measures numbers; set TRAIN.OBJECTIVE=numbers (docs/numbers.md), or choose another metric"
+OF_LABELS = "micro_f1 and map are for data with several labels per image; map is the default for such data."
+OF_FEATURES = "similarity and knn are for OBJECTIVE features, where knn is the default if DATA.LABELLED_PATH is set, else similarity."
+OF_NUMBERS = "mae (the default), rmse, r2 and spearman are for OBJECTIVE numbers."
 # {value of TRAIN.BEST_METRIC in configs/schema.py: its row}
 METRICS = {
     "top1": MetricRow("top-1"),
@@ -163,11 +168,11 @@ METRICS = {
     "loss": MetricRow("loss", unit="", digits=4, smaller_is_better=True),
     "macro_recall": MetricRow("macro recall"),
     "macro_f1": MetricRow("macro F1"),
-    "micro_f1": MetricRow("micro F1", remedy=NEEDS_LABELS),
+    "micro_f1": MetricRow("micro F1", remedy=NEEDS_LABELS, note=OF_LABELS),
     "map": MetricRow("mAP", remedy=NEEDS_LABELS),
-    "similarity": MetricRow("similarity", remedy=NEEDS_FEATURES),
+    "similarity": MetricRow("similarity", remedy=NEEDS_FEATURES, note=OF_FEATURES),
     "knn": MetricRow("k-NN accuracy", remedy=NEEDS_FEATURES, setting="DATA.LABELLED_PATH"),
-    "mae": MetricRow("MAE", unit="", digits=4, in_units=True, smaller_is_better=True, remedy=NEEDS_NUMBERS),
+    "mae": MetricRow("MAE", "", 4, in_units=True, smaller_is_better=True, remedy=NEEDS_NUMBERS, note=OF_NUMBERS),
     "rmse": MetricRow("RMSE", unit="", digits=4, in_units=True, smaller_is_better=True, remedy=NEEDS_NUMBERS),
     "r2": MetricRow("R2", unit="", digits=4, remedy=NEEDS_NUMBERS),
     "spearman": MetricRow("Spearman", unit="", digits=4, remedy=NEEDS_NUMBERS),
@@ -181,7 +186,9 @@ class TaskRow(NamedTuple):
     targets: str  # file and class in datasets/ of what a target is
     reading: str  # file and class in datasets/ that reads targets from tables, lists and tars
     reason: str  # the origin of the values of other settings that follow from the task
+    losses: tuple[str, ...]  # values of TRAIN.LOSS, the default first; empty: it has a loss of its own
     metrics: tuple[str, ...]  # values of TRAIN.BEST_METRIC; the first that can be measured is the default
+    sentence: str = ""  # the description in settings; empty: no value of TRAIN.OBJECTIVE
     activation: str = ""  # the function that turns outputs into probabilities
     problem_type: str = ""  # the name of the task in transformers
     recipe: str = "finetune"  # file in configs/ that fine-tunes a model without BatchNorm
@@ -192,10 +199,10 @@ class TaskRow(NamedTuple):
     noun: str = "class"  # what an output of the model stands for
     has_answers: bool = True  # whether the model predicts something that people ask about an image
     has_several_classes: bool = False  # whether an image can have any number of classes
-    implied: Mapping[str, str] = {}  # {setting: its value, unless it is given}
     needed: Mapping[str, str] = {}  # {setting that must be given: what it is, and the remedy}
     refusals: str = ""  # file and name in configs/ of the settings that contradict the task or have no effect with it
     measured: str = ""  # file and function in datasets/ that measures the training targets before a run
+    errors: str = ""  # for numbers: file and function in engine/tasks/ of their errors
     # Flags of scripts/predict.py that need one class per image, and why the model has none.
     not_predicted: tuple[str, ...] = ()
     why_not_predicted: str = ""
@@ -210,11 +217,6 @@ class TaskRow(NamedTuple):
         return import_named("configs", self.refusals) if self.refusals else ()
 
 
-def losses_of(task: str) -> tuple[str, ...]:
-    """Return the values of TRAIN.LOSS that a task can have."""
-    return tuple(name for name, row in LOSSES.items() if task in row.tasks)
-
-
 # {task: its row}. TRAIN.OBJECTIVE names the task; `labels` are classes of which an image can have any number.
 TASKS = {
     "classes": TaskRow(
@@ -222,7 +224,9 @@ TASKS = {
         "targets.one_class.OneClass",
         "targets.labels.OneLabel",
         "TRAIN.OBJECTIVE",
+        ("cross_entropy", "bce"),
         ("top1", "top5", "loss", "macro_recall", "macro_f1"),
+        sentence="the labels of the images",
         activation="softmax",
         problem_type="single_label_classification",
     ),
@@ -231,34 +235,23 @@ TASKS = {
         "targets.label_sets.LabelSets",
         "targets.label_sets.several_labels",
         "several labels per image",
+        ("bce",),
         ("map", "micro_f1", "top1", "top5", "loss", "macro_recall", "macro_f1"),
         activation="sigmoid",
         problem_type="multi_label_classification",
         has_several_classes=True,
         not_predicted=("into", "unsure", "unknown"),
         why_not_predicted="with this model an image can have several classes or none",
-        implied={"TRAIN.LOSS": losses_of("labels")[0]},
         refusals="refusals.LABELS",
-    ),
-    "features": TaskRow(
-        "features.Features",
-        "targets.one_class.OneClass",
-        "targets.labels.OneLabel",
-        "TRAIN.OBJECTIVE",
-        ("knn", "similarity", "loss"),
-        has_exact_head=True,
-        has_targets=False,
-        has_classes=False,
-        has_answers=False,
-        needed={"TRAIN.TEACHER_MODEL": "a teacher; name a timm model or a run with -opts TRAIN.TEACHER_MODEL=..."},
-        refusals="refusals.FEATURES",
     ),
     "numbers": TaskRow(
         "numbers.Numbers",
         "targets.numbers.NumberTargets",
         "targets.number_tables.NumberColumns",
         "TRAIN.OBJECTIVE",
+        ("smooth_l1", "l1", "mse"),
         ("mae", "rmse", "r2", "spearman", "loss"),
+        sentence="one or more for each image, such as an age (docs/numbers.md)",
         problem_type="regression",
         recipe="finetune_numbers",
         has_exact_head=True,
@@ -266,9 +259,25 @@ TASKS = {
         noun="number",
         has_classes=False,
         measured="targets.numbers.standardized",
+        errors="number_figures.errors",
         not_predicted=("into", "unsure", "unknown", "top"),
         why_not_predicted="this model predicts numbers, not classes",
-        implied={"TRAIN.LOSS": losses_of("numbers")[0]},
         refusals="refusals.NUMBERS",
     ),
+    "features": TaskRow(
+        "features.Features",
+        "targets.one_class.OneClass",
+        "targets.labels.OneLabel",
+        "TRAIN.OBJECTIVE",
+        (),
+        ("knn", "similarity", "loss"),
+        sentence="the features of TEACHER_MODEL, without labels",
+        has_exact_head=True,
+        has_targets=False,
+        has_classes=False,
+        has_answers=False,
+        needed={"TRAIN.TEACHER_MODEL": "a teacher; name a timm model or a run with -opts TRAIN.TEACHER_MODEL=..."},
+        refusals="refusals.FEATURES",
+    ),
 }
+OBJECTIVES = {name: row for name, row in TASKS.items() if row.sentence}  # of TRAIN.OBJECTIVE

@@ -1,7 +1,6 @@
 """open_data: the only way from settings to images. They are finished: divided, numbered, measured."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -56,8 +55,10 @@ def open_data(
         given = config, known, process, train, val
         more, train, val = import_named("datasets", val.pixels.measured_by)(*given)
         settings = [*settings, *more]
-    values = {each.name.removeprefix("DATA."): each.value for each in settings}
-    return OpenedData(train, val, settings, replace(config, DATA=replace(config.DATA, **values)))
+    for each in settings:
+        section, name = each.name.split(".")
+        config = config.changed(section, **{name: each.value})
+    return OpenedData(train, val, settings, config)
 
 
 def _read(

@@ -189,8 +189,8 @@ class Trial:
     def __init__(self, config: Config, num_classes: int, process: Process, stop: StopSignal | None = None):
         config = with_largest_images(config)
         # The second micro-batch runs with the gradients of the first in memory; a third would need no more memory.
-        train = replace(config.TRAIN, ACCUM_ITER=min(config.TRAIN.ACCUM_ITER, 2), REPEATED_AUG=1)
-        self.config = replace(config, COMPILE=False, TRAIN=train, MODEL=replace(config.MODEL, NUM_CLASSES=num_classes))
+        config = config.changed("TRAIN", ACCUM_ITER=min(config.TRAIN.ACCUM_ITER, 2), REPEATED_AUG=1)
+        self.config = replace(config.changed("MODEL", NUM_CLASSES=num_classes), COMPILE=False)
         self.device, self.stop, self.has_others = process.device, stop, process.world_size > 1
         self.trainer: Trainer | None = None
         self.has_fitted = False
@@ -217,8 +217,8 @@ class Trial:
         return False
 
     def update(self, count: int, times: int = 1) -> None:
-        data = replace(self.config.DATA, BATCH_SIZE=count, SYNTHETIC_SIZE=count * self.config.TRAIN.ACCUM_ITER)
-        config = replace(self.config, DATA=data)
+        num_images = count * self.config.TRAIN.ACCUM_ITER
+        config = self.config.changed("DATA", BATCH_SIZE=count, SYNTHETIC_SIZE=num_images)
         train_data = build_train_data(config, invent_images(config), Process(self.device))
         if self.trainer is None:
             self.begin(config, train_data)

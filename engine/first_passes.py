@@ -113,8 +113,7 @@ def invent_batch(trainer: Trainer, config: Config, piece: Piece) -> Batch:
     """Return random images and targets with the shapes of this piece, on the device."""
     count, process, classes = len(piece.indices), trainer.process, trainer.data.image_set.classes
     num_outputs = config.MODEL.NUM_CLASSES or len(classes) or 1
-    data, model = replace(config.DATA, SYNTHETIC_SIZE=count), replace(config.MODEL, NUM_CLASSES=num_outputs)
-    config = replace(config, DATA=data, MODEL=model)
+    config = config.changed("DATA", SYNTHETIC_SIZE=count).changed("MODEL", NUM_CLASSES=num_outputs)
     return next(generate_batches(config, invent_images(config), count, process)([piece]))
 
 
@@ -128,10 +127,9 @@ def largest_batch(trainer: Trainer, count: int) -> Batch:
 
 def with_largest_images(config: Config) -> Config:
     """Return settings with which all training images have the largest size, or the largest number of patches."""
-    train, tokens = config.TRAIN, config.DATA.TRAIN_TOKENS
-    if train.SIZE_SCHEDULE:
-        train = replace(train, SIZE_SCHEDULE=(f"0:{config.largest_train_side}",))
-    return replace(config, TRAIN=train, DATA=replace(config.DATA, TRAIN_TOKENS=(max(tokens),) if tokens else ()))
+    if config.TRAIN.SIZE_SCHEDULE:
+        config = config.changed("TRAIN", SIZE_SCHEDULE=(f"0:{config.largest_train_side}",))
+    return config.changed("DATA", TRAIN_TOKENS=tuple(sorted(config.DATA.TRAIN_TOKENS)[-1:]))
 
 
 @contextlib.contextmanager

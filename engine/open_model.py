@@ -1,7 +1,7 @@
 """Opens the weights of a run: what their file says about the model, and the model with exactly these weights."""
 
 from collections.abc import Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -76,4 +76,4 @@ def without_float8(config: Config) -> Config:
     """Return the settings with bfloat16 in place of float8, because many machines for inference lack float8."""
     if config.PRECISION.MODE != "float8":
         return config
-    return replace(config, PRECISION=replace(config.PRECISION, MODE="autocast", DTYPE="bfloat16"))
+    return config.changed("PRECISION", MODE="autocast", DTYPE="bfloat16")

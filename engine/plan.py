@@ -59,10 +59,8 @@ class Inputs:
 
     def settled(self, opened: OpenedData) -> "Inputs":
         """Return the inputs with the settings that the data have decided."""
-        loaded = self.loaded
-        for each in opened.settings:
-            loaded = loaded.with_data({each.name.removeprefix("DATA."): each.value}, each.origin)
-        return replace(self, loaded=loaded)
+        origins = self.loaded.origins | {each.name: each.origin for each in opened.settings}
+        return replace(self, loaded=replace(self.loaded, config=opened.config, origins=origins))
 
     @property
     def folder(self) -> Path | None:

@@ -224,6 +224,6 @@ def refuse_other_pixels(loaded: LoadedConfig, weights: Layer | None) -> None:
     data = loaded.config.DATA
     if not (weights and data.RANGE and loaded.origins["DATA.RANGE"] == weights.origin):
         return
-    from datasets.pixels.native.values import refuse_limits_of
+    from datasets.pixels.native.pixels import refuse_limits_of
 
     refuse_limits_of(weights.texts, data)

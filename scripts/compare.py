@@ -40,7 +40,7 @@ from scripts.comparing.runs import (
     find_runs,
     group_runs,
     image_test,
-    metric_of_images,
+    task_of,
 )
 from scripts.comparing.statistics import BETTER, EQUAL, ONE_RUN, WORSE, difference, verdict
 from scripts.comparing.tables import to_markdown
@@ -118,7 +118,7 @@ def verdict_on(data_set: DataSet, sides: Sequence[list[SavedRun]], arguments: ar
     if not (one.best and two.best):
         raise ConfigError(f"-json: {arguments.runs[bool(one.best)]} was never evaluated; give another run")
     found, smaller = difference(two.best, one.best), METRICS[metric].smaller_is_better
-    test = image_test(one.runs[0], two.runs[0]) if metric == metric_of_images(one.runs[0]) else None
+    test = image_test(one.runs[0], two.runs[0]) if metric == task_of(one.runs[0]).metric_of_images else None
     word, facts = verdict(found.value, found.is_noise, smaller), {"difference": found.value, "interval": None}
     if found.half_width is not None:
         facts["interval"] = [found.value - found.half_width, found.value + found.half_width]

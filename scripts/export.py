@@ -28,6 +28,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -60,19 +61,14 @@ ONLY_FOR = {  # {flag: formats}
 FORMATS = ("safetensors", "onnx", "torch", "hf", "web")
 
 
-class Int8(NamedTuple):
-    """The options of -int8."""
-
-    keep_float: list[str]  # patterns of layers that stay in float32
-    accepts_any: bool  # whether the file is kept even if the accuracy is lower
-
-
 class Graph(NamedTuple):
     """The options for graphs."""
 
     is_calibrated: bool = False
     takes_photo: bool = False
-    int8: Int8 | None = None
+    int8: bool = False
+    keep_float: Sequence[str] = ()  # patterns of layers that -int8 leaves in float32
+    accepts_any: bool = False  # whether -int8 keeps the file even if the accuracy is lower
     data_path: Path | None = None  # the new place of the run's data, if they were moved
     runtime: Path | None = None  # an installed onnxruntime-web
 
@@ -111,9 +107,15 @@ def main(argv: list[str]) -> int:
         raise ConfigError("-keep_float, -accept: they only concern -int8; add it, or leave them out")
     if arguments.calibrated and len(sources) > 1:
         raise ConfigError("-calibrated: the mean of several checkpoints has no temperature; leave -calibrated out")
-    int8 = Int8(arguments.keep_float, arguments.accept) if arguments.int8 else None
-    takes_photo = arguments.photo or arguments.int8 or arguments.to == "web"
-    graph = Graph(arguments.calibrated, takes_photo, int8, arguments.data_path, arguments.runtime)
+    graph = Graph(
+        is_calibrated=arguments.calibrated,
+        takes_photo=arguments.photo or arguments.int8 or arguments.to == "web",
+        int8=arguments.int8,
+        keep_float=arguments.keep_float,
+        accepts_any=arguments.accept,
+        data_path=arguments.data_path,
+        runtime=arguments.runtime,
+    )
     if len(sources) == 1:
         print(export(sources[0], arguments.output, arguments.key, arguments.to, graph))
         return 0
@@ -199,6 +201,7 @@ def write(part: "SavedModel", to: str, target: Path, graph: Graph) -> str:
 
 def write_graph(part: "SavedModel", to: str, target: Path, graph: Graph) -> str:
     """Write the model in a format of another program. Return a text that says how the file was checked."""
+    from configs.tables import import_named
     from datasets.pixels import pixels_of
     from models.export import formats
     from models.export.subject import Subject
@@ -211,13 +214,12 @@ def write_graph(part: "SavedModel", to: str, target: Path, graph: Graph) -> str:
         return formats.export(Subject(*given), to, target)
     from datasets import Known, open_data
     from datasets.types import SavedData
-    from engine.export import subject_of
 
-    kind = subject_of(pixels)
+    kind = import_named("engine.export", pixels.subject)
     if to == "web":
         kind.refuse_page(config)
     if graph.data_path:
-        config = replace(config, DATA=replace(config.DATA, DATA_PATH=str(graph.data_path)))
+        config = config.changed("DATA", DATA_PATH=str(graph.data_path))
     saved = SavedData(classes, facts.get("split", {}), facts.get("validation", {}))
     opened = open_data(config, known=Known(saved=saved))
     subject, change = kind(*given, photos=opened.val), None
@@ -225,7 +227,7 @@ def write_graph(part: "SavedModel", to: str, target: Path, graph: Graph) -> str:
         with needing("onnx onnxscript onnxruntime", "-int8"):
             from engine.export.int8 import Quantizer
 
-        change = Quantizer(subject, opened.train, *graph.int8)
+        change = Quantizer(subject, opened.train, graph.keep_float, graph.accepts_any)
     if to != "web":
         return formats.export(subject, to, target, change)
     from engine.export.web import GRAPH, write_page

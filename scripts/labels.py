@@ -179,8 +179,7 @@ def load_weights(arguments: argparse.Namespace, source: type):
     dataset = ["-dataset", name, "-data_path", str(arguments.data_path)]
     flags = [*settings_flags(arguments), *dataset]
     weights = load_classifier(arguments.source, flags, arguments.raw, needs_classes=False)
-    config = replace(weights.config, START=replace(weights.config.START, EVAL=False))  # the training images too
-    weights = replace(weights, config=config)
+    weights = replace(weights, config=weights.config.changed("START", EVAL=False))  # both parts
     if arguments.output:
         refuse_among_photos(arguments.data_path, {"-output": arguments.output})
     given = ["-cfg", arguments.cfg] if arguments.cfg else []

@@ -33,7 +33,8 @@ from datasets import ImageSet, open_data
 from datasets.index import ENDING
 from datasets.known_classes import LINE_END
 from datasets.passes import read_each
-from datasets.pixels.decode import KNOWN_ENDINGS, OTHER_ENDINGS
+from datasets.pixels import readers
+from datasets.pixels.decode import KNOWN_ENDINGS
 from datasets.sources.shards import CLASSES_FILE, ShardTar, save_shards, scan
 from datasets.sources.tar import Tar
 from datasets.types import ImageReadError
@@ -43,7 +44,7 @@ from utils.errors import ConfigError, DataError
 from utils.files import content_of, replacing, write_text
 
 NUM_READERS = 8
-ENDINGS = (*KNOWN_ENDINGS, *OTHER_ENDINGS)
+ENDINGS = (*KNOWN_ENDINGS, *readers())
 DATASET_HELP = "any data set in docs/data.md whose images have one class each, except synthetic"
 MANIFEST = "shards.json"  # describes the source of the shards, so that shards of other data are not added
 

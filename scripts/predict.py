@@ -178,14 +178,11 @@ def find_images(given: Iterable[str], lists: Iterable[str], outputs: Outputs) ->
 
 def expand(given: str, outputs: Outputs) -> list[str]:
     """Return a file, the images in and below a folder, or the matches of a pattern; 2.jpg comes before 10.jpg."""
-    from datasets.sources.folder import ALL_ENDINGS, FolderScan, describe_left_out
+    from datasets.sources.folder import images_for_any_model
     from datasets.sources.images import natural
 
     if os.path.isdir(given):
-        scan = FolderScan(Path(given), [], endings=ALL_ENDINGS)
-        images = sorted(scan.images_below(""), key=natural)
-        for line in describe_left_out(Path(given), scan.left_out):
-            report(line)
+        images = images_for_any_model(Path(given), report)
         return outputs.without([os.path.normpath(os.path.join(given, each)) for each in images], given)
     if os.path.exists(given):  # even if the file's name looks like a pattern
         return [given]

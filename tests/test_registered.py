@@ -15,9 +15,10 @@ import pytest
 import torch
 
 import engine
-from configs.tables import LOSSES, METRICS, SOURCES, TASKS, TORCH_OPTIMIZERS, import_named
+from configs.tables import LOSSES, METRICS, PIXEL_KINDS, SOURCES, TASKS, TORCH_OPTIMIZERS, import_named
 from configs.values import SETTINGS
 from datasets.targets.one_class import OneClass
+from engine.export.photo import PhotoSubject
 from engine.record.columns import COLUMNS
 from engine.tasks.task import Task
 from engine.train.callback import Callback
@@ -127,6 +128,18 @@ def test_every_dataset_reader_is_registered_in_sources():
             assert where in rows, f'configs/tables.py: add a row to SOURCES for "{where}"'
 
 
+# Pixels
+
+
+@pytest.mark.parametrize("value", PIXEL_KINDS)
+def test_registered_pixels_have_a_name_a_graph_and_a_test(value):
+    kind = import_named("datasets", PIXEL_KINDS[value])
+    is_named = PIXEL_KINDS.get(kind.name) == PIXEL_KINDS[value]
+    assert is_named, f"{kind.__module__}: give {kind.__name__} a name that PIXEL_KINDS in configs/tables.py has"
+    assert issubclass(import_named("engine.export", kind.subject), PhotoSubject), kind.subject
+    assert_tested(value, "tests/datasets", f"tests/datasets/native_pixels: use DATA.PIXELS={value}")
+
+
 # Tasks and their scores
 
 
@@ -139,13 +152,13 @@ def test_registered_task_has_a_class_targets_scores_and_a_test(name):
     assert issubclass(import_named("engine.tasks", row.where), Task), f"{path}: derive {cls} from Task"
     assert issubclass(import_named("datasets", row.targets), OneClass), f"datasets/: derive {row.targets} from OneClass"
     assert {*row.metrics} <= METRICS.keys(), f"configs/tables.py: add the metrics of {name} to METRICS"
-    assert {*row.implied, *row.needed} <= SETTINGS.keys(), f"configs/schema.py: add the settings that {name} names"
-    assert name in (*SETTINGS["TRAIN.OBJECTIVE"].choices, "labels"), f"configs/schema.py: add {name} to OBJECTIVE"
+    assert row.needed.keys() <= SETTINGS.keys(), f"configs/schema.py: add the settings that {name} names"
     assert_tested(cls, "tests/engine", "tests/engine/tasks")
 
 
-def test_every_score_belongs_to_a_task():
+def test_every_score_and_loss_belongs_to_a_task():
     assert {*METRICS} == {metric for row in TASKS.values() for metric in row.metrics}
+    assert {*LOSSES} == {loss for row in TASKS.values() for loss in row.losses}, "configs/tables.py: TASKS"
 
 
 # Settings that have an effect only with some values of another setting

@@ -1,11 +1,11 @@
 """Pixels: what image files become, and how a run stores, resizes and shows them. Only this file asks DATA.PIXELS.
 
-Pixels have 8 bits here, read by decode.py; native/ has pixels with the values of their files. A new kind is a subclass, a row
-of KINDS, and a row of SUBJECTS in engine/export/__init__.py. OTHER_FORMATS in decode.py has the endings of its own files.
+Pixels have 8 bits here, read by decode.py; native/ has pixels with the values of their files.
+A new kind is a subclass, and a row of PIXEL_KINDS in configs/tables.py.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -16,16 +16,13 @@ from PIL import Image
 from torch import Tensor
 
 from configs.schema import Config, Data
-from configs.tables import import_named
+from configs.tables import PIXEL_KINDS, import_named
 from datasets.pixels.rules import Images, PixelRules
 from utils.torch_internals import RESIZE_KERNELS
 
 if TYPE_CHECKING:
     from datasets.pixels.survey import Survey
 
-NATIVE = "pixels.native.pixels.NativePixels"
-# {value of DATA.PIXELS: file and class}
-KINDS = {"8bit": "pixels.Pixels"} | dict.fromkeys(("native", "window", "uint8", "uint16", "float32"), NATIVE)
 # Data sets of a user's own photos: EXIF orientation is applied by default. Published scores on other sets ignore it.
 UPRIGHT = ("imagefolder", "images", "csv", "shards", "parquet")
 Resize = Callable[[np.ndarray, str, Tensor], None]  # image [H, W, C], interpolation, output [C, H', W']
@@ -39,13 +36,15 @@ class Pixels(PixelRules):
     dtype_in_batch: ClassVar[torch.dtype] = torch.uint8
     white: ClassVar[float] = 255  # the highest value in a batch
     channel_files: ClassVar[str | None] = None  # DATA.CHANNEL_FILES, if each channel of an image has a file of its own
+    name: ClassVar[str] = "8bit"  # the value of DATA.PIXELS in messages and in names of indexes
     own_endings: ClassVar[tuple[str, ...]] = ()  # endings of files that 8 bits cannot read
-    of_index: ClassVar[str] = ""  # part of the name of an index of shards, whose samples depend on the endings
+    own_files: ClassVar[str] = ""  # these files, in words
     measured_by: ClassVar[str] = ""  # file and function of datasets/ that finishes images, if these pixels need it
     measured: ClassVar[tuple[str, ...]] = ()  # settings that follow from the training images
     chosen: ClassVar[tuple[str, ...]] = ()  # settings that a run with pretrained weights may choose without a warning
     shown_as: ClassVar[str] = ""  # channels and values that pictures show, in words
     channels_shown: ClassVar[list[int] | slice] = slice(None)
+    subject: ClassVar[str] = "photo.PhotoSubject"  # file and class of engine/export/, for a graph that resizes
 
     @classmethod
     def of(cls, data: Data) -> Self:
@@ -90,7 +89,7 @@ class Pixels(PixelRules):
 
     # --- the images of batches, and pictures ---
 
-    def resize(self, data: Data) -> Resize:
+    def resize(self) -> Resize:
         """Return the function that resizes a decoded image into an image of a batch."""
         return resize
 
@@ -123,12 +122,25 @@ class Pixels(PixelRules):
 
 def pixels_of(data: Data) -> Pixels:
     """Return the pixels of a run."""
-    return import_named("datasets", KINDS[data.PIXELS]).of(data)
+    return import_named("datasets", PIXEL_KINDS[data.PIXELS]).of(data)
 
 
 def kind_of_pixels(settings: Mapping[str, Any]) -> type[Pixels]:
     """Return the class of the pixels of a saved run. Runs of older versions have 8 bits."""
-    return import_named("datasets", KINDS[settings.get("DATA.PIXELS", "8bit")])
+    return import_named("datasets", PIXEL_KINDS[settings.get("DATA.PIXELS", "8bit")])
+
+
+@functools.cache
+def readers() -> dict[str, type[Pixels]]:
+    """Return {ending: the first pixels in PIXEL_KINDS that read such files} for files that 8 bits cannot read."""
+    kinds = (import_named("datasets", where) for where in dict.fromkeys(reversed(PIXEL_KINDS.values())))
+    return {ending: kind for kind in kinds for ending in kind.own_endings}
+
+
+def hint_of_formats(endings: Collection[str], where: str = "") -> str:
+    """Return the pixels that could read files with these endings, or "". `where`: their page."""
+    kinds = dict.fromkeys(kind for ending, kind in readers().items() if ending in endings)
+    return "".join(f"; DATA.PIXELS={kind.name} reads {kind.own_files}{where}" for kind in kinds)
 
 
 def resize(image: np.ndarray, interpolation: str, out: Tensor) -> None:

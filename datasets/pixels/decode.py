@@ -2,10 +2,9 @@
 
 import contextlib
 import io
-import itertools
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
 import numpy as np
@@ -25,9 +24,6 @@ KNOWN_ENDINGS = (".jpg", ".jpeg", ".jfif", ".png", ".ppm", ".bmp", ".pgm", ".tif
 # The formats that Pillow may detect. EPS is excluded, because Pillow would start a program with code from the file.
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF", *(("AVIF",) if find_spec("PIL._avif") else ()))
 DEEP_ENDINGS = (".png", ".tif", ".tiff", ".pgm")  # these files may have 16 bits
-# {what DATA.PIXELS reads that 8 bits cannot: endings of these files}
-OTHER_FORMATS = {"native reads .npy and DICOM": (".npy", ".dcm", ".dicom")}
-OTHER_ENDINGS = tuple(itertools.chain(*OTHER_FORMATS.values()))
 IMAGE_ENDINGS = tuple(each for each in KNOWN_ENDINGS if each not in READ_BY or find_spec(READ_BY[each]))
 # Conversions that libjpeg does itself, with Pillow's result. CMYK needs Pillow, because Adobe's files invert it.
 LIBJPEG_CONVERSIONS = {3: {"YCbCr": "RGB", "RGB": "RGB", "Gray": "RGB"}, 1: {"Gray": "GRAY"}}
@@ -118,12 +114,6 @@ def kinds_of(read: Callable[[], bytes], rules: PixelRules) -> list[str]:
             return [kind for kind, applies in kinds.items() if applies]
     except Exception:  # `decode` reports the reason
         return []
-
-
-def hint_of_formats(endings: Iterable[str], where: str = "") -> str:
-    """Return which pixels could read files with these endings, or "". `where`: the page about it."""
-    readers = [reader for reader, theirs in OTHER_FORMATS.items() if not {*theirs}.isdisjoint(endings)]
-    return "".join(f"; DATA.PIXELS={reader}{where}" for reader in readers)
 
 
 def warn_of_lost_levels(images: Images) -> list[str]:

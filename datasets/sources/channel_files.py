@@ -55,7 +55,7 @@ class ChannelFiles(FileImages):
             return super().read(index)
         if not self.pattern.match(path := super()._path(index)):
             raise ImageReadError(
-                f"{path} is not the name of a channel's file; DATA.CHANNEL_FILES is {self.channel_files}"
+                f"{path} is not the name of a channel's file; DATA.CHANNEL_FILES is {self.pixels.channel_files}"
             )
         layers = []
         for number, name in enumerate(self.pattern.names):
@@ -74,12 +74,8 @@ class ChannelFiles(FileImages):
         return np.concatenate(layers, 2)
 
     @property
-    def channel_files(self) -> str:
-        return self.pixels.channel_files
-
-    @property
     def pattern(self) -> ChannelPattern:
-        return pattern_of(self.channel_files)
+        return pattern_of(self.pixels.channel_files)
 
     def layer(self, channel: int) -> "ChannelFiles":
         """Return the set of the files of one channel."""

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from datasets.index import Texts
-from datasets.pixels import Pixels
-from datasets.pixels.decode import OTHER_ENDINGS
+from datasets.pixels import Pixels, readers
 from datasets.sources.images import FileImages
 from utils.errors import ConfigError
 from utils.text import counted
@@ -43,9 +42,13 @@ def images_among(paths: list[str], pixels: Pixels, report: Callable[[str], Any])
         kept, num_others = grouped(paths, pixels.channel_files)
         why = f"whose names are not {pixels.channel_files}"
     else:
-        unread = tuple({*OTHER_ENDINGS} - {*pixels.own_endings})
-        kept = [path for path in paths if not path.lower().endswith(unread)]
-        num_others, why = len(paths) - len(kept), "that only a model with DATA.PIXELS=native takes"
+        own = pixels.own_endings
+        others = {ending: kind.name for ending, kind in readers().items() if ending not in own}
+        kept = [path for path in paths if not path.lower().endswith(tuple(others))]
+        left_out = {path.lower() for path in {*paths}.difference(kept)}
+        names = {name for ending, name in others.items() if any(each.endswith(ending) for each in left_out)}
+        num_others = len(paths) - len(kept)
+        why = f"that only a model with DATA.PIXELS={' or '.join(sorted(names))} takes"
     if not kept and paths:
         raise ConfigError(f"none of {counted(len(paths), 'file')} is an image for this model: left out those {why}")
     if num_others:

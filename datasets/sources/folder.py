@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from unicodedata import normalize
 
@@ -14,8 +14,8 @@ import numpy as np
 from configs.schema import Config
 from datasets.index import ENDING, TEXT, Index, IndexBuilder, encoded, index_paths, open_or_build
 from datasets.known_classes import read_classes
-from datasets.pixels import pixels_of
-from datasets.pixels.decode import IMAGE_ENDINGS, OTHER_ENDINGS, READ_BY, hint_of_formats
+from datasets.pixels import hint_of_formats, pixels_of, readers
+from datasets.pixels.decode import IMAGE_ENDINGS, READ_BY
 from datasets.sources import (
     TEST_NAME,
     TRAIN_NAMES,
@@ -27,7 +27,7 @@ from datasets.sources import (
     path_below_data,
 )
 from datasets.sources.files import images_of_files
-from datasets.sources.images import FileImages, is_within
+from datasets.sources.images import FileImages, is_within, natural
 from datasets.targets.by_label import ByName
 from datasets.targets.one_class import OneClass
 from datasets.types import ImageSet, SavedData
@@ -40,7 +40,6 @@ RUNS = "folders of runs"
 DATE = re.compile(r"(19|20)\d\d([-_. ]?\d{1,2}){0,2}(\D|$)")  # matches 2024, 2024-05-01, 20240501 birthday
 # what is left out without a warning: files with these endings, and runs
 NO_IMAGES = (".txt", ".md", ".json", ".xml", ".csv", ".html", ".db", ".ini", RUNS)
-ALL_ENDINGS = (*IMAGE_ENDINGS, *OTHER_ENDINGS)
 MOST_STRAY = 20  # the most images that may lie next to the folders of a data set
 COLUMNS = {"path": TEXT, "target": "<i4", "folder": TEXT, "date": "<i8"}  # two for images, two for folders
 INDEX_FILE = f"images{ENDING}"  # a file, because other programs would read a folder here as one more class
@@ -300,6 +299,15 @@ class FolderScan:
                 f"{self.root / name}: this class folder has subfolders named like other classes "
                 f"({first_of(repeated)}), as if a zip file was unpacked twice; remove it, or rename the subfolders"
             )
+
+
+def images_for_any_model(folder: Path, report: Callable[[str], object]) -> list[str]:
+    """Return all images in and below a folder, 2.jpg before 10.jpg. Report which files are left out."""
+    scan = FolderScan(folder, [], endings=(*IMAGE_ENDINGS, *readers()))
+    images = sorted(scan.images_below(""), key=natural)
+    for line in describe_left_out(folder, scan.left_out):
+        report(line)
+    return images
 
 
 def refuse_doubtful(config: Config, saved: SavedData | None, whole: ImageSet) -> None:

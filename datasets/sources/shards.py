@@ -343,7 +343,8 @@ def read_from(folder: ShardFolder, config: Config, only_validation: bool) -> tup
     names = [parts.train] * bool(reads_train) + [parts.val] * bool(parts.val)
     pixels, buffer = pixels_of(config.DATA), config.DATA.SHUFFLE_BUFFER
     folder.endings = (*KNOWN_ENDINGS, *pixels.own_endings)
-    suffix = pixels.of_index + reading.suffix  # their indexes have other samples
+    # Their indexes have other samples.
+    suffix = f"-{pixels.name}" * bool(pixels.own_endings) + reading.suffix
     indexes = [f"{name}{suffix}" for name in names]
     tables = [open_table(config, folder, index, tars[name]) for index, name in zip(indexes, names, strict=True)]
     notes = [*folder.notes, *parts.notes(only_validation, folder.title, "*.tar")]

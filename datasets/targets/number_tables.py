@@ -13,7 +13,7 @@ from datasets.index import Index, IndexBuilder
 from datasets.sources.tar import Member, Tar
 from datasets.targets.labels import NAME_COLUMNS, USUAL_COLUMNS, Cells, OneLabel, ParquetColumns, shortened
 from datasets.targets.numbering import ByList
-from datasets.targets.numbers import NumberTargets, describe_numbers
+from datasets.targets.numbers import NumberTargets
 from datasets.targets.one_class import OneClass
 from datasets.types import ImageSet
 from utils.errors import ConfigError, DataError
@@ -83,6 +83,7 @@ class TarNumbers:
 class NumberColumns(OneLabel):
     """Columns of numbers in tables, or keys of .json files in tars."""
 
+    targets = NumberTargets
     type = "<f8"
     columns = {"number": "<f8"}  # row by row
     listed = ListedNumbers
@@ -134,10 +135,10 @@ class NumberColumns(OneLabel):
         refuse_names(self._names)
         columns = [index.column(f"{part}.number") for part in range(len(files))]
         tables = [each.reshape(-1, len(self._names)) for each in columns]
-        return self._names, [(np.arange(len(each), dtype=np.int32), NumberTargets(each)) for each in tables]
+        return self._names, [(np.arange(len(each), dtype=np.int32), self.targets(each)) for each in tables]
 
     def describe(self, train: ImageSet) -> tuple[str, ...]:
-        return tuple(describe_numbers(train))
+        return tuple(train.meaning.describe(train))
 
     # --- parquet files and tars ---
 
@@ -192,7 +193,7 @@ class NumberColumns(OneLabel):
         refuse_names(names)
         rows = [np.arange(len(each), dtype=np.int32) for each in sets]
         return [
-            each.with_facts(targets=of_rows, meaning=NumberTargets(each.targets), classes=names)
+            each.with_facts(targets=of_rows, meaning=self.targets(each.targets), classes=names)
             for each, of_rows in zip(sets, rows, strict=True)
         ]
 

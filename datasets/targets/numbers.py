@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Self
 
 import numpy as np
 import torch
@@ -40,7 +41,7 @@ class NumberTargets(OneClass):
         return ~np.isnan(self.values)
 
     @classmethod
-    def invent(cls, num_classes: int) -> "NumberTargets":
+    def invent(cls, num_classes: int) -> Self:
         scale = np.zeros(num_classes), np.ones(num_classes)
         return cls(np.random.default_rng(0).standard_normal((num_classes, num_classes)), scale)
 
@@ -72,11 +73,11 @@ class NumberTargets(OneClass):
     def classes_of(self, target: int) -> tuple[int, ...]:
         return tuple(np.flatnonzero(~np.isnan(self.values[target])).tolist())
 
-    def renumber(self, targets: np.ndarray, lookup: np.ndarray) -> tuple["NumberTargets", np.ndarray]:
+    def renumber(self, targets: np.ndarray, lookup: np.ndarray) -> tuple[Self, np.ndarray]:
         values = np.full((len(self.values), int(lookup.max()) + 1), np.nan)
         is_known = lookup >= 0
         values[:, lookup[is_known]] = self.values[:, is_known]
-        return NumberTargets(values), targets
+        return type(self)(values), targets
 
     by_list, batch = LabelSets.by_list, LabelSets.batch
 
@@ -89,6 +90,10 @@ class NumberTargets(OneClass):
         row = (self.values[target] - mean) / deviation
         place[: len(row)] = torch.from_numpy(row)
         place[len(row) :] = math.nan
+
+    def describe(self, images: ImageSet) -> list[str]:
+        """Describe the numbers of each column, and warn of columns that only count the rows."""
+        return [_describe_column(*each) for each in zip(images.classes, self.values[images.targets].T, strict=True)]
 
     def strata(self, image_set: ImageSet) -> ImageSet:
         """Return the images with labels in place of numbers: for each output, the tenth of the images with near numbers."""
@@ -146,15 +151,6 @@ class Strata(LabelSets):
 
     def classes_of(self, target: int) -> tuple[int, ...]:
         return super().classes_of(self._numbers[target])
-
-
-# --- their description ---
-
-
-def describe_numbers(images: ImageSet) -> list[str]:
-    """Describe the numbers of each column, and warn of columns that only count the rows."""
-    values = images.meaning.values[images.targets]
-    return [_describe_column(name, column) for name, column in zip(images.classes, values.T, strict=True)]
 
 
 def _describe_column(name: str, column: np.ndarray) -> str:

@@ -4,7 +4,6 @@ import functools
 import math
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -25,7 +24,7 @@ class BySize(Generic[T]):
         """Call `make` for each size, with settings in which IMAGE_SIZE is that size."""
         self._starts = config.train_sizes
         sides = set(self._starts.values())
-        self._made = {side: make(replace(config, DATA=replace(config.DATA, IMAGE_SIZE=side))) for side in sides}
+        self._made = {side: make(config.changed("DATA", IMAGE_SIZE=side)) for side in sides}
 
     def at(self, epoch: int) -> T:
         """Return the object for an epoch, counted from 0."""
@@ -46,7 +45,7 @@ class TrainTransform:
 
             self.cut = functools.partial(crop_of_resized, self)
         pixels = pixels_of(self.data)
-        self.resize = pixels.resize(self.data)
+        self.resize = pixels.resize()
         if config.TRAIN.augments:
             self.augment = pixels.augmentation(config)
 
@@ -81,7 +80,7 @@ class EvalTransform:
         # The padding around a resized image that is smaller than the crop is black, or the mean in timm's border mode.
         mean = data.IMAGENET_MEAN if self.mode == "border" else (0.0,)
         pixels = pixels_of(data)
-        self.padding, self.resize = torch.tensor(pixels.levels(mean)), pixels.resize(data)
+        self.padding, self.resize = torch.tensor(pixels.levels(mean)), pixels.resize()
 
     def __call__(self, image: np.ndarray, out: Tensor) -> None:
         """Transform an image [H, W, C], and write it to `out`, [C, side, side]: of Pixels.dtype_in_batch."""

@@ -164,10 +164,8 @@ def check_classes(config: Config, train: ImageSet | None, val: ImageSet) -> Find
 
 def check_numbers(config: Config, train: ImageSet | None, val: ImageSet) -> Finding:
     """Report the range of each number, and numbers that are missing or only count the rows."""
-    from datasets.targets.numbers import describe_numbers
-
     parts = {"training": train, "validation": val}
-    found = [(part, line) for part, each in parts.items() if each is not None for line in describe_numbers(each)]
+    found = [(part, line) for part, each in parts.items() if each is not None for line in each.meaning.describe(each)]
     is_doubtful = any(line.startswith(WARNING) for _, line in found)
     text = "\n".join(f"{part}: {line.removeprefix(WARNING)}" for part, line in found)
     return Finding(plural(config.task.noun), text, WARN if is_doubtful else OK)

@@ -113,8 +113,7 @@ def make_case(
     """
     # Both replays use one model. A white list would bring half precision into the float32 replay, and naive mode has
     # no lists. float8 layers scale their inputs, so they cannot overflow.
-    settings = replace(config.PRECISION, MODE="autocast", CUSTOM_WHITE_LIST=())
-    config = replace(config, PRECISION=settings)
+    config = config.changed("PRECISION", MODE="autocast", CUSTOM_WHITE_LIST=())
     precision = Precision(config, prepare.device)
     transforms = choose_transforms(config, prepare.device, precision.half)
     transforms.apply(model)
@@ -259,7 +258,7 @@ def precision_of(config: Config, state: dict, wanted: str | None) -> tuple[Confi
         print("replayed with PRECISION.MODE autocast and without CUSTOM_WHITE_LIST")
     if config.TRAIN.DISTILLATION_TYPE != "none":
         print("replayed without the teacher: the loss uses only the labels")
-    return replace(config, AMP=True, PRECISION=replace(config.PRECISION, DTYPE=half)), float(scale)
+    return replace(config.changed("PRECISION", DTYPE=half), AMP=True), float(scale)
 
 
 def next_batch(config: Config, state: dict) -> Batches:
@@ -272,7 +271,7 @@ def next_batch(config: Config, state: dict) -> Batches:
     train_set = open_data(config, "both", known, cached=cached).train
     per_process = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER
     world_size = max(state["config"].get("GLOBAL_BATCH", per_process) // per_process, 1)
-    read_here = replace(config, DATA=replace(config.DATA, NUM_WORKERS=0))
+    read_here = config.changed("DATA", NUM_WORKERS=0)
     data = build_train_data(read_here, train_set, Process(torch.device("cpu"), world_size=world_size))
     step = state.get("step", 0)
     with contextlib.closing(data.windows(step, step + 1)) as windows:

@@ -18,7 +18,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_
 from datasets.types import ImageSet
 from engine.evaluation.image_test import ErrorTest, ImageTest
 from engine.evaluation.scores import wilson_interval
-from engine.export.photo import MOST_DEVIATION, PhotoSubject, draw
+from engine.export.photo import PhotoSubject, draw
 from engine.tasks.classes import Classes
 from models.export.formats import SCOPES, load_onnx
 from models.export.subject import WrongExport
@@ -112,11 +112,11 @@ def judge_numbers(task: Classes, truths: list, before: list, after: list) -> Jud
     errors = [np.nanmean(np.abs(each - truth)) for each in answers]
     test = ErrorTest((second - first)[~np.isnan(first)])
     low, high = test.interval
-    is_kept = high <= MOST_DEVIATION
+    is_kept = high <= task.most_difference
     return Judgement(
         [f"MAE {each:.4g} on {len(truth)} images" for each in errors],
         [f"int8 - float32: {test.value:+.4f} standard deviations (95% interval {low:+.4f} to {high:+.4f})"],
-        "" if is_kept else f"the MAE may be larger by more than {MOST_DEVIATION:g} standard deviations",
+        "" if is_kept else f"the MAE may be larger by more than {task.most_difference:g} standard deviations",
     )
 
 

@@ -9,7 +9,6 @@ from torch.export import Dim
 
 from configs.schema import Config, Data
 from datasets.pixels import pixels_of
-from datasets.pixels.native.values import limits_of
 from engine.export.photo import Photo, PhotoSubject
 from utils.errors import ConfigError
 
@@ -21,7 +20,7 @@ class NativePhoto(Photo):
 
     def __init__(self, data: Data):
         super().__init__(data)
-        low, high = (torch.from_numpy(each)[:, None, None] for each in limits_of(data))
+        low, high = (torch.from_numpy(each)[:, None, None] for each in pixels_of(data).ends())
         self.register_buffer("low", low)
         self.register_buffer("span", high - low)
 
@@ -55,11 +54,11 @@ class NativePhotoSubject(PhotoSubject):
         return torch.from_numpy(max((pixels for pixels, _ in self.drawn()), key=lambda each: min(each.shape[:2])))
 
     def drawn(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        (low, high), dtype = limits_of(self.config.DATA), pixels_of(self.config.DATA).dtype
-        rng = np.random.default_rng(0)
+        pixels, rng = pixels_of(self.config.DATA), np.random.default_rng(0)
+        low, high = pixels.ends()
         for shape in SHAPES:
-            pixels = (low + (high - low) * rng.random((*shape, len(low)))).astype(dtype)
-            yield pixels, pixels
+            photo = (low + (high - low) * rng.random((*shape, len(low)))).astype(pixels.dtype)
+            yield photo, photo
 
     def photo_at(self, index: int, pixels: np.ndarray) -> np.ndarray:
         return pixels

@@ -186,8 +186,6 @@ class PhotoClassifier(nn.Module):
 
 # Height and width of drawn photos
 SHAPES = ((1, 1), (2, 300), (300, 2), (31, 47), (480, 640), (1300, 150), (150, 1300))
-MOST_DIFFERENCE = 5e-3  # limit for each probability, which changes a little if single pixels differ by 1
-MOST_DEVIATION = 0.02  # limit for each number, in standard deviations
 MOST_CHANGED = 1e-3  # limit for the share of photos with another answer
 SHARE = 0.95  # the share of right answers above the threshold, as with `predict.py -unknown 0.95`
 MOST_PHOTOS = 2000  # maximum number of validation images to compare
@@ -263,15 +261,10 @@ class PhotoSubject(Subject):
         EvalTransform(data)(pixels, image)
         return self.graph.normalize(image[None])
 
-    @property
-    def limit(self) -> float:
-        """Return by how much an answer may differ."""
-        return MOST_DIFFERENCE if self.config.task.has_classes else MOST_DEVIATION
-
     def check(self, run: Callable[[Tensor], Tensor]) -> str:
         """Compare the graph with the original on drawn photos and on validation images. Raise WrongExport if they differ."""
         largest = max(self._compare(run, *each).probability for each in self.drawn())
-        if not largest <= self.limit:
+        if not largest <= self.task.most_difference:
             raise WrongExport(f"its {self.names[1]} of drawn photos differ by up to {largest:.1e}")
         found = {}
         for index, pixels in draw(self.photos, MOST_PHOTOS):
@@ -321,7 +314,7 @@ class PhotoSubject(Subject):
         # The cost of a label that flips is twice its distance from one half.
         lost = self.task.cost(expected.numpy(), found.numpy()).max() / (1 + self.config.task.has_several_classes)
         difference = self.task.difference(expected.numpy(), found.numpy())
-        return Difference(difference, bool(lost > self.limit), is_other_sign)
+        return Difference(difference, bool(lost > self.task.most_difference), is_other_sign)
 
     def _rounding_decides(self, score: Tensor, pixels: np.ndarray) -> bool:
         """Return whether the score of an image depends on its rounding, as with few validation images that are all alike."""

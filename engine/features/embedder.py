@@ -4,7 +4,6 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +17,8 @@ from datasets.loading.workers import choose_workers, make_loader
 from datasets.order import Piece
 from datasets.pixels import Pixels, pixels_of
 from datasets.sources.files import images_among, unlabelled_files
-from datasets.sources.folder import ALL_ENDINGS, FolderScan, describe_left_out
-from datasets.sources.images import FileImages, natural
+from datasets.sources.folder import images_for_any_model
+from datasets.sources.images import FileImages
 from datasets.types import ImageReadError
 from engine.confidence.stored import watch
 from engine.infer import Inference
@@ -64,11 +63,7 @@ def find_photos(flag: str, folder: Path, report: Callable[[str], None]) -> Photo
     if not folder.is_dir():
         problem = "is not a folder" if folder.exists() else "does not exist"
         raise ConfigError(f"{flag}: {folder} {problem}; name a folder of images")
-    scan = FolderScan(folder, [], endings=ALL_ENDINGS)
-    photos = Photos(folder, sorted(scan.images_below(""), key=natural))
-    for line in describe_left_out(folder, scan.left_out):
-        report(line)
-    return photos
+    return Photos(folder, images_for_any_model(folder, report))
 
 
 class Table(NamedTuple):
@@ -132,7 +127,7 @@ class Embedder:
         """Return the features of the readable images."""
         config = self.config
         if len(images) <= FEW:
-            config = replace(config, DATA=replace(config.DATA, NUM_WORKERS=0))
+            config = config.changed("DATA", NUM_WORKERS=0)
         bad_images = BadImages(images, max_fraction=1.0, say=self.say)
         workers = choose_workers(config, images, self.process)
         load = make_loader(SizedReader(images, config), workers, self.process.device)

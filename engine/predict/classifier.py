@@ -103,7 +103,8 @@ def load_classifier(
                 f"-classes: {names} has {counted(len(found.classes), 'line')}, but the model has "
                 f"{counted(num_classes, noun)}; name one {noun} per line"
             )
-    found.classes += [f"class {number}" for number in range(len(found.classes), num_classes)]
+    if found.config.task.has_classes:
+        found.classes += [f"class {number}" for number in range(len(found.classes), num_classes)]
     return found
 
 
@@ -127,7 +128,7 @@ def _load_other(source: str, path: Path | None, flags: Sequence[str], raw: bool,
     except ConfigError as error:
         raise ConfigError(str(error).removeprefix("MODEL.PRETRAINED: ")) from None
     # Users' own photos need their EXIF orientation applied, as in data sets that consist of photos.
-    config = without_float8(loaded.with_data({"EXIF": loaded.config.DATA.EXIF or "apply"}, "photos").config)
+    config = without_float8(loaded.config.changed("DATA", EXIF=loaded.config.DATA.EXIF or "apply"))
     if path:
         model, state = build_model(config, config.MODEL.NUM_CLASSES or USUAL_CLASSES), read_state_dict(path)
         heads = [len(state[f"{name}.weight"]) for name in classifier_names(model) if f"{name}.weight" in state]

@@ -1,7 +1,6 @@
 """Batched classification of images with one model, in one process or shared among several."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,7 +90,7 @@ class Predictor:
         """
         config = self.classifier.config
         if len(paths) <= FEW:
-            config = replace(config, DATA=replace(config.DATA, NUM_WORKERS=0))
+            config = config.changed("DATA", NUM_WORKERS=0)
         images = unlabelled_files(paths, pixels_of(config.DATA))
         bad_images = BadImages(images, max_fraction=1.0, say=self.say)
         for batch in self.batches(config, images):

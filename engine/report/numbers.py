@@ -12,28 +12,30 @@ from engine.record.saved_files import read_json, read_table, to_number
 from engine.record.saved_run import SavedRun
 from engine.report.chart import Mark, chart
 from engine.tasks.class_tables import PREDICTIONS
-from engine.tasks.number_figures import FIGURES, PREDICTED
+from engine.tasks.number_figures import ENDS, PREDICTED, Errors
 from engine.tasks.numbers import PER_OUTPUT, PER_OUTPUT_KEY
 from utils.commands import as_typed
 from utils.text import counted
 
+OF_MEAN = "_of_mean"  # the end of the names of the errors of always predicting the training mean
 MOST_OUTPUTS = 6  # with charts
 NUM_BINS, MOST_DOTS = 30, 1500
 FULL_TITLES = {"mae": "mean absolute error", "rmse": "root mean square error"}
 
 
-def number_section(run: SavedRun) -> dict[str, Any] | None:
-    """Return the section, or None for runs without numbers, or without complete results."""
+def number_section(run: SavedRun, errors: Errors) -> dict[str, Any] | None:
+    """Return the section, or None for runs without complete results."""
     record = read_json(run.folder / "results.json")
     if PER_OUTPUT_KEY not in record:
         return None
-    rows = []
-    for row in read_table(run.folder / PER_OUTPUT):
-        cells = [_with_interval(row, name) for name in FIGURES]
-        rows.append(
-            (row["output"], row["images"], *cells, *(_short(row[f"{name}_of_mean"]) for name in ("mae", "rmse")))
-        )
-    columns = ("output", "images", *(METRICS[name].title for name in FIGURES), "mean's MAE", "mean's RMSE")
+    table, rows = read_table(run.folder / PER_OUTPUT), []
+    figures = [name for name in METRICS if any(name in row for row in table)]
+    of_mean = [name for name in figures if any(f"{name}{OF_MEAN}" in row for row in table)]
+    for row in table:
+        cells = [_with_interval(row, name) for name in figures]
+        rows.append((row["output"], row["images"], *cells, *(_short(row[f"{name}{OF_MEAN}"]) for name in of_mean)))
+    titles = {name: METRICS[name].title for name in figures}
+    columns = ("output", "images", *titles.values(), *(f"mean's {titles[name]}" for name in of_mean))
     notes = ["In parentheses: 95% intervals. The last columns are the errors of always predicting the training mean."]
     if widths := record.get("calibration", {}).get("interval"):
         names = [row[0] for row in rows]
@@ -50,7 +52,7 @@ def number_section(run: SavedRun) -> dict[str, Any] | None:
         "columns": columns,
         "rows": rows,
         "notes": notes,
-        "charts": list(_charts(run, [row[0] for row in rows])),
+        "charts": list(_charts(run, [row[0] for row in rows], errors)),
     }
 
 
@@ -61,12 +63,12 @@ def describe_score(run: SavedRun) -> str:
     outputs = record.get(PER_OUTPUT_KEY, {})
     names = f" of {', '.join(outputs)}" if 0 < len(outputs) < MOST_OUTPUTS else ""
     text += f", the {FULL_TITLES.get(best.metric, METRICS[best.metric].title)}{names} is {format_value(best.metric, best.value)}"
-    if record.get("epoch") == best.epoch and outputs and best.metric in FIGURES:
+    if record.get("epoch") == best.epoch and best.metric in next(iter(outputs.values()), {}):
         found = np.array([each[best.metric] for each in outputs.values()], np.float64)
         low, high = (format_value(best.metric, each) for each in found[:, 1:].mean(0))
         text += f" (95%: {low} to {high})" * bool(np.isfinite(found).all())
-        of_mean = [each[f"{best.metric}_of_mean"][0] for each in outputs.values() if f"{best.metric}_of_mean" in each]
-        mean = float(np.mean(np.array(of_mean, np.float64))) if of_mean else math.nan
+        key = f"{best.metric}{OF_MEAN}"
+        mean = float(np.array([each.get(key, [None])[0] for each in outputs.values()], np.float64).mean())
         text += f"; predicting the mean: {format_value(best.metric, mean)}" * math.isfinite(mean)
     return text
 
@@ -77,23 +79,22 @@ def _short(text: str) -> str:
 
 
 def _with_interval(row: dict[str, str], name: str) -> str:
-    value, low, high = (_short(row[f"{name}{end}"]) for end in ("", "_low", "_high"))
+    value, low, high = (_short(row[f"{name}{end}"]) for end in ENDS)
     return f"{value}\n({low} to {high})" if low and high else value
 
 
-def _charts(run: SavedRun, names: list[str]) -> Iterator[dict[str, Any]]:
+def _charts(run: SavedRun, names: list[str], errors: Errors) -> Iterator[dict[str, Any]]:
     """Yield the charts of the first outputs."""
     rows = read_table(run.folder / PREDICTIONS)
     for name in names[:MOST_OUTPUTS]:
         pairs = [(to_number(row[name]), to_number(row[f"{name}{PREDICTED}"])) for row in rows]
         known = np.array([each for each in pairs if None not in each], np.float64).reshape(-1, 2)
         if len(known):
-            yield from _charts_of(name, *known.T)
+            yield from _charts_of(name, *known.T, errors(*known.T))
 
 
-def _charts_of(name: str, true: np.ndarray, predicted: np.ndarray) -> Iterator[dict[str, Any]]:
+def _charts_of(name: str, true: np.ndarray, predicted: np.ndarray, errors: np.ndarray) -> Iterator[dict[str, Any]]:
     shown = np.linspace(0, len(true) - 1, min(len(true), MOST_DOTS)).astype(int)
-    errors = predicted - true
     ends = [min(true.min(), predicted.min()), max(true.max(), predicted.max())]
     for what, y, line in (("predicted", predicted, ends), ("predicted - true", errors, [0, 0])):
         points = [*zip(true[shown].tolist(), y[shown].tolist(), strict=True)]

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from PIL import Image
 
 from configs.schema import RECORD, Config
-from configs.tables import METRICS, TASKS
+from configs.tables import METRICS, TASKS, TaskRow, import_named
 from configs.values import of_role, unflatten
 from engine.evaluation.scores import format_value, interval_of
 from engine.predict.pictures import tiles_of
@@ -121,13 +121,14 @@ FEWEST_IMAGES, FEWEST_POINTS, FEWEST_IN_BIN = 50, 4, 5
 def write_report(run: SavedRun, path: Path) -> None:
     """Write the report of a run to `path`. Raise OSError if the disk is full."""
     config = unflatten(run.settings)
-    score, outputs = numbers(run)
+    task = config.task if config.TRAIN.OBJECTIVE in TASKS else None  # None: a task of another version
+    score, outputs = numbers(run, task)
     facts = {
         "title": title_of(run.settings),
         "version": VERSION,
         "run": run,
         "config": config,
-        "task": config.task if config.TRAIN.OBJECTIVE in TASKS else None,  # None: a task of another version
+        "task": task,
         "metric": METRICS[run.best.metric],
         "score": score,
         "right": None if run.best.metric == "top1" else exactly_right(run),
@@ -261,14 +262,14 @@ def class_table(run: SavedRun) -> dict[str, Any] | None:
     return {"title": title, "notes": notes, "columns": columns[:num_columns], "rows": cells, "numeric": range(1, 7)}
 
 
-def numbers(run: SavedRun) -> tuple[str, dict[str, Any] | None]:
+def numbers(run: SavedRun, task: TaskRow | None) -> tuple[str, dict[str, Any] | None]:
     """Return a sentence on the best score and the section on numbers, for a run that predicts them."""
-    if run.settings["TRAIN.OBJECTIVE"] != "numbers":
+    if not (task and task.errors):
         return "", None
     from engine.report.numbers import describe_score, number_section
 
     with naming_damage(run.folder / RESULTS):
-        return describe_score(run), number_section(run)
+        return describe_score(run), number_section(run, import_named("engine.tasks", task.errors))
 
 
 def calibration(run: SavedRun) -> dict[str, Any] | None:

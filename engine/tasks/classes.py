@@ -31,6 +31,7 @@ class Classes(Task):
 
     likelihood = Likelihood()  # how calibration measures probabilities
     answers_are = "probabilities"  # the name of the output of a graph with preprocessing
+    most_difference = 5e-3  # of each probability of a graph, if single pixels differ by 1
 
     @property
     def tally(self) -> type["Tally"]:

@@ -1,7 +1,7 @@
 """Adds TRAIN.OBJECTIVE features to a training step: a student with maps, the teacher's features, and their loss."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -259,8 +259,8 @@ def read_labelled(config: Config) -> ImageSet:
         raise DataError(f"{LABELLED}: {path} is not a folder; name a folder with a folder of images for each class")
     try:
         folder = str(training_folder(Path(path).expanduser()))
-        data = replace(config.DATA, DATASET="imagefolder", DATA_PATH=folder, CLASSES=None)
-        images = open_data(replace(config, DATA=data), "validation").val  # all of them, because there is no other part
+        config = config.changed("DATA", DATASET="imagefolder", DATA_PATH=folder, CLASSES=None)
+        images = open_data(config, "validation").val  # all of them, because there is no other part
     except DataError as error:
         raise DataError(f"{LABELLED}: {str(error).removeprefix('DATA.DATA_PATH: ')}") from None
     counts = images.count_classes()

@@ -1,6 +1,7 @@
 """Figures that compare predicted numbers with true ones, each with a 95% interval, and intervals of predictions."""
 
 import math
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from engine.evaluation.student import student
 
 PREDICTED = "_predicted"  # the end of the names of columns with predicted numbers
+ENDS = ("", "_low", "_high")  # of the names of the columns with a figure and its interval
 FIGURES = ("mae", "rmse", "r2", "spearman")
 DEVIATIONS = 1.96  # half of a 95% interval, in standard errors
 # With fewer images, RMSE and R2 get no interval: it would have the figure of all images in less than 88% of cases, also
@@ -28,6 +30,13 @@ class Interval(NamedTuple):
         return [each if math.isfinite(each) else None for each in self]
 
 
+Errors = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (true, predicted) numbers -> errors
+
+
+def errors(true: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+    return predicted - true
+
+
 @np.errstate(invalid="ignore", over="ignore")  # the outputs of a model that has diverged
 def measure(true: np.ndarray, predicted: np.ndarray, mean: float) -> dict[str, Interval]:
     """Return FIGURES, and the errors of a model that always predicts `mean`. float64 [N]; NaN where a number is missing."""
@@ -36,10 +45,10 @@ def measure(true: np.ndarray, predicted: np.ndarray, mean: float) -> dict[str, I
     nothing = Interval(math.nan)
     if not len(true):
         return dict.fromkeys((*FIGURES, "mae_of_mean", "rmse_of_mean"), nothing)
-    errors = predicted - true
-    squares, spread = errors**2, (true - true.mean()) ** 2
+    differences = errors(true, predicted)
+    squares, spread = differences**2, (true - true.mean()) ** 2
     found = {
-        "mae": ratio_of(np.abs(errors)),
+        "mae": ratio_of(np.abs(differences)),
         "rmse": Interval(*(math.sqrt(each) for each in ratio_of(squares, FEWEST_IMAGES))),
         "r2": nothing,
         "spearman": rank_correlation(true, predicted),
@@ -50,6 +59,11 @@ def measure(true: np.ndarray, predicted: np.ndarray, mean: float) -> dict[str, I
         ratio, low, high = ratio_of(squares, FEWEST_IMAGES, spread)
         found["r2"] = Interval(1 - ratio, 1 - high, 1 - low)
     return found
+
+
+def columns_of(found: Mapping[str, Interval]) -> dict[str, float]:
+    """Return the figures of an output, and the ends of their intervals, by the names of columns."""
+    return {f"{name}{ENDS[place]}": value for name, each in found.items() for place, value in enumerate(each)}
 
 
 def ratio_of(values: np.ndarray, fewest: int = 2, others: np.ndarray | None = None) -> Interval:

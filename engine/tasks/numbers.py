@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from configs.schema import Config
+from configs.tables import import_named
 from datasets import ImageSet, Mixed
 from engine.evaluation.all_scores import AllScores
 from engine.evaluation.other_scores import NO_ACCURACY, OtherScores
@@ -21,9 +22,11 @@ from engine.infer import joined
 from engine.precision import widen
 from engine.tasks.class_tables import PREDICTIONS
 from engine.tasks.number_figures import (
+    ENDS,
     FIGURES,
     PREDICTED,
     Interval,
+    columns_of,
     decimals_of,
     grouped_half_widths,
     half_widths,
@@ -32,12 +35,12 @@ from engine.tasks.number_figures import (
 )
 from engine.tasks.number_limits import groups_and_limits
 from engine.tasks.task import Task
-from engine.train.number_loss import NumberLoss
+from engine.train.loss import build_loss
 from models.units import Scale
 from utils.distributed import Process
 from utils.errors import ensure
 from utils.log import Log
-from utils.text import counted
+from utils.text import counted, plural
 
 PER_OUTPUT, PER_OUTPUT_KEY = "per_output.csv", "per_output"
 SHARE = 0.9  # of the images whose numbers lie in the intervals of predict.py
@@ -50,15 +53,27 @@ class Numbers(Task):
     check, labelling, answers_are = "images.check_numbers", "numbers.find_numbers", "numbers"
     why_no_shards = "this script writes classes, not numbers; leave TRAIN.OBJECTIVE=numbers out"
     why_not_applied = "correct numbers in the CSV file of the data itself, and train again"
+    most_difference = 0.02  # of each number of a graph, in standard deviations
+    figures: tuple[str, ...] = FIGURES  # those that `measure` returns with intervals
 
     def __init__(self, config: Config):
         super().__init__(config)
         self.scale = Scale.of(config)
         self.mean, self.deviation = map(np.array, self.scale or (0.0, 1.0))
+        self.errors = import_named("engine.tasks", config.task.errors)  # as in number_figures.py
 
     def in_units(self, numbers: np.ndarray) -> np.ndarray:
         """Return standardized numbers [N, outputs] in the units of the data."""
         return numbers * self.deviation + self.mean
+
+    def measure(self, true: np.ndarray, predicted: np.ndarray) -> list[dict[str, Interval]]:
+        """Return the figures of each output, from numbers in the units of the data: float64 [N, outputs]."""
+        means = np.broadcast_to(self.mean, true.shape[1:])
+        return [measure(*each) for each in zip(true.T, predicted.T, means.tolist(), strict=True)]
+
+    def distances(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """Return how far outputs are from targets, in the units of the data: float64 [N, outputs]."""
+        return np.abs(outputs - targets).astype(np.float64) * self.deviation
 
     def fit_head(self, features: Tensor, targets: Tensor, num_outputs: int) -> LinearClassifier:
         return fit_ridge(features, targets)
@@ -70,14 +85,12 @@ class Numbers(Task):
     def fits(self, images: ImageSet, num_outputs: int, rank: int) -> tuple[int, str]:
         patterns = len(np.unique(images.meaning.is_present, axis=1).T)  # each is decomposed
         of_patterns = f" with {counted(patterns, 'pattern')} of missing ones" * (patterns > 1)
-        return num_outputs + patterns * rank // FEATURES_OF_AN_OUTPUT, counted(num_outputs, "number") + of_patterns
+        outputs = counted(num_outputs, self.config.task.noun)
+        return num_outputs + patterns * rank // FEATURES_OF_AN_OUTPUT, outputs + of_patterns
 
     @property
     def tally(self) -> "partial[NumberTally]":
         return partial(NumberTally, self)
-
-    def describe_scored(self, eval_set: ImageSet) -> str:
-        return counted(len(eval_set.classes), "number")
 
     def calibrate(self, scores: tuple[np.ndarray, ...]) -> dict[str, Any]:
         """Return half the width of the interval around each number that has the true number with a probability of SHARE.
@@ -86,7 +99,7 @@ class Numbers(Task):
         DATA.GROUP_BY the groups must be exchangeable; `scores` then also has the number of each image's group.
         """
         outputs, targets, *groups = scores
-        errors, of_groups = np.abs(outputs - targets).astype(np.float64) * self.deviation, {}
+        errors, of_groups = self.distances(outputs, targets), {}
         widths = grouped_half_widths(errors, SHARE, *groups) if groups else half_widths(errors, SHARE)
         images = counted(len(outputs), "validation image")
         if groups:
@@ -132,7 +145,7 @@ class Numbers(Task):
 
     def cost(self, before: np.ndarray, after: np.ndarray) -> np.ndarray:
         """Return how much the numbers differ, in standard deviations."""
-        return np.abs(before - after) / self.deviation
+        return np.abs(self.errors(before, after)) / self.deviation
 
     def difference(self, before: np.ndarray, after: np.ndarray) -> float:
         return float(self.cost(before, after).max())
@@ -162,32 +175,28 @@ class NumberResults:
     true: np.ndarray  # NaN: missing
     task: Numbers
     local: Any  # this process's results
-    is_complete: bool = False
-    has_matrix = False
+    is_complete, has_matrix = True, False
 
     def complete(self, process: Process, log: Log, should_stop: Any = None) -> "NumberResults":
         """There is nothing to add at the end of a run."""
-        return replace(self, is_complete=True)
+        return self
 
     @cached_property
     def measured(self) -> list[dict[str, Interval]]:
         """Return the figures of each output."""
-        means = np.broadcast_to(self.task.mean, self.true.shape[1:])
-        columns = zip(self.true.T, self.predicted.T, means, strict=True)
-        return [measure(true, predicted, float(mean)) for true, predicted, mean in columns]
+        return self.task.measure(self.true, self.predicted)
 
     def tables(self, image_set: ImageSet) -> Iterator[tuple[str, Sequence[str], Iterable[Sequence]]]:
         """Yield name, header and rows of each table."""
         names = image_set.classes
         columns = [column for name in names for column in (name, f"{name}{PREDICTED}")]
         yield PREDICTIONS, ("image", *columns), self._rows(image_set)
-        figures = [title for name in FIGURES for title in (name, f"{name}_low", f"{name}_high")]
-        rows = []
+        others = [name for name in self.measured[0] if name not in self.task.figures]
+        titles, rows = [*(f"{name}{end}" for name in self.task.figures for end in ENDS), *others], []
         for name, found, true in zip(names, self.measured, self.true.T, strict=False):
-            values = [each for figure in FIGURES for each in found[figure]]
-            values += [found[key].value for key in ("mae_of_mean", "rmse_of_mean")]
-            rows.append((name, int((~np.isnan(true)).sum()), *map(plain, values)))
-        yield PER_OUTPUT, ("output", "images", *figures, "mae_of_mean", "rmse_of_mean"), rows
+            values = columns_of(found)
+            rows.append((name, int((~np.isnan(true)).sum()), *(plain(values[title]) for title in titles)))
+        yield PER_OUTPUT, ("output", "images", *titles), rows
 
     def _rows(self, image_set: ImageSet) -> Iterator[list[float | str]]:
         exact = image_set.meaning.values  # `true` has the precision of float32
@@ -225,7 +234,7 @@ class NumberResults:
         return [f"{name}: {self.true[row, output]:.4g}", f"model: {self.predicted[row, output]:.4g}"]
 
     def title_of_errors(self, number: int, shown: int) -> str:
-        return f"the {counted(shown, 'image')} of {number:,} whose numbers differ most"
+        return f"the {counted(shown, 'image')} of {number:,} whose {plural(self.task.config.task.noun)} differ most"
 
 
 class NumbersPerImage:
@@ -272,8 +281,10 @@ class NumberScores(OtherScores):
 class NumberTally(Tally):
     """Keeps the outputs and targets of all images, and adds up the loss."""
 
+    scores = NumberScores
+
     def __init__(self, task: Numbers, device: torch.device, dtype: torch.dtype, num_images: int):
-        self._loss, self.per_image = NumberLoss(task.config.TRAIN), NumbersPerImage(task)
+        self._loss, self.per_image = build_loss(task.config), NumbersPerImage(task)
         self._sums = torch.zeros(3, dtype=dtype, device=device)  # loss, images, unreadable images
 
     def add(self, outputs: Tensor, targets: Tensor, num_excluded: int) -> None:
@@ -287,12 +298,12 @@ class NumberTally(Tally):
         loss, count, excluded = process.sum(self._sums).tolist()
         results = self.per_image.gather(process)
         found, is_finite = results.measured, np.isfinite(results.predicted).all()
-        means = {key: mean_of(each[key].value for each in found) for key in (*FIGURES, "mae_of_mean")}
-        low, high = (mean_of(getattr(each["mae"], side) for each in found) for side in ("low", "high"))
+        rows, names = [columns_of(each) for each in found], {each.name for each in fields(self.scores)}
+        means = {name: mean_of(row[name] for row in rows) for name in rows[0] if name in names}
         counts = {"num_images": int(count), "num_excluded": int(excluded)}
         if not is_finite:  # the mean of the other outputs would hide it
             means = dict.fromkeys(means, math.nan)
-        return NumberScores(loss / max(count, 1), **NO_ACCURACY, **counts, **means, mae_low=low, mae_high=high)
+        return self.scores(loss / max(count, 1), **NO_ACCURACY, **counts, **means)
 
 
 def mean_of(values: Iterable[float]) -> float:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from configs.schema import Config, Data, Model, Train
+from configs.tables import TASKS
 from configs.values import unflatten
 from datasets import Batch, Preparation
 from engine.precision import Precision, widen
@@ -188,7 +189,7 @@ def _of_run(config: Config, path: str, record: dict) -> TeacherSource:
         from models.native_aspect import with_patches_of
 
         side, data = None, with_patches_of(then.DATA, config.DATA)
-    then = replace(then, DATA=data, MODEL=replace(then.MODEL, FREEZE=()))
+    then = replace(then.changed("MODEL", FREEZE=()), DATA=data)
     return TeacherSource(then, path, list(names), then.MODEL.NUM_CLASSES or len(names), side)
 
 
@@ -276,13 +277,13 @@ class DistillationLoss:
 
     def __init__(self, base: Loss, settings: Train):
         self._base, self._type = base, settings.DISTILLATION_TYPE
-        self._predicts_numbers = settings.OBJECTIVE == "numbers"
+        self._has_classes = TASKS[settings.OBJECTIVE].has_classes
         self._alpha, self._tau = settings.DISTILLATION_ALPHA, settings.DISTILLATION_TAU
 
     def __call__(self, outputs: Tensor | tuple[Tensor, Tensor], targets: DistillationTargets) -> Tensor:
         first, second = outputs if isinstance(outputs, tuple) else (outputs, outputs)
         student, teacher = widen(second), widen(targets.logits)
-        if self._predicts_numbers:
+        if not self._has_classes:
             teacher_loss = functional.mse_loss(student, teacher)
         elif self._type == "hard":
             teacher_loss = functional.cross_entropy(student, teacher.argmax(1))

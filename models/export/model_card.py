@@ -78,10 +78,9 @@ def model_card(subject: Subject) -> str:
 
 def meaning(subject: Subject) -> str:
     """Return what the outputs of the model mean."""
-    if subject.config.task.has_classes:
-        return (
-            f"The probabilities of the {subject.model.num_classes} classes are the {subject.activation} of the logits."
-        )
+    task = subject.config.task
+    if task.has_classes:
+        return f"The probabilities of the {subject.model.num_classes} classes are the {task.activation} of the logits."
     scales = zip(subject.labels, *Scale.of(subject.config), strict=True)
     formulas = "; ".join(f"{shown(name)} = output x {std!r} + {mean!r}" for name, mean, std in scales)
     return f"The outputs are standardized numbers: {formulas}."

@@ -104,11 +104,6 @@ class Subject:
         return [*self.classes, *(f"class {number}" for number in range(len(self.classes), self.model.num_classes))]
 
     @property
-    def activation(self) -> str:
-        """Return the name of the function that turns logits into probabilities."""
-        return self.config.task.activation
-
-    @property
     def data(self) -> dict[str, Any]:
         return preprocessing_of(self.config.DATA)
 
@@ -121,7 +116,7 @@ class Subject:
             # They are part of a graph that returns the score, and useless for a graph that returns no features.
             facts[CALIBRATION] = calibration | {KNOWN: {} if "known" in self.names else NO_FEATURES}
         facts |= {"temperature": self.temperature, "calibrated": self.is_calibrated} if self.temperature else {}
-        facts |= {"class_names": self.labels, "data": self.data, "probabilities": self.activation}
+        facts |= {"class_names": self.labels, "data": self.data, "probabilities": self.config.task.activation}
         if (objective := self.config.TRAIN.OBJECTIVE) != Config().TRAIN.OBJECTIVE:
             facts["objective"] = objective
         return {key: json.dumps(value) for key, value in facts.items()}

@@ -3,7 +3,6 @@
 import functools
 import glob
 import hashlib
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from configs.schema import DATA, MACHINE, RECORD, SCALE
-from configs.tables import METRICS, TASKS
+from configs.tables import METRICS, TASKS, TaskRow, import_named
 from configs.values import SETTINGS, of_role, plain
 from datasets.pixels import kind_of_pixels
 from engine.evaluation.image_test import ErrorTest, ImageTest
@@ -109,24 +108,22 @@ def _fold_of(run: SavedRun) -> str | None:
 
 
 @functools.cache
-def scored(folder: Path) -> dict[tuple[str, str], Any]:
+def scored(folder: Path, errors: str) -> dict[tuple[str, str], Any]:
     """Return {(image, label): whether the best weights were right}; {} if single-label predictions are incomplete.
 
-    For numbers, a label is the text of the true numbers, and the value is a list with their absolute errors.
+    For numbers, a label is the text of the true numbers, and the value a list of absolute errors.
     """
     rows = read_table(folder / "predictions.csv") if (folder / "results.json").exists() else []
-    if rows and (names := [name for name in rows[0] if f"{name}{PREDICTED}" in rows[0]]):
-        found = {(row["image"], "\n".join(row[name] for name in names)): _errors(row, names) for row in rows}
-        return {image: errors for image, errors in found.items() if not np.isnan(errors).all()}
+    if rows and errors:
+        names = [name for name in rows[0] if f"{name}{PREDICTED}" in rows[0]]
+        columns = [[f"{name}{end}" for name in names] for end in ("", PREDICTED)]
+        numbers = [[[to_number(row[name]) for name in part] for row in rows] for part in columns]
+        sizes = np.abs(import_named("engine.tasks", errors)(*np.array(numbers, np.float64))).tolist()
+        images = [(row["image"], "\n".join(row[name] for name in names)) for row in rows]
+        return {image: each for image, each in zip(images, sizes, strict=True) if not np.isnan(each).all()}
     if not all("image" in row and "label" in row and to_number(row.get("probability", "")) is not None for row in rows):
         return {}
     return {(row["image"], row["label"]): row["label"] == row.get("prediction") for row in rows}
-
-
-def _errors(row: Mapping[str, str], names: Sequence[str]) -> list[float]:
-    """Return the absolute error of each number of an image, NaN where the number is missing."""
-    pairs = [(to_number(row[name]), to_number(row[f"{name}{PREDICTED}"])) for name in names]
-    return [math.nan if None in pair else abs(pair[0] - pair[1]) for pair in pairs]
 
 
 def _of_images(errors: Sequence[list[float]]) -> list[float]:
@@ -137,9 +134,9 @@ def _of_images(errors: Sequence[list[float]]) -> list[float]:
     return np.nansum(table * weights, axis=1).tolist()
 
 
-def metric_of_images(run: SavedRun) -> str:
-    """Return the metric that the results of images give."""
-    return TASKS.get(run.settings["TRAIN.OBJECTIVE"], TASKS["classes"]).metric_of_images
+def task_of(run: SavedRun) -> TaskRow:
+    """Return what the model learned. A task of another version counts as classes."""
+    return TASKS.get(run.settings["TRAIN.OBJECTIVE"], TASKS["classes"])
 
 
 def common_images(runs: Sequence[SavedRun]) -> Common:
@@ -153,14 +150,14 @@ def common_images(runs: Sequence[SavedRun]) -> Common:
     # they get the names of the first of them.
     tables, first = {}, {}
     for run in runs:
-        table, facts = scored(run.folder), images_of(run)
+        table, facts = scored(run.folder, task_of(run).errors), images_of(run)
         is_complete = facts.get("validation images") == str(len(table))
         names, labels, _ = (facts.get(fact) for fact in NUMBERS["validation images"])
         known = first.setdefault((names, labels), table) if is_complete else table
         tables[run.folder] = dict(zip(known, table.values(), strict=True))
     common = sorted(set.intersection(*map(set, tables.values())))
     values = {folder: [table[image] for image in common] for folder, table in tables.items()}
-    if common and metric_of_images(runs[0]) == "mae":
+    if common and task_of(runs[0]).errors:
         values = {folder: _of_images(errors) for folder, errors in values.items()}
     return {folder: dict(zip(common, each, strict=True)) for folder, each in values.items()}
 
@@ -179,7 +176,7 @@ def image_test(run: SavedRun, other: SavedRun) -> ImageTest | ErrorTest | None:
     """Return the test of two runs on the images that both scored, or None if they have no scored images in common."""
     common = common_images([run, other])
     one, two = common[run.folder], common[other.folder]
-    if one and metric_of_images(run) == "mae":
+    if one and task_of(run).errors:
         return ErrorTest(np.array([two[each] - one[each] for each in one]))
     only_first, only_second = (
         sum(mine[each] > theirs[each] for each in one) for mine, theirs in ((one, two), (two, one))
@@ -199,7 +196,7 @@ def check_data(runs: Sequence[SavedRun], is_allowed: bool) -> tuple[str, Common 
             f"these runs have different data and no validation images in common, so their figures are not comparable; "
             f"they differ in {found}. Give runs on the same data, or compare them anyway with -any_data"
         )
-    most = max(len(scored(run.folder)) for run in runs)
+    most = max(len(scored(run.folder, task_of(run).errors)) for run in runs)
     share = f"{len(common[runs[0].folder]):,} of {most:,} images"
     return f"the runs have different data, so they are compared on the {share} that all have scored: {found}", common
 
@@ -339,7 +336,7 @@ class Group:
         """Return the run's best value of the metric, or None if it was never measured."""
         if self.common is not None:
             mean = float(np.mean([*self.common[run.folder].values()]))
-            return mean if self.metric == "mae" else 100 * mean
+            return mean if task_of(run).errors else 100 * mean
         if run.metric == self.metric:
             return run.best.value if run.best.exists else None
         names = [f"eval_{self.metric}{suffix}" for suffix in run.suffixes]
@@ -353,7 +350,7 @@ def group_runs(runs: Sequence[SavedRun], metric: str | None, common: Common | No
     Without `metric`, the metric of the runs is used, or top-1 if the runs have different metrics. For `common` images,
     only top-1 is known, or the MAE of numbers.
     """
-    known = metric_of_images(runs[0])
+    known = task_of(runs[0]).metric_of_images
     chosen = {run.metric for run in runs} if common is None else {known}
     compared = metric or (chosen.pop() if len(chosen) == 1 else known)
     if common is not None and compared != known:

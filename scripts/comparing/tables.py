@@ -8,7 +8,7 @@ import numpy as np
 from configs.tables import METRICS
 from engine.evaluation.image_test import ErrorTest, ImageTest
 from engine.evaluation.scores import column_title
-from scripts.comparing.runs import Group, image_test, metric_of_images
+from scripts.comparing.runs import Group, image_test, task_of
 from scripts.comparing.statistics import ONE_RUN, Difference, difference, spread, verdict
 from utils.text import counted, first_of, format_bytes, format_duration, markdown_table, one_line, printable
 
@@ -37,7 +37,7 @@ def to_markdown(groups: Sequence[Group], warning: str, left_out: Sequence[str], 
     notes = _notes(groups)
     notes += [HOW_TO_READ["±"]] if any(len(group.runs) > 1 for group in groups) else []
     notes += [HOW_TO_READ["against"]] if any(each.error is not None for each in differences.values()) else []
-    notes += [HOW_TO_READ["errors" if first.metric == "mae" else "images"]] if tests else []
+    notes += [HOW_TO_READ["errors" if task_of(first.runs[0]).errors else "images"]] if tests else []
     counts = f"{counted(sum(len(group.runs) for group in groups), 'run')} in {counted(len(groups), 'group')}"
     parts = [f"# {_text(f'{data}: {counts}' if data else counts)}"]
     parts += [f"**Warning: {_text(warning)}**"] if warning else []
@@ -52,7 +52,7 @@ def to_markdown(groups: Sequence[Group], warning: str, left_out: Sequence[str], 
 
 def _image_test(first: Group, group: Group) -> ImageTest | ErrorTest | None:
     """Return the test on common images if either group has only one run, so that its noise is unknown."""
-    if first.metric != metric_of_images(first.runs[0]) or min(len(first.best), len(group.best)) > 1:
+    if first.metric != task_of(first.runs[0]).metric_of_images or min(len(first.best), len(group.best)) > 1:
         return None
     return image_test(first.runs[0], group.runs[0])
 

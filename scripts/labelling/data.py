@@ -3,7 +3,7 @@
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -41,7 +41,7 @@ def config_of(run: SavedRun, data_path: Path | None) -> Config:
         # DATA.DATA_PATH may be relative to the folder in which the run was started.
         is_same = os.path.realpath(Path(path).expanduser()) == recorded
         path = path if is_same else recorded
-    return replace(config, DATA=replace(config.DATA, DATA_PATH=path))
+    return config.changed("DATA", DATA_PATH=path)
 
 
 def refuse_several_classes(source: Path | str, config: Config) -> None:
@@ -66,8 +66,7 @@ class DataSet:
     @classmethod
     def load(cls, config: Config) -> "DataSet":
         # The outputs of the model need not be those of the data: weights of ImageNet judge any labels.
-        any_outputs = replace(config, MODEL=replace(config.MODEL, NUM_CLASSES=None))
-        train, val, *_ = open_data(any_outputs)
+        train, val, *_ = open_data(config.changed("MODEL", NUM_CLASSES=None))
         if val.makes_batches:
             raise ConfigError(
                 f"DATA.DATASET: the images of {config.DATA.DATASET} are generated, so no label is wrong; "

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -96,18 +95,18 @@ def _rows(data: DataSet, labels: np.ndarray, is_val: bool) -> Iterator[list[str]
 
 
 def _config_of_lists(folder: Path, data: DataSet) -> Config:
-    config, lists = data.config, os.path.abspath(folder)
-    listed = replace(
-        config.DATA,
+    lists = os.path.abspath(folder)
+    config = data.config.changed(
+        "DATA",
         DATASET="csv",
         DATA_PATH=lists,
         IMAGE_ROOT=os.path.abspath(data.root),
         CLASSES=os.path.join(lists, CLASSES),
         FOLD=None,
     )
-    if pixels_of(listed) != data.val.pixels:  # data sets with published results ignore EXIF
-        listed = replace(listed, EXIF="ignore")
-    return replace(config, DATA=listed)
+    if pixels_of(config.DATA) != data.val.pixels:  # data sets with published results ignore EXIF
+        return config.changed("DATA", EXIF="ignore")
+    return config
 
 
 def _check(config: Config, data: DataSet, labels: np.ndarray) -> None:

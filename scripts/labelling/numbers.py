@@ -32,7 +32,8 @@ def features_of_run(folder: Path, data: DataSet) -> np.ndarray:
     if features is None:
         raise ConfigError(
             f"{folder}: this run kept no features of its images; judge the numbers by pretrained weights: "
-            "python scripts/labels.py WEIGHTS -dataset csv -data_path ... -opts TRAIN.OBJECTIVE=numbers DATA.COLUMNS=[...]"
+            "python scripts/labels.py WEIGHTS -dataset csv -data_path ... -opts "
+            f"TRAIN.OBJECTIVE={data.config.TRAIN.OBJECTIVE} DATA.COLUMNS=[...]"
         )
     return features
 

@@ -7,16 +7,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from configs.schema import Data
-from datasets.pixels.native.values import limits_of
 from utils.torch_internals import RESIZE_KERNELS
 
 
 class NativeResize:
-    """Scales the values of an image so that DATA.RANGE goes from 0 to 1, and then resizes it with antialiasing."""
+    """Scales an image so that `low` becomes 0 and `high` 1, and then resizes it with antialiasing."""
 
-    def __init__(self, data: Data):
-        low, high = limits_of(data)
+    def __init__(self, low: np.ndarray, high: np.ndarray):
         self.low, self.span = torch.from_numpy(low), torch.from_numpy(high - low)
 
     def __call__(self, image: np.ndarray, interpolation: str, out: Tensor) -> None:

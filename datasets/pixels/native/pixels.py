@@ -1,9 +1,9 @@
 """Pixels with the values of their files: uint8, uint16 or float32, with any number of channels."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from random import Random
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -11,13 +11,15 @@ from torch import Tensor
 
 from configs.schema import Config, Data
 from datasets.pixels import Pixels, Resize
-from datasets.pixels.decode import OTHER_FORMATS
-from datasets.pixels.native.values import channels_to_show, split_limits
 from datasets.pixels.rules import ImageReadError, Images
 from datasets.pixels.survey import Ranges
-from utils.errors import DataError
+from utils.errors import ConfigError, DataError
 
 NUM_TRIED = 10  # images until one can be read, which decides the type
+OTHER_LIMITS = (
+    "DATA.PIXELS: {} images do not suit the limits of the weights (DATA.RANGE), which were trained on {} images; use images "
+    "of this type, or set DATA.RANGE"
+)
 SHOWN = (0.1, 99.9)  # percentiles of an image that are shown as black and white if DATA.RANGE is not known
 CODE = """import numpy as np
 import torch
@@ -42,11 +44,13 @@ class NativePixels(Pixels):
 
     dtype_in_batch: ClassVar[torch.dtype] = torch.float32
     white: ClassVar[float] = 1
-    own_endings: ClassVar[tuple[str, ...]] = OTHER_FORMATS["native reads .npy and DICOM"]
-    of_index: ClassVar[str] = "-native"
+    name: ClassVar[str] = "native"
+    own_endings: ClassVar[tuple[str, ...]] = (".npy", ".dcm", ".dicom")
+    own_files: ClassVar[str] = ".npy and DICOM"
     measured_by: ClassVar[str] = "pixels.native.statistics.finish"
     measured: ClassVar[tuple[str, ...]] = ("DATA.RANGE", "DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD")
     chosen: ClassVar[tuple[str, ...]] = ("DATA.PIXELS", "DATA.RGB", "DATA.CHANNEL_FILES", *measured)
+    subject: ClassVar[str] = "native_photo.NativePhotoSubject"
 
     @classmethod
     def of(cls, data: Data) -> Self:
@@ -64,11 +68,11 @@ class NativePixels(Pixels):
 
     @property
     def channels_shown(self) -> list[int]:
-        return channels_to_show(self.rgb, self.num_channels)
+        return list(self.rgb or ((0, 1, 2) if self.num_channels > 2 else (0,)))
 
     @property
     def shown_as(self) -> str:
-        low, high = split_limits(self.limits, self.num_channels)
+        low, high = self.split_limits()
         shown = self.channels_shown
         return "; shown: " + ", ".join(f"channel {each} from {low[each]:g} to {high[each]:g}" for each in shown)
 
@@ -96,13 +100,33 @@ class NativePixels(Pixels):
         return super().identity() | {"kind": self.kind, "channel_files": self.channel_files}
 
     def survey(self, count: int) -> Ranges:
-
         return Ranges(self.kind, count, self.num_channels)
 
-    def resize(self, data: Data) -> Resize:
+    def split_limits(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the lowest and the highest value of each channel, float32 [C] each."""
+        low, high = np.array(self.limits, np.float32).reshape(-1, 2).T
+        return np.resize(low, self.num_channels), np.resize(high, self.num_channels)
+
+    def ends(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the limits of each channel, which are 0 and 1 in a batch. Raise ConfigError unless they can be."""
+        if not self.limits:
+            raise ConfigError(
+                f"DATA.RANGE is not known, which DATA.PIXELS {self.kind} needs; name weights that were trained with it, or "
+                "set the lowest and the highest value: -opts DATA.RANGE=[0,4095]"
+            )
+        low, high = self.split_limits()
+        with np.errstate(over="ignore"):
+            span = high - low
+        if not (np.isfinite(span) & (span > 0)).all():
+            raise ConfigError(
+                f"DATA.RANGE: {[*self.limits]} has limits that are equal, or too far apart, as 32-bit floats; set others"
+            )
+        return low, high
+
+    def resize(self) -> Resize:
         from datasets.pixels.native.floats import NativeResize
 
-        return NativeResize(data)
+        return NativeResize(*self.ends())
 
     def shrunk(self, pixels: np.ndarray, size: tuple[int, int], interpolation: str) -> np.ndarray:
         from datasets.pixels.native.floats import shrunk
@@ -116,13 +140,19 @@ class NativePixels(Pixels):
 
     def shown(self, pixels: np.ndarray) -> np.ndarray:
         """Return the channels that are red, green and blue as uint8 [H, W, 3], or [H, W, 1] of the first channel."""
-        channels = channels_to_show(self.rgb, pixels.shape[2])
+        channels = self.channels_shown
         chosen = pixels[:, :, channels].astype(np.float32)
         if self.limits:
-            low, high = (each[channels] for each in split_limits(self.limits, pixels.shape[2]))
+            low, high = (each[channels] for each in self.split_limits())
         else:
             low, high = np.percentile(chosen, SHOWN, (0, 1))
         return np.rint(255 * np.clip((chosen - low) / np.maximum(high - low, 1e-30), 0, 1)).astype(np.uint8)
 
     def for_card(self) -> tuple[str, str]:
         return CODE.format(limits=list(self.limits)), SENTENCE.format(channels=self.num_channels, kind=self.kind)
+
+
+def refuse_limits_of(weights: Mapping[str, Any], data: Data) -> None:
+    """Raise ConfigError if the limits of weights with these settings do not suit the images of a run."""
+    if data.PIXELS != weights["DATA.PIXELS"]:
+        raise ConfigError(OTHER_LIMITS.format(data.PIXELS, weights["DATA.PIXELS"]))

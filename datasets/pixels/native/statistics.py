@@ -8,7 +8,8 @@ import numpy as np
 
 from configs.schema import Config
 from datasets.passes import read_each
-from datasets.pixels.native.values import OTHER_LIMITS, limits_of, split_limits
+from datasets.pixels import pixels_of
+from datasets.pixels.native.pixels import OTHER_LIMITS
 from datasets.types import ImageSet, Known, Settled
 from utils.distributed import Process
 from utils.errors import DataError
@@ -37,12 +38,8 @@ def finish(
     Settings that name the limits, or that come from the weights together with the limits, are kept if the weights were
     trained on images of this type; everything else is measured.
     """
-    kind, limits, origins, notes = (
-        (val if train is None else train).pixels.kind,
-        config.DATA.RANGE,
-        known.origins,
-        (),
-    )
+    pixels, origins, notes = (val if train is None else train).pixels, known.origins, ()
+    kind, limits = pixels.kind, pixels.limits
     found: list[Settled] = []
     theirs = known.implied.get("DATA.PIXELS")
     if theirs and limits and origins[RANGE].startswith(("weights ", "checkpoint ")):
@@ -50,13 +47,13 @@ def finish(
         if is_other and train is None:
             raise DataError(OTHER_LIMITS.format(kind, theirs))
         if train is not None and (is_other or ("DATA.PIXELS" in known.typed and config.DATA.PIXELS == "native")):
-            config = replace(config, DATA=replace(config.DATA, RANGE=()))  # measured again
+            config = config.changed("DATA", RANGE=())  # measured again
     if known.began.get(RANGE):
         # Typed values stay, so that the run refuses them like any other changed setting.
         keys = [key for key in (RANGE, MEAN, DEVIATION) if key not in known.typed]
         found = [Settled(key, tuple(known.began[key]), "the checkpoint") for key in keys]
     elif train is None:
-        limits_of(config.DATA)  # raises an error if they are not known
+        pixels_of(config.DATA).ends()  # raises an error if they are not known
     else:
         kept = {
             key
@@ -76,11 +73,11 @@ def finish(
 
 def measure(config: Config, train: ImageSet) -> Statistics:
     """Return the statistics of at most MOST_IMAGES training images, which the seed draws."""
-    data = config.DATA
+    pixels = pixels_of(config.DATA)
     values = np.concatenate(list(_samples(config.SEED, train)))
     extremes = list(zip(values.min(0).tolist(), values.max(0).tolist(), strict=True))
-    if data.RANGE:
-        low, high = split_limits(data.RANGE, data.IMAGE_CHANNELS)
+    if pixels.limits:
+        low, high = pixels.split_limits()
     else:
         low, high = np.percentile(values, PERCENTILES, 0)
         few_differ = high <= low  # nearly all values are equal: keep the others

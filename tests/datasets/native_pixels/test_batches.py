@@ -10,7 +10,7 @@ from PIL import Image
 from datasets import Normalize, build_normalize, build_preparation
 from datasets.batching import batching_of
 from datasets.pixels import pixels_of
-from datasets.pixels.native.floats import Jitter, NativeResize, shrunk
+from datasets.pixels.native.floats import Jitter, shrunk
 from datasets.transforms.crop import EvalTransform, TrainTransform
 from engine.export.runtime import RawPhotos
 from tests.support.configs import replaced
@@ -43,7 +43,7 @@ def resized(values: np.ndarray, size: tuple[int, int], kernel: str) -> np.ndarra
 def test_resize_equals_pillows_for_floats_of_each_channel(kernel, size, channels):
     image, limits = pixels(channels=channels), LIMITS[: 2 * channels]
     out = torch.full((channels, *size), torch.nan)
-    NativeResize(config_of(channels, limits).DATA)(image, kernel, out)
+    pixels_of(config_of(channels, limits).DATA).resize()(image, kernel, out)
     np.testing.assert_allclose(out.numpy(), resized(scaled(image, limits), size, kernel), rtol=0, atol=1e-5)
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datasets.pixels import Pixels
+from configs.tables import PIXEL_KINDS
+from datasets.pixels import Pixels, readers
 from datasets.pixels.native.pixels import NativePixels
 from datasets.sources.files import images_among, images_of_files
 from datasets.sources.folder import FolderScan
@@ -246,19 +247,27 @@ def test_stamp_changes_with_the_file_of_any_channel(tmp_path, band):
 # --- the images of a folder, listed before the model is known ---
 
 
-ENDINGS = (".npy", ".dcm", ".tif", ".png", ".DCM")
+class Frames(NativePixels):
+    """Another kind of pixels, with files of its own."""
+
+    name, own_endings = "frames", (".npz", ".dcm")
 
 
-def test_folder_of_an_8bit_model_leaves_out_native_files_and_reports_them():
-    paths, reports = [f"{number}{ending}" for number, ending in enumerate(ENDINGS)], []
-    assert images_among(paths, Pixels(3), reports.append) == ["2.tif", "3.png"]
-    assert len(reports) == 1 and "3 files" in reports[0] and "DATA.PIXELS=native" in reports[0]
-
-
-def test_folder_of_a_native_model_keeps_all_files():
-    paths = [f"{number}{ending}" for number, ending in enumerate(ENDINGS)]
-    assert images_among(paths, NativePixels(1), pytest.fail) == paths
-    assert images_among(["1.png"], Pixels(3), pytest.fail) == ["1.png"]
+@pytest.mark.parametrize(
+    ("pixels", "kept", "words"),
+    [
+        (Pixels(3), ["2.tif"], ["3 files", "DATA.PIXELS=frames or native "]),
+        (NativePixels(1), ["1.dcm", "2.tif", "3.DCM"], ["1 file", "DATA.PIXELS=frames "]),
+        (Frames(1), ["1.dcm", "2.tif", "3.DCM", "4.npz"], []),
+    ],
+)
+def test_files_that_only_other_pixels_read_are_left_out(monkeypatch, pixels, kept, words):
+    monkeypatch.setattr("datasets.pixels.native.pixels.Frames", Frames, raising=False)
+    monkeypatch.setitem(PIXEL_KINDS, "frames", "pixels.native.pixels.Frames")
+    monkeypatch.setattr("datasets.sources.files.readers", readers.__wrapped__)
+    reports = []
+    assert images_among(["1.dcm", "2.tif", "3.DCM", "4.npz"], pixels, reports.append) == kept
+    assert len(reports) == bool(words) and all(word in reports[0] for word in words)
 
 
 def test_scan_of_a_folder_with_channel_files_is_sorted(tmp_path):

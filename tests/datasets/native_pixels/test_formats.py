@@ -25,6 +25,7 @@ from tests.support.native_files import by_pillow, deep, dicom, npy, png16, tiff,
 from tests.support.pages import block_of
 from tests.support.refusals import refused
 from tests.support.weight_files import Payload
+from utils.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # pydicom and Pillow warn about unusual and damaged files
 HEIGHT, WIDTH = 5, 7
@@ -798,7 +799,12 @@ def test_message_of_8bit_run_points_to_NativePixels(kind):
             Pixels(channels).decode(data)
 
 
-# --- pictures ---
+# --- limits and pictures ---
+
+
+def test_limits_that_32_bit_floats_cannot_tell_apart_are_refused():
+    with refused(ConfigError, "DATA.RANGE"):
+        NativePixels(1, limits=(1e8, 1e8 + 1)).ends()
 
 
 def test_shown_channels_are_those_of_rgb_with_their_limits():

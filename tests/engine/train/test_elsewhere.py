@@ -7,7 +7,7 @@ import torch
 
 import engine.run
 from configs.load import load
-from configs.tables import LOSSES
+from configs.tables import TASKS
 from datasets import BadImages, build_eval_data
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.find import read_checkpoint
@@ -40,7 +40,7 @@ HALF = "AMP=true"
 ALL = "TRAIN.MIXUP_ALPHA=0.8 TRAIN.CUTMIX_ALPHA=1 TRAIN.RANDOM_ERASE_PROB=0.5 TRAIN.MODEL_EMA=true TRAIN.ACCUM_ITER=2"
 MODES = {
     "float32": "",
-    **{f"loss {name}": f"{HALF} TRAIN.LOSS={name}" for name in LOSSES if "classes" in LOSSES[name].tasks},
+    **{f"loss {name}": f"{HALF} TRAIN.LOSS={name}" for name in TASKS["classes"].losses},
     "float16": f"{HALF} PRECISION.DTYPE=float16",
     "float16 that overflows": f"{HALF} PRECISION.DTYPE=float16 PRECISION.INIT_LOSS_SCALING={2.0**32}",
     "LoRA": f"{HALF} MODEL.LORA.RANK=4",

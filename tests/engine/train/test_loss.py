@@ -10,7 +10,7 @@ from timm.data.mixup import mixup_target
 from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 
 from configs.schema import Config
-from configs.tables import LOSSES, losses_of
+from configs.tables import LOSSES, TASKS
 from datasets import Mixed
 from engine.tasks.classes import Classes
 from engine.tasks.labels import Labels
@@ -95,14 +95,14 @@ def take(targets: torch.Tensor | Mixed, part: slice) -> torch.Tensor | Mixed:
     return targets[part]
 
 
-NUMBERS = losses_of("numbers")
+NUMBERS = TASKS["numbers"].losses
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_every_loss_is_a_mean_over_images(fixed, name):
     logits, targets, labels = fixed
     kinds = {"classes": targets, "labels": labels, "numbers": 3 * labels - 1}
-    kinds = [kind for task, kind in kinds.items() if task in LOSSES[name].tasks]
+    kinds = [kind for task, kind in kinds.items() if name in TASKS[task].losses]
     for each in (*kinds, mixed(kinds[0], 0.3)):
         whole = loss_of(logits, each, WEIGHTS, LOSS=name)
         parts = [loss_of(logits[part], take(each, part), WEIGHTS, LOSS=name) for part in (slice(0, 2), slice(2, 6))]

@@ -30,6 +30,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -209,7 +210,8 @@ def write_graph(part: "SavedModel", to: str, target: Path, graph: Graph) -> str:
     facts, config, classes = part.facts, part.config, part.classes
     pixels = pixels_of(config.DATA)
     facts = facts | {"exif": pixels.exif, "background": pixels.background}
-    given = (part.weights, config, classes, facts, part.path, pixels.for_card(), figures_of(part), graph.is_calibrated)
+    load = partial(part.build, config)
+    given = (load, config, classes, facts, part.path, pixels.for_card(), figures_of(part), graph.is_calibrated)
     if not graph.takes_photo:
         return formats.export(Subject(*given), to, target)
     from datasets import Known, open_data

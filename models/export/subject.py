@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from configs.schema import Config
-from models import build_model
 from models.units import InUnits, Scale
-from models.weights.load import load_exactly
 from models.weights.record import CALIBRATION, KNOWN, preprocessing_of
 from utils.errors import UserError
 
@@ -36,7 +34,7 @@ class Figures(NamedTuple):
 class Subject:
     """A trained model to export. `record` is its checkpoint's metadata, written into formats that support metadata."""
 
-    weights: dict[str, Tensor]
+    load: Callable[[], nn.Module]  # builds the model with its weights
     config: Config
     classes: list[str]
     record: dict[str, Any]
@@ -51,9 +49,7 @@ class Subject:
     @cached_property
     def model(self) -> nn.Module:
         """Return the model in evaluation mode, in float32 regardless of its training type."""
-        model = build_model(self.config, self.config.MODEL.NUM_CLASSES or len(self.classes))
-        load_exactly(model, self.weights, self.source)
-        return model.float().eval()
+        return self.load().float().eval()
 
     @property
     def temperature(self) -> float | list[float] | None:

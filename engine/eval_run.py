@@ -15,7 +15,7 @@ from engine.checkpoint.resume import is_run
 from engine.eval_plan import EvalPlan, plan_evaluation
 from engine.evaluation.evaluate import Evaluation
 from engine.evaluation.scores import Best
-from engine.infer import Inference
+from engine.infer import PlacingInference
 from engine.plan import read_inputs
 from engine.record.next_steps import after_evaluation
 from engine.session import Session
@@ -42,7 +42,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         f"data: {counted(data.num_samples, 'validation image')}, {counted(len(eval_set.classes), config.task.noun)}"
     )
     log.say(*describe_evaluation(plan))
-    inference = Inference.of(config, process)
+    inference = PlacingInference.of(config, process)
     log.say(f"precision: {inference.precision.describe()}")
     bad_images = BadImages(eval_set, config.DATA.MAX_BAD_FRACTION, log.warn)
     task = find_task(config)
@@ -74,7 +74,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     return 0
 
 
-def refuse_outputs(plan: EvalPlan, model: nn.Module, inference: Inference, data: EvalData) -> None:
+def refuse_outputs(plan: EvalPlan, model: nn.Module, inference: PlacingInference, data: EvalData) -> None:
     """Raise ConfigError for a model with non-finite outputs, or whose outputs exclude the class of an image."""
     source, model = str(plan.inputs.source[1]), inference.precision.computing(model).eval()
     for batch in data:

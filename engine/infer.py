@@ -1,15 +1,15 @@
-"""Passes without gradients: the device and precision of models, their inputs and outputs, and the results of all processes."""
+"""Outputs of models without gradients, outside of a run: places models on the device, and refuses outputs that are not finite."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from configs.schema import Config
 from datasets import build_normalize
+from engine.evaluation.evaluate import Inference
 from engine.precision import Precision, are_finite, set_matmul, widen
 from models.transforms import ModelTransforms, choose_transforms
 from utils.distributed import Process
@@ -19,16 +19,13 @@ Compute = Callable[[nn.Module, Tensor], Tensor | tuple[Tensor, ...]]  # what a m
 
 
 @dataclass(frozen=True)
-class Inference:
-    """How a process passes images through models without gradients."""
+class PlacingInference(Inference):
+    """An inference with models that it places on the device itself, as -eval, predict.py and embed.py do."""
 
-    normalize: nn.Module
-    precision: Precision
-    process: Process
-    transforms: ModelTransforms = ModelTransforms(())  # in a run, its models have been transformed already
+    transforms: ModelTransforms
 
     @classmethod
-    def of(cls, config: Config, process: Process) -> "Inference":
+    def of(cls, config: Config, process: Process) -> "PlacingInference":
         """Return how models are computed with the settings of an evaluation."""
         keep_freed_memory(process.device)
         set_matmul(config.PRECISION.MATMUL)
@@ -71,11 +68,3 @@ class Inference:
         from models.trace import refuse_not_finite
 
         refuse_not_finite(source, model, self.transforms, forward)
-
-
-def joined(process: Process, indices: np.ndarray, *columns: np.ndarray) -> list[np.ndarray]:
-    """Return the indices of the images of all processes, sorted, and their columns in this order. Collective."""
-    parts = process.join([(indices, *columns)])
-    found = [np.concatenate(each) for each in zip(*parts, strict=True)]
-    order = np.argsort(found[0], kind="stable")
-    return [each[order] for each in found]

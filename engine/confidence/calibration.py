@@ -8,7 +8,7 @@ import numpy as np
 
 from engine.checkpoint.async_saver import BEST
 from engine.checkpoint.format import CALIBRATION, progress_in
-from engine.infer import joined
+from engine.evaluation.tally import joined
 from engine.tasks.class_tables import ClassResults
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult

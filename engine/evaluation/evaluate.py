@@ -1,6 +1,7 @@
 """Exact evaluation: each image counts exactly once, with any number of processes."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,8 +11,9 @@ from torch import nn
 from datasets import BadImages, EvalData
 from engine.evaluation.scores import Scores
 from engine.evaluation.tally import Scoring, sum_dtype
-from engine.infer import Inference
+from engine.precision import Precision
 from models.parts import statistics_of
+from utils.distributed import Process
 from utils.errors import ensure
 
 
@@ -20,6 +22,15 @@ class Evaluation(NamedTuple):
 
     scores: Scores
     images: Any  # see Tally.per_image
+
+
+@dataclass(frozen=True)
+class Inference:
+    """How images become the input of models, the precision of models, and the process that computes."""
+
+    normalize: nn.Module
+    precision: Precision
+    process: Process
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,3 +34,11 @@ class Scoring(NamedTuple):
 def sum_dtype(device: torch.device) -> torch.dtype:
     """Return float64, because float32 is not precise enough for sums over an epoch. MPS has only float32."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def joined(process: Process, indices: np.ndarray, *columns: np.ndarray) -> list[np.ndarray]:
+    """Return the indices of the images of all processes, sorted, and their columns in this order. Collective."""
+    parts = process.join([(indices, *columns)])
+    found = [np.concatenate(each) for each in zip(*parts, strict=True)]
+    order = np.argsort(found[0], kind="stable")
+    return [each[order] for each in found]

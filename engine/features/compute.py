@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from datasets import BadImages, EvalData, ImageSet, build_eval_data
 from engine.evaluation.evaluate import evaluate
 from engine.evaluation.scores import Scores
-from engine.evaluation.tally import Scoring
-from engine.infer import joined
+from engine.evaluation.tally import Scoring, joined
 from engine.train.trainer import Trainer
 from models.heads import output_layers
 from utils.distributed import Process

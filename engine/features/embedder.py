@@ -21,7 +21,7 @@ from datasets.sources.folder import images_for_any_model
 from datasets.sources.images import FileImages
 from datasets.types import ImageReadError
 from engine.confidence.stored import watch
-from engine.infer import Inference
+from engine.infer import PlacingInference
 from engine.predict.classifier import Classifier
 from engine.predict.output import THUMBNAIL
 from engine.predict.pictures import fitted
@@ -107,7 +107,7 @@ class Embedder:
             self.width = widths_of(trained.model, data.IMAGE_CHANNELS, data.IMAGE_SIZE).pooled
         except ConfigError as error:
             raise ConfigError(f"{trained.source}: {error}") from None
-        self.inference = Inference.of(self.config, process)
+        self.inference = PlacingInference.of(self.config, process)
         self.model = self.inference.place(trained.model)
         self._known = watch(self.model, trained.calibration, trained.source) if with_logits else None
 

@@ -15,7 +15,7 @@ from datasets.sources.files import unlabelled_files
 from datasets.sources.images import FileImages
 from datasets.squares import Squares
 from datasets.types import Batch
-from engine.infer import Inference
+from engine.infer import PlacingInference
 from engine.predict.classifier import Classifier
 from engine.predict.guesses import Guess, Measure
 from engine.tasks import find_task
@@ -65,7 +65,7 @@ class Predictor:
         """
         self.classifier, self.process, self.flip, self.say = classifier, process, flip, say
         config = classifier.config
-        self.inference = Inference.of(config, process)
+        self.inference = PlacingInference.of(config, process)
         self.model = self.inference.place(classifier.model)
         self.task, self.batching = find_task(config), batching_of(config.DATA)
         self.temperature = torch.tensor(classifier.temperature or 1.0, device=process.device)

@@ -13,7 +13,7 @@ from datasets import ImageSet, Mixed, dominant_class
 from engine.confidence.temperature import Likelihood, calibrate
 from engine.evaluation.all_scores import AllScores
 from engine.evaluation.scores import Scores
-from engine.infer import joined
+from engine.evaluation.tally import joined
 from engine.precision import are_finite, widen
 from engine.tasks.class_tables import MOST_SCORES, ClassResults, Names, evenly, format_share
 from engine.tasks.task import Task

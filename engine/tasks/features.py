@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from configs.tables import METRICS
 from datasets import BadImages, EvalData, ImageSet, build_preparation
-from engine.evaluation.evaluate import Evaluation, evaluate
+from engine.evaluation.evaluate import Evaluation, Inference, evaluate
 from engine.evaluation.other_scores import NO_ACCURACY, OtherScores
-from engine.evaluation.tally import Scoring
-from engine.infer import Inference, joined
+from engine.evaluation.tally import Scoring, joined
 from engine.precision import widen
 from engine.tasks.feature_training import (
     FeatureLoss,

@@ -16,9 +16,8 @@ from datasets import ImageSet, Mixed
 from engine.evaluation.all_scores import AllScores
 from engine.evaluation.other_scores import NO_ACCURACY, OtherScores
 from engine.evaluation.scores import format_value
-from engine.evaluation.tally import Tally
+from engine.evaluation.tally import Tally, joined
 from engine.features.linear import FEATURES_OF_AN_OUTPUT, LinearClassifier, fit_ridge
-from engine.infer import joined
 from engine.precision import widen
 from engine.tasks.class_tables import PREDICTIONS
 from engine.tasks.number_figures import (

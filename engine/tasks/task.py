@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from configs.schema import Config
 from datasets import BadImages, EvalData, ImageSet, Mixed
-from engine.evaluation.evaluate import Evaluation, evaluate
+from engine.evaluation.evaluate import Evaluation, Inference, evaluate
 from engine.evaluation.tally import Scoring, Tally
-from engine.infer import Inference
 from engine.train.loss import StepWrapper
 from engine.train.trainer import Trainer
 from utils.distributed import Process

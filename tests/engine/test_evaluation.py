@@ -17,9 +17,8 @@ from datasets.types import ImageReadError
 from engine.evaluate_weights import evaluate_both
 from engine.evaluation import all_scores as module
 from engine.evaluation.all_scores import rank_class
-from engine.evaluation.evaluate import evaluate
+from engine.evaluation.evaluate import Inference, evaluate
 from engine.evaluation.tally import Scoring
-from engine.infer import Inference
 from engine.precision import Precision
 from engine.predict.classifier import load_classifier
 from engine.predict.predictor import Predictor

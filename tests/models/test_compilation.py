@@ -17,8 +17,7 @@ from configs.load import load
 from configs.schema import Config
 from datasets import BadImages, build_eval_data
 from engine.batch_size import measure
-from engine.evaluation.evaluate import evaluate
-from engine.infer import Inference
+from engine.evaluation.evaluate import Inference, evaluate
 from models import build_model
 from models.compilation import FOLDER, NUM_WORKERS, compile_model, prepare_compiler
 from models.transforms import choose_transforms

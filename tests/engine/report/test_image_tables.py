@@ -21,10 +21,9 @@ from datasets.pixels import Pixels
 from datasets.sources.arrays import ArrayImages
 from datasets.types import ImageReadError
 from engine.evaluation.all_scores import Ranking
-from engine.evaluation.evaluate import evaluate
+from engine.evaluation.evaluate import Inference, evaluate
 from engine.evaluation.scores import Best
 from engine.evaluation.tally import Scoring
-from engine.infer import Inference
 from engine.precision import Precision
 from engine.predict.pictures import tiles_of
 from engine.record.saved_files import write_table

@@ -11,8 +11,7 @@ from configs.tables import TASKS
 from datasets import BadImages, build_eval_data
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.find import read_checkpoint
-from engine.evaluation.evaluate import evaluate
-from engine.infer import Inference
+from engine.evaluation.evaluate import Inference, evaluate
 from engine.loop import Loop, Outcome
 from engine.precision import FusedLossScaler
 from engine.record.timing import Timing

@@ -23,8 +23,7 @@ from engine.build import build_trainer
 from engine.checkpoint.find import read_checkpoint
 from engine.checkpoint.format import save_checkpoint
 from engine.checkpoint.sharded_saver import ShardedSaver
-from engine.evaluation.evaluate import evaluate
-from engine.infer import Inference
+from engine.evaluation.evaluate import Inference, evaluate
 from engine.plan import StepPlan
 from engine.precision import FusedLossScaler
 from engine.train.ema import fused_lerp

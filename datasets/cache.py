@@ -11,9 +11,8 @@ import math
 import mmap
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +22,7 @@ from configs.schema import Config, Data
 from datasets.index import ENDING, IndexBuilder, caches_folder, open_index
 from datasets.passes import read_each
 from datasets.pixels import Pixels
-from datasets.types import ImageReadError, ImageSet
+from datasets.types import CacheProgress, ImageReadError, ImageSet
 from utils.errors import StoppedBySignal
 from utils.files import check_writable, free_bytes, locked, sync, without_waiting
 from utils.host import count_cores
@@ -149,17 +148,6 @@ def write_cache(location: CacheLocation, pixels: Pixels, images: Iterable[tuple[
 
 
 # --- the sets of a run ---
-
-
-@dataclass(frozen=True)
-class CacheProgress:
-    """Callbacks for progress and cancellation, and whether to build a missing cache."""
-
-    say: Callable[[str], None]
-    warn: Callable[[str], None]
-    signal: Callable[[], int] = lambda: 0  # returns the number of the signal that has arrived, or 0
-    may_build: bool = True
-    is_check: bool = False  # describe a missing cache instead of building it
 
 
 def cache_image_sets(

@@ -12,7 +12,7 @@ from datasets.classes import Numbered, renumber
 from datasets.sources import find_source
 from datasets.split import describe_split, split
 from datasets.split.parts import warn_of_lacking_classes
-from datasets.types import UNKNOWN, ImageSet, Known, SavedData, Settled
+from datasets.types import UNKNOWN, CacheProgress, ImageSet, Known, SavedData, Settled
 from utils.distributed import Process
 from utils.errors import DataError
 from utils.text import is_url
@@ -38,14 +38,16 @@ def open_data(
     *,
     say: Callable[[str], None] = print,
     output: str | None = None,
-    cached: Callable[[Parts], Parts] = lambda parts: parts,
+    cache: CacheProgress | None = None,
 ) -> OpenedData:
     """Return the images of DATA.DATASET: divided, numbered, measured. Collective if it gets a process.
 
-    `say` reports a download; `output`: the folder that the run writes to; `cached`: reads images through a cache.
+    `say` reports a download; `output`: the folder that the run writes to; `cache`: reads images through
+    DATA.CACHE, and reports it.
     """
     process = process or Process(torch.device("cpu"))
-    train, val = process.after_first(lambda: cached(_read(config, wanted == "validation", known.saved, say, output)))
+    given = config, wanted == "validation", known.saved, say, output
+    train, val = process.after_first(lambda: _through_cache(config, _read(*given), cache))
     if wanted == "validation" and known.outputs and val.classes != known.outputs and {*val.classes} <= {*known.outputs}:
         (val,) = renumber([val], known.outputs)
     settings: list[Settled] = []
@@ -59,6 +61,15 @@ def open_data(
         section, name = each.name.split(".")
         config = config.changed(section, **{name: each.value})
     return OpenedData(train, val, settings, config)
+
+
+def _through_cache(config: Config, parts: Parts, cache: CacheProgress | None) -> Parts:
+    if cache is None or config.DATA.CACHE == "none":
+        return parts
+    from datasets.cache import cache_image_sets
+
+    with cache.within():
+        return cache_image_sets(config, parts, cache)
 
 
 def _read(

@@ -3,6 +3,8 @@
 import copy
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -198,6 +200,18 @@ class Known(NamedTuple):
 
 
 UNKNOWN = Known()
+
+
+@dataclass(frozen=True)
+class CacheProgress:
+    """Callbacks for progress and cancellation, and whether to build a missing cache."""
+
+    say: Callable[[str], None]
+    warn: Callable[[str], None]
+    signal: Callable[[], int] = lambda: 0  # returns the number of the signal that has arrived, or 0
+    may_build: bool = True
+    is_check: bool = False  # describe a missing cache instead of building it
+    within: Callable[[], AbstractContextManager] = nullcontext  # around the work, for a row of -check
 
 
 class Batch(NamedTuple):

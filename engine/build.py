@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import nn
@@ -10,6 +9,7 @@ from torch import nn
 from configs.combinations import CUDA_GRAPH_MODES
 from configs.schema import Config
 from datasets import (
+    CacheProgress,
     OpenedData,
     TrainData,
     build_normalize,
@@ -17,7 +17,7 @@ from datasets import (
     build_train_data,
     open_data,
 )
-from datasets.opening import Parts, Wanted
+from datasets.opening import Wanted
 from engine.checkpoint.resume import drop_tensors, is_run, overlap_of
 from engine.evaluation.scores import Best
 from engine.parallel import choose_parallel, is_sharded
@@ -46,18 +46,8 @@ def open_data_of_run(
 ) -> OpenedData:
     """Open the data, cached if DATA.CACHE is set. `signal` returns the number of a pending stop signal, or 0. Collective."""
     config, process, log = inputs.config, session.process, session.log
-    progress = {"say": log.say, "warn": log.warn, "signal": signal, "may_build": process.local_rank == 0}
-    cached = partial(read_through_cache, config, **progress)
-    return open_data(config, wanted, inputs.known, process, say=log.say, output=config.SAVE, cached=cached)
-
-
-def read_through_cache(config: Config, image_sets: Parts, **progress) -> Parts:
-    """Return image sets that read from the cache if DATA.CACHE is set. `progress` has the fields of CacheProgress."""
-    if config.DATA.CACHE == "none":
-        return image_sets
-    from datasets.cache import CacheProgress, cache_image_sets
-
-    return cache_image_sets(config, image_sets, CacheProgress(**progress))
+    cache = CacheProgress(log.say, log.warn, signal, may_build=process.local_rank == 0)
+    return open_data(config, wanted, inputs.known, process, say=log.say, output=config.SAVE, cache=cache)
 
 
 def prepare_torch(config: Config, process: Process, log: Log) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs.tables import SOURCES
-from tests.support.modules import ROOT, imported, imported_at_the_top
+from tests.support.modules import ROOT, bound_names, imported, imported_at_the_top
 
 # The folders of the program from bottom to top. The files of a folder import only their own folder and those before it.
 TOWER = ("utils", "configs", "models", "datasets", "engine", "scripts")
@@ -62,11 +62,13 @@ def test_rare_features_are_imported_only_where_they_are_used():
 
 
 def test_only_open_data_reads_sources():
-    """Other packages get images that are divided, numbered and measured."""
-    readers = {row.where.rpartition(".")[2] for row in SOURCES.values()} | {"find_source"}
+    """Other packages get images that are divided, numbered and measured. They import single helpers of the sources."""
+    readers = {row.where.rpartition(".")[2] for row in SOURCES.values()} | {"find_source", "read_class_folders"}
+    modules = {module_of(path) for path in (ROOT / "datasets" / "sources").rglob("*.py")}
     for path in (path for room in TOWER if room != "datasets" for path in (ROOT / room).rglob("*.py")):
-        found = {name for name in imported(path, also_names=True) if name.rpartition(".")[2] in readers}
+        found = {name for name in bound_names(path) if name in modules or name.rpartition(".")[2] in readers}
         assert not found, f"{path.relative_to(ROOT)} imports {found}; open_data returns finished images"
+        assert '"datasets.sources"' not in path.read_text(encoding="utf-8"), path
 
 
 def test_no_file_imports_itself_through_others():

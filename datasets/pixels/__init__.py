@@ -1,4 +1,4 @@
-"""Pixels: what image files become, and how a run stores, resizes and shows them. Only this file asks DATA.PIXELS.
+"""Pixels: what image files become, and how a run stores, resizes and shows them.
 
 Pixels have 8 bits here, read by decode.py; native/ has pixels with the values of their files.
 A new kind is a subclass, and a row of PIXEL_KINDS in configs/tables.py.

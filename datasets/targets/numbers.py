@@ -209,7 +209,9 @@ def standardized(
             f"({', '.join(names)}); leave it and {DEVIATION} out"
         )
     arrays = np.array(scale[0]), np.array(scale[1])
-    train, val = (each and each.with_facts(meaning=NumberTargets(each.meaning.values, arrays)) for each in (train, val))
+    train, val = (
+        each and each.with_facts(meaning=type(each.meaning)(each.meaning.values, arrays)) for each in (train, val)
+    )
     pairs = zip((MEAN, DEVIATION), scale, strict=True) if origin else ()
     return [Settled(name, tuple(each), origin) for name, each in pairs], train, val
 
@@ -220,7 +222,7 @@ def _with_columns(images: ImageSet, count: int) -> ImageSet:
     if not lacking:
         return images
     values = np.pad(images.meaning.values, ((0, 0), (0, lacking)), constant_values=np.nan)
-    return images.with_facts(meaning=NumberTargets(values))
+    return images.with_facts(meaning=type(images.meaning)(values))
 
 
 def _scale_of_weights(known: Known) -> dict[str, tuple[float, float]]:

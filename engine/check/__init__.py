@@ -17,11 +17,11 @@ import torch
 
 from configs.load import LoadedConfig
 from configs.schema import Config
-from datasets import BadImages, OpenedData, build_eval_data, open_data
-from datasets.opening import Parts, Wanted
+from datasets import BadImages, CacheProgress, OpenedData, build_eval_data, open_data
+from datasets.opening import Wanted
 from engine.batch_size import find_batch_size
 from engine.batch_size import measure as measure_step
-from engine.build import build, make_model, prepare_torch, read_through_cache, restore
+from engine.build import build, make_model, prepare_torch, restore
 from engine.check.images import check_images
 from engine.eval_plan import EvalPlan, plan_evaluation
 from engine.eval_run import weights_to_score
@@ -165,16 +165,10 @@ class Check:
         """Open the data as a run would. `inputs` are missing if the checkpoint cannot be read."""
         known, process = (inputs.known, inputs.process) if inputs else (known_before(self.loaded), None)
         with self.table.section("data"):
-            given = self.config, self.wanted, known, process
-            self.opened = open_data(*given, output=self.config.SAVE, cached=self.cached)
+            row = partial(self.table.section, "cache")
+            cache = CacheProgress(self.table.say, self.table.warn, is_check=True, within=row)
+            self.opened = open_data(self.config, self.wanted, known, process, output=self.config.SAVE, cache=cache)
         return self.opened
-
-    def cached(self, parts: Parts) -> Parts:
-        if self.config.DATA.CACHE == "none":
-            return parts
-        with self.table.section("cache"):
-            progress = {"say": self.table.say, "warn": self.table.warn, "is_check": True}
-            return read_through_cache(self.config, parts, **progress)
 
     def check_data(self) -> None:
         """Read the images and add the rows about them, even if the run cannot be planned for another reason."""

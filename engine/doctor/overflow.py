@@ -4,7 +4,6 @@ import contextlib
 import copy
 import shlex
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from configs.tables import TASKS
 from configs.values import flatten, unflatten
 from datasets import (
     Batch,
+    CacheProgress,
     Known,
     Piece,
     Preparation,
@@ -24,7 +24,6 @@ from datasets import (
     build_train_data,
     open_data,
 )
-from engine.build import read_through_cache
 from engine.checkpoint.resume import is_run
 from engine.doctor.diagnosis import Case, Diagnosis, diagnose
 from engine.open_model import SavedModel
@@ -267,12 +266,12 @@ def next_batch(config: Config, state: dict) -> Batches:
     known = Known(
         saved=kept, began=state["config"] if is_run(state) else {}, origins=dict.fromkeys(flatten(config), "the run")
     )
-    cached = partial(read_through_cache, config, say=print, warn=print, may_build=False)
-    train_set = open_data(config, "both", known, cached=cached).train
+    opened = open_data(config, "both", known, cache=CacheProgress(print, print, may_build=False))
+    config = opened.config
     per_process = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER
     world_size = max(state["config"].get("GLOBAL_BATCH", per_process) // per_process, 1)
     read_here = config.changed("DATA", NUM_WORKERS=0)
-    data = build_train_data(read_here, train_set, Process(torch.device("cpu"), world_size=world_size))
+    data = build_train_data(read_here, opened.train, Process(torch.device("cpu"), world_size=world_size))
     step = state.get("step", 0)
     with contextlib.closing(data.windows(step, step + 1)) as windows:
         window = next(windows)

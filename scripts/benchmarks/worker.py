@@ -9,7 +9,6 @@ import os
 import sys
 import time
 import traceback
-from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -56,16 +55,15 @@ class LoaderWorker:
     num_ahead = 0  # updates whose batches may be loaded before a turn begins; they are not timed
 
     def __init__(self, argv: list[str]):
-        from datasets import build_train_data, choose_workers, open_data
-        from engine.build import read_through_cache
+        from datasets import CacheProgress, build_train_data, choose_workers, open_data
         from utils.distributed import Process
 
         self.config = config = load_settings(argv).with_default_batch_size().config
         self.process = Process.start(config.DEVICE)
         self.device = self.process.device
-        cached = partial(read_through_cache, config, say=print, warn=print)
-        train_set = open_data(config, cached=cached).train
-        self.data = build_train_data(config, train_set, self.process)
+        opened = open_data(config, cache=CacheProgress(print, print))
+        self.config, train_set = opened.config, opened.train
+        self.data = build_train_data(self.config, train_set, self.process)
         self.num_classes = config.MODEL.NUM_CLASSES or len(train_set.classes)
         self.windows = self.data.windows(0, sys.maxsize)
         self.num_images = self.data.global_batch

@@ -66,13 +66,14 @@ class DataSet:
     @classmethod
     def load(cls, config: Config) -> "DataSet":
         # The outputs of the model need not be those of the data: weights of ImageNet judge any labels.
-        train, val, *_ = open_data(config.changed("MODEL", NUM_CLASSES=None))
+        opened = open_data(config.changed("MODEL", NUM_CLASSES=None))
+        val = opened.val
         if val.makes_batches:
             raise ConfigError(
                 f"DATA.DATASET: the images of {config.DATA.DATASET} are generated, so no label is wrong; "
                 "give a run with real data"
             )
-        return cls(config, train, val)
+        return cls(opened.config.changed("MODEL", NUM_CLASSES=config.MODEL.NUM_CLASSES), opened.train, val)
 
     def __len__(self) -> int:
         return len(self.train) + len(self.val)

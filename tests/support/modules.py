@@ -28,6 +28,12 @@ def imported(path: Path, also_names: bool = False) -> set[str]:
     return names
 
 
+def bound_names(path: Path) -> set[str]:
+    """Return the full names of the modules, functions and classes to which the imports of a file give a name."""
+    nodes = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    return {f"{getattr(node, 'module', '')}.{alias.name}".lstrip(".") for node in nodes for alias in node.names}
+
+
 def imported_at_the_top(path: Path) -> set[str]:
     """Return the full names of the modules that a file imports at its top level."""
     names = set()

@@ -21,6 +21,8 @@ ADAPTED = {
     "MODEL.FREEZE",
     *(key for key in SETTINGS if key.startswith("MODEL.LORA.")),
 }
+# If the first are other ones, the model learns something else than before, so the second are not taken over.
+OF_TASK, ONLY_OF_TASK = {"TRAIN.OBJECTIVE", "DATA.LABEL_SEPARATOR"}, {"TRAIN.LOSS", "TRAIN.BEST_METRIC"}
 OF_TARGETS = ("DATA.SAMPLER", "DATA.LABEL_SEPARATOR", "DATA.COLUMNS", *SCALE)
 NOT_TAKEN = {"-resume": set(), "-eval": OWN, "-pretrained": OWN | ADAPTED}
 # If one of these settings is given, the command line defines the model. Otherwise the weights define it.
@@ -86,6 +88,8 @@ def _settings_of_run(recorded: dict[str, Any], given: dict[str, Text], origin: s
     taken = {key: saved[key] for key in saved if key in SETTINGS and key not in NOT_TAKEN[use]}
     if use == "-pretrained":
         taken = _for_channels(taken, given)
+        if any(given[key] != taken.get(key) for key in OF_TASK & given.keys()):
+            taken = {key: value for key, value in taken.items() if key not in ONLY_OF_TASK}
     names_folder = "DATA.DATA_PATH" in given and "DATA.DATASET" not in given
     if use == "-resume" or not names_folder or taken.get("DATA.DATASET") not in WITHOUT_FILES:
         return [layer_from(origin, taken)]

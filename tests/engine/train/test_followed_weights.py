@@ -61,6 +61,23 @@ def test_explicit_model_setting_overrides_the_model_of_the_weights(checkpoint, b
         assert (loaded.config.MODEL.EMBED_DIM, loaded.config.DATA.IMAGENET_MEAN) == (768, (0.25,))
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("DATA.COLUMNS=[path,kind]", ("bce", "macro_f1")),
+        ("DATA.COLUMNS=[path,age] TRAIN.OBJECTIVE=numbers", ("smooth_l1", "mae")),
+        ("DATA.LABEL_SEPARATOR=|", ("bce", "map")),
+    ],
+)
+def test_loss_and_metric_of_the_weights_are_taken_only_by_their_own_task(words, expected, tmp_path):
+    config = replaced(small_config(tmp_path), TRAIN={"LOSS": "bce", "BEST_METRIC": "macro_f1"})
+    state = {"state_dict": build_model(config, 10).state_dict(), "progress": {}, "config": flatten(config)}
+    weights = str(saved(state, tmp_path / "best.pth"))
+    given = ["-pretrained", weights, "-dataset", "csv", "-data_path", "photos.csv", "-opts", *words.split()]
+    train = load_settings(given).config.TRAIN
+    assert (train.LOSS, train.BEST_METRIC) == expected
+
+
 def test_resume_keeps_settings_of_weights_that_were_deleted(checkpoint, bare, tmp_path):
     for named in (["-pretrained", str(tmp_path / "gone.pth")], ["-pretrained", "resnet50"], []):
         loaded = load_settings(["-cfg", bare, *named, "-resume", str(checkpoint)])

@@ -33,7 +33,7 @@ class NumberTargets(OneClass):
     def __init__(self, values: np.ndarray, scale: tuple[np.ndarray, np.ndarray] | None = None):
         """`values`: float64 [targets, outputs] in the units of the data; `scale`: mean and deviation of each output."""
         super().__init__(ByName())
-        self.values, self._scale = values, scale
+        self.values, self._standards = values, scale
 
     @property
     def is_present(self) -> np.ndarray:
@@ -82,11 +82,11 @@ class NumberTargets(OneClass):
     by_list, batch = LabelSets.by_list, LabelSets.batch
 
     def allocate(self, count: int, num_classes: int, pinned: bool) -> Tensor:
-        ensure(self._scale is not None, "these numbers have no mean and deviation yet, which open_data adds")
+        ensure(self._standards is not None, "these numbers have no mean and deviation yet, which open_data adds")
         return LabelSets.allocate(self, count, num_classes, pinned)
 
     def put(self, target: int, place: Tensor) -> None:
-        mean, deviation = self._scale
+        mean, deviation = self._standards
         row = (self.values[target] - mean) / deviation
         place[: len(row)] = torch.from_numpy(row)
         place[len(row) :] = math.nan

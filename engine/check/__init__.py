@@ -165,8 +165,9 @@ class Check:
         """Open the data as a run would. `inputs` are missing if the checkpoint cannot be read."""
         known, process = (inputs.known, inputs.process) if inputs else (known_before(self.loaded), None)
         with self.table.section("data"):
-            row = partial(self.table.section, "cache")
-            cache = CacheProgress(self.table.say, self.table.warn, is_check=True, within=row)
+            cache = CacheProgress(
+                self.table.say, self.table.warn, is_check=True, within=lambda: self.table.section("cache")
+            )
             self.opened = open_data(self.config, self.wanted, known, process, output=self.config.SAVE, cache=cache)
         return self.opened
 

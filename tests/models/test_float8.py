@@ -10,8 +10,8 @@ from torch import nn
 import models.transforms.float8
 from configs.values import flatten
 from datasets import Normalize, build_preparation
+from engine.open_model import config_of
 from engine.precision import Precision
-from engine.predict.classifier import config_of
 from models import build_model
 from models.transforms import choose_transforms
 from models.transforms.float8 import check_float8

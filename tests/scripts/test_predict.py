@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from engine.predict.classifier import config_of
+from engine.open_model import config_of
 from engine.predict.output import safe_names
 from scripts import export, predict
 from tests.support.cases import cases_of, names_of, value_of

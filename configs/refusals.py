@@ -40,7 +40,7 @@ FEATURES = (
     Refusal("DATA.has_several_labels", f"has no effect {NO_CLASSES}; leave it out"),
     Refusal("DATA.TOKENS", "must be null with {TRAIN.OBJECTIVE} because features are learned from square images"),
 )
-NUMBERS = (  # of each image, in columns
+NUMBERS = (  # for tasks that read numbers from columns
     Refusal(
         "DATA.DATASET",
         "must be csv, parquet or shards with {TRAIN.OBJECTIVE} because other data sets have classes",

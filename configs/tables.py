@@ -280,4 +280,4 @@ TASKS = {
         refusals="refusals.FEATURES",
     ),
 }
-OBJECTIVES = {name: row for name, row in TASKS.items() if row.sentence}  # of TRAIN.OBJECTIVE
+OBJECTIVES = {name: row for name, row in TASKS.items() if row.sentence}  # the values of TRAIN.OBJECTIVE

@@ -66,7 +66,7 @@ class BadImages:
     def _unreadable(self, indices: list[int]) -> list[int]:
         from datasets.passes import read_each  # imported here: images in memory are not read in threads
 
-        return [index for index, error in read_each(indices, self._try, "reading images") if error]
+        return [index for index, error in read_each(indices, self._try, "") if error]
 
     def _refuse(self, num_tried: int) -> None:
         first = next(iter(self.indices))

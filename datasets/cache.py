@@ -253,5 +253,9 @@ def check_space(config: Config, location: CacheLocation, image_set: ImageSet) ->
 def estimate_bytes(config: Config, image_set: ImageSet) -> int:
     """Return the estimated size of the set in the cache, from a sample of its images."""
     sample = np.linspace(0, len(image_set) - 1, min(len(image_set), NUM_SAMPLED)).astype(int).tolist()
-    sizes = read_each(sample, lambda index: memoryview(encode(config.DATA, image_set, index)[2]).nbytes, "")
+
+    def size_of(index: int) -> int:
+        return memoryview(encode(config.DATA, image_set, index)[2]).nbytes
+
+    sizes = read_each(sample, size_of, "", count_threads(config))
     return int(np.mean([size for _, size in sizes]) * len(image_set))

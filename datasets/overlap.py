@@ -105,7 +105,7 @@ class Overlap:
         if not alike:
             return 0, []
         sample = sorted(alike)[:: math.ceil(len(alike) / MOST_READ)]
-        same = read_each(sample, lambda index: self._find(index, alike[index]), "comparing images")
+        same = read_each(sample, lambda index: self._find(index, alike[index]), "")
         pairs = [(index, other) for index, other in same if isinstance(other, int)]
         if not pairs:
             return 0, []

@@ -7,9 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from datasets.pixels.rules import ImageReadError
+from utils.host import count_cores
 from utils.log import shown
 
-NUM_THREADS, AHEAD_PER_THREAD = 8, 8
+FEWEST_THREADS = 8  # reading waits for the disk, so even few cores have several threads
+AHEAD_PER_THREAD = 8
 Task = TypeVar("Task")
 Found = TypeVar("Found")
 
@@ -29,13 +31,15 @@ def read_each(
     indices: Sequence[int],
     work: Callable[[int], Found],
     title: str,
-    num_threads: int = NUM_THREADS,
+    num_threads: int | None = None,
     ahead: int = AHEAD_PER_THREAD,
 ) -> Iterator[tuple[int, Found | ImageReadError]]:
     """Yield each index and what `work` returns for it, or the error if its image cannot be read.
 
-    `title`: of the progress bar; "": none. `ahead`: the number of results for each thread that may wait until they are used. Closing the iterator ends the threads.
+    `title`: the title of the progress bar; "": there is no bar. `num_threads`: by default, one for each core. `ahead`: how
+    many results of each thread may wait until they are used. Closing the iterator ends the threads.
     """
+    num_threads = num_threads or max(FEWEST_THREADS, count_cores())
 
     def attempt(index: int) -> tuple[int, Found | ImageReadError]:
         try:
@@ -46,6 +50,9 @@ def read_each(
     with ThreadPoolExecutor(num_threads, title) as pool:
         try:
             futures = read_ahead((pool.submit(attempt, index) for index in indices), num_threads * ahead)
-            yield from (future.result() for future in (shown(futures, title, len(indices)) if title else futures))
+            if title:
+                futures = shown(futures, title, len(indices))
+            for future in futures:
+                yield future.result()
         finally:
             pool.shutdown(cancel_futures=True)

@@ -81,7 +81,7 @@ def refuse_outputs(plan: EvalPlan, model: nn.Module, inference: PlacingInference
         inputs = inference.inputs(model, batch.images)
         if len(batch.targets):
             inference.outputs(model, inputs, source)
-    inference.refuse(model, source, lambda: model(inputs))
+    inference.refuse(model, inputs, source)
 
 
 def weights_to_score(

@@ -1,4 +1,4 @@
-"""Outputs of models without gradients, outside of a run: places models on the device, and refuses outputs that are not finite."""
+"""Computes outputs without gradients outside of a run: for -eval, predict.py and embed.py."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,8 @@ from models.transforms import ModelTransforms, choose_transforms
 from utils.distributed import Process
 from utils.host import keep_freed_memory
 
-Compute = Callable[[nn.Module, Tensor], Tensor | tuple[Tensor, ...]]  # what a model computes from normalized images
+# Returns what is asked for, from a model and its normalized input: logits, or several values.
+Compute = Callable[[nn.Module, Tensor], Tensor | tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
@@ -43,28 +44,28 @@ class PlacingInference(Inference):
         return self.normalize(pixels.to(self.process.device), self.precision.input_dtype(model))
 
     @torch.no_grad()
-    def outputs(self, model: nn.Module, inputs: Tensor, source: str, compute: Compute | None = None) -> Any:
+    def outputs(self, model: nn.Module, inputs: Tensor, source: str, compute: Compute = nn.Module.__call__) -> Any:
         """Return what a placed model computes, in at least float32. Raise ConfigError if it is not finite.
 
-        `source` names the weights. `compute` returns several values in place of the logits. Single logits may be -inf.
+        `source` names the weights. Single logits may be -inf, but none of several values.
         """
-
-        def forward() -> Tensor | tuple[Tensor, ...]:
-            with self.precision.autocast():
-                return compute(model, inputs) if compute else model(inputs)
-
-        if compute:
-            found = tuple(map(widen, forward()))
+        found = self._computed(model, inputs, compute)
+        if isinstance(found, tuple):
+            found = tuple(map(widen, found))
             is_finite = all(each.isfinite().all() for each in found)
         else:
-            found = widen(forward())
+            found = widen(found)
             is_finite = are_finite(found).all()
         if not is_finite:
-            self.refuse(model, source, forward)
+            self.refuse(model, inputs, source, compute)
         return found
 
-    def refuse(self, model: nn.Module, source: str, forward: Callable[[], Any]) -> NoReturn:
-        """Raise ConfigError, and name the place in the model whose output is not finite. `forward` computes it again."""
+    def refuse(self, model: nn.Module, inputs: Tensor, source: str, compute: Compute = nn.Module.__call__) -> NoReturn:
+        """Raise ConfigError for outputs that are not finite. They are computed again to find the place in the model."""
         from models.trace import refuse_not_finite
 
-        refuse_not_finite(source, model, self.transforms, forward)
+        refuse_not_finite(source, model, self.transforms, lambda: self._computed(model, inputs, compute))
+
+    def _computed(self, model: nn.Module, inputs: Tensor, compute: Compute) -> Tensor | tuple[Tensor, ...]:
+        with self.precision.autocast():
+            return compute(model, inputs)

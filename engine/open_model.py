@@ -28,7 +28,7 @@ class SavedModel:
 
     path: Path
     facts: dict[str, Any]  # the metadata of the file; epochs count from 1 here, from 0 in a checkpoint
-    key: str  # of the weights in a checkpoint, such as state_dict_ema
+    key: str  # the name of these weights in a checkpoint, such as state_dict_ema
     weights: dict[str, Tensor]
 
     @cached_property

@@ -21,7 +21,7 @@ ADAPTED = {
     "MODEL.FREEZE",
     *(key for key in SETTINGS if key.startswith("MODEL.LORA.")),
 }
-# If the first are other ones, the model learns something else than before, so the second are not taken over.
+# If a setting of OF_TASK changes, the model learns something new, so those of ONLY_OF_TASK are not taken over.
 OF_TASK, ONLY_OF_TASK = {"TRAIN.OBJECTIVE", "DATA.LABEL_SEPARATOR"}, {"TRAIN.LOSS", "TRAIN.BEST_METRIC"}
 OF_TARGETS = ("DATA.SAMPLER", "DATA.LABEL_SEPARATOR", "DATA.COLUMNS", *SCALE)
 NOT_TAKEN = {"-resume": set(), "-eval": OWN, "-pretrained": OWN | ADAPTED}

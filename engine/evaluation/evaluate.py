@@ -26,7 +26,7 @@ class Evaluation(NamedTuple):
 
 @dataclass(frozen=True)
 class Inference:
-    """How images become the input of models, the precision of models, and the process that computes."""
+    """The normalization of images, the precision of models, and the process that computes."""
 
     normalize: nn.Module
     precision: Precision
@@ -70,10 +70,10 @@ def evaluate(
                 outputs = model(images)
             tally.add(outputs, targets, len(batch.bad))
     bad_images.check(process)
-    found = []
+    found, of_images = [], np.concatenate(indices)
     for model, was_training, tally in zip(models, were_training, tallies, strict=True):
         model.train(was_training)
-        tally.per_image.indices = np.concatenate(indices)
+        tally.per_image.indices = of_images
         scores = tally.result(process)
         num_seen = scores.num_images + scores.num_excluded
         ensure(num_seen == data.num_samples, f"the evaluation saw {num_seen:,} of {data.num_samples:,} images")

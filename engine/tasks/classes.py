@@ -31,7 +31,8 @@ class Classes(Task):
 
     likelihood = Likelihood()  # how calibration measures probabilities
     answers_are = "probabilities"  # the name of the output of a graph with preprocessing
-    most_difference = 5e-3  # of each probability of a graph, if single pixels differ by 1
+    # The largest allowed difference between a probability of a graph and the model's. Single pixels may differ by 1.
+    most_difference = 5e-3
 
     @property
     def tally(self) -> type["Tally"]:

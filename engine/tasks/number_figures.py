@@ -9,7 +9,7 @@ import numpy as np
 from engine.evaluation.student import student
 
 PREDICTED = "_predicted"  # the end of the names of columns with predicted numbers
-ENDS = ("", "_low", "_high")  # of the names of the columns with a figure and its interval
+ENDS = ("", "_low", "_high")  # the columns of a figure and its interval end with these
 FIGURES = ("mae", "rmse", "r2", "spearman")
 DEVIATIONS = 1.96  # half of a 95% interval, in standard errors
 # With fewer images, RMSE and R2 get no interval: it would have the figure of all images in less than 88% of cases, also

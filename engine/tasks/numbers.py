@@ -52,14 +52,15 @@ class Numbers(Task):
     check, labelling, answers_are = "images.check_numbers", "numbers.find_numbers", "numbers"
     why_no_shards = "this script writes classes, not numbers; leave TRAIN.OBJECTIVE=numbers out"
     why_not_applied = "correct numbers in the CSV file of the data itself, and train again"
-    most_difference = 0.02  # of each number of a graph, in standard deviations
-    figures: tuple[str, ...] = FIGURES  # those that `measure` returns with intervals
+    # The largest allowed difference between a number of a graph and the model's, in standard deviations.
+    most_difference = 0.02
+    figures: tuple[str, ...] = FIGURES  # `measure` also returns their intervals
 
     def __init__(self, config: Config):
         super().__init__(config)
         self.scale = Scale.of(config)
         self.mean, self.deviation = map(np.array, self.scale or (0.0, 1.0))
-        self.errors = import_named("engine.tasks", config.task.errors)  # as in number_figures.py
+        self.errors = import_named("engine.tasks", config.task.errors)  # see number_figures.py
 
     def in_units(self, numbers: np.ndarray) -> np.ndarray:
         """Return standardized numbers [N, outputs] in the units of the data."""

@@ -58,7 +58,7 @@ class LoaderWorker:
         from datasets import CacheProgress, build_train_data, choose_workers, open_data
         from utils.distributed import Process
 
-        self.config = config = load_settings(argv).with_default_batch_size().config
+        config = load_settings(argv).with_default_batch_size().config
         self.process = Process.start(config.DEVICE)
         self.device = self.process.device
         opened = open_data(config, cache=CacheProgress(print, print))

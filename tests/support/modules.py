@@ -29,7 +29,7 @@ def imported(path: Path, also_names: bool = False) -> set[str]:
 
 
 def bound_names(path: Path) -> set[str]:
-    """Return the full names of the modules, functions and classes to which the imports of a file give a name."""
+    """Return the full name of each module, function and class that a file imports by name."""
     nodes = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Import | ast.ImportFrom)]
     return {f"{getattr(node, 'module', '')}.{alias.name}".lstrip(".") for node in nodes for alias in node.names}
 

@@ -1,4 +1,4 @@
-"""Small data sets of every kind that is read from files: 12 images in two classes, one of which is no image."""
+"""Small data sets of every kind that is read from files: each has 12 files in two classes, and one file is no image."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,11 +1,43 @@
 """Decides which copies in a data set are a problem, for -check and scripts/labels.py: contradictions and copies in training."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
 
-from datasets.identity import Group
+from datasets.identity import Group, ImageContents
+from datasets.types import ImageSet
 
 Pair = tuple[int, int]  # an image, and the image of which it is a copy
+
+
+class Copies(NamedTuple):
+    """The images of a group that are the same, and why they are a problem."""
+
+    group: Group
+    contradictions: list[Pair]
+    in_training: list[Pair]  # validation images; with folds, images with a copy in another fold
+    num_repeated: int  # training images with the pixels of an earlier training image
+
+
+def find_copies(contents: ImageContents, val: ImageSet, folds: Sequence[int] | None = None) -> list[Copies]:
+    """Return the copies among the images of `contents`, of which those of `val` are validation images.
+
+    `folds`: for a sweep with -folds, the fold that holds out each image (-1: unknown).
+    """
+
+    def is_held_out(number: int) -> bool:
+        return contents.find(number)[0] is val
+
+    found = []
+    for group in contents.groups():
+        pairs = copies_in_training(group, is_held_out)
+        if folds is not None:
+            known = [number for number in group if folds[number] >= 0]
+            pairs = [(number, known[0]) for number in known if folds[number] != folds[known[0]]]
+        trained = [first for number, first in group.items() if not is_held_out(number)]
+        clashes = contradictions(group, contents.target, val.meaning.near_copies_agree)
+        found.append(Copies(group, clashes, pairs, len(trained) - len({*trained})))
+    return found
 
 
 def are_equal(group: Group, pair: Pair) -> bool:
@@ -45,9 +77,3 @@ def copies_in_training(group: Group, is_held_out: Callable[[int], bool]) -> list
     first_equal = {group[number]: number for number in reversed(trained)}
     held_out = (number for number in group if is_held_out(number)) if trained else ()
     return [(number, first_equal.get(group[number], trained[0])) for number in held_out]
-
-
-def num_repeated(groups: Iterable[Group], is_held_out: Callable[[int], bool]) -> int:
-    """Return the number of training images with the pixels of an earlier training image."""
-    firsts = [[group[number] for number in group if not is_held_out(number)] for group in groups]
-    return sum(len(each) - len({*each}) for each in firsts)

@@ -9,7 +9,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import blake2b
 
 import numpy as np
@@ -67,10 +67,20 @@ class ImageContents:
     def __init__(self, count: int, find: Callable[[int], tuple[ImageSet, int]]):
         """`find(number)` returns the set and the index of an image, to read it."""
         self.find, self._thumbnail = find, lru_cache(NUM_THUMBNAILS)(self._read_thumbnail)
+        self._target_names = cache(ImageSet.target_names)
         self.digests = np.zeros(count, np.uint64)  # 0: unreadable
         self._file = tempfile.TemporaryFile()  # noqa: SIM115  (stays open as long as the pictures are used)
         shape = (count, SIDE, SIDE, 3)
         self._pictures = np.memmap(self._file, np.uint8, "w+", shape=shape) if count else np.zeros(shape, np.uint8)
+
+    def name(self, number: int) -> str:
+        image_set, index = self.find(number)
+        return image_set.name(index)
+
+    def target(self, number: int) -> str:
+        """Return the target of an image as text."""
+        image_set, index = self.find(number)
+        return self._target_names(image_set)[image_set.targets[index]]
 
     def add(self, number: int, pixels: np.ndarray) -> None:
         self.digests[number] = digest(pixels)

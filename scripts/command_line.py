@@ -1,10 +1,9 @@
 """Command lines of the scripts: the parser that they share, and types and checks of its arguments."""
 
 import argparse
-import contextlib
 import difflib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from configs.flags import FLAGS
@@ -91,15 +90,6 @@ def check_writable(flag: str, path: Path) -> None:
         refuse_special(path)
     except OSError as error:
         raise ConfigError(f"{flag}: cannot write {path} ({cause_of(error)})") from None
-
-
-@contextlib.contextmanager
-def naming_output(folder: Path) -> Iterator[None]:
-    """Turn an OSError in the `with` block into a ConfigError that names the folder of -output."""
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(f"-output: cannot write to {folder} ({cause_of(error)}); choose another folder") from None
 
 
 def check_no_input(flag: str, path: Path, inputs: Iterable[str | Path]) -> None:

@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     arguments = parse(argv)
     if arguments.next:
         return choose(arguments)
-    from scripts.labelling.command import apply, find
+    from scripts.labelling import apply, find
 
     source = replace(find_source(arguments), data_path=arguments.data_path)
     if arguments.apply:
@@ -114,9 +114,9 @@ def check_next(arguments: argparse.Namespace) -> None:
 def choose(arguments: argparse.Namespace) -> int:
     """Choose photos to label. Return the exit code."""
     from engine.features.embedder import Embedder, find_photos
+    from engine.labelling.data import DataSet, config_of
     from engine.predict.classifier import load_classifier
-    from scripts.labelling.data import DataSet, config_of
-    from scripts.labelling.next import choose_next
+    from scripts.labelling import choose_next
     from utils.distributed import Process, choose_device  # local: importing torch takes seconds
 
     photos, folder = find_photos("-next", arguments.photos, print), folder_of(arguments.source)
@@ -140,7 +140,7 @@ def choose(arguments: argparse.Namespace) -> int:
 
 def find_source(arguments: argparse.Namespace):
     """Return the finished runs of the best point of a sweep, a single run, or weights with the settings of their data."""
-    from scripts.labelling.command import Source
+    from engine.labelling.source import Source
 
     folder = folder_of(arguments.source)
     is_sweep, is_run = (folder / FILE).exists(), (folder / "config.yaml").exists()
@@ -173,9 +173,8 @@ def load_weights(arguments: argparse.Namespace, source: type):
     """Load the weights whose features judge the labels of -data_path."""
     from configs.load import dataset_of_file
     from engine.predict.classifier import load_classifier
-    from scripts.labelling.command import DATASET
 
-    name = arguments.dataset or dataset_of_file(str(arguments.data_path)) or DATASET
+    name = arguments.dataset or dataset_of_file(str(arguments.data_path)) or "imagefolder"
     dataset = ["-dataset", name, "-data_path", str(arguments.data_path)]
     flags = [*settings_flags(arguments), *dataset]
     weights = load_classifier(arguments.source, flags, arguments.raw, needs_classes=False)

@@ -25,10 +25,9 @@ from engine.evaluation.scores import column_title, format_value
 from engine.record.saved_files import read_table, read_text
 from engine.record.saved_run import is_locked, read_status
 from engine.settings import load_settings
-from scripts.command_line import naming_output
 from scripts.comparing.statistics import spread
 from utils.commands import command
-from utils.errors import ConfigError, ExitCode, cause_of
+from utils.errors import ConfigError, ExitCode, cause_of, naming_output
 from utils.files import FolderLock, creating, write_text
 from utils.program import StopSignal, die_with_parent
 from utils.text import counted, csv_text, format_time, markdown_table, warning

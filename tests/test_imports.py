@@ -28,9 +28,9 @@ RARE = tuple(
     datasets.sources.channel_files engine.export.native_photo configs.rare_combinations
     engine.tasks.feature_training engine.tasks.numbers engine.train.number_loss
     engine.evaluation.other_scores datasets.targets.label_sets datasets.targets.numbers datasets.targets.number_tables
-    engine.features.number_doubts engine.report.numbers scripts.labelling.numbers engine.confidence.calibration
+    engine.report.numbers engine.confidence.calibration
     engine.confidence.unknown engine.predict.attention_maps engine.export engine.record.trackers engine.report
-    engine.doctor scripts.embedding scripts.labelling scripts.translating_timm""".split()
+    engine.doctor engine.labelling scripts.embedding scripts.labelling scripts.translating_timm""".split()
 )
 
 
@@ -121,7 +121,7 @@ PACKAGES = {
         "parallel precision evaluation infer train confidence.temperature features.linear tasks checkpoint confidence record"
         " settings_of_weights settings open_model predict session provenance memory first_passes plan eval_plan weights_lines plan_lines"
         " fine_tuning_rate quick_checks export report build batch_size doctor eval_run evaluate_weights features check callback_list"
-        " saves features.saved features.start loop run __init__"
+        " saves features.saved labelling features.start loop run __init__"
     ).split(),
 }
 

@@ -122,6 +122,15 @@ def naming_damage(path: object, *also: type[Exception]) -> Iterator[None]:
         ) from error
 
 
+@contextlib.contextmanager
+def naming_output(folder: os.PathLike) -> Iterator[None]:
+    """Turn an OSError in the `with` block into a ConfigError that names the folder of -output."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"-output: cannot write to {folder} ({cause_of(error)}); choose another folder") from None
+
+
 def not_a_file(path: str | os.PathLike | int) -> str | None:
     """Return the kind of a special file, such as `a pipe`; None for a regular file. `path` may be an open descriptor.
 

@@ -1,6 +1,5 @@
 """Checks that read a data set before a run: classes, sizes, unreadable images, duplicates."""
 
-import functools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -11,8 +10,8 @@ from configs.schema import Config
 from configs.tables import import_named
 from datasets.bad_images import num_allowed
 from datasets.batching import batching_of
-from datasets.copies import are_equal, contradictions, copies_in_training, num_repeated
-from datasets.identity import Group, ImageContents
+from datasets.copies import Copies, are_equal, find_copies
+from datasets.identity import ImageContents
 from datasets.passes import read_each
 from datasets.pixels.decode import KEEP_VALUES, SHALLOW
 from datasets.types import ImageReadError, ImageSet
@@ -210,9 +209,8 @@ def check_duplicates(config: Config, scans: Sequence[ScanResult], contents: Imag
     num_train = train.count if train else 0
     is_sample = any(scan.is_sample for scan in scans)
     of = f"{val.count:,} validation and {num_train:,} training images read"
-    groups, noun = contents.groups(), config.task.noun
-    near_agree = val.image_set.meaning.near_copies_agree
-    twins, clashes = find_duplicates(contents, groups, num_train, near_agree)
+    copies, noun = find_copies(contents, val.image_set), config.task.noun
+    twins, clashes = name_duplicates(contents, copies)
     texts, remedies, nouns = [], [], plural(noun)
     if found := twins[True]:
         share = f"{len(found):,} of {of if is_sample else counted(val.count, 'validation image')}"
@@ -227,7 +225,7 @@ def check_duplicates(config: Config, scans: Sequence[ScanResult], contents: Imag
     near_texts += describe_near(clashes[False], f"images in two {nouns}")
     if near_texts:
         remedies.append("look at those with ~")
-    repeats = num_repeated(groups, lambda number: number >= num_train)
+    repeats = sum(each.num_repeated for each in copies)
     repeated = [f"training images with the pixels of another training image: {repeats:,}"] * bool(repeats)
     if remedies:
         if not config.task.has_several_classes:  # labels.py judges one label per image
@@ -241,30 +239,17 @@ def check_duplicates(config: Config, scans: Sequence[ScanResult], contents: Imag
     return Finding("duplicates", "\n".join([none, *repeated]))
 
 
-def find_duplicates(
-    contents: ImageContents, groups: Sequence[Group], num_train: int, near_agree: bool
-) -> tuple[Pairs, Pairs]:
+def name_duplicates(contents: ImageContents, copies: Sequence[Copies]) -> tuple[Pairs, Pairs]:
     """Return the validation images with a copy in training, and the copies in two classes."""
-    target_names = functools.cache(ImageSet.target_names)
-
-    def name(number: int) -> str:
-        image_set, index = contents.find(number)
-        return image_set.name(index)
-
-    def target(number: int) -> str:
-        image_set, index = contents.find(number)
-        return target_names(image_set)[image_set.targets[index]]
-
     twins: Pairs = {True: [], False: []}
     clashes: Pairs = {True: [], False: []}
-    for group in groups:
-        for pair in copies_in_training(group, lambda number: number >= num_train):
+    for group, contradictions, in_training, _ in copies:
+        for pair in in_training:
             equal = are_equal(group, pair)
-            twins[equal].append(f"{name(pair[0])} {SIGNS[equal]} {name(pair[1])}")
-        found = contradictions(group, target, near_agree)
-        for pair in dict.fromkeys((min(pair), max(pair)) for pair in found):
+            twins[equal].append(f"{contents.name(pair[0])} {SIGNS[equal]} {contents.name(pair[1])}")
+        for pair in dict.fromkeys((min(pair), max(pair)) for pair in contradictions):
             equal = are_equal(group, pair)
-            one, other = (f"{name(number)} ({target(number)})" for number in pair)
+            one, other = (f"{contents.name(number)} ({contents.target(number)})" for number in pair)
             clashes[equal].append(f"{one} {SIGNS[equal]} {other}")
     return twins, clashes
 

@@ -108,14 +108,22 @@ def judge_labels(
         given = [mean_of_copies(torch.from_numpy(logs), copies)]
     sets = iter([given])
     if uses_features:
-        firsts = np.unique(copies, return_index=True)[1]
-        parts = components(torch.from_numpy(features[known[firsts]]))
         targets = torch.from_numpy(labels[known][:, None] == classes).double()
-        sets = ([each, *given] for each in leave_one_out(parts, mean_of_copies(targets, copies), PENALTIES))
+        sets = ([each, *given] for each in predicted_without(features[known], copies, targets))
     part = _judge(labels[rows], classes, sets, copies[places])
     for whole, each in zip(found[:5], part[:5], strict=True):
         whole[rows] = each
     return Doubts(*found[:5], *part[5:])
+
+
+def predicted_without(features: np.ndarray, copies: np.ndarray, targets: Tensor) -> Iterator[Tensor]:
+    """Yield for each penalty the predictions [G, C] of each group of copies from the features of all other images.
+
+    `features`: [N, D]; `copies`: the group of each image; `targets`: [N, C].
+    """
+    firsts = np.unique(copies, return_index=True)[1]
+    parts = components(torch.from_numpy(features[firsts]))
+    return leave_one_out(parts, mean_of_copies(targets, copies), PENALTIES)
 
 
 def describe_doubts(parts: Sequence[ImageFeatures], num_classes: int) -> str:

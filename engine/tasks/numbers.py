@@ -49,7 +49,7 @@ FEW_GROUPS = 10  # with fewer, the intervals of single splits had 78 to 100% (BE
 class Numbers(Task):
     """An image has one number for each output of the model, whose outputs are standardized like the training targets."""
 
-    check, labelling, answers_are = "images.check_numbers", "numbers.find_numbers", "numbers"
+    check, labelling, answers_are = "images.check_numbers", "numbers.JudgedNumbers", "numbers"
     why_no_shards = "this script writes classes, not numbers; leave TRAIN.OBJECTIVE=numbers out"
     why_not_applied = "correct numbers in the CSV file of the data itself, and train again"
     # The largest allowed difference between a number of a graph and the model's, in standard deviations.

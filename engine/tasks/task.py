@@ -28,7 +28,7 @@ class Task:
     """What a model learns. The task of a model that predicts probabilities is derived from Classes (classes.py)."""
 
     check = "images.check_classes"  # in engine/check/: makes the row about the targets
-    labelling = "command.find_labels"  # in scripts/labelling/: finds doubtful targets
+    labelling = "labels.JudgedLabels"  # in engine/labelling/: finds doubtful targets
     why_no_shards = why_not_applied = ""  # why make_shards.py or labels.py -apply cannot write them
 
     def __init__(self, config: Config):

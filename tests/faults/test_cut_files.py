@@ -177,10 +177,10 @@ def write_embeddings(folder: Path, version: int) -> None:
 
 
 def write_labels(folder: Path, version: int) -> None:
-    from scripts.labelling.review import Row, write_review
+    from engine.labelling.review import Row, write_review
 
     data = SimpleNamespace(name=lambda number: "a.png", label=lambda number: "cat", root=folder)
-    with patch("scripts.labelling.review.draw_sheets", return_value=[]):
+    with patch("engine.labelling.review.draw_sheets", return_value=[]):
         write_review(folder, [Row(0, f"dog {version}", 0.5, "")], data)
 
 

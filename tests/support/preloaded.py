@@ -8,11 +8,11 @@ import os
 import pkgutil
 
 MODULES = (
-    "main_single_gpu main_multi_gpu engine.run scripts.embedding timm timm.data torchvision.datasets "
+    "main_single_gpu main_multi_gpu engine.run scripts.embedding scripts.labelling timm timm.data torchvision.datasets "
     "torch.utils.tensorboard matplotlib.pyplot matplotlib.backends.backend_agg safetensors.torch numpy.random "
     "PIL.BmpImagePlugin PIL.GifImagePlugin PIL.JpegImagePlugin PIL.PngImagePlugin PIL.PpmImagePlugin"
 ).split()
-PACKAGES = ("configs", "datasets", "engine", "models", "scripts.labelling", "utils")
+PACKAGES = ("configs", "datasets", "engine", "models", "utils")
 
 os.environ["OMP_NUM_THREADS"] = "1"  # torch reads it when it is imported
 for package in map(importlib.import_module, PACKAGES):

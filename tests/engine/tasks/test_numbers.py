@@ -15,10 +15,12 @@ from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_err
 
 from configs.schema import Config
 from datasets import Mixed
+from datasets.copies import contradictions
 from datasets.index import Texts
 from engine.evaluation.scores import Best
 from engine.features.linear import LIKE_CONSTANT, SHARES, fit_ridge
 from engine.features.start import why_not
+from engine.labelling.data import DataSet
 from engine.predict.guesses import Measure
 from engine.predict.output import as_csv
 from engine.predict.predictor import Prediction
@@ -26,8 +28,6 @@ from engine.tasks.number_figures import FIGURES, grouped_half_widths, half_width
 from engine.tasks.number_limits import groups_and_limits
 from engine.tasks.numbers import Numbers
 from engine.train.loss import build_loss
-from scripts.labelling.copies import find_copies
-from scripts.labelling.data import DataSet
 from tests.support.configs import CPU, replaced
 from tests.support.numbers import images_with, number_settings, write_rows
 from tests.support.properties import examples
@@ -519,10 +519,8 @@ def test_copies_with_other_numbers_are_told_apart_to_the_last_digit(tmp_path):
     data = DataSet.load(number_settings(write_rows(tmp_path / "prices.csv", rows, "path,price")))
     of_name = {data.name(number): number for number in range(len(data))}
     one, other, same = (of_name[f"{number}.png"] for number in range(3))
-    equal = [*find_copies([{one: one, other: one}], data), *find_copies([{one: one, same: one}], data)]
-    assert [each.reason for each in equal if each.has_other_label] == [
-        "equal to 1.png, labelled price 1234503.0",
-        "equal to 0.png, labelled price 1234500.0",
-    ]
-    near = find_copies([{one: one, other: other}], data)
-    assert not any(each.has_other_label for each in near), "near copies may have near numbers"
+    near_agree = data.val.meaning.near_copies_agree
+    assert contradictions({one: one, other: one}, data.label, near_agree) == [(one, other), (other, one)]
+    assert [data.label(number) for number in (one, other)] == ["price 1234500.0", "price 1234503.0"]
+    assert contradictions({one: one, same: one}, data.label, near_agree) == []
+    assert contradictions({one: one, other: other}, data.label, near_agree) == [], "near copies may have near numbers"

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from scripts.labelling.review import Confirmed, check_unchanged, digest_of
+from engine.labelling.review import Confirmed, check_unchanged, digest_of
 from tests.scripts.labelling.made_runs import draw_image, make_photos, make_run, make_sweep, settings_of
 from tests.support.file_names import in_any_form, names
 from tests.support.image_sets import make_set

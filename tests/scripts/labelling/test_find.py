@@ -15,8 +15,8 @@ from PIL import Image
 
 from datasets.sources.arrays import DIGITS
 from datasets.sources.images import FileImages
+from engine.labelling.data import cell_of
 from engine.record.saved_files import read_table, write_table
-from scripts.labelling.data import cell_of
 from tests.scripts.labelling.made_runs import draw_image, make_photos, make_run, make_sweep, settings_of
 from tests.support.file_names import names
 from tests.support.image_sets import load

@@ -10,9 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
+from engine.labelling.next import TABLE, in_order
 from engine.predict.pictures import tiles_of
 from models.weights.torch_files import read_torch
-from scripts.labelling.next import TABLE, in_order
 from tests.engine.tasks.features.support import SMALL as FEATURES
 from tests.engine.tasks.features.support import draw_photos, teacher_of
 from tests.scripts.embedding.conftest import make_hub, trained  # noqa: F401

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.cluster import KMeans
 
-from scripts.labelling import next as module
-from scripts.labelling.next import NUM_ROUNDS, WIDTH, far_apart, useful
+from engine.labelling import next as module
+from engine.labelling.next import NUM_ROUNDS, WIDTH, far_apart, useful
 from tests.support.properties import examples
 
 NO_CLASSES = np.empty((999, 0), np.float32)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from scripts.labelling.data import UNKNOWN, Predictions, probabilities_of
+from engine.labelling.predictions import UNKNOWN, Predictions, probabilities_of
 from tests.scripts.embedding.conftest import make_hub
 from tests.scripts.labelling.made_runs import make_run, settings_of
 from tests.support.opened import open_sets

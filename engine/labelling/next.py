@@ -1,7 +1,5 @@
 """Chooses the photos whose labels will help a model most, and writes them to next.csv and next.png."""
 
-from argparse import Namespace
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -9,19 +7,15 @@ import numpy as np
 import torch
 
 from datasets.identity import ImageContents
-from datasets.sources.files import refuse_copies
 from datasets.sources.images import FileImages
 from datasets.types import ImageSet
-from engine.features.embedder import Embedder, Photos, Table, normalized, thumbnail
-from engine.predict.output import copy_into
+from engine.features.embedder import Photos, Table, normalized, thumbnail
+from engine.labelling.data import DataSet
+from engine.labelling.review import draw_sheets, refuse_other_sheets
 from engine.predict.pictures import Tile
 from engine.record.saved_files import write_table
-from scripts.command_line import naming_output
-from scripts.labelling.data import DataSet
-from scripts.labelling.review import draw_sheets, refuse_other_sheets
-from utils.errors import ConfigError, cause_of
+from utils.errors import ConfigError, cause_of, naming_output
 from utils.files import Kind, refuse_other_kind
-from utils.text import counted
 
 TABLE, SHEET = "next.csv", "next.png"
 COLUMNS = ("image", "order", "guess", "probability", "reason")
@@ -40,59 +34,7 @@ NUM_ROUNDS = 10  # rounds of k-means
 BLOCK = 4096  # the number of photos that are compared with all centres at once
 
 
-# --- the command ---
-
-
-def choose_next(given: Namespace, photos: Photos, embedder: Embedder, data: DataSet | None) -> int:
-    """Choose photos and write them. Return the exit code, which is 2 if some photos cannot be read.
-
-    `given` has the flags `next`, `output`, `into`, `no_copies` and `strangers`. `data`: the images on which the classifier
-    was trained and evaluated, or None if the weights are not those of a run.
-    """
-    check_output(given.output)
-    photos = photos.for_model(embedder.pixels, print)
-    if given.into:
-        refuse_copies(embedder.pixels)
-    images = photos.images(embedder.pixels)
-    table = embedder(images)
-    num_unreadable = len(photos) - len(table.indices)
-    is_new, twins = np.ones(len(table.indices), bool), []
-    if not given.no_copies:
-        is_new, twins = find_new(images, table.indices, photos, data)
-    with naming_output(given.output):
-        write_table(given.output / LEFT_OUT, LEFT_OUT_COLUMNS, twins, encoding="utf-8-sig")
-    counts = Counter(reason for *_, reason in twins).items()
-    left_out = f", left out: {', '.join(f'{count:,} {reason}' for reason, count in counts)}" if twins else ""
-    print(f"{photos.folder}: {counted(len(photos), 'photo')}{left_out}; see {given.output / LEFT_OUT}")
-    if not is_new.any():
-        raise ConfigError(
-            f"-next: no photo in {photos.folder} can be chosen, because none is new and readable; add photos, or leave out none "
-            f"with -no_copies (see {given.output / LEFT_OUT})"
-        )
-    table = Table(*(column[is_new] for column in table))
-    if len(table.indices) < given.next:
-        print(
-            f"only {counted(len(table.indices), 'photo')} can be chosen, fewer than {given.next:,}, so all are chosen"
-        )
-    probabilities = torch.from_numpy(table.logits).softmax(1).numpy()
-    is_stranger = table.known < 0
-    if data is not None and np.isnan(table.known).all():
-        print(
-            f"strangers are not recognized, because {embedder.trained.source} has no statistics of the validation images"
-        )
-
-    def choose(rows: np.ndarray, count: int) -> np.ndarray:
-        return useful(table.features[rows], probabilities[rows], count)
-
-    chosen = in_order(choose, given.next, is_stranger, given.strangers)
-    numbers, cells = table.indices[chosen].tolist(), []
-    for order, (number, row) in enumerate(zip(numbers, chosen, strict=True), start=1):
-        known = describe(probabilities[row], bool(is_stranger[row]), embedder.trained.classes)
-        cells.append([photos[number], order, *known])
-    write_next(given, cells, numbers, images)
-    if num_unreadable:
-        print(f"{num_unreadable} of {counted(len(photos), 'image')} could not be read")
-    return 2 if num_unreadable else 0
+# --- files ---
 
 
 def check_output(folder: Path) -> None:
@@ -104,6 +46,27 @@ def check_output(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"-output: cannot make the folder {folder} ({cause_of(error)}); choose another") from None
+
+
+def write_left_out(folder: Path, twins: Sequence[Sequence[str]]) -> None:
+    with naming_output(folder):
+        write_table(folder / LEFT_OUT, LEFT_OUT_COLUMNS, twins, encoding="utf-8-sig")
+
+
+def write_next(folder: Path, cells: Sequence[list], numbers: Sequence[int], images: FileImages) -> list[Path]:
+    """Write the table with these cells, and the sheets with the images of these numbers. Return the paths of the sheets."""
+
+    def tiles(part: slice) -> list[Tile]:
+        captions = ([f"{guess} {probability}", path, reason] for path, _, guess, probability, reason in cells[part])
+        return [Tile(thumbnail(images, each), lines) for each, lines in zip(numbers[part], captions, strict=True)]
+
+    with naming_output(folder):
+        sheets = [*draw_sheets(folder / SHEET, tiles, len(cells))]
+        write_table(folder / TABLE, COLUMNS, cells, encoding="utf-8-sig")  # the BOM makes Excel read the file as UTF-8
+    return sheets
+
+
+# --- which photos ---
 
 
 def find_new(
@@ -124,11 +87,27 @@ def find_new(
     is_new, twins = np.ones(len(indices), bool), []
     for group in contents.groups():
         first, *others = sorted(group)
-        part, index = find(first)
         for photo in (number - num_known for number in others if number >= num_known):
             is_new[photo] = False
-            twins.append((photos[indices[photo]], part.name(index), LABELLED if first < num_known else COPY))
+            twins.append((photos[indices[photo]], contents.name(first), LABELLED if first < num_known else COPY))
     return is_new, twins
+
+
+def choose_photos(
+    table: Table, count: int, takes_strangers: bool, photos: Photos, classes: Sequence[str]
+) -> tuple[list[int], list[list]]:
+    """Return the numbers of at most `count` photos, the most useful first, and their rows in the table."""
+    probabilities = torch.from_numpy(table.logits).softmax(1).numpy()
+    is_stranger = table.known < 0
+
+    def choose(rows: np.ndarray, count: int) -> np.ndarray:
+        return useful(table.features[rows], probabilities[rows], count)
+
+    chosen = in_order(choose, count, is_stranger, takes_strangers)
+    numbers, cells = table.indices[chosen].tolist(), []
+    for order, (number, row) in enumerate(zip(numbers, chosen, strict=True), start=1):
+        cells.append([photos[number], order, *describe(probabilities[row], bool(is_stranger[row]), classes)])
+    return numbers, cells
 
 
 def describe(probabilities: np.ndarray, is_stranger: bool, classes: Sequence[str]) -> tuple[str, str, str]:
@@ -143,27 +122,6 @@ def describe(probabilities: np.ndarray, is_stranger: bool, classes: Sequence[str
     if is_stranger:
         reason = "may show none of the classes"
     return classes[first], f"{probabilities[first]:.4f}", reason
-
-
-def write_next(given: Namespace, cells: Sequence[list], numbers: Sequence[int], images: FileImages) -> None:
-    """Write the table with these cells and the sheets with the images of these numbers, and copy the photos."""
-    folder: Path = given.output
-
-    def tiles(part: slice) -> list[Tile]:
-        captions = ([f"{guess} {probability}", path, reason] for path, _, guess, probability, reason in cells[part])
-        return [Tile(thumbnail(images, each), lines) for each, lines in zip(numbers[part], captions, strict=True)]
-
-    with naming_output(folder):
-        sheets = [*draw_sheets(folder / SHEET, tiles, len(cells))]
-        write_table(folder / TABLE, COLUMNS, cells, encoding="utf-8-sig")  # the BOM makes Excel read the file as UTF-8
-    print(f"{folder / TABLE}: {counted(len(cells), 'photo')} to label; look at {sheets[0]}")
-    if given.into:
-        for path, *_ in cells:
-            copy_into(given.into, Path(path))
-        print(f"{given.into}: has copies of these photos; move each copy into the folder of its class")
-
-
-# --- which photos ---
 
 
 def in_order(

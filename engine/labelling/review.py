@@ -12,12 +12,11 @@ from datasets.sources.csv_list import declared_separator
 from datasets.sources.images import on_disk
 from datasets.targets.labels import REMEDY, is_utf8
 from engine.features.embedder import thumbnail
+from engine.labelling.data import DataSet, cell_of
 from engine.predict.output import NUM_COLUMNS, PER_SHEET, THUMBNAIL, sheet_paths
 from engine.predict.pictures import Tile, contact_sheet, write_picture
 from engine.record.saved_files import read_json, write_table
-from scripts.command_line import naming_output
-from scripts.labelling.data import DataSet, cell_of
-from utils.errors import ConfigError, DataError, did_you_mean
+from utils.errors import ConfigError, DataError, did_you_mean, naming_output
 from utils.files import content_of, write_text
 from utils.text import first_of
 

@@ -11,8 +11,8 @@ from configs.values import flatten, to_text
 from datasets.pixels import pixels_of
 from datasets.sources.csv_list import USUAL, Columns, find_columns, read_cells
 from datasets.sources.images import is_within, on_disk
-from scripts.labelling.data import PARTS, DataSet
-from scripts.labelling.review import Confirmed
+from engine.labelling.data import PARTS, DataSet
+from engine.labelling.review import Confirmed
 from utils.commands import command
 from utils.errors import ConfigError, DataError, cause_of
 from utils.files import replacing, write_text

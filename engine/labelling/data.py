@@ -1,7 +1,6 @@
-"""The data set of finished runs as it is now: numbered images, and the predictions of a run for them."""
+"""The data set of finished runs as it is now: numbered images, and the copies among them."""
 
 import os
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,19 +14,17 @@ from configs.schema import Config
 from configs.values import unflatten
 from datasets import ImageSet, open_data
 from datasets.changes import describe_changed_images
+from datasets.copies import are_equal, find_copies
 from datasets.fingerprint import data_facts
+from datasets.identity import ImageContents
 from datasets.sources import folder_of_data
 from datasets.split import DRAWN
-from engine.record.saved_files import read_table, to_number
 from engine.record.saved_run import SavedRun
 from utils.errors import ConfigError, DataError
 from utils.runs import changed_facts
 from utils.text import csv_cell, first_of
 
-TABLE, RECORD = "predictions.csv", "results.json"
-COLUMNS = ("image", "label", "prediction", "probability", "label_probability")
 PARTS = ("training", "validation")
-UNKNOWN = -1  # class number of a prediction that is not a class of the data set
 
 
 def config_of(run: SavedRun, data_path: Path | None) -> Config:
@@ -148,6 +145,10 @@ class DataSet:
         part, index = self.find(number)
         return part.table_name(index)
 
+    @property
+    def names(self) -> list[str]:
+        return [self.name(number) for number in range(len(self))]
+
     def label(self, number: int) -> str:
         """Return the label of an image, or its numbers, as text."""
         part, index = self.find(number)
@@ -183,67 +184,25 @@ def refuse_other_data(run: SavedRun, data: DataSet) -> None:
     )
 
 
-class Predictions(NamedTuple):
-    """Predictions for held-out images, each image once. One table holds all folds of one seed."""
+class Copy(NamedTuple):
+    """An image that is like another image, and why that is a problem."""
 
-    images: np.ndarray  # int64 [n]: numbers of the images in the data set
-    predicted: np.ndarray  # int64 [n]: class numbers
-    probabilities: np.ndarray  # float64 [n]: probability of the predicted class
-    of_labels: np.ndarray  # float64 [n]: probability of the image's label
+    image: int
+    reason: str
+    has_other_label: bool
 
 
-def probabilities_of(tables: Sequence[Predictions], labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Return [N, C]: the mean probabilities of the tables that judge an image, or NaN.
+def read_copies(data: DataSet, folds: Sequence[int] | None = None) -> list[Copy]:
+    """Read all images. Return those whose copies have another label, and validation images with copies in training.
 
-    A table has only the probabilities of the prediction and of the label. The other classes share the rest equally.
+    `folds`: for a sweep with -folds, the fold that holds out each image (-1: unknown).
     """
-    total, counts = np.zeros((len(labels), num_classes)), np.zeros((len(labels), 1))
-    for images, predicted, probabilities, of_labels in tables:
-        rows, own = np.arange(len(images)), labels[images]
-        known = np.full((len(images), num_classes), np.nan)
-        is_class = predicted != UNKNOWN
-        known[rows[is_class], predicted[is_class]] = probabilities[is_class]
-        known[rows, own] = of_labels
-        rest = np.maximum(1 - np.nansum(known, 1), 0) / np.maximum(np.isnan(known).sum(1), 1)
-        np.add.at(total, images, np.where(np.isnan(known), rest[:, None], known))
-        np.add.at(counts, images, 1)
-    return np.where(counts > 0, total / np.maximum(counts, 1), np.nan)
-
-
-def read_predictions(run: SavedRun, data: DataSet) -> Predictions:
-    """Read the predictions of a run for its held-out images."""
-    rows = read_table(run.folder / TABLE) if (run.folder / RECORD).exists() else []
-    if not rows:
-        raise ConfigError(
-            f"{run.folder}: it has no complete {TABLE}; train the run again with REPORT=true, which writes this table"
-        )
-    if missing := [name for name in COLUMNS if name not in rows[0]]:
-        raise ConfigError(
-            f"{run.folder / TABLE}: it lacks the column {first_of(missing)}; restore the file, or train the run again"
-        )
-    numbers_of: dict[str, list[int]] = defaultdict(list)
-    for number in range(len(data)) if data.is_divided else data.numbers[1].tolist():
-        numbers_of[cell_of(data.name(number))].append(number)
-    classes = {cell_of(name): n for n, name in enumerate(data.classes)}
-    images, predicted, probabilities, of_labels = [], [], [], []
-    for row in rows:
-        number = next(iter(numbers_of.get(row["image"], ())), None)
-        if number is None:
-            raise DataError(
-                f"{run.folder / TABLE}: {row['image']} is not in {data.place}; give the run's data with -data_path, or train "
-                "again if halfstep 1.0 trained the run"
-            )
-        if len(numbers_of[row["image"]]) > 1:  # a list can name an image twice
-            numbers_of[row["image"]].pop(0)
-        values = to_number(row["probability"]), to_number(row["label_probability"])
-        if row["label"] != cell_of(data.label(number)) or None in values:
-            raise DataError(
-                f"{run.folder / TABLE}: the label of {row['image']} is {row['label']}, but {data.label(number)} in "
-                f"{data.place}; train again on the data as they are"
-            )
-        images.append(number)
-        predicted.append(classes.get(row["prediction"], UNKNOWN))
-        probabilities.append(values[0])
-        of_labels.append(values[1])
-    numbers = (np.array(each, np.int64) for each in (images, predicted))
-    return Predictions(*numbers, np.array(probabilities), np.array(of_labels))
+    contents, found = ImageContents(len(data), data.find), []
+    contents.read()
+    for group, contradictions, in_training, _ in find_copies(contents, data.val, folds):
+        where = "in training" if folds is None else "in another fold"
+        for pair in contradictions or in_training:
+            how = "equal" if are_equal(group, pair) else "nearly equal"
+            what = f", labelled {data.label(pair[1])}" if contradictions else f" {where}"
+            found.append(Copy(pair[0], f"{how} to {data.name(pair[1])}{what}", bool(contradictions)))
+    return found

@@ -1,0 +1,134 @@
+"""The commands of scripts/labels.py: find doubtful labels, apply the confirmed ones, choose the photos to label next."""
+
+from argparse import Namespace
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from configs.schema import Config
+from configs.tables import import_named
+from datasets.sources.files import refuse_copies
+from engine.features.embedder import Embedder, Photos, Table
+from engine.labelling.data import DataSet, read_copies, refuse_other_data
+from engine.labelling.lists import LISTS, command_to_train, correct, write_lists
+from engine.labelling.next import (
+    LEFT_OUT,
+    TABLE,
+    check_output,
+    choose_photos,
+    find_new,
+    write_left_out,
+    write_next,
+)
+from engine.labelling.review import TABLE as LABELS
+from engine.labelling.review import check_unchanged, read_confirmed, refuse_confirmed, write_review
+from engine.labelling.source import Source
+from engine.predict.output import copy_into
+from engine.tasks import find_task
+from utils.commands import as_typed
+from utils.errors import ConfigError
+from utils.text import counted, one_line
+
+NUM_LISTED = 20  # number of corrections that are printed
+
+
+def find(source: Source, output: Path | None, finds_copies: bool) -> None:
+    """Write labels.csv and labels.png with the doubtful targets and the copies, and print a summary."""
+    folder = output or source.folder / "labels"
+    refuse_confirmed(folder / LABELS)
+    judged = import_named("engine.labelling", find_task(source.config).labelling).of(source, print)
+    copies = read_copies(judged.data, judged.folds) if finds_copies else None
+    rows = judged.rows(copies or [])
+    sheets = write_review(folder, rows, judged.data)
+    for line in (*judged.summary(copies), *judged.advice(source, len(rows), folder / LABELS, sheets)):
+        print(line)
+
+
+def apply(source: Source, table: Path, output: Path | None) -> None:
+    """Write lists of the images with the confirmed labels, and print the command that trains from them."""
+    if find_task(source.config).why_not_applied:
+        raise ConfigError(f"-apply: {find_task(source.config).why_not_applied}")
+    data = DataSet.load(source.config)
+    if not data.is_correctable:
+        raise ConfigError(
+            f"-apply: DATA.DATASET is {data.config.DATA.DATASET}; -apply can only list the images of class folders and "
+            "CSV files (imagefolder, csv); correct the labels in the data from which this data set was made"
+        )
+    if source.runs:
+        refuse_other_data(source.runs[0], data)
+    confirmed, record = read_confirmed(table, data.classes)
+    changes = [row for row in confirmed if row.suggestion != row.label]
+    if not changes:
+        raise ConfigError(
+            f"-apply: no row of {table} is confirmed with another class than its label; write yes into the column "
+            "confirmed where the suggestion is right"
+        )
+    check_unchanged(changes, data.root, record)
+    folder = output or table.parent / "corrected"
+    lists = write_lists(folder, data, correct(data, changes))
+    if source.folds:
+        lists = replace(lists, SAVE=Config().SAVE)  # the runs of a sweep are in its folder
+    for row in changes[:NUM_LISTED]:
+        print(one_line(f"{row.name}: {row.label} -> {row.suggestion}"))
+    if len(changes) > NUM_LISTED:
+        print(f"... and {len(changes) - NUM_LISTED:,} more")
+    origin = source.runs[0].folder if source.runs else data.place
+    print(
+        f"{folder}: {' and '.join(LISTS)} list the training and validation images of {origin}, with "
+        f"{counted(len(changes), 'corrected label')}; the data are unchanged"
+    )
+    if source.runs:
+        print(as_typed("train from the lists, then compare both runs with scripts/compare.py:"))
+        words = ["-cfg", str(origin / "config.yaml")]
+    else:
+        print("train from the lists:")
+        words = ["-pretrained", source.name, *source.flags]
+    print(f"  {command_to_train(words, data.config, lists)}")
+
+
+def choose_next(given: Namespace, photos: Photos, embedder: Embedder, data: DataSet | None) -> int:
+    """Choose photos and write them. Return the exit code, which is 2 if some photos cannot be read.
+
+    `given` has the flags `next`, `output`, `into`, `no_copies` and `strangers`. `data`: the images on which the classifier
+    was trained and evaluated, or None if the weights are not those of a run.
+    """
+    check_output(given.output)
+    photos = photos.for_model(embedder.pixels, print)
+    if given.into:
+        refuse_copies(embedder.pixels)
+    images = photos.images(embedder.pixels)
+    table = embedder(images)
+    num_unreadable = len(photos) - len(table.indices)
+    is_new, twins = np.ones(len(table.indices), bool), []
+    if not given.no_copies:
+        is_new, twins = find_new(images, table.indices, photos, data)
+    write_left_out(given.output, twins)
+    counts = Counter(reason for *_, reason in twins).items()
+    left_out = f", left out: {', '.join(f'{count:,} {reason}' for reason, count in counts)}" if twins else ""
+    print(f"{photos.folder}: {counted(len(photos), 'photo')}{left_out}; see {given.output / LEFT_OUT}")
+    if not is_new.any():
+        raise ConfigError(
+            f"-next: no photo in {photos.folder} can be chosen, because none is new and readable; add photos, or leave out none "
+            f"with -no_copies (see {given.output / LEFT_OUT})"
+        )
+    table = Table(*(column[is_new] for column in table))
+    if len(table.indices) < given.next:
+        print(
+            f"only {counted(len(table.indices), 'photo')} can be chosen, fewer than {given.next:,}, so all are chosen"
+        )
+    if data is not None and np.isnan(table.known).all():
+        print(
+            f"strangers are not recognized, because {embedder.trained.source} has no statistics of the validation images"
+        )
+    numbers, cells = choose_photos(table, given.next, given.strangers, photos, embedder.trained.classes)
+    sheets = write_next(given.output, cells, numbers, images)
+    print(f"{given.output / TABLE}: {counted(len(cells), 'photo')} to label; look at {sheets[0]}")
+    if given.into:
+        for path, *_ in cells:
+            copy_into(given.into, Path(path))
+        print(f"{given.into}: has copies of these photos; move each copy into the folder of its class")
+    if num_unreadable:
+        print(f"{num_unreadable} of {counted(len(photos), 'image')} could not be read")
+    return 2 if num_unreadable else 0

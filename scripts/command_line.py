@@ -97,3 +97,13 @@ def check_no_input(flag: str, path: Path, inputs: Iterable[str | Path]) -> None:
     for each in inputs:
         if os.path.exists(each) and path.exists() and os.path.samefile(path, each):
             raise ConfigError(f"{flag}: {path} is an input too and would be overwritten; choose another name")
+
+
+def refuse_among_photos(photos: Path, outputs: dict[str, Path | None]) -> None:
+    """Raise ConfigError if an output {flag: path} is inside the folder of the photos."""
+    root = os.path.realpath(photos)
+    for flag, path in outputs.items():
+        if path and os.path.commonpath([root, os.path.realpath(path)]) == root:
+            raise ConfigError(
+                f"{flag}: {path} would put pictures among the photos, and the next call would read them; name another place"
+            )

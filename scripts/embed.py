@@ -11,19 +11,19 @@ Unreadable images are reported on stderr and left out, and the exit code is 2.
 """
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
 from utils.program import exit_code, exit_now  # isort: skip
-from scripts.command_line import Parser, at_least, check_writable
+from engine.predict.output_paths import Outputs
+from scripts.command_line import Parser, at_least, check_writable, refuse_among_photos
 from scripts.predict import (
     MODEL_HELP,
     add_model_flags,
     files_to_write,
-    maps_to_write,
+    make_folder,
     refuse_other_outputs,
     report,
     settings_flags,
@@ -75,7 +75,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("-into", type=Path, metavar="FOLDER", help="copy each photo into the folder of its class in FOLDER")
     add("-unsure", type=float, metavar="P", help="mark photos whose class has a probability below P")
     add_model_flags(parser, argparse.SUPPRESS)  # -ngpus has no effect here
-    parser.set_defaults(list=[], classes=None, attention=None)  # flags of predict.py, whose checks are used here
     arguments = parser.parse_args(argv)
     check_flags(arguments)
     if arguments.near and not arguments.sheet:
@@ -106,18 +105,11 @@ def check_flags(arguments: argparse.Namespace) -> None:
 def check_pictures(arguments: argparse.Namespace, num_photos: int) -> None:
     """Raise ConfigError if a table or picture cannot be written, or if the next call would read it as a photo."""
     refuse_among_photos(arguments.photos, {"-sheet": arguments.sheet, "-into": arguments.into})
-    num_tiles = 1 if arguments.near else num_photos
-    refuse_other_outputs(files_to_write(arguments, num_tiles) | maps_to_write(arguments, []))
-
-
-def refuse_among_photos(photos: Path, outputs: dict[str, Path | None]) -> None:
-    """Raise ConfigError if an output {flag: path} is inside the folder of the photos."""
-    root = os.path.realpath(photos)
-    for flag, path in outputs.items():
-        if path and os.path.commonpath([root, os.path.realpath(path)]) == root:
-            raise ConfigError(
-                f"{flag}: {path} would put pictures among the photos, and the next call would read them; name another place"
-            )
+    outputs = Outputs(arguments.csv, arguments.json, arguments.sheet, arguments.into)
+    files = files_to_write(outputs, 1 if arguments.near else num_photos, arguments.model, [arguments.cfg])
+    if arguments.into:
+        make_folder("-into", arguments.into)
+    refuse_other_outputs(files)
 
 
 if __name__ == "__main__":

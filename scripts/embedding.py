@@ -14,6 +14,7 @@ from datasets.sources.folder import subfolders
 from engine.features.embedder import Embedder, Photos, Table, find_photos, normalized, thumbnail
 from engine.predict.guesses import Guess
 from engine.predict.output import NUM_COLUMNS, THUMBNAIL, UNSURE, Mark, Output, write_picture
+from engine.predict.output_paths import Outputs
 from engine.predict.pictures import Tile, contact_sheet
 from engine.predict.predictor import Prediction
 from utils import VERSION
@@ -200,7 +201,8 @@ def embed(given: Namespace, photos: Photos, embedder: Embedder, report: Callable
 def classify(given: Namespace, photos: Photos, embedder: Embedder, examples: Examples, table: Table) -> None:
     """Print the most similar classes of each photo, and write the tables and pictures."""
     images, mark = photos.images(embedder.pixels), None if given.unsure is None else Mark(UNSURE, given.unsure)
-    output = Output(photos, given, examples.classes, True, True, mark)
+    outputs = Outputs(given.csv, given.json, given.sheet, given.into)
+    output = Output(photos, outputs, examples.classes, True, True, mark)
     guesses = examples.guesses(table.features, given.top or 1)
     for index, of_photo in zip(table.indices.tolist(), guesses, strict=True):
         picture = thumbnail(images, index) if given.sheet else None

@@ -31,9 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 
 from utils.program import exit_code  # isort: skip
 from engine.record.saved_run import SavedRun
-from scripts.command_line import RUN_HELP, Parser, at_least, local_path
-from scripts.embed import refuse_among_photos
-from scripts.predict import add_model_flags, maps_to_write, settings_flags
+from scripts.command_line import RUN_HELP, Parser, at_least, local_path, refuse_among_photos
+from scripts.predict import add_model_flags, make_folder, settings_flags
 from scripts.sweeping import DONE, FILE, ranked_points, read_result, read_sweep
 from utils.commands import command
 from utils.errors import ConfigError
@@ -84,7 +83,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("-into", type=Path, metavar="FOLDER", help="also copy the chosen photos to this folder")
     add("-strangers", action="store_true", help="choose photos that seem to show none of the classes like all others")
     add_model_flags(parser, argparse.SUPPRESS)  # -ngpus has no effect here
-    parser.set_defaults(attention=None)  # a flag of predict.py, whose checks are used here
     arguments = parser.parse_args(argv)
     if (arguments.ngpus or 1) > 1:
         raise ConfigError("-ngpus: labels.py uses one process; leave it out")
@@ -133,7 +131,8 @@ def choose(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"-data_path has no effect, because {arguments.source} is no run with labels; leave it out")
     if data is not None and data.is_listing:
         refuse_among_photos(data.root, {"-into": arguments.into})
-    maps_to_write(arguments, [])  # makes the folder of -into
+    if arguments.into:
+        make_folder("-into", arguments.into)
     process = Process(choose_device(arguments.device, local_rank=0))
     return choose_next(arguments, photos, Embedder(trained, process, print, with_logits=data is not None), data)
 
@@ -145,12 +144,12 @@ def find_source(arguments: argparse.Namespace):
     folder = folder_of(arguments.source)
     is_sweep, is_run = (folder / FILE).exists(), (folder / "config.yaml").exists()
     if arguments.data_path and (arguments.dataset or not (is_sweep or is_run)):
-        return load_weights(arguments, Source)
+        return load_weights(arguments)
     for name in OF_WEIGHTS:
         if getattr(arguments, name) not in (None, False, [], "auto"):
             raise ConfigError(f"-{name} has no effect without -next, or weights and -data_path; leave it out")
     if not is_sweep:
-        return Source(folder, [SavedRun.open(folder)], 0)
+        return Source(folder, [SavedRun.open(folder)])
     sweep = read_sweep(folder)
     if not sweep.folds:
         raise ConfigError(
@@ -169,9 +168,10 @@ def find_source(arguments: argparse.Namespace):
     return Source(folder, runs, len(trials) - len(done), sweep.folds)
 
 
-def load_weights(arguments: argparse.Namespace, source: type):
+def load_weights(arguments: argparse.Namespace):
     """Load the weights whose features judge the labels of -data_path."""
     from configs.load import dataset_of_file
+    from engine.labelling.source import Source
     from engine.predict.classifier import load_classifier
 
     name = arguments.dataset or dataset_of_file(str(arguments.data_path)) or "imagefolder"
@@ -183,7 +183,7 @@ def load_weights(arguments: argparse.Namespace, source: type):
         refuse_among_photos(arguments.data_path, {"-output": arguments.output})
     given = ["-cfg", arguments.cfg] if arguments.cfg else []
     given += ["-opts", *arguments.opts] if arguments.opts else []
-    return source(Path(), [], 0, weights=weights, flags=tuple(given), device=arguments.device)
+    return Source(Path(), [], weights=weights, flags=tuple(given), device=arguments.device)
 
 
 if __name__ == "__main__":

@@ -20,14 +20,15 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
 from utils.program import exit_code, exit_now  # isort: skip
+from engine.predict.output_paths import DOCUMENT, PICTURE, SHEET_ENDINGS, TABLE, Outputs, sheet_paths
 from scripts.command_line import CHECKPOINT_HELP, Parser, at_least, check_no_input, check_writable
 from utils.errors import ConfigError
-from utils.files import is_of_kind, read_names, refuse_other_kind
+from utils.files import read_names, refuse_other_kind
 from utils.launch import find_launched_rank
 from utils.runs import LATEST
 from utils.text import counted, first_of
@@ -52,9 +53,7 @@ def main(argv: list[str]) -> int:
     from utils.distributed import Process, choose_device, find_devices  # local: importing torch takes seconds
 
     def images() -> list[str]:
-        paths = find_images(
-            arguments.images, arguments.list, Outputs(arguments.into, arguments.attention, arguments.sheet)
-        )
+        paths = find_images(arguments.images, arguments.list, outputs_of(arguments))
         check_outputs(arguments, paths)
         return paths
 
@@ -131,38 +130,6 @@ def settings_flags(arguments: argparse.Namespace) -> list[str]:
     return flags + (["-opts", *arguments.opts] if arguments.opts else [])
 
 
-class Outputs(NamedTuple):
-    """The places where this command writes pictures. Input folders may contain pictures of an earlier call."""
-
-    into: Path | None = None
-    attention: Path | None = None
-    sheet: Path | None = None
-
-    def without(self, images: list[str], root: str) -> list[str]:
-        """Return the images that were found in `root`, without copies and pictures of an earlier call."""
-        if not any(self):
-            return images
-        from engine.predict.output import PICTURE
-
-        copies, maps = _start_below(root, self.into), _start_below(root, self.attention)
-        sheets = _start_below(root, self.sheet and self.sheet.parent) + (self.sheet.stem if self.sheet else "")
-        names = {each: os.path.abspath(each) for each in images}
-        kept = [each for each in images if not names[each].startswith(copies)]
-        others = {each for each in kept if names[each].startswith((maps, sheets)) and os.path.isfile(each)}
-        kept = [each for each in kept if each not in others or not is_of_kind(Path(each), PICTURE)]
-        if len(kept) < len(images):
-            report(
-                f"{root}: left out {counted(len(images) - len(kept), 'image')} in the folders that this call writes to"
-            )
-        return kept
-
-
-def _start_below(root: str, folder: Path | None) -> str:
-    """Return how paths in `folder` start if they are listed from `root`, or NUL if `folder` is outside `root`."""
-    place = os.path.relpath(os.path.realpath(folder), os.path.realpath(root)) if folder else os.pardir
-    return "\0" if place.startswith(os.pardir) else os.path.join(os.path.abspath(os.path.join(root, place)), "")
-
-
 def find_images(given: Iterable[str], lists: Iterable[str], outputs: Outputs) -> list[str]:
     """Return the images `given` on the command line, where @FILE is a list, and then the images in `lists`."""
     paths = []
@@ -183,7 +150,7 @@ def expand(given: str, outputs: Outputs) -> list[str]:
 
     if os.path.isdir(given):
         images = images_for_any_model(Path(given), report)
-        return outputs.without([os.path.normpath(os.path.join(given, each)) for each in images], given)
+        return outputs.without([os.path.normpath(os.path.join(given, each)) for each in images], given, report)
     if os.path.exists(given):  # even if the file's name looks like a pattern
         return [given]
     if not glob.has_magic(given):
@@ -195,7 +162,7 @@ def expand(given: str, outputs: Outputs) -> list[str]:
     if "**" in given:  # this pattern matches folders as well as the files in them
         matches = [each for each in matches if not os.path.isdir(each)]
     start = os.path.dirname(given[: re.search(r"[*?[]", given).start()])
-    matches = outputs.without(matches, start or os.curdir)
+    matches = outputs.without(matches, start or os.curdir, report)
     return [path for each in matches for path in expand(each, outputs)]
 
 
@@ -219,9 +186,22 @@ def read_list(name: str, outputs: Outputs) -> list[str]:
     return [path for line in lines for path in expand(line, outputs)]
 
 
+def outputs_of(arguments: argparse.Namespace) -> Outputs:
+    return Outputs(arguments.csv, arguments.json, arguments.sheet, arguments.into, arguments.attention)
+
+
 def check_outputs(arguments: argparse.Namespace, paths: list[str]) -> None:
     """Raise ConfigError if an output cannot be written or would overwrite an image. Call this before predicting."""
-    outputs = files_to_write(arguments, len(paths)) | maps_to_write(arguments, paths)
+    inputs = (*arguments.list, arguments.classes, arguments.cfg)
+    outputs = files_to_write(outputs_of(arguments), len(paths), arguments.model, inputs)
+    if arguments.attention:
+        from engine.predict.attention_maps import map_names
+
+        names = map_names(paths)
+        make_folder("-attention", arguments.attention)
+        outputs |= {arguments.attention / name: "-attention" for name in names}
+    if arguments.into:
+        make_folder("-into", arguments.into)
     images = {os.path.realpath(path) for path in paths} if outputs else set()
     for path, flag in outputs.items():
         if os.path.realpath(path) in images:
@@ -231,49 +211,39 @@ def check_outputs(arguments: argparse.Namespace, paths: list[str]) -> None:
 
 def refuse_other_outputs(outputs: dict[Path, str]) -> None:
     """Raise ConfigError if an output {path: flag} would replace a file that this script did not write."""
-    from engine.predict.output import DOCUMENT, PICTURE, TABLE
-
     for path, flag in outputs.items():
         place = "folder" if flag == "-attention" else "file"
         refuse_other_kind(flag, path, {"-csv": TABLE, "-json": DOCUMENT}.get(flag, PICTURE), f"name another {place}")
 
 
-def files_to_write(arguments: argparse.Namespace, num_images: int) -> dict[Path, str]:
-    """Return {file: its flag} for the tables and sheets, and check their names."""
-    from engine.predict.output import SHEET_ENDINGS, sheet_paths
+def files_to_write(
+    outputs: Outputs, num_images: int, model: str, inputs: Iterable[str | Path | None]
+) -> dict[Path, str]:
+    """Return {file: its flag} for the tables and sheets, and check their names. `inputs`: further files that are read."""
     from models.weights.files import find_file
 
-    sources = [arguments.model, find_file(arguments.model), *arguments.list, arguments.classes, arguments.cfg]
-    outputs: dict[Path, str] = {}
-    for flag, path in (("-csv", arguments.csv), ("-json", arguments.json), ("-sheet", arguments.sheet)):
+    sources = [model, find_file(model), *inputs]
+    files: dict[Path, str] = {}
+    for flag, path in (("-csv", outputs.csv), ("-json", outputs.json), ("-sheet", outputs.sheet)):
         if not path:
             continue
         check_writable(flag, path)
         check_no_input(flag, path, filter(None, sources))
         if flag == "-sheet" and path.suffix.lower() not in SHEET_ENDINGS:
             raise ConfigError(f"-sheet: {path} must end in one of {', '.join(SHEET_ENDINGS)}")
-        if path in outputs:
-            raise ConfigError(f"{flag}: {path} is written by {outputs[path]} too; name another file")
-        outputs |= {each: flag for each in (sheet_paths(path, num_images) if flag == "-sheet" else [path])}
-    return outputs
+        if path in files:
+            raise ConfigError(f"{flag}: {path} is written by {files[path]} too; name another file")
+        files |= {each: flag for each in (sheet_paths(path, num_images) if flag == "-sheet" else [path])}
+    return files
 
 
-def maps_to_write(arguments: argparse.Namespace, paths: list[str]) -> dict[Path, str]:
-    """Return {file: its flag} for the attention maps. Make the folders of -attention and -into."""
-    names: list[str] = []
-    if arguments.attention:
-        from engine.predict.attention_maps import map_names
-
-        names = map_names(paths)
-    for flag, folder in (("-attention", arguments.attention), ("-into", arguments.into)):
-        if not folder:
-            continue
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"{flag}: cannot make the folder {folder} ({error}); choose another") from None
-        check_writable(flag, folder / "map.png")
-    return {arguments.attention / name: "-attention" for name in names}
+def make_folder(flag: str, folder: Path) -> None:
+    """Make a folder for pictures. Raise ConfigError if nothing can be written to it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{flag}: cannot make the folder {folder} ({error}); choose another") from None
+    check_writable(flag, folder / "map.png")
 
 
 def predict(arguments: argparse.Namespace, paths: list[str], process: "Process") -> int:
@@ -312,7 +282,7 @@ def predict(arguments: argparse.Namespace, paths: list[str], process: "Process")
         return thumbnails(batch) if arguments.sheet else [None] * len(batch.indices)
 
     may_stop = process.world_size == 1 and not maps
-    output = Output(paths, arguments, classifier.classes, process.is_first, may_stop, mark)
+    output = Output(paths, outputs_of(arguments), classifier.classes, process.is_first, may_stop, mark)
     for prediction in predictor(paths, arguments.top, look if maps or arguments.sheet else None):
         output.add(prediction)
     output.close(classifier.facts())

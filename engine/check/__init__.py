@@ -47,7 +47,6 @@ from engine.train.stop_conditions import why_finished
 from engine.train.trainer import Trainer
 from engine.weights_lines import describe_evaluation
 from models import describe
-from models.heads import output_layers
 from utils.distributed import Process, choose_device
 from utils.errors import UserError
 from utils.host import count_cores, find_devices
@@ -266,7 +265,7 @@ def check_labels(plan: TrainPlan, trainer: Trainer) -> Iterator[Finding]:
     has_one_label = plan.config.task.has_classes and not plan.config.task.has_several_classes
     if not has_one_label or plan.config.MODEL.NEW_CLASSIFIER == "random" or plan.inputs.checkpoint:
         return
-    from engine.features.compute import ReadByLayers, features_of_images, has_zero_classifier
+    from engine.features.compute import features_of_images, has_zero_classifier
     from engine.features.doubts import FEWEST_JUDGED, MOST_JUDGED, describe_doubts
     from utils.commands import command
 
@@ -281,11 +280,8 @@ def check_labels(plan: TrainPlan, trainer: Trainer) -> Iterator[Finding]:
         from engine.features.channels import start_channels
 
         start_channels(trainer, plan.train_set, note=lambda line: None)
-    found = []
-    for images in sets:
-        tap = ReadByLayers([*output_layers(trainer.model).values()])
-        # Unreadable images are reported in another row.
-        found.append(features_of_images(trainer.model, tap, images, trainer, note=lambda line: None))
+    # Unreadable images are reported in another row.
+    found = [features_of_images(images, trainer, note=lambda line: None) for images in sets]
     count = sum(len(part.targets) for part in found)
     if text := describe_doubts(found, plan.num_classes):
         given = plan.inputs.loaded.arguments

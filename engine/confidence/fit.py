@@ -13,11 +13,11 @@ from configs.schema import Config
 from engine.confidence.known import (
     LIKE_ROUNDING,
     MOST_MOVED,
-    Features,
     Known,
     Neighbours,
     Spread,
     Tap,
+    TappedFeatures,
     combine,
     distance_of,
     parts_of,
@@ -56,7 +56,7 @@ class FeatureTally:
         width = features.read.shape[1] + features.middle.shape[1]
         every = -(-self.num_images // max(1, min(MOST_IMAGES, MOST_VALUES // width)))
         chosen = slice(-self._num_seen % every, len(targets), every)
-        self.per_image.features.append(Features(*(each[chosen].clone() for each in features)))
+        self.per_image.features.append(TappedFeatures(*(each[chosen].clone() for each in features)))
         self._num_seen += len(targets)
 
 
@@ -84,11 +84,11 @@ def why_not(model: nn.Module, config: Config) -> str:
     return ""
 
 
-def gather_features(images: ClassResults, process: Process) -> Features | None:
+def gather_features(images: ClassResults, process: Process) -> TappedFeatures | None:
     """Return the features that all processes have kept, or None. Collective."""
     rows = [[torch.cat(column).cpu() for column in zip(*images.local.features, strict=True)]]
     rows = [each for each in process.join(rows) if each]
-    return Features(*(torch.cat(column) for column in zip(*rows, strict=True))) if rows else None
+    return TappedFeatures(*(torch.cat(column) for column in zip(*rows, strict=True))) if rows else None
 
 
 # --- the fit ---
@@ -100,7 +100,7 @@ def learn(images: ClassResults, trainer: Trainer, temperature: float) -> dict[st
     return trainer.process.first(lambda: summarize(features, temperature, reason))
 
 
-def summarize(features: Features | None, temperature: float, reason: str) -> dict[str, Any]:
+def summarize(features: TappedFeatures | None, temperature: float, reason: str) -> dict[str, Any]:
     """Return the statistics, or the reason why there are none. `reason`: why there are no features."""
     if features is None:
         return {"reason": reason or "this model does not show the output of a layer in the middle"}
@@ -112,13 +112,13 @@ def summarize(features: Features | None, temperature: float, reason: str) -> dic
     known = fit(features, temperature)
     random = np.random.default_rng(0)
     noise = (torch.from_numpy(random.standard_normal(each.shape, np.float32)) for each in features)
-    moved = Features(*(each * (1 + LIKE_ROUNDING * more) for each, more in zip(features, noise, strict=True)))
+    moved = TappedFeatures(*(each * (1 + LIKE_ROUNDING * more) for each, more in zip(features, noise, strict=True)))
     if (~((known(moved) - known(features)).abs() <= MOST_MOVED)).float().mean() > QUANTILE:  # ~: true for NaN too
         return {"reason": "the images are so much alike that rounding decides which of them fit"}
     return {"statistics": to_plain(known)}
 
 
-def fit(features: Features, temperature: float) -> Known:
+def fit(features: TappedFeatures, temperature: float) -> Known:
     """Return the statistics of some images. Limits and medians are those of each image's distances to the others."""
     read, nearest = fit_neighbours(features.read.double())
     middle, outlying = fit_spread(features.middle.double())

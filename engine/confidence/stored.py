@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from engine.confidence.known import MATRICES, Features, Known, Neighbours, Spread, Tap, scaled
+from engine.confidence.known import MATRICES, Known, Neighbours, Spread, Tap, TappedFeatures, scaled
 from models.weights.record import KNOWN
 from utils.errors import naming_damage
 
@@ -27,7 +27,7 @@ class OldKnown(nn.Module):
     def middle_of(num_layers: int) -> int:
         return (num_layers - 1) // 2
 
-    def forward(self, features: Features) -> Tensor:
+    def forward(self, features: TappedFeatures) -> Tensor:
         read = scaled(self._closeness(features.read, "read"), self.scales[0])
         return scaled(read + scaled(self._closeness(features.middle, "middle"), self.scales[1]), self.scales[2])
 

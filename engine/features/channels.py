@@ -6,10 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from datasets import ImageSet
-from engine.features.compute import ReadByLayers, features_of_images
+from engine.features.compute import features_of_images
 from engine.features.linear import SHARES, decomposed, leave_one_out, standardized
 from engine.train.trainer import Trainer
-from models.heads import output_layers
 from models.weights.load import rgb_layer
 from utils.text import counted
 
@@ -33,8 +32,7 @@ def start_channels(
     starts, errors = {"all channels": layer.weight.detach().clone(), **dict(single_channels(layer))}, {}
     for name, weight in starts.items():
         set_weight(trainer, weight)
-        tap = ReadByLayers([*output_layers(trainer.model).values()])
-        found = features_of_images(trainer.model, tap, images, trainer, note, stop_if_requested)
+        found = features_of_images(images, trainer, note, stop_if_requested)
         features, targets = torch.from_numpy(found.joined), torch.from_numpy(found.targets)
         errors[name] = trainer.process.first(lambda given=(features, targets): left_out_error(*given))
     best, error_of_all = min(errors, key=errors.get), errors["all channels"]

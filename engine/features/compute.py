@@ -49,6 +49,7 @@ class ReadByLayers:
         self._read[number] = read.flatten(1).float()
 
     def take(self) -> list[Tensor]:
+        """Return the features of the newest batch, each [at least B, D]."""
         return [self._read.pop(number) for number in range(len(self._hooks))]
 
     def close(self) -> None:
@@ -59,8 +60,7 @@ class ReadByLayers:
 class Gathered:
     """Keeps the features and targets of the images of an evaluation, in place of scores."""
 
-    def __init__(self, tap: Any):
-        """`tap.take()` returns the features of the newest batch, each [at least B, D]."""
+    def __init__(self, tap: ReadByLayers):
         self.tap, self.per_image, self.rows = tap, self, []
         self.indices = np.zeros(0, np.int64)
         self.num_bad = 0
@@ -107,22 +107,20 @@ class Interruptible:
 
 
 @contextlib.contextmanager
-def tapped(tap: Any, trainer: Trainer) -> Iterator[None]:
-    """Compute without compiled graphs, which do not call the hooks of a tap, and remove the hooks at the end."""
+def tapped(trainer: Trainer) -> Iterator[ReadByLayers]:
+    """Yield what the model's classifier reads. In the block, no compiled graphs are used, which would not call hooks."""
     eager = torch.compiler.set_stance("force_eager") if trainer.config.COMPILE else contextlib.nullcontext()
-    with contextlib.closing(tap), eager:
-        yield
+    with contextlib.closing(ReadByLayers([*output_layers(trainer.model).values()])) as tap, eager:
+        yield tap
 
 
 def features_of_images(
-    model: nn.Module,
-    tap: Any,
     images: ImageSet,
     trainer: Trainer,
     note: Callable[[str], None],
     stop_if_requested: Callable[[], None] = lambda: None,
 ) -> ImageFeatures:
-    """Return the features that the tap of the model keeps, over all processes. Collective.
+    """Return what the classifier of the trained model reads, over all processes. Collective.
 
     At most MOST_IMAGES images are drawn from the set; unreadable ones are left out.
     """
@@ -131,9 +129,9 @@ def features_of_images(
     images = images.take(drawn)
     data = Interruptible(build_eval_data(trainer.config, images, trainer.process), stop_if_requested)
     bad_images = BadImages(images, max_fraction=1.0, say=note)
-    with tapped(tap, trainer):
+    with tapped(trainer) as tap:
         scoring = Scoring(lambda *given: Gathered(tap))
-        (found,) = evaluate([model], data, trainer.inference, bad_images, scoring)
+        (found,) = evaluate([trainer.model], data, trainer.inference, bad_images, scoring)
     found = found.images.of_all(found.images.indices, trainer.process)
     return found._replace(indices=drawn.astype(np.int64)[found.indices])
 

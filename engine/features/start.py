@@ -12,7 +12,6 @@ from engine.features.compute import (
     MOST_IMAGES,
     Gathered,
     ImageFeatures,
-    ReadByLayers,
     TwoTallies,
     features_of_images,
     has_zero_classifier,
@@ -46,25 +45,22 @@ def start_classifier(saves: Saves, eval_data: EvalData, bad_images: BadImages, s
     if not trainer.best.exists:  # else the run was stopped after it saved this start
         if not trainer.process.all_true(has_zero_classifier(trainer)) or not (found := fit(saves, layers, stop)):
             return
-        score(saves, layers, found, eval_data, bad_images)
+        score(saves, found, eval_data, bad_images)
     if plan.config.MODEL.NEW_CLASSIFIER == "zeros":
         for layer in layers:
             set_to_zero(layer)
         trainer.computing.refresh()
 
 
-def score(
-    saves: Saves, layers: list[nn.Module], train: ImageFeatures, eval_data: EvalData, bad_images: BadImages
-) -> None:
+def score(saves: Saves, train: ImageFeatures, eval_data: EvalData, bad_images: BadImages) -> None:
     """Evaluate the weights before the first update, save them as the best so far, and write features.npz. Collective."""
     plan, trainer, start = saves.plan, saves.trainer, time.perf_counter()
-    tap = ReadByLayers(layers)
-    gathered = Gathered(tap) if len(plan.eval_set) <= MOST_IMAGES else None
 
     def also_gathering(scoring: Scoring) -> Scoring:
         return scoring._replace(tally=lambda *given: TwoTallies(scoring.tally(*given), gathered))
 
-    with tapped(tap, trainer):
+    with tapped(trainer) as tap:
+        gathered = Gathered(tap) if len(plan.eval_set) <= MOST_IMAGES else None
         found = evaluate_both(trainer, eval_data, bad_images, also_gathering if gathered else None)[""]
     seconds = time.perf_counter() - start
     saves.compare_with_best({"": found.scores}, epoch=0)
@@ -99,8 +95,7 @@ def fit(saves: Saves, layers: list[nn.Module], stop: StopSignal) -> ImageFeature
 
         if line := start_channels(trainer, plan.train_set, log.note, stop_if_requested):
             log.say(line)
-    tap = ReadByLayers(layers)
-    found = features_of_images(trainer.model, tap, plan.train_set, trainer, log.note, stop_if_requested)
+    found = features_of_images(plan.train_set, trainer, log.note, stop_if_requested)
     features, targets = torch.from_numpy(found.joined), torch.from_numpy(found.targets)
     if not len(targets) or not features.isfinite().all():
         log.say("no linear classifier before training: some features are not finite")

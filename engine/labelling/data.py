@@ -115,12 +115,14 @@ class DataSet:
             return self.train.rows.astype(np.int64), self.val.rows.astype(np.int64)
         return np.arange(len(self.train)), len(self.train) + np.arange(len(self.val))
 
+    @cached_property
+    def _places(self) -> np.ndarray:
+        """Return the place of each image in the training part and the validation part, one after the other."""
+        return np.argsort(np.concatenate(self.numbers))
+
     def in_order(self, of_parts: Iterable[np.ndarray]) -> np.ndarray:
         """Return the values of the images of both parts in the order of their numbers."""
-        values = np.concatenate([*of_parts])
-        found = np.empty_like(values)
-        found[np.concatenate(self.numbers)] = values
-        return found
+        return np.concatenate([*of_parts])[self._places]
 
     @cached_property
     def labels(self) -> np.ndarray:
@@ -130,15 +132,12 @@ class DataSet:
     @cached_property
     def is_held_out(self) -> np.ndarray:
         """Return bool [N]: whether each image is in the validation part."""
-        return self.in_order(np.full(len(part), part is self.val) for part in self.parts)
-
-    @cached_property
-    def _places(self) -> np.ndarray:
-        return self.in_order(np.arange(len(part)) for part in self.parts)
+        return self._places >= len(self.train)
 
     def find(self, number: int) -> tuple[ImageSet, int]:
         """Return the part that contains an image, and the index of the image in this part."""
-        return self.parts[int(self.is_held_out[number])], int(self._places[number])
+        place, num_trained = int(self._places[number]), len(self.train)
+        return (self.train, place) if place < num_trained else (self.val, place - num_trained)
 
     def name(self, number: int) -> str:
         """Return the path of an image relative to `root`, or its name in tables if it is not a file."""

@@ -11,8 +11,9 @@ from engine.features.doubts import FEWEST_JUDGED, Doubts, judge_labels
 from engine.features.saved import features_by_name
 from engine.labelling.data import Copy, DataSet, config_of, refuse_other_data, refuse_several_classes
 from engine.labelling.predictions import Predictions, probabilities_of, read_predictions
-from engine.labelling.review import MOST_SHEETS, PER_SHEET, Row
+from engine.labelling.review import MOST_SHEETS, Row
 from engine.labelling.source import Source
+from engine.predict.output_paths import PER_SHEET
 from engine.record.saved_run import SavedRun
 from utils.commands import command
 from utils.text import counted, first_of, one_line, warning

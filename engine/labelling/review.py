@@ -13,7 +13,8 @@ from datasets.sources.images import on_disk
 from datasets.targets.labels import REMEDY, is_utf8
 from engine.features.embedder import thumbnail
 from engine.labelling.data import DataSet, cell_of
-from engine.predict.output import NUM_COLUMNS, PER_SHEET, THUMBNAIL, sheet_paths
+from engine.predict.output import NUM_COLUMNS, THUMBNAIL
+from engine.predict.output_paths import PER_SHEET, sheet_paths
 from engine.predict.pictures import Tile, contact_sheet, write_picture
 from engine.record.saved_files import read_json, write_table
 from utils.errors import ConfigError, DataError, did_you_mean, naming_output

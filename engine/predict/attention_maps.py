@@ -14,7 +14,8 @@ from timm.utils import AttentionExtract
 from torch import Tensor, nn
 
 from engine.predict.classifier import Classifier
-from engine.predict.output import describe, numbered, write_picture
+from engine.predict.output import describe, write_picture
+from engine.predict.output_paths import numbered
 from engine.predict.pictures import Tile, contact_sheet, fitted
 from engine.predict.predictor import PredictedBatch
 from utils.errors import ConfigError

@@ -6,9 +6,8 @@ import json
 import re
 import shutil
 import sys
-from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,20 +16,16 @@ from PIL import Image
 from tqdm import tqdm
 
 from engine.predict.guesses import Guess, Measure
+from engine.predict.output_paths import MARK, PER_SHEET, Outputs, numbered
 from engine.predict.pictures import Tile, contact_sheet, encoded, fitted
 from engine.predict.predictor import PredictedBatch, Prediction
 from utils.errors import DataError, cause_of
-from utils.files import Kind, replacing
+from utils.files import replacing
 from utils.program import nobody_reads
 from utils.text import csv_cell, csv_text, one_line
 
 UNSURE, UNKNOWN = "unsure", "unknown"
-SHEET_ENDINGS = (".png", ".jpg", ".jpeg")
-MARK = "halfstep, scripts/predict.py"  # metadata that marks our pictures, so that no other picture is overwritten
-TABLE = Kind("a table of scripts/predict.py", (b"\xef\xbb\xbfimage_path,",))
-DOCUMENT = Kind("a JSON file of scripts/predict.py", (b'{\n "model": {',))
-PICTURE = Kind("a picture of scripts/predict.py", (b"\x89PNG", b"\xff\xd8"), MARK.encode())
-PER_SHEET, THUMBNAIL, NUM_COLUMNS = 100, 150, 10
+THUMBNAIL, NUM_COLUMNS = 150, 10
 
 
 class Mark(NamedTuple):
@@ -54,7 +49,7 @@ class Output:
     def __init__(
         self,
         paths: Sequence[str],
-        given: Namespace,
+        files: Outputs,
         classes: Sequence[str],
         is_first: bool,
         may_stop: bool,
@@ -62,17 +57,16 @@ class Output:
     ):
         """Prepare the output.
 
-        `given` has the paths `csv`, `json`, `sheet` and `into` (None if not wanted). With `may_stop`, BrokenPipeError
-        is raised once nobody reads stdout, as in `| head`, unless a file is wanted.
+        With `may_stop`, BrokenPipeError is raised once nobody reads stdout, as in `| head`, unless a file is wanted.
         """
-        self.paths, self.is_first, self._given, self._mark = paths, is_first, given, mark
+        self.paths, self.is_first, self._files, self._mark = paths, is_first, files, mark
         self.num_marked: Counter[tuple[bool, bool]] = Counter()  # by the reasons of the mark
-        self._folders = ClassFolders(given.into, classes) if given.into else None
-        self._may_stop = may_stop and not any((given.csv, given.json, given.sheet, given.into))
+        self._folders = ClassFolders(files.into, classes) if files.into else None
+        self._may_stop = may_stop and not any((files.csv, files.json, files.sheet, files.into))
         self._predictions: list[Prediction] = []  # for the tables
         self._is_read = bytearray(len(paths))
         self._tiles: list[Tile] = []  # tiles of the current sheet
-        self._sheets = numbered(given.sheet.stem, given.sheet.suffix) if given.sheet else None
+        self._sheets = numbered(files.sheet.stem, files.sheet.suffix) if files.sheet else None
         self._bar = tqdm(total=len(paths), unit="image", file=sys.stderr, disable=None if is_first else True)
 
     @property
@@ -94,13 +88,13 @@ class Output:
         self._bar.update()
         if self._folders:
             self._folders.add(prediction.path, prediction.mark or prediction.guesses[0].name)
-        if self._given.sheet:
+        if self._files.sheet:
             words = filter(None, [prediction.mark, *describe(prediction.guesses[:1])])
             caption = [": ".join(words), Path(prediction.path).name]
             self._tiles.append(Tile(prediction.picture, caption))
             if len(self._tiles) == PER_SHEET:
                 self._write_sheet()
-        if self._given.csv or self._given.json:
+        if self._files.csv or self._files.json:
             self._predictions.append(prediction._replace(picture=None))
 
     def close(self, facts: dict[str, Any]) -> None:
@@ -110,15 +104,15 @@ class Output:
             return
         if self._tiles:
             self._write_sheet()
-        if self._given.csv:
+        if self._files.csv:
             table = as_csv(self._predictions, self._mark.word if self._mark else "")
             # The BOM makes Excel read the file as UTF-8.
-            write(self._given.csv, table.encode("utf-8-sig", errors="surrogateescape"))
-        if self._given.json:
+            write(self._files.csv, table.encode("utf-8-sig", errors="surrogateescape"))
+        if self._files.json:
             unreadable = [path for path, is_read in zip(self.paths, self._is_read, strict=True) if not is_read]
             images = [as_json(each) for each in self._predictions]
             text = json.dumps(facts | {"images": images, "unreadable": unreadable}, indent=1, ensure_ascii=False)
-            write(self._given.json, f"{text}\n".encode(errors="backslashreplace"))  # file names may not be valid text
+            write(self._files.json, f"{text}\n".encode(errors="backslashreplace"))  # file names may not be valid text
 
     def _print(self, prediction: Prediction) -> None:
         guesses = (each.line for each in prediction.guesses)
@@ -132,7 +126,7 @@ class Output:
 
     def _write_sheet(self) -> None:
         sheet = contact_sheet(self._tiles, NUM_COLUMNS, THUMBNAIL)
-        write_picture(sheet, self._given.sheet.with_name(next(self._sheets)))
+        write_picture(sheet, self._files.sheet.with_name(next(self._sheets)))
         self._tiles = []
 
 
@@ -180,17 +174,6 @@ def safe_names(classes: Sequence[str]) -> dict[str, str]:
         names[each] = next(name for name in numbered(stem) if name.casefold() not in taken)
         taken.add(names[each].casefold())
     return names
-
-
-def numbered(stem: str, suffix: str = "", first: int = 1) -> Iterator[str]:
-    """Return an endless iterator of names: photo.png, photo-2.png, photo-3.png ..."""
-    return (f"{stem}{suffix}" if number == 1 else f"{stem}-{number}{suffix}" for number in itertools.count(first))
-
-
-def sheet_paths(path: Path, num_images: int) -> list[Path]:
-    """Return the paths of the sheets for this number of images."""
-    names = numbered(path.stem, path.suffix)
-    return [path.with_name(name) for name in itertools.islice(names, -(-num_images // PER_SHEET))]
 
 
 def as_csv(predictions: Sequence[Prediction], mark: str) -> str:

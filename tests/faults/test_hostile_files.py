@@ -9,7 +9,6 @@ import tarfile
 import time
 import zipfile
 import zlib
-from argparse import Namespace
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -31,12 +30,13 @@ from engine.checkpoint.find import read_checkpoint
 from engine.checkpoint.format import progress_in, remove_unused_parts
 from engine.open_model import config_of
 from engine.predict.output import Output
+from engine.predict.output_paths import Outputs
 from engine.predict.predictor import Guess, Prediction
 from engine.record.metrics import StepRows
 from engine.record.saved_run import read_settings, read_status
 from models.weights.files import chosen_weights, read_record, read_weights
 from models.weights.torch_files import named_shards, to_safetensors
-from scripts.predict import Outputs, find_images
+from scripts.predict import find_images
 from tests.support.cases import cases_of, content_of, names_of
 from tests.support.image_sets import load as load_images
 from tests.support.image_sets import make_folders, noise, samples, write_tar
@@ -190,8 +190,8 @@ STRANGE = "=1+1\n2026 forged\t\x1b[31m\u202e"
 def test_hostile_names_are_escaped_on_console_and_in_csv(tmp_path, capfd):
     path = os.fsdecode(b"\xff=.png")
     found = Prediction(0, path, [Guess(0, STRANGE, 0.5)])
-    given = Namespace(csv=tmp_path / "p.csv", json=None, sheet=None, into=None, unsure=None)
-    output = Output([path], given, [STRANGE], is_first=True, may_stop=False)
+    outputs = Outputs(csv=tmp_path / "p.csv")
+    output = Output([path], outputs, [STRANGE], is_first=True, may_stop=False)
     output.add(found)
     output.close({})
     line = capfd.readouterr().out

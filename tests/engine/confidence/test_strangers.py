@@ -17,11 +17,11 @@ from torch.nn import functional
 from configs.load import load
 from configs.schema import Data
 from engine.confidence import fit
-from engine.confidence.known import Features, Known, Tap, to_plain
+from engine.confidence.known import Known, Tap, TappedFeatures, to_plain
 from engine.confidence.stored import OldKnown, from_plain
 from engine.predict.output import UNKNOWN, UNSURE, Mark
 from engine.predict.predictor import Guess, Prediction
-from engine.tasks.classes import Tally
+from engine.tasks.classes import ClassTally
 from models.weights.torch_files import read_torch
 from tests.support.configs import CONVOLUTIONS, beginning_with_weights
 from tests.support.refusals import assert_names
@@ -34,14 +34,14 @@ pytestmark = pytest.mark.slow
 SAVED = Path(__file__).parents[2] / "data/strangers"  # a run of 2.1.0 on the digits, and its scores of the fours
 
 
-def drawn(count: int, seed: int, place: float = 0.0) -> Features:
+def drawn(count: int, seed: int, place: float = 0.0) -> TappedFeatures:
     """Return features of `count` images of 3 classes. `place`: the mean of the features of the middle."""
     rng = np.random.default_rng(seed)
     classes = np.eye(3)[np.arange(count) % 3]
     read = np.concatenate([5 + rng.normal(size=(count, 30)), 20 * classes], 1)
     middle = rng.normal(place, 1, (count, 8)) * np.arange(1, 9)
     logits = 4 * classes + rng.normal(size=(count, 3))
-    return Features(*(torch.from_numpy(each.astype(np.float32)) for each in (read, middle, logits)))
+    return TappedFeatures(*(torch.from_numpy(each.astype(np.float32)) for each in (read, middle, logits)))
 
 
 def fitted(count: int = 600) -> Known:
@@ -115,13 +115,13 @@ def tally(num_images: int, width: int = 6) -> fit.FeatureTally:
     """Return a tally of so many images, whose features are their numbers in the order of the batches."""
     numbers = iter(range(0, 10**9, 4))
 
-    def take() -> Features:
+    def take() -> TappedFeatures:
         first = next(numbers)
         rows = torch.arange(first, first + 4.0)[:, None]
-        return Features(rows.expand(4, width), rows.expand(4, 8), torch.rand(4, 3))
+        return TappedFeatures(rows.expand(4, width), rows.expand(4, 8), torch.rand(4, 3))
 
     return fit.FeatureTally(
-        SimpleNamespace(take=take), Tally(torch.device("cpu"), torch.float64, num_images), num_images
+        SimpleNamespace(take=take), ClassTally(torch.device("cpu"), torch.float64, num_images), num_images
     )
 
 
@@ -143,7 +143,7 @@ def test_evenly_spaced_images_are_kept_so_that_statistics_stay_small(width, ever
 
 def test_statistics_take_at_most_5_megabytes_of_text():
     count = fit.MOST_VALUES // (2048 + 1024)
-    images = Features(torch.rand(count, 2048), torch.rand(count, 1024), torch.rand(count, 10))
+    images = TappedFeatures(torch.rand(count, 2048), torch.rand(count, 1024), torch.rand(count, 10))
     assert 2e6 < len(json.dumps(to_plain(fit.fit(images, 1.0)))) < 5e6
 
 
@@ -206,7 +206,7 @@ def test_too_few_validation_images_are_the_reason():
 
 def test_images_whose_scores_are_decided_by_rounding_store_the_reason():
     images = drawn(24, 0)
-    alike = Features(*(each[:3].repeat(8, 1) for each in images))  # all images of a class are equal
+    alike = TappedFeatures(*(each[:3].repeat(8, 1) for each in images))  # all images of a class are equal
     assert "rounding" in fit.summarize(alike, 1.0, "")["reason"]
 
 

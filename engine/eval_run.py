@@ -21,7 +21,7 @@ from engine.record.next_steps import after_evaluation
 from engine.session import Session
 from engine.tasks import find_task
 from engine.weights_lines import describe_evaluation
-from models import build_model, describe
+from models import build_model, describe_size
 from models.weights.files import find_file
 from models.weights.load import load_exactly
 from models.weights.state import merged
@@ -50,7 +50,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     found, transforms = {}, inference.transforms
     for name, model in weights_to_score(plan, partial(make_model, plan, log), change_model):
         if not found:
-            log.say(f"model: {config.MODEL.NAME}, {describe(model)}")
+            log.say(f"model: {config.MODEL.NAME}, {describe_size(model)}")
         log.say(*transforms.apply(model.to(process.device)))
         if not found:  # the first weights are loaded, so all checks have passed
             session.begin(plan.inputs.loaded)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from utils.errors import ConfigError
 
 
-class ModelFeatures(NamedTuple):
+class Features(NamedTuple):
     """The features of a batch of images: what the model's classifier reads, and the last layer's patch tokens."""
 
     pooled: Tensor  # [B, D]
@@ -25,14 +25,14 @@ class Widths(NamedTuple):
     grid: int | None  # patches along one side of an image
 
 
-def features_of(model: nn.Module, images: Tensor, with_logits: bool = False) -> ModelFeatures:
+def features_of(model: nn.Module, images: Tensor, with_logits: bool = False) -> Features:
     """Return the features of images [B, C, H, W] that are normalized as the model expects.
 
     The classifier is used only for the logits.
     """
     tokens = model.forward_features(images)
     logits = model.forward_head(tokens) if with_logits else None
-    return ModelFeatures(model.forward_head(tokens, pre_logits=True), _patch_tokens(model, tokens), logits)
+    return Features(model.forward_head(tokens, pre_logits=True), _patch_tokens(model, tokens), logits)
 
 
 def _patch_tokens(model: nn.Module, tokens: Tensor) -> Tensor | None:

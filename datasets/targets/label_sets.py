@@ -10,7 +10,7 @@ from torch import Tensor
 
 from configs.schema import Config
 from datasets.targets.by_label import ByName
-from datasets.targets.labels import Cells, OneLabel, WrittenLabels, shortened
+from datasets.targets.labels import Cells, Labels, OneLabel, shortened
 from datasets.targets.one_class import OneClass, count_classes
 from datasets.types import ImageSet
 from utils.errors import DataError
@@ -76,14 +76,14 @@ class SeparatedLabels(OneLabel):
 
     if_empty = None
 
-    def numbers(self, lists: Sequence[WrittenLabels]) -> tuple[list[np.ndarray], list[str]]:
+    def numbers(self, lists: Sequence[Labels]) -> tuple[list[np.ndarray], list[str]]:
         """Return the number of each label as written, and the classes."""
         return [np.arange(len(each.written), dtype=np.int32) for each in lists], self._classes(lists)
 
-    def _classes(self, lists: Sequence[WrittenLabels]) -> list[str]:
+    def _classes(self, lists: Sequence[Labels]) -> list[str]:
         return sorted({name for labels in lists for written in labels.written for name in self._parsed(written)})
 
-    def meanings(self, lists: Sequence[WrittenLabels], classes: list[str], folders: list[str]) -> list[OneClass]:
+    def meanings(self, lists: Sequence[Labels], classes: list[str], folders: list[str]) -> list[OneClass]:
         number = {name: number for number, name in enumerate(classes)}
         parsed = [[self._parsed(written) for written in labels.written] for labels in lists]
         if not any(itertools.chain.from_iterable(parsed)):
@@ -131,7 +131,7 @@ class LabelColumns(SeparatedLabels):
             )
         return ["".join(each) for each in zip(*bits, strict=True)]
 
-    def _classes(self, lists: Sequence[WrittenLabels]) -> list[str]:
+    def _classes(self, lists: Sequence[Labels]) -> list[str]:
         return list(self._columns)
 
     def _parsed(self, written: str) -> Collection[str]:

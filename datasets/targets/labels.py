@@ -33,7 +33,7 @@ REMEDY = "save the file as UTF-8, in Excel as 'CSV UTF-8'"
 
 
 @dataclass(frozen=True)
-class WrittenLabels:
+class Labels:
     """The distinct labels of one list, as written, in order of first occurrence."""
 
     file: Path
@@ -42,7 +42,7 @@ class WrittenLabels:
     counts: np.ndarray  # the number of images with each label
 
     @classmethod
-    def of(cls, index: Index | IndexBuilder, part: int, file: Path) -> "WrittenLabels":
+    def of(cls, index: Index | IndexBuilder, part: int, file: Path) -> "Labels":
         """Return the labels of a list in an index of several lists."""
         written = [os.fsdecode(each) for chunk in index.text(f"{part}.label").chunks() for each in chunk]
         lines, counts = (index.column(f"{part}.label_{name}") for name in ("line", "count"))
@@ -185,7 +185,7 @@ class OneLabel:
 
     def finish(self, builder: IndexBuilder, lists: Sequence[ListedLabels], files: Sequence[Path]) -> dict:
         """Add the targets of all lists to their index. Return facts for the index."""
-        labels = [WrittenLabels.of(builder, part, file) for part, file in enumerate(files)]
+        labels = [Labels.of(builder, part, file) for part, file in enumerate(files)]
         targets, _ = self.numbers(labels)
         for part, (of_labels, of_list) in enumerate(zip(targets, lists, strict=True)):
             for start in range(0, len(of_list.of_rows), ROWS_AT_ONCE):
@@ -194,14 +194,14 @@ class OneLabel:
 
     def from_lists(self, index: Index, files: Sequence[Path]) -> tuple[list[str], list[tuple[np.ndarray, OneClass]]]:
         """Return the classes, and for each list the targets and their meaning."""
-        labels = [WrittenLabels.of(index, part, file) for part, file in enumerate(files)]
+        labels = [Labels.of(index, part, file) for part, file in enumerate(files)]
         (numbers, *_), classes = self.numbers(labels)
         found = dict(zip(numbers.tolist(), index.facts["folder_names"], strict=False))
         names = [found.get(number, name) for number, name in enumerate(classes)] if found else []
         targets = [index.column(f"{part}.target") for part in range(len(files))]
         return classes, [*zip(targets, self.meanings(labels, classes, names), strict=True)]
 
-    def _are_numbers(self, lists: Sequence[WrittenLabels]) -> bool:
+    def _are_numbers(self, lists: Sequence[Labels]) -> bool:
         """Return whether more than half of the images have a numeric label. If so, other labels are typos, not names."""
         if not self._allow_names:
             return True
@@ -210,7 +210,7 @@ class OneLabel:
         )
         return 2 * numbers > sum(int(each.counts.sum()) for each in lists)
 
-    def numbers(self, lists: Sequence[WrittenLabels]) -> tuple[list[np.ndarray], list[str]]:
+    def numbers(self, lists: Sequence[Labels]) -> tuple[list[np.ndarray], list[str]]:
         """Return the target number of each list's labels, and the classes. If there are two lists, the first is for
         training and must have all classes. Labels that are not numbers are class names, numbered in sorted order."""
         if self._are_numbers(lists):
@@ -224,7 +224,7 @@ class OneLabel:
             targets = [np.array([number[names[label]] for label in labels.written], np.int32) for labels in lists]
         return targets, classes
 
-    def meanings(self, lists: Sequence[WrittenLabels], classes: list[str], folders: list[str]) -> list[OneClass]:
+    def meanings(self, lists: Sequence[Labels], classes: list[str], folders: list[str]) -> list[OneClass]:
         """Return what the targets of each list mean. `folders`: for each class, the folder with all its images."""
         numbering = ByNumber(folders) if self._are_numbers(lists) else ByName()
         return [OneClass(numbering)] * len(lists)
@@ -352,7 +352,7 @@ def _parquet_labels(file: Path, columns: ParquetColumns, read: Callable) -> Any:
     return column.cast(pyarrow.string() if columns.are_names else _value_type(column.type))
 
 
-def _numbered_targets(config: Config, labels: WrittenLabels) -> np.ndarray:
+def _numbered_targets(config: Config, labels: Labels) -> np.ndarray:
     """Return the labels as class numbers."""
     targets = np.empty(len(labels.written), dtype=np.int32)
     num_classes = config.MODEL.NUM_CLASSES

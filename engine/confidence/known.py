@@ -108,7 +108,7 @@ class Spread(nn.Module):
         return (squares @ self.weights + self.rest * others).sqrt()
 
 
-class Known(nn.Module):
+class KnownScore(nn.Module):
     """Scores how well images fit the validation images. A typical one has 1; strangers have negative scores.
 
     Its output has shape [B].
@@ -152,7 +152,7 @@ def scaled(values: Tensor, scale: Tensor) -> Tensor:
 MATRICES = ("read.images", "middle.directions")  # they have 16 bits in a file
 
 
-def to_plain(known: Known) -> dict[str, Any]:
+def to_plain(known: KnownScore) -> dict[str, Any]:
     """Return the statistics as JSON values. Arrays become text."""
     arrays = {
         name: value.numpy().astype("<f2" if name in MATRICES else "<f4") for name, value in known.state_dict().items()

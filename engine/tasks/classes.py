@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from engine.features.linear import LinearClassifier
 
 
-class Classes(Task):
+class ClassTask(Task):
     """Each image has one class, and the model predicts the probability of each class."""
 
     likelihood = Likelihood()  # how calibration measures probabilities

@@ -13,7 +13,7 @@ from engine.confidence.temperature import Likelihood, Measured, blocks
 from engine.evaluation.all_scores import AllScores
 from engine.precision import are_finite
 from engine.tasks.class_tables import ClassResults, Names, evenly, format_share
-from engine.tasks.classes import Classes, ClassTally, PerImage, macro_scores
+from engine.tasks.classes import ClassTally, ClassTask, PerImage, macro_scores
 from utils.distributed import Process
 from utils.errors import ensure
 
@@ -54,7 +54,7 @@ def sigmoid(scores: np.ndarray) -> np.ndarray:
     return np.where(scores >= 0, 1, decayed) / (1 + decayed)
 
 
-class Labels(Classes):
+class LabelTask(ClassTask):
     """An image can have any number of classes. Those with a probability above one half are predicted."""
 
     likelihood = OfLabels()

@@ -20,7 +20,7 @@ class Copies(NamedTuple):
 
 
 def find_copies(contents: ImageContents, val: ImageSet, folds: Sequence[int] | None = None) -> list[Copies]:
-    """Return the copies among the images of `contents`, of which those of `val` are validation images.
+    """Return the copies among the images of `contents`. Those of `val` are validation images.
 
     `folds`: for a sweep with -folds, the fold that holds out each image (-1: unknown).
     """

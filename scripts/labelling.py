@@ -1,4 +1,4 @@
-"""The commands of scripts/labels.py: find doubtful labels, apply the confirmed ones, choose the photos to label next."""
+"""The commands of scripts/labels.py: find doubtful labels, list confirmed ones, choose photos."""
 
 from argparse import Namespace
 from collections import Counter
@@ -35,7 +35,7 @@ NUM_LISTED = 20  # number of corrections that are printed
 
 
 def find(source: Source, output: Path | None, finds_copies: bool) -> None:
-    """Write labels.csv and labels.png with the doubtful targets and the copies, and print a summary."""
+    """Write labels.csv and labels.png with doubtful targets and copies, and print a summary."""
     folder = output or source.folder / "labels"
     refuse_confirmed(folder / LABELS)
     judged = import_named("engine.labelling", find_task(source.config).labelling).of(source, print)

@@ -108,7 +108,7 @@ class Interruptible:
 
 @contextlib.contextmanager
 def tapped(trainer: Trainer) -> Iterator[ReadByLayers]:
-    """Yield what the model's classifier reads. In the block, no compiled graphs are used, which would not call hooks."""
+    """Yield what the model's classifier reads. Compiled graphs, which call no hooks, are not used."""
     eager = torch.compiler.set_stance("force_eager") if trainer.config.COMPILE else contextlib.nullcontext()
     with contextlib.closing(ReadByLayers([*output_layers(trainer.model).values()])) as tap, eager:
         yield tap

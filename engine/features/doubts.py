@@ -117,7 +117,7 @@ def judge_labels(
 
 
 def predicted_without(features: np.ndarray, copies: np.ndarray, targets: Tensor) -> Iterator[Tensor]:
-    """Yield for each penalty the predictions [G, C] of each group of copies from the features of all other images.
+    """Yield for each penalty the predictions [G, C] of groups of copies by the features of all others.
 
     `features`: [N, D]; `copies`: the group of each image; `targets`: [N, C].
     """

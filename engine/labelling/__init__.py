@@ -1,1 +1,1 @@
-"""Finds wrong labels and numbers, lists images with corrected labels, and chooses the photos to label next (labels.py)."""
+"""Finds wrong labels and numbers, lists corrected labels, and chooses the photos to label next."""

@@ -117,7 +117,7 @@ class DataSet:
 
     @cached_property
     def _places(self) -> np.ndarray:
-        """Return the place of each image in the training part and the validation part, one after the other."""
+        """Return the place of each image among the training images and then the validation images."""
         return np.argsort(np.concatenate(self.numbers))
 
     def in_order(self, of_parts: Iterable[np.ndarray]) -> np.ndarray:
@@ -136,8 +136,8 @@ class DataSet:
 
     def find(self, number: int) -> tuple[ImageSet, int]:
         """Return the part that contains an image, and the index of the image in this part."""
-        place, num_trained = int(self._places[number]), len(self.train)
-        return (self.train, place) if place < num_trained else (self.val, place - num_trained)
+        part = int(self.is_held_out[number])
+        return self.parts[part], int(self._places[number]) - part * len(self.train)
 
     def name(self, number: int) -> str:
         """Return the path of an image relative to `root`, or its name in tables if it is not a file."""
@@ -192,14 +192,12 @@ class Copy(NamedTuple):
 
 
 def read_copies(data: DataSet, folds: Sequence[int] | None = None) -> list[Copy]:
-    """Read all images. Return those whose copies have another label, and validation images with copies in training.
-
-    `folds`: for a sweep with -folds, the fold that holds out each image (-1: unknown).
-    """
-    contents, found = ImageContents(len(data), data.find), []
+    """Read all images, and return those with a copy that is a problem. `folds`: as in find_copies."""
+    contents, found, where = ImageContents(len(data), data.find), [], "in training"
     contents.read()
+    if folds is not None:
+        where = "in another fold"
     for group, contradictions, in_training, _ in find_copies(contents, data.val, folds):
-        where = "in training" if folds is None else "in another fold"
         for pair in contradictions or in_training:
             how = "equal" if are_equal(group, pair) else "nearly equal"
             what = f", labelled {data.label(pair[1])}" if contradictions else f" {where}"

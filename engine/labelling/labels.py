@@ -1,4 +1,4 @@
-"""Doubtful labels of images with one class, by the predictions and features of runs, or by the features of weights."""
+"""Doubtful labels of images with one class, by predictions and features of runs, or by weights."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -9,12 +9,11 @@ import numpy as np
 
 from engine.features.doubts import FEWEST_JUDGED, Doubts, judge_labels
 from engine.features.saved import features_by_name
-from engine.labelling.data import Copy, DataSet, config_of, refuse_other_data, refuse_several_classes
-from engine.labelling.predictions import Predictions, probabilities_of, read_predictions
+from engine.labelling.data import Copy, DataSet, refuse_several_classes
+from engine.labelling.predictions import in_order, probabilities_of, read_tables
 from engine.labelling.review import MOST_SHEETS, Row
 from engine.labelling.source import Source
 from engine.predict.output_paths import PER_SHEET
-from engine.record.saved_run import SavedRun
 from utils.commands import command
 from utils.text import counted, first_of, one_line, warning
 
@@ -34,8 +33,8 @@ class JudgedLabels:
     def of(cls, source: Source, say: Callable[[str], None]) -> "JudgedLabels":
         """Judge all labels, and say how many images have been judged by what."""
         judged = (_by_weights if source.weights else _by_runs)(source, say)
-        data, classes = judged.data, judged.data.classes
-        counts = np.bincount(data.labels[judged.doubts.is_judged], minlength=len(classes))
+        labels, classes = judged.data.labels, judged.data.classes
+        counts = np.bincount(labels[judged.doubts.is_judged], minlength=len(classes))
         if len(unjudged := np.flatnonzero(counts == 0)):
             names = first_of([classes[number] for number in unjudged.tolist()])
             say(warning(f"no image of these classes was judged, so their labels are not checked: {names}"))
@@ -52,7 +51,7 @@ class JudgedLabels:
         return rows + [Row(image, "", None, reason) for image, reason in reasons.items()]
 
     def summary(self, copies: Sequence[Copy] | None) -> list[str]:
-        """Return the lines that summarize the findings. `copies`: None if they were not looked for."""
+        """Return the lines of the summary. `copies`: None if they were not looked for."""
         doubts, data, listed = self.doubts, self.data, self.doubts.ranked
         low, number, high = doubts.expected
         of_listed = float(doubts.wrong[listed].sum())
@@ -104,36 +103,13 @@ def _by_weights(source: Source, say: Callable[[str], None]) -> JudgedLabels:
 
 
 def _by_runs(source: Source, say: Callable[[str], None]) -> JudgedLabels:
-    """Judge labels by the predictions for held-out images and, if a run kept them, by the features of all images."""
+    """Judge labels by the predictions for held-out images and by the features that a run kept."""
     data, tables, folds = read_tables(source)
     probabilities = probabilities_of(tables, data.labels, len(data.classes))
     features = features_by_name(in_order(source.runs)[0].folder, data.names, say)
     doubts = judge_labels(data.labels, len(data.classes), features, probabilities)
     _say_what_was_judged(source, data, np.isfinite(probabilities[:, 0]), features is not None, say)
     return JudgedLabels(data, doubts, folds)
-
-
-def in_order(runs: Sequence[SavedRun]) -> list[SavedRun]:
-    return sorted(runs, key=lambda run: str(run.settings["DATA.FOLD"]))
-
-
-def read_tables(source: Source) -> tuple[DataSet, list[Predictions], np.ndarray | None]:
-    """Return the data, one table of predictions for each seed, and the fold of each image in a sweep (-1: unknown)."""
-    first = data = folds = None
-    by_seed: dict[int, list[Predictions]] = {}
-    for run in in_order(source.runs):
-        config = config_of(run, source.data_path)
-        if data is None or config.DATA.FOLD != data.config.DATA.FOLD:  # each fold splits the images differently
-            data = DataSet.load(config)
-            first = first or data
-        refuse_other_data(run, data)
-        table = read_predictions(run, data)
-        by_seed.setdefault(run.settings["SEED"], []).append(table)
-        if source.folds:
-            folds = np.full(len(data), -1) if folds is None else folds
-            folds[data.numbers[1]] = config.DATA.fold.number
-    joined = [Predictions(*map(np.concatenate, zip(*tables, strict=True))) for tables in by_seed.values()]
-    return first, joined, folds
 
 
 def _say_what_was_judged(

@@ -48,13 +48,13 @@ def check_output(folder: Path) -> None:
         raise ConfigError(f"-output: cannot make the folder {folder} ({cause_of(error)}); choose another") from None
 
 
-def write_left_out(folder: Path, twins: Sequence[Sequence[str]]) -> None:
+def write_left_out(folder: Path, twins: Sequence[tuple[str, str, str]]) -> None:
     with naming_output(folder):
         write_table(folder / LEFT_OUT, LEFT_OUT_COLUMNS, twins, encoding="utf-8-sig")
 
 
 def write_next(folder: Path, cells: Sequence[list], numbers: Sequence[int], images: FileImages) -> list[Path]:
-    """Write the table with these cells, and the sheets with the images of these numbers. Return the paths of the sheets."""
+    """Write the table with these cells, and sheets with these images. Return the paths of the sheets."""
 
     def tiles(part: slice) -> list[Tile]:
         captions = ([f"{guess} {probability}", path, reason] for path, _, guess, probability, reason in cells[part])
@@ -96,7 +96,7 @@ def find_new(
 def choose_photos(
     table: Table, count: int, takes_strangers: bool, photos: Photos, classes: Sequence[str]
 ) -> tuple[list[int], list[list]]:
-    """Return the numbers of at most `count` photos, the most useful first, and their rows in the table."""
+    """Return the numbers of at most `count` photos, the most useful first, and their rows of next.csv."""
     probabilities = torch.from_numpy(table.logits).softmax(1).numpy()
     is_stranger = table.known < 0
 

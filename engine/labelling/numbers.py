@@ -59,9 +59,8 @@ def judge_numbers(values: np.ndarray, features: np.ndarray) -> NumberDoubts:
     if len(np.unique(copies)) < 2:
         return found
     tried = predicted_without(features[rows], copies, torch.from_numpy(true)[:, None])
-    found.predicted[rows] = min(
-        (each[:, 0].numpy()[copies] for each in tried), key=lambda each: float(np.abs(each - true).mean())
-    )
+    of_images = (each[:, 0].numpy()[copies] for each in tried)
+    found.predicted[rows] = min(of_images, key=lambda each: float(np.abs(each - true).mean()))
     found.errors[rows] = true - found.predicted[rows]
     return found
 
@@ -89,9 +88,8 @@ class JudgedNumbers:
                 f"TRAIN.OBJECTIVE={data.config.TRAIN.OBJECTIVE} DATA.COLUMNS=[...]"
             )
         values = data.in_order(part.meaning.values[part.targets] for part in data.parts)  # NaN: missing
-        return cls(
-            data, {name: judge_numbers(each, features) for name, each in zip(data.classes, values.T, strict=True)}
-        )
+        columns = zip(data.classes, values.T, strict=True)
+        return cls(data, {name: judge_numbers(each, features) for name, each in columns})
 
     def rows(self, copies: Sequence[Copy]) -> list[Row]:
         """Return a row for each doubtful number, and then for each copy."""

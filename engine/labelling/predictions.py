@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.labelling.data import DataSet, cell_of
+from engine.labelling.data import DataSet, cell_of, config_of, refuse_other_data
+from engine.labelling.source import Source
 from engine.record.saved_files import read_table, to_number
 from engine.record.saved_run import SavedRun
 from utils.errors import ConfigError, DataError
@@ -81,3 +82,26 @@ def read_predictions(run: SavedRun, data: DataSet) -> Predictions:
         of_labels.append(values[1])
     numbers = (np.array(each, np.int64) for each in (images, predicted))
     return Predictions(*numbers, np.array(probabilities), np.array(of_labels))
+
+
+def in_order(runs: Sequence[SavedRun]) -> list[SavedRun]:
+    return sorted(runs, key=lambda run: str(run.settings["DATA.FOLD"]))
+
+
+def read_tables(source: Source) -> tuple[DataSet, list[Predictions], np.ndarray | None]:
+    """Return the data, one table of predictions for each seed, and the fold of each image in a sweep (-1: unknown)."""
+    first = data = folds = None
+    by_seed: dict[int, list[Predictions]] = {}
+    for run in in_order(source.runs):
+        config = config_of(run, source.data_path)
+        if data is None or config.DATA.FOLD != data.config.DATA.FOLD:  # each fold splits the images differently
+            data = DataSet.load(config)
+            first = first or data
+        refuse_other_data(run, data)
+        table = read_predictions(run, data)
+        by_seed.setdefault(run.settings["SEED"], []).append(table)
+        if source.folds:
+            folds = np.full(len(data), -1) if folds is None else folds
+            folds[data.numbers[1]] = config.DATA.fold.number
+    joined = [Predictions(*map(np.concatenate, zip(*tables, strict=True))) for tables in by_seed.values()]
+    return first, joined, folds

@@ -1,4 +1,4 @@
-"""What targets are judged with: predictions and features of finished runs, or features of any weights."""
+"""What targets are judged with: finished runs, or the features of any weights."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Source:
         return command("scripts/labels.py", self.name, *words)
 
     def features(self, data: DataSet, say: Callable[[str], None]) -> np.ndarray:
-        """Return the features of all images by the weights, float32 [N, D]; a row of NaN is an unreadable image."""
+        """Return the features of all images, float32 [N, D]; a row of NaN is an unreadable image."""
         embedder = Embedder(self.weights, Process(choose_device(self.device, local_rank=0)), say)
         features = np.full((len(data), embedder.width), np.nan, np.float32)
         for images, numbers in zip(data.parts, data.numbers, strict=True):

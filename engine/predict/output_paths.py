@@ -1,4 +1,4 @@
-"""The files that predictions are written to: their names, and the marks of those that an earlier call wrote."""
+"""The files that predictions are written to: their names, and marks that tell them from others."""
 
 import itertools
 import os
@@ -18,7 +18,7 @@ PER_SHEET = 100
 
 
 class Outputs(NamedTuple):
-    """The places where a command writes, None if not wanted. Input folders may contain pictures of an earlier call."""
+    """The places where a command writes. Input folders may contain pictures of an earlier call."""
 
     csv: Path | None = None
     json: Path | None = None

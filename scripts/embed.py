@@ -40,10 +40,9 @@ NEEDS = {
 
 def main(argv: list[str]) -> int:
     arguments = parse(argv)
-    from engine.features.embedder import Embedder, find_photos
+    from engine.features.embedder import Embedder, find_photos  # local: importing torch takes seconds
     from engine.predict.classifier import load_classifier
     from scripts.embedding import check_output, embed, example_classes
-    from utils.distributed import Process, choose_device  # local: importing torch takes seconds
 
     for name in example_classes(arguments.examples) if arguments.examples else []:
         find_photos("-examples", arguments.examples / name, lambda line: None)
@@ -55,8 +54,7 @@ def main(argv: list[str]) -> int:
         check_output(arguments.output)
     check_pictures(arguments, len(photos))
     trained = load_classifier(arguments.model, settings_flags(arguments), arguments.raw, needs_classes=False)
-    process = Process(choose_device(arguments.device, local_rank=0))
-    return embed(arguments, photos, Embedder(trained, process, report), report)
+    return embed(arguments, photos, Embedder(trained, arguments.device, report), report)
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

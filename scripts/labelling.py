@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
+from configs.load import dataset_of_file
 from configs.schema import Config
 from configs.tables import import_named
 from datasets.sources.files import refuse_copies
-from engine.features.embedder import Embedder, Photos, Table
-from engine.labelling.data import DataSet, read_copies, refuse_other_data
+from engine.features.embedder import Embedder, Photos, Table, find_photos
+from engine.labelling.data import DataSet, config_of, read_copies, refuse_other_data
 from engine.labelling.lists import LISTS, command_to_train, correct, write_lists
 from engine.labelling.next import (
     LEFT_OUT,
@@ -25,13 +26,65 @@ from engine.labelling.next import (
 from engine.labelling.review import TABLE as LABELS
 from engine.labelling.review import check_unchanged, read_confirmed, refuse_confirmed, write_review
 from engine.labelling.source import Source
+from engine.predict.classifier import load_classifier
 from engine.predict.output import copy_into
+from engine.record.saved_run import SavedRun
 from engine.tasks import find_task
-from utils.commands import as_typed
+from scripts.command_line import refuse_among_photos
+from scripts.predict import make_folder, settings_flags
+from scripts.sweeping import DONE, FILE, ranked_points, read_result, read_sweep
+from utils.commands import as_typed, command
 from utils.errors import ConfigError
+from utils.runs import folder_of
 from utils.text import counted, one_line
 
+COMPUTED = ("fractals", "synthetic")  # data sets whose classes are not those of photos
+# Flags that a finished run has no use for
+OF_WEIGHTS = "dataset raw cfg image_size opts amp batch_size device".split()
 NUM_LISTED = 20  # number of corrections that are printed
+
+
+def find_source(arguments: Namespace) -> Source:
+    """Return the finished runs of the best point of a sweep, a single run, or weights with the settings of their data."""
+    folder = folder_of(arguments.source)
+    is_sweep, is_run = (folder / FILE).exists(), (folder / "config.yaml").exists()
+    if arguments.data_path and (arguments.dataset or not (is_sweep or is_run)):
+        return load_weights(arguments)
+    for name in OF_WEIGHTS:
+        if getattr(arguments, name) not in (None, False, [], "auto"):
+            raise ConfigError(f"-{name} has no effect without -next, or weights and -data_path; leave it out")
+    if not is_sweep:
+        return Source(folder, [SavedRun.open(folder)])
+    sweep = read_sweep(folder)
+    if not sweep.folds:
+        raise ConfigError(
+            f"{folder}: this sweep was started without -folds, so its runs do not judge every image; give one of its "
+            "runs, or a sweep with -folds"
+        )
+    results = [read_result(folder / trial.name) for trial in sweep.trials]
+    point = next((number for number, _ in ranked_points(sweep, results)), 0)
+    trials = [trial for trial in sweep.trials if trial.point == point]
+    done = [trial for trial in trials if results[trial.index].state == DONE]
+    if not done:
+        raise ConfigError(
+            f"{folder}: no trial of this sweep is done; continue it: {command('scripts/sweep.py', '-output', folder)}"
+        )
+    runs = [SavedRun.open(folder / trial.name) for trial in done]
+    return Source(folder, runs, len(trials) - len(done), sweep.folds)
+
+
+def load_weights(arguments: Namespace) -> Source:
+    """Load the weights whose features judge the labels of -data_path."""
+    name = arguments.dataset or dataset_of_file(str(arguments.data_path)) or "imagefolder"
+    dataset = ["-dataset", name, "-data_path", str(arguments.data_path)]
+    flags = [*settings_flags(arguments), *dataset]
+    weights = load_classifier(arguments.source, flags, arguments.raw, needs_classes=False)
+    weights = replace(weights, config=weights.config.changed("START", EVAL=False))  # both parts
+    if arguments.output:
+        refuse_among_photos(arguments.data_path, {"-output": arguments.output})
+    given = ["-cfg", arguments.cfg] if arguments.cfg else []
+    given += ["-opts", *arguments.opts] if arguments.opts else []
+    return Source(Path(), [], weights=weights, flags=tuple(given), device=arguments.device)
 
 
 def find(source: Source, output: Path | None, finds_copies: bool) -> None:
@@ -86,6 +139,28 @@ def apply(source: Source, table: Path, output: Path | None) -> None:
         print("train from the lists:")
         words = ["-pretrained", source.name, *source.flags]
     print(f"  {command_to_train(words, data.config, lists)}")
+
+
+def choose(arguments: Namespace) -> int:
+    """Choose photos to label. Return the exit code."""
+    photos, folder = find_photos("-next", arguments.photos, print), folder_of(arguments.source)
+    is_run = (folder / "config.yaml").exists()
+    arguments.output = arguments.output or (folder if is_run else Path()) / "next"
+    refuse_among_photos(arguments.photos, {"-output": arguments.output, "-into": arguments.into})
+    trained = load_classifier(arguments.source, settings_flags(arguments), arguments.raw, needs_classes=False)
+    data = None
+    if is_run:
+        config = config_of(SavedRun.open(folder), arguments.data_path)
+        if config.task.has_classes and config.DATA.DATASET not in COMPUTED:
+            data = DataSet.load(config)
+    if data is None and arguments.data_path:
+        raise ConfigError(f"-data_path has no effect, because {arguments.source} is no run with labels; leave it out")
+    if data is not None and data.is_listing:
+        refuse_among_photos(data.root, {"-into": arguments.into})
+    if arguments.into:
+        make_folder("-into", arguments.into)
+    embedder = Embedder(trained, arguments.device, print, with_logits=data is not None)
+    return choose_next(arguments, photos, embedder, data)
 
 
 def choose_next(given: Namespace, photos: Photos, embedder: Embedder, data: DataSet | None) -> int:

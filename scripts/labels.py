@@ -30,26 +30,19 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
 from utils.program import exit_code  # isort: skip
-from engine.record.saved_run import SavedRun
-from scripts.command_line import RUN_HELP, Parser, at_least, local_path, refuse_among_photos
-from scripts.predict import add_model_flags, make_folder, settings_flags
-from scripts.sweeping import DONE, FILE, ranked_points, read_result, read_sweep
-from utils.commands import command
+from scripts.command_line import RUN_HELP, Parser, at_least, local_path
+from scripts.predict import add_model_flags
 from utils.errors import ConfigError
-from utils.runs import folder_of
 
-COMPUTED = ("fractals", "synthetic")  # data sets whose classes are not those of photos
 OF_NEXT = ("into", "strangers")  # flags that need -next
-# Flags that a finished run has no use for
-OF_WEIGHTS = "dataset raw cfg image_size opts amp batch_size device".split()
 
 
 def main(argv: list[str]) -> int:
     arguments = parse(argv)
+    from scripts.labelling import apply, choose, find, find_source  # local: importing torch takes seconds
+
     if arguments.next:
         return choose(arguments)
-    from scripts.labelling import apply, find
-
     source = replace(find_source(arguments), data_path=arguments.data_path)
     if arguments.apply:
         apply(source, arguments.apply, arguments.output)
@@ -107,83 +100,6 @@ def check_next(arguments: argparse.Namespace) -> None:
         arguments.next = at_least(1)(number)
     except argparse.ArgumentTypeError as error:
         raise ConfigError(f"-next: {error}") from None
-
-
-def choose(arguments: argparse.Namespace) -> int:
-    """Choose photos to label. Return the exit code."""
-    from engine.features.embedder import Embedder, find_photos
-    from engine.labelling.data import DataSet, config_of
-    from engine.predict.classifier import load_classifier
-    from scripts.labelling import choose_next
-    from utils.distributed import Process, choose_device  # local: importing torch takes seconds
-
-    photos, folder = find_photos("-next", arguments.photos, print), folder_of(arguments.source)
-    is_run = (folder / "config.yaml").exists()
-    arguments.output = arguments.output or (folder if is_run else Path()) / "next"
-    refuse_among_photos(arguments.photos, {"-output": arguments.output, "-into": arguments.into})
-    trained = load_classifier(arguments.source, settings_flags(arguments), arguments.raw, needs_classes=False)
-    data = None
-    if is_run:
-        config = config_of(SavedRun.open(folder), arguments.data_path)
-        if config.task.has_classes and config.DATA.DATASET not in COMPUTED:
-            data = DataSet.load(config)
-    if data is None and arguments.data_path:
-        raise ConfigError(f"-data_path has no effect, because {arguments.source} is no run with labels; leave it out")
-    if data is not None and data.is_listing:
-        refuse_among_photos(data.root, {"-into": arguments.into})
-    if arguments.into:
-        make_folder("-into", arguments.into)
-    process = Process(choose_device(arguments.device, local_rank=0))
-    return choose_next(arguments, photos, Embedder(trained, process, print, with_logits=data is not None), data)
-
-
-def find_source(arguments: argparse.Namespace):
-    """Return the finished runs of the best point of a sweep, a single run, or weights with the settings of their data."""
-    from engine.labelling.source import Source
-
-    folder = folder_of(arguments.source)
-    is_sweep, is_run = (folder / FILE).exists(), (folder / "config.yaml").exists()
-    if arguments.data_path and (arguments.dataset or not (is_sweep or is_run)):
-        return load_weights(arguments)
-    for name in OF_WEIGHTS:
-        if getattr(arguments, name) not in (None, False, [], "auto"):
-            raise ConfigError(f"-{name} has no effect without -next, or weights and -data_path; leave it out")
-    if not is_sweep:
-        return Source(folder, [SavedRun.open(folder)])
-    sweep = read_sweep(folder)
-    if not sweep.folds:
-        raise ConfigError(
-            f"{folder}: this sweep was started without -folds, so its runs do not judge every image; give one of its "
-            "runs, or a sweep with -folds"
-        )
-    results = [read_result(folder / trial.name) for trial in sweep.trials]
-    point = next((number for number, _ in ranked_points(sweep, results)), 0)
-    trials = [trial for trial in sweep.trials if trial.point == point]
-    done = [trial for trial in trials if results[trial.index].state == DONE]
-    if not done:
-        raise ConfigError(
-            f"{folder}: no trial of this sweep is done; continue it: {command('scripts/sweep.py', '-output', folder)}"
-        )
-    runs = [SavedRun.open(folder / trial.name) for trial in done]
-    return Source(folder, runs, len(trials) - len(done), sweep.folds)
-
-
-def load_weights(arguments: argparse.Namespace):
-    """Load the weights whose features judge the labels of -data_path."""
-    from configs.load import dataset_of_file
-    from engine.labelling.source import Source
-    from engine.predict.classifier import load_classifier
-
-    name = arguments.dataset or dataset_of_file(str(arguments.data_path)) or "imagefolder"
-    dataset = ["-dataset", name, "-data_path", str(arguments.data_path)]
-    flags = [*settings_flags(arguments), *dataset]
-    weights = load_classifier(arguments.source, flags, arguments.raw, needs_classes=False)
-    weights = replace(weights, config=weights.config.changed("START", EVAL=False))  # both parts
-    if arguments.output:
-        refuse_among_photos(arguments.data_path, {"-output": arguments.output})
-    given = ["-cfg", arguments.cfg] if arguments.cfg else []
-    given += ["-opts", *arguments.opts] if arguments.opts else []
-    return Source(Path(), [], weights=weights, flags=tuple(given), device=arguments.device)
 
 
 if __name__ == "__main__":

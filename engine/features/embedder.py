@@ -27,7 +27,7 @@ from engine.predict.output import THUMBNAIL
 from engine.predict.pictures import fitted
 from engine.predict.predictor import FEW
 from models.features import features_of, widths_of
-from utils.distributed import Process
+from utils.distributed import Process, choose_device
 from utils.errors import ConfigError
 from utils.log import shown
 
@@ -92,10 +92,11 @@ class SizedReader(EvalReader):
 class Embedder:
     """A model that returns features, on the device of this process, in the precision of the classifier's settings."""
 
-    def __init__(self, trained: Classifier, process: Process, say: Callable[[str], None], with_logits: bool = False):
+    def __init__(self, trained: Classifier, device: str, say: Callable[[str], None], with_logits: bool = False):
         """Move the model to the device. `say` logs messages about unreadable images."""
         self.num_logits = len(trained.classes) if with_logits else 0
-        self.trained, self.process, self.say, self.config = trained, process, say, trained.config
+        self.process = Process(choose_device(device, local_rank=0))
+        self.trained, self.say, self.config = trained, say, trained.config
         data = self.config.DATA
         if data.sequences:
             raise ConfigError(
@@ -107,7 +108,7 @@ class Embedder:
             self.width = widths_of(trained.model, data.IMAGE_CHANNELS, data.IMAGE_SIZE).pooled
         except ConfigError as error:
             raise ConfigError(f"{trained.source}: {error}") from None
-        self.inference = PlacingInference.of(self.config, process)
+        self.inference = PlacingInference.of(self.config, self.process)
         self.model = self.inference.place(trained.model)
         self._known = watch(self.model, trained.calibration, trained.source) if with_logits else None
 

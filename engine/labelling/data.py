@@ -34,10 +34,8 @@ def config_of(run: SavedRun, data_path: Path | None) -> Config:
     path, recorded = config.DATA.DATA_PATH, run.about.get("data_path")
     if data_path:
         path = str(data_path)
-    elif recorded and os.path.exists(recorded):
-        # DATA.DATA_PATH may be relative to the folder in which the run was started.
-        is_same = os.path.realpath(Path(path).expanduser()) == recorded
-        path = path if is_same else recorded
+    elif recorded and os.path.exists(recorded) and os.path.realpath(Path(path).expanduser()) != recorded:
+        path = recorded  # DATA.DATA_PATH may be relative to the folder in which the run was started
     return config.changed("DATA", DATA_PATH=path)
 
 

@@ -12,7 +12,6 @@ from engine.labelling.data import DataSet, config_of
 from engine.predict.classifier import Classifier
 from engine.record.saved_run import SavedRun
 from utils.commands import command
-from utils.distributed import Process, choose_device
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Source:
 
     def features(self, data: DataSet, say: Callable[[str], None]) -> np.ndarray:
         """Return the features of all images, float32 [N, D]; a row of NaN is an unreadable image."""
-        embedder = Embedder(self.weights, Process(choose_device(self.device, local_rank=0)), say)
+        embedder = Embedder(self.weights, self.device, say)
         features = np.full((len(data), embedder.width), np.nan, np.float32)
         for images, numbers in zip(data.parts, data.numbers, strict=True):
             table = embedder(images)

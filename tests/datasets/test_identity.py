@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from datasets.copies import contradictions, copies_in_training
+from datasets.copies import copies_in_training
 from datasets.identity import ImageContents, digest
 from datasets.pixels import Pixels
 from datasets.types import ImageReadError
@@ -192,12 +192,6 @@ def test_digest_depends_on_shape_and_every_pixel():
     other[1, 1, 1] = 1
     assert digest(image) == digest(image.copy()) == digest(np.asfortranarray(image))
     assert len({digest(image), digest(other), digest(image.reshape(8, 6, 3)), digest(image[:, :, :1])}) == 4
-
-
-def test_near_copies_contradict_classes_but_not_numbers():
-    group, targets = {0: 0, 1: 1, 2: 0, 3: 1}, ["1.0", "1.5", "2.0", "1.5"]
-    assert contradictions(group, targets.__getitem__, False) == [(0, 2), (2, 0)]
-    assert contradictions({0: 0, 1: 1}, ["cat", "dog"].__getitem__, True) == [(0, 1), (1, 0)]
 
 
 def test_copy_in_training_is_an_equal_image_if_there_is_one():

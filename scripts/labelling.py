@@ -12,7 +12,7 @@ from configs.schema import Config
 from configs.tables import import_named
 from datasets.sources.files import refuse_copies
 from engine.features.embedder import Embedder, Photos, Table, find_photos
-from engine.labelling.data import DataSet, config_of, read_copies, refuse_other_data
+from engine.labelling.data import DataSet, Source, config_of, read_copies, refuse_other_data
 from engine.labelling.lists import LISTS, command_to_train, correct, write_lists
 from engine.labelling.next import (
     LEFT_OUT,
@@ -25,7 +25,6 @@ from engine.labelling.next import (
 )
 from engine.labelling.review import TABLE as LABELS
 from engine.labelling.review import check_unchanged, read_confirmed, refuse_confirmed, write_review
-from engine.labelling.source import Source
 from engine.predict.classifier import load_classifier
 from engine.predict.output import copy_into
 from engine.record.saved_run import SavedRun
@@ -44,7 +43,7 @@ OF_WEIGHTS = "dataset raw cfg image_size opts amp batch_size device".split()
 NUM_LISTED = 20  # number of corrections that are printed
 
 
-def find_source(arguments: Namespace) -> Source:
+def source_of(arguments: Namespace) -> Source:
     """Return the finished runs of the best point of a sweep, a single run, or weights with the settings of their data."""
     folder = folder_of(arguments.source)
     is_sweep, is_run = (folder / FILE).exists(), (folder / "config.yaml").exists()

@@ -39,11 +39,11 @@ OF_NEXT = ("into", "strangers")  # flags that need -next
 
 def main(argv: list[str]) -> int:
     arguments = parse(argv)
-    from scripts.labelling import apply, choose, find, find_source  # local: importing torch takes seconds
+    from scripts.labelling import apply, choose, find, source_of  # local: importing torch takes seconds
 
     if arguments.next:
         return choose(arguments)
-    source = replace(find_source(arguments), data_path=arguments.data_path)
+    source = replace(source_of(arguments), data_path=arguments.data_path)
     if arguments.apply:
         apply(source, arguments.apply, arguments.output)
     else:

@@ -1,7 +1,7 @@
-"""The data set of finished runs as it is now: numbered images, and the copies among them."""
+"""The data set of finished runs or weights as it is now: numbered images, and the copies among them."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,10 @@ from datasets.fingerprint import data_facts
 from datasets.identity import ImageContents
 from datasets.sources import folder_of_data
 from datasets.split import DRAWN
+from engine.features.embedder import Embedder
+from engine.predict.classifier import Classifier
 from engine.record.saved_run import SavedRun
+from utils.commands import command
 from utils.errors import ConfigError, DataError
 from utils.runs import changed_facts
 from utils.text import csv_cell, first_of
@@ -44,6 +47,43 @@ def refuse_several_classes(source: Path | str, config: Config) -> None:
         raise ConfigError(
             f"{source}: its images can have several labels; only data with one label per image are judged"
         )
+
+
+@dataclass(frozen=True)
+class Source:
+    """Finished runs of a data set, or weights with the settings of their data."""
+
+    folder: Path  # the folder of the run or the sweep; for weights, the current folder
+    runs: list[SavedRun]
+    num_missing: int = 0  # trials of the sweep that are not done
+    folds: int | None = None
+    data_path: Path | None = None  # the data to judge with weights; for runs, the new place of moved data
+    weights: Classifier | None = None
+    flags: tuple[str, ...] = ()  # settings given with the weights
+    device: str = "auto"
+
+    @property
+    def config(self) -> Config:
+        return self.weights.config if self.weights else config_of(self.runs[0], self.data_path)
+
+    @property
+    def name(self) -> str:
+        return self.weights.source if self.weights else str(self.folder)
+
+    def command(self, *words: str) -> str:
+        words = (*words, *(["-data_path", str(self.data_path)] if self.data_path else []), *self.flags)
+        if self.weights:
+            words = (*words, "-dataset", self.config.DATA.DATASET)
+        return command("scripts/labels.py", self.name, *words)
+
+    def features(self, data: "DataSet", say: Callable[[str], None]) -> np.ndarray:
+        """Return the features of all images, float32 [N, D]; a row of NaN is an unreadable image."""
+        embedder = Embedder(self.weights, self.device, say)
+        features = np.full((len(data), embedder.width), np.nan, np.float32)
+        for images, numbers in zip(data.parts, data.numbers, strict=True):
+            table = embedder(images)
+            features[numbers[table.indices]] = table.features
+        return features
 
 
 @dataclass(frozen=True, eq=False)

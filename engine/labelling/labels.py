@@ -9,10 +9,9 @@ import numpy as np
 
 from engine.features.doubts import FEWEST_JUDGED, Doubts, judge_labels
 from engine.features.saved import features_by_name
-from engine.labelling.data import Copy, DataSet, refuse_several_classes
+from engine.labelling.data import Copy, DataSet, Source, refuse_several_classes
 from engine.labelling.predictions import in_order, probabilities_of, read_tables
 from engine.labelling.review import MOST_SHEETS, Row
-from engine.labelling.source import Source
 from engine.predict.output_paths import PER_SHEET
 from utils.commands import command
 from utils.text import counted, first_of, one_line, warning

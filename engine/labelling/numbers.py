@@ -16,9 +16,8 @@ import torch
 
 from engine.features.doubts import group_copies, predicted_without
 from engine.features.saved import features_by_name
-from engine.labelling.data import Copy, DataSet, refuse_other_data
+from engine.labelling.data import Copy, DataSet, Source, refuse_other_data
 from engine.labelling.review import Row
-from engine.labelling.source import Source
 from utils.errors import ConfigError
 from utils.text import counted, first_of
 

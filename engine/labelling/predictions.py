@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.labelling.data import DataSet, cell_of, config_of, refuse_other_data
-from engine.labelling.source import Source
+from engine.labelling.data import DataSet, Source, cell_of, config_of, refuse_other_data
 from engine.record.saved_files import read_table, to_number
 from engine.record.saved_run import SavedRun
 from utils.errors import ConfigError, DataError

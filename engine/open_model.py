@@ -39,6 +39,11 @@ class SavedModel:
     def classes(self) -> list[str]:
         return list(self.facts["class_names"])
 
+    @property
+    def record(self) -> dict[str, Any]:
+        """Return the metadata of a file that has only these weights."""
+        return self.facts | {"weights": self.key}
+
     def build(self, config: Config, needs_classes: bool = True) -> nn.Module:
         """Return the model. Without `needs_classes`, the weights may lack a classifier layer."""
         model = build_model(config, config.MODEL.NUM_CLASSES or len(self.classes))

@@ -18,10 +18,10 @@ from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_
 from datasets.types import ImageSet
 from engine.evaluation.image_test import ErrorTest, ImageTest
 from engine.evaluation.scores import wilson_interval
+from engine.export.formats import SCOPES, load_onnx
 from engine.export.photo import PhotoSubject, draw
+from engine.export.subject import WrongExport
 from engine.tasks.classes import Classes
-from models.export.formats import SCOPES, load_onnx
-from models.export.subject import WrongExport
 from utils.errors import ConfigError
 from utils.text import counted, first_of, format_bytes
 
@@ -155,7 +155,7 @@ class Quantizer:
         }
         if not layers:
             raise ConfigError("-keep_float: no layer is left for 8 bits; name fewer layers")
-        photos = [self.subject.as_photo(pixels) for _, pixels in draw(self.train, FOR_RANGES)]
+        photos = [self.subject.preparation.as_photo(pixels) for _, pixels in draw(self.train, FOR_RANGES)]
         changed = path.with_name(f"8-bits-{path.name}")
         quantize(path, changed, photos, [node for nodes in layers.values() for node in nodes])
         told, problem, more = self.compare(path, changed)
@@ -182,7 +182,7 @@ class Quantizer:
         fits: tuple[list, list] = ([], [])  # whether each photo fits the validation images, if the graph tells
         answers, truths, task = ([], []), [], self.subject.task
         for index, pixels in draw(self.subject.photos, FOR_ACCURACY):
-            photo = torch.from_numpy(self.subject.as_photo(pixels))
+            photo = torch.from_numpy(self.subject.preparation.as_photo(pixels))
             truths.append(task.truth(self.subject.photos, index))
             for number, run in enumerate(runs):
                 start = time.perf_counter()

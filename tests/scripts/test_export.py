@@ -12,8 +12,8 @@ import timm
 import torch
 from PIL import Image
 
+from engine.export.formats import FORMATS
 from engine.predict.classifier import load_classifier
-from models.export.formats import FORMATS
 from models.weights.files import read_checkpoint, read_record, read_state_dict
 from models.weights.metadata import metadata_of
 from tests.support.cases import cases_of, names_of
@@ -202,7 +202,7 @@ class Branching(torch.nn.Module):
 
 @pytest.mark.parametrize("to", ["onnx", "torch"])
 def test_model_that_torch_cannot_trace_is_refused_with_a_way_out(plain, tmp_path, monkeypatch, to):
-    monkeypatch.setattr("models.export.subject.Subject.graph", Branching())
+    monkeypatch.setattr("engine.export.subject.Subject.graph", Branching())
     exported(plain, to, tmp_path / f"x{FORMATS[to].suffix}").refused(f"-to {to}", "tiny_test", "-to hf", ".safetensors")
     assert not any(tmp_path.iterdir())
 
@@ -210,7 +210,7 @@ def test_model_that_torch_cannot_trace_is_refused_with_a_way_out(plain, tmp_path
 # Exports weights that differ from the model's, in both formats, and prints the exit codes.
 WRONG_WEIGHTS = """
 import sys
-from models.export import hugging_face
+from engine.export import hugging_face
 from models.weights import torch_files
 from scripts.export import main
 from utils.program import exit_code

@@ -13,8 +13,8 @@ from datasets.sources.arrays import ArrayImages
 from datasets.types import ImageReadError
 from engine.confidence.known import to_plain
 from engine.confidence.stored import from_plain
+from engine.export.formats import FORMATS
 from engine.export.web import RUNTIME
-from models.export.formats import FORMATS
 from tests.support.configs import beginning_with_weights
 from tests.support.pages import block_of
 from tests.support.refusals import assert_names

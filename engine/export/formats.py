@@ -6,16 +6,22 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from models.export import hugging_face
-from models.export.subject import Subject, WrongExport
+from engine.export import hugging_face, web
+from engine.export.subject import Subject, WrongExport, check_weights
+from engine.open_model import SavedModel
+from models.weights.files import read_weights
+from models.weights.torch_files import to_safetensors
 from utils.errors import ConfigError, cause_of, needing
 from utils.files import refuse_special, sync_folder
+
+if TYPE_CHECKING:
+    from engine.export.photo import PhotoSubject
 
 
 class Format(NamedTuple):
@@ -25,6 +31,7 @@ class Format(NamedTuple):
     loaded_by: str  # the function or package that loads the file, for messages
     write: Callable[[Subject, Path], None]
     load: Callable[[Subject, Path], Callable[[Tensor], Tensor]]  # loads the exported file as users would
+    graph: str = ""  # the file that `load` loads, if it is in an exported folder
 
 
 SCOPES = "pkg.torch.onnx.name_scopes"  # metadata of a node: the modules that contain it
@@ -76,13 +83,30 @@ def load_program(subject: Subject, path: Path) -> Callable[[Tensor], Tensor]:
         return torch.export.load(file).module()
 
 
+def write_page(subject: "PhotoSubject", path: Path) -> None:
+    path.mkdir()
+    web.write(path, subject)  # first, because it may refuse -runtime
+    write_onnx(subject, path / web.GRAPH)
+
+
 FORMATS = {
     "hf": Format("", "timm.create_model", hugging_face.write, hugging_face.load),
     "onnx": Format(".onnx", "onnxruntime", write_onnx, load_onnx),
     "torch": Format(".pt2", "torch.export.load", write_program, load_program),
+    "web": Format("", "onnxruntime", write_page, load_onnx, web.GRAPH),
 }
 
 
+def export_weights(saved: SavedModel, target: Path) -> str:
+    """Write only the weights, in their own types, with their metadata, and read them again. Return the result."""
+    with staged(target) as path:
+        path.write_bytes(to_safetensors(saved.weights, saved.record))
+        with naming_wrong_export("safetensors", "halfstep", target):
+            check_weights(read_weights(path).state, saved.weights)
+    return "read again, identical to the last bit"
+
+
+@torch.no_grad()
 def export(subject: Subject, name: str, target: Path, change: Callable[[Path], str] | None = None) -> str:
     """Write the model in this format, load it again, and compare its results with the original's. Return the result.
 
@@ -99,8 +123,9 @@ def export(subject: Subject, name: str, target: Path, change: Callable[[Path], s
         with naming_untraceable(name, subject):
             chosen.write(subject, path)
         with naming_wrong_export(name, chosen.loaded_by, target):
-            result = f"loaded again by {chosen.loaded_by}, {subject.check(chosen.load(subject, path))}"
-        return f"{result}\n{change(path)}" if change else result
+            run = chosen.load(subject, path / chosen.graph)
+            result = f"loaded again by {chosen.loaded_by}, {subject.check(run)}"
+        return f"{result}\n{change(path / chosen.graph)}" if change else result
 
 
 @contextlib.contextmanager

@@ -4,56 +4,72 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
 from configs.schema import Config
+from datasets.pixels import Pixels, pixels_of
+from engine.open_model import SavedModel
 from models.units import InUnits, Scale
 from models.weights.record import CALIBRATION, KNOWN, preprocessing_of
-from utils.errors import UserError
+from utils.errors import ConfigError, UserError
 
 KEPT = ("arch", "epoch", "halfstep_version", "exif", CALIBRATION)  # parts of the record that a graph file keeps
+NO_FEATURES = {"reason": "only a graph of export.py -photo has them"}
+BOUND = 1e-4  # the largest difference allowed, times max(1, largest logit); reordered float32 sums differ by less
+BATCHES = (1, 8)
 
 
-class Figures(NamedTuple):
-    """The accuracy of the exported weights on their validation images."""
+class WrongExport(UserError):
+    """An error for an export whose results differ from the trained model's. The user can only choose another format."""
 
-    metric: str  # TRAIN.BEST_METRIC
-    title: str
-    value: float
-    text: str
-    epoch: int
-    classes: dict[str, dict[str, float | None]]  # {class: {rate: value}}; {} if unknown
+    code = 1
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A trained model to export. `record` is its checkpoint's metadata, written into formats that support metadata."""
+    """A trained model to export, whose graph takes normalized images."""
 
-    load: Callable[[], nn.Module]  # builds the model with its weights
-    config: Config
-    classes: list[str]
-    record: dict[str, Any]
-    source: Path
-    # Python code that prepares an image, and a sentence about it, for a model card.
-    code_and_sentence: tuple[str, str]
-    figures: Figures | None = None  # None: the weights do not say how accurate they are
-    is_calibrated: bool = False  # whether the graph divides the logits by the temperature
+    saved: SavedModel
+    is_calibrated: bool  # whether the graph divides the logits by the temperature
     names = ("images", "logits")  # of the input and the output of a graph
     dimensions = {0: Dim("batch", min=1)}  # the sizes of the input that vary
+
+    def __post_init__(self):
+        if self.is_calibrated and not self.temperature:
+            raise ConfigError(
+                f"-calibrated: {self.saved.path} has no calibration for {self.saved.key}; leave -calibrated out, or use "
+                "the best.pth of a run with CALIBRATE: true"
+            )
+
+    @property
+    def config(self) -> Config:
+        return self.saved.config
+
+    @cached_property
+    def pixels(self) -> Pixels:
+        return pixels_of(self.config.DATA)
 
     @cached_property
     def model(self) -> nn.Module:
         """Return the model in evaluation mode, in float32 regardless of its training type."""
-        return self.load().float().eval()
+        return self.saved.build(self.config).float().eval()
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """Return the checkpoint's metadata, and how image files are read."""
+        return self.saved.record | {"exif": self.pixels.exif, "background": self.pixels.background}
+
+    @property
+    def calibration(self) -> dict[str, Any]:
+        return self.saved.facts.get(CALIBRATION, {})
 
     @property
     def temperature(self) -> float | list[float] | None:
-        return self.record.get(CALIBRATION, {}).get("temperature")
+        return self.calibration.get("temperature")
 
     @cached_property
     def graph(self) -> nn.Module:
@@ -74,30 +90,31 @@ class Subject:
 
     def check(self, run: Callable[[Tensor], Tensor]) -> str:
         """Compare the logits of a loaded export with the original's. Raise WrongExport if they differ."""
-        difference, bound = largest_difference(self, run)
-        return f"largest difference of logits {difference:.1e} (at most {bound:.1e})"
-
-    @cached_property
-    def state(self) -> dict[str, Tensor]:
-        return self.model.state_dict()
+        largest, bound = 0.0, BOUND
+        for images in self.batches():
+            expected, found = self.graph(images), run(images)
+            if found.shape != expected.shape:
+                raise WrongExport(f"it returns logits of shape {list(found.shape)}, not {list(expected.shape)}")
+            if isinstance(self.graph, InUnits):
+                expected, found = (self.graph.standardized(each) for each in (expected, found))
+            difference = (found.double() - expected.double()).abs().max().item()
+            bound = max(bound, BOUND * expected.abs().max().item())
+            if not difference <= bound:  # true for NaN too
+                raise WrongExport(
+                    f"its logits for {len(images)} images differ by up to {difference:.1e} (at most {bound:.1e} is allowed)"
+                )
+            largest = max(largest, difference)
+        return f"largest difference of logits {largest:.1e} (at most {bound:.1e})"
 
     @property
     def name(self) -> str:
         return self.config.MODEL.NAME
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """Return the settings of the run, as its checkpoint stores them."""
-        return self.record.get("config", {})
-
-    @property
-    def num_validation_images(self) -> int | None:
-        return self.record.get("validation", {}).get("num_images")
-
-    @property
     def labels(self) -> list[str]:
         """Return a name for each logit."""
-        return [*self.classes, *(f"class {number}" for number in range(len(self.classes), self.model.num_classes))]
+        classes = self.saved.classes
+        return [*classes, *(f"class {number}" for number in range(len(classes), self.model.num_classes))]
 
     @property
     def data(self) -> dict[str, Any]:
@@ -107,10 +124,9 @@ class Subject:
     def facts(self) -> dict[str, str]:
         """Return the metadata of a graph file as JSON strings: class names, preprocessing, meaning of the logits ..."""
         facts = {key: self.record[key] for key in KEPT if key in self.record}
-        calibration = facts.get(CALIBRATION, {})
-        if "statistics" in calibration.get(KNOWN, {}):
+        if "statistics" in self.calibration.get(KNOWN, {}):
             # They are part of a graph that returns the score, and useless for a graph that returns no features.
-            facts[CALIBRATION] = calibration | {KNOWN: {} if "known" in self.names else NO_FEATURES}
+            facts[CALIBRATION] = self.calibration | {KNOWN: {} if "known" in self.names else NO_FEATURES}
         facts |= {"temperature": self.temperature, "calibrated": self.is_calibrated} if self.temperature else {}
         facts |= {"class_names": self.labels, "data": self.data, "probabilities": self.config.task.activation}
         if (objective := self.config.TRAIN.OBJECTIVE) != Config().TRAIN.OBJECTIVE:
@@ -126,6 +142,16 @@ class Subject:
         mean, std = (torch.tensor(self.data[key], dtype=torch.float32)[:, None, None] for key in ("mean", "std"))
         return (images - mean) / std
 
+    def batches(self) -> Iterator[Tensor]:
+        """Yield batches of normalized images: random, black, white, and striped."""
+        size = self.data["input_size"]
+        stripes = (torch.arange(size[-1]) % 2).float().expand(size)
+        extreme = self.normalized(torch.stack([torch.zeros(size), torch.ones(size), stripes]))
+        for number, count in enumerate(BATCHES):
+            random = self.images(count, seed=number)
+            yield random
+            yield torch.cat([extreme, random])[:count]
+
 
 class Calibrated(nn.Module):
     """A model whose logits are divided by its temperature."""
@@ -139,54 +165,9 @@ class Calibrated(nn.Module):
         return self.model(images) / self.temperature
 
 
-NO_FEATURES = {"reason": "only a graph of export.py -photo has them"}
-BOUND = 1e-4  # the largest difference allowed, times max(1, largest logit); reordered float32 sums differ by less
-BATCHES = (1, 8)
-
-
-class WrongExport(UserError):
-    """An error for an export whose results differ from the trained model's. The user can only choose another format."""
-
-    code = 1
-
-
 def check_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     """Raise WrongExport unless the reloaded weights equal the model's to the last bit."""
     pairs = [(found.get(name), tensor) for name, tensor in expected.items()]
     is_same = all(one is not None and one.dtype == other.dtype and torch.equal(one, other) for one, other in pairs)
     if len(found) != len(expected) or not is_same:
         raise WrongExport("its weights differ from the model's")
-
-
-def batches(subject: Subject) -> Iterator[Tensor]:
-    """Yield batches of normalized images: random, black, white, and striped."""
-    size = subject.data["input_size"]
-    stripes = (torch.arange(size[-1]) % 2).float().expand(size)
-    extreme = subject.normalized(torch.stack([torch.zeros(size), torch.ones(size), stripes]))
-    for number, count in enumerate(BATCHES):
-        random = subject.images(count, seed=number)
-        yield random
-        yield torch.cat([extreme, random])[:count]
-
-
-@torch.no_grad()
-def largest_difference(subject: Subject, run: Callable[[Tensor], Tensor]) -> tuple[float, float]:
-    """Return the largest difference between the logits of the model and of the export, and the bound.
-
-    Raise WrongExport if the difference exceeds the bound.
-    """
-    largest, bound = 0.0, BOUND
-    for images in batches(subject):
-        expected, found = subject.graph(images), run(images)
-        if found.shape != expected.shape:
-            raise WrongExport(f"it returns logits of shape {list(found.shape)}, not {list(expected.shape)}")
-        if isinstance(subject.graph, InUnits):
-            expected, found = (subject.graph.standardized(each) for each in (expected, found))
-        difference = (found.double() - expected.double()).abs().max().item()
-        bound = max(bound, BOUND * expected.abs().max().item())
-        if not difference <= bound:  # true for NaN too
-            raise WrongExport(
-                f"its logits for {len(images)} images differ by up to {difference:.1e} (at most {bound:.1e} is allowed)"
-            )
-        largest = max(largest, difference)
-    return largest, bound

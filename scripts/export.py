@@ -110,14 +110,9 @@ def check_target(target: Path, to: str, sources: list[Path]) -> None:
     check_no_input("-output", target, sources)
     if to in KINDS:
         refuse_other_kind("-output", target, KINDS[to])
-    if target.exists() and is_checkpoint_of_run(target):
+    is_named = re.fullmatch(r"(best|last|previous|checkpoint-\d+)\.pth", target.name)
+    if is_named and target.exists() and (target.parent / "config.yaml").exists():
         raise ConfigError(f"-output: {target} is a checkpoint of the run in {target.parent}; name another file")
-
-
-def is_checkpoint_of_run(path: Path) -> bool:
-    """Return whether the path is named like a checkpoint and is in the folder of a run."""
-    is_named = re.fullmatch(r"(best|last|previous|checkpoint-\d+)\.pth", path.name)
-    return bool(is_named) and (path.parent / "config.yaml").exists()
 
 
 def export(arguments: argparse.Namespace, to: str) -> str:

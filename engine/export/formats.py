@@ -115,7 +115,7 @@ def export(subject: Subject, name: str, target: Path, change: Callable[[Path], s
     chosen = FORMATS[name]
     if subject.config.DATA.sequences and chosen.suffix:
         raise ConfigError(
-            f"-to {name}: {subject.name} takes {subject.config.DATA.sequences}. timm reads "
+            f"-to {name}: {subject.config.MODEL.NAME} takes {subject.config.DATA.sequences}. timm reads "
             "each size from the data, which an exported graph cannot; use -to hf or .safetensors"
         )
     check_target(name, chosen.suffix, target)
@@ -139,7 +139,7 @@ def naming_untraceable(name: str, subject: Subject) -> Iterator[None]:
         cause = error.__cause__ or error
         reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
         raise ConfigError(
-            f"-to {name}: torch cannot export {subject.name} ({reason}); use -to hf or a .safetensors file"
+            f"-to {name}: torch cannot export {subject.config.MODEL.NAME} ({reason}); use -to hf or a .safetensors file"
         ) from error
 
 

@@ -67,8 +67,7 @@ class Score(NamedTuple):
     @classmethod
     def of(cls, saved: SavedModel) -> "Score | None":
         """Return the score that the run has measured for these weights, or None if the checkpoint does not have it."""
-        facts = saved.facts
-        metric, value, epoch = facts["config"].get("TRAIN.BEST_METRIC"), facts.get("metric"), facts.get("epoch")
+        metric, value, epoch = saved.config.TRAIN.BEST_METRIC, saved.facts.get("metric"), saved.facts.get("epoch")
         if metric not in METRICS or not isinstance(value, int | float) or epoch is None:
             return None
         results = read_object(saved.path.parent / "results.json")
@@ -98,7 +97,7 @@ def model_card(subject: Subject) -> str:
     use = USE.format(meaning=meaning(subject), names=names, prepare=prepare, code=code, reads=reads)
     parts = [
         f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---",
-        f"# {shown(subject.name)}",
+        f"# {shown(subject.config.MODEL.NAME)}",
         "Trained with halfstep.",
         "\n".join(["## Figures", "", *figures(score, num_images)]),
         "\n".join(["## Training", "", *training(subject, known, num_images)]),
@@ -123,7 +122,7 @@ def pretrained(subject: Subject) -> "PretrainedCfg | None":
     """Return timm's metadata for the weights that the run started from, or None if they are not timm's."""
     import timm
 
-    source = subject.saved.facts["config"].get("MODEL.PRETRAINED")
+    source = subject.config.MODEL.PRETRAINED
     if not source or find_file(source) or ("/" in source and "timm/" not in source):
         return None
     name = timm_name(source)
@@ -163,13 +162,13 @@ def shown(name: str) -> str:
 
 def training(subject: Subject, known: "PretrainedCfg | None", num_images: int | None) -> Iterator[str]:
     """Yield lines about the base model, the data and the licence. `known`: timm's metadata of the base model."""
-    given = subject.saved.facts["config"]
-    source, base = given.get("MODEL.PRETRAINED"), base_model(known)
+    config, base = subject.config, base_model(known)
+    source = config.MODEL.PRETRAINED
     yield f"- Base model: {base or (f'`{shown(Path(source).name)}`' if source else 'random weights')}"
-    numbers = {"training": given.get("NUM_IMAGES"), "validation": num_images}
+    numbers = {"training": subject.saved.facts["config"].get("NUM_IMAGES"), "validation": num_images}
     counts = [f"{counted(number, 'image')} for {part}" for part, number in numbers.items() if number]
-    classes = counted(len(subject.saved.classes), subject.config.task.noun)
-    yield f"- Data: {', '.join([given.get('DATA.DATASET', 'unknown'), *counts])}, {classes}"
+    outputs = counted(len(subject.saved.classes), config.task.noun)
+    yield f"- Data: {', '.join([config.DATA.DATASET, *counts, outputs])}"
     of_base = "the licence of the base model is unknown; " if source else ""
     if known and known.license:
         of_base = f"the base model has the licence `{known.license}`; "
@@ -178,7 +177,7 @@ def training(subject: Subject, known: "PretrainedCfg | None", num_images: int | 
 
 def model_index(subject: Subject, score: Score) -> dict[str, Any]:
     """Return the score in the form that the Hugging Face hub displays."""
-    data = subject.saved.facts["config"].get("DATA.DATASET", "unknown")
+    data = subject.config.DATA.DATASET
     kind = "accuracy" if score.metric == "top1" else score.metric
     value = score.value / 100 if METRICS[score.metric].unit == "%" else score.value
     result = {
@@ -186,4 +185,4 @@ def model_index(subject: Subject, score: Score) -> dict[str, Any]:
         "dataset": {"type": data, "name": data, "split": "validation"},
         "metrics": [{"type": kind, "name": score.title, "value": value}],
     }
-    return {"name": subject.name, "results": [result]}
+    return {"name": subject.config.MODEL.NAME, "results": [result]}

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.export import Dim
 
 from configs.schema import Config, Data
-from datasets.pixels.native.pixels import NativePixels
 from datasets.types import ImageSet
 from engine.export.photo import Photo
 from utils.errors import ConfigError
@@ -22,9 +21,9 @@ class NativePhoto(Photo):
 
     dimensions: ClassVar[dict[int, Dim]] = {0: Dim("height", min=1), 1: Dim("width", min=1)}
 
-    def __init__(self, data: Data, pixels: NativePixels):
-        super().__init__(data, pixels)
-        low, high = (torch.from_numpy(each)[:, None, None] for each in pixels.ends())
+    def __init__(self, data: Data):
+        super().__init__(data)
+        low, high = (torch.from_numpy(each)[:, None, None] for each in self.pixels.ends())
         self.register_buffer("low", low)
         self.register_buffer("span", high - low)
 

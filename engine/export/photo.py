@@ -17,7 +17,7 @@ from torch.export import Dim
 from configs.schema import Config, Data
 from configs.tables import import_named
 from datasets import build_normalize
-from datasets.pixels import Pixels, pillow_resizes_height_first, pixels_of
+from datasets.pixels import pillow_resizes_height_first, pixels_of
 from datasets.pixels.decode import open_image, to_array
 from datasets.transforms.crop import EvalTransform
 from datasets.types import ImageReadError, ImageSet
@@ -66,11 +66,11 @@ class Photo(nn.Module):
         2: Dim("channels", min=3, max=4),
     }
 
-    def __init__(self, data: Data, pixels: Pixels):
+    def __init__(self, data: Data):
         super().__init__()
-        self.transform, self.pixels = EvalTransform(data), pixels
+        self.transform, self.pixels = EvalTransform(data), pixels_of(data)
         self.height_may_be_first = pillow_resizes_height_first()
-        self.register_buffer("background", torch.tensor(pixels.background, dtype=torch.float32))
+        self.register_buffer("background", torch.tensor(self.pixels.background, dtype=torch.float32))
 
     def forward(self, photo: Tensor) -> Tensor:
         sides = self._sides(photo)
@@ -248,7 +248,7 @@ class PhotoSubject(Subject):
 
     @cached_property
     def preparation(self) -> Photo:
-        return photo_of(self.config)(self.config.DATA, self.pixels)
+        return photo_of(self.config)(self.config.DATA)
 
     @property
     def dimensions(self) -> dict[int, Dim]:
@@ -284,11 +284,8 @@ class PhotoSubject(Subject):
         photos = (photo for _, photo in self.preparation.drawn())
         return torch.from_numpy(max(photos, key=lambda each: min(each.shape[:2])))
 
-    def expected(self, pixels: np.ndarray) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the results for an image, uint8 [H, W, C], as scripts/predict.py computes them."""
-        return self.graph.answer(self._prepared(pixels))
-
     def _prepared(self, pixels: np.ndarray) -> Tensor:
+        """Return an image, uint8 [H, W, C], as scripts/predict.py prepares it."""
         image = torch.empty(self.data["input_size"], dtype=self.pixels.dtype_in_batch)
         self.preparation.transform(pixels, image)
         return self.graph.normalize(image[None])
@@ -298,9 +295,10 @@ class PhotoSubject(Subject):
         largest = max(self._compare(run, *each).probability for each in self.preparation.drawn())
         if not largest <= self.task.most_difference:
             raise WrongExport(f"its {self.names[1]} of drawn photos differ by up to {largest:.1e}")
-        found = {}
-        for index, pixels in draw(self.photos, MOST_PHOTOS):
-            found[index] = self._compare(run, pixels, self.preparation.photo_at(self.photos, index, pixels))
+        found = {
+            index: self._compare(run, pixels, self.preparation.photo_at(self.photos, index, pixels))
+            for index, pixels in draw(self.photos, MOST_PHOTOS)
+        }
         if not found:
             raise ConfigError(
                 f"-photo: none of {counted(min(len(self.photos), MOST_PHOTOS), 'validation image')} can be read, so the graph "
@@ -322,7 +320,7 @@ class PhotoSubject(Subject):
 
     def _compare(self, run: Callable[[Tensor], Tensor], pixels: np.ndarray, photo: np.ndarray) -> Difference:
         """Compare the graph's results for a photo with the original's for the pixels that predict.py reads."""
-        expected, found = self.expected(pixels), run(torch.from_numpy(photo))
+        expected, found = self.graph.answer(self._prepared(pixels)), run(torch.from_numpy(photo))
         is_other_sign = False
         if self.known:
             (expected, score), (found, other) = expected, found

@@ -107,10 +107,6 @@ class Subject:
         return f"largest difference of logits {largest:.1e} (at most {bound:.1e})"
 
     @property
-    def name(self) -> str:
-        return self.config.MODEL.NAME
-
-    @property
     def labels(self) -> list[str]:
         """Return a name for each logit."""
         classes = self.saved.classes

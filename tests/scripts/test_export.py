@@ -210,16 +210,15 @@ def test_model_that_torch_cannot_trace_is_refused_with_a_way_out(plain, tmp_path
 # Exports weights that differ from the model's, in both formats, and prints the exit codes.
 WRONG_WEIGHTS = """
 import sys
-from engine.export import hugging_face
-from models.weights import torch_files
+from engine.export import formats, hugging_face
 from scripts.export import main
 from utils.program import exit_code
 
 def shifted(write):
     return lambda weights, *more: write({name: each + 1 for name, each in weights.items()}, *more)
 
-hugging_face.to_safetensors = shifted(hugging_face.to_safetensors)
-torch_files.to_safetensors = shifted(torch_files.to_safetensors)
+for module in (formats, hugging_face):
+    module.to_safetensors = shifted(module.to_safetensors)
 source, *targets = sys.argv[1:]
 print([exit_code(main, [source, "-to", to, "-output", target]) for to, target in zip(targets[::2], targets[1::2])])
 """

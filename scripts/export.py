@@ -144,12 +144,14 @@ def export(arguments: argparse.Namespace, to: str) -> str:
 
 def write(saved: "SavedModel", to: str, arguments: argparse.Namespace) -> str:
     """Write the model in the format `to`. Return a text that says how the file was checked."""
+    target = arguments.output
+    if to == "safetensors":
+        from engine.export.files import export_weights
+
+        return export_weights(saved, target)
     from engine.export import formats
     from engine.export.subject import Subject
 
-    target = arguments.output
-    if to == "safetensors":
-        return formats.export_weights(saved, target)
     if not (arguments.photo or arguments.int8 or to == "web"):
         return formats.export(Subject(saved, arguments.calibrated), to, target)
     from datasets import Known, SavedData, open_data
@@ -178,7 +180,7 @@ def write_checkpoint(source: str, target: Path, key: str | None) -> str:
     """Write a whole checkpoint into one file. Return a summary line."""
     import torch
 
-    from engine.export.formats import staged
+    from engine.export.files import staged
     from models.weights.files import read_checkpoint
 
     path, checkpoint = read_checkpoint(source, {"state_dict"})
@@ -195,7 +197,7 @@ def convert(source: str, target: Path, key: str | None) -> str:
     """Write the weights of another program under timm's names. Return a summary line."""
     import torch
 
-    from engine.export.formats import staged
+    from engine.export.files import staged
     from models.weights.files import find_file, read_state_dict
     from models.weights.torch_files import to_safetensors
 

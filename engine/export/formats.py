@@ -2,8 +2,6 @@
 
 import contextlib
 import io
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,12 +11,9 @@ import torch
 from torch import Tensor
 
 from engine.export import hugging_face, web
-from engine.export.subject import Subject, WrongExport, check_weights
-from engine.open_model import SavedModel
-from models.weights.files import read_weights
-from models.weights.torch_files import to_safetensors
-from utils.errors import ConfigError, cause_of, needing
-from utils.files import refuse_special, sync_folder
+from engine.export.files import naming_wrong_export, staged
+from engine.export.subject import Subject
+from utils.errors import ConfigError, needing
 
 if TYPE_CHECKING:
     from engine.export.photo import PhotoSubject
@@ -97,15 +92,6 @@ FORMATS = {
 }
 
 
-def export_weights(saved: SavedModel, target: Path) -> str:
-    """Write only the weights, in their own types, with their metadata, and read them again. Return the result."""
-    with staged(target) as path:
-        path.write_bytes(to_safetensors(saved.weights, saved.record))
-        with naming_wrong_export("safetensors", "halfstep", target):
-            check_weights(read_weights(path).state, saved.weights)
-    return "read again, identical to the last bit"
-
-
 @torch.no_grad()
 def export(subject: Subject, name: str, target: Path, change: Callable[[Path], str] | None = None) -> str:
     """Write the model in this format, load it again, and compare its results with the original's. Return the result.
@@ -143,20 +129,6 @@ def naming_untraceable(name: str, subject: Subject) -> Iterator[None]:
         ) from error
 
 
-@contextlib.contextmanager
-def naming_wrong_export(name: str, loaded_by: str, target: Path) -> Iterator[None]:
-    """Turn any error while an export is loaded and compared into a WrongExport with the format and the file."""
-    try:
-        yield
-    except Exception as error:  # the type depends on the program that loads the export
-        if isinstance(error, ConfigError):  # a mistake of the user, which another format would not change
-            raise
-        reason = str(error) if isinstance(error, WrongExport) else f"it fails ({type(error).__name__}: {error})"
-        raise WrongExport(
-            f"-to {name}: when {loaded_by} loads the export, {reason}; {target} was not written. Choose another format"
-        ) from error
-
-
 def check_target(name: str, suffix: str, target: Path) -> None:
     """Raise ConfigError unless a file with this suffix, or a new folder without one, can be written."""
     if suffix and (target.suffix != suffix or target.is_dir()):
@@ -168,34 +140,3 @@ def check_target(name: str, suffix: str, target: Path) -> None:
             f"-output: {target} {'has the suffix of a file' if is_named_as_file else 'already exists'}; "
             f"-to {name} writes a new folder, so name another folder"
         )
-
-
-@contextlib.contextmanager
-def staged(target: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to. On success all files in its folder are moved to their places, `target` last.
-
-    The temporary path is in its own folder and keeps the file name, because the graph of a large model names its
-    weights file.
-    """
-    target = target.absolute()
-    folder = target.with_name(f".{target.name}.tmp")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed
-        folder.mkdir()
-        try:
-            yield folder / target.name
-            for path in folder.rglob("*"):
-                sync_folder(path)
-            for path in sorted(folder.iterdir(), key=lambda each: each.name == target.name):
-                place = target.with_name(path.name)
-                if not path.is_dir():
-                    refuse_special(place)
-                os.replace(path, place)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        sync_folder(target.parent)
-    except (OSError, RuntimeError) as error:
-        if not isinstance(error, OSError) and not isinstance(error.__context__, OSError):
-            raise
-        raise ConfigError(f"-output: {target} cannot be written ({cause_of(error)})") from error

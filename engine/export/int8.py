@@ -18,9 +18,9 @@ from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_
 from datasets.types import ImageSet
 from engine.evaluation.image_test import ErrorTest, ImageTest
 from engine.evaluation.scores import wilson_interval
+from engine.export.files import WrongExport
 from engine.export.formats import SCOPES, load_onnx
 from engine.export.photo import PhotoSubject, draw
-from engine.export.subject import WrongExport
 from engine.tasks.classes import Classes
 from utils.errors import ConfigError
 from utils.text import counted, first_of, format_bytes

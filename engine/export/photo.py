@@ -24,7 +24,8 @@ from datasets.types import ImageReadError, ImageSet
 from engine.confidence.known import LIKE_ROUNDING, MOST_MOVED
 from engine.confidence.stored import watch
 from engine.confidence.unknown import ROUNDING, find_answered
-from engine.export.subject import Calibrated, Subject, WrongExport
+from engine.export.files import WrongExport
+from engine.export.subject import Calibrated, Subject
 from engine.tasks import find_task
 from engine.tasks.classes import Classes
 from utils.errors import ConfigError

@@ -1,7 +1,7 @@
 """A trained float32 model to export, with its classes and preprocessing, and checks of the exported model."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,21 +12,16 @@ from torch.export import Dim
 
 from configs.schema import Config
 from datasets.pixels import Pixels, pixels_of
+from engine.export.files import WrongExport
 from engine.open_model import SavedModel
 from models.units import InUnits, Scale
 from models.weights.record import CALIBRATION, KNOWN, preprocessing_of
-from utils.errors import ConfigError, UserError
+from utils.errors import ConfigError
 
 KEPT = ("arch", "epoch", "halfstep_version", "exif", CALIBRATION)  # parts of the record that a graph file keeps
 NO_FEATURES = {"reason": "only a graph of export.py -photo has them"}
 BOUND = 1e-4  # the largest difference allowed, times max(1, largest logit); reordered float32 sums differ by less
 BATCHES = (1, 8)
-
-
-class WrongExport(UserError):
-    """An error for an export whose results differ from the trained model's. The user can only choose another format."""
-
-    code = 1
 
 
 @dataclass(frozen=True)
@@ -159,11 +154,3 @@ class Calibrated(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.model(images) / self.temperature
-
-
-def check_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Raise WrongExport unless the reloaded weights equal the model's to the last bit."""
-    pairs = [(found.get(name), tensor) for name, tensor in expected.items()]
-    is_same = all(one is not None and one.dtype == other.dtype and torch.equal(one, other) for one, other in pairs)
-    if len(found) != len(expected) or not is_same:
-        raise WrongExport("its weights differ from the model's")

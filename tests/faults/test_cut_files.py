@@ -20,7 +20,7 @@ from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.find import newest_in, read_checkpoint
 from engine.checkpoint.format import keep_as
 from engine.checkpoint.sharded_saver import ShardedSaver
-from engine.export.formats import staged
+from engine.export.files import staged
 from engine.predict.output import ClassFolders
 from engine.record.metrics import EpochRows, StepRows
 from engine.record.saved_files import read_rows, read_table
@@ -282,6 +282,7 @@ DIRECT = {
     "datasets/cache.py": "the index, written last, makes the data count",
     "engine/export/web.py": "a temporary path of `staged`",
     "models/compilation.py": "an unnamed temporary file",
+    "engine/export/files.py": "a temporary path of `staged`",
     "engine/export/formats.py": "a temporary path of `staged`",
     "engine/export/hugging_face.py": "a temporary path of `staged`",
     "scripts/export.py": "a temporary path of `staged`",

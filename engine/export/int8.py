@@ -158,12 +158,13 @@ class Quantizer:
         photos = [self.subject.preparation.as_photo(pixels) for _, pixels in draw(self.train, FOR_RANGES)]
         changed = path.with_name(f"8-bits-{path.name}")
         quantize(path, changed, photos, [node for nodes in layers.values() for node in nodes])
-        told, problem, more = self.compare(path, changed)
-        if problem and not self.accepts_any:
+        found = self.compare(path, changed)
+        told = "\n".join(found.lines)
+        if found.problem and not self.accepts_any:
             worst = self.worst_layers(path, changed, photos[:FOR_LAYERS], layers)[:NUM_NAMED]
             raise WrongExport(
-                f"-int8: {problem}, so no file was written; these layers "
-                f"change the answers most: {', '.join(worst)}; name them with -keep_float{more}, or add -accept\n{told}"
+                f"-int8: {found.problem}, so no file was written; these layers "
+                f"change the answers most: {', '.join(worst)}; name them with -keep_float{found.more}, or add -accept\n{told}"
             )
         result = onnx.load(changed)
         for node in result.graph.node:
@@ -175,8 +176,8 @@ class Quantizer:
         changed.unlink()
         return told
 
-    def compare(self, before: Path, after: Path) -> tuple[str, str, str]:
-        """Return a text with the accuracy, size and speed of both files, the problem if too much is lost, and a remedy."""
+    def compare(self, before: Path, after: Path) -> Judgement:
+        """Return the judgement, whose lines begin with accuracy, size and speed of both files."""
         files = {"float32": before, "int8": after}
         runs, seconds = [load_onnx(self.subject, path) for path in files.values()], [0.0, 0.0]
         fits: tuple[list, list] = ([], [])  # whether each photo fits the validation images, if the graph tells
@@ -198,7 +199,7 @@ class Quantizer:
             + (f", {np.mean(fit):.1%} fit the validation images" if fit else "")
             for (name, path), accuracy, each, fit in zip(files.items(), found.accuracies, seconds, fits, strict=True)
         ]
-        return "\n".join([*lines, *found.lines]), found.problem, found.more
+        return found._replace(lines=[*lines, *found.lines])
 
     def probabilities(self, results: Any) -> np.ndarray:
         """Return the probabilities in the results of a graph."""

@@ -75,10 +75,6 @@ class Score(NamedTuple):
         is_same = (results.get("epoch"), results.get("weights")) == (epoch, weights)
         return cls(metric, float(value), epoch, results.get("per_class", {}) if is_same else {})
 
-    @property
-    def title(self) -> str:
-        return METRICS[self.metric].title
-
 
 def model_card(subject: Subject) -> str:
     """Return the model card, the text of README.md."""
@@ -143,7 +139,8 @@ def figures(score: Score | None, num_images: int | None) -> Iterator[str]:
         yield "The weights file does not say how accurate the weights are."
         return
     on = f" on {counted(num_images, 'validation image')}" if num_images else ""
-    yield f"{score.title}: {format_value(score.metric, score.value)}{on}, after epoch {score.epoch}. The epoch was chosen on these images, so"
+    value = f"{METRICS[score.metric].title}: {format_value(score.metric, score.value)}"
+    yield f"{value}{on}, after epoch {score.epoch}. The epoch was chosen on these images, so"
     yield "expect slightly worse results on other images."
     if 0 < len(score.classes) <= MOST_CLASSES:
         yield ""
@@ -178,11 +175,14 @@ def training(subject: Subject, known: "PretrainedCfg | None", num_images: int | 
 def model_index(subject: Subject, score: Score) -> dict[str, Any]:
     """Return the score in the form that the Hugging Face hub displays."""
     data = subject.config.DATA.DATASET
-    kind = "accuracy" if score.metric == "top1" else score.metric
-    value = score.value / 100 if METRICS[score.metric].unit == "%" else score.value
+    kind, row, value = score.metric, METRICS[score.metric], score.value
+    if kind == "top1":
+        kind = "accuracy"
+    if row.unit == "%":
+        value /= 100
     result = {
         "task": {"type": "image-classification"},
         "dataset": {"type": data, "name": data, "split": "validation"},
-        "metrics": [{"type": kind, "name": score.title, "value": value}],
+        "metrics": [{"type": kind, "name": row.title, "value": value}],
     }
     return {"name": subject.config.MODEL.NAME, "results": [result]}

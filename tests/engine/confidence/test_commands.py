@@ -250,7 +250,7 @@ def test_graph_has_the_logits_and_divides_them_by_the_temperature(calibrated, tm
     if ending == ".pt2":
         files = {f"{name}.json": "" for name in facts}
         found = torch.export.load(target, extra_files=files).module()(images)
-        texts = files.values()
+        texts = [files[f"{name}.json"] for name in facts]
     else:
         import onnxruntime
 

@@ -27,7 +27,7 @@ from engine.confidence.unknown import ROUNDING, find_answered
 from engine.export.files import WrongExport
 from engine.export.subject import Calibrated, Subject
 from engine.tasks import find_task
-from engine.tasks.classes import Classes
+from engine.tasks.classes import ClassTask
 from utils.errors import ConfigError
 from utils.text import counted
 from utils.torch_internals import RESIZE_KERNELS
@@ -244,7 +244,7 @@ class PhotoSubject(Subject):
         refuse_unsupported(self.config.DATA)
 
     @cached_property
-    def task(self) -> Classes:
+    def task(self) -> ClassTask:
         return find_task(self.config)
 
     @cached_property

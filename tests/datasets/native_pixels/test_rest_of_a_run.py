@@ -284,7 +284,7 @@ def test_graphs_take_images_of_any_size_with_their_values(trained, onnx_graph, t
         for row in predictions(trained / "best.pth", folder, tmp_path):
             image = np.load(row["image_path"])
             for probabilities in (session.run(None, {given.name: image})[0], program(torch.from_numpy(image))):
-                assert probabilities.max() == pytest.approx(float(row["probability"]), abs=2e-4)
+                assert probabilities.max().item() == pytest.approx(float(row["probability"]), abs=2e-4)
 
 
 def test_documented_code_answers_as_the_checkpoint(trained, onnx_graph, photos, tmp_path, monkeypatch, capsys):

@@ -5,9 +5,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch

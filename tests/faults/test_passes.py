@@ -214,26 +214,31 @@ def files_of(disk: Path) -> dict[str, bytes]:
     return {str(path.relative_to(disk)): path.read_bytes() for path in files_in(disk) if path.name != "filler"}
 
 
-def stop(name: str, here: Path, undisturbed: Callable, code: int, **faults: list) -> str:
+def stop(name: str, here: Path, code: int, **faults: list) -> str:
     """Run the pass with a fault that stops it. It may leave no part of a file, and must keep the files of an earlier call."""
-    disk, begun = here / "disk", PASSES[name].begun.split()
-    if not begun:
-        shutil.copytree(undisturbed(name)[0] / "disk", disk, dirs_exist_ok=True)
-    before = files_of(disk)
+    disk, before = here / "disk", files_of(here / "disk")
     printed, after = start(name, here, code, **faults), files_of(disk)
     assert {path: after.get(path) for path in before} == before
-    assert {Path(path).name for path in after.keys() - before.keys()} <= {*begun}
+    assert {Path(path).name for path in after.keys() - before.keys()} <= {*PASSES[name].begun.split()}
     for path in disk.rglob("*.pth"):
         read_torch(path)
     return printed
 
 
 @EACH
-def test_full_disk_is_named_with_a_remedy_and_leaves_no_part_of_a_file(here, small_disk, undisturbed, name):
+def test_full_disk_is_named_with_a_remedy_and_leaves_no_part_of_a_file(here, small_disk, name):
     fault = {"fill_disk_at_image": [PASSES[name].nth, str(small_disk / "filler")]}
-    assert PASSES[name].remedy in stop(name, here, undisturbed, PASSES[name].full, **fault)
+    assert PASSES[name].remedy in stop(name, here, PASSES[name].full, **fault)
+
+
+def test_full_disk_of_process_0_ends_all_processes_with_its_exit_code(here, small_disk):
+    fault = {"fill_disk_at_image": [5, str(small_disk / "filler")]}
+    ended = run("scripts/predict.py", "runs/vit", "new", "-csv", "disk/a.csv", processes=2, cwd=here, faults=fault)
+    assert ended.codes == [2, 2] and ended.stderr.count("error:") == 1 and "Traceback" not in ended.stderr, ended.stderr
 
 
 @EACH
 def test_sigterm_ends_a_pass_without_parts_of_files_or_processes(here, undisturbed, name):
-    stop(name, here, undisturbed, 128 + signal.SIGTERM, signal_at_image=[PASSES[name].nth, signal.SIGTERM])
+    if not PASSES[name].begun:
+        shutil.copytree(undisturbed(name)[0] / "disk", here / "disk", dirs_exist_ok=True)
+    stop(name, here, 128 + signal.SIGTERM, signal_at_image=[PASSES[name].nth, signal.SIGTERM])

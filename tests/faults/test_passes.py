@@ -47,7 +47,7 @@ class Pass(NamedTuple):
 PASSES = {
     "eval": Pass(
         "{main} -eval -resume runs/vit -output disk -name new -opts DATA.NUM_WORKERS=1 DATA.WORKERS=processes",
-        "photos/Apple/14.png",
+        "photos/Apple/19.png",
         "of 20 images",
         files="new/predictions.csv new/results.json",
         full=1,
@@ -81,7 +81,7 @@ PASSES = {
     ),
     "check": Pass(
         "{main} -cfg base.yaml -check -output disk",
-        "photos/Apple/14.png",
+        "photos/Apple/19.png",
         "1 of 21",
         lines="data|classes|training|validation|duplicates",
         remedy="free some space, set -output",
@@ -90,7 +90,7 @@ PASSES = {
         f"{{main}} -pretrained runs/vit/best.pth {TRAIN} DATA.CACHE=disk DATA.CACHE_PATH=disk".replace(
             "disk", "out", 1
         ),
-        "photos/Apple/14.png",
+        "photos/Apple/19.png",
         "1 of 21",
         files="../out/new/predictions.csv",
         full=0,

@@ -132,12 +132,6 @@ def test_metrics_have_similarity_and_knn_but_no_accuracy(start, unbroken):
     assert not re.search(r"\bAcc\b|\bnan\b|\bclass(es)?\b", log)
 
 
-def test_unreadable_photos_are_named_and_left_out(tmp_path, start):
-    ended = start(tmp_path / "1", "TRAIN.NUM_EPOCHS=1 DATA.DROP_LAST=false").done()
-    assert re.search(r"cannot read .*trip 0/broken.png", ended.printed)
-    assert start(tmp_path / "2", "TRAIN.NUM_EPOCHS=1 DATA.DROP_LAST=false DATA.MAX_BAD_FRACTION=0").returncode == 2
-
-
 def test_similarity_decides_the_best_epoch_without_labelled_photos(tmp_path, start):
     start(tmp_path, "DATA.LABELLED_PATH=none", "-budget", "30m").done()
     folder = run_folder(tmp_path)

@@ -113,7 +113,7 @@ def weights_to_score(
 
 
 def leave_results(session: Session, plan: EvalPlan, found: dict[str, Evaluation]) -> bool:
-    """Write tables and pictures for the weights with the best score. Return whether it succeeded. Collective."""
+    """Write the tables and pictures of the best weights. Return whether it succeeded. Collective."""
     from engine.report.image_results import ResultFiles
 
     metric = plan.config.TRAIN.BEST_METRIC

@@ -86,7 +86,7 @@ def why_not(model: nn.Module, config: Config) -> str:
 
 
 def gather_features(images: ClassResults, process: Process) -> Features | None:
-    """Return the features that all processes have kept, in the order of the images, or None. Collective."""
+    """Return the features that all processes kept, in the order of the images, or None. Collective."""
     rows = [torch.cat(column).cpu() for column in zip(*images.local.features, strict=True)]
     rows[:1] = [torch.from_numpy(images.local.indices)[positions] for positions in rows[:1]]
     parts = [each for each in process.join([rows]) if each]

@@ -15,6 +15,7 @@ import pytest
 
 from engine.confidence.stored import from_plain
 from models.weights.torch_files import read_torch
+from tests.support.cases import cases_of, names_of
 from tests.support.forks import MARK, find_processes
 from tests.support.output_table import describe, describe_arrays, difference, files_in, make_root
 from tests.support.refusals import assert_names
@@ -22,108 +23,28 @@ from tests.support.runs import run
 
 pytestmark = pytest.mark.slow
 
-TRAIN = "-epochs 1 -output disk -name new -opts TRAIN.BASE_LR=0 TRAIN.WARMUP_START_LR=0 TRAIN.END_LR=0 REPORT=false"
-OF_EVALUATION = ".lock config.yaml log.txt status.json"
-OF_TRAINING = f"{OF_EVALUATION} split.csv steps.csv metrics.csv metrics.jsonl last.pth"
-WITHOUT_NGPUS = "-ngpus: {} uses one process"
+TRAIN = "-epochs 1 -name new -opts TRAIN.BASE_LR=0 TRAIN.WARMUP_START_LR=0 TRAIN.END_LR=0 REPORT=false"
+BEGUN = {"evaluation": ".lock config.yaml log.txt status.json".split()}
+BEGUN["training"] = [*BEGUN["evaluation"], *"split.csv steps.csv metrics.csv metrics.jsonl last.pth".split()]
 
 
 class Pass(NamedTuple):
-    """A pass over images. In its command, {main} stands for the program of one or of several processes."""
+    """A line of tests/cases/passes.txt. In its command, {main} is the program of one or of several processes."""
 
     command: str
     broken: str  # an image, which becomes unreadable
     counts: str  # part of the message about the number of images that are read or not
     files: str = ""  # patterns of the files with its answers
     lines: str = "$"  # pattern of the printed lines with its answers
-    code: int = 0  # the exit code, also with unreadable images
-    full: int = 2  # the exit code if the disk is full
+    code: str = "0"  # the exit code, also with unreadable images
+    full: str = "2"  # the exit code if the disk is full
     remedy: str = "disk full; free some space"
-    nth: int = 5  # signal and full disk come before this image is read
-    begun: str = ""  # files that a stopped pass may leave; "": the files of an earlier call stay unchanged
+    nth: str = "5"  # signal and full disk come before this image is read
+    begun: str = ""  # which files a stopped pass may leave; "": it keeps the files of an earlier call
     alone: str = ""  # the reason against two processes
 
 
-PASSES = {
-    "eval": Pass(
-        "{main} -eval -resume runs/vit -output disk -name new -opts DATA.NUM_WORKERS=1 DATA.WORKERS=processes",
-        "photos/Apple/19.png",
-        "of 20 images",
-        files="new/predictions.csv new/results.json",
-        full=1,
-        begun=OF_EVALUATION,
-    ),
-    "predict": Pass(
-        "scripts/predict.py runs/vit new -batch_size 7 -top 2 -csv disk/a.csv -json disk/a.json -sheet disk/a.jpg"
-        " -attention disk/maps -into disk/sorted",
-        "new/4.png",
-        "2 of 19 images could not be read",
-        files="a.* maps/* sorted/*/*",
-        lines="new/",
-        code=2,
-    ),
-    "embed": Pass(
-        "scripts/embed.py runs/vit new -output disk/f.npz -examples photos -csv disk/a.csv",
-        "new/4.png",
-        "2 of 19 images could not be read",
-        files="*",
-        lines="new/",
-        code=2,
-        nth=70,  # 57 examples are read before
-        alone=WITHOUT_NGPUS.format("embed.py"),
-    ),
-    "labels": Pass(
-        "scripts/labels.py runs/vit/best.pth -data_path others -dataset imagefolder -output disk/found",
-        "others/new zebra/3.png",
-        "57 of 58 images",
-        files="found/*",
-        alone=WITHOUT_NGPUS.format("labels.py"),
-    ),
-    "check": Pass(
-        "{main} -cfg base.yaml -check -output disk",
-        "photos/Apple/19.png",
-        "1 of 21",
-        lines="data|classes|training|validation|duplicates",
-        remedy="free some space, set -output",
-    ),
-    "cache": Pass(
-        f"{{main}} -pretrained runs/vit/best.pth {TRAIN} DATA.CACHE=disk DATA.CACHE_PATH=disk".replace(
-            "disk", "out", 1
-        ),
-        "photos/Apple/19.png",
-        "1 of 21",
-        files="../out/new/predictions.csv",
-        full=0,
-        remedy="Set DATA.CACHE_PATH to a writable folder with enough space",
-        nth=50,  # 36 images are read before, to estimate the size
-        begun=OF_TRAINING,
-    ),
-    "features": Pass(
-        "{main} -eval -resume features/run -output disk -name new",
-        "photos/Apple/10.png",
-        "of 22 images",
-        lines=".*similarity .* of ",
-        full=0,
-        begun=OF_EVALUATION,
-    ),
-    "pixel statistics": Pass(
-        f"{{main}} -cfg base.yaml {TRAIN} DATA.PIXELS=native",
-        "photos/Apple/12.png",
-        "1 of 36",
-        files="new/config.yaml",
-        remedy="free some space there, or choose another disk with -output",
-        begun=OF_TRAINING,
-    ),
-    "new classifier and calibration": Pass(
-        f"{{main}} -pretrained runs/vit/best.pth -data_path others {TRAIN} MODEL.NEW_CLASSIFIER=linear",
-        "others/new Apple/12.png",
-        "1 of 36",
-        files="new/features.npz new/results.json new/best.pth",
-        full=1,
-        nth=30,  # 22 validation images are read before
-        begun=OF_TRAINING,
-    ),
-}
+PASSES = {name: Pass(**dict(each.split(" ", 1) for each in names_of("passes", name))) for name in cases_of("passes")}
 EACH = pytest.mark.parametrize("name", PASSES)
 
 
@@ -142,13 +63,13 @@ def root(tmp_path_factory) -> Path:
     return root
 
 
-def start(name: str, here: Path, code: int, *more: str, processes: int = 1, **faults: list) -> str:
+def start(name: str, here: Path, code: int | str, *more: str, processes: int = 1, **faults: list) -> str:
     """Run the pass in this folder, and return what it prints. Its processes must have this exit code and must be gone."""
     main = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
-    script, *words = PASSES[name].command.format(main=main).split()
+    script, *words = PASSES[name].command.format(main=main, train=TRAIN).split()
     options = {"faults": {"draw_no_curves": [], "judge_no_labels": []} | faults, "environment": {MARK: str(here)}}
     ended = run(script, *words, *more, processes=processes, cwd=here, **options)
-    assert set(ended.codes) == {code} and "Traceback" not in ended.printed, ended.printed
+    assert set(ended.codes) == {int(code)} and "Traceback" not in ended.printed, ended.printed
     assert not find_processes(here)
     return ended.printed
 
@@ -214,12 +135,12 @@ def files_of(disk: Path) -> dict[str, bytes]:
     return {str(path.relative_to(disk)): path.read_bytes() for path in files_in(disk) if path.name != "filler"}
 
 
-def stop(name: str, here: Path, code: int, **faults: list) -> str:
+def stop(name: str, here: Path, code: int | str, **faults: list) -> str:
     """Run the pass with a fault that stops it. It may leave no part of a file, and must keep the files of an earlier call."""
     disk, before = here / "disk", files_of(here / "disk")
     printed, after = start(name, here, code, **faults), files_of(disk)
     assert {path: after.get(path) for path in before} == before
-    assert {Path(path).name for path in after.keys() - before.keys()} <= {*PASSES[name].begun.split()}
+    assert {Path(path).name for path in after.keys() - before.keys()} <= {*BEGUN.get(PASSES[name].begun, [])}
     for path in disk.rglob("*.pth"):
         read_torch(path)
     return printed
@@ -227,7 +148,7 @@ def stop(name: str, here: Path, code: int, **faults: list) -> str:
 
 @EACH
 def test_full_disk_is_named_with_a_remedy_and_leaves_no_part_of_a_file(here, small_disk, name):
-    fault = {"fill_disk_at_image": [PASSES[name].nth, str(small_disk / "filler")]}
+    fault = {"fill_disk_at_image": [int(PASSES[name].nth), str(small_disk / "filler")]}
     assert PASSES[name].remedy in stop(name, here, PASSES[name].full, **fault)
 
 
@@ -241,4 +162,4 @@ def test_full_disk_of_process_0_ends_all_processes_with_its_exit_code(here, smal
 def test_sigterm_ends_a_pass_without_parts_of_files_or_processes(here, undisturbed, name):
     if not PASSES[name].begun:
         shutil.copytree(undisturbed(name)[0] / "disk", here / "disk", dirs_exist_ok=True)
-    stop(name, here, 128 + signal.SIGTERM, signal_at_image=[PASSES[name].nth, signal.SIGTERM])
+    stop(name, here, 128 + signal.SIGTERM, signal_at_image=[int(PASSES[name].nth), signal.SIGTERM])

@@ -220,7 +220,7 @@ class TaskRow(NamedTuple):
 # {task: its row}. TRAIN.OBJECTIVE names the task; `labels` are classes of which an image can have any number.
 TASKS = {
     "classes": TaskRow(
-        "classes.Classes",
+        "classes.ClassTask",
         "targets.one_class.OneClass",
         "targets.labels.OneLabel",
         "TRAIN.OBJECTIVE",
@@ -231,7 +231,7 @@ TASKS = {
         problem_type="single_label_classification",
     ),
     "labels": TaskRow(
-        "labels.Labels",
+        "labels.LabelTask",
         "targets.label_sets.LabelSets",
         "targets.label_sets.several_labels",
         "several labels per image",
@@ -245,7 +245,7 @@ TASKS = {
         refusals="refusals.LABELS",
     ),
     "numbers": TaskRow(
-        "numbers.Numbers",
+        "numbers.NumberTask",
         "targets.numbers.NumberTargets",
         "targets.number_tables.NumberColumns",
         "TRAIN.OBJECTIVE",
@@ -265,7 +265,7 @@ TASKS = {
         refusals="refusals.NUMBERS",
     ),
     "features": TaskRow(
-        "features.Features",
+        "features.FeatureTask",
         "targets.one_class.OneClass",
         "targets.labels.OneLabel",
         "TRAIN.OBJECTIVE",

@@ -91,7 +91,7 @@ class Overlap:
         if not len(scored):
             return []
         by_print = defaultdict(list)
-        for index, value in found.tolist():
+        for index, value in sorted(found.tolist()):
             by_print[value].append(index)
         alike = {index: by_print[value] for index, value in scored.tolist() if value in by_print}
         self.val.num_in_training, lines = self._process.first(lambda: self._count(alike))

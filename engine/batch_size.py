@@ -46,7 +46,7 @@ def find_batch_size(
     config, process = inputs.config, inputs.process
     start, limit = time.perf_counter(), max_images(config, num_images, process.world_size)
     if reports_memory(process.device):
-        found, how = try_sizes(Trial(config, num_classes, process, stop), limit)
+        found, how = try_sizes(StepTrial(config, num_classes, process, stop), limit)
     else:
         found, how = calculate(config, num_classes, process, limit)
     agreed = process.host_min(-stop.number if stop and stop.number else found)
@@ -89,7 +89,7 @@ def calculate(config: Config, num_classes: int, process: Process, limit: int) ->
     """Return the largest batch, calculated from updates of few images (0 if none fits), and how it was found."""
     free, sharing = free_memory(process.device), process.local_size
     shared = f" for {sharing} processes" if sharing > 1 else ""
-    fitting = measure(config, num_classes).fitting((1 - HOST_MARGIN) * free / sharing)
+    fitting = measure_step(config, num_classes).fitting((1 - HOST_MARGIN) * free / sharing)
     how = f"calculated from updates of {FEW} and {MORE} images, with {HOST_MARGIN:.0%} of {format_bytes(free)}{shared} left free"
     return rounded(min(fitting, limit), config), how
 
@@ -106,9 +106,9 @@ class MemoryEstimate:
         return max(int((limit - self.fixed) / max(self.per_image, 1)), 0)
 
 
-def measure(config: Config, num_classes: int) -> MemoryEstimate:
+def measure_step(config: Config, num_classes: int) -> MemoryEstimate:
     """Return the memory of one process's step on a CPU: the peak of a small update, extrapolated."""
-    trial = Trial(config, num_classes, Process(torch.device("cpu")))
+    trial = StepTrial(config, num_classes, Process(torch.device("cpu")))
 
     def compute_pass(num_images: int) -> None:
         """Compute the gradient of the first weight only: others, and the optimizer, can need more than a few images."""
@@ -157,7 +157,7 @@ def without_stderr() -> Iterator[None]:
         os.close(nowhere)
 
 
-def try_sizes(trial: "Trial", limit: int) -> tuple[int, str]:
+def try_sizes(trial: "StepTrial", limit: int) -> tuple[int, str]:
     """Return the largest batch, found by trying whole updates, and how it was found.
 
     The device must raise out-of-memory errors. A fraction of its memory is withheld during the search.
@@ -171,7 +171,7 @@ def try_sizes(trial: "Trial", limit: int) -> tuple[int, str]:
     return found, f"tried on {module.get_device_name(device)} with {DEVICE_MARGIN:.0%} of {format_bytes(free)} withheld"
 
 
-def search(trial: "Trial", withheld: int, limit: int) -> int:
+def search(trial: "StepTrial", withheld: int, limit: int) -> int:
     """Return the largest batch that fits while `withheld` bytes are allocated; 0 if none does."""
     memory = torch.empty(withheld, dtype=torch.uint8, device=trial.device)
     found = bisect(trial.fits, limit)
@@ -183,7 +183,7 @@ def search(trial: "Trial", withheld: int, limit: int) -> int:
     return found
 
 
-class Trial:
+class StepTrial:
     """Tries batch sizes with a throw-away trainer like the run's trainer, on random weights and images."""
 
     def __init__(self, config: Config, num_classes: int, process: Process, stop: StopSignal | None = None):

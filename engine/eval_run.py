@@ -16,16 +16,15 @@ from engine.eval_plan import EvalPlan, plan_evaluation
 from engine.evaluation.evaluate import Evaluation
 from engine.evaluation.scores import Best
 from engine.infer import PlacingInference
+from engine.open_model import SavedModel
 from engine.plan import read_inputs
 from engine.record.next_steps import after_evaluation
 from engine.session import Session
 from engine.tasks import find_task
 from engine.weights_lines import describe_evaluation
-from models import build_model, describe
-from models.weights.files import find_file
-from models.weights.load import load_exactly
-from models.weights.state import merged
-from utils.errors import ExitCode, naming_damage
+from models import describe_size
+from models.weights.files import chosen_weights
+from utils.errors import ExitCode
 from utils.text import counted
 
 
@@ -50,7 +49,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     found, transforms = {}, inference.transforms
     for name, model in weights_to_score(plan, partial(make_model, plan, log), change_model):
         if not found:
-            log.say(f"model: {config.MODEL.NAME}, {describe(model)}")
+            log.say(f"model: {config.MODEL.NAME}, {describe_size(model)}")
         log.say(*transforms.apply(model.to(process.device)))
         if not found:  # the first weights are loaded, so all checks have passed
             session.begin(plan.inputs.loaded)
@@ -63,14 +62,14 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         scores = found[name].scores
         log.detail(f"----- {scores.describe(f'{name}Validation')}, time: {seconds:.2f}")
         log.say(scores.describe_all(name, task.describe_scored(eval_set)))
-        transforms.revert(model)  # the next weights are loaded into the same model
     state, code = "done", ExitCode.DONE
     if config.task.has_answers and not leave_results(session, plan, found):
         state, code = "save_failed", ExitCode.FAILED
     figures = {name.strip().lower() or "raw": each.scores.figures() for name, each in found.items()}
     session.status(state, exit_code=int(code), **figures)
     if config.task.has_answers:
-        weights = find_file(plan.inputs.source[1]) if plan.inputs.known.saved else None
+        saved = plan.inputs.known.saved
+        weights = saved.file if saved else None
         session.advise(after_evaluation(weights, session.path, eval_set))
     return code
 
@@ -99,21 +98,15 @@ def weights_to_score(
     if not is_run(state):
         yield "EMA " if plan.inputs.record.get("weights", "").endswith("_ema") else "", make_model()
         return
-    model = build_model(plan.config, plan.num_classes)
-    if change_model:
-        change_model(model)
-    elif not plan.config.task.has_answers:  # -check
-        model.reset_classifier(0)
+    path, needs_classes = plan.inputs.checkpoint, plan.config.task.has_answers
     for key, name in (("state_dict", ""), ("state_dict_ema", "EMA ")):
         if state.get(key):
-            with naming_damage(plan.inputs.checkpoint):
-                weights = state[key] if change_model else merged(state[key], state["config"])
-                load_exactly(model, weights, plan.inputs.checkpoint)
-            yield name, model
+            weights = state[key] if change_model else chosen_weights(state, path, key)[1]
+            yield name, SavedModel(path, state, key, weights).build(plan.config, needs_classes, change_model)
 
 
 def leave_results(session: Session, plan: EvalPlan, found: dict[str, Evaluation]) -> bool:
-    """Write the tables and pictures of the best weights. Return whether it succeeded. Collective."""
+    """Write tables and pictures of the best weights. Return whether it succeeded. Collective."""
     from engine.report.image_results import ResultFiles
 
     metric = plan.config.TRAIN.BEST_METRIC

@@ -1,6 +1,6 @@
 """Opens the weights of a run: what their file says about the model, and the model with exactly these weights."""
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -39,10 +39,17 @@ class SavedModel:
     def classes(self) -> list[str]:
         return list(self.facts["class_names"])
 
-    def build(self, config: Config, needs_classes: bool = True) -> nn.Module:
-        """Return the model. Without `needs_classes`, the weights may lack a classifier layer."""
+    def build(
+        self, config: Config, needs_classes: bool = True, change_model: Callable[[nn.Module], None] | None = None
+    ) -> nn.Module:
+        """Return the model. Without `needs_classes`, the weights may lack a classifier layer.
+
+        `change_model` adds the layers that only training needs, and which the weights have.
+        """
         model = build_model(config, config.MODEL.NUM_CLASSES or len(self.classes))
-        if not (needs_classes or any(f"{name}.weight" in self.weights for name in classifier_names(model))):
+        if change_model:
+            change_model(model)
+        elif not (needs_classes or outputs_in(self.weights, model)):
             model.reset_classifier(0)
         load_exactly(model, fit_image_size(model, self.weights, []), self.path)
         return model
@@ -59,6 +66,12 @@ def open_model(source: str | Path, key: str | None = None, needed: Set[str] = NE
     if calibration := calibration_of(content, chosen, path):
         facts[CALIBRATION] = calibration
     return SavedModel(path, facts, chosen, weights)
+
+
+def outputs_in(weights: dict[str, Tensor], model: nn.Module) -> int:
+    """Return the number of outputs of the classifier in the weights of such a model, or 0 if they have none."""
+    heads = [weights.get(f"{name}.weight") for name in classifier_names(model)]
+    return next((len(head) for head in heads if head is not None), 0)
 
 
 def config_of(state: dict[str, Any], path: str | Path = "the checkpoint") -> Config:

@@ -29,7 +29,7 @@ from engine.saves import Saves, describe_progress, make_saver
 from engine.session import Session
 from engine.train.stop_conditions import DONE, EARLY_STOP, why_finished
 from engine.train.trainer import Trainer
-from models import describe
+from models import describe_size
 from utils.distributed import Process
 from utils.errors import LostProcess
 from utils.log import Log
@@ -88,7 +88,7 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
     eval_data = build_eval_data(config, plan.eval_set, process)
     BadImages(plan.eval_set, config.DATA.MAX_BAD_FRACTION, log.note).check_sample(process)
     trainer = build(plan, log)
-    log.say(*describe_training(plan, describe(trainer.model)))
+    log.say(*describe_training(plan, describe_size(trainer.model)))
     for finding in quick_checks(plan, trainer.model, session.path):
         if finding.verdict != OK:
             log.say(f"check: {finding.title}: {finding.text}; {finding.remedy}")

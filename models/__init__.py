@@ -40,7 +40,7 @@ def add_adapters(model: nn.Module, config: Config) -> nn.Module:
     return add_lora(model, config.MODEL.LORA)
 
 
-def describe(model: nn.Module) -> str:
+def describe_size(model: nn.Module) -> str:
     """Return the model's size as text, such as '86,567,656 parameters, all trainable'."""
     total = sum(parameter.numel() for parameter in model.parameters())
     trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

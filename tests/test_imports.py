@@ -118,8 +118,8 @@ PACKAGES = {
         " pixels.native.statistics identity copies overlap cache opening build __init__"
     ).split(),
     "engine": (
-        "parallel precision evaluation infer train confidence.temperature features.linear tasks checkpoint confidence record"
-        " settings_of_weights settings open_model predict session provenance memory first_passes plan eval_plan weights_lines plan_lines"
+        "open_model parallel precision evaluation infer train confidence.temperature features.linear tasks checkpoint confidence record"
+        " settings_of_weights settings predict session provenance memory first_passes plan eval_plan weights_lines plan_lines"
         " fine_tuning_rate quick_checks export report build batch_size doctor eval_run evaluate_weights features check callback_list"
         " saves features.saved features.start loop run __init__"
     ).split(),

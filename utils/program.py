@@ -69,8 +69,8 @@ def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
     """Run a program and return its exit code. If the program raises an error, report the error.
 
     The exit code is 2 after an error that the user can fix, which is reported without a traceback, and 1 after other
-    errors. It is 0 if the reader of the program's output has ended (`| head`). A signal that stops the program raises
-    KeyboardInterrupt, as Ctrl-C does. So unfinished files are removed, and the exit code is 128 + signal number.
+    errors. It is 0 if the reader of the program's output has ended (`| head`). A signal such as SIGTERM
+    raises KeyboardInterrupt, as Ctrl-C does. So unfinished files are removed, and the code is 128 + its number.
     """
     open_closed_streams()
     with contextlib.suppress(AttributeError, OSError):  # stdout may be replaced by another object
@@ -223,7 +223,7 @@ class StopSignal:
 
 
 class Interrupt(StopSignal):
-    """Raises KeyboardInterrupt at a signal in the `with` block, until a StopSignal takes its place."""
+    """Raises KeyboardInterrupt at a signal in the block, until a StopSignal takes its place."""
 
     def __init__(self):
         self._before = {each: signal.getsignal(each) for each in STOPPING}

@@ -19,8 +19,7 @@ from configs.load import LoadedConfig
 from configs.schema import Config
 from datasets import BadImages, CacheProgress, OpenedData, build_eval_data, open_data
 from datasets.opening import Wanted
-from engine.batch_size import find_batch_size
-from engine.batch_size import measure as measure_step
+from engine.batch_size import find_batch_size, measure_step
 from engine.build import build, make_model, prepare_torch, restore
 from engine.check.images import check_images
 from engine.eval_plan import EvalPlan, plan_evaluation
@@ -46,7 +45,7 @@ from engine.train.forecast import END_BY_START, Forecast, RunTimes
 from engine.train.stop_conditions import why_finished
 from engine.train.trainer import Trainer
 from engine.weights_lines import describe_evaluation
-from models import describe
+from models import describe_size
 from models.heads import output_layers
 from utils.distributed import Process, choose_device
 from utils.errors import UserError
@@ -226,7 +225,7 @@ def check_training(table: Table, plan: TrainPlan, folder: Path | None, startup: 
     free = free_memory(plan.process.device)
     with suppress(UserError), table.section("model"):
         trainer = build(single, table)
-        table.say(f"{config.MODEL.NAME}, {describe(trainer.model)}")
+        table.say(f"{config.MODEL.NAME}, {describe_size(trainer.model)}")
     for title, lines in {"batch size": describe_batch_size(plan), **notes_on(plan)}.items():
         with table.section(title):
             table.say(*lines)

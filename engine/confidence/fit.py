@@ -13,11 +13,11 @@ from configs.schema import Config
 from engine.confidence.known import (
     LIKE_ROUNDING,
     MOST_MOVED,
-    Features,
-    Known,
+    KnownScore,
     Neighbours,
     Spread,
     Tap,
+    TappedFeatures,
     combine,
     distance_of,
     parts_of,
@@ -65,28 +65,28 @@ class FeatureTally:
 def keeping_features(scoring: Scoring, models: list[nn.Module], trainer: Trainer) -> Iterator[Scoring]:
     """Yield a scoring with which an evaluation keeps features, if the run is calibrated and the models show them."""
     with contextlib.ExitStack() as stack:
-        if CALIBRATION in trainer.parts and not why_not(models[0], trainer.config):
-            taps = [stack.enter_context(contextlib.closing(Tap(model, Known.middle_of))) for model in models]
+        if CALIBRATION in trainer.parts and not why_no_features(models[0], trainer.config):
+            taps = [stack.enter_context(contextlib.closing(Tap(model, KnownScore.middle_of))) for model in models]
             left, tally = iter(taps), scoring.tally
             scoring = scoring._replace(tally=lambda *given: FeatureTally(next(left), tally(*given), given[-1]))
         yield scoring
 
 
-def why_not(model: nn.Module, config: Config) -> str:
+def why_no_features(model: nn.Module, config: Config) -> str:
     """Return why a model shows no features, or an empty string."""
     if config.DATA.sequences:
         return "images of varying size are not supported"
     if config.COMPILE:
         return "a compiled model (COMPILE) does not show its features"
     try:
-        Tap(model, Known.middle_of).close()
+        Tap(model, KnownScore.middle_of).close()
     except ConfigError as error:
         return str(error)
     return ""
 
 
-def gather_features(images: ClassResults, process: Process) -> Features | None:
-    """Return the features that all processes kept, in the order of the images, or None. Collective."""
+def gather_features(images: ClassResults, process: Process) -> TappedFeatures | None:
+    """Return the features of all processes in the order of the images, or None. Collective."""
     rows = [torch.cat(column).cpu() for column in zip(*images.local.features, strict=True)]
     rows[:1] = [torch.from_numpy(images.local.indices)[positions] for positions in rows[:1]]
     parts = [each for each in process.join([rows]) if each]
@@ -94,7 +94,7 @@ def gather_features(images: ClassResults, process: Process) -> Features | None:
         return None
     indices, *columns = (torch.cat(column) for column in zip(*parts, strict=True))
     order = indices.argsort()
-    return Features(*(each[order] for each in columns))
+    return TappedFeatures(*(each[order] for each in columns))
 
 
 # --- the fit ---
@@ -102,11 +102,11 @@ def gather_features(images: ClassResults, process: Process) -> Features | None:
 
 def learn(images: ClassResults, trainer: Trainer, temperature: float) -> dict[str, Any]:
     """Return the statistics of the images of an evaluation, or the reason why there are none. Collective."""
-    features, reason = gather_features(images, trainer.process), why_not(trainer.model, trainer.config)
+    features, reason = gather_features(images, trainer.process), why_no_features(trainer.model, trainer.config)
     return trainer.process.first(lambda: summarize(features, temperature, reason))
 
 
-def summarize(features: Features | None, temperature: float, reason: str) -> dict[str, Any]:
+def summarize(features: TappedFeatures | None, temperature: float, reason: str) -> dict[str, Any]:
     """Return the statistics, or the reason why there are none. `reason`: why there are no features."""
     if features is None:
         return {"reason": reason or "this model does not show the output of a layer in the middle"}
@@ -115,23 +115,23 @@ def summarize(features: Features | None, temperature: float, reason: str) -> dic
         return {"reason": f"there are {counted(num_images, 'validation image')}, fewer than {FEWEST_IMAGES}"}
     if not all(each.isfinite().all() for each in features):
         return {"reason": "some features are not finite"}
-    known = fit(features, temperature)
+    known = fit_known(features, temperature)
     random = np.random.default_rng(0)
     noise = (torch.from_numpy(random.standard_normal(each.shape, np.float32)) for each in features)
-    moved = Features(*(each * (1 + LIKE_ROUNDING * more) for each, more in zip(features, noise, strict=True)))
+    moved = TappedFeatures(*(each * (1 + LIKE_ROUNDING * more) for each, more in zip(features, noise, strict=True)))
     if (~((known(moved) - known(features)).abs() <= MOST_MOVED)).float().mean() > QUANTILE:  # ~: true for NaN too
         return {"reason": "the images are so much alike that rounding decides which of them fit"}
     return {"statistics": to_plain(known)}
 
 
-def fit(features: Features, temperature: float) -> Known:
+def fit_known(features: TappedFeatures, temperature: float) -> KnownScore:
     """Return the statistics of some images. Limits and medians are those of each image's distances to the others."""
     read, nearest = fit_neighbours(features.read.double())
     middle, outlying = fit_spread(features.middle.double())
     parts = parts_of(features.logits.double(), temperature, nearest, outlying)
     scales = torch.stack([scale_of(each) for each in parts])
     of_total = scale_of(combine(parts, scales, len(nearest)))
-    return Known(read, middle, torch.cat([scales, of_total[None]]), temperature)
+    return KnownScore(read, middle, torch.cat([scales, of_total[None]]), temperature)
 
 
 def fit_neighbours(features: Tensor) -> tuple[Neighbours, Tensor]:

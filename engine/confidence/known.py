@@ -24,7 +24,7 @@ MOST_MOVED = 0.05
 # --- features ---
 
 
-class Features(NamedTuple):
+class TappedFeatures(NamedTuple):
     """What the score of a batch of images is computed from."""
 
     read: Tensor  # [B, D], what the classifier reads
@@ -60,12 +60,12 @@ class Tap:
         places = range(2, 4) if channels_first else range(1, output.ndim - 1)
         self._kept["middle"] = output.float().mean(tuple(places))
 
-    def take(self) -> Features:
+    def take(self) -> TappedFeatures:
         """Return the features of the newest batch."""
         kept, self._kept = self._kept, {}
-        if len(kept) < len(Features._fields):
+        if len(kept) < len(TappedFeatures._fields):
             raise ConfigError("this model does not show the output of a layer in the middle")
-        return Features(**kept)
+        return TappedFeatures(**kept)
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -108,7 +108,7 @@ class Spread(nn.Module):
         return (squares @ self.weights + self.rest * others).sqrt()
 
 
-class Known(nn.Module):
+class KnownScore(nn.Module):
     """Scores how well images fit the validation images. A typical one has 1; strangers have negative scores.
 
     Its output has shape [B].
@@ -124,7 +124,7 @@ class Known(nn.Module):
     def middle_of(num_layers: int) -> int:
         return max(min(num_layers * 2 // 3, num_layers - 2), 0)  # the last layer of a ViT computes only what is read
 
-    def forward(self, features: Features) -> Tensor:
+    def forward(self, features: TappedFeatures) -> Tensor:
         distances = self.read(features.read), self.middle(features.middle)
         parts = parts_of(features.logits, self.temperature, *distances)
         return scaled(combine(parts, self.scales, len(self.read.images)), self.scales[3])
@@ -152,7 +152,7 @@ def scaled(values: Tensor, scale: Tensor) -> Tensor:
 MATRICES = ("read.images", "middle.directions")  # they have 16 bits in a file
 
 
-def to_plain(known: Known) -> dict[str, Any]:
+def to_plain(known: KnownScore) -> dict[str, Any]:
     """Return the statistics as JSON values. Arrays become text."""
     arrays = {
         name: value.numpy().astype("<f2" if name in MATRICES else "<f4") for name, value in known.state_dict().items()

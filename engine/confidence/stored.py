@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from engine.confidence.known import MATRICES, Features, Known, Neighbours, Spread, Tap, scaled
+from engine.confidence.known import MATRICES, KnownScore, Neighbours, Spread, Tap, TappedFeatures, scaled
 from models.weights.record import KNOWN
 from utils.errors import naming_damage
 
 
-class OldKnown(nn.Module):
+class OldKnownScore(nn.Module):
     """The score of runs of halfstep 2.1: two Mahalanobis distances to the training images, without the confidence."""
 
     def __init__(self, saved: dict[str, Tensor]):
@@ -27,7 +27,7 @@ class OldKnown(nn.Module):
     def middle_of(num_layers: int) -> int:
         return (num_layers - 1) // 2
 
-    def forward(self, features: Features) -> Tensor:
+    def forward(self, features: TappedFeatures) -> Tensor:
         read = scaled(self._closeness(features.read, "read"), self.scales[0])
         return scaled(read + scaled(self._closeness(features.middle, "middle"), self.scales[1]), self.scales[2])
 
@@ -41,16 +41,16 @@ class OldKnown(nn.Module):
         return -(squares - 2 * place @ centres.T).amin(1)
 
 
-def from_plain(saved: dict[str, Any], temperature: float) -> Known | OldKnown:
+def from_plain(saved: dict[str, Any], temperature: float) -> KnownScore | OldKnownScore:
     """Return the statistics that `to_plain`, or halfstep 2.1, has written. Raise an error if they are damaged."""
     arrays = {}
     for name, (shape, text) in saved.items():
         values = np.frombuffer(base64.b64decode(text), "<f2" if name in MATRICES else "<f4")
         arrays[name] = torch.from_numpy(values.astype(np.float32)).reshape(shape)
     if "read.factor" in arrays:
-        return OldKnown(arrays)
+        return OldKnownScore(arrays)
     middle = Spread(*(arrays[f"middle.{name}"] for name in ("mean", "directions", "weights", "rest")))
-    return Known(Neighbours(arrays["read.images"]), middle, arrays["scales"], temperature)
+    return KnownScore(Neighbours(arrays["read.images"]), middle, arrays["scales"], temperature)
 
 
 def watch(model: nn.Module, calibration: dict[str, Any], source: str | Path) -> Callable[[], Tensor] | None:

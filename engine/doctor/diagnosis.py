@@ -41,7 +41,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Row:
+class ReportRow:
     """A row of the report, for one module or one operation of an attention module."""
 
     place: Location
@@ -70,7 +70,7 @@ class Diagnosis:
     first: Location | None = None  # the first place that breaks
     is_forward: bool = True
     breaks_in_float32: bool = False
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ReportRow] = field(default_factory=list)
     vanishing: list[Vanishing] = field(default_factory=list)
     black_list: list[str] = field(default_factory=list)
     best_scale: float = 1.0
@@ -158,7 +158,7 @@ def diagnose(case: Case) -> Diagnosis:
     for place, activation in exact.activations.items():
         types = " ".join(sorted(str(kind).removeprefix("torch.") for kind in as_run.types[place]))
         underflow = trace.lost[place] / trace.kept[place] if trace.kept[place] else None
-        found.rows.append(Row(place, types, activation, case.scale * gradients[place], underflow))
+        found.rows.append(ReportRow(place, types, activation, case.scale * gradients[place], underflow))
     found.vanishing = vanishing(case.model, half, as_run)
     return found
 

@@ -40,7 +40,7 @@ from utils.distributed import Process, choose_device
 from utils.errors import ConfigError, cause_of
 from utils.files import Kind, refuse_other_kind, replacing, write_text
 from utils.log import Log
-from utils.runs import weights_in, without_latest
+from utils.runs import without_latest
 from utils.seed import unchanged_random_state
 from utils.text import counted
 
@@ -227,16 +227,9 @@ def find_run(source: str, batch: Path | None) -> tuple[Path, dict, list]:
     folder = path if path.is_dir() else path.parent
     files = [batch] if batch else sorted(folder.glob("overflow-batch*.pth"))
     batches = [read_overflow(file) for file in files]
-    if path.is_dir():
-        # The weights at the overflow are newer than the last checkpoint.
-        if batches and "state_dict" in batches[0].state:
-            return folder, batches[0].state, batches
-        path = weights_in(folder)
-        if path is None:
-            raise ConfigError(
-                f"{folder} has neither {OVERFLOW_FILE} nor best.pth or last.pth; give the folder of a run, or a "
-                "checkpoint"
-            )
+    # The weights at the overflow are newer than the last checkpoint.
+    if path.is_dir() and batches and "state_dict" in batches[0].state:
+        return folder, batches[0].state, batches
     _, state = read_checkpoint(path, {"state_dict", "config", "class_names"})
     return folder, state, batches
 

@@ -19,7 +19,7 @@ from datasets.types import ImageSet
 from engine.evaluation.image_test import ErrorTest, ImageTest
 from engine.evaluation.scores import wilson_interval
 from engine.export.photo import PhotoSubject, draw
-from engine.tasks.classes import Classes
+from engine.tasks.classes import ClassTask
 from models.export.formats import SCOPES, load_onnx
 from models.export.subject import WrongExport
 from utils.errors import ConfigError
@@ -84,7 +84,7 @@ class Judgement(NamedTuple):
     more: str = ""  # a remedy
 
 
-def judge_classes(task: Classes, truths: list, before: list, after: list) -> Judgement:
+def judge_classes(task: ClassTask, truths: list, before: list, after: list) -> Judgement:
     """Compare the classes in the answers of both graphs, for each image, with the true ones."""
     first, second = (
         np.concatenate([task.answer(answer) == truth for answer, truth in zip(answers, truths, strict=True)])
@@ -105,7 +105,7 @@ def judge_classes(task: Classes, truths: list, before: list, after: list) -> Jud
     )
 
 
-def judge_numbers(task: Classes, truths: list, before: list, after: list) -> Judgement:
+def judge_numbers(task: ClassTask, truths: list, before: list, after: list) -> Judgement:
     """Compare the errors of both graphs, for each image and number, in standard deviations."""
     truth, *answers = (np.stack(each) for each in (truths, before, after))
     first, second = (np.nanmean(task.cost(each, truth), 1) for each in answers)

@@ -23,7 +23,7 @@ from engine.confidence.known import LIKE_ROUNDING, MOST_MOVED
 from engine.confidence.stored import watch
 from engine.confidence.unknown import ROUNDING, find_answered
 from engine.tasks import find_task
-from engine.tasks.classes import Classes
+from engine.tasks.classes import ClassTask
 from models.export.subject import Calibrated, Subject, WrongExport
 from models.weights.metadata import CALIBRATION
 from utils.errors import ConfigError
@@ -214,7 +214,7 @@ class PhotoSubject(Subject):
         refuse_unsupported(self.config.DATA)
 
     @cached_property
-    def task(self) -> Classes:
+    def task(self) -> ClassTask:
         return find_task(self.config)
 
     @cached_property

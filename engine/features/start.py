@@ -44,16 +44,19 @@ def start_classifier(saves: Saves, eval_data: EvalData, bad_images: BadImages, s
     if trainer.step:
         return
     if not trainer.best.exists:  # else the run was stopped after it saved this start
-        if not trainer.process.all_true(has_zero_classifier(trainer)) or not (found := fit(saves, layers, stop)):
+        if not trainer.process.all_true(has_zero_classifier(trainer)):
             return
-        score(saves, layers, found, eval_data, bad_images)
+        found = fit_classifier(saves, layers, stop)
+        if not found:
+            return
+        score_start(saves, layers, found, eval_data, bad_images)
     if plan.config.MODEL.NEW_CLASSIFIER == "zeros":
         for layer in layers:
             set_to_zero(layer)
         trainer.computing.refresh()
 
 
-def score(
+def score_start(
     saves: Saves, layers: list[nn.Module], train: ImageFeatures, eval_data: EvalData, bad_images: BadImages
 ) -> None:
     """Evaluate the weights before the first update, save them as the best so far, and write features.npz. Collective."""
@@ -82,10 +85,10 @@ def score(
     note_start(saves, found.scores, seconds, f", by a linear {model} of the pretrained features")
 
 
-def fit(saves: Saves, layers: list[nn.Module], stop: StopSignal) -> ImageFeatures | None:
+def fit_classifier(saves: Saves, layers: list[nn.Module], stop: StopSignal) -> ImageFeatures | None:
     """Put a linear classifier of the training images' features into the model. Return the features if there is one."""
     plan, trainer, log = saves.plan, saves.trainer, saves.log
-    if reason := why_not(plan, trainer, layers):
+    if reason := why_not_fitted(plan, trainer, layers):
         log.say(f"no linear classifier before training: {reason}")
         return None
 
@@ -118,7 +121,7 @@ def fit(saves: Saves, layers: list[nn.Module], stop: StopSignal) -> ImageFeature
     return found
 
 
-def why_not(plan: TrainPlan, trainer: Trainer, layers: list[nn.Module]) -> str:
+def why_not_fitted(plan: TrainPlan, trainer: Trainer, layers: list[nn.Module]) -> str:
     """Return why no linear classifier is fitted, or ""."""
     if trainer.parallel.is_sharded:
         return "the processes share the model (DIST.STRATEGY fsdp2)"

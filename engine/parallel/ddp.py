@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.weights.sharded import Parts, changed
+from models.weights.sharded import Shards, changed
 from utils.distributed import Process
 
 LARGE = ("state_dict", "state_dict_ema", "optimizer")  # the parts of a state that contain large tensors
@@ -91,7 +91,7 @@ class Parallel:
 
     def local_part(self, state: dict) -> dict:
         """Return the part of a saved state that this process loads."""
-        return within_large(state, lambda place, value: value.whole() if isinstance(value, Parts) else value)
+        return within_large(state, lambda place, value: value.whole() if isinstance(value, Shards) else value)
 
 
 def within_large(state: dict, change: Callable[[str, Any], Any]) -> dict:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from engine.parallel.ddp import Parallel, within_large
 from models.parts import has_running_statistics
 from models.transforms.base import blocks_of
-from models.weights.sharded import ROWS, Parts, span
+from models.weights.sharded import ROWS, Shards, span
 from utils.distributed import Process
 from utils.errors import ConfigError
 
@@ -147,15 +147,15 @@ class Sharded(Parallel):
         def take(place: str, value: Any) -> Any:
             length = self._length(place, value)
             if length is None:
-                return value.whole() if isinstance(value, Parts) else value
+                return value.whole() if isinstance(value, Shards) else value
             start, stop = span(length, self.process.rank, self.process.world_size)
-            return value.rows(start, stop) if isinstance(value, Parts) else value[start:stop]
+            return value.rows(start, stop) if isinstance(value, Shards) else value[start:stop]
 
         return within_large(state, take)
 
     def _length(self, place: str, value: Any) -> int | None:
         """Return the number of rows of the whole tensor at this path, or None if every process has the whole value."""
-        if not isinstance(value, Tensor | Parts):
+        if not isinstance(value, Tensor | Shards):
             return None
         section, _, rest = place.partition("/")
         if section == "optimizer":  # `rest` is a path such as state/3/exp_avg

@@ -10,11 +10,10 @@ from torch import nn
 from configs.schema import Config
 from datasets.known_classes import read_classes
 from datasets.pixels import pixels_of
-from engine.open_model import NEEDED, open_model, without_float8
+from engine.open_model import NEEDED, open_model, outputs_in, without_float8
 from engine.settings import load_settings
 from engine.settings_of_weights import override, refuse_other_pixels
 from models import build_model
-from models.parts import classifier_names
 from models.weights.files import find_file, read_record, read_state_dict
 from models.weights.load import load_pretrained
 from models.weights.metadata import classes_of_weights, pretrained_cfg
@@ -131,8 +130,7 @@ def _load_other(source: str, path: Path | None, flags: Sequence[str], raw: bool,
     config = without_float8(loaded.config.changed("DATA", EXIF=loaded.config.DATA.EXIF or "apply"))
     if path:
         model, state = build_model(config, config.MODEL.NUM_CLASSES or USUAL_CLASSES), read_state_dict(path)
-        heads = [len(state[f"{name}.weight"]) for name in classifier_names(model) if f"{name}.weight" in state]
-        number = heads[0] if heads else 0
+        number = outputs_in(state, model)
     else:
         model, number = None, pretrained_cfg(source).get("num_classes")
     if not number and needs_classes:

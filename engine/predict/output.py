@@ -104,7 +104,7 @@ class Output:
             self._predictions.append(prediction._replace(picture=None))
 
     def close(self, facts: dict[str, Any]) -> None:
-        """Write the last sheet and the tables, in process 0. `facts` about the model are for the JSON file."""
+        """Write the last sheet and the tables. The JSON file has these `facts` about the model."""
         self._bar.close()
         if self._tiles:
             self._write_sheet()

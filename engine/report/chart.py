@@ -34,7 +34,7 @@ class Axis(NamedTuple):
         return [(self.place(each * step), f"{each * step:{form}}") for each in multiples]
 
 
-class Mark(NamedTuple):
+class Series(NamedTuple):
     """Points of a chart that look the same."""
 
     kind: str  # line, dots, cloud, bars (each from its point to the next one), rings or guide
@@ -55,7 +55,7 @@ class Mark(NamedTuple):
         return "M" + "L".join(f"{across} {up}" for across, up in places)
 
 
-def chart(title: str, x: str, marks: Sequence[Mark], text: str, ends: tuple[float, float] = ()) -> dict[str, Any]:
+def chart(title: str, x: str, marks: Sequence[Series], text: str, ends: tuple[float, float] = ()) -> dict[str, Any]:
     """Lay out a chart. `x`: title of the horizontal axis; `text`: the chart in words; `ends`: the ends of both axes."""
     xs, ys = zip(*(point for mark in marks for point in mark.points), strict=True)
     across, up = (
@@ -81,10 +81,10 @@ def wider(values: Sequence[float]) -> tuple[float, float]:
 
 def chart_of(plot: Plot) -> dict[str, Any]:
     """Lay out the curves of a run."""
-    marks = [Mark("line", name, thinned(points)) for name, points in plot.curves.items()]
+    marks = [Series("line", name, thinned(points)) for name, points in plot.curves.items()]
     marks += [mark._replace(kind="dots") for mark in marks if len(mark.points) < MOST_MARKED]
-    marks += [Mark("rings", f"best epoch, {plot.best[0]}", [plot.best])] if plot.best else []
-    marks += [Mark("dots", "updates skipped", plot.skipped)] if plot.skipped else []
+    marks += [Series("rings", f"best epoch, {plot.best[0]}", [plot.best])] if plot.best else []
+    marks += [Series("dots", "updates skipped", plot.skipped)] if plot.skipped else []
     if plot.is_scale:
         marks = [mark._replace(points=[(step, math.log2(scale)) for step, scale in mark.points]) for mark in marks]
     return chart(plot.title + ", as a power of 2" * plot.is_scale, plot.x, marks, plot.text)

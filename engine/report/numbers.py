@@ -10,7 +10,7 @@ from configs.tables import METRICS
 from engine.evaluation.scores import format_value
 from engine.record.saved_files import read_json, read_table, to_number
 from engine.record.saved_run import SavedRun
-from engine.report.chart import Mark, chart
+from engine.report.chart import Series, chart
 from engine.tasks.class_tables import PREDICTIONS
 from engine.tasks.number_figures import ENDS, PREDICTED, Errors
 from engine.tasks.numbers import PER_OUTPUT, PER_OUTPUT_KEY
@@ -99,11 +99,11 @@ def _charts_of(name: str, true: np.ndarray, predicted: np.ndarray, errors: np.nd
     for what, y, line in (("predicted", predicted, ends), ("predicted - true", errors, [0, 0])):
         points = [*zip(true[shown].tolist(), y[shown].tolist(), strict=True)]
         marks = [
-            Mark("cloud", what, points),
-            Mark("guide", "", [*zip(map(float, ends), map(float, line), strict=True)]),
+            Series("cloud", what, points),
+            Series("guide", "", [*zip(map(float, ends), map(float, line), strict=True)]),
         ]
         yield chart(f"{name}: {what}", f"true {name}", marks, f"{name}: {what} against true numbers")
     counts, sides = np.histogram(errors, NUM_BINS)
     tops = [*zip(sides.tolist(), [*counts.tolist(), 0], strict=True)]
     text = f"{name}: histogram of the errors, {errors.min():.4g} to {errors.max():.4g}"
-    yield chart(f"{name}: number of images", "predicted - true", [Mark("bars", "images", tops)], text)
+    yield chart(f"{name}: number of images", "predicted - true", [Series("bars", "images", tops)], text)

@@ -23,7 +23,7 @@ from engine.evaluation.scores import format_value, interval_of
 from engine.predict.pictures import tiles_of
 from engine.record.saved_files import PICTURES, read_json, read_table, title_of, to_number
 from engine.record.saved_run import SavedRun, written
-from engine.report.chart import Mark, chart, chart_of
+from engine.report.chart import Series, chart, chart_of
 from engine.report.plot import Plot, plots_of
 from engine.tasks.class_tables import PREDICTIONS
 from utils import VERSION
@@ -297,7 +297,7 @@ def calibration(run: SavedRun) -> dict[str, Any] | None:
         ]
         charts = []
         if len(curves["after"]) >= FEWEST_POINTS:
-            marks = [Mark("guide", "", [(0, 0), (1, 1)])] + [Mark("line", *each) for each in curves.items()]
+            marks = [Series("guide", "", [(0, 0), (1, 1)])] + [Series("line", *each) for each in curves.items()]
             words = f"share of right answers by probability; each point has at least {FEWEST_IN_BIN} images"
             charts = [chart("share of right answers", "probability", marks, words, ends=(0, 1))]
     columns = ("probability", "images" if one else "images x labels", "right")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from engine.features.linear import LinearClassifier
 
 
-class Classes(Task):
+class ClassTask(Task):
     """Each image has one class, and the model predicts the probability of each class."""
 
     likelihood = Likelihood()  # how calibration measures probabilities
@@ -35,8 +35,8 @@ class Classes(Task):
     most_difference = 5e-3
 
     @property
-    def tally(self) -> type["Tally"]:
-        return Tally
+    def tally(self) -> type["ClassTally"]:
+        return ClassTally
 
     def are_right(self, outputs: Tensor | tuple[Tensor, Tensor], targets: Tensor | Mixed | ExtendedTargets) -> Tensor:
         if isinstance(outputs, tuple):  # the logits of two heads; their mean is the prediction
@@ -175,7 +175,7 @@ class PerImage:
 # --- the scores ---
 
 
-class Tally:
+class ClassTally:
     """Adds up the scores of images that each have one class.
 
     It keeps sums over the images, and the scores of all classes for each image, up to MOST_SCORES.

@@ -15,10 +15,8 @@ from datasets.sources.folder import training_folder
 from engine.precision import Precision, widen
 from engine.train.distillation import KEY, Teacher, TeacherPreparation, find_teacher
 from engine.train.loss import ExtendedTargets, Loss
-from models import build_model
 from models.features import Widths, features_of, widths_of
 from models.transforms.base import ModelTransform, wrap
-from models.weights.load import load_pretrained
 from models.weights.state import FEATURE_MAPS
 from utils.distributed import Process
 from utils.errors import ConfigError, DataError
@@ -183,15 +181,13 @@ def _freeze_unused(model: nn.Module, images: Tensor) -> list[str]:
 
 def load_feature_teacher(config: Config, parts: Sequence[str], is_trial: bool = False) -> tuple[Teacher, list[str]]:
     """Load the teacher on the CPU. Return it with lines for the log. In a trial its weights are random."""
-    found, lines = find_teacher(config), []
+    found = find_teacher(config)
     # The classifier is not used. It gets the size that it has in the weights, if that is known.
     num_classes = found.num_classes or len(found.classes or ()) or 1
-    with torch.random.fork_rng(devices=[]):
-        model = build_model(found.config, num_classes)
-        if not is_trial:
-            loaded = load_pretrained(model, found.weights, found.key)
-            lines = [line for line in loaded if "starts from random weights" not in line]  # about the classifier
-            lines.append(f"licence of the teacher's weights: {licence_of(found.weights)}")
+    model, loaded = found.build(num_classes, needs_head=False, is_trial=is_trial)
+    lines = [line for line in loaded if "starts from random weights" not in line]  # about the classifier
+    if not is_trial:
+        lines.append(f"licence of the teacher's weights: {licence_of(found.weights)}")
     model.reset_classifier(0)
     FeatureOutput(tuple(parts)).apply(model)
     return Teacher(model, config.DATA, found.config.DATA, side=found.side), lines

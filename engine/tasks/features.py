@@ -46,7 +46,7 @@ class FeatureScores(OtherScores):
     knn: float | None = None  # k-NN accuracy, in percent; None without labelled images
 
 
-class Features(Task):
+class FeatureTask(Task):
     """The model learns the features that a teacher computes. It has no classes."""
 
     def wrappers(self, process: Process, log: Log, is_trial: bool) -> list[StepWrapper]:

@@ -13,7 +13,7 @@ from engine.confidence.temperature import Likelihood, Measured, blocks
 from engine.evaluation.all_scores import AllScores
 from engine.precision import are_finite
 from engine.tasks.class_tables import ClassResults, Names, evenly, format_share
-from engine.tasks.classes import Classes, PerImage, Tally, macro_scores
+from engine.tasks.classes import ClassTally, ClassTask, PerImage, macro_scores
 from utils.distributed import Process
 from utils.errors import ensure
 
@@ -54,7 +54,7 @@ def sigmoid(scores: np.ndarray) -> np.ndarray:
     return np.where(scores >= 0, 1, decayed) / (1 + decayed)
 
 
-class Labels(Classes):
+class LabelTask(ClassTask):
     """An image can have any number of classes. Those with a probability above one half are predicted."""
 
     likelihood = OfLabels()
@@ -192,13 +192,13 @@ class LabelsPerImage(PerImage):
 # --- the scores ---
 
 
-class LabelTally(Tally):
+class LabelTally(ClassTally):
     """Adds up the scores of images with any number of labels."""
 
     results = LabelsPerImage
 
     def count(self, logits: Tensor, targets: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
-        """Count images with several labels, like Tally. Classes with a probability above 0.5 are predicted."""
+        """Count images with several labels, like ClassTally. Classes with a probability above 0.5 are predicted."""
         actual, predicted = targets.bool(), logits > 0
         self.counts += torch.stack([each.sum(0) for each in (actual, predicted, actual & predicted)])
         losses = functional.binary_cross_entropy_with_logits(logits, targets.to(logits), reduction="none").mean(1)

@@ -38,7 +38,7 @@ def errors(true: np.ndarray, predicted: np.ndarray) -> np.ndarray:
 
 
 @np.errstate(invalid="ignore", over="ignore")  # the outputs of a model that has diverged
-def measure(true: np.ndarray, predicted: np.ndarray, mean: float) -> dict[str, Interval]:
+def measure_errors(true: np.ndarray, predicted: np.ndarray, mean: float) -> dict[str, Interval]:
     """Return FIGURES, and the errors of a model that always predicts `mean`. float64 [N]; NaN where a number is missing."""
     known = ~np.isnan(true)
     true, predicted = true[known], predicted[known]

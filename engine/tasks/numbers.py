@@ -29,7 +29,7 @@ from engine.tasks.number_figures import (
     decimals_of,
     grouped_half_widths,
     half_widths,
-    measure,
+    measure_errors,
     plain,
 )
 from engine.tasks.number_limits import groups_and_limits
@@ -46,7 +46,7 @@ SHARE = 0.9  # of the images whose numbers lie in the intervals of predict.py
 FEW_GROUPS = 10  # with fewer, the intervals of single splits had 78 to 100% (BENCHMARKS.md, "Numbers")
 
 
-class Numbers(Task):
+class NumberTask(Task):
     """An image has one number for each output of the model, whose outputs are standardized like the training targets."""
 
     check, labelling, answers_are = "images.check_numbers", "numbers.find_numbers", "numbers"
@@ -69,7 +69,7 @@ class Numbers(Task):
     def measure(self, true: np.ndarray, predicted: np.ndarray) -> list[dict[str, Interval]]:
         """Return the figures of each output, from numbers in the units of the data: float64 [N, outputs]."""
         means = np.broadcast_to(self.mean, true.shape[1:])
-        return [measure(*each) for each in zip(true.T, predicted.T, means.tolist(), strict=True)]
+        return [measure_errors(*each) for each in zip(true.T, predicted.T, means.tolist(), strict=True)]
 
     def distances(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """Return how far outputs are from targets, in the units of the data: float64 [N, outputs]."""
@@ -173,7 +173,7 @@ class NumberResults:
     indices: np.ndarray
     predicted: np.ndarray
     true: np.ndarray  # NaN: missing
-    task: Numbers
+    task: NumberTask
     local: Any  # this process's results
     is_complete, has_matrix = True, False
 
@@ -240,7 +240,7 @@ class NumberResults:
 class NumbersPerImage:
     """The outputs and the targets of the images of this process."""
 
-    def __init__(self, task: Numbers):
+    def __init__(self, task: NumberTask):
         self._task, self.scores, self.features = task, AllScores(), []
         self.indices = np.zeros(0, np.int64)  # set at the end of the evaluation
 
@@ -283,7 +283,7 @@ class NumberTally(Tally):
 
     scores = NumberScores
 
-    def __init__(self, task: Numbers, device: torch.device, dtype: torch.dtype, num_images: int):
+    def __init__(self, task: NumberTask, device: torch.device, dtype: torch.dtype, num_images: int):
         self._loss, self.per_image = build_loss(task.config), NumbersPerImage(task)
         self._sums = torch.zeros(3, dtype=dtype, device=device)  # loss, images, unreadable images
 

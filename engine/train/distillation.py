@@ -12,11 +12,12 @@ from configs.schema import Config, Data, Model, Train
 from configs.tables import TASKS
 from configs.values import unflatten
 from datasets import Batch, Preparation
+from engine.open_model import outputs_in
 from engine.precision import Precision, widen
 from engine.train.loss import ExtendedTargets, Loss
 from models import build_model
 from models.compilation import compile_model
-from models.parts import classifier_names, has_running_statistics
+from models.parts import has_running_statistics
 from models.transforms import choose_transforms
 from models.units import Scale
 from models.weights.files import find_file, read_record, read_state_dict
@@ -107,6 +108,27 @@ class TeacherSource(NamedTuple):
     side: int | None  # the only image size that the model takes; None: any size
     key: str = KEY  # the setting that names the weights
 
+    def build(self, num_classes: int, needs_head: bool, is_trial: bool) -> tuple[nn.Module, list[str]]:
+        """Return the model on the CPU, with lines for the log. In a trial its weights are random."""
+        with torch.random.fork_rng(devices=[]):
+            try:
+                model = build_model(self.config, num_classes)
+            except ConfigError as error:
+                raise ConfigError(f"{KEY}: {str(error).removeprefix('MODEL.NAME: ')}") from None
+            if is_trial:
+                return model, []
+            if needs_head and self.num_classes is None:
+                self._check_number(model, num_classes)
+            return model, load_pretrained(model, self.weights, self.key, needs_head)
+
+    def _check_number(self, model: nn.Module, num_classes: int) -> None:
+        """Raise ConfigError if the classifier in the file has another number of classes than the data."""
+        theirs = outputs_in(read_state_dict(self.weights), model)
+        if theirs not in (0, num_classes):
+            raise ConfigError(
+                f"{WEIGHTS_KEY}: {self.weights} has {theirs} classes, but the data has {num_classes}; {REMEDY}"
+            )
+
 
 def load_teacher(config: Config, classes: Sequence[str] | None, num_classes: int) -> tuple[Teacher, list[str]]:
     """Load the teacher on the CPU. Return it with lines for the log.
@@ -115,16 +137,8 @@ def load_teacher(config: Config, classes: Sequence[str] | None, num_classes: int
     """
     found = find_teacher(config)
     outputs = _outputs(found, list(classes), num_classes) if classes is not None else []
-    lines: list[str] = []
-    with torch.random.fork_rng(devices=[]):
-        try:
-            model = build_model(found.config, len(found.classes) if outputs else num_classes)
-        except ConfigError as error:
-            raise ConfigError(f"{KEY}: {str(error).removeprefix('MODEL.NAME: ')}") from None
-        if classes is not None:
-            if found.num_classes is None:
-                _check_number(model, found.weights, num_classes)
-            lines = load_pretrained(model, found.weights, found.key, needs_head=True)
+    number = len(found.classes) if outputs else num_classes
+    model, lines = found.build(number, needs_head=True, is_trial=classes is None)
     side = found.side
     if side and found.config.DATA.sequences:
         from models.native_aspect import largest_square
@@ -208,15 +222,6 @@ def _outputs(found: TeacherSource, classes: list[str], num_classes: int) -> list
             f"{KEY}: {found.weights} has {found.num_classes} classes, but the data has {num_classes}; {REMEDY}"
         )
     return []
-
-
-def _check_number(model: torch.nn.Module, file: str, num_classes: int) -> None:
-    """Raise ConfigError if the classifier in the file and the data differ in their number of classes."""
-    state = read_state_dict(file)
-    for name in classifier_names(model):
-        rows = len(state.get(f"{name}.weight", range(num_classes)))
-        if rows != num_classes:
-            raise ConfigError(f"{WEIGHTS_KEY}: {file} has {rows} classes, but the data has {num_classes}; {REMEDY}")
 
 
 # --- the training step with a teacher ---

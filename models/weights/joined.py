@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from models.weights.sharded import FOLDER, ROWS, SHARDS, Parts, changed, is_plain
+from models.weights.sharded import FOLDER, ROWS, SHARDS, Shards, changed, is_plain
 from utils.errors import ConfigError, naming_damage
 
 
@@ -21,7 +21,7 @@ def shard_names(index: dict, path: Path) -> list[str]:
 
 
 def join(index: dict, path: Path, read: Callable[[Path], dict[str, Tensor]], lazily: bool) -> dict:
-    """Join the index at `path` and the files that it lists into a state. With `lazily`, large tensors are Parts."""
+    """Join the index at `path` and the files that it lists into a state. With `lazily`, large tensors are Shards."""
     files = [path.parent / name for name in shard_names(index, path)]
     state = {name: value for name, value in index.items() if name != SHARDS}
     for file in files:
@@ -38,7 +38,7 @@ def join(index: dict, path: Path, read: Callable[[Path], dict[str, Tensor]], laz
             raise ConfigError(f"{wrong} ({place} is missing or invalid); {remedy}")
         if (rows := sum(map(len, found))) != value[ROWS]:
             raise ConfigError(f"{wrong} ({place} has {rows} rows in the shards, {value[ROWS]} in the index); {remedy}")
-        parts = Parts(found)
+        parts = Shards(found)
         return parts if lazily else parts.whole()
 
     with naming_damage(path):

@@ -18,7 +18,7 @@ NUMBERS = {
 }
 
 
-class Parts:
+class Shards:
     """A tensor that is split by rows. Each part is read from disk when it is used."""
 
     def __init__(self, parts: list[Tensor]):

@@ -96,13 +96,17 @@ def test_listed_and_sharded_images_are_compared_by_content(photos, data_set):
     assert_names(line, "2 of 4", "1 of these 2")
 
 
-def test_images_with_equal_fingerprints_are_compared_by_pixel(tmp_path):
-    make_folders(tmp_path, {"train/cat": 1, "train/dog": 1, "val/cat": 1, "val/dog": 1})
+@pytest.mark.parametrize("order", [1, -1])
+def test_images_with_equal_fingerprints_are_compared_by_pixel(tmp_path, monkeypatch, order):
+    """`order`: in which the results of several processes arrive."""
+    monkeypatch.setattr(Process, "join", lambda process, rows: [each[::order] for each in rows])
+    make_folders(tmp_path, {"train/cat": 1, "train/dog": 2, "val/cat": 1, "val/dog": 1})
     blank = np.zeros((400, 400, 3), np.uint8)
     for part in ("train", "val"):
         Image.fromarray(blank).save(tmp_path / part / "cat/00.JPEG", "PNG")
         blank[1, 1] = 1, 2, 3  # the fingerprint ignores this pixel
-        Image.fromarray(blank).save(tmp_path / part / "dog/00.JPEG", "PNG")
+        for path in (tmp_path / part / "dog").iterdir():
+            Image.fromarray(blank).save(path, "PNG")
     train_set, val_set = load("imagefolder", tmp_path)
     overlap = Overlap(train_set, val_set, Process(CPU))
     for each in (train_set, val_set):

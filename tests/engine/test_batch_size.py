@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from engine.batch_size import (
-    Trial,
+    StepTrial,
     bisect,
     calculate,
     find_batch_size,
     max_images,
-    measure,
+    measure_step,
     peaks_of_cpu_tensors,
     search,
     try_sizes,
@@ -87,7 +87,7 @@ SETTINGS = {
 @pytest.mark.parametrize("case", SETTINGS)
 def test_estimate_agrees_with_the_memory_of_larger_batches(tmp_path, case):
     config = small_config(tmp_path, MODEL, *SETTINGS[case].split())
-    need, trial = measure(config, 10), Trial(config, 10, Process(CPU))
+    need, trial = measure_step(config, 10), StepTrial(config, 10, Process(CPU))
     ((peak, _),) = peaks_of_cpu_tensors(lambda: trial.update(64, times=2))
     assert peak <= need.fixed + 64 * need.per_image < 1.25 * peak
 
@@ -96,7 +96,7 @@ def test_calculated_batch_size_leaves_the_required_memory_margin(tmp_path, monke
     monkeypatch.setattr("engine.memory.free_host_memory", lambda: 40 * MIB)
     config = small_config(tmp_path, MODEL)
     counts = [calculate(config, 10, Process(CPU, world_size=size, local_size=size), 10**6)[0] for size in (1, 2)]
-    need = measure(config, 10)
+    need = measure_step(config, 10)
     for count, size in zip(counts, (1, 2), strict=True):
         free = 0.8 * 40 * MIB / size
         assert (
@@ -104,7 +104,7 @@ def test_calculated_batch_size_leaves_the_required_memory_margin(tmp_path, monke
         )
 
 
-class Limited(Trial):
+class Limited(StepTrial):
     """A trial on a device that fits this many images at once."""
 
     def __init__(self, config, fitting: int, process=None):
@@ -151,7 +151,7 @@ def test_batch_size_search_with_mixup_finds_even_sizes(tmp_path, fits, found):
 
 
 def test_unrelated_error_ends_the_batch_size_search(tmp_path):
-    trial = Trial(small_config(tmp_path), 10, Process(CPU), StopSignal())
+    trial = StepTrial(small_config(tmp_path), 10, Process(CPU), StopSignal())
     trial.begin = Mock(side_effect=RuntimeError("shapes do not fit"))
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         search(trial, withheld=0, limit=100)

@@ -6,9 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from configs.values import flatten
 from engine.eval_run import weights_to_score
 from engine.evaluation.scores import Best
+from models import build_model
 from models.weights.files import read_record
+from tests.support.configs import small_config
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, run, run_folder, status_of
 from tests.support.weight_files import saved
@@ -67,6 +70,18 @@ def test_ema_weights_in_foreign_checkpoints_are_labelled(tmp_path, names):
     plan = SimpleNamespace(inputs=SimpleNamespace(saved={}, record=read_record(path)))
     ((name, _),) = weights_to_score(plan, lambda: None)
     assert name.strip() == ("EMA" if len(names) == 2 else "")
+
+
+def test_weights_of_a_run_are_resized_to_the_images_of_an_evaluation(tmp_path):
+    config, path = small_config(tmp_path, "MODEL.NUM_CLASSES=3"), tmp_path / "last.pth"
+    weights = build_model(config, 3).state_dict()
+    state = {"progress": {}, "config": flatten(config), "class_names": list("abc"), "state_dict": weights}
+    larger = config.changed("DATA", IMAGE_SIZE=2 * config.DATA.IMAGE_SIZE)
+    plan = SimpleNamespace(config=larger, inputs=SimpleNamespace(saved=state, checkpoint=path))
+    ((_, model),) = weights_to_score(plan, lambda: None)
+    found = model.state_dict()
+    assert found["pos_embed"].shape[1] > weights["pos_embed"].shape[1]
+    assert torch.equal(found["head.weight"], weights["head.weight"])
 
 
 OTHER_FOLD = "RESUME.ALLOW_CHANGED=[DATA.FOLD,NUM_IMAGES,IMAGES]"

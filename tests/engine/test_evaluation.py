@@ -22,7 +22,7 @@ from engine.evaluation.tally import Scoring
 from engine.precision import Precision
 from engine.predict.classifier import load_classifier
 from engine.predict.predictor import Predictor
-from engine.tasks.classes import Tally
+from engine.tasks.classes import ClassTally
 from engine.tasks.labels import LabelTally
 from tests.support.configs import CPU, small_config
 from tests.support.opened import open_sets
@@ -78,7 +78,7 @@ def score(tmp_path, num_classes, unreadable=(), kind=MeanColourModel, count=37):
         data,
         Inference(normalize, precision, Process(CPU)),
         BadImages(images, 1.0, lambda line: None),
-        Scoring(Tally),
+        Scoring(ClassTally),
     )
     top1 = top5 = loss = 0
     kept = [index for index in range(count) if index not in unreadable]
@@ -105,12 +105,12 @@ def test_loss_and_accuracy_match_a_manual_count(tmp_path, num_classes, unreadabl
 # A program that loses the first image of each batch in evaluations.
 LOSES_IMAGES = """
 import sys
-from engine.tasks.classes import Tally
+from engine.tasks.classes import ClassTally
 from main_single_gpu import main
 from utils.program import exit_code
 
-add = Tally.add
-Tally.add = lambda tally, logits, targets, *more: add(tally, logits[1:], targets[1:], *more)
+add = ClassTally.add
+ClassTally.add = lambda tally, logits, targets, *more: add(tally, logits[1:], targets[1:], *more)
 sys.exit(exit_code(main, sys.argv[1:]))
 """
 
@@ -147,7 +147,7 @@ def test_raw_and_ema_weights_are_scored_in_one_pass(tmp_path, monkeypatch):
             data,
             Inference(trainer.prepare.normalize, trainer.precision, Process(CPU)),
             bad_images,
-            Scoring(Tally),
+            Scoring(ClassTally),
         )
         assert alone.scores.loss == found.scores.loss
     assert both[""].scores.loss != both["_ema"].scores.loss
@@ -155,7 +155,7 @@ def test_raw_and_ema_weights_are_scored_in_one_pass(tmp_path, monkeypatch):
 
 def test_non_finite_logits_count_as_wrong():
     logits = torch.tensor([[0, float("inf"), 0], [0, float("nan"), 0], [0, 1, 0]])
-    tally = Tally(CPU, torch.float64, num_images=300)
+    tally = ClassTally(CPU, torch.float64, num_images=300)
     tally.add(logits, torch.ones(3, dtype=torch.int64), num_excluded=0)
     scores = tally.result(Process(CPU))
     assert (scores.top1, scores.top5) == pytest.approx((100 / 3, 100 / 3))
@@ -183,7 +183,11 @@ def test_evaluation_uses_batch_norm_statistics_of_rank_0(tmp_path):
         data, normalize = build_eval_data(config, images, process), Normalize(config.DATA)
         precision = Precision(config, CPU)
         (found,) = evaluate(
-            [model], data, Inference(normalize, precision, process), BadImages(images, 1.0, pytest.fail), Scoring(Tally)
+            [model],
+            data,
+            Inference(normalize, precision, process),
+            BadImages(images, 1.0, pytest.fail),
+            Scoring(ClassTally),
         )
         return found.scores.loss
 
@@ -239,7 +243,7 @@ def test_scores_and_rankings_match_scikit_learn_for_any_number_of_processes(draw
 
     def score(process: Process) -> tuple:
         found, share = (
-            (Tally if targets.ndim == 1 else LabelTally)(CPU, torch.float64, len(logits)),
+            (ClassTally if targets.ndim == 1 else LabelTally)(CPU, torch.float64, len(logits)),
             torch.arange(len(logits))[process.rank :: process.world_size],
         )
         for part in [*share.split(size), share[:0]]:
@@ -272,7 +276,7 @@ def test_scores_leave_the_device_before_they_fill_it(monkeypatch):
 
 def test_large_evaluations_keep_no_scores(monkeypatch):
     monkeypatch.setattr("engine.tasks.classes.MOST_SCORES", 299 * 4)
-    found = Tally(CPU, torch.float64, num_images=300)
+    found = ClassTally(CPU, torch.float64, num_images=300)
     found.add(torch.randn(300, 4), torch.zeros(300, dtype=torch.int64), num_excluded=0)
     assert found.per_image.scores is None
 

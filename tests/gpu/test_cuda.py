@@ -167,7 +167,7 @@ def test_single_process_fsdp2_matches_plain_model_without_syncs(tmp_path, monkey
 @pytest.mark.parametrize("amp", [False, True])
 def test_automatic_batch_size_trains_and_leaves_a_tenth_of_memory(tmp_path, amp):
     """Limit the usable memory, because otherwise the search fills the whole device."""
-    from engine.batch_size import Trial, search
+    from engine.batch_size import StepTrial, search
     from engine.first_passes import fit_micro_batches
     from engine.memory import release
 
@@ -178,7 +178,7 @@ def test_automatic_batch_size_trains_and_leaves_a_tenth_of_memory(tmp_path, amp)
     try:
         options = ("DATA.DATASET=synthetic", "DATA.IMAGE_SIZE=64", "MODEL.EMBED_DIM=192", "MODEL.DEPTH=4")
         config = small_config(tmp_path, *options, f"AMP={amp}", "TRAIN.MODEL_EMA=true", "DATA.BATCH_SIZE=auto")
-        trial = Trial(config, 1000, Process.start("cuda"), StopSignal())
+        trial = StepTrial(config, 1000, Process.start("cuda"), StopSignal())
         found = search(trial, withheld=limit // 10, limit=10**5)
         del trial
         release(device)

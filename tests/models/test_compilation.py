@@ -16,7 +16,7 @@ from torch import nn
 from configs.load import load
 from configs.schema import Config
 from datasets import BadImages, build_eval_data
-from engine.batch_size import measure
+from engine.batch_size import measure_step
 from engine.evaluation.evaluate import Inference, evaluate
 from models import build_model
 from models.compilation import FOLDER, NUM_WORKERS, compile_model, prepare_compiler
@@ -114,7 +114,7 @@ def test_compiling_blocks_of_a_model_without_blocks_is_refused(tmp_path):
 def test_memory_estimates_do_not_compile_the_model(tmp_path, monkeypatch):
     """Compilation would take longer than the estimates and predictions of a compiled run."""
     monkeypatch.setattr(nn.Module, "compile", lambda self, **options: pytest.fail("compiled"))
-    measure(small_config(tmp_path, "AMP=true", "PRECISION.MODE=naive", "COMPILE=true"), 10)
+    measure_step(small_config(tmp_path, "AMP=true", "PRECISION.MODE=naive", "COMPILE=true"), 10)
 
 
 # --- all graphs are made in the first epoch: two for training (full batch, remainder), one for evaluation, which pads

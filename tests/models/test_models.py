@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from configs.schema import Config, Data, Model
-from models import build_model, describe
+from models import build_model, describe_size
 from models.parts import freeze
 from tests.support.cases import cases_of, names_of, value_of
 from tests.support.configs import meta_device
@@ -76,7 +76,7 @@ def test_zero_dropout_rate_stays_zero_and_unset_rate_keeps_default(model):
         built = build_model(config, 10)
     rates = [getattr(each, "drop_prob", getattr(each, "p", 0)) or 0 for each in built.modules()]
     largest = max(*rates, getattr(built, "drop_rate", 0))
-    assert f"{largest:g}, {describe(built)}" == value_of("rates_of_timm_models", model)
+    assert f"{largest:g}, {describe_size(built)}" == value_of("rates_of_timm_models", model)
 
 
 def trainable(*patterns: str) -> set[str]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from datasets.pixels.native.statistics import measure
+from datasets.pixels.native.statistics import measure_pixels
 from datasets.sources.tar import Tar
 from tests.support.configs import replaced
 from tests.support.native_images import CHANNELS, draw, files, settings
@@ -45,7 +45,7 @@ def test_shards_keep_type_channels_and_pixels_of_the_files(photos):
     before, after = load(photos, "imagefolder", photos), load(shards_of(photos), "shards", photos)
     for original, copied in zip(before[1:], after[1:], strict=True):
         assert contents(copied) == contents(original) and copied.pixels.kind == "uint16"
-    assert measure(after[0], after[1]).limits == measure(before[0], before[1]).limits
+    assert measure_pixels(after[0], after[1]).limits == measure_pixels(before[0], before[1]).limits
     names = [member.name for member in Tar(photos.parent / "out" / "train-000000.tar").members()]
     assert sum(name.endswith(".npy") for name in names) == 5
 

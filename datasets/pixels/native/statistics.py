@@ -61,17 +61,17 @@ def finish(
             if key in known.typed or config.DATA.RANGE and origins.get(key) == origins.get(RANGE)
         }
         if len(kept) < 3:
-            seen = process.first(lambda: measure(config, train))
+            seen = process.first(lambda: measure_pixels(config, train))
             values = {RANGE: seen.limits, MEAN: seen.mean, DEVIATION: tuple(each or 1.0 for each in seen.deviation)}
             found = [Settled(key, each, "the training images") for key, each in values.items() if key not in kept]
-            notes = describe(seen)
+            notes = describe_pixels(seen)
     limits = next((each.value for each in found if each.name == RANGE), limits)
     train, val = (each and each.with_facts(pixels=replace(each.pixels, limits=limits)) for each in (train, val))
     found.append(Settled("DATA.PIXELS", kind, origins.get("DATA.PIXELS", "")))
     return found, train, val.with_facts(notes=(*val.notes, *notes))
 
 
-def measure(config: Config, train: ImageSet) -> Statistics:
+def measure_pixels(config: Config, train: ImageSet) -> Statistics:
     """Return the statistics of at most MOST_IMAGES training images, which the seed draws."""
     pixels = pixels_of(config.DATA)
     values = np.concatenate(list(_samples(config.SEED, train)))
@@ -112,7 +112,7 @@ def _samples(seed: int, train: ImageSet) -> Iterator[np.ndarray]:
         raise DataError(f"{train.name(chosen[0])}: {reasons[0]}; none of the drawn training images can be read")
 
 
-def describe(found: Statistics) -> Iterator[str]:
+def describe_pixels(found: Statistics) -> Iterator[str]:
     """Yield a line about each channel, and a warning if some values are far outside of the limits."""
     limits = np.reshape(found.limits, (-1, 2)).tolist()
     for number, ((low, high), (least, most), mean, deviation) in enumerate(

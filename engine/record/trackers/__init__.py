@@ -11,7 +11,7 @@ from typing import Any
 
 from configs.schema import Config
 from engine.record.saved_files import PICTURES, read_object
-from engine.record.trackers.tracker import Ending, Row, Tracker, without_secrets
+from engine.record.trackers.tracker import Ending, TrackedRow, Tracker, without_secrets
 from utils.distributed import Process
 from utils.errors import ConfigError, ExitCode
 from utils.log import Log
@@ -39,7 +39,7 @@ class TensorBoard(Tracker):
         self._writer, self._first_step = None, step
         self.last = {"step": step - 1, "epoch": epoch - 1}
 
-    def add(self, rows: Sequence[Row]) -> None:
+    def add(self, rows: Sequence[TrackedRow]) -> None:
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -92,7 +92,7 @@ class TrackerThread:
         self._thread.start()
 
     def put(self, item: Any) -> None:
-        """Queue an item: a Row, the (step, epoch) of a start or a rollback, or an Ending as the last item."""
+        """Queue an item: a TrackedRow, the (step, epoch) of a start or a rollback, or an Ending as the last item."""
         if self._thread.is_alive():
             self._queue.put(item)
 
@@ -112,7 +112,7 @@ class TrackerThread:
     def _handle(self) -> bool:
         """Send the rows in the queue, or handle another item. Return False after the last item."""
         tracker, rows, item = self._tracker, [], self._queue.get()
-        while isinstance(item, Row):
+        while isinstance(item, TrackedRow):
             if item.number > tracker.last.get(item.axis, -1):
                 rows.append(item)
             item = None if self._queue.empty() or len(rows) == ROWS_AT_ONCE else self._queue.get()
@@ -157,7 +157,7 @@ class Trackers:
     def add(self, axis: str, row: Mapping[str, float | None]) -> None:
         """Send a row of steps.csv ("step") or metrics.csv ("epoch")."""
         if self._threads:
-            found = Row(axis, int(row["epoch" if axis == "epoch" else "step"]), figures_of(axis, row))
+            found = TrackedRow(axis, int(row["epoch" if axis == "epoch" else "step"]), figures_of(axis, row))
             for each in self._threads:
                 each.put(found)
 

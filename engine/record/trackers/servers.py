@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from engine.record.trackers.tracker import PROJECT, Ending, Row, Tracker
+from engine.record.trackers.tracker import PROJECT, Ending, TrackedRow, Tracker
 
 
 class Wandb(Tracker):
@@ -42,7 +42,7 @@ class Wandb(Tracker):
         self.last = dict.fromkeys(self.last, -1)
         return f"offline; `wandb sync {Path(self._run.dir).parent}` uploads the run"
 
-    def add(self, rows: Sequence[Row]) -> None:
+    def add(self, rows: Sequence[TrackedRow]) -> None:
         for row in rows:
             self._run.log({"epoch" if row.axis == "epoch" else "step": row.number, **row.figures})
 
@@ -93,7 +93,7 @@ class Mlflow(Tracker):
         self._client.log_batch(identity, params=[self._entities.Param(*item) for item in texts.items()])
         return identity
 
-    def add(self, rows: Sequence[Row]) -> None:
+    def add(self, rows: Sequence[TrackedRow]) -> None:
         self._log((name, value, row.number) for row in rows for name, value in row.figures.items())
 
     def _log(self, points: Iterable[tuple[str, float, int]]) -> None:

@@ -18,7 +18,7 @@ IS_SECRET = re.compile(r"KEY|TOKEN|PASSWORD|SECRET", re.I)  # matches names of e
 SHORTEST_SECRET = 6  # characters; a shorter value may occur in ordinary words
 
 
-class Row(NamedTuple):
+class TrackedRow(NamedTuple):
     """Metrics of one update ("step") or one epoch, with their names on a tracker."""
 
     axis: str
@@ -55,7 +55,7 @@ class Tracker:
         """Import the library and connect. Return a log message that says where to see the run."""
         raise NotImplementedError
 
-    def add(self, rows: Sequence[Row]) -> None:
+    def add(self, rows: Sequence[TrackedRow]) -> None:
         raise NotImplementedError
 
     def go_back(self, step: int, epoch: int) -> None:

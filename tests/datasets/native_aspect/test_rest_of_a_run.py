@@ -11,7 +11,7 @@ from datasets import build_normalize
 from datasets.loading.workers import AHEAD_OF_PROCESS, shared_bytes
 from datasets.native_aspect.batches import EvalSequenceTransform, blank_batch
 from datasets.native_aspect.grids import new_batch, pictures_of, set_grid
-from engine.batch_size import Trial
+from engine.batch_size import StepTrial
 from engine.first_passes import try_largest
 from engine.memory import too_large
 from engine.train.distillation import load_teacher
@@ -107,7 +107,7 @@ def test_shortage_of_memory_names_the_setting_of_the_largest_images(folder, leng
 def test_memory_trials_use_the_largest_training_length(folder):
     seen = []
 
-    class Watched(Trial):
+    class Watched(StepTrial):
         def begin(self, config, train_data) -> None:
             super().begin(config, train_data)
             self.trainer.model.register_forward_pre_hook(lambda model, images: seen.append(images[0]["patches"].shape))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from datasets.pixels.native import statistics
-from datasets.pixels.native.statistics import describe, measure
+from datasets.pixels.native.statistics import describe_pixels, measure_pixels
 from datasets.sources.images import FileImages
 from engine.report.image_sheets import small_copy
 from tests.support.configs import replaced
@@ -26,7 +26,7 @@ def photos(tmp_path):
 
 def measure_in(photos, *words, channels: int = CHANNELS) -> statistics.Statistics:
     config = settings(photos, *words, channels=channels).config
-    return measure(config, open_sets(config)[0])
+    return measure_pixels(config, open_sets(config)[0])
 
 
 def values_in(photos) -> np.ndarray:
@@ -92,7 +92,7 @@ def test_typed_mean_or_deviation_is_kept_and_the_rest_measured(photos, limits, n
 def test_constant_channel_gets_limits_that_differ_and_a_warning(tmp_path):
     found = grey_set(tmp_path, *[np.full(GREY, 7, np.uint16)] * 4)
     assert found.limits == (7, 8) and found.mean == (0,) and found.deviation == (0,)
-    assert any("channel 0: all values between its limits are the same" in line for line in describe(found))
+    assert any("channel 0: all values between its limits are the same" in line for line in describe_pixels(found))
 
 
 @pytest.mark.parametrize("value", [20_000_000, -1_234_567.5])
@@ -119,10 +119,10 @@ def test_unreadable_images_are_left_out_of_the_measurement(photos):
     config = settings(photos).config
     train = open_sets(config)[0]
     readable = np.setdiff1d(np.arange(len(train)), [2, 5])
-    expected = measure(config, train.take(readable))
+    expected = measure_pixels(config, train.take(readable))
     for index in (2, 5):
         files(photos)[index].write_bytes(b"no image")
-    assert measure(config, train) == expected
+    assert measure_pixels(config, train) == expected
 
 
 def test_measurement_without_any_readable_image_names_the_first(photos):
@@ -131,7 +131,7 @@ def test_measurement_without_any_readable_image_names_the_first(photos):
     for path in files(photos):
         path.write_bytes(b"no image")
     with refused(DataError, files(photos)[0]):
-        measure(config, train)
+        measure_pixels(config, train)
 
 
 def indices_read(photos, monkeypatch, seed: int) -> list[int]:
@@ -141,7 +141,7 @@ def indices_read(photos, monkeypatch, seed: int) -> list[int]:
     train = open_sets(config)[0]
     with monkeypatch.context() as patch:
         patch.setattr(FileImages, "read", lambda self, index: found.append(index) or read(self, index))
-        measure(config, train)
+        measure_pixels(config, train)
     return sorted(found)
 
 
@@ -173,8 +173,8 @@ class Ranks(Threads):
 def test_one_process_measures_and_all_have_its_values(photos, monkeypatch):
     loaded, calls = settings(photos), []
     alone, _ = measured(loaded)
-    real = statistics.measure
-    monkeypatch.setattr(statistics, "measure", lambda *given: calls.append(1) or real(*given))
+    real = statistics.measure_pixels
+    monkeypatch.setattr(statistics, "measure_pixels", lambda *given: calls.append(1) or real(*given))
     found = Ranks(2).run(lambda process: measured(loaded, process=process)[0])
     assert found == [alone] * 2 and len(calls) == 1
 
@@ -197,8 +197,8 @@ def test_warning_names_values_far_outside_of_the_limits(photos, value):
     image[0, 0, 1] = value
     np.save(files(photos)[0], image)
     config = settings(photos, "-opts", "DATA.RANGE=[0,9000,1900,2500,0,9000,0,9000,0,9000]").config
-    found = measure(config, open_sets(config)[0])
-    warnings = [line for line in describe(found) if line.startswith("warning")]
+    found = measure_pixels(config, open_sets(config)[0])
+    warnings = [line for line in describe_pixels(found) if line.startswith("warning")]
     assert len(warnings) == (value == 3200)
     if warnings:
         assert_names(warnings[0], "channel 1", "3200", "1900", "2500", "DATA.RANGE")

@@ -11,7 +11,7 @@ import torch
 from engine.confidence import calibration
 from engine.confidence.calibration import Calibration, gather_scores
 from engine.confidence.temperature import Likelihood, calibrate, fit_temperature
-from engine.tasks.classes import PerImage, Tally
+from engine.tasks.classes import ClassTally, PerImage
 from engine.tasks.labels import LabelTally, OfLabels
 from engine.train.counters import EpochResult
 from models.weights.files import read_weights
@@ -40,7 +40,7 @@ def make_scores(has_several_labels: bool = False) -> tuple[torch.Tensor, torch.T
 def evaluated(process: Process, has_several_labels: bool = False):
     """Return the results of an evaluation of these images, which are dealt out to the processes in turn."""
     logits, targets = make_scores(has_several_labels)
-    tally = (LabelTally if has_several_labels else Tally)(CPU, torch.float64, NUM_IMAGES)
+    tally = (LabelTally if has_several_labels else ClassTally)(CPU, torch.float64, NUM_IMAGES)
     share = np.arange(process.rank, NUM_IMAGES, process.world_size)
     for part in (share[:5], share[5:]):
         tally.add(logits[part], targets[part], 0)

@@ -17,11 +17,11 @@ from torch.nn import functional
 from configs.load import load
 from configs.schema import Data
 from engine.confidence import fit
-from engine.confidence.known import Features, Known, Tap, to_plain
-from engine.confidence.stored import OldKnown, from_plain
+from engine.confidence.known import KnownScore, Tap, TappedFeatures, to_plain
+from engine.confidence.stored import OldKnownScore, from_plain
 from engine.predict.output import UNKNOWN, UNSURE, Mark
 from engine.predict.predictor import Guess, Prediction
-from engine.tasks.classes import Tally
+from engine.tasks.classes import ClassTally
 from models.weights.torch_files import read_torch
 from tests.support.configs import CONVOLUTIONS, beginning_with_weights
 from tests.support.refusals import assert_names
@@ -34,18 +34,18 @@ pytestmark = pytest.mark.slow
 SAVED = Path(__file__).parents[2] / "data/strangers"  # a run of 2.1.0 on the digits, and its scores of the fours
 
 
-def drawn(count: int, seed: int, place: float = 0.0) -> Features:
+def drawn(count: int, seed: int, place: float = 0.0) -> TappedFeatures:
     """Return features of `count` images of 3 classes. `place`: the mean of the features of the middle."""
     rng = np.random.default_rng(seed)
     classes = np.eye(3)[np.arange(count) % 3]
     read = np.concatenate([5 + rng.normal(size=(count, 30)), 20 * classes], 1)
     middle = rng.normal(place, 1, (count, 8)) * np.arange(1, 9)
     logits = 4 * classes + rng.normal(size=(count, 3))
-    return Features(*(torch.from_numpy(each.astype(np.float32)) for each in (read, middle, logits)))
+    return TappedFeatures(*(torch.from_numpy(each.astype(np.float32)) for each in (read, middle, logits)))
 
 
-def fitted(count: int = 600) -> Known:
-    return fit.fit(drawn(count, 0), 1.0)
+def fitted(count: int = 600) -> KnownScore:
+    return fit.fit_known(drawn(count, 0), 1.0)
 
 
 @pytest.mark.parametrize("count", [12, 300])
@@ -100,7 +100,7 @@ def test_confidence_counts_more_with_fewer_validation_images():
 
 def test_temperature_changes_no_score_of_the_distances():
     images = drawn(100, 0)
-    cool, warm = fit.fit(images, 1.0), fit.fit(images._replace(logits=3 * images.logits), 3.0)
+    cool, warm = fit.fit_known(images, 1.0), fit.fit_known(images._replace(logits=3 * images.logits), 3.0)
     other = drawn(50, 1)
     assert torch.allclose(cool(other), warm(other._replace(logits=3 * other.logits)), atol=1e-5)
 
@@ -115,13 +115,13 @@ def tally(num_images: int, width: int = 6) -> fit.FeatureTally:
     """Return a tally of so many images, whose features are their numbers in the order of the batches."""
     numbers = iter(range(0, 10**9, 4))
 
-    def take() -> Features:
+    def take() -> TappedFeatures:
         first = next(numbers)
         rows = torch.arange(first, first + 4.0)[:, None]
-        return Features(rows.expand(4, width), rows.expand(4, 8), torch.rand(4, 3))
+        return TappedFeatures(rows.expand(4, width), rows.expand(4, 8), torch.rand(4, 3))
 
     return fit.FeatureTally(
-        SimpleNamespace(take=take), Tally(torch.device("cpu"), torch.float64, num_images), num_images
+        SimpleNamespace(take=take), ClassTally(torch.device("cpu"), torch.float64, num_images), num_images
     )
 
 
@@ -143,8 +143,8 @@ def test_evenly_spaced_images_are_kept_so_that_statistics_stay_small(width, ever
 
 def test_statistics_take_at_most_5_megabytes_of_text():
     count = fit.MOST_VALUES // (2048 + 1024)
-    images = Features(torch.rand(count, 2048), torch.rand(count, 1024), torch.rand(count, 10))
-    assert 2e6 < len(json.dumps(to_plain(fit.fit(images, 1.0)))) < 5e6
+    images = TappedFeatures(torch.rand(count, 2048), torch.rand(count, 1024), torch.rand(count, 10))
+    assert 2e6 < len(json.dumps(to_plain(fit.fit_known(images, 1.0)))) < 5e6
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_statistics_take_at_most_5_megabytes_of_text():
 def test_tap_keeps_what_the_classifier_reads_and_the_mean_of_a_layer_in_the_middle(name, side):
     model = timm.create_model(name, num_classes=4).eval()
     images = torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(0))
-    tap = Tap(model, Known.middle_of)
+    tap = Tap(model, KnownScore.middle_of)
     logits = model(images)
     read, middle, found = tap.take()
     head = model.get_classifier()
@@ -172,7 +172,7 @@ def test_tap_keeps_what_the_classifier_reads_and_the_mean_of_a_layer_in_the_midd
         assert torch.equal(found, logits)
     assert read.shape == (2, head.in_features) and middle.ndim == 2
     layers = list(model.feature_info)
-    assert middle.shape[1] == layers[Known.middle_of(len(layers))]["num_chs"] and (middle[0] != middle[1]).any()
+    assert middle.shape[1] == layers[KnownScore.middle_of(len(layers))]["num_chs"] and (middle[0] != middle[1]).any()
     with pytest.raises(ConfigError):
         tap.take()
     tap.close()
@@ -187,7 +187,7 @@ def test_model_without_a_known_layer_in_the_middle_is_refused(name):
     with torch.device("meta"):
         model = timm.create_model(name, num_classes=4).eval()
     with pytest.raises(ConfigError, match=r"does not (name the layers|show)"):
-        tap = Tap(model, Known.middle_of)
+        tap = Tap(model, KnownScore.middle_of)
         model(torch.zeros(2, 3, 224, 224, device="meta"))
         tap.take()
 
@@ -195,7 +195,7 @@ def test_model_without_a_known_layer_in_the_middle_is_refused(name):
 @pytest.mark.parametrize(("tokens", "compile_", "reason"), [(64, False, "varying size"), (0, "blocks", "COMPILE")])
 def test_settings_that_hide_the_features_are_the_reason(tokens, compile_, reason):
     config = SimpleNamespace(DATA=Data(TOKENS=tokens), COMPILE=compile_)
-    assert reason in fit.why_not(timm.create_model("resnet10t"), config)
+    assert reason in fit.why_no_features(timm.create_model("resnet10t"), config)
     assert fit.summarize(None, 1.0, reason) == {"reason": reason}
 
 
@@ -206,7 +206,7 @@ def test_too_few_validation_images_are_the_reason():
 
 def test_images_whose_scores_are_decided_by_rounding_store_the_reason():
     images = drawn(24, 0)
-    alike = Features(*(each[:3].repeat(8, 1) for each in images))  # all images of a class are equal
+    alike = TappedFeatures(*(each[:3].repeat(8, 1) for each in images))  # all images of a class are equal
     assert "rounding" in fit.summarize(alike, 1.0, "")["reason"]
 
 
@@ -291,8 +291,8 @@ def test_statistics_of_version_2_1_0_give_the_same_scores(digits, tmp_path):
 
 
 def test_statistics_of_version_2_1_0_are_those_of_its_layer_in_the_middle():
-    assert [OldKnown.middle_of(count) for count in (1, 2, 5, 12)] == [0, 0, 2, 5]
-    assert [Known.middle_of(count) for count in (1, 2, 5, 12)] == [0, 0, 3, 8]
+    assert [OldKnownScore.middle_of(count) for count in (1, 2, 5, 12)] == [0, 0, 2, 5]
+    assert [KnownScore.middle_of(count) for count in (1, 2, 5, 12)] == [0, 0, 3, 8]
 
 
 @pytest.mark.parametrize("value", ["true", "false"])

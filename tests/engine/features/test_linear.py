@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from configs.schema import Config
 from engine.features.linear import PENALTY, fit_linear, set_classifier
-from engine.tasks.labels import Labels
+from engine.tasks.labels import LabelTask
 
 
 def clouds(num_images: int = 90, num_features: int = 12, num_classes: int = 3, seed: int = 0):
@@ -43,7 +43,7 @@ def test_classifier_of_several_labels_is_one_regression_for_each():
     features, classes = clouds()
     labels = functional.one_hot(classes, 3)
     labels[:, 0] |= labels[:, 1]
-    found = fit_linear(features, labels, 3, Labels(Config()).start_loss)
+    found = fit_linear(features, labels, 3, LabelTask(Config()).start_loss)
     standard = standardized(features)
     for number in range(3):
         theirs = LogisticRegression(C=1 / (PENALTY * len(standard)), **EXACT).fit(standard, labels[:, number])

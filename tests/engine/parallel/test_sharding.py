@@ -6,7 +6,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from engine.checkpoint.format import checkpoint_bytes
 from models import build_model
-from models.weights.sharded import Parts, span
+from models.weights.sharded import Shards, span
 from tests.support.cases import cases_of, names_of
 from tests.support.configs import SMALL, small_config
 from tests.support.refusals import refused
@@ -188,7 +188,7 @@ def test_tensor_rows_are_divided_like_fsdp2_chunks_and_can_be_sliced(world_size)
         shares = [whole[slice(*span(length, rank, world_size))] for rank in range(world_size)]
         chunks = [*whole.chunk(world_size), *[whole[:0]] * world_size][:world_size]
         assert all(torch.equal(*pair) for pair in zip(shares, chunks, strict=True))
-        parts = Parts(shares)
+        parts = Shards(shares)
         assert parts.shape == whole.shape and torch.equal(parts.whole(), whole)
         for start in range(length):
             for stop in range(start, length + 1):

@@ -14,7 +14,7 @@ from PIL import Image
 import engine.record.trackers as module
 from engine.record.trackers import (
     Ending,
-    Row,
+    TrackedRow,
     TensorBoard,
     Tracker,
     Trackers,
@@ -144,7 +144,7 @@ def test_tensorboard_tracker_drops_repeated_steps_and_adds_pictures(tmp_path):
     board, tracker = EventAccumulator(str(tmp_path / "tensorboard")), TensorBoard("", small_config(tmp_path), tmp_path)
     for start, value in ((0, 1.0), (1, 2.0)):
         tracker.go_back(start, epoch=0)
-        tracker.add([Row("step", number, {"loss": value}) for number in range(start, 3)])
+        tracker.add([TrackedRow("step", number, {"loss": value}) for number in range(start, 3)])
     tracker.end(Ending("done", {}, [tmp_path / "loss.png"]))
     assert [(each.step, each.value) for each in board.Reload().Scalars("loss")] == [(0, 1.0), (1, 2.0), (2, 2.0)]
     assert [(each.width, each.height) for each in board.Images("loss")] == [(30, 20)]
@@ -213,7 +213,7 @@ def test_resumed_run_is_running_on_each_tracker_halfway(tmp_path, monkeypatch, n
         tracker.open()
         tracker.remember()
         tracker.go_back(start, epoch=0)
-        tracker.add([Row("step", start, {"loss": start / 2})])
+        tracker.add([TrackedRow("step", start, {"loss": start / 2})])
         assert shown_on(name, folder, server) == ("RUNNING", [(step, step / 2) for step in range(start + 1)])
         if state:
             tracker.end(Ending(state, {}, ()))

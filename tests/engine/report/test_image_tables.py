@@ -31,7 +31,7 @@ from engine.report.image_results import BestResults, ResultFiles, record_of, to_
 from engine.report.image_sheets import calibrated, draw_confusion, draw_mistakes
 from engine.tasks import class_tables
 from engine.tasks.class_tables import ClassResults
-from engine.tasks.classes import ImageResults, Tally
+from engine.tasks.classes import ClassTally, ImageResults
 from engine.tasks.labels import LabelTally
 from engine.train.counters import EpochResult
 from tests.support.configs import CONVOLUTIONS, CPU, small_config
@@ -91,7 +91,11 @@ def test_evaluation_tables_match_scikit_learn_for_any_world_size(tmp_path, world
     def results_of(process):
         data, bad = build_eval_data(config, images, process), BadImages(images, 1.0, str)
         (found,) = evaluate(
-            [Shades()], data, Inference(Normalize(config.DATA), Precision(config, CPU), process), bad, Scoring(Tally)
+            [Shades()],
+            data,
+            Inference(Normalize(config.DATA), Precision(config, CPU), process),
+            bad,
+            Scoring(ClassTally),
         )
         results = found.images.gather(process).complete(process, Lines())
         return results, calibrated(results, 2.0, process)
@@ -278,7 +282,7 @@ def test_names_below_the_confusion_matrix_are_upright_if_they_fit(name):
 
 def test_processes_without_images_gather_empty_results():
     def empty(process: Process) -> ImageResults:
-        tally = Tally(CPU, torch.float64, num_images=300)
+        tally = ClassTally(CPU, torch.float64, num_images=300)
         tally.add(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64), 0)
         tally.result(process)
         return tally.per_image.gather(process)

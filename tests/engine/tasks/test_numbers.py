@@ -18,13 +18,13 @@ from datasets import Mixed
 from datasets.index import Texts
 from engine.evaluation.scores import Best
 from engine.features.linear import LIKE_CONSTANT, SHARES, fit_ridge
-from engine.features.start import why_not
+from engine.features.start import why_not_fitted
 from engine.predict.guesses import Measure
 from engine.predict.output import as_csv
 from engine.predict.predictor import Prediction
-from engine.tasks.number_figures import FIGURES, grouped_half_widths, half_widths, measure
+from engine.tasks.number_figures import FIGURES, grouped_half_widths, half_widths, measure_errors
 from engine.tasks.number_limits import groups_and_limits
-from engine.tasks.numbers import Numbers
+from engine.tasks.numbers import NumberTask
 from engine.train.loss import build_loss
 from scripts.labelling.copies import find_copies
 from scripts.labelling.data import DataSet
@@ -58,7 +58,7 @@ def pairs(draw) -> tuple[np.ndarray, np.ndarray]:
 @given(pairs(), st.floats(-10, 500))
 @examples(100)
 def test_figures_of_present_numbers_equal_scikit_learns_and_scipys(drawn, mean):
-    found, known = measure(*drawn, mean), ~np.isnan(drawn[0])
+    found, known = measure_errors(*drawn, mean), ~np.isnan(drawn[0])
     true, predicted = (each[known] for each in drawn)
     expected = dict.fromkeys(found, NAN)
     if len(true):
@@ -95,7 +95,7 @@ def test_intervals_have_the_figure_of_all_images_in_95_percent(correlation, coun
     }
     predicted = correlation * rng.standard_normal((num_draws, count))
     true = predicted + deviation * rng.standard_normal((num_draws, count))
-    found = [measure(*rows, 0.0) for rows in zip(true, predicted, strict=True)]
+    found = [measure_errors(*rows, 0.0) for rows in zip(true, predicted, strict=True)]
     for figure, value in of_all.items():
         share = np.mean([each[figure].low <= value <= each[figure].high for each in found])
         assert fewest <= share <= 0.98, figure
@@ -103,7 +103,7 @@ def test_intervals_have_the_figure_of_all_images_in_95_percent(correlation, coun
 
 
 def test_figures_of_too_few_images_have_no_interval_or_the_widest():
-    one = measure(np.array([3.0, NAN]), np.array([5.0, 1.0]), 4.0)
+    one = measure_errors(np.array([3.0, NAN]), np.array([5.0, 1.0]), 4.0)
     assert {name: each.record for name, each in one.items()} == {
         "mae": [2, None, None],
         "rmse": [2, None, None],
@@ -112,11 +112,11 @@ def test_figures_of_too_few_images_have_no_interval_or_the_widest():
         "mae_of_mean": [1, None, None],
         "rmse_of_mean": [1, None, None],
     }
-    three = measure(np.array([1.0, 2, 3]), np.array([5.0, 7, 6]), 4.0)
+    three = measure_errors(np.array([1.0, 2, 3]), np.array([5.0, 7, 6]), 4.0)
     assert three["spearman"] == pytest.approx((0.5, -1, 1))
     assert three["rmse"].record[1:] == three["r2"].record[1:] == [None, None]
-    assert measure(np.arange(9.0), np.arange(9.0) ** 3, 0.0)["spearman"] == (1, 1, 1)
-    none = measure(np.array([NAN]), np.array([1.0]), 4.0)
+    assert measure_errors(np.arange(9.0), np.arange(9.0) ** 3, 0.0)["spearman"] == (1, 1, 1)
+    none = measure_errors(np.array([NAN]), np.array([1.0]), 4.0)
     assert none.keys() == one.keys() and all(each.record == [None] * 3 for each in none.values())
 
 
@@ -143,7 +143,7 @@ def test_intervals_by_group_have_nine_of_ten_numbers_of_new_groups(count):
 
 
 def test_calibration_by_group_tells_how_many_groups_it_uses():
-    task, errors = Numbers(config_of()), np.arange(30, dtype=np.float32)[:, None]
+    task, errors = NumberTask(config_of()), np.arange(30, dtype=np.float32)[:, None]
     groups = np.arange(30) // 10
     found = task.calibrate((errors, np.zeros_like(errors), groups))
     assert found["num_groups"] == 3 and found["interval"][0] > 1.4 * 26
@@ -156,7 +156,7 @@ def test_fewer_than_nine_numbers_give_no_interval():
     errors = np.arange(10.0)[:, None].repeat(3, 1)
     errors[[4, 5], 1], errors[4, 2] = NAN, NAN
     assert half_widths(errors, 0.9) == [9, None, 9]
-    task = Numbers(config_of((0.0,), (2.0,)))
+    task = NumberTask(config_of((0.0,), (2.0,)))
     outputs = np.arange(9, dtype=np.float32)[:, None]
     found = task.calibrate((outputs, np.zeros_like(outputs)))
     assert (found["interval"], found["share"], found["num_images"]) == ([16.0], 0.9, 9)  # the largest, in units
@@ -167,7 +167,7 @@ def test_fewer_than_nine_numbers_give_no_interval():
 
 def test_exact_predictions_have_an_interval_of_no_width():
     outputs = np.arange(20, dtype=np.float32)[:, None]
-    assert Numbers(config_of((0.0,), (2.0,))).calibrate((outputs, outputs))["interval"] == [0.0]
+    assert NumberTask(config_of((0.0,), (2.0,))).calibrate((outputs, outputs))["interval"] == [0.0]
 
 
 @pytest.mark.parametrize(
@@ -182,8 +182,8 @@ def test_answer_says_whether_validation_images_chose_the_weights(train, chose):
     config = replaced(config_of(**train), MODEL={"NEW_CLASSIFIER": "random"})
     outputs = np.arange(30, dtype=np.float32)[:, None]
     for settings, expected in ((config, chose), (replaced(config, MODEL={"NEW_CLASSIFIER": "linear"}), True)):
-        found = Numbers(settings).calibrate((outputs, outputs[::-1]))
-        text = Numbers(settings).describe_answers(found)
+        found = NumberTask(settings).calibrate((outputs, outputs[::-1]))
+        text = NumberTask(settings).describe_answers(found)
         assert found["chose_weights"] is expected and ("chose the weights" in text) is expected
         assert "90%" in text and "30 validation images" in text
 
@@ -204,7 +204,7 @@ def outputs_and_targets(count: int = 53, seed: int = 0) -> tuple[torch.Tensor, t
 
 def evaluated(process: Process, outputs: torch.Tensor, targets: torch.Tensor, config: Config, size: int = 7):
     """Return the scores and the results of images that are dealt out to the processes in turn, in padded batches."""
-    tally = Numbers(config).tally(CPU, torch.float64, len(targets))
+    tally = NumberTask(config).tally(CPU, torch.float64, len(targets))
     share = np.arange(process.rank, len(targets), process.world_size)
     for part in [share[start : start + size] for start in range(0, len(share), size)] or [share]:
         padded = torch.cat((outputs[part], outputs.new_full((2, outputs.shape[1]), 99.0)))
@@ -223,7 +223,7 @@ def test_scores_are_means_over_the_outputs_in_the_units_of_the_data(loss):
     true, predicted = (
         (each.double() * torch.tensor(DEVIATION) + torch.tensor(MEAN)).numpy() for each in (targets, outputs)
     )
-    figures = [measure(*columns) for columns in zip(true.T, predicted.T, MEAN, strict=True)]
+    figures = [measure_errors(*columns) for columns in zip(true.T, predicted.T, MEAN, strict=True)]
     for name in (*FIGURES, "mae_of_mean"):
         assert getattr(scores, name) == pytest.approx(np.mean([each[name].value for each in figures]), rel=1e-6)
     low, high = (np.mean([each["mae"][side] for each in figures]) for side in (1, 2))
@@ -311,7 +311,7 @@ def test_scores_with_an_output_that_is_not_finite_rank_last(metric, value, place
 
 def test_tables_have_the_exact_true_numbers_and_all_figures():
     values = np.array([[0.1, 3.0], [1e-7, NAN], [123456789.25, 5.0], [-4.0, 250.0]])
-    images, task = images_with(values).with_facts(classes=["age", "ink"]), Numbers(config_of())
+    images, task = images_with(values).with_facts(classes=["age", "ink"]), NumberTask(config_of())
     outputs = torch.tensor([[0.3, 1.0], [2.0, 2.0], [7.123456789, NAN], [1.0, -1e-9]])
     _, results = evaluated(Process(CPU), outputs, torch.from_numpy(values).float(), task.config)
     (name, header, rows), (other, columns, outputs) = results.tables(images)
@@ -395,10 +395,10 @@ def test_many_patterns_of_missing_numbers_prevent_a_linear_start(is_missing, rea
     values = np.ones((20_000, 30))
     values[range(30), range(30)] = NAN if is_missing else 1.0
     plan = SimpleNamespace(train_set=images_with(values))
-    trainer = SimpleNamespace(parallel=SimpleNamespace(is_sharded=False), task=Numbers(number_settings()))
-    found = why_not(plan, trainer, [torch.nn.Linear(1280, 30)])
+    trainer = SimpleNamespace(parallel=SimpleNamespace(is_sharded=False), task=NumberTask(number_settings()))
+    found = why_not_fitted(plan, trainer, [torch.nn.Linear(1280, 30)])
     assert found.endswith(reason) and bool(found) == is_missing
-    assert not is_missing or why_not(plan, trainer, [torch.nn.Linear(128, 30)]) == ""
+    assert not is_missing or why_not_fitted(plan, trainer, [torch.nn.Linear(128, 30)]) == ""
 
 
 def test_equal_features_or_a_single_number_predict_the_mean():
@@ -413,7 +413,7 @@ def test_equal_features_or_a_single_number_predict_the_mean():
 def test_new_head_of_the_task_predicts_numbers_of_its_features():
     features = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
     targets = features @ torch.tensor([[1.0, -2.0], [0.0, 3.0], [0.5, 0.0]]) + torch.tensor([4.0, 0.0])
-    found = Numbers(config_of()).fit_head(features, targets, 2)
+    found = NumberTask(config_of()).fit_head(features, targets, 2)
     assert (features.double() @ found.weight.T + found.bias - targets).abs().max() < 0.2
 
 
@@ -421,7 +421,7 @@ def test_new_head_of_the_task_predicts_numbers_of_its_features():
 
 
 def test_captions_have_the_numbers_of_images_and_of_mixed_ones():
-    task = Numbers(config_of(MEAN, DEVIATION))
+    task = NumberTask(config_of(MEAN, DEVIATION))
     first, second = (
         torch.tensor([[0.0, 1.0], [1.0, NAN], [NAN, NAN]]),
         torch.tensor([[2.0, 3.0], [2.0, 0.0], [0.0, 0.0]]),
@@ -433,11 +433,11 @@ def test_captions_have_the_numbers_of_images_and_of_mixed_ones():
 
 
 def test_numbers_of_a_model_are_in_the_units_of_the_data():
-    task, outputs = Numbers(config_of(MEAN, DEVIATION)), torch.tensor([[1.0, 0.0], [-4.0, 2.0]])
+    task, outputs = NumberTask(config_of(MEAN, DEVIATION)), torch.tensor([[1.0, 0.0], [-4.0, 2.0]])
     numbers = task.probabilities(outputs)
     assert numbers.tolist() == [[50, -2], [0, -1]]
     assert task.answers(numbers, 1) == [[(0, 50), (1, -2)], [(0, 0), (1, -1)]]
-    assert Numbers(config_of()).probabilities(outputs).equal(outputs)
+    assert NumberTask(config_of()).probabilities(outputs).equal(outputs)
     assert not task.are_right(outputs, outputs).any()
     before, after = numbers.double().numpy()
     assert task.cost(before, after).tolist() == [5, 2] and task.difference(before, after) == 5
@@ -447,7 +447,7 @@ def test_numbers_of_a_model_are_in_the_units_of_the_data():
 
 @pytest.mark.parametrize(("mean", "kept"), [(4e4, torch.float32), (1.7e9, torch.float64), (-1.7e9, torch.float64)])
 def test_numbers_far_from_zero_keep_their_digits(mean, kept):
-    numbers = Numbers(config_of((mean, 0.0), (100.0, 1.0))).probabilities(torch.tensor([[0.25, 0.0], [-0.01, 1.0]]))
+    numbers = NumberTask(config_of((mean, 0.0), (100.0, 1.0))).probabilities(torch.tensor([[0.25, 0.0], [-0.01, 1.0]]))
     assert numbers.dtype is kept
     assert numbers.double().numpy() == pytest.approx(np.array([[mean + 25, 0], [mean - 1, 1]]), rel=0, abs=0.01)
 

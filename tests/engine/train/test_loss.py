@@ -12,8 +12,8 @@ from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 from configs.schema import Config
 from configs.tables import LOSSES, TASKS
 from datasets import Mixed
-from engine.tasks.classes import Classes
-from engine.tasks.labels import Labels
+from engine.tasks.classes import ClassTask
+from engine.tasks.labels import LabelTask
 from engine.train.loss import build_loss
 from tests.support.configs import replaced, small_config
 from tests.support.properties import examples
@@ -145,7 +145,7 @@ def test_hit_is_the_dominant_class_or_any_label_of_it(batch, has_two_heads):
     for row, column in enumerate(best):
         dominant = targets if shares is None or shares[row] >= 0.5 else targets.flip(0)
         right.append(bool(dominant[row] == column if targets.ndim == 1 else dominant[row, column] > 0))
-    task = (Classes if targets.ndim == 1 else Labels)(Config())
+    task = (ClassTask if targets.ndim == 1 else LabelTask)(Config())
     assert (
         task.are_right(heads, targets if shares is None else Mixed(targets, targets.flip(0), shares)).tolist() == right
     )

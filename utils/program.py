@@ -68,9 +68,10 @@ def when_started() -> float:
 def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
     """Run a program and return its exit code. If the program raises an error, report the error.
 
-    The exit code is 2 after an error that the user can fix, which is reported without a traceback, and 1 after other
-    errors. It is 0 if the reader of the program's output has ended (`| head`). A signal such as SIGTERM
-    raises KeyboardInterrupt, as Ctrl-C does. So unfinished files are removed, and the code is 128 + its number.
+    The exit code is 2 after an error that the user can fix, which is reported without a traceback, and 1 after
+    other errors. It is 0 if the reader of the program's output has ended (`| head`). A signal such as
+    SIGTERM raises KeyboardInterrupt, as Ctrl-C does. So unfinished files are removed, and the exit code is
+    128 + the number of the signal.
     """
     open_closed_streams()
     with contextlib.suppress(AttributeError, OSError):  # stdout may be replaced by another object

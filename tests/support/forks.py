@@ -147,8 +147,8 @@ class ForkingPopen(subprocess.Popen):
     """A Popen that runs `python FILE.py ...` and `python -m MODULE ...` in a fork, which need not import torch again."""
 
     def __init__(self, args: Sequence[str], *rest, env: Mapping[str, str] | None = None, **options):
-        words = [each for each in args[1:3] if each not in ("-u", "-m")] + list(args[3:])
-        if args[0] == sys.executable and (args[1] == "-m" or words[0].endswith(".py")):
+        if args[0] == sys.executable and (args[1] == "-m" or args[1].endswith(".py")):
+            words = args[2:] if args[1] == "-m" else args[1:]
             environment = dict(os.environ if env is None else env)
             before = options.get("preexec_fn", lambda: None)
             options["preexec_fn"] = lambda: (before(), become_child(words[0], words[1:], environment))

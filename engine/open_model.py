@@ -39,6 +39,11 @@ class SavedModel:
     def classes(self) -> list[str]:
         return list(self.facts["class_names"])
 
+    @property
+    def record(self) -> dict[str, Any]:
+        """Return the metadata of a file that has only these weights."""
+        return self.facts | {"weights": self.key}
+
     def build(
         self, config: Config, needs_classes: bool = True, change_model: Callable[[nn.Module], None] | None = None
     ) -> nn.Module:

@@ -23,16 +23,13 @@ Several checkpoints, of one run or of runs that started from the same weights, a
 that is named twice counts twice. Weights of other programs, such as PaddleViT's, are converted to .safetensors or .pth.
 """
 
-import json
+import argparse
 import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
@@ -44,7 +41,6 @@ from utils.text import counted
 
 if TYPE_CHECKING:
     from engine.open_model import SavedModel
-    from models.export.subject import Figures
 
 BY_ENDING = {".safetensors": "safetensors", ".pth": "checkpoint", ".onnx": "onnx", ".pt2": "torch"}
 KINDS = {
@@ -60,18 +56,6 @@ ONLY_FOR = {  # {flag: formats}
     "runtime": ("web",),
 }
 FORMATS = ("safetensors", "onnx", "torch", "hf", "web")
-
-
-class Graph(NamedTuple):
-    """The options for graphs."""
-
-    is_calibrated: bool = False
-    takes_photo: bool = False
-    int8: bool = False
-    keep_float: Sequence[str] = ()  # patterns of layers that -int8 leaves in float32
-    accepts_any: bool = False  # whether -int8 keeps the file even if the accuracy is lower
-    data_path: Path | None = None  # the new place of the run's data, if they were moved
-    runtime: Path | None = None  # an installed onnxruntime-web
 
 
 def main(argv: list[str]) -> int:
@@ -97,37 +81,18 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("-runtime", type=Path, metavar="FOLDER", help=runtime_help)
     arguments = parser.parse_args(argv)
-    sources = arguments.checkpoints
+    to = format_of(arguments.output, arguments.to)
     for flag, formats in ONLY_FOR.items():
-        if getattr(arguments, flag) and format_of(arguments.output, arguments.to) not in formats:
+        if getattr(arguments, flag) and to not in formats:
             raise ConfigError(
                 f"-{flag}: {arguments.output} would have another format; leave -{flag} out, or use -to "
                 f"{' or -to '.join(formats)}"
             )
     if (arguments.keep_float or arguments.accept) and not arguments.int8:
         raise ConfigError("-keep_float, -accept: they only concern -int8; add it, or leave them out")
-    if arguments.calibrated and len(sources) > 1:
+    if arguments.calibrated and len(arguments.checkpoints) > 1:
         raise ConfigError("-calibrated: the mean of several checkpoints has no temperature; leave -calibrated out")
-    graph = Graph(
-        is_calibrated=arguments.calibrated,
-        takes_photo=arguments.photo or arguments.int8 or arguments.to == "web",
-        int8=arguments.int8,
-        keep_float=arguments.keep_float,
-        accepts_any=arguments.accept,
-        data_path=arguments.data_path,
-        runtime=arguments.runtime,
-    )
-    if len(sources) == 1:
-        print(export(sources[0], arguments.output, arguments.key, arguments.to, graph))
-        return 0
-    to = format_of(arguments.output, arguments.to)
-    if to == "checkpoint":
-        raise ConfigError(
-            f"-output: {arguments.output}: a mean has no optimizer state to resume; name a .safetensors file"
-        )
-    parts = read_alike(sources, arguments.key)
-    check_target(arguments.output, to, [part.path for part in parts])
-    print(write_mean(parts, to, arguments.output, graph))
+    print(export(arguments, to))
     return 0
 
 
@@ -145,126 +110,77 @@ def check_target(target: Path, to: str, sources: list[Path]) -> None:
     check_no_input("-output", target, sources)
     if to in KINDS:
         refuse_other_kind("-output", target, KINDS[to])
-    if target.exists() and is_checkpoint_of_run(target):
+    is_named = re.fullmatch(r"(best|last|previous|checkpoint-\d+)\.pth", target.name)
+    if is_named and target.exists() and (target.parent / "config.yaml").exists():
         raise ConfigError(f"-output: {target} is a checkpoint of the run in {target.parent}; name another file")
 
 
-def is_checkpoint_of_run(path: Path) -> bool:
-    """Return whether the path is named like a checkpoint and is in the folder of a run."""
-    is_named = re.fullmatch(r"(best|last|previous|checkpoint-\d+)\.pth", path.name)
-    return bool(is_named) and (path.parent / "config.yaml").exists()
-
-
-def export(
-    source: str | Path, target: Path, key: str | None = None, to: str | None = None, graph: Graph | None = None
-) -> str:
-    """Write the model of one checkpoint, or the weights of another program. Return a summary line."""
+def export(arguments: argparse.Namespace, to: str) -> str:
+    """Write what the checkpoints contain in the format `to`. Return a summary line."""
     from engine.open_model import NEEDED, open_model
     from models.weights.files import find_file, read_record
 
-    to, path = format_of(target, to), find_file(source)
-    if path and "config" not in read_record(path):  # no run of halfstep wrote this file
-        return convert(source, target, key)
-    if to == "checkpoint":
-        return write_checkpoint(source, target, key)
-    part = open_model(source, key, {"state_dict"} if to == "safetensors" else NEEDED)
-    check_target(target, to, [part.path])
-    epoch = f", after epoch {part.facts['epoch']}" if "epoch" in part.facts else ""
-    name = f"{counted(len(part.weights), 'tensor')} of {part.facts.get('arch', 'the model')}{epoch}"
-    return f"{target}: {name}, from {part.path} ({part.key}); {write(part, to, target, graph or Graph())}"
+    sources, target, key = arguments.checkpoints, arguments.output, arguments.key
+    if len(sources) == 1:
+        path = find_file(sources[0])
+        if path and "config" not in read_record(path):  # no run of halfstep wrote this file
+            return convert(sources[0], target, key)
+        if to == "checkpoint":
+            return write_checkpoint(sources[0], target, key)
+    elif to == "checkpoint":
+        raise ConfigError(f"-output: {target}: a mean has no optimizer state to resume; name a .safetensors file")
+    needs_no_model = to == "safetensors" and len(sources) == 1
+    parts = [open_model(source, key, {"state_dict"} if needs_no_model else NEEDED) for source in sources]
+    check_target(target, to, [part.path for part in parts])
+    if len(parts) > 1:
+        names = ", ".join(part.path.name for part in parts)
+        summary = f"the mean of {counted(len(parts), 'checkpoint')} ({names})"
+        return f"{target}: {summary}; {write(mean_of(parts), to, arguments)}"
+    (saved,) = parts
+    epoch = f", after epoch {saved.facts['epoch']}" if "epoch" in saved.facts else ""
+    summary = f"{counted(len(saved.weights), 'tensor')} of {saved.facts.get('arch', 'the model')}{epoch}"
+    return f"{target}: {summary}, from {saved.path} ({saved.key}); {write(saved, to, arguments)}"
 
 
-def write(part: "SavedModel", to: str, target: Path, graph: Graph) -> str:
-    """Write the weights in the format `to`. Return a text that says how the file was checked."""
-    import torch  # local: importing torch takes seconds
+def write(saved: "SavedModel", to: str, arguments: argparse.Namespace) -> str:
+    """Write the model in the format `to`. Return a text that says how the file was checked."""
+    target = arguments.output
+    if to == "safetensors":
+        from engine.export.files import export_weights
 
-    from models.export import formats
-    from models.export.subject import check_weights
-    from models.weights.files import read_weights
-    from models.weights.torch_files import to_safetensors
+        return export_weights(saved, target)
+    from engine.export import formats
+    from engine.export.subject import Subject
 
-    facts = part.facts | {"weights": part.key}
-    if graph.is_calibrated and not facts.get("calibration", {}).get("temperature"):
-        raise ConfigError(
-            f"-calibrated: {part.path} has no calibration for {part.key}; leave -calibrated out, or use the best.pth "
-            "of a run with CALIBRATE: true"
-        )
-    if to != "safetensors":
-        with torch.no_grad():
-            return write_graph(replace(part, facts=facts), to, target, graph)
-    metadata = {name: json.dumps(fact) for name, fact in facts.items()}
-    with formats.staged(target) as path:
-        path.write_bytes(to_safetensors(part.weights, {"format": "pt", **metadata}))
-        with formats.naming_wrong_export(to, "halfstep", target):
-            check_weights(read_weights(path).state, part.weights)
-    return "read again, identical to the last bit"
+    if not (arguments.photo or arguments.int8 or to == "web"):
+        return formats.export(Subject(saved, arguments.calibrated), to, target)
+    from datasets import Known, SavedData, open_data
+    from engine.export.photo import PhotoSubject, photo_of
 
-
-def write_graph(part: "SavedModel", to: str, target: Path, graph: Graph) -> str:
-    """Write the model in a format of another program. Return a text that says how the file was checked."""
-    from configs.tables import import_named
-    from datasets.pixels import pixels_of
-    from models.export import formats
-    from models.export.subject import Subject
-
-    facts, config, classes = part.facts, part.config, part.classes
-    pixels = pixels_of(config.DATA)
-    facts = facts | {"exif": pixels.exif, "background": pixels.background}
-    load = partial(part.build, config)
-    given = (load, config, classes, facts, part.path, pixels.for_card(), figures_of(part), graph.is_calibrated)
-    if not graph.takes_photo:
-        return formats.export(Subject(*given), to, target)
-    from datasets import Known, open_data
-    from datasets.types import SavedData
-
-    kind = import_named("engine.export", pixels.subject)
+    config, facts = saved.config, saved.facts
     if to == "web":
-        kind.refuse_page(config)
-    if graph.data_path:
-        config = config.changed("DATA", DATA_PATH=str(graph.data_path))
-    saved = SavedData(classes, facts.get("split", {}), facts.get("validation", {}))
-    opened = open_data(config, known=Known(saved=saved))
-    subject, change = kind(*given, photos=opened.val), None
-    if graph.int8:
+        photo_of(config).refuse_page(config)
+    if arguments.data_path:
+        config = config.changed("DATA", DATA_PATH=str(arguments.data_path))
+    known = Known(saved=SavedData(saved.classes, facts.get("split", {}), facts.get("validation", {})))
+    opened = open_data(config, known=known)
+    subject, change = PhotoSubject(saved, arguments.calibrated, opened.val, arguments.runtime), None
+    if arguments.int8:
         with needing("onnx onnxscript onnxruntime", "-int8"):
             from engine.export.int8 import Quantizer
 
-        change = Quantizer(subject, opened.train, graph.keep_float, graph.accepts_any)
+        change = Quantizer(subject, opened.train, arguments.keep_float, arguments.accept)
+    result = formats.export(subject, to, target, change)
     if to != "web":
-        return formats.export(subject, to, target, change)
-    from engine.export.web import GRAPH, write_page
-
-    formats.check_target(to, "", target)
-    with formats.staged(target) as folder:
-        folder.mkdir()
-        write_page(folder, subject, target.name, graph.runtime)  # first, because it may refuse -runtime
-        result = formats.export(subject, "onnx", folder / GRAPH, change)
+        return result
     return f"{result}\nto open it: python -m http.server -d {shlex.quote(str(target))}, then http://localhost:8000"
 
 
-def figures_of(part: "SavedModel") -> "Figures | None":
-    """Return the accuracy that the run has measured for these weights, or None if the checkpoint does not have it."""
-    from configs.tables import METRICS
-    from engine.evaluation.scores import format_value
-    from engine.record.saved_files import read_object
-    from models.export.subject import Figures
-
-    facts = part.facts
-    metric, value, epoch = facts.get("config", {}).get("TRAIN.BEST_METRIC"), facts.get("metric"), facts.get("epoch")
-    if metric not in METRICS or not isinstance(value, int | float) or epoch is None:
-        return None
-    results = read_object(part.path.parent / "results.json")
-    weights = "ema" if part.key.endswith("_ema") else "raw"
-    is_same = (results.get("epoch"), results.get("weights")) == (epoch, weights)
-    classes = results.get("per_class", {}) if is_same else {}
-    return Figures(metric, METRICS[metric].title, float(value), format_value(metric, value), epoch, classes)
-
-
-def write_checkpoint(source: str | Path, target: Path, key: str | None) -> str:
+def write_checkpoint(source: str, target: Path, key: str | None) -> str:
     """Write a whole checkpoint into one file. Return a summary line."""
     import torch
 
-    from models.export.formats import staged
+    from engine.export.files import staged
     from models.weights.files import read_checkpoint
 
     path, checkpoint = read_checkpoint(source, {"state_dict"})
@@ -277,18 +193,15 @@ def write_checkpoint(source: str | Path, target: Path, key: str | None) -> str:
     return f"{target}: all contents of {path}{epoch}"
 
 
-def convert(source: str | Path, target: Path, key: str | None) -> str:
+def convert(source: str, target: Path, key: str | None) -> str:
     """Write the weights of another program under timm's names. Return a summary line."""
     import torch
 
-    from models.export.formats import staged
+    from engine.export.files import staged
     from models.weights.files import find_file, read_state_dict
     from models.weights.torch_files import to_safetensors
 
-    writers = {
-        ".safetensors": lambda state, file: file.write(to_safetensors(state, {"format": "pt"})),
-        ".pth": torch.save,
-    }
+    writers = {".safetensors": lambda state, file: file.write(to_safetensors(state)), ".pth": torch.save}
     if key or target.suffix not in writers:
         raise ConfigError(
             f"{'-ema, -raw' if key else '-output'}: {source} is not a checkpoint of a run, but has weights of another "
@@ -301,9 +214,9 @@ def convert(source: str | Path, target: Path, key: str | None) -> str:
     return f"{target}: {counted(len(state), 'tensor')}, {sum(tensor.numel() for tensor in state.values()):,} numbers"
 
 
-def read_alike(sources: list, key: str | None) -> list["SavedModel"]:
-    """Read the checkpoints. Raise ConfigError if their architectures, classes or image preparation differ."""
-    from engine.open_model import open_model
+def refuse_others(parts: list["SavedModel"]) -> None:
+    """Raise ConfigError if architectures, classes or the preparation of images differ."""
+    from models.units import Scale
     from models.weights.metadata import ARCHITECTURE
 
     def compared(part: "SavedModel") -> dict:
@@ -311,33 +224,29 @@ def read_alike(sources: list, key: str | None) -> list["SavedModel"]:
         return {
             "architecture": [config.get(name) for name in ARCHITECTURE if name != "MODEL.NAME"],
             "weights": {name: tuple(tensor.shape) for name, tensor in part.weights.items()},
-            "classes": list(part.facts["class_names"]),
+            "classes": part.classes,
             "image preparation": part.facts["data"],
-            "standardization": [part.facts["config"].get(f"DATA.TARGET_{name}") or [] for name in ("MEAN", "STD")],
+            "standardization": Scale.of(part.config),
         }
 
-    parts = [open_model(source, key) for source in sources]
     first = compared(parts[0])
     for part in parts[1:]:
         if differing := [fact for fact, value in compared(part).items() if value != first[fact]]:
             raise ConfigError(
                 f"{part.path} and {parts[0].path} differ in their {differing[0]}; only models that agree can be averaged"
             )
-    return parts
 
 
-def write_mean(parts: list["SavedModel"], to: str, target: Path, graph: Graph) -> str:
-    """Write the mean of the weights, and the metadata of the latest checkpoint except its score. Return a summary."""
+def mean_of(parts: list["SavedModel"]) -> "SavedModel":
+    """Return the mean of the weights, with the metadata of the latest checkpoint except its score."""
     from engine.open_model import SavedModel
     from models.weights.average import average
 
+    refuse_others(parts)
     last = max(parts, key=lambda part: part.facts.get("epoch", 0))
     facts = {name: value for name, value in last.facts.items() if name not in ("metric", "calibration")}
     facts["averaged"] = [{"file": os.fspath(part.path), "weights": part.key} for part in parts]
-    mean = average([part.weights for part in parts])
-    checked = write(SavedModel(last.path, facts, "state_dict", mean), to, target, graph)
-    names = ", ".join(part.path.name for part in parts)
-    return f"{target}: the mean of {counted(len(parts), 'checkpoint')} ({names}); {checked}"
+    return SavedModel(last.path, facts, "state_dict", average([part.weights for part in parts]))
 
 
 if __name__ == "__main__":

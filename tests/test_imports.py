@@ -108,7 +108,7 @@ PACKAGES = {
     ).split(),
     "models": (
         "parts units heads features transforms trace compilation lora weights.sharded weights.adapters kwargs weights vit"
-        " timm_models native_aspect __init__ export"
+        " timm_models native_aspect __init__"
     ).split(),
     "datasets": (
         "order targets.numbering targets.by_label targets index pixels.native.unread pixels.rules passes pixels.decode pixels.card transforms.operations"

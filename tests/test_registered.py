@@ -18,7 +18,7 @@ import engine
 from configs.tables import LOSSES, METRICS, PIXEL_KINDS, SOURCES, TASKS, TORCH_OPTIMIZERS, import_named
 from configs.values import SETTINGS
 from datasets.targets.one_class import OneClass
-from engine.export.photo import PhotoSubject
+from engine.export.photo import Photo
 from engine.record.columns import COLUMNS
 from engine.tasks.task import Task
 from engine.train.callback import Callback
@@ -136,7 +136,7 @@ def test_registered_pixels_have_a_name_a_graph_and_a_test(value):
     kind = import_named("datasets", PIXEL_KINDS[value])
     is_named = PIXEL_KINDS.get(kind.name) == PIXEL_KINDS[value]
     assert is_named, f"{kind.__module__}: give {kind.__name__} a name that PIXEL_KINDS in configs/tables.py has"
-    assert issubclass(import_named("engine.export", kind.subject), PhotoSubject), kind.subject
+    assert issubclass(import_named("engine.export", kind.photo), Photo), kind.photo
     assert_tested(value, "tests/datasets", f"tests/datasets/native_pixels: use DATA.PIXELS={value}")
 
 

@@ -1,1 +1,1 @@
-"""Exported graphs that take photos, have 8 bits, or run in a browser; and predictions with an exported graph."""
+"""Exports for other programs, each loaded again and compared with its model; and predictions with an exported graph."""

@@ -18,10 +18,10 @@ from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_
 from datasets.types import ImageSet
 from engine.evaluation.image_test import ErrorTest, ImageTest
 from engine.evaluation.scores import wilson_interval
+from engine.export.files import WrongExport
+from engine.export.formats import SCOPES, load_onnx
 from engine.export.photo import PhotoSubject, draw
 from engine.tasks.classes import ClassTask
-from models.export.formats import SCOPES, load_onnx
-from models.export.subject import WrongExport
 from utils.errors import ConfigError
 from utils.text import counted, first_of, format_bytes
 
@@ -155,15 +155,16 @@ class Quantizer:
         }
         if not layers:
             raise ConfigError("-keep_float: no layer is left for 8 bits; name fewer layers")
-        photos = [self.subject.as_photo(pixels) for _, pixels in draw(self.train, FOR_RANGES)]
+        photos = [self.subject.preparation.as_photo(pixels) for _, pixels in draw(self.train, FOR_RANGES)]
         changed = path.with_name(f"8-bits-{path.name}")
         quantize(path, changed, photos, [node for nodes in layers.values() for node in nodes])
-        told, problem, more = self.compare(path, changed)
-        if problem and not self.accepts_any:
+        found = self.compare(path, changed)
+        told = "\n".join(found.lines)
+        if found.problem and not self.accepts_any:
             worst = self.worst_layers(path, changed, photos[:FOR_LAYERS], layers)[:NUM_NAMED]
             raise WrongExport(
-                f"-int8: {problem}, so no file was written; these layers "
-                f"change the answers most: {', '.join(worst)}; name them with -keep_float{more}, or add -accept\n{told}"
+                f"-int8: {found.problem}, so no file was written; these layers "
+                f"change the answers most: {', '.join(worst)}; name them with -keep_float{found.more}, or add -accept\n{told}"
             )
         result = onnx.load(changed)
         for node in result.graph.node:
@@ -175,14 +176,14 @@ class Quantizer:
         changed.unlink()
         return told
 
-    def compare(self, before: Path, after: Path) -> tuple[str, str, str]:
-        """Return a text with the accuracy, size and speed of both files, the problem if too much is lost, and a remedy."""
+    def compare(self, before: Path, after: Path) -> Judgement:
+        """Return the judgement, whose lines begin with accuracy, size and speed of both files."""
         files = {"float32": before, "int8": after}
         runs, seconds = [load_onnx(self.subject, path) for path in files.values()], [0.0, 0.0]
         fits: tuple[list, list] = ([], [])  # whether each photo fits the validation images, if the graph tells
         answers, truths, task = ([], []), [], self.subject.task
         for index, pixels in draw(self.subject.photos, FOR_ACCURACY):
-            photo = torch.from_numpy(self.subject.as_photo(pixels))
+            photo = torch.from_numpy(self.subject.preparation.as_photo(pixels))
             truths.append(task.truth(self.subject.photos, index))
             for number, run in enumerate(runs):
                 start = time.perf_counter()
@@ -198,7 +199,7 @@ class Quantizer:
             + (f", {np.mean(fit):.1%} fit the validation images" if fit else "")
             for (name, path), accuracy, each, fit in zip(files.items(), found.accuracies, seconds, fits, strict=True)
         ]
-        return "\n".join([*lines, *found.lines]), found.problem, found.more
+        return found._replace(lines=[*lines, *found.lines])
 
     def probabilities(self, results: Any) -> np.ndarray:
         """Return the probabilities in the results of a graph."""

@@ -5,7 +5,8 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from pathlib import Path
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from configs.schema import Config, Data
+from configs.tables import import_named
 from datasets import build_normalize
 from datasets.pixels import pillow_resizes_height_first, pixels_of
 from datasets.pixels.decode import open_image, to_array
@@ -22,10 +24,10 @@ from datasets.types import ImageReadError, ImageSet
 from engine.confidence.known import LIKE_ROUNDING, MOST_MOVED
 from engine.confidence.stored import watch
 from engine.confidence.unknown import ROUNDING, find_answered
+from engine.export.files import WrongExport
+from engine.export.subject import Calibrated, Subject
 from engine.tasks import find_task
 from engine.tasks.classes import ClassTask
-from models.export.subject import Calibrated, Subject, WrongExport
-from models.weights.metadata import CALIBRATION
 from utils.errors import ConfigError
 from utils.text import counted
 from utils.torch_internals import RESIZE_KERNELS
@@ -59,23 +61,26 @@ class Photo(nn.Module):
     rounded to whole pixels, so every program computes the same pixels.
     """
 
+    dimensions: ClassVar[dict[int, Dim]] = {
+        0: Dim("height", min=1),
+        1: Dim("width", min=1),
+        2: Dim("channels", min=3, max=4),
+    }
+
     def __init__(self, data: Data):
         super().__init__()
-        self.transform, self.channels = EvalTransform(data), data.IMAGE_CHANNELS
+        self.transform, self.pixels = EvalTransform(data), pixels_of(data)
         self.height_may_be_first = pillow_resizes_height_first()
-        self.register_buffer("background", torch.tensor(pixels_of(data).background, dtype=torch.float32))
+        self.register_buffer("background", torch.tensor(self.pixels.background, dtype=torch.float32))
 
     def forward(self, photo: Tensor) -> Tensor:
-        sizes = [torch.full((), length, dtype=torch.int64) for length in photo.shape[:2]]
-        resized = self._sizes(*sizes)
-        rows, columns = (
-            self._weights(length, size, new) for length, size, new in zip(photo.shape[:2], sizes, resized, strict=True)
-        )
+        sides = self._sides(photo)
+        rows, columns = (self._weights(*each) for each in sides)
         # Transposed here, because torch 2.11 takes a transposed input of a branch for an alias.
         weighted = (self._coloured(photo), *rows, columns[0].T, columns[1])
         if not self.height_may_be_first:
             return width_first(*weighted)
-        shrinks = [size - new for size, new in zip(sizes, resized, strict=True)]
+        shrinks = [size - new for _, size, new in sides]
         return torch.cond(shrinks[0] > (2 * shrinks[1]).clamp(min=0), height_first, width_first, weighted)
 
     def _coloured(self, photo: Tensor) -> Tensor:
@@ -86,17 +91,21 @@ class Photo(nn.Module):
         is_transparent = opacity.amin((0, 1)) < 255
         # Most photos are opaque, and then need half the memory.
         pixels = torch.cond(is_transparent, on_background, on_nothing, (colours, opacity, self.background))
-        if self.channels == 1:
+        if self.pixels.num_channels == 1:
             red, green, blue = pixels
             pixels = ((red * GREY[0] + green * GREY[1] + blue * GREY[2] + 32768) / 65536).floor()[None]
         return pixels
 
-    def _sizes(self, height: Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
+    def _sides(self, photo: Tensor) -> list[tuple[int, Tensor, Tensor]]:
+        """Return the length of a photo as a number, as a tensor and in the resized photo: for its height, and its width."""
+        sizes = [torch.full((), length, dtype=torch.int64) for length in photo.shape[:2]]
         side = self.transform.resized_side
         if self.transform.mode == "squash":
-            return torch.full_like(height, side), torch.full_like(width, side)
-        short = torch.minimum(height, width)
-        return side * height // short, side * width // short
+            resized = [torch.full_like(each, side) for each in sizes]
+        else:
+            short = torch.minimum(*sizes)
+            resized = [side * each // short for each in sizes]
+        return [*zip(photo.shape[:2], sizes, resized, strict=True)]
 
     def _weights(self, length: int, size: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weights [side, length] of the pixels along one side, times `unit`, and `unit`, a power of two."""
@@ -128,6 +137,25 @@ class Photo(nn.Module):
         spare = length - self.transform.side
         half = spare // 2
         return half + half % 2 * (spare % 2)
+
+    @staticmethod
+    def refuse_page(config: Config) -> None:
+        """Raise ConfigError if a web page cannot read these photos."""
+
+    # --- photos that check a graph ---
+
+    def drawn(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the pixels that predict.py would read, and the photo, of drawn photos."""
+        return ((to_array(Image.fromarray(photo), self.pixels), photo) for photo in drawn_photos())
+
+    def photo_at(self, images: ImageSet, index: int, pixels: np.ndarray) -> np.ndarray:
+        """Return an image of a set as a photo. `pixels`: what predict.py reads."""
+        with open_image(images.file(index)[1], self.pixels) as image:
+            return read_photo(image, self.pixels.applies_exif)
+
+    def as_photo(self, pixels: np.ndarray) -> np.ndarray:
+        """Return an image of one or three colours, uint8 [H, W, C], as a photo, uint8 [H, W, 3]."""
+        return pixels.repeat(3 // pixels.shape[2], axis=2)
 
 
 def kernel(distances: Tensor, interpolation: str) -> Tensor:
@@ -184,6 +212,11 @@ class PhotoClassifier(nn.Module):
         return (probabilities, self.known()[0]) if self.known else probabilities
 
 
+def photo_of(config: Config) -> type[Photo]:
+    """Return the class of the photos of a model with these settings."""
+    return import_named("engine.export", pixels_of(config.DATA).photo)
+
+
 # Height and width of drawn photos
 SHAPES = ((1, 1), (2, 300), (300, 2), (31, 47), (480, 640), (1300, 150), (150, 1300))
 MOST_CHANGED = 1e-3  # limit for the share of photos with another answer
@@ -203,14 +236,11 @@ class Difference(NamedTuple):
 class PhotoSubject(Subject):
     """A model to export with its preprocessing, and the validation images that check the graph."""
 
-    photos: ImageSet | None = None  # decoded by `read`
-    dimensions = {0: Dim("height", min=1), 1: Dim("width", min=1), 2: Dim("channels", min=3, max=4)}
-
-    @staticmethod
-    def refuse_page(config: Config) -> None:
-        """Raise ConfigError if a web page cannot read these photos."""
+    photos: ImageSet  # decoded by `read`
+    runtime: Path | None  # an installed onnxruntime-web, whose files a page copies
 
     def __post_init__(self):
+        super().__post_init__()
         refuse_unsupported(self.config.DATA)
 
     @cached_property
@@ -218,9 +248,17 @@ class PhotoSubject(Subject):
         return find_task(self.config)
 
     @cached_property
+    def preparation(self) -> Photo:
+        return photo_of(self.config)(self.config.DATA)
+
+    @property
+    def dimensions(self) -> dict[int, Dim]:
+        return self.preparation.dimensions
+
+    @cached_property
     def known(self) -> Callable[[], Tensor] | None:
         """Return a function that returns how well the newest batch fits the validation images. None: no statistics."""
-        return watch(self.model, self.record.get(CALIBRATION, {}), self.source)
+        return watch(self.model, self.calibration, self.saved.path)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -232,13 +270,9 @@ class PhotoSubject(Subject):
         return PhotoClassifier(model, self.config, self.preparation, self.known).eval()
 
     @property
-    def preparation(self) -> Photo:
-        return Photo(self.config.DATA)
-
-    @property
     def threshold(self) -> float:
         """Return the probability below which a photo is unknown: SHARE of the answers above it are right. 0: unknown."""
-        curve = self.record.get(CALIBRATION, {}).get("curve")
+        curve = self.calibration.get("curve")
         found, _ = find_answered(curve or [], SHARE)
         return (found.confidence - ROUNDING if found else 1.0) if curve else 0.0
 
@@ -248,27 +282,24 @@ class PhotoSubject(Subject):
 
     @property
     def example(self) -> Tensor:
-        return torch.from_numpy(next(each for each in drawn_photos() if min(each.shape[:2]) > 300))
-
-    def expected(self, pixels: np.ndarray) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the results for an image, uint8 [H, W, C], as scripts/predict.py computes them."""
-        return self.graph.answer(self._prepared(pixels))
+        photos = (photo for _, photo in self.preparation.drawn())
+        return torch.from_numpy(max(photos, key=lambda each: min(each.shape[:2])))
 
     def _prepared(self, pixels: np.ndarray) -> Tensor:
-        data = self.config.DATA
-        shape = (data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE)
-        image = torch.empty(shape, dtype=pixels_of(data).dtype_in_batch)
-        EvalTransform(data)(pixels, image)
+        """Return an image, uint8 [H, W, C], as scripts/predict.py prepares it."""
+        image = torch.empty(self.data["input_size"], dtype=self.pixels.dtype_in_batch)
+        self.preparation.transform(pixels, image)
         return self.graph.normalize(image[None])
 
     def check(self, run: Callable[[Tensor], Tensor]) -> str:
         """Compare the graph with the original on drawn photos and on validation images. Raise WrongExport if they differ."""
-        largest = max(self._compare(run, *each).probability for each in self.drawn())
+        largest = max(self._compare(run, *each).probability for each in self.preparation.drawn())
         if not largest <= self.task.most_difference:
             raise WrongExport(f"its {self.names[1]} of drawn photos differ by up to {largest:.1e}")
-        found = {}
-        for index, pixels in draw(self.photos, MOST_PHOTOS):
-            found[index] = self._compare(run, pixels, self.photo_at(index, pixels))
+        found = {
+            index: self._compare(run, pixels, self.preparation.photo_at(self.photos, index, pixels))
+            for index, pixels in draw(self.photos, MOST_PHOTOS)
+        }
         if not found:
             raise ConfigError(
                 f"-photo: none of {counted(min(len(self.photos), MOST_PHOTOS), 'validation image')} can be read, so the graph "
@@ -288,24 +319,9 @@ class PhotoSubject(Subject):
                 raise WrongExport(f"too many images, such as {first}, have {what} ({result})")
         return result
 
-    def drawn(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the pixels that predict.py would read, and the photo, of drawn photos."""
-        rules = pixels_of(self.config.DATA)
-        return ((to_array(Image.fromarray(photo), rules), photo) for photo in drawn_photos())
-
-    def photo_at(self, index: int, pixels: np.ndarray) -> np.ndarray:
-        """Return a validation image as a photo. `pixels`: what predict.py reads."""
-        rules = pixels_of(self.config.DATA)
-        with open_image(self.photos.file(index)[1], rules) as image:
-            return read_photo(image, rules.applies_exif)
-
-    def as_photo(self, pixels: np.ndarray) -> np.ndarray:
-        """Return an image of one or three colours, uint8 [H, W, C], as a photo, uint8 [H, W, 3]."""
-        return pixels.repeat(3 // pixels.shape[2], axis=2)
-
     def _compare(self, run: Callable[[Tensor], Tensor], pixels: np.ndarray, photo: np.ndarray) -> Difference:
         """Compare the graph's results for a photo with the original's for the pixels that predict.py reads."""
-        expected, found = self.expected(pixels), run(torch.from_numpy(photo))
+        expected, found = self.graph.answer(self._prepared(pixels)), run(torch.from_numpy(photo))
         is_other_sign = False
         if self.known:
             (expected, score), (found, other) = expected, found

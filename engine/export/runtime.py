@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,10 +31,7 @@ READ_AHEAD = 2  # photos
 
 
 class Graph(nn.Module):
-    """A graph with the interface of a model: images to logits.
-
-    A graph that takes a photo returns probabilities; their logarithm serves as its logits.
-    """
+    """A graph with the interface of a model: images to logits, or a photo to its probabilities."""
 
     def __init__(self, path: Path):
         super().__init__()
@@ -61,22 +57,18 @@ class Graph(nn.Module):
             self.facts = {key: json.loads(text) for key, text in texts.items()}
         self.input = self.session.get_inputs()[0].name
         self.takes_photo = self.input == "photo"
-        # The second output for the newest photo: how well it fits the validation images.
-        self.known: list[np.ndarray] = []
-        self.returns_known = len(self.session.get_outputs()) > 1
+        self.known: list[
+            np.ndarray
+        ] = []  # the second output for the newest photo: how well it fits the validation images
         self.num_classes = len(self.facts["class_names"])
         self.runtime = f"onnxruntime {onnxruntime.__version__} ({self.session.get_providers()[0]})"
 
     def forward(self, images: Tensor) -> Tensor:
         if not self.takes_photo:
             return torch.from_numpy(self.session.run(None, {self.input: images.cpu().numpy()})[0]).to(images.device)
-        photo = images[0].permute(1, 2, 0).contiguous().numpy()
+        photo = images[0].permute(1, 2, 0).contiguous().cpu().numpy()
         found, *self.known = self.session.run(None, {self.input: photo})
-        found = torch.from_numpy(found)[None]
-        if not self.facts["probabilities"]:  # numbers
-            return found
-        found = found.clamp(min=torch.finfo().tiny)
-        return found.logit() if self.facts["probabilities"] == "sigmoid" else found.log()
+        return torch.from_numpy(found)[None]
 
 
 def load_exported(path: Path, flags: Sequence[str], raw: bool) -> Classifier:
@@ -117,12 +109,12 @@ class PhotoPredictor(Predictor):
         if flip:
             raise ConfigError(f"-flip: the graph in {classifier.source} prepares the photo itself; leave -flip out")
         super().__init__(classifier, process, flip, say)
-        self.inference = replace(self.inference, normalize=lambda photos, dtype: photos)  # the graph normalizes them
         self.batching = RawPhotos(pixels_of(classifier.config.DATA))
 
-    def _watch_features(self) -> Callable[[], Tensor] | None:
-        graph = self.classifier.model
-        return (lambda: torch.from_numpy(np.atleast_1d(graph.known[0]))) if graph.returns_known else None
+    def _probabilities(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
+        found = self.inference.outputs(self.model, pixels, self.classifier.source)
+        known = self.model.known
+        return found, torch.from_numpy(np.atleast_1d(known[0])) if known else None
 
     def batches(self, config: Config, images: FileImages) -> Iterator[Batch]:
         own, nothing = range(self.process.rank, len(images), self.process.world_size), torch.zeros(0)

@@ -6,12 +6,12 @@ import html
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from datasets.pixels import pixels_of
-from engine.export.photo import PhotoSubject
-from models.weights.record import CALIBRATION
 from utils.errors import ConfigError
+
+if TYPE_CHECKING:
+    from engine.export.photo import PhotoSubject
 
 PAGE = Path(__file__).with_name("page")
 GRAPH, FACTS = "model.onnx", "model.json"
@@ -23,30 +23,29 @@ RUNTIME = {
 }
 
 
-def write_page(folder: Path, subject: PhotoSubject, title: str, runtime: Path | None) -> None:
-    """Write the page of a graph into a folder. `runtime`: an installed onnxruntime-web to copy, or None."""
+def write(folder: Path, subject: "PhotoSubject") -> None:
+    """Write the page of a graph into a folder, whose name is the title of the page."""
+    place = f" {PLACE}"
+    runtime = pinned()
+    if subject.runtime:
+        place, runtime = "", copied(folder, subject.runtime)
     for path in PAGE.iterdir():
         text = path.read_text(encoding="utf-8")
-        place = "" if runtime else f" {PLACE}"
-        text = text.replace("PAGE_TITLE", html.escape(title)).replace("RUNTIME_PLACE", place)
+        text = text.replace("PAGE_TITLE", html.escape(folder.name)).replace("RUNTIME_PLACE", place)
         (folder / path.name).write_text(text, encoding="utf-8")
-    facts = facts_of(subject) | {"runtime": copied(folder, runtime) if runtime else pinned()}
-    (folder / FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
-
-
-def facts_of(subject: PhotoSubject) -> dict[str, Any]:
-    """Return what the page needs to know about photos and answers."""
-    rules = pixels_of(subject.config.DATA)
-    return {
+    task = subject.config.task
+    facts = {  # what the page needs to know about photos and answers
         "classes": subject.labels,
-        "numbers": not subject.config.task.has_classes,
-        "interval": subject.record.get(CALIBRATION, {}).get("interval"),
-        "limits": subject.record.get(CALIBRATION, {}).get("limits"),
-        "several": subject.config.task.has_several_classes,
+        "numbers": not task.has_classes,
+        "interval": subject.calibration.get("interval"),
+        "limits": subject.calibration.get("limits"),
+        "several": task.has_several_classes,
         "threshold": subject.threshold,
-        "turns": rules.applies_exif,
-        "max_pixels": rules.max_pixels,
+        "turns": subject.pixels.applies_exif,
+        "max_pixels": subject.pixels.max_pixels,
+        "runtime": runtime,
     }
+    (folder / FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
 
 
 def pinned() -> list[dict[str, str]]:

@@ -5,7 +5,9 @@ import contextlib
 import json
 import re
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -113,8 +115,10 @@ def record_in_safetensors(path: Path) -> dict:
     return record_of(record)
 
 
-def to_safetensors(state: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
+def to_safetensors(state: dict[str, Tensor], record: Mapping[str, Any] = {}) -> bytes:
+    """Return the content of a file of these weights, with metadata that record_in_safetensors reads."""
     from safetensors.torch import save
 
+    metadata = {"format": "pt"} | {name: json.dumps(fact) for name, fact in record.items()}
     # The format supports neither tensors that share memory nor layouts other than row-major.
     return save({name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}, metadata)

@@ -20,10 +20,10 @@ from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.find import newest_in, read_checkpoint
 from engine.checkpoint.format import keep_as
 from engine.checkpoint.sharded_saver import ShardedSaver
+from engine.export.files import staged
 from engine.predict.output import ClassFolders
 from engine.record.metrics import EpochRows, StepRows
 from engine.record.saved_files import read_rows, read_table
-from models.export.formats import staged
 from models.weights.sharded import PIECES
 from models.weights.torch_files import read_torch
 from scripts.make_shards import claim, write_part
@@ -282,8 +282,9 @@ DIRECT = {
     "datasets/cache.py": "the index, written last, makes the data count",
     "engine/export/web.py": "a temporary path of `staged`",
     "models/compilation.py": "an unnamed temporary file",
-    "models/export/formats.py": "a temporary path of `staged`",
-    "models/export/hugging_face.py": "a temporary path of `staged`",
+    "engine/export/files.py": "a temporary path of `staged`",
+    "engine/export/formats.py": "a temporary path of `staged`",
+    "engine/export/hugging_face.py": "a temporary path of `staged`",
     "scripts/export.py": "a temporary path of `staged`",
     "scripts/sweeping.py": "the empty lock of a sweep, and the output of trials, which only people read",
     "utils/log.py": "/dev/null",

@@ -18,6 +18,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from configs.load import load
 from configs.yaml_files import read_layers
@@ -248,7 +249,7 @@ def test_checkpoint_without_restorable_state_is_reported_damaged(tmp_path, tiny,
 def test_invalid_record_of_best_epoch_is_ignored(tmp_path):
     torch.save({"progress": 5, "epoch": 1, "step": 2}, tmp_path / "best.pth")
     assert progress_in(tmp_path / "best.pth") == {}
-    (tmp_path / "w.safetensors").write_bytes(to_safetensors({"a": torch.zeros(1)}, {"split": 5000 * "9"}))
+    save_file({"a": torch.zeros(1)}, tmp_path / "w.safetensors", {"split": 5000 * "9"})
     assert read_record(tmp_path / "w.safetensors") == {}
 
 
@@ -373,7 +374,7 @@ def as_chosen(path: Path) -> object:
 def from_safetensors(path: Path) -> dict:
     state = torch.load(path, weights_only=True)
     other = path.with_suffix(".safetensors")
-    other.write_bytes(to_safetensors(state["state_dict"], {"config": json.dumps(state["config"])}))
+    other.write_bytes(to_safetensors(state["state_dict"], {"config": state["config"]}))
     return read_record(other)
 
 

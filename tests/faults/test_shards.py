@@ -8,7 +8,7 @@ import torch
 
 from engine.checkpoint.find import find_newest
 from models.weights.torch_files import named_shards, read_torch
-from scripts.export import export
+from scripts.export import main
 from tests.support.run_hash import run_hash, state_hash
 from tests.support.runs import run_folder
 
@@ -40,7 +40,7 @@ def test_sharded_checkpoint_has_no_unused_shards_and_exports_to_one_file(tmp_pat
     assert sorted(each.name for each in (folder / "shards").iterdir()) == [
         f"step-{step}" for step in (FIRST_EPOCH, SECOND_EPOCH)
     ]
-    export(str(folder / "last.pth"), tmp_path / "one.pth")
+    main([str(folder / "last.pth"), "-output", str(tmp_path / "one.pth")])
     assert state_hash(torch.load(tmp_path / "one.pth", weights_only=True)) == state_hash(
         read_torch(folder / "last.pth")
     )

@@ -10,7 +10,7 @@ from engine.predict.classifier import load_classifier
 from engine.quick_checks import OK
 from models import add_adapters, build_model
 from models.weights.state import merged
-from scripts.export import export
+from scripts.export import main
 from tests.support.configs import small_config
 from tests.support.refusals import refused
 from tests.support.runs import epochs_of, rows, run_folder, status_of, typed
@@ -136,7 +136,7 @@ def test_evaluation_of_lora_without_peft_matches_training_scores(finished, tmp_p
 
 def test_exported_lora_weights_load_in_timm_with_equal_logits(finished, tmp_path):
     _, folder = finished
-    export(str(folder / "last.pth"), tmp_path / "plain.safetensors")
+    main([str(folder / "last.pth"), "-output", str(tmp_path / "plain.safetensors")])
     arguments = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 16, "depth": 2, "num_heads": 2}
     theirs = timm.create_model(
         "vit_tiny_patch16_224", checkpoint_path=str(tmp_path / "plain.safetensors"), num_classes=10, **arguments

@@ -21,7 +21,7 @@ def prefixed(prefix):
 
 def in_safetensors(convert):
     def write(state, path):
-        path.write_bytes(to_safetensors(convert(state), {"format": "pt"}))
+        path.write_bytes(to_safetensors(convert(state)))
         return path
 
     return write

@@ -9,12 +9,12 @@ import pytest
 import timm
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
+from safetensors.torch import save_file
 from timm.layers import resample_abs_pos_embed, resample_patch_embed
 from timm.models import adapt_input_conv
 from timm.models.vision_transformer import VisionTransformer
 
 from models.weights.load import load_pretrained
-from models.weights.torch_files import to_safetensors
 from tests.support.cases import cases_of, names_of
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import typed
@@ -132,7 +132,7 @@ def headed(weights, num_classes: int = 3) -> dict[str, torch.Tensor]:
 def test_head_rows_of_an_export_match_classes_by_name_and_new_classes_get_mean_row(tmp_path, weights):
     state = headed(weights)
     metadata = {"format": "pt", "class_names": json.dumps(THEIRS), "config": "no JSON"}
-    (tmp_path / "x.safetensors").write_bytes(to_safetensors(state, metadata))
+    save_file(state, tmp_path / "x.safetensors", metadata)
     model = vit(num_classes=3)
     _, line = load_pretrained(model, str(tmp_path / "x.safetensors"), classes=["dog", "zebra", "bird"])
     for name, own in (("head.weight", model.head.weight), ("head.bias", model.head.bias)):

@@ -12,15 +12,15 @@ import timm
 import torch
 from PIL import Image
 
+from engine.export.formats import FORMATS
 from engine.predict.classifier import load_classifier
-from models.export.formats import FORMATS
 from models.weights.files import read_checkpoint, read_record, read_state_dict
 from models.weights.metadata import metadata_of
 from tests.support.cases import cases_of, names_of
 from tests.support.checkpoints import CLASSES, PLAIN, checkpoint
 from tests.support.refusals import assert_names
 from tests.support.runs import ROOT, Ended, run, run_fresh, typed
-from tests.support.weight_files import assert_same, saved, vit
+from tests.support.weight_files import assert_same, saved
 
 pytestmark = pytest.mark.slow
 
@@ -118,30 +118,6 @@ def test_transformers_reads_exports_with_the_logits_of_predict(tmp_path):
     run(str(tmp_path / "theirs.py"), *FOR_TRANSFORMERS, cwd=tmp_path, faults={"forget_our_modules": []}).done()
 
 
-def test_exported_graphs_match_logits_at_any_batch_size(tmp_path):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    shallow = {"DEPTH": 1}
-    plain = checkpoint(tmp_path / "best.ckpt", PLAIN | shallow)
-    for name in ("x.onnx", "x.pt2"):
-        typed("scripts/export.py", plain, "-output", tmp_path / name).done()
-    session = onnxruntime.InferenceSession(tmp_path / "x.onnx", providers=["CPUExecutionProvider"])
-    extra = {"class_names.json": ""}
-    program = torch.export.load(tmp_path / "x.pt2", extra_files=extra).module()
-    metadata = session.get_modelmeta().custom_metadata_map
-    assert json.loads(metadata["class_names"]) == CLASSES == json.loads(extra["class_names.json"])
-    assert json.loads(metadata["data"])["crop_pct"] == 0.9 and json.loads(metadata["probabilities"]) == "softmax"
-    model = vit(num_classes=3, **shallow).eval()
-    model.load_state_dict(weights_in(plain))
-    for count in (1, 3, 8):
-        images = torch.rand(count, 3, 32, 32)
-        with torch.no_grad():
-            expected = model(images)
-            found = [program(images), torch.from_numpy(session.run(None, {"images": images.numpy()})[0])]
-        for logits in found:
-            torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
-
-
 def test_missing_library_is_refused_before_writing(plain, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     exported(plain, "onnx", tmp_path / "x.onnx").refused("-to", "pip install onnx onnxscript onnxruntime")
@@ -202,7 +178,7 @@ class Branching(torch.nn.Module):
 
 @pytest.mark.parametrize("to", ["onnx", "torch"])
 def test_model_that_torch_cannot_trace_is_refused_with_a_way_out(plain, tmp_path, monkeypatch, to):
-    monkeypatch.setattr("models.export.subject.Subject.graph", Branching())
+    monkeypatch.setattr("engine.export.subject.Subject.graph", Branching())
     exported(plain, to, tmp_path / f"x{FORMATS[to].suffix}").refused(f"-to {to}", "tiny_test", "-to hf", ".safetensors")
     assert not any(tmp_path.iterdir())
 
@@ -210,16 +186,15 @@ def test_model_that_torch_cannot_trace_is_refused_with_a_way_out(plain, tmp_path
 # Exports weights that differ from the model's, in both formats, and prints the exit codes.
 WRONG_WEIGHTS = """
 import sys
-from models.export import hugging_face
-from models.weights import torch_files
+from engine.export import files, hugging_face
 from scripts.export import main
 from utils.program import exit_code
 
 def shifted(write):
     return lambda weights, *more: write({name: each + 1 for name, each in weights.items()}, *more)
 
-hugging_face.to_safetensors = shifted(hugging_face.to_safetensors)
-torch_files.to_safetensors = shifted(torch_files.to_safetensors)
+for module in (files, hugging_face):
+    module.to_safetensors = shifted(module.to_safetensors)
 source, *targets = sys.argv[1:]
 print([exit_code(main, [source, "-to", to, "-output", target]) for to, target in zip(targets[::2], targets[1::2])])
 """

@@ -50,7 +50,7 @@ class NativePixels(Pixels):
     measured_by: ClassVar[str] = "pixels.native.statistics.finish"
     measured: ClassVar[tuple[str, ...]] = ("DATA.RANGE", "DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD")
     chosen: ClassVar[tuple[str, ...]] = ("DATA.PIXELS", "DATA.RGB", "DATA.CHANNEL_FILES", *measured)
-    subject: ClassVar[str] = "native_photo.NativePhotoSubject"
+    photo: ClassVar[str] = "native_photo.NativePhoto"
 
     @classmethod
     def of(cls, data: Data) -> Self:

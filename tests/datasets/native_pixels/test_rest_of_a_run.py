@@ -273,15 +273,18 @@ def test_predict_with_a_graph_of_onnx_answers_as_the_checkpoint(trained, onnx_gr
     assert np.ptp(expected) > 100
 
 
-def test_graph_of_onnx_takes_images_of_any_size_with_their_values(trained, onnx_graph, tmp_path):
+def test_graphs_take_images_of_any_size_with_their_values(trained, onnx_graph, tmp_path):
     session = pytest.importorskip("onnxruntime").InferenceSession(onnx_graph)
     (given,) = session.get_inputs()
     assert given.type == "tensor(uint16)" and given.shape[2] == CHANNELS
+    typed("scripts/export.py", trained, "-output", tmp_path / "bands.pt2", "-photo").done()
+    program = torch.export.load(tmp_path / "bands.pt2").module()
     for number, size in enumerate([(7, 50), (90, 33)]):
         folder = draw(tmp_path / f"{number}", train=2, val=2, size=size)
         for row in predictions(trained / "best.pth", folder, tmp_path):
-            probabilities = session.run(None, {given.name: np.load(row["image_path"])})[0].ravel()
-            assert probabilities.max() == pytest.approx(float(row["probability"]), abs=2e-4)
+            image = np.load(row["image_path"])
+            for probabilities in (session.run(None, {given.name: image})[0], program(torch.from_numpy(image))):
+                assert probabilities.max().item() == pytest.approx(float(row["probability"]), abs=2e-4)
 
 
 def test_documented_code_answers_as_the_checkpoint(trained, onnx_graph, photos, tmp_path, monkeypatch, capsys):
@@ -291,16 +294,6 @@ def test_documented_code_answers_as_the_checkpoint(trained, onnx_graph, photos, 
     monkeypatch.chdir(tmp_path)
     exec(block_of(ROOT / "docs/pixels.md", "def read(path)"), {})
     assert capsys.readouterr().out.strip() == row["class"]
-
-
-def test_exported_program_of_torch_answers_as_the_checkpoint(trained, photos, tmp_path):
-    path = tmp_path / "bands.pt2"
-    typed("scripts/export.py", trained, "-output", path, "-photo").done()
-    graph = torch.export.load(path).module()
-    for row in predictions(trained / "best.pth", photos, tmp_path):
-        found = graph(torch.from_numpy(np.load(row["image_path"])))
-        found = found[0] if isinstance(found, tuple) else found
-        assert found.max().item() == pytest.approx(float(row["probability"]), abs=2e-4)
 
 
 def test_graph_of_8_bit_weights_keeps_the_answers(trained, photos, tmp_path):

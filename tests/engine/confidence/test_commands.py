@@ -238,24 +238,27 @@ def test_exported_weights_predict_with_the_temperature(calibrated, digits, tmp_p
         ),
     ],
 )
-def test_calibrated_graph_divides_logits_by_the_temperature(calibrated, tmp_path, ending, is_calibrated):
-    target, temperature = tmp_path / f"x{ending}", read_torch(calibrated / "best.pth")["calibration"]["temperature"]
+def test_graph_has_the_logits_and_divides_them_by_the_temperature(calibrated, tmp_path, ending, is_calibrated):
+    target, state = tmp_path / f"x{ending}", read_torch(calibrated / "best.pth")
+    temperature = state["calibration"]["temperature"]
+    facts = {"temperature": temperature, "calibrated": is_calibrated, "class_names": state["class_names"]}
+    facts |= {"data": state["data"], "probabilities": "softmax"}
     flags = ["-calibrated"] if is_calibrated else []
     typed("scripts/export.py", calibrated, "-output", target, *flags).done()
     classifier = load_classifier(calibrated)
     images = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     if ending == ".pt2":
-        files = {"temperature.json": "", "calibrated.json": ""}
+        files = {f"{name}.json": "" for name in facts}
         found = torch.export.load(target, extra_files=files).module()(images)
-        texts = files["temperature.json"], files["calibrated.json"]
+        texts = [files[f"{name}.json"] for name in facts]
     else:
         import onnxruntime
 
         session = onnxruntime.InferenceSession(target, providers=["CPUExecutionProvider"])
         found = torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
         metadata = session.get_modelmeta().custom_metadata_map
-        texts = metadata["temperature"], metadata["calibrated"]
-    assert list(map(json.loads, texts)) == [temperature, is_calibrated]
+        texts = [metadata[name] for name in facts]
+    assert list(map(json.loads, texts)) == [*facts.values()]
     with torch.no_grad():
         expected = classifier.model.float()(images) / (temperature if is_calibrated else 1)
     assert torch.allclose(found, expected, atol=1e-4)

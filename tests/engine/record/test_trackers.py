@@ -14,8 +14,8 @@ from PIL import Image
 import engine.record.trackers as module
 from engine.record.trackers import (
     Ending,
-    TrackedRow,
     TensorBoard,
+    TrackedRow,
     Tracker,
     Trackers,
     TrackerThread,

@@ -163,11 +163,17 @@ def test_graph_of_a_half_precision_run_returns_times_as_predicted(train, table, 
         assert values == pytest.approx(found[0], rel=0, abs=0.1)
 
 
-def test_timms_folder_has_the_formula_in_its_card(trained, tmp_path):
-    typed("scripts/export.py", trained / "best.pth", "-output", tmp_path / "hub", "-to", "hf").done()
-    data = read_torch(trained / "best.pth")["config"]
-    formula = f"digit = output x {data['DATA.TARGET_STD'][0]!r} + {data['DATA.TARGET_MEAN'][0]!r}"
-    assert formula in (tmp_path / "hub" / "README.md").read_text()
+@pytest.mark.parametrize("is_standardized", [True, False])
+def test_timms_folder_says_what_the_outputs_mean(trained, tmp_path, is_standardized):
+    state, meant = read_torch(trained / "best.pth"), "not standardized"
+    data = state["config"]
+    if is_standardized:
+        meant = f"digit = output x {data['DATA.TARGET_STD'][0]!r} + {data['DATA.TARGET_MEAN'][0]!r}"
+    else:
+        data |= {"DATA.TARGET_MEAN": [], "DATA.TARGET_STD": []}
+    torch.save(state, tmp_path / "best.pth")
+    typed("scripts/export.py", tmp_path / "best.pth", "-output", tmp_path / "hub", "-to", "hf").done()
+    assert meant in (tmp_path / "hub" / "README.md").read_text()
 
 
 def test_page_has_the_names_and_intervals_of_the_numbers(trained, tmp_path):

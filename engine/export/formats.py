@@ -2,20 +2,21 @@
 
 import contextlib
 import io
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from models.export import hugging_face
-from models.export.subject import Subject, WrongExport
-from utils.errors import ConfigError, cause_of, needing
-from utils.files import refuse_special, sync_folder
+from engine.export import hugging_face, web
+from engine.export.files import naming_wrong_export, staged
+from engine.export.subject import Subject
+from utils.errors import ConfigError, needing
+
+if TYPE_CHECKING:
+    from engine.export.photo import PhotoSubject
 
 
 class Format(NamedTuple):
@@ -25,6 +26,7 @@ class Format(NamedTuple):
     loaded_by: str  # the function or package that loads the file, for messages
     write: Callable[[Subject, Path], None]
     load: Callable[[Subject, Path], Callable[[Tensor], Tensor]]  # loads the exported file as users would
+    graph: str = ""  # the file that `load` loads, if it is in an exported folder
 
 
 SCOPES = "pkg.torch.onnx.name_scopes"  # metadata of a node: the modules that contain it
@@ -76,13 +78,21 @@ def load_program(subject: Subject, path: Path) -> Callable[[Tensor], Tensor]:
         return torch.export.load(file).module()
 
 
+def write_page(subject: "PhotoSubject", path: Path) -> None:
+    path.mkdir()
+    web.write(path, subject)  # first, because it may refuse -runtime
+    write_onnx(subject, path / web.GRAPH)
+
+
 FORMATS = {
     "hf": Format("", "timm.create_model", hugging_face.write, hugging_face.load),
     "onnx": Format(".onnx", "onnxruntime", write_onnx, load_onnx),
     "torch": Format(".pt2", "torch.export.load", write_program, load_program),
+    "web": Format("", "onnxruntime", write_page, load_onnx, web.GRAPH),
 }
 
 
+@torch.no_grad()
 def export(subject: Subject, name: str, target: Path, change: Callable[[Path], str] | None = None) -> str:
     """Write the model in this format, load it again, and compare its results with the original's. Return the result.
 
@@ -91,7 +101,7 @@ def export(subject: Subject, name: str, target: Path, change: Callable[[Path], s
     chosen = FORMATS[name]
     if subject.config.DATA.sequences and chosen.suffix:
         raise ConfigError(
-            f"-to {name}: {subject.name} takes {subject.config.DATA.sequences}. timm reads "
+            f"-to {name}: {subject.config.MODEL.NAME} takes {subject.config.DATA.sequences}. timm reads "
             "each size from the data, which an exported graph cannot; use -to hf or .safetensors"
         )
     check_target(name, chosen.suffix, target)
@@ -99,8 +109,9 @@ def export(subject: Subject, name: str, target: Path, change: Callable[[Path], s
         with naming_untraceable(name, subject):
             chosen.write(subject, path)
         with naming_wrong_export(name, chosen.loaded_by, target):
-            result = f"loaded again by {chosen.loaded_by}, {subject.check(chosen.load(subject, path))}"
-        return f"{result}\n{change(path)}" if change else result
+            run = chosen.load(subject, path / chosen.graph)
+            result = f"loaded again by {chosen.loaded_by}, {subject.check(run)}"
+        return f"{result}\n{change(path / chosen.graph)}" if change else result
 
 
 @contextlib.contextmanager
@@ -114,21 +125,7 @@ def naming_untraceable(name: str, subject: Subject) -> Iterator[None]:
         cause = error.__cause__ or error
         reason = (str(cause).strip() or type(cause).__name__).splitlines()[0]
         raise ConfigError(
-            f"-to {name}: torch cannot export {subject.name} ({reason}); use -to hf or a .safetensors file"
-        ) from error
-
-
-@contextlib.contextmanager
-def naming_wrong_export(name: str, loaded_by: str, target: Path) -> Iterator[None]:
-    """Turn any error while an export is loaded and compared into a WrongExport with the format and the file."""
-    try:
-        yield
-    except Exception as error:  # the type depends on the program that loads the export
-        if isinstance(error, ConfigError):  # a mistake of the user, which another format would not change
-            raise
-        reason = str(error) if isinstance(error, WrongExport) else f"it fails ({type(error).__name__}: {error})"
-        raise WrongExport(
-            f"-to {name}: when {loaded_by} loads the export, {reason}; {target} was not written. Choose another format"
+            f"-to {name}: torch cannot export {subject.config.MODEL.NAME} ({reason}); use -to hf or a .safetensors file"
         ) from error
 
 
@@ -143,34 +140,3 @@ def check_target(name: str, suffix: str, target: Path) -> None:
             f"-output: {target} {'has the suffix of a file' if is_named_as_file else 'already exists'}; "
             f"-to {name} writes a new folder, so name another folder"
         )
-
-
-@contextlib.contextmanager
-def staged(target: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to. On success all files in its folder are moved to their places, `target` last.
-
-    The temporary path is in its own folder and keeps the file name, because the graph of a large model names its
-    weights file.
-    """
-    target = target.absolute()
-    folder = target.with_name(f".{target.name}.tmp")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed
-        folder.mkdir()
-        try:
-            yield folder / target.name
-            for path in folder.rglob("*"):
-                sync_folder(path)
-            for path in sorted(folder.iterdir(), key=lambda each: each.name == target.name):
-                place = target.with_name(path.name)
-                if not path.is_dir():
-                    refuse_special(place)
-                os.replace(path, place)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        sync_folder(target.parent)
-    except (OSError, RuntimeError) as error:
-        if not isinstance(error, OSError) and not isinstance(error.__context__, OSError):
-            raise
-        raise ConfigError(f"-output: {target} cannot be written ({cause_of(error)})") from error

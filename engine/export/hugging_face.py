@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.export.model_card import model_card
-from models.export.subject import Subject
+from engine.export.model_card import model_card
+from engine.export.subject import Subject
 from models.vit import architecture_of
 from models.weights.metadata import USUAL
 from models.weights.record import OF_PIXELS
@@ -18,8 +18,7 @@ from models.weights.torch_files import to_safetensors
 
 def write(subject: Subject, path: Path) -> None:
     path.mkdir()
-    metadata = {"format": "pt"} | {name: json.dumps(fact) for name, fact in subject.record.items()}
-    (path / "model.safetensors").write_bytes(to_safetensors(subject.state, metadata))
+    (path / "model.safetensors").write_bytes(to_safetensors(subject.model.state_dict(), subject.record))
     text = json.dumps(timm_config(subject), indent=2, ensure_ascii=False)
     (path / "config.json").write_text(text + "\n", encoding="utf-8")
     (path / "README.md").write_text(model_card(subject), encoding="utf-8")
@@ -35,25 +34,23 @@ def load(subject: Subject, path: Path) -> Callable[[Tensor], Tensor]:
 
 def timm_config(subject: Subject) -> dict[str, Any]:
     """Return config.json as timm reads it, and transformers' wrapper of timm's models."""
-    settings, model = subject.config.MODEL, subject.model
+    settings, data, model = subject.config.MODEL, subject.config.DATA, subject.model
     known = getattr(model, "pretrained_cfg", None) or {"first_conv": "patch_embed.proj", "classifier": "head"}
     layers = {name: known[name] for name in ("first_conv", "classifier", "pool_size") if known.get(name)}
-    channels, side, _ = subject.data["input_size"]
     has_fixed_size = settings.TYPE == "vit" or bool(known.get("fixed_input_size"))
-    arguments = dict(settings.KWARGS)
+    architecture, arguments = settings.NAME, dict(settings.KWARGS)
     if has_fixed_size:
-        arguments["img_size"] = side
-    architecture = settings.NAME
+        arguments["img_size"] = data.IMAGE_SIZE
     if settings.TYPE == "vit":
         architecture = f"vit_{USUAL.get(settings.EMBED_DIM, ['base'])[0]}_patch16_224"
         arguments |= architecture_of(settings)
-    if subject.config.DATA.sequences:
+    if data.sequences:
         from models.native_aspect import arguments_of
 
         architecture, arguments = arguments_of(subject.config)
         has_fixed_size = False
-    if channels != 3:
-        arguments = arguments | {"in_chans": channels}  # timm also takes it from input_size, but transformers does not
+    if data.IMAGE_CHANNELS != 3:
+        arguments["in_chans"] = data.IMAGE_CHANNELS  # timm also takes it from input_size, but transformers does not
     # timm does not know the settings of native pixels.
     images = {name: value for name, value in subject.data.items() if name not in OF_PIXELS.values()}
     facts = layers | images | {"num_classes": model.num_classes, "fixed_input_size": has_fixed_size}

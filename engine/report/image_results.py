@@ -46,7 +46,8 @@ class ResultFiles:
     ) -> bool:
         """Write the results of the evaluation that `best` describes, and the figures of its calibration, if any.
 
-        `calibrated`: results with calibrated probabilities, for pictures. Return whether all is written.
+        `calibrated`: results with calibrated probabilities, for pictures.
+        Return whether all is written.
         """
         record = self._folder / RECORD
         try:

@@ -24,6 +24,7 @@ from engine.tasks import find_task
 from engine.weights_lines import describe_evaluation
 from models import describe_size
 from models.weights.files import chosen_weights
+from utils.errors import ExitCode
 from utils.text import counted
 
 
@@ -61,15 +62,16 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         scores = found[name].scores
         log.detail(f"----- {scores.describe(f'{name}Validation')}, time: {seconds:.2f}")
         log.say(scores.describe_all(name, task.describe_scored(eval_set)))
-    if config.task.has_answers:
-        leave_results(session, plan, found)
+    state, code = "done", ExitCode.DONE
+    if config.task.has_answers and not leave_results(session, plan, found):
+        state, code = "save_failed", ExitCode.FAILED
     figures = {name.strip().lower() or "raw": each.scores.figures() for name, each in found.items()}
-    session.status("done", exit_code=0, **figures)
+    session.status(state, exit_code=int(code), **figures)
     if config.task.has_answers:
         saved = plan.inputs.known.saved
         weights = saved.file if saved else None
         session.advise(after_evaluation(weights, session.path, eval_set))
-    return 0
+    return code
 
 
 def refuse_outputs(plan: EvalPlan, model: nn.Module, inference: PlacingInference, data: EvalData) -> None:
@@ -103,14 +105,14 @@ def weights_to_score(
             yield name, SavedModel(path, state, key, weights).build(plan.config, needs_classes, change_model)
 
 
-def leave_results(session: Session, plan: EvalPlan, found: dict[str, Evaluation]) -> None:
-    """Write tables and pictures for the weights with the best score. Collective."""
+def leave_results(session: Session, plan: EvalPlan, found: dict[str, Evaluation]) -> bool:
+    """Write tables and pictures of the best weights. Return whether it succeeded. Collective."""
     from engine.report.image_results import ResultFiles
 
     metric = plan.config.TRAIN.BEST_METRIC
     scores = {name: replace(each.scores, metric=metric) for name, each in found.items()}
     name, best = max(scores.items(), key=lambda item: item[1].rank)
     images = found[name].images.gather(session.process).complete(session.process, session.log)
-    if session.process.is_first:
-        files = ResultFiles(session.path, plan.eval_set, session.log, plan.config.DATA)
-        files.write(images, Best.of(best, 0, "_ema" if name else ""), plan.config.REPORT)
+    files = ResultFiles(session.path, plan.eval_set, session.log, plan.config.DATA)
+    of_best = Best.of(best, 0, "_ema" if name else "")
+    return session.process.first(lambda: files.write(images, of_best, plan.config.REPORT))

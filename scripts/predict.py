@@ -59,8 +59,11 @@ def main(argv: list[str]) -> int:
 
     if launched := find_launched_rank(os.environ):
         process = Process.start(arguments.device, launched)
-        code = predict(arguments, process.first(images), process)
-        process.close()
+        try:
+            code = predict(arguments, process.first(images), process)
+            process.close()
+        except Exception as error:
+            raise process.name_lost_ranks(error) from error
         return code
     number, paths = arguments.ngpus, None
     if number in (None, 1):
@@ -285,7 +288,7 @@ def predict(arguments: argparse.Namespace, paths: list[str], process: "Process")
     output = Output(paths, outputs_of(arguments), classifier.classes, process.is_first, may_stop, mark)
     for prediction in predictor(paths, arguments.top, look if maps or arguments.sheet else None):
         output.add(prediction)
-    output.close(classifier.facts())
+    process.first(lambda: output.close(classifier.facts()))
     if process.is_first:
         report_end(arguments, output)
     return 2 if output.num_unreadable else 0

@@ -63,31 +63,6 @@ def test_tensorboard_reads_the_written_events(finished):
     assert read == pytest.approx([row["eval_top1"] for row in rows])
 
 
-def accuracy(folder) -> dict:
-    return {key: value for key, value in status_of(folder).items() if key in ("raw", "ema")}
-
-
-def test_evaluation_is_exact_for_one_to_three_processes(finished, small_yaml, tmp_path):
-    """359 images are not divisible by 2 or 3."""
-    folder, _ = finished
-    last = epochs_of(folder)[-1]
-    found = {}
-    for world_size in (1, 2, 3):
-        script = "main_single_gpu.py" if world_size == 1 else "main_multi_gpu.py"
-        flags = ["-cfg", str(small_yaml), "-eval", "-resume", str(folder / "last.pth"), "-amp"]
-        run(script, *flags, "-output", str(tmp_path / str(world_size)), processes=world_size).done()
-        evaluated = run_folder(tmp_path / str(world_size))
-        assert evaluated.name.startswith("eval-")
-        found[world_size] = accuracy(evaluated)
-    for scores in found.values():
-        assert scores["raw"]["num_images"] == 359
-        assert scores["raw"]["top1"] == pytest.approx(last["eval_top1"], abs=1e-4)
-        assert scores["ema"]["top1"] == pytest.approx(last["eval_top1_ema"], abs=1e-4)
-        for kind in ("raw", "ema"):
-            assert scores[kind]["top1"] == found[1][kind]["top1"] and scores[kind]["top5"] == found[1][kind]["top5"]
-            assert scores[kind]["loss"] == pytest.approx(found[1][kind]["loss"], rel=1e-12)
-
-
 def test_mistake_in_several_processes_is_reported_once(small_yaml):
     flags = ["-cfg", str(small_yaml), "-ngpus", "2", "-dataset", "imagefolder", "-data_path", "nowhere"]
     result = run("main_multi_gpu.py", *flags).refused()

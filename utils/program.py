@@ -68,22 +68,25 @@ def when_started() -> float:
 def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
     """Run a program and return its exit code. If the program raises an error, report the error.
 
-    The exit code is 2 after an error that the user can fix, which is reported without a traceback, and 1 after other
-    errors. It is 0 if the reader of the program's output has ended (`| head`).
+    The exit code is 2 after an error that the user can fix, which is reported without a traceback, and 1 after
+    other errors. It is 0 if the reader of the program's output has ended (`| head`). A signal such as
+    SIGTERM raises KeyboardInterrupt, as Ctrl-C does. So unfinished files are removed, and the exit code is
+    128 + the number of the signal.
     """
     open_closed_streams()
     with contextlib.suppress(AttributeError, OSError):  # stdout may be replaced by another object
         sys.stdout.reconfigure(errors="backslashreplace")  # escapes characters that a terminal without UTF-8 lacks
     try:
-        arguments = with_one_dash(arguments)
-        if "-version" in arguments:
-            from utils.environment import describe_environment
+        with Interrupt():
+            arguments = with_one_dash(arguments)
+            if "-version" in arguments:
+                from utils.environment import describe_environment
 
-            print(describe_environment())
-            return 0
-        code = program(arguments)
-        sys.stdout.flush()
-        return code
+                print(describe_environment())
+                return 0
+            code = program(arguments)
+            sys.stdout.flush()
+            return code
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, BrokenPipeError) and nobody_reads():
             return 0
@@ -129,7 +132,7 @@ def exit_code_and_message(error: BaseException) -> tuple[int, str | None]:
     if isinstance(error, LostProcess):
         return ExitCode.FAILED, str(error)
     if isinstance(error, KeyboardInterrupt):
-        return AFTER_SIGNAL + signal.SIGINT, ""
+        return AFTER_SIGNAL + next(iter(error.args), signal.SIGINT), ""
     if isinstance(error, OSError) and error.errno in OF_A_NAME:
         return (
             ExitCode.REFUSED,
@@ -218,6 +221,28 @@ class StopSignal:
             os._exit(AFTER_SIGNAL + number)
         if not self.number:
             self.number, self._noted = number, time.monotonic()
+
+
+class Interrupt(StopSignal):
+    """Raises KeyboardInterrupt at a signal in the block, until a StopSignal takes its place."""
+
+    def __init__(self):
+        self._before = {each: signal.getsignal(each) for each in STOPPING}
+        super().__init__()
+
+    def __enter__(self) -> None:
+        """Do nothing: the signals are handled since the object was made."""
+
+    def __exit__(self, *error: object) -> None:
+        for each, handler in self._before.items():
+            if signal.getsignal(each) == self._note:
+                signal.signal(each, handler)
+
+    def _note(self, number: int, frame) -> None:
+        is_first = not self.number
+        super()._note(number, frame)
+        if is_first:
+            raise KeyboardInterrupt(number)
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:

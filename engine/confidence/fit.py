@@ -56,7 +56,8 @@ class FeatureTally:
         width = features.read.shape[1] + features.middle.shape[1]
         every = -(-self.num_images // max(1, min(MOST_IMAGES, MOST_VALUES // width)))
         chosen = slice(-self._num_seen % every, len(targets), every)
-        self.per_image.features.append(TappedFeatures(*(each[chosen].clone() for each in features)))
+        positions = torch.arange(self._num_seen, self._num_seen + len(targets))[chosen]
+        self.per_image.features.append((positions, *(each[chosen].clone() for each in features)))
         self._num_seen += len(targets)
 
 
@@ -85,10 +86,15 @@ def why_no_features(model: nn.Module, config: Config) -> str:
 
 
 def gather_features(images: ClassResults, process: Process) -> TappedFeatures | None:
-    """Return the features that all processes have kept, or None. Collective."""
-    rows = [[torch.cat(column).cpu() for column in zip(*images.local.features, strict=True)]]
-    rows = [each for each in process.join(rows) if each]
-    return TappedFeatures(*(torch.cat(column) for column in zip(*rows, strict=True))) if rows else None
+    """Return the features of all processes in the order of the images, or None. Collective."""
+    rows = [torch.cat(column).cpu() for column in zip(*images.local.features, strict=True)]
+    rows[:1] = [torch.from_numpy(images.local.indices)[positions] for positions in rows[:1]]
+    parts = [each for each in process.join([rows]) if each]
+    if not parts:
+        return None
+    indices, *columns = (torch.cat(column) for column in zip(*parts, strict=True))
+    order = indices.argsort()
+    return TappedFeatures(*(each[order] for each in columns))
 
 
 # --- the fit ---

@@ -98,10 +98,8 @@ class Output:
             self._predictions.append(prediction._replace(picture=None))
 
     def close(self, facts: dict[str, Any]) -> None:
-        """Write the last sheet and the tables. `facts` are the model and its preprocessing, for the JSON file."""
+        """Write the last sheet and the tables. The JSON file has these `facts` about the model."""
         self._bar.close()
-        if not self.is_first:
-            return
         if self._tiles:
             self._write_sheet()
         if self._files.csv:

@@ -43,10 +43,11 @@ class ResultFiles:
         with_pictures: bool,
         calibration: Calibration = None,
         calibrated: ClassResults | None = None,
-    ) -> None:
+    ) -> bool:
         """Write the results of the evaluation that `best` describes, and the figures of its calibration, if any.
 
-        `calibrated`: the results with calibrated probabilities, for pictures.
+        `calibrated`: results with calibrated probabilities, for pictures.
+        Return whether all is written.
         """
         record = self._folder / RECORD
         try:
@@ -65,6 +66,7 @@ class ResultFiles:
             if not self._has_failed:
                 self._log.warn(f"cannot write the image results in {self._folder} ({cause_of(error)})")
             self._has_failed = True
+        return not self._has_failed
 
     def _draw(self, results: ClassResults) -> None:
         from engine.predict.pictures import write_picture  # local: only pictures need it

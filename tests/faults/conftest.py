@@ -1,7 +1,9 @@
 """Fixtures for tests of faults: a function that starts runs, settings for a very short run, and a few images."""
 
 import functools
-from collections.abc import Callable
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -68,3 +70,23 @@ def photos(tmp_path) -> Path:
     cut.write_bytes(cut.read_bytes()[:50])
     (tmp_path / "photos/train/bee/42.JPEG").write_bytes(b"no picture")
     return tmp_path / "photos"
+
+
+def mounted(folder: Path, options: str) -> Iterator[Path]:
+    """Mount a small disk, or skip the test if the system does not allow it."""
+    folder.mkdir(exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", options, "none", folder]
+    if not shutil.which("mount") or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mounting needs root")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    yield from mounted(tmp_path / "disk", "size=4m")
+
+
+@pytest.fixture
+def read_only_disk(tmp_path):
+    yield from mounted(tmp_path / "disk", "size=1m,ro")

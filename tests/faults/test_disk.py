@@ -5,9 +5,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,26 +21,6 @@ from utils.log import Log
 pytestmark = pytest.mark.slow
 
 ENOUGH_FOR_ALL_BUT_CHECKPOINTS = 20_000  # bytes
-
-
-def mounted(folder: Path, options: str) -> Iterator[Path]:
-    """Mount a small disk, or skip the test if the system does not allow it."""
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", options, "none", folder]
-    if not shutil.which("mount") or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("mounting needs root")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    yield from mounted(tmp_path / "disk", "size=4m")
-
-
-@pytest.fixture
-def read_only_disk(tmp_path):
-    yield from mounted(tmp_path / "disk", "size=1m,ro")
 
 
 def no_room(*arguments, **options):

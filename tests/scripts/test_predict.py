@@ -14,7 +14,7 @@ from engine.predict.output import safe_names
 from scripts import export, predict
 from tests.support.cases import cases_of, names_of, value_of
 from tests.support.refusals import assert_names, refused
-from tests.support.runs import rows_of, run, typed
+from tests.support.runs import rows_of, typed
 from utils.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -179,26 +179,6 @@ def test_exported_file_predicts_like_its_checkpoint(trained, digits, tmp_path, k
     export.export(str(trained), target, key)
     assert type_in(target, image)[0] == type_in(tmp_path / "best.pth", image)[0]
     type_in(target, image, "-raw", exit_with=2 if key == "state_dict_ema" else 0)
-
-
-def test_two_processes_write_the_same_predictions_as_one(trained, digits, tmp_path):
-    broken = tmp_path / "broken.png"
-    broken.write_bytes(b"no picture")
-    seven, *images = [path for digit in "73" for path in sorted((digits / digit).iterdir())[:10]]
-    images = [seven, *images, broken, seven]  # four batches of 7
-    files = {"csv": "classes.csv", "json": "classes.json", "sheet": "sheet.png", "attention": "maps"}
-    for folder in ("one", "two"):
-        (tmp_path / folder).mkdir()
-    words = [str(word) for word in (trained, *images, "-top", 2, "-batch_size", 7)]
-    one, two = ([f"-{flag}={tmp_path / folder / name}" for flag, name in files.items()] for folder in ("one", "two"))
-    lines, _ = type_in(*words, *one, "-ngpus", 1, exit_with=2)
-    ended = run("scripts/predict.py", *words, *two, "-ngpus", "2")
-    assert ended.returncode == 2, ended.stderr
-    assert [line.split("\t") for line in ended.stdout.splitlines()] == lines and len(lines) == 21
-    written = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*.*"))
-    assert len(written) == 3 + len(lines), "an attention map for each image that can be read"
-    for path in written:
-        assert (tmp_path / "one" / path).read_bytes() == (tmp_path / "two" / path).read_bytes(), path
 
 
 def test_flip_averaged_predictions_are_equal_for_image_and_mirror(trained, digits, tmp_path):

@@ -30,6 +30,7 @@ import engine.saves
 import engine.session
 import engine.settings
 from datasets.loading.readers import Reader, TrainReader
+from datasets.sources.images import FileImages
 from engine.checkpoint.async_saver import AsyncSaver
 from engine.checkpoint.sharded_saver import ShardedSaver
 from engine.evaluation import all_scores
@@ -44,6 +45,7 @@ from engine.train.forecast import Forecast
 from engine.train.trainer import Trainer
 from tests.support.forks import DEADLINE, ForkingPopen
 from tests.support.planted_in_saves import (  # noqa: F401
+    fill,
     fill_disk,
     find_no_room,
     kill_at,
@@ -210,6 +212,17 @@ def signal_at(step: int, number: int, ranks: list[int], nth: int = 1) -> None:
             os.kill(os.getpid(), number)
 
     before_each(Trainer, "update", send)
+
+
+def signal_at_image(nth: int, number: int) -> None:
+    """Send this signal to the program before it reads an image for the nth time."""
+    program = os.getpid()  # a loader process may read the image
+    before_nth(FileImages, "read", nth, lambda: os.kill(program, number))
+
+
+def fill_disk_at_image(nth: int, path: str) -> None:
+    """Fill the disk before the program reads an image for the nth time."""
+    before_nth(FileImages, "read", nth, lambda: fill(path))
 
 
 def signal_at_ranking(number: int) -> None:
@@ -436,7 +449,7 @@ def draw_nothing() -> None:
     from engine.report.image_results import BestResults, ResultFiles
 
     draw_no_curves()
-    ResultFiles.write = BestResults.complete = lambda *arguments, **options: None
+    ResultFiles.write = BestResults.complete = lambda *arguments, **options: True
 
 
 def draw_no_curves() -> None:

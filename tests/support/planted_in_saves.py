@@ -117,14 +117,19 @@ def kill_before(what: str, nth: int) -> None:
     AllOperations(before)
 
 
+def fill(path: str) -> None:
+    """Fill the disk with this file, as another program might."""
+    with contextlib.suppress(OSError), open(path, "wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+
+
 def fill_disk(save: int, path: str) -> None:
-    """Fill the disk when this save starts, as another program might."""
+    """Fill the disk when this save starts."""
 
     def before(*place) -> None:
         if place[:2] == (save, 0):
-            with contextlib.suppress(OSError), open(path, "wb", buffering=0) as file:
-                while file.write(bytes(4096)):
-                    pass
+            fill(path)
 
     Operations(before)
 

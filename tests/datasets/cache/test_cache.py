@@ -1,15 +1,11 @@
 """DATA.CACHE: reading from a cache, building and rebuilding it, and errors."""
 
-import errno
 import fcntl
-import itertools
 import os
 import pickle
-import signal
 import warnings
 from functools import partial
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,7 +15,7 @@ from PIL import Image
 import datasets.cache as cache_module
 from configs.schema import Config
 from datasets import build_train_data
-from datasets.cache import CacheFile, CacheLocation, CacheProgress, cache_image_sets, locate_cache, write_cache
+from datasets.cache import CacheFile, CacheLocation, CacheProgress, cache_image_sets, locate_cache
 from datasets.index import IndexBuilder
 from datasets.types import ImageReadError, ImageSet
 from tests.support.cases import cases_of, names_of
@@ -29,8 +25,6 @@ from tests.support.loading import folder_settings, taken
 from tests.support.opened import open_sets
 from tests.support.refusals import assert_names, flip
 from utils.distributed import Process
-from utils.errors import StoppedBySignal
-from utils.program import exit_code
 
 NUM_IMAGES, BROKEN = 21, (2, 11)
 
@@ -182,14 +176,6 @@ def test_cached_image_files_are_synced_to_disk(photos, monkeypatch):
     assert {path.stat().st_ino for path in Path(config.DATA.CACHE_PATH).glob("*.data")} < {*synced}
 
 
-def test_signal_stops_cache_build_and_leaves_no_files(photos):
-    config, numbers = config_of(photos), iter([0] * 9)
-    with pytest.raises(StoppedBySignal) as caught:
-        cached(config, Messages(signal=lambda: next(numbers, signal.SIGTERM)))
-    assert not files_of(config)
-    assert exit_code(Mock(side_effect=caught.value), []) == 128 + signal.SIGTERM
-
-
 def test_run_reads_files_while_another_run_builds_the_cache(photos):
     config, messages = config_of(photos), Messages()
     location = locate_cache(config, "training", open_sets(config)[0])
@@ -210,16 +196,7 @@ def test_process_that_may_not_build_reads_files_until_cache_exists(photos):
 # --- errors ---
 
 
-def full(location, num_channels, images) -> None:
-    def until_full():
-        yield from itertools.islice(images, 9)
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    write_cache(location, num_channels, until_full())
-
-
 NO_CACHE = {
-    "the disk is full at the tenth image": lambda patch, cache: patch.setattr(cache_module, "write_cache", full),
     "the disk is too small": lambda patch, cache: patch.setattr(cache_module, "free_bytes", lambda folder: 20_000),
     "a file has its name": lambda patch, cache: cache.write_text(""),
 }

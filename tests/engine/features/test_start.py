@@ -132,21 +132,6 @@ def test_best_weights_are_the_linear_classifier_if_no_epoch_is_better(digits, tm
     assert "(before training;" in longer.stdout and epochs_of(folder)[0] == before
 
 
-def test_two_processes_find_the_linear_classifier_of_one(digits, tmp_path):
-    found, features = [], []
-    for count in (1, 2):
-        flags = words(digits, "MODEL.NEW_CLASSIFIER=linear", f"DATA.BATCH_SIZE={32 // count}", "TRAIN.NUM_EPOCHS=1")
-        train(tmp_path / str(count), flags, processes=count).done()
-        found.append(epochs_of(run_folder(tmp_path / str(count)))[0])
-        features.append(read_features(run_folder(tmp_path / str(count))))
-    for one, two in zip(*features, strict=True):
-        for name in ("indices", "names", "targets"):
-            assert np.array_equal(getattr(one, name), getattr(two, name))
-        assert np.allclose(one.features, two.features, atol=1e-5)
-    assert found[1]["eval_loss"] == pytest.approx(found[0]["eval_loss"], abs=1e-6)
-    assert found[1]["eval_top1"] == found[0]["eval_top1"]
-
-
 def test_signal_ends_the_pass_after_the_batch_in_progress():
     seen = []
 

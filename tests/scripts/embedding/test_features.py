@@ -4,7 +4,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pyarrow.parquet
@@ -18,7 +17,6 @@ from datasets.sources.images import natural
 from engine.features.embedder import find_photos
 from tests.scripts.embedding.conftest import make_hub, make_photos
 from tests.support.image_sets import draw_patches
-from tests.support.refusals import assert_names
 from tests.support.runs import run, typed
 from utils.errors import ConfigError
 
@@ -85,20 +83,6 @@ def test_npz_and_parquet_have_the_same_rows_with_sizes_and_record(here, hub, mon
     assert facts["preprocessing"]["mean"] == [0.4] * 3 and facts["images"]["count"] == 2
 
 
-def test_unreadable_photos_have_no_row_and_leave_others_unchanged(here, hub, photos):
-    typed(SCRIPT, hub, photos, "-output", "all.npz").done()
-    for number in (2, 4, 5, 6):
-        next(Path("photos").rglob(f"{number}.png")).write_bytes(b"no picture")
-    draw_patches(here / "photos/more/7.png", 99)
-    ended = typed(SCRIPT, hub, photos, "-output", "some.npz")
-    assert ended.returncode == 2
-    assert_names(ended.stderr, "photos/2.png", "photos/more/6.png", "4 of 10 images")
-    kept = [paths_in("all.npz").index(path) for path in paths_in("some.npz")]
-    assert kept == [0, 1, 3, 7, 8, 9]
-    differ = (features_in("some.npz") != features_in("all.npz")[kept]).any(1)
-    assert differ.tolist() == [False] * 3 + [True] + [False] * 2
-
-
 def test_file_names_in_another_encoding_become_escapes(here, hub, photos):
     os.rename(b"photos/3.png", b"photos/3\xff.png")
     ended = typed(SCRIPT, hub, photos, "-near", "photos/0.png", "-sheet", "x.png", "-output", "x.npz").done()
@@ -114,18 +98,6 @@ def test_number_of_loader_workers_does_not_change_the_bytes(here, hub, options):
     run(SCRIPT, *words, "one.npz", cwd=here).done()
     run(SCRIPT, *words, "other.npz", "-opts", *options, cwd=here).done()
     assert Path("one.npz").read_bytes() == Path("other.npz").read_bytes()
-
-
-@pytest.mark.parametrize("name", ["x.npz", "x.parquet"])
-def test_killed_or_failed_command_leaves_the_earlier_file(here, hub, photos, monkeypatch, name):
-    typed(SCRIPT, hub, photos, "-output", name).done()
-    before = Path(name).read_bytes()
-    draw_patches(here / "photos/new.png", 5)
-    for error in (KeyboardInterrupt, OSError(28, "No space left on device")):
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "fsync", Mock(side_effect=error))
-            assert typed(SCRIPT, hub, photos, "-output", name).returncode in (1, 2, 130)
-        assert Path(name).read_bytes() == before and not [*Path().glob(".x*")]
 
 
 def test_output_that_cannot_be_written_is_refused(here, hub, photos):

@@ -74,16 +74,6 @@ def test_copy_of_the_query_is_the_most_similar_photo(here, hub, photos):
     assert len(found) == 12
 
 
-def test_unreadable_photos_are_counted_and_left_out(here, hub, photos):
-    Path("photos/2.png").write_bytes(b"no picture")
-    make_examples()
-    for words in (("-near", "photos/0.png", "-sheet", "x.png"), ("-examples", "examples")):
-        for output in ((), ("-output", "x.npz")):
-            ended = typed(SCRIPT, hub, photos, *words, *output)
-            assert ended.returncode == 2 and "photos/2.png" not in ended.stdout
-            assert_names(ended.stderr, "1 of 10 images")
-
-
 def make_examples() -> None:
     for number, name in enumerate(("ant", "bee")):
         draw_patches(Path("examples", name, "1.png"), number)

@@ -1,4 +1,4 @@
-"""Runs that learn features: processes, kills, evaluation, and the use of their weights."""
+"""Runs that learn features: their evaluation, and the use of their weights."""
 
 import functools
 import math
@@ -26,10 +26,9 @@ from utils.distributed import Process
 pytestmark = pytest.mark.slow
 
 
-# Updates whose rounding depends little on the number of processes.
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    """Return start(output, options, processes=1, fault=arguments), which runs the small settings."""
+    """Return start(output, options, fault=arguments), which runs the small settings."""
     folder = tmp_path_factory.mktemp("photos")
     (folder / "features.yaml").write_text(SMALL)
     photos, labelled = draw_photos(folder / "photos"), draw_photos(folder / "labelled", 24, labelled=True)
@@ -41,9 +40,8 @@ def start(tmp_path_factory):
         words += ["-opts", f"TRAIN.TEACHER_MODEL={teacher}", f"DATA.LABELLED_PATH={labelled}", *options.split()]
         return [str(word) for word in words]
 
-    def start(output, options="", *flags, processes=1, **faults):
-        script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
-        return run(script, *words(output, options, *flags), processes=processes, faults={"draw_nothing": []} | faults)
+    def start(output, options="", *flags, **faults):
+        return run("main_single_gpu.py", *words(output, options, *flags), faults={"draw_nothing": []} | faults)
 
     start.folder, start.words = folder, words
     return start
@@ -54,9 +52,9 @@ def unbroken(tmp_path_factory, start):
     """Return a function that trains without interruption and returns the folder of the run."""
 
     @functools.cache
-    def train(options="", processes=1):
+    def train(options=""):
         output = tmp_path_factory.mktemp("unbroken")
-        start(output, options, processes=processes).done()
+        start(output, options).done()
         return run_folder(output)
 
     return train
@@ -130,12 +128,6 @@ def test_metrics_have_similarity_and_knn_but_no_accuracy(start, unbroken):
     assert "NaN" not in text and status_of(folder)["best_metric"] == "knn"
     log = (folder / "log.txt").read_text().split("writing to")[1]
     assert not re.search(r"\bAcc\b|\bnan\b|\bclass(es)?\b", log)
-
-
-def test_unreadable_photos_are_named_and_left_out(tmp_path, start):
-    ended = start(tmp_path / "1", "TRAIN.NUM_EPOCHS=1 DATA.DROP_LAST=false").done()
-    assert re.search(r"cannot read .*trip 0/broken.png", ended.printed)
-    assert start(tmp_path / "2", "TRAIN.NUM_EPOCHS=1 DATA.DROP_LAST=false DATA.MAX_BAD_FRACTION=0").returncode == 2
 
 
 def test_similarity_decides_the_best_epoch_without_labelled_photos(tmp_path, start):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 # Half the penalty on the squared weights of standardized features, per image. On three sets of real photos the best
-# accuracies lie between 0.03 and 0.3 (BENCHMARKS.md, "Fine-tuning on real photos").
+# accuracies lie between 0.03 and 0.3.
 PENALTY = 0.1
 # Images x features x classes; above it, the regression takes more than half a minute on two cores.
 MOST_PRODUCTS = 3e9

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 class ImageSet:
     """Images, each with a target. `targets[i]` is the number of the target of image i, usually the number of its class,
-    and `classes[number]` the name of a class. `meaning` says what a target number means (targets.py).
+    and `classes[number]` the name of a class. `meaning` says what a target number means (datasets/targets/).
     """
 
     in_memory = False

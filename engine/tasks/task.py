@@ -25,7 +25,7 @@ OfWeights = tuple[Callable[[nn.Module], None] | None, Callable[[Sequence[nn.Modu
 
 
 class Task:
-    """What a model learns. The task of a model that predicts probabilities is derived from Classes (classes.py)."""
+    """What a model learns. The task of a model that predicts probabilities is derived from ClassTask (classes.py)."""
 
     check = "images.check_classes"  # in engine/check/: makes the row about the targets
     labelling = "labels.JudgedLabels"  # in engine/labelling/: finds doubtful targets

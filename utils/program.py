@@ -68,10 +68,9 @@ def when_started() -> float:
 def exit_code(program: Callable[[list[str]], int], arguments: list[str]) -> int:
     """Run a program and return its exit code. If the program raises an error, report the error.
 
-    The exit code is 2 after an error that the user can fix, which is reported without a traceback, and 1 after
-    other errors. It is 0 if the reader of the program's output has ended (`| head`). A signal such as
-    SIGTERM raises KeyboardInterrupt, as Ctrl-C does. So unfinished files are removed, and the exit code is
-    128 + the number of the signal.
+    The exit code is 2 after an error that the user can fix, which is reported without a traceback, and 1 after other
+    errors. It is 0 if the reader of the program's output has ended (`| head`). A signal such as SIGTERM raises
+    KeyboardInterrupt, as Ctrl-C does, so unfinished files are removed; the exit code is 128 + its number.
     """
     open_closed_streams()
     with contextlib.suppress(AttributeError, OSError):  # stdout may be replaced by another object
@@ -223,15 +222,12 @@ class StopSignal:
             self.number, self._noted = number, time.monotonic()
 
 
-class Interrupt(StopSignal):
+class Interrupt(StopSignal, contextlib.AbstractContextManager):
     """Raises KeyboardInterrupt at a signal in the block, until a StopSignal takes its place."""
 
     def __init__(self):
         self._before = {each: signal.getsignal(each) for each in STOPPING}
         super().__init__()
-
-    def __enter__(self) -> None:
-        """Do nothing: the signals are handled since the object was made."""
 
     def __exit__(self, *error: object) -> None:
         for each, handler in self._before.items():

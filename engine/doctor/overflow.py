@@ -40,7 +40,7 @@ from utils.distributed import Process, choose_device
 from utils.errors import ConfigError, cause_of
 from utils.files import Kind, refuse_other_kind, replacing, write_text
 from utils.log import Log
-from utils.runs import without_latest
+from utils.runs import weights_in, without_latest
 from utils.seed import unchanged_random_state
 from utils.text import counted
 
@@ -230,6 +230,10 @@ def find_run(source: str, batch: Path | None) -> tuple[Path, dict, list]:
     # The weights at the overflow are newer than the last checkpoint.
     if path.is_dir() and batches and "state_dict" in batches[0].state:
         return folder, batches[0].state, batches
+    if path.is_dir() and weights_in(path) is None:
+        raise ConfigError(
+            f"{folder} has neither {OVERFLOW_FILE} nor best.pth or last.pth; give the folder of a run, or a checkpoint"
+        )
     _, state = read_checkpoint(path, {"state_dict", "config", "class_names"})
     return folder, state, batches
 

@@ -169,16 +169,16 @@ def test_predict_uses_best_or_last_checkpoint_of_a_given_run_folder(trained, dig
         assert_names(err, folder / name, ".txt", 2, ".cr2", 1)  # other files are counted by ending
 
 
-@pytest.mark.parametrize("key", [None, "state_dict_ema", "state_dict"])
-def test_exported_file_predicts_like_its_checkpoint(trained, digits, tmp_path, key):
+@pytest.mark.parametrize("flag", [None, "-ema", "-raw"])
+def test_exported_file_predicts_like_its_checkpoint(trained, digits, tmp_path, flag):
     image = digits / "3"
     state = torch.load(trained / "best.pth", weights_only=True)
-    state["preferred"] = key or state["preferred"]
+    state["preferred"] = {"-ema": "state_dict_ema", "-raw": "state_dict"}.get(flag, state["preferred"])
     torch.save(state, tmp_path / "best.pth")
     target = tmp_path / "vit.safetensors"
-    export.export(str(trained), target, key)
+    assert export.main([str(trained), "-output", str(target), *filter(None, [flag])]) == 0
     assert type_in(target, image)[0] == type_in(tmp_path / "best.pth", image)[0]
-    type_in(target, image, "-raw", exit_with=2 if key == "state_dict_ema" else 0)
+    type_in(target, image, "-raw", exit_with=2 if flag == "-ema" else 0)
 
 
 def test_flip_averaged_predictions_are_equal_for_image_and_mirror(trained, digits, tmp_path):

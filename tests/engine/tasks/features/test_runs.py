@@ -1,4 +1,4 @@
-"""Runs that learn features: their evaluation, and the use of their weights."""
+"""Runs that learn features (FeatureTask): their evaluation, and the use of their weights."""
 
 import functools
 import math

@@ -30,8 +30,9 @@ def find_copies(contents: ImageContents, val: ImageSet, folds: Sequence[int] | N
 
     found = []
     for group in contents.groups():
-        pairs = copies_in_training(group, is_held_out)
-        if folds is not None:
+        if folds is None:
+            pairs = copies_in_training(group, is_held_out)
+        else:
             known = [number for number in group if folds[number] >= 0]
             pairs = [(number, known[0]) for number in known if folds[number] != folds[known[0]]]
         trained = [first for number, first in group.items() if not is_held_out(number)]

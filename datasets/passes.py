@@ -36,8 +36,8 @@ def read_each(
 ) -> Iterator[tuple[int, Found | ImageReadError]]:
     """Yield each index and what `work` returns for it, or the error if its image cannot be read.
 
-    `title`: the title of the progress bar; "": there is no bar. `num_threads`: by default, one for each core. `ahead`: how
-    many results of each thread may wait until they are used. Closing the iterator ends the threads.
+    `title`: the title of the progress bar; "": there is no bar. `num_threads`: by default, one for each core, and at
+    least 8. `ahead`: how many results of each thread may wait until they are used. Closing the iterator ends the threads.
     """
     num_threads = num_threads or max(FEWEST_THREADS, count_cores())
 

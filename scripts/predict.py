@@ -63,7 +63,8 @@ def main(argv: list[str]) -> int:
             code = predict(arguments, process.first(images), process)
             process.close()
         except Exception as error:
-            raise process.name_lost_ranks(error) from error
+            explained = process.name_lost_ranks(error)
+            raise explained from (None if explained is error else error)
         return code
     number, paths = arguments.ngpus, None
     if number in (None, 1):

@@ -23,7 +23,7 @@ from engine.confidence.known import (
     parts_of,
     to_plain,
 )
-from engine.evaluation.tally import Scoring, Tally
+from engine.evaluation.tally import Scoring, Tally, joined
 from engine.tasks.class_tables import ClassResults
 from engine.train.trainer import Trainer
 from models.weights.record import CALIBRATION
@@ -87,14 +87,12 @@ def why_no_features(model: nn.Module, config: Config) -> str:
 
 def gather_features(images: ClassResults, process: Process) -> TappedFeatures | None:
     """Return the features of all processes in the order of the images, or None. Collective."""
-    rows = [torch.cat(column).cpu() for column in zip(*images.local.features, strict=True)]
-    rows[:1] = [torch.from_numpy(images.local.indices)[positions] for positions in rows[:1]]
-    parts = [each for each in process.join([rows]) if each]
-    if not parts:
+    if not images.local.features:  # a model that shows none does so in every process
         return None
-    indices, *columns = (torch.cat(column) for column in zip(*parts, strict=True))
-    order = indices.argsort()
-    return TappedFeatures(*(each[order] for each in columns))
+    columns = zip(*images.local.features, strict=True)
+    positions, *features = (torch.cat(column).cpu().numpy() for column in columns)
+    _, *features = joined(process, images.local.indices[positions], *features)
+    return TappedFeatures(*map(torch.from_numpy, features))
 
 
 # --- the fit ---

@@ -159,12 +159,12 @@ class Quantizer:
         changed = path.with_name(f"8-bits-{path.name}")
         quantize(path, changed, photos, [node for nodes in layers.values() for node in nodes])
         found = self.compare(path, changed)
-        told = "\n".join(found.lines)
+        text = "\n".join(found.lines)
         if found.problem and not self.accepts_any:
             worst = self.worst_layers(path, changed, photos[:FOR_LAYERS], layers)[:NUM_NAMED]
             raise WrongExport(
                 f"-int8: {found.problem}, so no file was written; these layers "
-                f"change the answers most: {', '.join(worst)}; name them with -keep_float{found.more}, or add -accept\n{told}"
+                f"change the answers most: {', '.join(worst)}; name them with -keep_float{found.more}, or add -accept\n{text}"
             )
         result = onnx.load(changed)
         for node in result.graph.node:
@@ -174,7 +174,7 @@ class Quantizer:
         result.producer_name = model.producer_name  # so that the file is recognized as ours
         onnx.save(result, path)
         changed.unlink()
-        return told
+        return text
 
     def compare(self, before: Path, after: Path) -> Judgement:
         """Return the judgement, whose lines begin with accuracy, size and speed of both files."""

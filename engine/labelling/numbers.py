@@ -22,7 +22,7 @@ from utils.errors import ConfigError
 from utils.text import counted, first_of
 
 MOST_LISTED = 0.05  # share of the images that are listed at most
-TIMES = 3.0  # a doubtful number has an error of more than so many median errors
+TIMES = 3.0  # the error of a doubtful number is more than this many times the median error
 
 
 class NumberDoubts(NamedTuple):

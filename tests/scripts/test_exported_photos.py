@@ -30,8 +30,7 @@ def trained(tmp_path_factory, small_yaml):
     output = tmp_path_factory.mktemp("trained")
     settings = beginning_with_weights(small_yaml)
     words = ["-cfg", str(settings), "-output", str(output), "-epochs", "4"]
-    options = ["-opts", "DATA.IMAGENET_MEAN=[0.7]", "DATA.IMAGENET_STD=[0.3]"]
-    run("main_single_gpu.py", *words, *options, faults={"judge_no_labels": []}).done()
+    run("main_single_gpu.py", *words, faults={"judge_no_labels": []}).done()
     return run_folder(output)
 
 
@@ -130,10 +129,11 @@ def modes(digits, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def as_stored(trained, tmp_path_factory):
-    """Return a checkpoint with DATA.EXIF=ignore and its page."""
+    """Return a checkpoint with DATA.EXIF=ignore and another background, and its page."""
     folder = tmp_path_factory.mktemp("stored")
     state = torch.load(trained / "best.pth", weights_only=True)
     state["config"]["DATA.EXIF"] = "ignore"
+    state["data"] |= {"mean": [0.7], "std": [0.3]}
     torch.save(state, folder / "best.pth")
     typed("scripts/export.py", folder / "best.pth", "-to", "web", "-output", folder / "page").done()
     return folder / "best.pth", folder / "page"

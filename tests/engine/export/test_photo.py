@@ -31,6 +31,7 @@ def both(photo: np.ndarray, data: Data) -> tuple[np.ndarray, np.ndarray]:
     return expected.numpy().astype(int), found.numpy().astype(int)
 
 
+@pytest.mark.slow
 @examples(60)
 @given(
     st.sampled_from(["bilinear", "bicubic"]),

@@ -81,18 +81,14 @@ def test_graph_with_other_answers_on_validation_images_is_deleted(export_changed
     assert re.search(rf"\b0 with another {same}", ended.stderr), "the message says which of the two agrees"
 
 
-def with_known_decided_by_rounding(trained, path) -> None:
-    """Write the checkpoint of a run whose limit and median of the scores are nearly the same."""
+def test_other_sign_of_known_decided_by_rounding_refuses_no_export(trained, export_changed, tmp_path):
     state = torch.load(trained / "best.pth", weights_only=True)
     statistics = state["calibration"]["known"]["statistics"]
     known = from_plain(statistics, state["calibration"]["temperature"])
+    # The limit and the median of the scores are nearly the same.
     known.scales[:, 1] = known.scales[:, 0] + known.scales[:, 0].abs() * 1e-6
     statistics |= to_plain(known)
-    torch.save(state, path)
-
-
-def test_other_sign_of_known_decided_by_rounding_refuses_no_export(trained, export_changed, tmp_path):
-    with_known_decided_by_rounding(trained, tmp_path / "best.pth")
+    torch.save(state, tmp_path / "best.pth")
     ended = export_changed(lambda photo, probabilities, known: (probabilities, -known), tmp_path / "best.pth").done()
     assert_names(ended.stdout, "0 with another answer", "0 with another sign of known")
 

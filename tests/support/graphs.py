@@ -1,4 +1,4 @@
-"""Exports that start from a graph that another export has written, because torch needs ten seconds for a graph of photos."""
+"""Exports that share a graph, because torch needs ten seconds to trace one that takes photos."""
 
 import shutil
 from pathlib import Path
@@ -9,7 +9,7 @@ from engine.export import formats
 
 
 def share_graph(monkeypatch: pytest.MonkeyPatch, graph: Path) -> None:
-    """Let all exports to onnx and web begin with a copy of this file. If it does not exist, the first export writes it."""
+    """Let exports to onnx and web copy this file. If it is missing, the first export writes it."""
     write_onnx = formats.write_onnx
 
     def write(subject, path):

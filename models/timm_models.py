@@ -1,10 +1,13 @@
 """Builds timm's models by name, and refuses settings that these models would ignore."""
 
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from configs.schema import VIT_FIELDS, Config, Model
 from models.kwargs import OF_A_MODEL, check_kwargs, refuse_unknown, refusing_values
@@ -42,6 +45,13 @@ def build_timm(config: Config, num_classes: int, added: dict[str, Any] | None = 
     return model
 
 
+class OnlyShapes(TorchFunctionMode):
+    """Leaves out BatchNorm, whose shapes torch computes with its compiler: importing it takes seconds."""
+
+    def __torch_function__(self, function: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if function is functional.batch_norm else function(*args, **(kwargs or {}))
+
+
 @torch.no_grad()
 def _check_sides(config: Config, model: nn.Module) -> None:
     """Raise ConfigError for image sizes that the model cannot process, such as sizes that downsampling reduces to 0."""
@@ -52,7 +62,8 @@ def _check_sides(config: Config, model: nn.Module) -> None:
     for side, setting in (sides | {config.DATA.IMAGE_SIZE: "DATA.IMAGE_SIZE"}).items():
         image = next(model.parameters()).new_zeros(1, config.DATA.IMAGE_CHANNELS, side, side)
         try:
-            torch.func.functional_call(model, shapes, image.to("meta"))
+            with OnlyShapes():
+                torch.func.functional_call(model, shapes, image.to("meta"))
         except Exception:  # the model may need real values and not only shapes
             try:
                 model(image)

@@ -91,7 +91,7 @@ def test_impossible_calibration_stores_its_reason(tmp_path, monkeypatch, scores,
 
 
 def start(yaml, output, *options, processes=1, **faults):
-    words = ["-cfg", str(yaml), "-output", str(output), "-resume", "auto", *options]
+    words = ["-cfg", str(yaml), "-output", str(output), "-resume", "auto", "-batch_size", "130", *options]
     script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
     return run(script, *words, processes=processes, faults={"draw_no_curves": []} | faults)
 
@@ -130,12 +130,12 @@ STILL = "TRAIN.BASE_LR=1e-30"  # weights that never change: the first evaluation
     [
         # best.pth is renamed before last.pth, so the resumed run repeats the epoch, but not as a new best.
         ([], {"kill_before": ["replace .last.pth.tmp last.pth", 6]}),
-        ([STILL], {"signal_at": [62, signal.SIGKILL, [0]], "save_at_once": []}),
+        ([STILL], {"signal_at": [16, signal.SIGKILL, [0]], "save_at_once": []}),
     ],
     ids=["between best.pth and last.pth", "in the next epoch"],
 )
 def test_killed_and_resumed_run_stores_the_same_calibration(tmp_path, small_yaml, options, fault):
-    words = ("-opts", "SAVE_STEPS=20", *options)
+    words = ("-opts", "SAVE_STEPS=5", *options)
     start(small_yaml, tmp_path / "whole", *words).done()
     killed = start(small_yaml, tmp_path / "killed", *words, **fault)
     assert killed.returncode == -signal.SIGKILL, killed.printed

@@ -6,10 +6,12 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
+from unittest import mock
 from unittest.mock import Mock
 
 import pytest
 
+from engine.report.plot import Plotter
 from engine.session import Session, lock_folder, make_folder
 from tests.support.configs import CPU, SMALL, load_text, small_config
 from tests.support.image_sets import make_folders
@@ -167,7 +169,8 @@ def train_on(data: Path, output: Path, *words: str) -> Ended:
     """Run one epoch on class folders."""
     (data.parent / "photos.yaml").write_text(PHOTOS)
     flags = ["-dataset", "imagefolder", "-data_path", data, "-output", output, "-epochs", "1", "-batch_size", "2"]
-    return typed("main_single_gpu.py", "-cfg", data.parent / "photos.yaml", *flags, *words)
+    with mock.patch.object(Plotter, "draw"):
+        return typed("main_single_gpu.py", "-cfg", data.parent / "photos.yaml", *flags, *words)
 
 
 def test_output_folder_inside_an_image_folder_is_refused(tmp_path):

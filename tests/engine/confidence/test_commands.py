@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from scipy.stats import binomtest
+from scipy.stats import binom, binomtest
 
 from engine.confidence.unknown import Answered, find_answered, most_wrong
 from engine.predict.classifier import load_classifier
@@ -93,12 +93,12 @@ def sequential(points: list[Answered], share: float) -> Answered | None:
     """Return the last point that passes the binomial test before the first that fails, as the page of predict.py says."""
     total, found, number = points[-1].num_images, None, max(1, points[-1].num_images // 10)
 
-    def passes(num_images: int, num_wrong: int) -> bool:
-        return binomtest(num_images - num_wrong, num_images, share, "greater").pvalue <= 0.05 if num_images else False
+    def passes(num_images: int, num_wrong: np.ndarray | int) -> np.ndarray:
+        return (num_images > 0) & (binom.sf(num_images - num_wrong - 1, num_images, share) <= 0.05)
 
     numbers = []
     while number <= total:
-        if any(passes(number, wrong) and not passes(number - 1, wrong) for wrong in range(number)):
+        if (passes(number, np.arange(number)) & ~passes(number - 1, np.arange(number))).any():
             numbers.append(number)
             number += total // 20
         else:

@@ -24,7 +24,7 @@ def rates_of(folder: Path) -> dict[str, str]:
     return {row["step"]: row["lr"] for row in read_table(folder / "steps.csv")}
 
 
-@pytest.mark.parametrize("name, later", [("plain", 0), ("plain", 100), ("two", 100), ("shards", 0)])
+@pytest.mark.parametrize("name, later", [("plain", 0), ("two", 100), ("shards", 0)])
 def test_killed_processes_agree_on_the_number_of_updates(tmp_path, start, name, later):
     """Killed before the first update that uses the choice, and later. The processes measure different speeds."""
     flags = [] if name == "plain" else ["-batch_size", "4"]

@@ -137,7 +137,13 @@ def test_remedy_for_cuda_graphs_turns_them_off(tmp_path):
 
 def train(folder: Path, processes: int, *words: str, **faults) -> Ended:
     script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
-    return run(script, *words, processes=processes, cwd=folder, faults={"compute_in_float64": [], "draw_no_curves": [], **faults})
+    return run(
+        script,
+        *words,
+        processes=processes,
+        cwd=folder,
+        faults={"compute_in_float64": [], "draw_no_curves": [], **faults},
+    )
 
 
 def new_run(folder: Path, size: int, *options: str) -> list[str]:
@@ -179,7 +185,6 @@ def test_command_after_late_shortage_ends_with_the_same_weights(tmp_path, enough
 
 # {case: (processes, images per micro-batch, micro-batches per update, images that fit at once)}
 SPLITS = {
-    "one process": (1, 128, 1, 36),
     "where gradients accumulate": (1, 64, 2, 20),
     "on one of two processes": (2, 64, 1, 20),
     "on one of two processes that accumulate": (2, 32, 2, 16),

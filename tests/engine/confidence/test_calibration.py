@@ -106,10 +106,7 @@ def test_best_pth_has_the_temperature_that_fits_its_logits(calibrated):
     assert figures["nll_before"] == pytest.approx(record["loss"], abs=1e-5)
     right = round(record["value"] * 359 / 100)
     assert found["curve"][-1][1:] == [359, right]
-    assert record["calibration"] == {
-        "temperature": found["temperature"],
-        **figures,
-    }
+    assert record["calibration"] == {"temperature": found["temperature"], **figures}
 
 
 def test_weights_and_run_hash_are_the_same_without_calibration(tmp_path, small_yaml):

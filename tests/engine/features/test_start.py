@@ -86,13 +86,6 @@ def test_linear_classifier_is_measured_and_training_starts_from_zeros(digits, tm
     assert 100 * (found == val.targets).mean() == pytest.approx(before["eval_top1"], abs=0.6)  # two images
 
 
-def test_training_starts_from_the_linear_classifier_if_asked(digits, tmp_path):
-    ended = train(tmp_path, words(digits, "MODEL.NEW_CLASSIFIER=linear"))
-    before, first, _ = epochs_of(run_folder(tmp_path))
-    assert before["eval_top1"] > 85 and first["train_loss"] < 1.0
-    assert ended.done()
-
-
 # {kind of start: the places at which a run is killed or stopped}. A linear start never sets weights to zero.
 STOPS = {"zeros": ["features KILL", "fit TERM", "scored start KILL", "scored start TERM"], "linear": ["fit KILL"]}
 
@@ -102,7 +95,9 @@ def test_run_killed_in_any_place_of_its_start_ends_with_the_same_weights(digits,
     """tests/faults/test_killed.py interrupts runs in their later parts."""
     flags = ["-resume", "auto", *words(digits, f"MODEL.NEW_CLASSIFIER={kind}", "TRAIN.NUM_EPOCHS=1")]
     train(tmp_path / "unbroken", flags).done()
-    wanted = run_hash(run_folder(tmp_path / "unbroken"))
+    unbroken = run_folder(tmp_path / "unbroken")
+    wanted, (before, first) = run_hash(unbroken), epochs_of(unbroken)
+    assert before["eval_top1"] > 85 and (first["train_loss"] < 1.0) == (kind == "linear"), "where training starts"
     for place in STOPS[kind]:
         moment, _, name = place.rpartition(" ")
         broken = train(tmp_path / place, flags, tell=[0, moment, signal.Signals[f"SIG{name}"]])

@@ -100,7 +100,8 @@ def test_run_killed_in_any_place_of_its_start_ends_with_the_same_weights(digits,
     assert before["eval_top1"] > 85 and (first["train_loss"] < 1.0) == (kind == "linear"), "where training starts"
     for place in STOPS[kind]:
         moment, _, name = place.rpartition(" ")
-        broken = train(tmp_path / place, flags, tell=[0, moment, signal.Signals[f"SIG{name}"]])
+        fault = {"tell": [0, moment, signal.Signals[f"SIG{name}"]], "save_at_once": []}
+        broken = train(tmp_path / place, flags, **fault)
         assert broken.returncode == (-signal.SIGKILL if name == "KILL" else 128 + signal.SIGTERM), broken.printed
         train(tmp_path / place, flags).done()
         folders = sorted((tmp_path / place).iterdir())

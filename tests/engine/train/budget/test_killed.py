@@ -14,7 +14,8 @@ from utils.errors import ExitCode
 pytestmark = pytest.mark.slow
 
 KILLED = -signal.SIGKILL
-FLAGS = "-epochs 90 -opts SAVE_STEPS=7 TRAIN.END_LR=1e-6 TRAIN.ACCUM_ITER=1 DATA.SYNTHETIC_SIZE=320 CALIBRATE=false".split()
+FLAGS = "-epochs 90 -opts SAVE_STEPS=7 TRAIN.END_LR=1e-6 CALIBRATE=false".split()
+FLAGS += ["TRAIN.ACCUM_ITER=1", "DATA.SYNTHETIC_SIZE=320"]
 BUDGET = ("-budget", "20s", *FLAGS)
 STEADY = {"pass_time": [0.1, 0.1, 0], "save_at_once": []}  # 40 updates per epoch, however fast the machine is
 

@@ -137,13 +137,8 @@ def test_remedy_for_cuda_graphs_turns_them_off(tmp_path):
 
 def train(folder: Path, processes: int, *words: str, **faults) -> Ended:
     script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
-    return run(
-        script,
-        *words,
-        processes=processes,
-        cwd=folder,
-        faults={"compute_in_float64": [], "draw_no_curves": [], **faults},
-    )
+    faults = {"compute_in_float64": [], "draw_no_curves": []} | faults
+    return run(script, *words, processes=processes, cwd=folder, faults=faults)
 
 
 def new_run(folder: Path, size: int, *options: str) -> list[str]:

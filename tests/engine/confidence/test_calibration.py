@@ -53,7 +53,6 @@ def evaluated(process: Process, has_several_labels: bool = False):
 @pytest.mark.parametrize("most_images", [1000, 25])
 def test_calibration_is_the_same_for_any_number_of_processes(monkeypatch, has_several_labels, most_images):
     monkeypatch.setattr(calibration, "MOST_IMAGES", most_images)
-
     likelihood = OfLabels() if has_several_labels else Likelihood()
 
     def calibrated(process: Process) -> dict:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
@@ -52,12 +52,16 @@ def as_text(value: object) -> Markup:
     return Markup(html.escape(escape_controls(str(value).encode("utf-8", "replace").decode())))
 
 
+TEMPLATES = Environment(
+    loader=FileSystemLoader(FOLDER), autoescape=True, finalize=as_text, undefined=StrictUndefined, trim_blocks=True
+)
+
+
 def write_page(path: Path, facts: dict[str, Any]) -> None:
     """Write a page with a security policy that allows only the page's style sheet and embedded pictures."""
     style = (FOLDER / "style.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    environment = Environment(autoescape=True, finalize=as_text, undefined=StrictUndefined, trim_blocks=True)
-    page = environment.from_string((FOLDER / "page.html").read_text(encoding="utf-8"))
+    page = TEMPLATES.get_template("page.html")
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
     write_text(path, page.render(facts, style=Markup(style), policy=policy) + "\n")
 

@@ -44,7 +44,8 @@ def flags_for(folder: Path, data_set: str = "imagefolder") -> list[str]:
 def train(folder: Path, *words: str, data_set: str = "imagefolder", processes: int = 1) -> Ended:
     """Run two epochs on the data in this folder."""
     script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
-    return run(script, *flags_for(folder, data_set), *words, processes=processes).done()
+    words = (*flags_for(folder, data_set), *words)
+    return run(script, *words, processes=processes, faults={"draw_no_curves": []}).done()
 
 
 def told(ended: Ended, kind: str) -> list[str]:
@@ -133,7 +134,7 @@ def numbers_of(photos: Path) -> tuple[int | None, int | None, bool]:
 @pytest.mark.parametrize(
     "step, processes, option",
     [
-        *((step, 1, "SAVE_STEPS=3") for step in (0, 1, 3, 5)),
+        *((step, 1, "SAVE_STEPS=3") for step in (0, 3, 5)),
         (5, 1, "VALIDATE_FREQ=2"),
         *((step, 2, "DATA.NUM_WORKERS=1") for step in (1, 5)),
     ],

@@ -107,9 +107,9 @@ def test_lora_is_refused_for_unsupported_layers_unmergeable_weights_or_missing_p
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, small_yaml):
-    """Return the settings' flags, and the folder of a run with EMA that saved after each epoch."""
+    """Return the settings' flags, and the folder of a run with EMA."""
     output = tmp_path_factory.mktemp("run")
-    options = ["MODEL.DROPOUT=0.2", "TRAIN.MODEL_EMA=true", "SAVE_FREQ=1", "KEEP_CHECKPOINTS=9"]
+    options = ["MODEL.DROPOUT=0.2", "TRAIN.MODEL_EMA=true", "DATA.BATCH_SIZE=160"]
     flags = ["-cfg", str(small_yaml), "-opts", RANK, *options]
     typed("main_single_gpu.py", *flags, f"SAVE={output}").done()
     return flags, run_folder(output)
@@ -117,7 +117,7 @@ def finished(tmp_path_factory, small_yaml):
 
 def test_check_loads_weights_before_adding_adapters(finished):
     flags, folder = finished
-    ended = typed("main_single_gpu.py", *flags, "-check", "-pretrained", folder / "last.pth")
+    ended = typed("main_single_gpu.py", *flags, "-check", "-check_images", 50, "-pretrained", folder / "last.pth")
     assert rows(ended.stdout)["model"][0] == OK
 
 

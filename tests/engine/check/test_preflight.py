@@ -143,13 +143,13 @@ CHECK = ("-check", "-check_images", "50")
 
 
 def test_check_compares_settings_with_the_resumed_run(tmp_path, small_yaml):
-    flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / "o")]
+    flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / "o"), "-batch_size", "160"]
     assert run("main_single_gpu.py", *flags).returncode == 0
     before = sorted(path.stat().st_mtime_ns for path in tmp_path.rglob("*"))
     deeper = "-opts MODEL.DEPTH=3 RESUME.ALLOW_CHANGED=[MODEL.DEPTH]"
     frozen = "-opts MODEL.FREEZE=[patch_embed] RESUME.ALLOW_CHANGED=[MODEL.FREEZE]"
     for words, row, verdict, parts in (
-        ("", "resume", OK, ["epoch 2", "step 88"]),
+        ("", "resume", OK, ["epoch 2", "step 16"]),
         ("-pretrained nothing.pth", "resume", OK, []),  # a resumed run does not read these weights
         ("-epochs 3", "resume", OK, ["3 epochs instead of 2"]),
         ("-opts SEED=3", "resume", WRONG, ["SEED: 0 -> 3"]),
@@ -198,7 +198,6 @@ def test_check_compiles_the_model_like_a_run(check, monkeypatch):
 @pytest.mark.parametrize("more, warns", [(0, False), (1, True)])
 def test_more_processes_than_cores_of_a_cpu_are_warned_of(small_yaml, more, warns):
     number = count_cores() + more
-    words = ["-cfg", small_yaml, "-check", "-ngpus", number, "-device", "cpu"]
-    ended = typed("main_multi_gpu.py", *words)
+    ended = typed("main_multi_gpu.py", "-cfg", small_yaml, *CHECK, "-ngpus", number, "-device", "cpu")
     assert ("warning: -ngpus" in ended.stdout) == warns
     assert f"processes: {number}" in ended.stdout

@@ -53,7 +53,6 @@ def evaluated(process: Process, has_several_labels: bool = False):
 @pytest.mark.parametrize("most_images", [1000, 25])
 def test_calibration_is_the_same_for_any_number_of_processes(monkeypatch, has_several_labels, most_images):
     monkeypatch.setattr(calibration, "MOST_IMAGES", most_images)
-
     likelihood = OfLabels() if has_several_labels else Likelihood()
 
     def calibrated(process: Process) -> dict:
@@ -91,7 +90,7 @@ def test_impossible_calibration_stores_its_reason(tmp_path, monkeypatch, scores,
 
 
 def start(yaml, output, *options, processes=1, **faults):
-    words = ["-cfg", str(yaml), "-output", str(output), "-resume", "auto", *options]
+    words = ["-cfg", str(yaml), "-output", str(output), "-resume", "auto", "-batch_size", "130", *options]
     script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
     return run(script, *words, processes=processes, faults={"draw_no_curves": []} | faults)
 
@@ -106,10 +105,7 @@ def test_best_pth_has_the_temperature_that_fits_its_logits(calibrated):
     assert figures["nll_before"] == pytest.approx(record["loss"], abs=1e-5)
     right = round(record["value"] * 359 / 100)
     assert found["curve"][-1][1:] == [359, right]
-    assert record["calibration"] == {
-        "temperature": found["temperature"],
-        **figures,
-    }
+    assert record["calibration"] == {"temperature": found["temperature"], **figures}
 
 
 def test_weights_and_run_hash_are_the_same_without_calibration(tmp_path, small_yaml):
@@ -130,12 +126,12 @@ STILL = "TRAIN.BASE_LR=1e-30"  # weights that never change: the first evaluation
     [
         # best.pth is renamed before last.pth, so the resumed run repeats the epoch, but not as a new best.
         ([], {"kill_before": ["replace .last.pth.tmp last.pth", 6]}),
-        ([STILL], {"signal_at": [62, signal.SIGKILL, [0]], "save_at_once": []}),
+        ([STILL], {"signal_at": [16, signal.SIGKILL, [0]], "save_at_once": []}),
     ],
     ids=["between best.pth and last.pth", "in the next epoch"],
 )
 def test_killed_and_resumed_run_stores_the_same_calibration(tmp_path, small_yaml, options, fault):
-    words = ("-opts", "SAVE_STEPS=20", *options)
+    words = ("-opts", "SAVE_STEPS=5", *options)
     start(small_yaml, tmp_path / "whole", *words).done()
     killed = start(small_yaml, tmp_path / "killed", *words, **fault)
     assert killed.returncode == -signal.SIGKILL, killed.printed

@@ -53,7 +53,7 @@ def test_check_and_first_lines_of_a_run_name_wrong_labels_and_the_command_that_l
     (command,) = [line for line in checked.splitlines() if "list them: " in line]
     assert row.split()[1] == WARN and re.search(r"about \d+ of ([\d,]+) labels", row)[0] in line
     assert line.endswith(f"scripts/labels.py {run_folder(tmp_path / 'runs')}")
-    written = ("-output", tmp_path / "labels")
+    written = ("-output", tmp_path / "labels", "-no_copies")
     listed = typed(*shlex.split(command.partition("python ")[2]), *written).done().stdout
     again = typed("scripts/labels.py", run_folder(tmp_path / "runs"), *written).done().stdout
     numbers = [

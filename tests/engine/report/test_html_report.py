@@ -284,6 +284,5 @@ def test_score_on_training_images_promises_nothing_for_others(tmp_path):
         write_at_end(folder, Mock())
         text = (folder / "report.html").read_text()
         assert ("On other images like these, expect" in text) == (known == 0)
-
         warning = f"{known} of 359 validation images are also training images, so the scores are too good"
         assert (warning in text) == (known > 0)

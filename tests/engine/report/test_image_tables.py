@@ -256,8 +256,9 @@ def test_huge_confusion_matrix_is_written_as_list_and_picture(tmp_path, monkeypa
     assert 800 < picture.width < 1000 and 800 < picture.height < 1000
     some = made_up(labels % 9, predictions % 9, 9)
     assert draw_confusion(some, CLASSES).size < picture.size
-    monkeypatch.setattr(class_tables, "MOST_CLASSES", 3000)
-    write_tables(tmp_path, results, images)
+    monkeypatch.setattr(class_tables, "MOST_CLASSES", 9)
+    images.classes = images.classes[:9]
+    write_tables(tmp_path, some, images)
     assert table(tmp_path / "confusion.csv")[0][1:] == images.classes, "a matrix for the most classes"
 
 
@@ -347,6 +348,7 @@ def test_best_results_are_written_at_most_once_a_minute(tmp_path, monkeypatch):
 
 WRONG_LABELS = (3, 58, 120, 211, 350)
 TABLES = ("predictions.csv", "per_class.csv", "confusion.csv")
+SHORT = ("-epochs", "1", "-batch_size", "160")
 PICTURES = ("confusion.png", "mistakes.png", "train_batch.png")
 
 
@@ -400,7 +402,7 @@ def test_evaluating_best_pth_writes_the_same_tables(mislabelled, tmp_path):
 
 
 def test_resumed_run_writes_the_result_tables_missing_after_a_kill(tmp_path, small_yaml):
-    mixed = ["-epochs", "1", "-opts", "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.RANDOM_ERASE_PROB=0.5", "TRAIN.MODEL_EMA=true"]
+    mixed = [*SHORT, "-opts", "TRAIN.MIXUP_ALPHA=0.8", "TRAIN.RANDOM_ERASE_PROB=0.5", "TRAIN.MODEL_EMA=true"]
     assert start(small_yaml, tmp_path / "whole", *mixed).returncode == 0
     whole = run_folder(tmp_path / "whole")
     assert not any((whole / name).exists() for name in PICTURES), "REPORT is false"
@@ -415,7 +417,7 @@ def test_resumed_run_writes_the_result_tables_missing_after_a_kill(tmp_path, sma
 
 
 def test_signal_at_the_end_of_a_run_leaves_out_rankings_until_it_is_resumed(tmp_path, small_yaml):
-    words = ["-epochs", "1", "-opts", "REPORT=true"]
+    words = [*SHORT, "-opts", "REPORT=true"]
     ended = start(small_yaml, tmp_path / "o", *words, signal_at_ranking=[int(signal.SIGTERM)])
     assert ended.returncode == 0, "all epochs are trained and saved"
     folder = run_folder(tmp_path / "o")
@@ -430,7 +432,7 @@ def test_signal_at_the_end_of_a_run_leaves_out_rankings_until_it_is_resumed(tmp_
 def test_run_reads_best_pth_at_most_once(tmp_path, small_yaml, calibrates, num_opened):
     reads = tmp_path / "reads.txt"
     reads.touch()
-    words = ["-epochs", "2", "-opts", "REPORT=true", f"CALIBRATE={calibrates}"]
+    words = [*SHORT, "-opts", "REPORT=true", f"CALIBRATE={calibrates}"]
     start(small_yaml, tmp_path / "o", *words, list_reads=["best.pth", str(reads)]).done()
     assert len(reads.read_text().splitlines()) == num_opened  # a read opens the file twice, to check it first
     folder = run_folder(tmp_path / "o")

@@ -59,7 +59,7 @@ class LikeCuda(TorchDispatchMode):
 
 @pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_deterministic_resize_of_position_embedding_matches_default_resize(tmp_path, is_compiled):
-    config = small_config(tmp_path, SCHEDULE, "DETERMINISTIC=true")
+    config = small_config(tmp_path, SCHEDULE, "DETERMINISTIC=true", "MODEL.DEPTH=1")
     plain = build_model(config, 5).eval()
     chosen = build_model(config, 5).eval()
     chosen.load_state_dict(plain.state_dict())

@@ -218,8 +218,9 @@ class Batch(NamedTuple):
     """One micro-batch of one process."""
 
     images: Tensor  # [B, C, H, W] of Pixels.dtype_in_batch, usually uint8, channels last in memory
-    targets: Tensor  # int64 [B]; with several labels float32 [B, classes] of 0 and 1
-    num_samples: int  # B, or 0 for an image that only keeps the processes in step
+    # int64 [B]; with several labels float32 [B, classes] of 0 and 1; numbers float32 [B, outputs], NaN if missing
+    targets: Tensor
+    num_samples: int  # B, or 0 for an image that does not count and only keeps the processes in step
     bad: list[int]  # unreadable images: replaced in training, omitted in evaluation
     piece: Piece | None = None  # None in batches that were made by hand; erasing and mixing depend on it
     # int64 [B, RANDOM_ERASE_COUNT, 6] on the host (5 for sequences of patches): the boxes to erase. None: not drawn yet.
@@ -248,6 +249,6 @@ class Batch(NamedTuple):
 class Mixed(NamedTuple):
     """The targets of images that are each mixed from two images."""
 
-    first: Tensor  # int64 [B], the class of the image itself
-    second: Tensor  # int64 [B], the class of its partner
+    first: Tensor  # the targets of the images themselves, as in Batch
+    second: Tensor  # the targets of their partners
     share: Tensor  # float32 [B], the weight of `first` in [0, 1]

@@ -18,7 +18,7 @@ OF_TRAINED, WITH_LAYER_DECAY, AND_FROZEN_STATISTICS = 0.5, 2.5, 5.0
 USUAL_LAYER_DECAY = 0.75
 
 
-def check_settings(config: Config, global_batch: int, network: nn.Module | None) -> list[tuple[str, str]]:
+def judge_rate(config: Config, global_batch: int, network: nn.Module | None) -> list[tuple[str, str]]:
     """Compare the highest learning rate with the limit that keeps trained weights useful. Return a text and a remedy.
 
     The remedy is "" if the rate is within the limit. Return [] if the limit is unknown or does not apply, as in a resumed

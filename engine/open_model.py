@@ -12,7 +12,7 @@ from configs.schema import Config
 from configs.values import unflatten, wrong_in
 from models import build_model
 from models.parts import classifier_names
-from models.weights.files import chosen_weights, read_checkpoint
+from models.weights.files import chosen_weights, find_and_read
 from models.weights.load import fit_image_size, load_exactly
 from models.weights.metadata import calibration_of, image_settings_of
 from models.weights.record import CALIBRATION
@@ -62,7 +62,7 @@ class SavedModel:
 
 def open_model(source: str | Path, key: str | None = None, needed: Set[str] = NEEDED) -> SavedModel:
     """Open a checkpoint of a run, or an export of it. `key`: its weights; None: the better of raw and EMA weights."""
-    path, content = read_checkpoint(source, needed)
+    path, content = find_and_read(source, needed)
     chosen, weights = chosen_weights(content, path, key)
     facts = {name: content[name] for name in FACTS if name in content}
     facts |= {"epoch": content["epoch"] + 1} if "epoch" in content else {}

@@ -106,9 +106,9 @@ def check_fine_tuning(config: Config, global_batch: int, model: nn.Module | None
     settings = config.MODEL
     if not (settings.PRETRAINED or settings.FREEZE or settings.LORA.RANK or config.TRAIN.LAYER_DECAY):
         return
-    from engine.fine_tuning_rate import check_settings
+    from engine.fine_tuning_rate import judge_rate
 
-    for text, remedy in check_settings(config, global_batch, model):
+    for text, remedy in judge_rate(config, global_batch, model):
         yield Finding("fine-tuning", text, WARN if remedy else OK, remedy)
 
 

@@ -181,9 +181,9 @@ def write_checkpoint(source: str, target: Path, key: str | None) -> str:
     import torch
 
     from engine.export.files import staged
-    from models.weights.files import read_checkpoint
+    from models.weights.files import find_and_read
 
-    path, checkpoint = read_checkpoint(source, {"state_dict"})
+    path, checkpoint = find_and_read(source, {"state_dict"})
     if key:
         raise ConfigError("-ema, -raw: a .pth file contains both the raw and the EMA weights; leave the flag out")
     check_target(target, "checkpoint", [path])

@@ -139,9 +139,9 @@ def find_images(given: Iterable[str], lists: Iterable[str], outputs: Outputs) ->
     paths = []
     for each in given:
         is_list = each.startswith("@") and not os.path.exists(each)
-        paths += read_list(each[1:], outputs) if is_list else expand(each, outputs)
+        paths += read_list_of_photos(each[1:], outputs) if is_list else expand(each, outputs)
     for each in lists:
-        paths += read_list(each, outputs)
+        paths += read_list_of_photos(each, outputs)
     if not paths:
         raise ConfigError("no images; name files, folders, patterns such as 'photos/*.jpg', or a list with -list FILE")
     return paths
@@ -170,7 +170,7 @@ def expand(given: str, outputs: Outputs) -> list[str]:
     return [path for each in matches for path in expand(each, outputs)]
 
 
-def read_list(name: str, outputs: Outputs) -> list[str]:
+def read_list_of_photos(name: str, outputs: Outputs) -> list[str]:
     """Return the images that a file names, one path, folder or pattern per line. `-` is the standard input."""
     try:
         text = sys.stdin.read() if name == STDIN else read_names(Path(name))

@@ -378,7 +378,7 @@ class Runner:
                 break
             self.lock.check()  # by now the folder may belong to another sweep
             if not self.results[trial.index].is_final:
-                self._ended(trial, self._run(trial))
+                self._record_end(trial, self._run(trial))
         if self.stop.number:
             return 128 + self.stop.number
         codes = {0 if each.state == DONE else each.exit_code or 1 for each in self.results.values()}
@@ -406,7 +406,8 @@ class Runner:
         """Return the file with the output of the trial."""
         return self.folder / f"{trial.name}.txt"
 
-    def _ended(self, trial: Trial, code: int) -> None:
+    def _record_end(self, trial: Trial, code: int) -> None:
+        """Write the result of a trial. Raise ConfigError to end the sweep if the other trials would fail in the same way."""
         self.lock.check()
         result, error = read_result(self.folder / trial.name), last_error(self._output(trial))
         is_refused = code == 2 and result.state == WAITING
@@ -424,7 +425,7 @@ class Runner:
                 f"{METRICS[result.metric].title} {format_value(result.metric, result.best)} in epoch {result.epoch}"
             )
         print(f"[{number}/{self.sweep.num_trials}] {trial}: {outcome}{self._time_left()}", flush=True)
-        if is_refused:  # the trial ended before training; the other trials would fail in the same way
+        if is_refused:  # the trial ended before training
             raise ConfigError(f"{trial}: {error}\nits output: {self._output(trial)}")
 
 

@@ -10,7 +10,9 @@ from tests.support import contracts
 from tests.support.configs import SMALL
 from tests.support.forks import ROOT, end_server, kill_started
 from utils.program import STOPPING
+from utils.torch_internals import import_timm
 
+import_timm()  # before a test does, because an ordinary import of timm takes 6 s longer
 contracts.install()
 BEFORE = pytest.StashKey[set[Path]]()  # the files of the checkout at the start
 

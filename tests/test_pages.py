@@ -56,10 +56,8 @@ from utils.program import STOPPING
 
 RUN = "output/train-20260102-03-04-05"
 MAIN = ("main_single_gpu.py", "main_multi_gpu.py")
-# Commands that older versions had: their figures are still on the page
-OLD = ("step.py start", "step.py save", "loader.py run -timm FOLDER -tokens")
-# Flags of programs without a parser, of other programs, and of older versions
-OTHERS = "-quick -long -np -tokens -vb".split()
+# Flags of programs without a parser, and of other programs
+OTHERS = "-quick -long -np -vb".split()
 SHIPPED = {name for path in shipped_files() for name in (path.stem, path.name, str(path.relative_to(ROOT)))}
 
 
@@ -165,8 +163,7 @@ def test_commands_of_a_page_are_accepted_by_the_real_parsers(page):
         try:
             check(command)
         except (ConfigError, AssertionError) as error:
-            if not any(old in command.text for old in OLD):
-                wrong.append(f"{command.text}\n      {error}")
+            wrong.append(f"{command.text}\n      {error}")
     assert not wrong, "\n".join(wrong)
 
 

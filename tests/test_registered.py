@@ -25,6 +25,7 @@ from engine.train.callback import Callback
 from scripts.maintenance.make_settings_page import PAGES
 from tests.support.configs import SMALL
 from tests.support.forks import ROOT
+from tests.support.modules import parsed
 from tests.support.runs import rows_of, run_folder, typed
 
 
@@ -75,7 +76,7 @@ def test_registered_loss_has_a_class_with_expected_arguments_and_a_test(name):
 def test_every_loss_class_is_registered_in_losses():
     rows = {row.where for row in LOSSES.values()}
     for path in sorted((ROOT / "engine/train").glob("*.py")):
-        for node in ast.parse(text_of(path)).body:
+        for node in parsed(path).body:
             calls = [each for each in getattr(node, "body", []) if getattr(each, "name", "") == "__call__"]
             arguments = [argument.arg for call in calls for argument in call.args.args]
             if isinstance(node, ast.ClassDef) and arguments == ["self", "logits", "targets"]:
@@ -201,7 +202,7 @@ def file_of(module: str) -> str:
 
 def calls_in(package: str) -> str:
     """Return the calls in a package's files, without the definitions of its classes."""
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / package.replace(".", "/")).glob("*.py")]
+    trees = [parsed(path) for path in (ROOT / package.replace(".", "/")).glob("*.py")]
     return "\n".join(ast.unparse(node) for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call))
 
 

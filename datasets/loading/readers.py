@@ -114,6 +114,7 @@ class TrainReader(Reader):
 
     def _read_or_replace(self, epoch: int, index: int, bad: list[int]) -> tuple[np.ndarray, int]:
         """Return the image and its index, or a replacement and its index. Add unreadable images to `bad`."""
+        num_bad = len(bad)
         for candidate in self._candidates(epoch, index):
             try:
                 return self.image_set.read(candidate), candidate
@@ -121,17 +122,22 @@ class TrainReader(Reader):
                 reason = error
                 bad.append(candidate)
         raise DataError(
-            f"{self.image_set.name(index)} cannot be read, and neither can {2 * NUM_REPLACEMENTS} others ({reason}); "
+            f"{self.image_set.name(index)} cannot be read, and neither can {len(bad) - num_bad - 1} others ({reason}); "
             "check that DATA.DATA_PATH is still available"
         )
 
     def _candidates(self, epoch: int, index: int) -> Iterator[int]:
+        """Yield the image and others, at first those with the same target. No image comes twice."""
         yield index
+        tried = {index}
         rng = sample_rng(self.seed, epoch, index, "replacement")
         targets = self.image_set.targets
         for pool in (np.flatnonzero(targets == targets[index]), range(len(targets))):
             for _ in range(NUM_REPLACEMENTS):
-                yield int(pool[int(rng.random() * len(pool))])
+                candidate = int(pool[int(rng.random() * len(pool))])
+                if candidate not in tried:
+                    tried.add(candidate)
+                    yield candidate
 
 
 class EvalReader(Reader):

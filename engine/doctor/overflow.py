@@ -32,7 +32,7 @@ from engine.settings import load_settings
 from engine.train.loss import Loss, build_loss
 from engine.train.trainer import Trainer
 from models.transforms import choose_transforms
-from models.weights.files import read_checkpoint
+from models.weights.files import find_and_read
 from models.weights.state import merged
 from models.weights.torch_files import read_torch
 from utils.commands import command
@@ -234,7 +234,7 @@ def find_run(source: str, batch: Path | None) -> tuple[Path, dict, list]:
         raise ConfigError(
             f"{folder} has neither {OVERFLOW_FILE} nor best.pth or last.pth; give the folder of a run, or a checkpoint"
         )
-    _, state = read_checkpoint(path, {"state_dict", "config", "class_names"})
+    _, state = find_and_read(path, {"state_dict", "config", "class_names"})
     return folder, state, batches
 
 

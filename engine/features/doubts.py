@@ -56,6 +56,7 @@ class Doubts(NamedTuple):
     num_correct: int  # judged images whose label is predicted from the other images
     expected: tuple[float, float, float]  # wrong labels: lower end of the 95% interval, estimate, upper end
     num_different: int = 0  # judged images, with copies counted once
+    uses_features: bool = False
 
     @property
     def is_estimated(self) -> bool:
@@ -113,7 +114,7 @@ def judge_labels(
     part = _judge(labels[rows], classes, sets, copies[places])
     for whole, each in zip(found[:5], part[:5], strict=True):
         whole[rows] = each
-    return Doubts(*found[:5], *part[5:])
+    return Doubts(*found[:5], *part[5:])._replace(uses_features=bool(uses_features))
 
 
 def predicted_without(features: np.ndarray, copies: np.ndarray, targets: Tensor) -> Iterator[Tensor]:

@@ -107,18 +107,18 @@ def _by_runs(source: Source, say: Callable[[str], None]) -> JudgedLabels:
     probabilities = probabilities_of(tables, data.labels, len(data.classes))
     features = features_by_name(in_order(source.runs)[0].folder, data.names, say)
     doubts = judge_labels(data.labels, len(data.classes), features, probabilities)
-    _say_what_was_judged(source, data, np.isfinite(probabilities[:, 0]), features is not None, say)
+    _say_what_was_judged(source, data, np.isfinite(probabilities[:, 0]), doubts.uses_features, say)
     return JudgedLabels(data, doubts, folds)
 
 
 def _say_what_was_judged(
-    source: Source, data: DataSet, judged: np.ndarray, has_features: bool, say: Callable[[str], None]
+    source: Source, data: DataSet, judged: np.ndarray, uses_features: bool, say: Callable[[str], None]
 ) -> None:
     number, rest = int(judged.sum()), int((~judged).sum())
     say(
         f"{source.folder}: predictions for {number:,} of {counted(len(data), 'image')} by {counted(len(source.runs), 'run')}"
     )
-    if has_features:
+    if uses_features:
         say("the features from before the training judge the images")
     elif source.num_missing:
         say(

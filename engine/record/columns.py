@@ -169,7 +169,7 @@ STEP_COLUMNS = {
     "skipped": "updates skipped in the epoch so far",
     "num_updates": "with `TRAIN.BUDGET`: the planned number of updates of the whole run",
     "seconds": "time since the last report, in seconds",
-    **{f"{name}_pct": f"percentage of `seconds` spent in the `{name}` phase" for name in PHASES},
+    **{f"{name}_pct": "percentage of `seconds` spent in this [phase](speed.md#where-the-time-goes)" for name in PHASES},
 }
 
 

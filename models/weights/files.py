@@ -130,7 +130,7 @@ def _holds_arrays(path: Path) -> bool:
         raise ConfigError(f"{path}: damaged or cut off; {RESTORE}") from None
 
 
-def read_checkpoint(source: str | Path, needed: set[str]) -> tuple[Path, dict]:
+def find_and_read(source: str | Path, needed: set[str]) -> tuple[Path, dict]:
     """Return the path and state of a halfstep checkpoint. Raise ConfigError unless it has all `needed` keys."""
     path = find_file(source)
     if path is None:

@@ -66,7 +66,10 @@ def column_rows() -> list[str]:
 
 
 def step_rows() -> list[str]:
-    return [f"| `{name}` | {meaning} |" for name, meaning in STEP_COLUMNS.items()]
+    names: dict[str, list[str]] = {}  # {meaning: the columns that have it}
+    for name, meaning in STEP_COLUMNS.items():
+        names.setdefault(meaning, []).append(f"`{name}`")
+    return [f"| {', '.join(each)} | {meaning} |" for meaning, each in names.items()]
 
 
 def source_rows() -> Iterator[str]:

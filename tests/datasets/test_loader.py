@@ -103,7 +103,8 @@ def folder(tmp_path) -> Path:
 
 
 def test_unreadable_image_is_replaced_preferably_from_its_class(folder):
-    data = train_data(folder_settings(folder))
+    config = folder_settings(folder)
+    data = train_data(config)
     shown, of_the_third = {}, set()
     for step, window in enumerate(data.windows(0, 5 * data.steps_per_epoch)):
         for piece, batch in zip(data.order.pieces(step, 0), window.batches, strict=True):
@@ -112,6 +113,8 @@ def test_unreadable_image_is_replaced_preferably_from_its_class(folder):
             assert set(piece.indices.tolist()) & UNREADABLE <= set(batch.bad) <= UNREADABLE
             of_the_third |= {shown[index][0] for index in piece.indices.tolist() if index == 2}
     assert len(of_the_third) > 1, "it is a random replacement"
+    tried = list(TrainReader(open_sets(config)[0], config)._candidates(0, 18))
+    assert len(tried) == len({*tried}) and {*tried[:3]} == {18, 19, 20}, "no image is tried twice"
     for index, (red, target) in shown.items():
         assert red not in UNREADABLE and target == red // 9
         assert red == index or index in UNREADABLE
@@ -141,7 +144,7 @@ def test_data_without_readable_images_raises_data_error_through_workers(folder, 
         file.unlink()
     with pytest.raises(DataError) as caught:
         taken(data.windows(0, 5))
-    assert_names(str(caught.value), "16 others", "FileNotFoundError", "DATA.DATA_PATH")
+    assert_names(str(caught.value), "others", "FileNotFoundError", "DATA.DATA_PATH")
     assert "Traceback" not in str(caught.value)
 
 

@@ -31,7 +31,7 @@ from scripts.sweeping import Sweep, make_folder, read_sweep
 from tests.support.batches import batch
 from tests.support.configs import CPU
 from tests.support.dying import deaths, dying
-from tests.support.modules import ROOT
+from tests.support.modules import ROOT, parsed
 from utils.distributed import Process
 from utils.files import write_text
 
@@ -307,7 +307,7 @@ def test_only_listed_files_write_without_the_safe_functions():
         for package in ("configs", "datasets", "engine", "models", "scripts", "utils")
         for path in (ROOT / package).rglob("*.py")
         if not (name := path.relative_to(ROOT).as_posix()).startswith(TOOLS)
-        if any(isinstance(node, ast.Call) and writes_directly(node) for node in ast.walk(ast.parse(path.read_text())))
+        if any(isinstance(node, ast.Call) and writes_directly(node) for node in ast.walk(parsed(path)))
     }
     assert found <= {*DIRECT}, "write with utils/files.py, and add a row to WRITERS"
     assert all((ROOT / name).exists() for name in DIRECT)

@@ -15,6 +15,7 @@ from datasets.pixels import Pixels
 from datasets.pixels.decode import decode
 from datasets.types import ImageReadError
 from tests.support.cases import cases_of, content_of, names_of
+from tests.support.modules import parsed
 from tests.support.refusals import refused
 from tests.support.runs import ROOT, run_folder
 from utils.errors import ConfigError
@@ -53,7 +54,7 @@ def calls() -> list[tuple[str, str, dict[str, str]]]:
     """Return (file, called function, its named arguments) of all calls in the program."""
     found = []
     for path in OURS:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Call):
                 named = {each.arg: ast.unparse(each.value) for each in node.keywords if each.arg}
                 found.append((str(path.relative_to(ROOT)), ast.unparse(node.func), named))

@@ -14,7 +14,7 @@ from PIL import Image
 
 from engine.export.formats import FORMATS
 from engine.predict.classifier import load_classifier
-from models.weights.files import read_checkpoint, read_record, read_state_dict
+from models.weights.files import find_and_read, read_record, read_state_dict
 from models.weights.metadata import metadata_of
 from tests.support.cases import cases_of, names_of
 from tests.support.checkpoints import CLASSES, PLAIN, checkpoint
@@ -53,7 +53,7 @@ def test_exported_weights_and_metadata_are_read_back_exactly(plain, tmp_path, to
     file = target / "model.safetensors" if to == "hf" else target
     assert read_record(file)["class_names"] == CLASSES
     (target.parent / "x.npz").write_text("a file beside a folder of that name")
-    assert_same(read_checkpoint(target, {"config", "class_names", "data"})[1]["state_dict"], weights_in(plain))
+    assert_same(find_and_read(target, {"config", "class_names", "data"})[1]["state_dict"], weights_in(plain))
     assert {each.name for each in target.parent.iterdir()} == {target.name, "x.npz"}
 
 

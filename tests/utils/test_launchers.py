@@ -24,6 +24,7 @@ from tests.support.runs import (
     free_port,
     run,
     run_folder,
+    run_fresh,
     status_of,
     typed,
     wait_until,
@@ -73,10 +74,11 @@ def test_both_main_programs_ignore_an_installed_package_named_datasets(by_flags,
     stub = tmp_path / "site" / "datasets"
     stub.mkdir(parents=True)
     (stub / "__init__.py").write_text("raise ImportError('this is the public package')")
-    faults = {"start_python_as_forks": [], "forget_our_modules": []}
-    for script, more in (("main_single_gpu.py", []), ("main_multi_gpu.py", ["-ngpus", "2"])):
-        flags = arguments(small_yaml, tmp_path / script, *more)
-        run(script, *flags, cwd=tmp_path, environment={"PYTHONPATH": str(tmp_path / "site")}, faults=faults).done()
+    options = {"cwd": tmp_path, "environment": {"PYTHONPATH": str(tmp_path / "site")}}
+    single = arguments(small_yaml, tmp_path / "main_single_gpu.py")
+    run("main_single_gpu.py", *single, **options, faults={"forget_our_modules": []}).done()
+    multi = arguments(small_yaml, tmp_path / "main_multi_gpu.py", "-ngpus", "2")
+    run_fresh("main_multi_gpu.py", *multi, **options).done()
     folder = run_folder(tmp_path / "main_multi_gpu.py")
     assert run_hash(folder) == run_hash(by_flags)
     assert all((folder / f"log_{rank}.txt").stat().st_size > 0 for rank in (0, 1))

@@ -1,10 +1,12 @@
 """Private names of torch, torchvision and timm are only in utils/torch_internals.py, and exist when installed."""
 
 import ast
+from pathlib import Path
 
 import timm
 import torch
 
+from tests.support.modules import parsed
 from tests.support.runs import ROOT
 from utils import torch_internals
 
@@ -19,9 +21,19 @@ ATTRIBUTES = set(
 IN_GETATTR = ATTRIBUTES | {"_data", "_labels"}  # as plain attributes, these may be our own names
 
 
-def private_names(source: str) -> list[str]:
+def root_of(node: ast.expr) -> str | None:
+    """Return the name at which an expression begins, as `torch` in `torch.nn.Linear(2, 2).weight`."""
+    while not isinstance(node, ast.Name):
+        below = [getattr(node, name) for name in ("value", "func") if isinstance(getattr(node, name, None), ast.expr)]
+        if not below:
+            return None
+        node = below[0]
+    return node.id
+
+
+def private_names(path: Path) -> list[str]:
     """Return the private names of libraries in a file: as attributes, in imports, and as strings in getattr."""
-    tree, found, roots = ast.parse(source), [], set(LIBRARIES)
+    tree, found, roots = parsed(path), [], set(LIBRARIES)
     is_private = lambda name: name[0] == "_" and name[:2] != "__"  # noqa: E731
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -33,15 +45,14 @@ def private_names(source: str) -> list[str]:
                 roots |= {alias.asname or alias.name.split(".")[0] for alias in node.names}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and is_private(node.attr):
-            root = ast.unparse(node.value).split(".")[0]
-            found += [node.attr] if root in roots or node.attr in ATTRIBUTES else []
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
+            found += [node.attr] if root_of(node.value) in roots or node.attr in ATTRIBUTES else []
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", None) == "getattr":
             found += [each.value for each in node.args if isinstance(each, ast.Constant) and each.value in IN_GETATTR]
     return found
 
 
 def test_only_torch_internals_module_uses_private_library_names():
-    found = {str(path): private_names(path.read_text()) for path in FILES}
+    found = {str(path): private_names(path) for path in FILES}
     assert [path for path, names in found.items() if names] == [torch_internals.__file__]
 
 

@@ -11,7 +11,6 @@ from timm.data.naflex_dataset import NaFlexCollator
 from timm.data.naflex_loader import NaFlexPrefetchLoader, create_naflex_loader
 from timm.data.naflex_transforms import Patchify, RandomResizedCropToSequence
 from timm.models.naflexvit import checkpoint_filter_fn
-from timm.optim import create_optimizer_v2
 
 from datasets import build_eval_data, build_normalize, build_train_data
 from datasets.native_aspect.batches import SequenceTransform
@@ -118,6 +117,8 @@ def test_losses_and_weights_of_ten_updates_equal_timms(folder):
     trainer, losses = make_trainer(config), []
     theirs = timm.create_model(config.MODEL.NAME, num_classes=10, **config.MODEL.KWARGS)
     theirs.load_state_dict(trainer.model.state_dict())
+    from timm.optim import create_optimizer_v2  # imported late, because it imports torch's compiler
+
     optimizer = create_optimizer_v2(theirs, opt="adamw", lr=1e-3, weight_decay=0.05)
     data = build_train_data(config, open_sets(config)[0], Process(CPU))
     for window in data.windows(0, 10):

@@ -29,6 +29,7 @@ def both(photo: np.ndarray, data: Data) -> tuple[np.ndarray, np.ndarray]:
     return expected.numpy().astype(int), Photo(data)(torch.from_numpy(photo)).numpy().astype(int)
 
 
+@pytest.mark.slow
 @examples(60)
 @given(
     st.sampled_from(["bilinear", "bicubic"]),

@@ -126,7 +126,9 @@ def test_predictions_for_few_images_do_not_replace_features_of_all():
     shares = np.full((100, 2), np.nan)
     shares[:20] = 0.5
     found, alone = judge_labels(labels, 2, features, shares), judge_labels(labels, 2, features)
-    assert all(np.array_equal(*each) for each in zip(found, alone, strict=True))
+    assert all(np.array_equal(*each) for each in zip(found, alone, strict=True)) and found.uses_features
+    few = np.where(np.arange(100)[:, None] < 10, features, np.nan)
+    assert not judge_labels(labels, 2, few, shares).uses_features
 
 
 def test_unreadable_images_and_single_images_are_not_judged():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from datasets import build_eval_data, build_train_data
 from engine.parallel.sharding import Sharded
 from engine.predict.classifier import load_classifier
-from models.weights.files import read_checkpoint
+from models.weights.files import find_and_read
 from tests.support.configs import CPU, small_config
 from tests.support.opened import open_sets
 from tests.support.properties import examples
@@ -46,8 +46,8 @@ def test_processes_on_two_machines_train_like_one_process(alone, together):
     names = ("train_loss", "eval_loss", "eval_loss_ema", "eval_top1", "lr", "grad_norm", "skipped")
     (mine,), (theirs,) = epochs_of(folder), epochs_of(alone)
     assert [mine[name] for name in names] == pytest.approx([theirs[name] for name in names], rel=1e-4)
-    _, mine = read_checkpoint(folder / "last.pth", set())
-    _, theirs = read_checkpoint(alone / "last.pth", set())
+    _, mine = find_and_read(folder / "last.pth", set())
+    _, theirs = find_and_read(alone / "last.pth", set())
     for key in ("state_dict", "state_dict_ema"):
         for name, weight in theirs[key].items():
             torch.testing.assert_close(mine[key][name], weight, rtol=0, atol=1e-5)

@@ -57,7 +57,7 @@ class LikeCuda(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_deterministic_resize_of_position_embedding_matches_default_resize(tmp_path, is_compiled):
     config = small_config(tmp_path, SCHEDULE, "DETERMINISTIC=true")
     plain = build_model(config, 5).eval()

@@ -11,6 +11,7 @@ from engine.tasks.features import TEMPERATURE, knn_accuracy
 from tests.support.properties import examples
 
 
+@pytest.mark.slow
 @given(st.integers(2, 24), st.integers(2, 4), st.integers(1, 6), st.integers(1, 9), st.integers(0, 999))
 @examples(60)
 def test_knn_accuracy_is_that_of_scikit_learn_without_the_image(count, classes, neighbours, at_once, seed):

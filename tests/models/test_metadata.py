@@ -198,10 +198,11 @@ def test_error_for_bare_weights_asks_for_model_name(tmp_path):
 
 @pytest.mark.usefixtures("here")
 def test_untrained_timm_model_reports_differing_preprocessing(capfd):
-    words = "-dataset digits -check -check_images 50 -batch_size 4 -opts MODEL.TYPE=timm".split()
+    words = "-dataset digits -check -check_images 50 -batch_size 4 -opts MODEL.TYPE=timm MODEL.NAME=resnet18".split()
+    words += ["MODEL.KWARGS.channels=[4,4,8,8]", "DATA.IMAGE_SIZE=32"]
     flags = ["-cfg", str(ROOT / "configs/finetune.yaml"), *words]
     for words, is_told in (([], True), (["DATA.IMAGENET_MEAN=[0.5,0.5,0.5]"], False)):
-        main_single_gpu.main([*flags, "MODEL.NAME=resnet18", "DATA.IMAGE_SIZE=32", *words])
+        main_single_gpu.main([*flags, *words])
         said = capfd.readouterr().out
         assert_names(said, "DATA.CROP_PCT=0.95")
         assert ("DATA.IMAGENET_MEAN=[0.485,0.456,0.406]" in said) is is_told

@@ -16,6 +16,7 @@ from engine.confidence.stored import from_plain
 from engine.export.formats import FORMATS
 from engine.export.web import RUNTIME
 from tests.support.configs import beginning_with_weights
+from tests.support.graphs import share_graph
 from tests.support.pages import block_of
 from tests.support.refusals import assert_names
 from tests.support.runs import ROOT, rows_of, run, run_folder, typed
@@ -42,68 +43,70 @@ def photo_graph(trained, tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="module")
+def image_graph(trained, tmp_path_factory):
+    path = tmp_path_factory.mktemp("image") / "digits.onnx"
+    typed("scripts/export.py", trained, "-output", path).done()
+    return path
+
+
+@pytest.fixture
+def export_changed(trained, tmp_path, monkeypatch):
+    """Return a function that exports a model, whose graph returns change(photo, probabilities, known) when it is loaded."""
+
+    def export_changed(change, checkpoint=trained):
+        def load(subject, path):
+            return lambda photo: change(photo, *subject.graph(photo))
+
+        replaced = FORMATS["torch"]._replace(write=lambda subject, path: path.touch(), load=load)
+        monkeypatch.setitem(FORMATS, "torch", replaced)
+        with torch.compiler.set_stance("force_eager"):  # torch.cond would be compiled for each size of a photo
+            return typed("scripts/export.py", checkpoint, "-output", tmp_path / "x.pt2", "-photo")
+
+    return export_changed
+
+
 @pytest.mark.parametrize("wrong", ["probabilities", "known"])
-def test_graph_with_other_answers_on_validation_images_is_deleted(trained, tmp_path, monkeypatch, wrong):
-    def load(subject, path):
-        def run(photo):
-            probabilities, known = subject.graph(photo)
-            is_digit = photo.shape[0] == 8  # pixels high
-            if wrong == "known":
-                return probabilities, -known if is_digit else known
-            return probabilities.roll(int(is_digit), 0), known
+def test_graph_with_other_answers_on_validation_images_is_deleted(export_changed, tmp_path, wrong):
+    def change(photo, probabilities, known):
+        is_digit = photo.shape[0] == 8  # pixels high
+        if wrong == "known":
+            return probabilities, -known if is_digit else known
+        return probabilities.roll(int(is_digit), 0), known
 
-        return run
-
-    replaced = FORMATS["torch"]._replace(write=lambda subject, path: path.touch(), load=load)
-    monkeypatch.setitem(FORMATS, "torch", replaced)
-    ended = typed("scripts/export.py", trained, "-output", tmp_path / "x.pt2", "-photo")
+    ended = export_changed(change)
     assert ended.returncode == 1 and not any(tmp_path.iterdir())
     assert_names(ended.stderr, "-to torch", "359 validation images")
     same = {"probabilities": "sign of known", "known": "answer"}[wrong]
     assert re.search(rf"\b0 with another {same}", ended.stderr), "the message says which of the two agrees"
 
 
-def with_known_decided_by_rounding(trained, path) -> None:
-    """Write the checkpoint of a run whose limit and median of the scores are nearly the same."""
+def test_other_sign_of_known_decided_by_rounding_refuses_no_export(trained, export_changed, tmp_path):
     state = torch.load(trained / "best.pth", weights_only=True)
     statistics = state["calibration"]["known"]["statistics"]
     known = from_plain(statistics, state["calibration"]["temperature"])
+    # The limit and the median of the scores are nearly the same.
     known.scales[:, 1] = known.scales[:, 0] + known.scales[:, 0].abs() * 1e-6
     statistics |= to_plain(known)
-    torch.save(state, path)
-
-
-def test_other_sign_of_known_decided_by_rounding_refuses_no_export(trained, tmp_path, monkeypatch):
-    with_known_decided_by_rounding(trained, tmp_path / "best.pth")
-
-    def load(subject, path):
-        def run(photo):
-            probabilities, known = subject.graph(photo)
-            return probabilities, -known
-
-        return run
-
-    replaced = FORMATS["torch"]._replace(write=lambda subject, path: path.touch(), load=load)
-    monkeypatch.setitem(FORMATS, "torch", replaced)
-    ended = typed("scripts/export.py", tmp_path / "best.pth", "-output", tmp_path / "x.pt2", "-photo").done()
+    torch.save(state, tmp_path / "best.pth")
+    ended = export_changed(lambda photo, probabilities, known: (probabilities, -known), tmp_path / "best.pth").done()
     assert_names(ended.stdout, "0 with another answer", "0 with another sign of known")
 
 
-def test_comparison_of_validation_images_sees_how_the_documented_code_reads_them(trained, tmp_path, monkeypatch):
+def test_comparison_of_validation_images_sees_how_the_documented_code_reads_them(export_changed, tmp_path, monkeypatch):
     def read_photo(image, is_turned):
         return np.zeros((*image.size, 4), np.uint8)  # a reader that loses the pixels
 
     monkeypatch.setattr("engine.export.photo.read_photo", read_photo)
-    ended = typed("scripts/export.py", trained, "-output", tmp_path / "x.pt2", "-photo")
+    ended = export_changed(lambda photo, *results: results)
     assert ended.returncode == 1 and not any(tmp_path.iterdir())
     assert_names(ended.stderr, "359 validation images")
 
 
-@pytest.fixture
-def modes(digits, tmp_path):
+@pytest.fixture(scope="module")
+def modes(digits, tmp_path_factory):
     """Make photos with transparent or 16-bit pixels in every mode of Pillow that has them."""
-    folder = tmp_path / "modes"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("modes")
     for number, path in enumerate(sorted(digits.glob("[0-9]/*.png"))[::180]):
         grey = np.asarray(Image.open(path).convert("L"))
         hidden = np.stack([255 - grey, grey, grey // 2, 255 - grey], 2)  # the colours behind transparent pixels differ
@@ -120,16 +123,27 @@ def modes(digits, tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("exif", ["apply", "ignore"])
-def test_documented_code_answers_as_predict_for_images_of_every_mode(trained, modes, tmp_path, monkeypatch, exif):
+@pytest.fixture(scope="module")
+def as_stored(trained, tmp_path_factory):
+    """Return a checkpoint with DATA.EXIF=ignore and another background, and its page."""
+    folder = tmp_path_factory.mktemp("stored")
     state = torch.load(trained / "best.pth", weights_only=True)
-    state["config"]["DATA.EXIF"] = exif
+    state["config"]["DATA.EXIF"] = "ignore"
     state["data"] |= {"mean": [0.7], "std": [0.3]}
-    torch.save(state, tmp_path / "best.pth")
-    typed("scripts/export.py", tmp_path / "best.pth", "-output", tmp_path / "pets.onnx", "-photo").done()
+    torch.save(state, folder / "best.pth")
+    typed("scripts/export.py", folder / "best.pth", "-to", "web", "-output", folder / "page").done()
+    return folder / "best.pth", folder / "page"
+
+
+@pytest.mark.parametrize("exif", ["apply", "ignore"])
+def test_documented_code_answers_as_predict_for_images_of_every_mode(
+    trained, photo_graph, as_stored, modes, tmp_path, monkeypatch, exif
+):
+    model, graph = (trained, photo_graph) if exif == "apply" else (as_stored[0], as_stored[1] / "model.onnx")
+    shutil.copy(graph, tmp_path / "pets.onnx")
     monkeypatch.chdir(tmp_path)
     code = block_of(ROOT / "docs/exporting.md", "exif_transpose")
-    for row in predicted(tmp_path / "best.pth", modes, tmp_path / "a.csv"):
+    for row in predicted(model, modes, tmp_path / "a.csv"):
         names: dict = {}
         exec(code.replace("photo.jpg", row["image_path"]), names)
         found = dict(zip(names["facts"]["class_names"], names["probabilities"], strict=True))
@@ -188,22 +202,20 @@ def known_of(model, images, table) -> list[float]:
     return [each["known"] for each in json.loads(table.read_text())["images"]]
 
 
-def test_graph_with_photo_knows_how_well_photos_fit(trained, photo_graph, photos, tmp_path):
+def test_graph_with_photo_knows_how_well_photos_fit(trained, photo_graph, image_graph, photos, tmp_path):
     expected = known_of(trained, photos, tmp_path / "a.json")
     assert known_of(photo_graph, photos, tmp_path / "b.json") == pytest.approx(expected, rel=1e-2, abs=1e-2)
-    typed("scripts/export.py", trained, "-output", tmp_path / "x.onnx").done()
-    ended = typed(
-        "scripts/predict.py", tmp_path / "x.onnx", photos, "-unknown", 0.5, "-json", tmp_path / "x.json"
-    ).done()
+    words = (image_graph, photos, "-unknown", 0.5, "-json", tmp_path / "x.json")
+    ended = typed("scripts/predict.py", *words).done()
     assert_names(ended.stderr, "no statistics of the validation images", "-photo")
     assert "known" not in json.loads((tmp_path / "x.json").read_text())["images"][0]
 
 
-@pytest.mark.parametrize("words", [(), ("-calibrated",)])
-def test_graph_without_photo_answers_as_its_run(trained, photos, tmp_path, words):
-    typed("scripts/export.py", trained, "-output", tmp_path / "x.onnx", *words).done()
+def test_graph_without_photo_answers_as_its_run(trained, image_graph, photos, tmp_path):
+    typed("scripts/export.py", trained, "-output", tmp_path / "x.onnx", "-calibrated").done()
     expected = predicted(trained, photos, tmp_path / "a.csv", "-top", 2, "-flip")
-    assert_same_answers(expected, predicted(tmp_path / "x.onnx", photos, tmp_path / "b.csv", "-top", 2, "-flip"))
+    for graph in (image_graph, tmp_path / "x.onnx"):
+        assert_same_answers(expected, predicted(graph, photos, tmp_path / "b.csv", "-top", 2, "-flip"))
 
 
 def test_predict_names_runtime_and_draws_photos_of_a_graph(photo_graph, photos, tmp_path):
@@ -245,17 +257,17 @@ def test_wrong_use_of_photo_flags_is_refused_by_export(trained, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-def test_export_without_a_readable_validation_image_is_refused(trained, tmp_path, monkeypatch):
+def test_export_without_a_readable_validation_image_is_refused(export_changed, tmp_path, monkeypatch):
     def fail(*given) -> None:
         raise ImageReadError("no picture")
 
     monkeypatch.setattr(ArrayImages, "read", fail)
-    words = ("-output", tmp_path / "x.onnx", "-photo")
-    typed("scripts/export.py", trained, *words).refused("-photo", 359, "-data_path")
+    export_changed(lambda photo, *results: results).refused("-photo", 359, "-data_path")
     assert not any(tmp_path.iterdir())
 
 
-def test_page_in_8_bits_has_the_graph_and_asks_no_other_place(trained, photos, tmp_path):
+def test_page_in_8_bits_has_the_graph_and_asks_no_other_place(trained, photo_graph, photos, tmp_path, monkeypatch):
+    share_graph(monkeypatch, photo_graph)
     package = tmp_path / "onnxruntime-web"
     (package / "dist").mkdir(parents=True)
     for name in RUNTIME:
@@ -279,14 +291,14 @@ def test_page_in_8_bits_has_the_graph_and_asks_no_other_place(trained, photos, t
     assert len(answers) == len(list(photos.iterdir()))
 
 
-def test_page_without_a_runtime_names_one_version_and_its_checksums(trained, tmp_path):
-    typed("scripts/export.py", trained, "-to", "web", "-output", tmp_path / "page").done()
-    facts = json.loads((tmp_path / "page/model.json").read_text())
+def test_page_without_a_runtime_names_one_version_and_its_checksums(as_stored):
+    facts = json.loads((as_stored[1] / "model.json").read_text())
     assert all(re.search(r"/onnxruntime-web@\d+\.\d+\.\d+/dist/", each["url"]) for each in facts["runtime"])
     assert [each["integrity"] for each in facts["runtime"]] == [f"sha384-{digest}" for digest in RUNTIME.values()]
 
 
-def test_int8_that_loses_accuracy_is_refused_and_names_the_layer(trained, tmp_path):
+def test_int8_that_loses_accuracy_is_refused_and_names_the_layer(trained, tmp_path, monkeypatch):
+    share_graph(monkeypatch, tmp_path / "float32.onnx")
     state = torch.load(trained / "best.pth", weights_only=True)
     weights = state[state["preferred"]]
     # A hidden unit that is always large, and that the next layer ignores: float32 loses nothing, 8 bits lose the rest.

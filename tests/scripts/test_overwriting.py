@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.support.graphs import share_graph
 from tests.support.runs import Ended, run, run_folder, typed
 
 pytestmark = pytest.mark.slow
@@ -96,17 +97,16 @@ def test_script_refuses_to_overwrite_other_files(trained, folder, tmp_path_facto
 
 
 @pytest.mark.parametrize(("kind", "name"), pairs(OWN))
-def test_script_overwrites_its_own_files_and_empty_files(trained, tmp_path, tmp_path_factory, kind, name):
+def test_script_overwrites_its_own_files_and_empty_files(trained, tmp_path, tmp_path_factory, monkeypatch, kind, name):
+    photos = tmp_path_factory.mktemp("photos")
     if kind == "onnx":
         pytest.importorskip("onnxscript")
-    photos = tmp_path_factory.mktemp("photos")
+        share_graph(monkeypatch, photos / "graph.onnx")
     (tmp_path / name).touch()
     for _ in range(2):
-        write(kind, trained, tmp_path / name, photos).done()
-        assert (tmp_path / name).stat().st_size
         os.utime(tmp_path / name, ns=(0, 0))
-    write(kind, trained, tmp_path / name, photos).done()
-    assert (tmp_path / name).stat().st_mtime_ns
+        write(kind, trained, tmp_path / name, photos).done()
+        assert (tmp_path / name).stat().st_size and (tmp_path / name).stat().st_mtime_ns
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ class LikeCuda(TorchDispatchMode):
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize("positions", ["learned", "factorized"])
 def test_deterministic_gradients_of_position_embeddings_equal_default_ones(folder, positions, is_compiled):
-    config = settings(folder, "DETERMINISTIC=true", f"MODEL.KWARGS.pos_embed={positions}")
+    config = settings(folder, "DETERMINISTIC=true", f"MODEL.KWARGS.pos_embed={positions}", "MODEL.KWARGS.depth=1")
     plain, chosen = build_model(config, 5), build_model(config, 5)
     chosen.load_state_dict(plain.state_dict())
     choose_transforms(config, GPU, None, training=True).apply(chosen)
@@ -139,7 +139,7 @@ def test_drop_rates_of_a_plain_vit_are_the_same_with_tokens(folder, name):
 
 @pytest.mark.parametrize("mode", ["true", "blocks"])
 def test_model_compiles_once_for_each_number_of_patches(folder, mode):
-    config, graphs = settings(folder, f"COMPILE={mode}", "MODEL.KWARGS.depth=3"), []
+    config, graphs = settings(folder, f"COMPILE={mode}"), []
 
     def count(graph: torch.fx.GraphModule, inputs: list) -> Callable:
         graphs.append(graph)

@@ -12,6 +12,7 @@ from PIL import Image
 from configs.schema import Data
 from engine.predict.classifier import load_classifier
 from engine.settings import load_settings
+from tests.support.graphs import share_graph
 from tests.support.image_sets import draw_photos
 from tests.support.native_files import tiff_of_pages
 from tests.support.native_images import CHANNELS, draw, files, measured, settings_file
@@ -296,8 +297,8 @@ def test_documented_code_answers_as_the_checkpoint(trained, onnx_graph, photos, 
     assert capsys.readouterr().out.strip() == row["class"]
 
 
-def test_graph_of_8_bit_weights_keeps_the_answers(trained, photos, tmp_path):
-    pytest.importorskip("onnxscript")
+def test_graph_of_8_bit_weights_keeps_the_answers(trained, onnx_graph, photos, tmp_path, monkeypatch):
+    share_graph(monkeypatch, onnx_graph)
     path = tmp_path / "bands8.onnx"
     said = typed("scripts/export.py", trained, "-output", path, "-int8", "-accept").done().stdout
     assert_names(said, "0 of 8")

@@ -17,11 +17,11 @@ from tests.support.pages import script_of
 
 # {part of a command: why the test does not type it}
 NOT_TYPED = {"pip install": "it installs packages", "/data/": "it reads data that the reader has"}
-MODEL = "tf_efficientnet_lite0"
+MODEL, SMALL_MODEL = "tf_efficientnet_lite0", "test_efficientnet"
 # {words: those that the test types, because it has no network and little time}
 REPLACED = {
     "bash scripts/quickstart.sh": "python main_single_gpu.py -cfg configs/vit_digits.yaml -epochs 1",
-    f"-pretrained {MODEL}": f"-pretrained weights.pth -opts MODEL.NAME={MODEL}",
+    f"-pretrained {MODEL}": f"-pretrained weights.pth -opts MODEL.NAME={SMALL_MODEL}",
     "-epochs 10": "-epochs 1",
 }
 
@@ -45,7 +45,7 @@ def test_readme_commands_need_no_package_beyond_requirements(tmp_path):
         (tmp_path / name).symlink_to(ROOT / name)
     draw_photos(tmp_path / "photos", "cat", "dog", count=20)
     draw_photos(tmp_path / "new_photos", "cat", "dog", count=2)
-    torch.save(timm.create_model(MODEL).state_dict(), tmp_path / "weights.pth")
+    torch.save(timm.create_model(SMALL_MODEL).state_dict(), tmp_path / "weights.pth")
     typed = readme_commands()
     assert len(typed) == 3
     program = [sys.executable, "-m", "tests.support.programs.newcomer", str(tmp_path / "codes.json")]

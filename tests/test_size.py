@@ -1,4 +1,4 @@
-"""Limits on the code to read first and on the code that a plain run loads."""
+"""Limits on the code to read first and on the code, ours and torch's, that a plain run loads."""
 
 import json
 
@@ -21,7 +21,7 @@ READING_PATH = (
 READING_LINES = 1_600
 LOADED_LINES = 15_000  # lines of our modules in a plain run, with its report, tables and TensorBoard
 ROOMS = ("configs", "datasets", "engine", "models", "scripts", "utils")
-# A plain run that prints the project's imported files at its end.
+# A plain run that prints the project's imported files at its end, and then uses torch's compiler for the first time.
 RUN = """
 import json, sys
 from pathlib import Path
@@ -29,9 +29,19 @@ from main_single_gpu import main
 
 code = main(sys.argv[1:])
 found = {str(Path(module.__file__)) for module in sys.modules.values() if getattr(module, "__file__", None)}
+assert "torch._dynamo" not in sys.modules
+assert sys.modules.get("wandb", sys) is not None
+import timm, torch
+from torchvision.ops import roi_align
+
+assert roi_align.__globals__["is_compile_supported"]("cpu") == torch._dynamo.utils.is_compile_supported("cpu")
+model = torch.nn.Linear(3, 3)
+assert torch.allclose(torch.compile(model, backend="eager")(torch.ones(3)), model(torch.ones(3)))
+assert torch.compiler.disable(lambda x: x + 1)(1) == 2 and torch.compiler.disable.__module__ == "torch.compiler"
 print(json.dumps(sorted(found)))
 sys.exit(code)
 """
+SMALL = "-amp -opts MODEL.DEPTH=1 MODEL.EMBED_DIM=32 MODEL.NUM_HEADS=2".split()
 
 
 def lines_of(path) -> int:
@@ -44,10 +54,19 @@ def test_files_for_a_first_reader_stay_within_their_total_line_limit():
 
 
 @pytest.mark.slow
-def test_code_that_a_plain_run_loads_stays_within_its_line_limit(tmp_path):
+def test_plain_run_loads_few_lines_and_torchs_compiler_only_when_requested(tmp_path):
     (tmp_path / "plain.py").write_text(RUN)
-    flags = ["-cfg", "configs/vit_digits.yaml", "-dataset", "digits", "-epochs", "1", "-output", tmp_path / "output"]
-    ended = run_fresh(str(tmp_path / "plain.py"), *map(str, flags), environment={"PYTHONPATH": str(ROOT)}).done()
+    flags = [
+        "-cfg",
+        "configs/vit_digits.yaml",
+        "-dataset",
+        "digits",
+        "-epochs",
+        "1",
+        "-output",
+        str(tmp_path / "output"),
+    ]
+    ended = run_fresh(str(tmp_path / "plain.py"), *flags, *SMALL, environment={"PYTHONPATH": str(ROOT)}).done()
     rooms = tuple(str(ROOT / room) + "/" for room in ROOMS)
     loaded = {
         name: lines_of(ROOT / name) for name in json.loads(ended.stdout.splitlines()[-1]) if name.startswith(rooms)

@@ -208,7 +208,7 @@ def test_unusable_compiler_cache_folder_is_reported_and_never_used(tmp_path, cas
 
 
 def test_missing_cpp_compiler_is_named_with_install_hint(small_yaml, tmp_path):
-    flags = ["-cfg", str(small_yaml), "-compile", "-output", str(tmp_path / "output")]
+    flags = ["-cfg", str(small_yaml), "-compile", "-output", str(tmp_path / "output"), "-opts", "MODEL.DEPTH=1"]
     ended = run("main_single_gpu.py", *flags, environment={"PATH": str(tmp_path), "CXX": "g++", FOLDER: str(tmp_path)})
     ended.refused("-compile", "g++")
     assert "Traceback" not in ended.stderr

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import ctypes
 import importlib
 import multiprocessing
 import os
@@ -96,6 +97,7 @@ def become(
     for number, path in enumerate(outputs, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
     os.chdir(cwd)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup makes programs ignore it
     run_to_the_end(program, arguments, environment, faults)
 
 
@@ -104,7 +106,6 @@ def run_to_the_end(
 ) -> NoReturn:
     """Run the program in this process and exit with its code. Never return to the caller."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes background programs ignore it
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup makes programs ignore it
     os.environ.clear()
     os.environ.update(environment)
     code = 1
@@ -128,10 +129,10 @@ def run_to_the_end(
 
 def run_program(program: str, arguments: Sequence[str], faults: dict[str, list]) -> None:
     """Run the program as `python FILE ARGUMENTS` or `python -m MODULE ARGUMENTS`."""
-    for name, values in faults.items():
-        getattr(importlib.import_module("tests.support.planted"), name)(*values)
     if "LINES_FOLDER" in os.environ:
         importlib.import_module("tests.mistakes.recorder").record_program()
+    for name, values in faults.items():
+        getattr(importlib.import_module("tests.support.planted"), name)(*values)
     sys.argv = [program, *arguments]
     if program.endswith(".py"):
         sys.path[0] = str(Path(program).parent)
@@ -147,8 +148,11 @@ class ForkingPopen(subprocess.Popen):
     """A Popen that runs `python FILE.py ...` and `python -m MODULE ...` in a fork, which need not import torch again."""
 
     def __init__(self, args: Sequence[str], *rest, env: Mapping[str, str] | None = None, **options):
-        if args[0] == sys.executable and (args[1] == "-m" or args[1].endswith(".py")):
-            words = args[2:] if args[1] == "-m" else args[1:]
+        program, *words = args
+        if program == sys.executable and words[0] == "-u":  # as torchrun starts its workers
+            del words[0]
+        if program == sys.executable and (words[0] == "-m" or words[0].endswith(".py")):
+            words = words[words[0] == "-m" :]
             environment = dict(os.environ if env is None else env)
             before = options.get("preexec_fn", lambda: None)
             options["preexec_fn"] = lambda: (before(), become_child(words[0], words[1:], environment))
@@ -169,4 +173,14 @@ def become_child(program: str, arguments: Sequence[str], environment: dict[str, 
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python does at its start
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    show_environment(environment)
     run_to_the_end(program, arguments, environment, {})
+
+
+def show_environment(environment: dict[str, str]) -> None:
+    """Write the environment over the one that /proc/self/environ shows, so that find_processes finds the fork."""
+    start, end = map(int, Path("/proc/self/stat").read_text().split()[49:51])
+    os.environ.clear()  # the variables that are there now
+    names = sorted(environment, key=lambda name: name not in (MARK, "RANK"))  # first those that tests read
+    text = "\0".join(f"{name}={environment[name]}" for name in names).encode()
+    ctypes.memmove(start, text[: end - start - 1].ljust(end - start, b"\0"), end - start)

@@ -99,13 +99,14 @@ def start_python_as_forks() -> None:
 
 
 def forget_our_modules() -> None:
-    """Unload our modules, as in a new interpreter in another folder, so that the program must find them itself."""
+    """Unload our modules and use PYTHONPATH, as in a new interpreter in another folder. The program must find them itself."""
     root = Path(__file__).resolve().parents[2]
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None) or ""
         if path.startswith(f"{root}/") and ".venv" not in path:
             del sys.modules[name]
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != root]
+    sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
 
 
 def limit_files(size: int) -> None:

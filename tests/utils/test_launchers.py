@@ -74,9 +74,11 @@ def test_both_main_programs_ignore_an_installed_package_named_datasets(by_flags,
     stub = tmp_path / "site" / "datasets"
     stub.mkdir(parents=True)
     (stub / "__init__.py").write_text("raise ImportError('this is the public package')")
-    for script, more in (("main_single_gpu.py", []), ("main_multi_gpu.py", ["-ngpus", "2"])):
-        flags = arguments(small_yaml, tmp_path / script, *more)
-        run_fresh(script, *flags, cwd=tmp_path, environment={"PYTHONPATH": str(tmp_path / "site")}).done()
+    options = {"cwd": tmp_path, "environment": {"PYTHONPATH": str(tmp_path / "site")}}
+    single = arguments(small_yaml, tmp_path / "main_single_gpu.py")
+    run("main_single_gpu.py", *single, **options, faults={"forget_our_modules": []}).done()
+    multi = arguments(small_yaml, tmp_path / "main_multi_gpu.py", "-ngpus", "2")
+    run_fresh("main_multi_gpu.py", *multi, **options).done()
     folder = run_folder(tmp_path / "main_multi_gpu.py")
     assert run_hash(folder) == run_hash(by_flags)
     assert all((folder / f"log_{rank}.txt").stat().st_size > 0 for rank in (0, 1))
@@ -97,7 +99,9 @@ def test_run_restarted_by_torchrun_after_kills_matches_unbroken_run(by_flags, sm
     launcher = ["--standalone", "--nproc_per_node", "2", "--max-restarts", "2", "--monitor-interval", "0.1"]
     worker = ["-m", "tests.support.programs.faulty", json.dumps(kills), str(ROOT / "main_multi_gpu.py")]
     flags = arguments(small_yaml, tmp_path / "o", "-resume", "auto", "--local-rank=0")
-    launched = Run(TORCHRUN, *launcher, *worker, *flags, environment={MARK: str(tmp_path)})
+    launched = Run(
+        TORCHRUN, *launcher, *worker, *flags, environment={MARK: str(tmp_path)}, faults={"start_python_as_forks": []}
+    )
     (said,) = assert_done(launched)
     assert said.count("resume: ") == 2 and run_hash(run_folder(tmp_path / "o")) == run_hash(by_flags)
     assert not find_processes(tmp_path)
@@ -200,7 +204,7 @@ class Node:
         self.words = [*meet, str(ROOT / "main_multi_gpu.py"), *flags]
         environment = {"GLOO_SOCKET_IFNAME": self.cable, MARK: str(self.mark)}
         environment |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if is_elastic else {}
-        self.options = {"environment": environment, "faults": {"enter_network": [name]}}
+        self.options = {"environment": environment, "faults": {"enter_network": [name], "start_python_as_forks": []}}
 
     def start(self) -> Run:
         self.run = Run(TORCHRUN, *self.words, **self.options)

@@ -1,11 +1,8 @@
 """Private names of torch, torchvision and timm are only in utils/torch_internals.py, and exist when installed."""
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
 import timm
 import torch
 
@@ -89,27 +86,3 @@ def test_installed_torch_and_timm_have_every_private_name():
     assert torch_internals.has_hooks(layer)
     vit = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
     assert torch_internals.add_position_embedding(vit, torch.zeros(1, 4, 192)).shape == (1, 5, 192)
-
-
-RUN = """
-import sys
-from main_single_gpu import main
-assert not main("-cfg configs/vit_digits.yaml -epochs 1 -amp -opts REPORT=false -output".split() + sys.argv[1:])
-"""
-IS_AWAY = """
-assert "torch._dynamo" not in sys.modules
-assert sys.modules.get("wandb", sys) is not None
-"""
-IS_WHOLE = """
-import timm, torch
-from torchvision.ops import roi_align
-assert roi_align.__globals__["is_compile_supported"]("cpu") == torch._dynamo.utils.is_compile_supported("cpu")
-model = torch.nn.Linear(3, 3)
-assert torch.allclose(torch.compile(model, backend="eager")(torch.ones(3)), model(torch.ones(3)))
-assert torch.compiler.disable(lambda x: x + 1)(1) == 2 and torch.compiler.disable.__module__ == "torch.compiler"
-"""
-
-
-@pytest.mark.slow
-def test_torch_compiler_is_imported_only_when_requested(tmp_path):
-    subprocess.run([sys.executable, "-c", RUN + IS_AWAY + IS_WHOLE, str(tmp_path)], cwd=ROOT, check=True)

@@ -5,11 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 from configs.schema import AUTO, Config
+from configs.tables import OF_USERS
 
 Rows = tuple[tuple[Callable[[Config, Any], Any], str], ...]
 
 
-OF_USERS = ("imagefolder", "csv", "shards", "parquet")
+LABELLED = tuple(name for name in OF_USERS if name != "images")
 
 
 def _is_range(c: Config) -> bool:
@@ -28,8 +29,8 @@ def _is_pattern(files: str, channels: int) -> bool:
 # DATA.PIXELS other than 8bit
 NATIVE: Rows = (
     (
-        lambda c, o: c.DATA.DATASET not in OF_USERS,
-        f"{{DATA.PIXELS}} must be 8bit with {{DATA.DATASET}} whose images have 8 bits; other values need {', '.join(OF_USERS)}",
+        lambda c, o: c.DATA.DATASET not in LABELLED,
+        f"{{DATA.PIXELS}} must be 8bit with {{DATA.DATASET}} whose images have 8 bits; other values need {', '.join(LABELLED)}",
     ),
     (
         lambda c, o: c.TRAIN.AUTO_AUGMENT and not c.START.EVAL,

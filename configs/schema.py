@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from configs.tables import LOSSES, METRICS, OBJECTIVES, PIXEL_KINDS, TASKS, TaskRow, sentences_of
+from configs.tables import LOSSES, METRICS, OBJECTIVES, OF_USERS, PIXEL_KINDS, TASKS, TaskRow, sentences_of
 from utils.text import is_url
 
 AUTO = "auto"  # a value that lets the program choose at the start
@@ -112,7 +112,7 @@ class Only:
 
 
 OF_A_TEACHER = Only("TRAIN.DISTILLATION_TYPE|TRAIN.OBJECTIVE", "soft", "hard", "features")
-OF_NUMBERS = Only("TRAIN.OBJECTIVE", "numbers")
+OF_NUMBERS = Only("TRAIN.OBJECTIVE", *(name for name, row in TASKS.items() if row.measured))
 SCALE = ("DATA.TARGET_MEAN", "DATA.TARGET_STD")  # of numbers; measured unless given
 OF_MIXING = Only("TRAIN.MIXUP_ALPHA|TRAIN.CUTMIX_ALPHA|TRAIN.CUTMIX_MINMAX")
 OF_VIT = Only("MODEL.TYPE", "vit")
@@ -264,7 +264,7 @@ class Data:
     TARGET_STD: tuple[float, ...] = setting((), bounds=(1e-30, 1e30), only=OF_NUMBERS, help=
         "With TRAIN.OBJECTIVE numbers: the standard deviation of each number, by which it is divided in training. Empty: that of the training images, which is saved with the weights.")
     EXIF: Literal["apply", "ignore"] | None = setting(None, help=
-        "apply: rotate photos as their EXIF orientation says; ignore: leave them as stored. Not set: apply for imagefolder, images, csv, shards and parquet, ignore for the data sets with published results.")
+        f"apply: rotate photos as their EXIF orientation says; ignore: leave them as stored. Not set: apply for {', '.join(OF_USERS)}; ignore for the data sets with published results.")
     MAX_PIXELS: int = setting(200_000_000, bounds=(1, 2**40), may_change=True, help=
         "Maximum number of pixels of an image. Larger images count as unreadable, because a small file can decompress to gigabytes.")
     MAX_BAD_FRACTION: float = setting(0.01, bounds=(0.0, 1.0), may_change=True, help=

@@ -1,19 +1,19 @@
 """Builds timm's models by name, and refuses settings that these models would ignore."""
 
-from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from configs.schema import VIT_FIELDS, Config, Model
 from models.kwargs import OF_A_MODEL, check_kwargs, refuse_unknown, refusing_values
 from models.vit import check_patches, dynamic_size
 from utils.errors import ConfigError, did_you_mean
 from utils.torch_internals import import_timm
+
+# Number of weights above which a model computes an image more slowly than its shapes, for which torch imports its compiler
+LARGE = 200_000_000
 
 
 def build_timm(config: Config, num_classes: int, added: dict[str, Any] | None = None) -> nn.Module:
@@ -45,25 +45,21 @@ def build_timm(config: Config, num_classes: int, added: dict[str, Any] | None = 
     return model
 
 
-class OnlyShapes(TorchFunctionMode):
-    """Leaves out BatchNorm, whose shapes torch computes with its compiler: importing it takes seconds."""
-
-    def __torch_function__(self, function: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return args[0] if function is functional.batch_norm else function(*args, **(kwargs or {}))
-
-
 @torch.no_grad()
 def _check_sides(config: Config, model: nn.Module) -> None:
     """Raise ConfigError for image sizes that the model cannot process, such as sizes that downsampling reduces to 0."""
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    is_large = sum(each.numel() for each in tensors.values()) > LARGE
     shapes = {name: torch.empty_like(each, device="meta") for name, each in tensors.items()}
     sides = {side: "TRAIN.SIZE_SCHEDULE" for side in config.train_sizes.values()}
     model.eval()
     for side, setting in (sides | {config.DATA.IMAGE_SIZE: "DATA.IMAGE_SIZE"}).items():
         image = next(model.parameters()).new_zeros(1, config.DATA.IMAGE_CHANNELS, side, side)
         try:
-            with OnlyShapes():
+            if is_large:
                 torch.func.functional_call(model, shapes, image.to("meta"))
+            else:
+                model(image)
         except Exception:  # the model may need real values and not only shapes
             try:
                 model(image)

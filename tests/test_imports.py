@@ -21,7 +21,7 @@ PARTS = {
 # Features that most runs do not use. Other files import them only inside the functions that use them.
 RARE = tuple(
     """configs.translate.paddlevit_files models.weights.paddle models.lora models.native_aspect models.trace
-    models.transforms.float8 models.transforms.operator_lists datasets.cache datasets.native_aspect
+    models.transforms.float8 models.transforms.operator_lists datasets.cache datasets.native_aspect datasets.loading.replacements
     datasets.sources.remote datasets.sources.unlabelled engine.train.budget engine.train.distillation
     engine.train.profiler engine.train.timm_optimizers engine.tasks.labels engine.tasks.features
     datasets.pixels.native datasets.pixels.card datasets.pixels.survey
@@ -114,7 +114,7 @@ PACKAGES = {
         "order targets.numbering targets.by_label targets index pixels.native.unread pixels.rules passes pixels.decode pixels.card transforms.operations"
         " transforms.augment pixels.survey pixels types sources.tar targets.labels targets.label_sets targets.numbers targets.number_tables"
         " balance changes fingerprint classes split known_classes bad_images pixels.native transforms sources sources.torchvision_sets native_aspect"
-        " native_aspect.grids loading.readers squares native_aspect.batches native_aspect.batching batching loading"
+        " native_aspect.grids loading.replacements loading.readers squares native_aspect.batches native_aspect.batching batching loading"
         " pixels.native.statistics identity copies overlap cache opening build __init__"
     ).split(),
     "engine": (

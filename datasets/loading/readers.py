@@ -22,8 +22,6 @@ from datasets.types import Batch, ImageReadError, ImageSet
 from utils.errors import DataError
 from utils.log import shown
 
-NUM_REPLACEMENTS = 8  # replacements that are tried for an unreadable image: 8 of its class, then 8 of any class
-
 
 class Buffers(NamedTuple):
     """The memory that the images of a batch are read into."""
@@ -114,30 +112,12 @@ class TrainReader(Reader):
 
     def _read_or_replace(self, epoch: int, index: int, bad: list[int]) -> tuple[np.ndarray, int]:
         """Return the image and its index, or a replacement and its index. Add unreadable images to `bad`."""
-        num_bad = len(bad)
-        for candidate in self._candidates(epoch, index):
-            try:
-                return self.image_set.read(candidate), candidate
-            except ImageReadError as error:
-                reason = error
-                bad.append(candidate)
-        raise DataError(
-            f"{self.image_set.name(index)} cannot be read, and neither can {len(bad) - num_bad - 1} others ({reason}); "
-            "check that DATA.DATA_PATH is still available"
-        )
+        try:
+            return self.image_set.read(index), index
+        except ImageReadError as error:
+            from datasets.loading.replacements import read_replacement
 
-    def _candidates(self, epoch: int, index: int) -> Iterator[int]:
-        """Yield the image and others, at first those with the same target. No image comes twice."""
-        yield index
-        tried = {index}
-        rng = sample_rng(self.seed, epoch, index, "replacement")
-        targets = self.image_set.targets
-        for pool in (np.flatnonzero(targets == targets[index]), range(len(targets))):
-            for _ in range(NUM_REPLACEMENTS):
-                candidate = int(pool[int(rng.random() * len(pool))])
-                if candidate not in tried:
-                    tried.add(candidate)
-                    yield candidate
+            return read_replacement(self.image_set, self.seed, epoch, index, bad, error)
 
 
 class EvalReader(Reader):

@@ -16,15 +16,13 @@ from PIL import Image
 from torch import Tensor
 
 from configs.schema import Config, Data
-from configs.tables import PIXEL_KINDS, import_named
+from configs.tables import OF_USERS, PIXEL_KINDS, import_named
 from datasets.pixels.rules import Images, PixelRules
 from utils.torch_internals import RESIZE_KERNELS
 
 if TYPE_CHECKING:
     from datasets.pixels.survey import Survey
 
-# Data sets of a user's own photos: EXIF orientation is applied by default. Published scores on other sets ignore it.
-UPRIGHT = ("imagefolder", "images", "csv", "shards", "parquet")
 Resize = Callable[[np.ndarray, str, Tensor], None]  # image [H, W, C], interpolation, output [C, H', W']
 
 
@@ -48,7 +46,7 @@ class Pixels(PixelRules):
 
     @classmethod
     def of(cls, data: Data) -> Self:
-        exif = data.EXIF or ("apply" if data.DATASET in UPRIGHT else "ignore")
+        exif = data.EXIF or ("apply" if data.DATASET in OF_USERS else "ignore")
         mean = data.IMAGENET_MEAN[: data.IMAGE_CHANNELS] * (3 // data.IMAGE_CHANNELS)
         return cls(data.IMAGE_CHANNELS, exif == "apply", tuple(cls.levels(mean)), data.MAX_PIXELS)
 

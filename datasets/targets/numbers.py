@@ -227,7 +227,7 @@ def _with_columns(images: ImageSet, count: int) -> ImageSet:
 
 def _scale_of_weights(known: Known) -> dict[str, tuple[float, float]]:
     """Return {name: (mean, deviation)} of the numbers that weights of a run predict."""
-    if known.trained.get("TRAIN.OBJECTIVE") != "numbers" or not known.trained.get(MEAN):
+    if not known.trained.get(MEAN):  # they do not predict numbers
         return {}
     pairs = zip(known.trained[MEAN], known.trained[DEVIATION], strict=True)
     return dict(zip(known.outputs, pairs, strict=False))

@@ -1,14 +1,17 @@
 """The metadata that halfstep stores with weights: keys, types and preprocessing."""
 
 from argparse import Namespace
+from dataclasses import fields
 from typing import Any
 
+from configs.schema import OF_PIXELS as CONDITION
 from configs.schema import Data
 
 CALIBRATION = "calibration"  # the key of the temperature, in a checkpoint and in the metadata of an export
 KNOWN = "known"  # the key, in a calibration, of the statistics of the validation images for predict.py -unknown
 # {setting of DATA for images with the values of their files: its name in the preprocessing}
-OF_PIXELS = {"PIXELS": "pixels", "RANGE": "range", "RGB": "rgb", "CHANNEL_FILES": "channel_files"}
+_OTHERS = (field.name for field in fields(Data) if field.metadata.get("only") is CONDITION)
+OF_PIXELS = {name: name.lower() for name in ("PIXELS", *_OTHERS)}
 PREFERRED = "preferred"  # an entry of halfstep checkpoints: the key of the better of raw and EMA weights
 
 # Metadata of halfstep's checkpoints and exports with their types. Other programs may use these names differently.

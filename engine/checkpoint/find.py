@@ -8,6 +8,8 @@ from models.weights.torch_files import read_torch
 from utils.errors import ConfigError, naming_damage
 from utils.runs import DATED, is_locked, newest_first, status_in, weights_in
 
+NEXT = "; trying the previous checkpoint"
+
 
 def read_checkpoint(path: Path, lazily: bool = False, verify: bool = True) -> dict:
     """Read a checkpoint that this or another program wrote. Raise ConfigError if it is damaged.
@@ -64,11 +66,15 @@ def _first(
                 if is_wanted(read_checkpoint(path, lazily=True, verify=verify)):
                     return path
         except ConfigError as error:
-            warn(f"{error}; trying the previous checkpoint")
+            warn(f"{error}{NEXT}")
     return None
 
 
 def no_checkpoint_at(resume: str) -> ConfigError:
+    reasons: list[str] = []
+    newest_in(Path(resume), reasons.append)
+    if reasons:
+        return ConfigError(f"{reasons[0].removesuffix(NEXT)}; none of its {len(reasons)} checkpoints can be read")
     remedy = "name a run's folder or a checkpoint, or use -resume auto"
     return ConfigError(f"-resume: there is no checkpoint at {resume}; {remedy}")
 

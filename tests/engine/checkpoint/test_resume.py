@@ -80,6 +80,8 @@ def test_resume_error_names_the_missing_run():
     for name in ("output/nothere", "output/empty"):
         found = typed("main_single_gpu.py", "-resume", name).refused("-resume", name, "-resume auto")
         assert "-cfg" not in found.printed
+    Path("output/empty/last.pth").write_bytes(b"weights")
+    typed("main_single_gpu.py", "-resume", "output/empty").refused("-resume", "last.pth", "none of its 1 checkpoints")
 
 
 def test_refused_resume_logs_the_reason(again):

@@ -68,7 +68,7 @@ class Scores:
     @property
     def value(self) -> float:
         """Return the value of the metric that decides which epoch is best."""
-        return getattr(self, self.metric)
+        return float(getattr(self, self.metric))  # checkpoints cannot hold a number of numpy
 
     @property
     def rank(self) -> tuple[float, float]:

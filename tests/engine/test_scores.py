@@ -65,6 +65,7 @@ def test_best_epoch_has_the_best_metric_then_the_smallest_loss(pair):
     losses = [each.loss if math.isfinite(each.loss) else math.inf for each in pair]
     is_better = gains[1] > gains[0] or (gains[1] == gains[0] and losses[1] < losses[0])
     assert Best.of(one, 3, "").is_worse_than(other) == is_better == (one.rank < other.rank)
+    assert type(replace(one, **{one.metric: np.float64(1)}).value) is float, "a checkpoint holds no numbers of numpy"
     assert Best().is_worse_than(one) and not Best().exists and Best.of(one, 3, "").exists
     if not math.isnan(one.value):  # a resumed run compares its best epoch with best.pth, also with a NaN loss
         assert Best.of(one, 3, "") == Best.of(replace(one), 3, "")

@@ -31,6 +31,7 @@ importlib.import_module("utils.host").time_products = lambda device, x, weight: 
 # The start of several processes looks for backends in all installed packages.
 metadata.entry_points = functools.cache(metadata.entry_points)
 metadata.entry_points(group="torch.distributed.backends")
+importlib.import_module("engine.report.report").TEMPLATES.get_template("page.html")  # compiles it
 weakref.finalize._registry.clear()  # a private name: forks need not clean up what the imported modules made
 gc.collect()
 gc.freeze()  # exempt existing objects from garbage collection, so that forks need not copy their memory

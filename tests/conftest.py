@@ -1,5 +1,6 @@
 """Fixtures and hooks for all tests."""
 
+import gc
 import signal
 import sys
 from pathlib import Path
@@ -73,6 +74,12 @@ def files_of_checkout() -> set[Path]:
 
 def pytest_sessionstart(session) -> None:
     session.stash[BEFORE] = files_of_checkout()
+
+
+def pytest_collection_finish() -> None:
+    """Exempt the million objects of imported modules from garbage collection, which would search them all day."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish(session) -> None:

@@ -1,6 +1,5 @@
 """-batch_size auto: the largest batch that fits is logged and saved with the run, and reused when it is resumed."""
 
-import gc
 import re
 import weakref
 from types import SimpleNamespace
@@ -32,14 +31,6 @@ from utils.program import StopSignal
 
 MIB = 2**20
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("signal_handlers")]
-
-
-@pytest.fixture(autouse=True)
-def older_objects_are_not_searched():
-    """Let each of the many garbage collections of a measurement search only the objects of its test."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

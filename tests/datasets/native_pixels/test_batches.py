@@ -59,6 +59,17 @@ def test_shrunk_image_has_its_type_and_rounded_values(dtype):
     assert (found != expected).mean() < 0.01 or dtype == np.float32
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_shrunk_edges_stay_in_the_range_of_their_type(dtype):
+    """Without limits, the overshoot of bicubic beside white would become black."""
+    white = np.iinfo(dtype).max
+    stripes = np.broadcast_to(np.where(np.arange(60) // 15 % 2, white, 0)[None, :, None], (40, 60, 3)).astype(dtype)
+    assert resized(stripes, (20, 31), "bicubic").max() > white, "there is an overshoot"
+    found = shrunk(stripes, (20, 31), "bicubic").astype(float)
+    expected = np.moveaxis(resized(stripes, (20, 31), "bicubic"), 0, 2).clip(0, white)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1)
+
+
 # --- crops and flips ---
 
 

@@ -137,9 +137,10 @@ def test_unreadable_images_and_single_images_are_not_judged():
     labels[[4, 5]] = 4, 5
     labels[[7, 8]] = 6
     features[9] = np.nan
+    features[11], labels[[10, 11]] = features[10], 7  # the only image of its class, twice
     found = judge_labels(labels, 8, features)
-    assert np.flatnonzero(~found.is_judged).tolist() == [4, 5, 9]
-    assert not found.wrong[[4, 5, 9]].any() and np.isfinite(found.wrong).all()
+    assert np.flatnonzero(~found.is_judged).tolist() == [4, 5, 9, 10, 11]
+    assert not found.wrong[[4, 5, 9, 10, 11]].any() and np.isfinite(found.wrong).all()
     assert not np.isin(found.suggestions[found.is_judged], [2, 4, 5, 7]).any()
 
 

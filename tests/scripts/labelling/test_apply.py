@@ -9,11 +9,14 @@ import shutil
 import tempfile
 from pathlib import Path
 from unicodedata import normalize
+from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from engine.labelling.lists import correct
 from engine.labelling.review import Confirmed, check_unchanged, digest_of
 from tests.scripts.labelling.made_runs import draw_image, make_photos, make_run, make_sweep, settings_of
 from tests.support.file_names import in_any_form, names
@@ -136,6 +139,17 @@ def test_data_that_release_1_1_corrected_are_read_as_before(photos):
     confirm()
     apply().done()
     assert listed() == before | {moved: ("val", "bird")} and state(photos) == then
+
+
+def test_only_the_line_with_the_confirmed_label_is_corrected():
+    """A list can name an image in several lines."""
+    names, labels, classes = ["a.png", "a.png", "b.png", "c.png"], np.array([0, 1, 0, 1]), ["bird", "cat", "dog"]
+    data = MagicMock(labels=labels, classes=classes, numbers=(np.arange(4), np.arange(0)), root="photos")
+    data.__len__.return_value = 4
+    data.name, data.label = names.__getitem__, lambda number: classes[labels[number]]
+    assert correct(data, [Confirmed("a.png", "cat", "dog")]).tolist() == [0, 2, 0, 1]
+    with pytest.raises(DataError, match="no a.png with the label dog"):
+        correct(data, [Confirmed("a.png", "dog", "cat")])
 
 
 def test_own_validation_folder_keeps_its_images(here):

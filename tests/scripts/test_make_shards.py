@@ -44,6 +44,17 @@ def test_shards_of_given_size_are_read_by_their_index(tmp_path, photos, monkeypa
     assert shades(train) != sorted(shades(train)) and shades(val) == [0, 1, 100, 101]
 
 
+def test_missing_shards_before_and_after_a_kept_one_get_their_own_images(tmp_path, photos):
+    flags = ("-dataset", "imagefolder", "-data_path", photos, "-out", tmp_path / "out", "-samples_per_shard", 5)
+    call(*flags)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    for number in (0, 2):
+        (tmp_path / "out" / f"train-{number:06d}.tar").unlink()
+    call(*flags)
+    shards = [name for name in before if name.endswith(".tar")]
+    assert all((tmp_path / "out" / name).read_bytes() == before[name] for name in shards)
+
+
 def test_output_folder_with_other_files_is_refused(tmp_path, photos):
     flags = ("-dataset", "imagefolder", "-data_path", photos, "-out", tmp_path / "out")
     (tmp_path / "out").mkdir()

@@ -29,6 +29,9 @@ def flag(arguments: list[str], name: str) -> str:
     return arguments[arguments.index(name) + 1]
 
 
+IN_TRAINING = 2.5  # a run that ends with exit code 2 after it has begun
+
+
 class Pretended:
     """A simulated run. `ends` gives its exit code by name, or a KeyboardInterrupt that kills the sweep."""
 
@@ -50,6 +53,7 @@ class Pretended:
     def poll(self):
         if self.code == 2:
             return 2
+        self.code = 2 if self.code == IN_TRAINING else self.code
         self.folder.mkdir(exist_ok=True)
         rate = float(self.options.get("TRAIN.BASE_LR", 0))
         status = {"state": "done", "exit_code": 0} if self.code == 0 else {"state": "failed", "exit_code": self.code}
@@ -123,6 +127,12 @@ def test_sweep_restarts_killed_trials_but_not_finished_ones(tmp_path, start, pre
     assert [row["state"] for row in rows(tmp_path / "sweep")] == ["done", "failed"] + ["done"] * 14
     start(exit_with=3)
     assert len(pretended.started) == 14
+
+
+def test_trial_that_fails_in_training_does_not_stop_its_sweep(start, pretended):
+    pretended.ends |= {"trial-000": IN_TRAINING}
+    start(*GRID, exit_with=1)
+    assert len(pretended.started) == 16
 
 
 def test_refused_trial_stops_sweep_and_allows_another_sweep(tmp_path, start, pretended):

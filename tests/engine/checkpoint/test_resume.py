@@ -126,6 +126,14 @@ def test_allowed_changes_on_resume_are_reported(case):
         refuse_changes(config, order(), {}, state, Path("last.pth"))
 
 
+def test_advice_to_allow_changes_names_those_that_are_already_allowed():
+    changed = {"TRAIN.SMOOTHING": 0.3, "TRAIN.GRAD_CLIP": 7.0}
+    state = {"epoch": 1, "step": 30, "config": comparable(Config(), order()) | changed, "progress": {}}
+    config = replaced(Config(), START={"ALLOW_CHANGED": ("TRAIN.SMOOTHING",)})
+    with refused(ConfigError, "TRAIN.GRAD_CLIP", "TRAIN.SMOOTHING"):
+        refuse_changes(config, order(), {}, state, Path("last.pth"))
+
+
 def test_resume_refuses_unknown_saved_setting():
     state = {"epoch": 1, "step": 30, "config": comparable(Config(), order()) | {"DATA.FOLDS": 5}, "progress": {}}
     with refused(ConfigError, "last.pth", "DATA.FOLDS", "-pretrained"):

@@ -88,6 +88,7 @@ def typed(script: str, *words: object) -> Ended:
     """Run a program to its end in this process, for tests without planted faults and signals."""
     main = importlib.import_module(script.removesuffix(".py").replace("/", ".")).main
     out, err = io.StringIO(), io.StringIO()
+    gc.freeze()  # objects of earlier tests need not be searched below, which would take up to a second
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = exit_code(main, [str(word) for word in words])
     gc.collect()  # release the lock on the run's folder; normally it ends with the process

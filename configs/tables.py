@@ -79,7 +79,7 @@ class SourceRow(NamedTuple):
     section: str = ""  # anchor of the section in docs/data.md, if it differs from the data set's name
     has_files: bool = True  # False: DATA.DATA_PATH is not used
     in_order: bool = False  # whether images are read in file order
-    of_users: bool = False  # whether users bring their own photos, which are turned as their EXIF orientation says
+    of_users: bool = False  # photos of users, which are turned as their EXIF orientation says
     where_of_url: str = ""  # file and function that read data from a server, if DATA.DATA_PATH is a URL
 
 

@@ -218,9 +218,9 @@ class Batch(NamedTuple):
     """One micro-batch of one process."""
 
     images: Tensor  # [B, C, H, W] of Pixels.dtype_in_batch, usually uint8, channels last in memory
-    # int64 [B]; with several labels float32 [B, classes] of 0 and 1; numbers float32 [B, outputs], NaN if missing
+    # int64 [B]; several labels: float32 [B, classes], 0 or 1; numbers: float32 [B, outputs]
     targets: Tensor
-    num_samples: int  # B, or 0 for an image that does not count and only keeps the processes in step
+    num_samples: int  # B, or 0 for an image that does not count: it keeps the processes in step
     bad: list[int]  # unreadable images: replaced in training, omitted in evaluation
     piece: Piece | None = None  # None in batches that were made by hand; erasing and mixing depend on it
     # int64 [B, RANDOM_ERASE_COUNT, 6] on the host (5 for sequences of patches): the boxes to erase. None: not drawn yet.

@@ -12,7 +12,8 @@ from models.vit import check_patches, dynamic_size
 from utils.errors import ConfigError, did_you_mean
 from utils.torch_internals import import_timm
 
-# Number of weights above which a model computes an image more slowly than its shapes, for which torch imports its compiler
+# Weights of a model that computes an image more slowly than its shapes. For these, torch imports its
+# compiler.
 LARGE = 200_000_000
 
 

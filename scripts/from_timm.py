@@ -4,8 +4,8 @@
     python scripts/from_timm.py output/train/20260102-030405-resnet50-224/args.yaml > my.yaml        train.py's own file
 
 A comment after each setting names the argument that it comes from. Stderr has the command to train with. If an argument
-has no equivalent setting, the exit code is 2, and no settings are written. docs/from-timm.md lists arguments whose
-setting has another meaning or default.
+has no equivalent setting, the exit code is 2, and no settings are written.
+docs/from-timm.md lists arguments whose setting has another meaning or default.
 """
 
 import sys

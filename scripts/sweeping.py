@@ -407,7 +407,7 @@ class Runner:
         return self.folder / f"{trial.name}.txt"
 
     def _record_end(self, trial: Trial, code: int) -> None:
-        """Write the result of a trial. Raise ConfigError to end the sweep if the other trials would fail in the same way."""
+        """Write the result of a trial. Raise ConfigError if the other trials would fail in the same way."""
         self.lock.check()
         result, error = read_result(self.folder / trial.name), last_error(self._output(trial))
         is_refused = code == 2 and result.state == WAITING

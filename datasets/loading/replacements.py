@@ -8,13 +8,13 @@ from datasets.order import sample_rng
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import DataError
 
-NUM_REPLACEMENTS = 8  # that are drawn for an unreadable image: 8 with its target, then 8 of all images
+NUM_REPLACEMENTS = 8  # that are drawn: 8 with the target of the image, then 8 of all
 
 
 def read_replacement(
     images: ImageSet, seed: int, epoch: int, index: int, bad: list[int], reason: ImageReadError
 ) -> tuple[np.ndarray, int]:
-    """Return an image that replaces the image `index`, and its own index. Add unreadable images to `bad`."""
+    """Return an image that replaces `index`, and its own index. Add unreadable images to `bad`."""
     bad.append(index)
     num_bad = len(bad)
     for candidate in _candidates(images, seed, epoch, index):
@@ -24,15 +24,16 @@ def read_replacement(
             reason = error
             bad.append(candidate)
     raise DataError(
-        f"{images.name(index)} cannot be read, and neither can {len(bad) - num_bad} others ({reason}); "
-        "check that DATA.DATA_PATH is still available"
+        f"{images.name(index)} cannot be read, "
+        f"and neither can {len(bad) - num_bad} others ({reason}); check that DATA.DATA_PATH is still available"
     )
 
 
 def _candidates(images: ImageSet, seed: int, epoch: int, index: int) -> Iterator[int]:
     """Yield other images, each once, at first those with the same target."""
     rng, tried = sample_rng(seed, epoch, index, "replacement"), {index}
-    for pool in (np.flatnonzero(images.targets == images.targets[index]), range(len(images.targets))):
+    alike = np.flatnonzero(images.targets == images.targets[index])
+    for pool in (alike, range(len(images.targets))):
         for _ in range(NUM_REPLACEMENTS):
             candidate = int(pool[int(rng.random() * len(pool))])
             if candidate not in tried:

@@ -74,7 +74,8 @@ def no_checkpoint_at(resume: str) -> ConfigError:
     reasons: list[str] = []
     newest_in(Path(resume), reasons.append)
     if reasons:
-        return ConfigError(f"{reasons[0].removesuffix(NEXT)}; none of its {len(reasons)} checkpoints can be read")
+        why = reasons[0].removesuffix(NEXT)
+        return ConfigError(f"{why}; none of its {len(reasons)} checkpoints can be read")
     remedy = "name a run's folder or a checkpoint, or use -resume auto"
     return ConfigError(f"-resume: there is no checkpoint at {resume}; {remedy}")
 

@@ -53,7 +53,11 @@ def as_text(value: object) -> Markup:
 
 
 TEMPLATES = Environment(
-    loader=FileSystemLoader(FOLDER), autoescape=True, finalize=as_text, undefined=StrictUndefined, trim_blocks=True
+    loader=FileSystemLoader(FOLDER),
+    autoescape=True,
+    finalize=as_text,
+    undefined=StrictUndefined,
+    trim_blocks=True,
 )
 
 

@@ -157,8 +157,8 @@ def _match_classes(
 ) -> str:
     """Reorder the rows of the classifiers `heads` from the file's classes `theirs` to the model's classes `mine`.
 
-    Return a line for the user. A new class gets the mean of the known rows. Its logit is then never the only largest, so
-    at the start the model classifies known classes as before. If no class is known, the classifiers are removed.
+    Return a line for the user. A new class gets the mean of the known rows. Its logit is then never above all others,
+    so at the start the model classifies known classes as before. If no class is known, the classifiers are removed.
     """
     # Normalize the names, because macOS may write ä in a file name as two characters.
     theirs, mine = ([normalize("NFC", name) for name in names] for names in (theirs, mine))

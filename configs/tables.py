@@ -79,29 +79,24 @@ class SourceRow(NamedTuple):
     section: str = ""  # anchor of the section in docs/data.md, if it differs from the data set's name
     has_files: bool = True  # False: DATA.DATA_PATH is not used
     in_order: bool = False  # whether images are read in file order
-    of_users: bool = False  # photos of users, which are turned as their EXIF orientation says
     where_of_url: str = ""  # file and function that read data from a server, if DATA.DATA_PATH is a URL
 
 
 # {value of DATA.DATASET: its row}. A setting of some data sets has Only("DATA.DATASET", "name") in configs/schema.py.
 SOURCES = {
     "imagenet2012": SourceRow("listing.read_imagenet", "ImageNet as lists or class folders", "included"),
-    "imagefolder": SourceRow(
-        "folder.read_image_folder", "a folder of images per class", "included, or held out", of_users=True
-    ),
+    "imagefolder": SourceRow("folder.read_image_folder", "a folder of images per class", "included, or held out"),
     "images": SourceRow(
         "unlabelled.read_unlabelled",
         "any images without labels, for `TRAIN.OBJECTIVE=features`",
         "held out",
-        of_users=True,
     ),
-    "csv": SourceRow("csv_list.read_csv", "a table of paths and classes", "included, or held out", of_users=True),
+    "csv": SourceRow("csv_list.read_csv", "a table of paths and classes", "included, or held out"),
     "shards": SourceRow(
         "shards.read_shards",
         "tar files with many images each, as WebDataset writes them",
         "included, or held out",
         in_order=True,
-        of_users=True,
         where_of_url="remote.read_remote_shards",
     ),
     "parquet": SourceRow(
@@ -109,7 +104,6 @@ SOURCES = {
         "parquet files, the usual format of data sets on Hugging Face",
         "included, or held out",
         in_order=True,
-        of_users=True,
     ),
     "caltech101": SourceRow("folder.read_caltech", "its unpacked archive", "random", "caltech101-and-caltech256"),
     "caltech256": SourceRow("folder.read_caltech", "its unpacked archive", "random", "caltech101-and-caltech256"),
@@ -142,7 +136,8 @@ SOURCES = {
     ),
 }
 
-OF_USERS = names_with(SOURCES, "of_users")
+# Photos of users, turned as their EXIF orientation says. Published sets are divided otherwise.
+OF_USERS = tuple(name for name, row in SOURCES.items() if "held out" in row.split)
 
 
 NATIVE = "pixels.native.pixels.NativePixels"

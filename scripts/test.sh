@@ -3,7 +3,7 @@
 # moments. With arguments for pytest, it runs only the tests that they select.
 #
 #   bash scripts/test.sh            everything
-#   bash scripts/test.sh -quick     after every edit: at most 90 seconds on 2 cores; without tests marked slow
+#   bash scripts/test.sh -quick     after every edit: 1.5 to 4 minutes on 2 cores; without tests marked slow
 #   bash scripts/test.sh -long      everything, with 20 times as many drawn examples for each property
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -12,8 +12,8 @@ from models.vit import check_patches, dynamic_size
 from utils.errors import ConfigError, did_you_mean
 from utils.torch_internals import import_timm
 
-# Weights of a model that computes an image more slowly than its shapes. For these, torch imports its
-# compiler.
+# A model with more weights takes longer for an image than for the shapes alone, although torch
+# imports its compiler for shapes.
 LARGE = 200_000_000
 
 

@@ -77,7 +77,7 @@ def pytest_sessionstart(session) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exempt the million objects of imported modules from garbage collection, which would search them all day."""
+    """Exempt the million objects of imported modules from garbage collection, which would search them again and again."""
     gc.collect()
     gc.freeze()
 

@@ -56,17 +56,9 @@ def test_files_for_a_first_reader_stay_within_their_total_line_limit():
 @pytest.mark.slow
 def test_plain_run_loads_few_lines_and_torchs_compiler_only_when_requested(tmp_path):
     (tmp_path / "plain.py").write_text(RUN)
-    flags = [
-        "-cfg",
-        "configs/vit_digits.yaml",
-        "-dataset",
-        "digits",
-        "-epochs",
-        "1",
-        "-output",
-        str(tmp_path / "output"),
-    ]
-    ended = run_fresh(str(tmp_path / "plain.py"), *flags, *SMALL, environment={"PYTHONPATH": str(ROOT)}).done()
+    flags = "-cfg configs/vit_digits.yaml -dataset digits -epochs 1 -output".split()
+    words = [*flags, str(tmp_path / "output"), *SMALL]
+    ended = run_fresh(str(tmp_path / "plain.py"), *words, environment={"PYTHONPATH": str(ROOT)}).done()
     rooms = tuple(str(ROOT / room) + "/" for room in ROOMS)
     loaded = {
         name: lines_of(ROOT / name) for name in json.loads(ended.stdout.splitlines()[-1]) if name.startswith(rooms)

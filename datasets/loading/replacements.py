@@ -8,7 +8,7 @@ from datasets.order import sample_rng
 from datasets.types import ImageReadError, ImageSet
 from utils.errors import DataError
 
-NUM_REPLACEMENTS = 8  # that are drawn: 8 with the target of the image, then 8 of all
+NUM_REPLACEMENTS = 8  # drawn from the images with the same target, and then as many from all
 
 
 def read_replacement(

@@ -149,7 +149,7 @@ class ForkingPopen(subprocess.Popen):
 
     def __init__(self, args: Sequence[str], *rest, env: Mapping[str, str] | None = None, **options):
         program, *words = args
-        if program == sys.executable and words[0] == "-u":  # as torchrun starts its workers
+        if program == sys.executable and words[0] == "-u":  # torchrun starts its workers with it
             del words[0]
         if program == sys.executable and (words[0] == "-m" or words[0].endswith(".py")):
             words = words[words[0] == "-m" :]
@@ -180,7 +180,7 @@ def become_child(program: str, arguments: Sequence[str], environment: dict[str, 
 def show_environment(environment: dict[str, str]) -> None:
     """Write the environment over the one that /proc/self/environ shows, so that find_processes finds the fork."""
     start, end = map(int, Path("/proc/self/stat").read_text().split()[49:51])
-    os.environ.clear()  # the variables that are there now
+    os.environ.clear()  # the inherited variables
     names = sorted(environment, key=lambda name: name not in (MARK, "RANK"))  # first those that tests read
     text = "\0".join(f"{name}={environment[name]}" for name in names).encode()
     ctypes.memmove(start, text[: end - start - 1].ljust(end - start, b"\0"), end - start)

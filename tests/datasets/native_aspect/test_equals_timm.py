@@ -113,12 +113,12 @@ def test_random_weights_are_distributed_as_in_the_plain_vit(folder):
 
 
 def test_losses_and_weights_of_ten_updates_equal_timms(folder):
+    from timm.optim import create_optimizer_v2  # imported late, because it imports torch's compiler
+
     config = settings(folder, "TRAIN.OPTIMIZER.NAME=AdamW", "TRAIN.LR_SCHEDULER.NAME=constant")
     trainer, losses = make_trainer(config), []
     theirs = timm.create_model(config.MODEL.NAME, num_classes=10, **config.MODEL.KWARGS)
     theirs.load_state_dict(trainer.model.state_dict())
-    from timm.optim import create_optimizer_v2  # imported late, because it imports torch's compiler
-
     optimizer = create_optimizer_v2(theirs, opt="adamw", lr=1e-3, weight_decay=0.05)
     data = build_train_data(config, open_sets(config)[0], Process(CPU))
     for window in data.windows(0, 10):

@@ -61,7 +61,7 @@ def test_shrunk_image_has_its_type_and_rounded_values(dtype):
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 def test_shrunk_edges_stay_in_the_range_of_their_type(dtype):
-    """Without limits, the overshoot of bicubic beside white would become black."""
+    """Otherwise the overshoot of bicubic at the edges of white areas would wrap around to black."""
     white = np.iinfo(dtype).max
     stripes = np.broadcast_to(np.where(np.arange(60) // 15 % 2, white, 0)[None, :, None], (40, 60, 3)).astype(dtype)
     assert resized(stripes, (20, 31), "bicubic").max() > white, "there is an overshoot"

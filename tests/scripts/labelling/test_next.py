@@ -94,7 +94,7 @@ def test_run_guesses_as_predict_does_and_leaves_out_labelled_photos(new_digits, 
         assert float(ours["probability"]) == pytest.approx(float(theirs["probability"]), abs=1e-3)
     for number in range(30):
         os.remove(f"photos/{number}.png")
-    typed(SCRIPT, *run_on_few).refused("-next", "photos")  # every photo that is left has a label
+    typed(SCRIPT, *run_on_few).refused("-next", "photos")  # all remaining photos have labels
 
 
 @pytest.mark.slow

@@ -46,6 +46,7 @@ class LoadedConfig:
     arguments: list[str]  # the command line, without the program's name
     started: float = field(default_factory=when_started)  # when the program started, by time.monotonic()
     weights: Layer | None = None  # settings implied by the pretrained weights, below all other layers
+    choice: dict | None = None  # the record of MODEL.PRETRAINED choose, see engine/choice/choose.py
 
     def with_batch_size(self, number: int, how: str) -> "LoadedConfig":
         """Return a copy with a number instead of DATA.BATCH_SIZE auto. `how`: how the number was found, in words."""

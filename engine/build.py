@@ -18,8 +18,6 @@ from datasets import (
     open_data,
 )
 from datasets.opening import Wanted
-from engine.checkpoint.resume import drop_tensors, is_run, overlap_of
-from engine.evaluation.scores import Best
 from engine.parallel import choose_parallel, is_sharded
 from engine.plan import Inputs, Plan, StepPlan, TrainPlan
 from engine.precision import Clipping, ComputingModel, set_matmul
@@ -34,7 +32,7 @@ from engine.train.trainer import Trainer
 from models import add_adapters, build_model
 from models.transforms import choose_transforms
 from utils.distributed import Process
-from utils.errors import ConfigError, naming_damage
+from utils.errors import ConfigError
 from utils.host import keep_freed_memory
 from utils.log import Log
 from utils.seed import make_deterministic
@@ -152,32 +150,3 @@ def build_trainer(plan: StepPlan, model: nn.Module, data: TrainData, log: Log) -
         ema=ema,
         counters=Counters(process.device, has_classes=config.task.has_classes),
     )
-
-
-def restore(plan: TrainPlan, trainer: Trainer, log: Log) -> None:
-    """Load the state of a run. From another program's file, take only the epoch; make_model has loaded the weights."""
-    config, path, state = plan.config, plan.inputs.checkpoint, plan.inputs.saved
-    if not is_run(state):
-        trainer.epoch = config.START.LAST_EPOCH or state.get("epoch", -1) + 1
-        trainer.step = trainer.epoch * trainer.data.steps_per_epoch
-        log.say(f"resume: {path} has weights only; epoch {trainer.epoch + 1} starts with a fresh optimizer")
-        return
-    from engine.checkpoint.compare import changed_images, refuse_changes
-
-    with naming_damage(path):
-        images = changed_images(state, path, plan.facts, plan.train_set, plan.eval_set)
-        log.say(*refuse_changes(config, plan.order, plan.eval_set.split, state, path, images))
-    if state.get("class_weights") != plan.class_weights:
-        log.warn("resume: TRAIN.CLASS_WEIGHTS: the class weights differ from those of the earlier epochs")
-    from engine.weights_lines import describe_other_validation
-    from models.weights.load import check_exactly
-
-    check_exactly(trainer.model, state["state_dict"], path)
-    with naming_damage(path):
-        trainer.load_state_dict(state)
-    drop_tensors(state)
-    plan.eval_set.num_in_training = overlap_of(state, plan.facts).get("num_in_training")
-    for line in describe_other_validation(plan):
-        log.say(line)
-        trainer.best, trainer.not_better = Best(), 0
-    log.say(f"resume: {path}, after epoch {trainer.epoch} and step {trainer.step}")

@@ -13,34 +13,34 @@ from pathlib import Path
 
 from configs.load import LoadedConfig
 from configs.schema import Config
-from datasets import BadImages, EvalData, build_eval_data, write_split
-from engine.build import build, open_data_of_run, prepare_torch, restore
+from datasets import BadImages, build_eval_data, write_split
+from engine.build import build, open_data_of_run, prepare_torch
 from engine.callback_list import callbacks_that_save, choose_callbacks
-from engine.checkpoint.format import checkpoint_bytes, progress_in
-from engine.evaluate_weights import complete_best
-from engine.evaluation.scores import Best
+from engine.checkpoint.format import checkpoint_bytes
 from engine.loop import Loop
 from engine.memory import raises_when_full
-from engine.plan import Inputs, TrainPlan, plan_training, read_inputs
+from engine.plan import Inputs, plan_training, read_inputs
 from engine.plan_lines import describe_training, facts_for_status
 from engine.quick_checks import OK, quick_checks, refusals, refuse_full_disk
 from engine.record.next_steps import after_failure, after_training
-from engine.saves import Saves, describe_progress, make_saver
+from engine.saves import Saves, make_saver
 from engine.session import Session
-from engine.train.stop_conditions import DONE, EARLY_STOP, why_finished
-from engine.train.trainer import Trainer
+from engine.settings import chooses
+from engine.train.stop_conditions import why_finished
 from models import describe_size
 from utils.distributed import Process
 from utils.errors import LostProcess
 from utils.log import Log
 from utils.program import StopSignal, exit_code_and_message
-from utils.runs import BEST
-from utils.text import counted
 
 
 def run(loaded: LoadedConfig, process: Process) -> int:
     """Train, or evaluate with -eval. Return an ExitCode, or 128 + the number of the signal that stopped the run."""
     evaluates = loaded.config.START.EVAL
+    if chooses(loaded.config.MODEL.PRETRAINED):
+        from engine.choice.choose import settings_of_choice
+
+        loaded = settings_of_choice(loaded, process)
     if evaluates:
         loaded = loaded.with_default_batch_size()
     session = Session(loaded, process)
@@ -95,9 +95,13 @@ def run_training(session: Session, loaded: LoadedConfig) -> int:
 
     # Load the state of the run to resume, if there is one.
     if plan.inputs.checkpoint:
+        from engine.resumed import restore
+
         restore(plan, trainer, log)
     session.describe(**facts_for_status(plan, trainer.model))
     if why := why_finished(config.TRAIN, trainer.schedule.num_epochs, trainer.epoch, trainer.not_better):
+        from engine.resumed import leave_finished
+
         return leave_finished(session, plan, trainer, eval_data, why, stop)
 
     process.first(lambda: refuse_full_disk(session.path, checkpoint_bytes(config.TRAIN, trainer.model)))
@@ -141,32 +145,3 @@ def open_trackers(config: Config, folder: Path, process: Process, log: Log) -> A
     from engine.record.trackers import track
 
     return track(config, folder, process, log)
-
-
-def leave_finished(
-    session: Session, plan: TrainPlan, trainer: Trainer, eval_data: EvalData, why: str, stop: StopSignal
-) -> int:
-    """End a run that has no epochs left, and return the exit code.
-
-    Write its last status.json and report again, because the run may have been killed before it wrote them.
-    """
-    is_early = why != DONE
-    early = f"{why}; to continue, raise the limit or remove it (-opts TRAIN.EARLY_STOP=none)"
-    reason = early if is_early else "nothing to do"
-    session.log.say(f"this run is already finished, after {counted(trainer.epoch, 'epoch')}: {reason}")
-    # Only last.pth has the final state, and only if NUM_EPOCHS was not lowered below the number of trained epochs.
-    if trainer.epoch <= trainer.schedule.num_epochs and plan.inputs.checkpoint == session.path / "last.pth":
-        from engine.report import RunReport
-
-        report = RunReport(session, plan, trainer)
-        bad_images = BadImages(plan.eval_set, plan.config.DATA.MAX_BAD_FRACTION, session.log.warn)
-        complete_best(session, trainer, eval_data, bad_images, report.results, stop)
-        report.results.close()
-        saved = {"epoch": trainer.epoch, "step": trainer.step}
-        best = Best(*progress_in(session.path / BEST).get("best", ()))
-        progress = describe_progress(plan, trainer, session.path, saved, best)
-        session.status("done", **progress, exit_code=0, reason=EARLY_STOP if is_early else None)
-        report.write_page()
-    state = EARLY_STOP if is_early else "done"
-    session.advise(after_training(plan.config, session.process, session.path, plan.eval_set, state))
-    return 0

@@ -101,6 +101,8 @@ class Session:
         if self._owned:
             with self._writing("config.yaml"):
                 write_text(self.path / "config.yaml", to_yaml(loaded.config, loaded.origins))
+                if loaded.choice:
+                    write_text(self.path / "choice.json", json.dumps(loaded.choice, indent=2) + "\n")
 
     @contextlib.contextmanager
     def _writing(self, name: str) -> Iterator[None]:

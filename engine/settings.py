@@ -1,6 +1,6 @@
 """Loads the settings of a command line. Settings not given there follow from the weights or from the resumed run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,17 +11,25 @@ from configs.values import Text, is_none
 from configs.yaml_files import Layer, find_settings_file, read_layers
 from utils.files import or_shipped, short_name
 
+CHOOSE = "choose"  # the value of MODEL.PRETRAINED that lets the images choose the weights; see engine/choice/
 
-def load_settings(arguments: list[str]) -> LoadedConfig:
+
+def chooses(pretrained: str | None) -> bool:
+    """Return whether this value of MODEL.PRETRAINED is choose, or choose:WORD,WORD."""
+    return (pretrained or "").partition(":")[0] == CHOOSE
+
+
+def load_settings(arguments: list[str], chosen: Mapping[str, str] | None = None) -> LoadedConfig:
     """Load the settings for a command line from these layers. Each overrides the previous ones:
 
     1. settings that follow from the weights that the command line names
     2. the file of -cfg, or else the settings of the weights' run, or else configs/finetune.yaml, or for models with
        BatchNorm finetune_batchnorm.yaml; for numbers finetune_numbers*.yaml (not with -eval)
     3. flags and -opts
+    4. `chosen`: the texts of settings that the images have decided
     """
     command_line = parse(arguments)
-    loaded = _load(command_line)
+    loaded = _load(_with(command_line, chosen))
     cfg = Path(find_settings_file(command_line.cfg)) if command_line.cfg else Path()
     if (file := or_shipped(cfg)) != cfg:
         loaded = replace(loaded, notes=[f"-cfg: {cfg} comes with halfstep ({file})", *loaded.notes])
@@ -34,23 +42,32 @@ def _load(command_line: CommandLine) -> LoadedConfig:
     if not {"MODEL.RESUME", "MODEL.PRETRAINED"} & given.keys():
         return load(command_line, beneath=files)
     # Imported here: reading weights needs torch, whose import takes seconds.
-    from engine.settings_of_weights import checkpoint_of, fine_tuning_file, is_on, layer_of_weights, layers_of_run
+    import engine.settings_of_weights as of_weights
 
-    checkpoint = checkpoint_of(given)
+    checkpoint = of_weights.checkpoint_of(given)
+    if chooses(given.get("MODEL.PRETRAINED")):
+        if name := of_weights.weights_of_resumed(given, checkpoint):
+            return _load(_with(command_line, {"MODEL.PRETRAINED": name}))
+        return load(command_line._replace(cfg=command_line.cfg or find_settings_file("finetune")))
     if command_line.cfg:
-        return load(command_line, beneath=files, weights=layer_of_weights(given, checkpoint))
-    path, of_run = layers_of_run(given, checkpoint)
+        return load(command_line, beneath=files, weights=of_weights.layer_of_weights(given, checkpoint))
+    path, of_run = of_weights.layers_of_run(given, checkpoint)
     if of_run:
-        loaded = load(command_line, beneath=of_run, weights=layer_of_weights(given, checkpoint))
+        loaded = load(command_line, beneath=of_run, weights=of_weights.layer_of_weights(given, checkpoint))
         note = f"settings: from the run of {short_name(path)}, with the overrides of the command line; use -cfg for other settings"
         return replace(loaded, notes=[note, *loaded.notes])
-    if is_on(given, "EVAL"):
-        return load(command_line, needs_file=False, weights=layer_of_weights(given, checkpoint))
+    if of_weights.is_on(given, "EVAL"):
+        return load(command_line, needs_file=False, weights=of_weights.layer_of_weights(given, checkpoint))
     loaded = _load(command_line._replace(cfg=find_settings_file("finetune")))
-    file = find_settings_file(fine_tuning_file(loaded.config))
+    file = find_settings_file(of_weights.fine_tuning_file(loaded.config))
     loaded = _load(command_line._replace(cfg=file))
     note = f"settings: {file} (fine-tuning, DATA.DATASET {loaded.config.DATA.DATASET}); use -cfg for other settings"
     return replace(loaded, notes=[note, *loaded.notes])
+
+
+def _with(command_line: CommandLine, chosen: Mapping[str, str] | None) -> CommandLine:
+    layers = [Layer("chosen", {**chosen})] if chosen else []
+    return command_line._replace(layers=[*command_line.layers, *layers])
 
 
 def _given(layers: Sequence[Layer]) -> dict[str, Text]:

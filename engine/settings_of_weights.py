@@ -45,6 +45,15 @@ def checkpoint_of(given: dict[str, Text]) -> Path | None:
     return checkpoint_at(given["MODEL.RESUME"], *where, is_evaluated, lambda line: None, verify=False)
 
 
+def weights_of_resumed(given: dict[str, Text], checkpoint: Path | None) -> str:
+    """Return the weights that the run to continue has chosen, or "" for a new run. Raise ConfigError for an evaluation."""
+    from models.weights.files import read_record
+
+    if is_on(given, "EVAL"):
+        raise ConfigError("-eval: the images cannot choose weights that they score; name the weights with -pretrained")
+    return read_record(checkpoint).get("config", {}).get("MODEL.PRETRAINED") or "none" if checkpoint else ""
+
+
 def layers_of_run(given: dict[str, Text], checkpoint: Path | None) -> tuple[Path | None, list[Layer]]:
     """Return the weights file and the settings layers of its run, or [] if another program wrote the file.
 

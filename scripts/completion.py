@@ -118,7 +118,7 @@ def values_of(name: str, word: str) -> list[str]:
         return [*runs, "auto"] if key == "MODEL.RESUME" else runs
     if key in OF_WEIGHTS:
         shipped = [os.path.relpath(each, ROOT) for each in glob(f"{escape(ROOT)}/weights/*.safetensors")]
-        return [*files, *runs, *shipped, *re.findall(r'^    "(\S+)": \("', source("scripts/models.py"), re.M)]
+        return [*files, *runs, *shipped, *re.findall(r'^    "(\S+)": "[\d.]+ M"', source("scripts/models.py"), re.M)]
     if key == "-cfg":
         shipped = glob(f"{escape(ROOT)}/configs/**/*.yaml", recursive=True)
         names = [os.path.basename(each).removesuffix(".yaml") for each in shipped]

@@ -1,57 +1,61 @@
-"""Lists timm's models: parameters, image size and licence of their weights. Needs no network.
+"""Lists timm's models with accuracy on ImageNet, size and licence, or chooses among weights by your own images.
 
     python scripts/models.py                         # six models to choose from, with accuracy and speed
     python scripts/models.py dinov3                  # models with this word in their names
     python scripts/models.py vit_small in21k         # models with all of these words in their names
     python scripts/models.py 'convnext*' -all        # all models whose whole name matches this pattern
+    python scripts/models.py -data_path photos       # how good six models are for these images, and how long they train
+    python scripts/models.py -data_path photos vit_small_patch16_224@160 mine.safetensors 'convnext*' -budget 20m
 
 Architectures without weights are listed only if no weights match. The name says which images the weights were trained
 on: in21k_ft_in1k is ImageNet-21k, then ImageNet-1k. Weights that may not be used commercially are marked. Read the
 licence of the weights before you use them, even if the list says "unknown".
+
+With -data_path, each word is a candidate: a name, a file, or a pattern (of which at most six), with @PIXELS for another image
+size. A linear model of the features of each is scored, and a few updates are timed. Nothing is trained. -output keeps the
+features, so a second call computes only new candidates, and gets choice.json and choice.png.
 """
 
-import fnmatch
-import re
+import json
 import sys
-from collections.abc import Iterable, Sequence
+from argparse import Namespace
 from pathlib import Path
-from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
 from utils.program import exit_code  # isort: skip
-from scripts.command_line import Parser
+from models.catalogue import Model, describe_models, figures, find_names
+from scripts.command_line import Parser, check_writable
+from scripts.predict import make_folder
 from utils.commands import command
-from utils.errors import ConfigError, did_you_mean
+from utils.errors import ConfigError
 from utils.text import align
 
 LIMIT = 60  # maximum number of rows without -all; this many take a few seconds
-HEADER = ("name", "parameters", "image", "classes", "licence")
-# Models to begin with, all under apache-2.0: parameters, accuracy on ImageNet in percent (timm's
-# results/results-imagenet.csv), and images per second of a training step (timm's
-# results/benchmark-train-amp-nhwc-pt112-cu113-rtx3090.csv).
+HEADER = ("name", "ImageNet top-1", "parameters", "image", "classes", "licence")
+# {model to begin with: millions of parameters}. All are under apache-2.0.
 FIRST = {
-    "vit_tiny_patch16_224.augreg_in21k_ft_in1k": ("5.7 M", "75.5%", "2,300"),
-    "vit_small_patch32_224.augreg_in21k_ft_in1k": ("22.9 M", "76.0%", "4,400"),
-    "vit_base_patch32_224.augreg_in21k_ft_in1k": ("88.2 M", "80.7%", "1,700"),
-    "vit_small_patch16_224.augreg_in21k_ft_in1k": ("22.1 M", "81.4%", "1,100"),
-    "vit_base_patch16_224.augreg2_in21k_ft_in1k": ("86.6 M", "85.1%", "390"),
-    "vit_large_patch16_224.augreg_in21k_ft_in1k": ("304.3 M", "85.9%", "120"),
+    "vit_tiny_patch16_224.augreg_in21k_ft_in1k": "5.7 M",
+    "vit_small_patch32_224.augreg_in21k_ft_in1k": "22.9 M",
+    "vit_base_patch32_224.augreg_in21k_ft_in1k": "88.2 M",
+    "vit_small_patch16_224.augreg_in21k_ft_in1k": "22.1 M",
+    "vit_base_patch16_224.augreg2_in21k_ft_in1k": "86.6 M",
+    "vit_large_patch16_224.augreg_in21k_ft_in1k": "304.3 M",
 }
 MIDDLE = "vit_small_patch16_224.augreg_in21k_ft_in1k"  # accurate, and small enough to train on a CPU
-RESEARCH_ONLY = {"apple-amlr", "seer-license"}  # in addition to licences with "nc" or "noncommercial" in their name
+OF_A_RUN = "data_path dataset cfg image_size batch_size epochs device amp".split()  # flags that the fine-tuning gets
 
 
 def main(argv: list[str]) -> int:
-    parser = Parser(__doc__)
-    parser.add_argument("words", nargs="*", metavar="word", help="part of the name, or a pattern with * or ?")
-    parser.add_argument("-all", action="store_true", help=f"list all matches, even more than {LIMIT}")
-    arguments = parser.parse_args(argv)
+    arguments = parse(argv)
+    if arguments.data_path or arguments.dataset:
+        return choose(arguments)
     if not (arguments.words or arguments.all):
-        rows = [(name, *figures) for name, figures in FIRST.items()]
+        rows = [(name, size, *cells_of(name)) for name, size in FIRST.items()]
         print("\n".join(align([("name", "parameters", "ImageNet top-1", "images/s"), *rows])))
-        print("\nfigures measured by timm; images/s: training in half precision on an RTX 3090, for comparison")
+        print("\nfigures measured by timm; images/s: predictions in half precision on an RTX 4090, for comparison")
         print(f"to find other models, give words from their names, or -all; see -h\n{train(MIDDLE)}")
+        print(f"to let your images choose: {command('scripts/models.py', '-data_path', 'FOLDER')}")
         return 0
     names = find_names(arguments.words)
     models = describe_models(names if arguments.all else names[:LIMIT])
@@ -60,98 +64,85 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-class Model(NamedTuple):
-    """A model or pretrained weights, with timm's metadata."""
-
-    name: str
-    parameters: int
-    size: tuple[int, int]  # height and width of its images
-    classes: int  # 0: no classifier
-    licence: str  # '' if timm does not say
-    has_weights: bool
-
-    @property
-    def is_non_commercial(self) -> bool:
-        return bool(re.search(r"\bnc\b|noncommercial|non-commercial", self.licence)) or self.licence in RESEARCH_ONLY
-
-
-def find_names(words: Sequence[str]) -> list[str]:
-    """Return the names of timm's pretrained weights that match all words, or of architectures if no weights match.
-
-    A word is a part of the name, or a pattern with * or ? for the whole name, with or without its tag.
-    """
-    import timm
-
-    names = sorted(timm.list_pretrained())
-    if found := matching(names, words) or matching(timm.list_models(), words):
-        return found
-    for word in words:
-        if not matching(names, [word]):
-            parts = {part for name in names for part in (name.partition(".")[0], *re.split(r"[._]", name))}
-            raise ConfigError(f"{word}: timm has no model with this in its name{did_you_mean(word, sorted(parts))}")
-    raise ConfigError(f"{' '.join(words)}: no name matches all of these words; leave one of them out")
+def parse(argv: list[str]) -> Namespace:
+    parser = Parser(__doc__)
+    parser.add_argument("words", nargs="*", metavar="word", help="part of the name, or a pattern with * or ?")
+    parser.add_argument("-all", action="store_true", help=f"list all matches, even more than {LIMIT}")
+    add = parser.add_argument_group("choose by images").add_argument
+    add("-data_path", metavar="PATH", help="the images of the fine-tuning")
+    add("-budget", metavar="TIME", help="mark candidates whose fine-tuning takes longer, for example 20m")
+    add("-output", "-o", "-out", type=Path, metavar="FOLDER", help="folder for the files [output/choice]")
+    add("-json", type=Path, metavar="FILE", help="also write the table to this file")
+    add = parser.add_argument_group("flags of the fine-tuning").add_argument
+    add("-dataset", metavar="NAME", help="the kind of data, for example csv [imagefolder]")
+    add("-cfg", metavar="FILE", help="settings file [configs/finetune*.yaml]")
+    add("-image_size", metavar="PIXELS", help="side of the square images [that of each candidate]")
+    add("-batch_size", metavar="N|auto", help="images per update [32]")
+    add("-epochs", metavar="N", help="number of epochs [30]")
+    add("-device", metavar="NAME", help="device to use [auto]")
+    add("-amp", nargs="?", const="true", metavar="false", help="compute in half precision")
+    add("-opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="single settings of the fine-tuning")
+    arguments = parser.parse_args(argv)
+    chooses = arguments.data_path or arguments.dataset  # some data sets need no path
+    if chooses and arguments.all:
+        raise ConfigError("-all has no effect with -data_path; leave it out")
+    for name in ("budget", "output", "json", "opts", *OF_A_RUN):
+        if getattr(arguments, name) and not chooses:
+            raise ConfigError(f"-{name} has no effect without -data_path; leave it out")
+    return arguments
 
 
-def matching(names: Iterable[str], words: Sequence[str]) -> list[str]:
-    """Return the names that match. Names that begin with the first word come first: vit_tiny before crossvit_tiny."""
+def choose(arguments: Namespace) -> int:
+    """Let the images choose among the candidates, print the table, and write it with a picture."""
+    from configs.schema import Config, to_seconds
+    from engine.choice.choose import FOLDER, best_of
+    from engine.choice.choose import choose as choose_weights
+    from engine.report.choice import FILE, lines_of, picture_of
+    from utils.distributed import Process, choose_device
+    from utils.files import replacing, write_text
 
-    def matches(name: str, word: str) -> bool:
-        if not set(word) & set("*?["):
-            return word in name
-        return fnmatch.fnmatchcase(name, word) or fnmatch.fnmatchcase(name.partition(".")[0], word)
-
-    found = [name for name in names if all(matches(name.lower(), word.lower()) for word in words)]
-    return sorted(found, key=lambda name: not name.lower().startswith(words[0].lower())) if words else found
-
-
-def describe_models(names: Sequence[str]) -> list[Model]:
-    """Return a Model for each name. Parameters are counted once for all weights of the same shapes."""
-    import timm
-
-    models, counts = [], {}
-    for name in names:
-        known, has_weights = timm.get_pretrained_cfg(name), timm.models.is_model_pretrained(name)
-        shape = (name.partition(".")[0], known.num_classes, known.input_size)
-        if shape not in counts:
-            counts[shape] = count_parameters(name)
-        licence = (known.license or "") if has_weights else ""
-        facts = (known.input_size[1:], known.num_classes, licence, has_weights)
-        models.append(Model(name, counts[shape], *facts))
-    return models
+    budget = to_seconds(arguments.budget or "")
+    if arguments.budget and not budget:
+        raise ConfigError(f"-budget: {arguments.budget} is not a time; write for example 20m or 1h30m")
+    folder, flags = arguments.output or Path(Config().SAVE, FOLDER), flags_of(arguments)
+    make_folder("-output", folder)
+    if arguments.json:
+        check_writable("-json", arguments.json)
+    process = Process(choose_device(arguments.device or "auto", local_rank=0))
+    record = choose_weights(flags, arguments.words, folder, process, print, budget)
+    for path in filter(None, (folder / FILE, arguments.json)):
+        write_text(path, json.dumps(record, indent=2) + "\n")
+    with replacing(folder / "choice.png") as file:
+        file.write(picture_of(record))
+    print("\n".join(["", *lines_of(record), f"a picture: {folder / 'choice.png'}"]))
+    best = best_of(record["candidates"])
+    size = ["-image_size", best["image_size"]] if best["image_size"] else []
+    print(f"train it: {command('main_single_gpu.py', '-pretrained', best['name'], *size, *flags)}")
+    return 0
 
 
-def count_parameters(name: str) -> int:
-    """Count a model's parameters on the meta device, without memory or download. A very large model takes a second."""
-    import timm  # local: importing timm and torch takes seconds
-    import torch
-    from torch.overrides import TorchFunctionMode
+def flags_of(arguments: Namespace) -> list[str]:
+    """Return the flags of the fine-tuning, in the form that the training programs take."""
+    given = {name: getattr(arguments, name) for name in OF_A_RUN}
+    flags = [word for name, value in given.items() if value for word in (f"-{name}", value)]
+    return flags + (["-opts", *arguments.opts] if arguments.opts else [])
 
-    class WithoutInitialValues(TorchFunctionMode):
-        """Skips functions that fill meta tensors, which would take three times as long as everything else."""
 
-        def __torch_function__(self, function, types, args=(), kwargs=None):
-            tensor = args[0] if args else (kwargs or {}).get("tensor")
-            fills = function.__name__.endswith("_") and not function.__name__.endswith("__")
-            if fills and isinstance(tensor, torch.Tensor) and tensor.is_meta:
-                return tensor
-            if function is torch.Tensor.item and tensor.is_meta:  # timm 1.0.20 reads its drop-path rates with item()
-                return 0.0
-            return function(*args, **kwargs or {})
-
-    with torch.device("meta"), WithoutInitialValues():
-        model = timm.create_model(name, pretrained=False)
-    return sum(parameter.numel() for parameter in model.parameters())
+def cells_of(name: str) -> tuple[str, str]:
+    """Return accuracy and speed as text, or '-' if timm has not measured these weights."""
+    known = figures().get(name)
+    return (f"{known.top1:.1f}%", f"{known.speed:,.0f}") if known else ("-", "-")
 
 
 def row_of(model: Model) -> tuple[str, ...]:
     """Return the table cells of a model, in the order of HEADER."""
-    mark = "  NON-COMMERCIAL" if model.is_non_commercial else ""
     return (
         model.name,
+        cells_of(model.name)[0],
         f"{model.parameters / 1e6:,.1f} M",
         "x".join(map(str, dict.fromkeys(model.size))),
         f"{model.classes:,}" if model.classes else "none",
-        f"{model.licence or 'unknown'}{mark}" if model.has_weights else "no weights",
+        model.licence_text,
     )
 
 

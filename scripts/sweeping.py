@@ -24,7 +24,7 @@ from configs.values import SETTINGS, convert
 from engine.evaluation.scores import column_title, format_value
 from engine.record.saved_files import read_table, read_text
 from engine.record.saved_run import is_locked, read_status
-from engine.settings import load_settings
+from engine.settings import chooses, load_settings
 from scripts.comparing.statistics import spread
 from utils.commands import command
 from utils.errors import ConfigError, ExitCode, cause_of, naming_output
@@ -143,6 +143,10 @@ class Sweep:
         for flag, is_set in (("-eval", start.EVAL), ("-check", start.CHECK), ("-resume", start.RESUME)):
             if is_set:
                 raise ConfigError(f"{flag}: a sweep only trains, and resumes its own trials; leave {flag} out")
+        if chooses(loaded.config.MODEL.PRETRAINED):
+            raise ConfigError(
+                "-pretrained: the images would choose again for each trial; choose once with scripts/models.py, and name the weights"
+            )
         return loaded
 
     @cached_property

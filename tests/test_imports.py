@@ -30,7 +30,7 @@ RARE = tuple(
     engine.evaluation.other_scores datasets.targets.label_sets datasets.targets.numbers datasets.targets.number_tables
     engine.report.numbers engine.confidence.calibration
     engine.confidence.unknown engine.predict.attention_maps engine.export engine.record.trackers engine.report
-    engine.doctor engine.labelling scripts.embedding scripts.labelling scripts.translating_timm""".split()
+    engine.doctor engine.choice engine.labelling scripts.embedding scripts.labelling scripts.translating_timm""".split()
 )
 
 
@@ -107,7 +107,7 @@ PACKAGES = {
         " translate.other_programs typed_names flags translate.paddlevit_files translate.paddlevit load"
     ).split(),
     "models": (
-        "parts units heads features transforms trace compilation lora weights.sharded weights.adapters kwargs weights vit"
+        "catalogue parts units heads features transforms trace compilation lora weights.sharded weights.adapters kwargs weights vit"
         " timm_models native_aspect __init__"
     ).split(),
     "datasets": (
@@ -120,8 +120,8 @@ PACKAGES = {
     "engine": (
         "open_model parallel precision evaluation infer train confidence.temperature features.linear tasks checkpoint confidence record"
         " settings_of_weights settings predict session provenance memory first_passes plan eval_plan weights_lines plan_lines"
-        " fine_tuning_rate quick_checks export report build batch_size doctor eval_run evaluate_weights features check callback_list"
-        " saves features.saved labelling features.start loop run __init__"
+        " fine_tuning_rate quick_checks export report build batch_size doctor eval_run evaluate_weights features short_trial choice callback_list"
+        " saves features.saved labelling features.start loop resumed check run __init__"
     ).split(),
 }
 

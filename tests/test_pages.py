@@ -27,6 +27,7 @@ from datasets.sources.files import refuse_copies
 from datasets.sources.remote import ServerFolder
 from datasets.sources.torchvision_sets import SHORT_NAMES, SPLITS
 from datasets.targets.labels import reading_of
+from engine.settings import chooses
 from engine.tasks import class_tables
 from scripts import sweep
 from scripts.export import FORMATS
@@ -85,7 +86,7 @@ def check_settings(words: list[str], is_whole: bool) -> None:
     for layer in line.layers:
         name = layer.texts.get("MODEL.PRETRAINED", "").partition(".")[0]
         is_name = re.fullmatch(r"[a-z]\w+(\.[a-z]\w+_\w+)?", layer.texts.get("MODEL.PRETRAINED", ""))
-        assert not is_name or timm.is_model(name), f"-pretrained {name}: timm has no such model"
+        assert not is_name or timm.is_model(name) or chooses(name), f"-pretrained {name}: timm has no such model"
     is_tuned = "MODEL.PRETRAINED" in typed and not {"EVAL", "MODEL.RESUME"} & typed
     names_file = line.cfg or {"MODEL.RESUME", "MODEL.PRETRAINED"} & typed
     assert names_file or not is_whole or filled(words) != words, "-cfg is missing"

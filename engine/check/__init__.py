@@ -4,7 +4,6 @@ The lines that these functions log become rows of a table, and so do the errors 
 """
 
 import contextlib
-import itertools
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,16 +16,15 @@ import torch
 
 from configs.load import LoadedConfig
 from configs.schema import Config
-from datasets import BadImages, CacheProgress, OpenedData, build_eval_data, open_data
+from datasets import CacheProgress, OpenedData, open_data
 from datasets.opening import Wanted
 from engine.batch_size import find_batch_size, measure_step
-from engine.build import build, make_model, prepare_torch, restore
+from engine.build import build, make_model, prepare_torch
 from engine.check.images import check_images
 from engine.eval_plan import EvalPlan, plan_evaluation
 from engine.eval_run import weights_to_score
-from engine.evaluate_weights import evaluate_both
 from engine.first_passes import fit_micro_batches, try_largest
-from engine.memory import free_memory, naming_remedy, out_of_memory, reports_memory
+from engine.memory import free_memory, out_of_memory, reports_memory
 from engine.parallel import is_sharded
 from engine.plan import Inputs, TrainPlan, known_before, plan_training, read_inputs
 from engine.plan_lines import describe_batch_size, notes_on
@@ -40,8 +38,10 @@ from engine.quick_checks import (
     quick_checks,
     refusals,
 )
+from engine.resumed import restore
 from engine.session import check_folder
-from engine.train.forecast import END_BY_START, Forecast, RunTimes
+from engine.settings import chooses
+from engine.short_trial import alone, forecast_run
 from engine.train.stop_conditions import why_finished
 from engine.train.trainer import Trainer
 from engine.weights_lines import describe_evaluation
@@ -56,7 +56,6 @@ from utils.text import WARNING, counted, format_bytes
 # The verdict on memory is WARN if the estimate exceeds the first fraction of the free memory, and WRONG if it exceeds
 # the second, which is above 1 because the estimate may be too high.
 WARN_FRACTION, WRONG_FRACTION = 0.9, 1.5
-SECONDS, MOST_UPDATES = 3.0, 20  # the limits for timing updates; at least two updates are timed
 
 
 class Table(Log):
@@ -112,6 +111,10 @@ def check(loaded: LoadedConfig, world_size: int | None = 1, local_size: int | No
     errors are found at once. Return the exit code.
     """
     restore_gc()
+    if chooses(loaded.config.MODEL.PRETRAINED):
+        from engine.choice.choose import settings_of_choice
+
+        loaded = settings_of_choice(loaded, simulated_process(loaded.config.DEVICE, world_size, local_size))
     evaluates = loaded.config.START.EVAL
     steps = Check(loaded.with_default_batch_size(), "validation") if evaluates else Check(loaded, "both")
     with suppress(UserError):
@@ -198,11 +201,6 @@ def simulated_process(setting: str, world_size: int | None, local_size: int | No
     choose_device(setting, local_size - 1)  # raises an error unless every process on this machine has a device
     sizes = {"local_size": local_size, "num_cores": max(1, count_cores() // local_size)}
     return Process(choose_device(setting, 0), world_size=world_size, **sizes)
-
-
-def alone(inputs: Inputs) -> Inputs:
-    """Return the inputs as if process 0 were the only process. It still computes only its share of an update."""
-    return replace(inputs, process=replace(inputs.process, world_size=1, local_size=1))
 
 
 def check_evaluation(table: Table, plan: EvalPlan) -> None:
@@ -326,17 +324,10 @@ def check_memory(config: Config, num_classes: int, free: int, process: Process) 
 def estimate_time(plan: TrainPlan, trainer: Trainer, startup: float) -> str:
     """Make some updates, evaluate a batch, and describe how long the whole run takes.
 
-    Raise ConfigError if the run takes too long for TRAIN.BUDGET. `startup` is the time from program start to the first
-    update, in seconds.
+    Raise ConfigError if the run takes too long for TRAIN.BUDGET. `startup`: see forecast_run.
     """
-    times, step = RunTimes.of(plan.config, plan.order, len(plan.eval_set)), trainer.step
-    forecast = Forecast(plan.config, times, time.monotonic())
-    times.end_work = END_BY_START * startup
-    with naming_remedy(trainer, None):  # if memory runs out
-        make_updates(plan, trainer, forecast)
-    times.evaluation = time_evaluation(plan, trainer)
-    scores_start = plan.scores_start or plan.config.MODEL.NEW_CLASSIFIER != "random"
-    times.before_first_update = startup + times.evaluation * scores_start
+    step, forecast = trainer.step, forecast_run(plan, trainer, startup)
+    times = forecast.times
     each = f"; {times.update:.3g} s per update, {times.evaluation:.3g} s per evaluation"
     if plan.config.TRAIN.BUDGET:
         from engine.train.budget import Allowance, Budget
@@ -346,29 +337,3 @@ def estimate_time(plan: TrainPlan, trainer: Trainer, startup: float) -> str:
         num_updates = schedule.num_updates if schedule.choices else budget.fitting(step)
         return budget.describe(step, num_updates) + each
     return forecast.describe(step, times.until_end(step, trainer.schedule.num_updates)) + each
-
-
-def make_updates(plan: TrainPlan, trainer: Trainer, forecast: Forecast) -> None:
-    """Train for a few seconds as the run would, so that the forecast can measure an update."""
-    trainer.callbacks = [forecast]
-    trainer.notify("on_epoch_start")
-    end = time.monotonic() + SECONDS
-    with contextlib.closing(trainer.data.windows(trainer.step, plan.num_updates, trainer.left_out)) as windows:
-        for number, window in enumerate(itertools.islice(windows, MOST_UPDATES), start=1):
-            trainer.update(window)
-            trainer.report()  # waits for the device
-            if number > 1 and time.monotonic() > end:  # one update is not enough, because the first is slower
-                break
-
-
-def time_evaluation(plan: TrainPlan, trainer: Trainer) -> float:
-    """Evaluate the first batch. Return the seconds that a process needs for its share of all validation images."""
-    size = plan.config.DATA.BATCH_SIZE_EVAL or plan.config.DATA.BATCH_SIZE
-    batch = plan.eval_set.take(np.arange(min(size, len(plan.eval_set))))
-    data = build_eval_data(plan.config, batch, plan.process)
-    # Unreadable images are reported in another row.
-    bad_images = BadImages(plan.eval_set, plan.config.DATA.MAX_BAD_FRACTION, lambda line: None)
-    for _ in range(2):  # the first evaluation is slower, so the second is timed
-        start = time.perf_counter()
-        evaluate_both(trainer, data, bad_images)
-    return (time.perf_counter() - start) / len(batch) * len(plan.eval_set) / plan.order.world_size

@@ -12,6 +12,8 @@ from datasets import BadImages, EvalData, ImageSet, build_eval_data
 from engine.evaluation.evaluate import evaluate
 from engine.evaluation.scores import Scores
 from engine.evaluation.tally import Scoring, joined
+from engine.features.linear import MOST_PRODUCTS
+from engine.plan import TrainPlan
 from engine.train.trainer import Trainer
 from models.heads import output_layers
 from utils.distributed import Process
@@ -141,3 +143,19 @@ def has_zero_classifier(trainer: Trainer) -> bool:
     layers = tuple(f"{path}." for path in output_layers(trainer.model))
     own = trainer.parallel.parameters(trainer.model)
     return bool(layers) and not any(bool(each.any()) for name, each in own.items() if name.startswith(layers))
+
+
+def why_not_fitted(plan: TrainPlan, trainer: Trainer, layers: list[nn.Module]) -> str:
+    """Return why no linear classifier is fitted, or ""."""
+    if trainer.parallel.is_sharded:
+        return "the processes share the model (DIST.STRATEGY fsdp2)"
+    if plan.train_set.makes_batches:
+        return "the images are generated"
+    if any(layer.bias is None for layer in layers):
+        return "the classifier has no bias"
+    num_images, num_outputs = min(len(plan.train_set), MOST_IMAGES), layers[0].weight.shape[0]
+    num_features = sum(layer.weight[0].numel() for layer in layers)
+    num_fits, outputs = trainer.task.fits(plan.train_set, num_outputs, min(num_images, num_features))
+    if num_images * num_features * num_fits > MOST_PRODUCTS:
+        return f"it would take long with {num_images:,} images, {num_features:,} features and {outputs}"
+    return ""

@@ -16,14 +16,13 @@ from engine.features.compute import (
     features_of_images,
     has_zero_classifier,
     tapped,
+    why_not_fitted,
 )
 from engine.features.doubts import describe_doubts
-from engine.features.linear import MOST_PRODUCTS, set_classifier
+from engine.features.linear import set_classifier
 from engine.features.saved import save_features
-from engine.plan import TrainPlan
 from engine.saves import Saves
 from engine.train.stop_conditions import Stopped
-from engine.train.trainer import Trainer
 from models.heads import output_layers, set_to_zero
 from models.weights.record import CALIBRATION
 from utils.commands import command
@@ -114,19 +113,3 @@ def fit_classifier(saves: Saves, layers: list[nn.Module], stop: StopSignal) -> I
     set_classifier(layers, classifier)
     trainer.computing.refresh()
     return found
-
-
-def why_not_fitted(plan: TrainPlan, trainer: Trainer, layers: list[nn.Module]) -> str:
-    """Return why no linear classifier is fitted, or ""."""
-    if trainer.parallel.is_sharded:
-        return "the processes share the model (DIST.STRATEGY fsdp2)"
-    if plan.train_set.makes_batches:
-        return "the images are generated"
-    if any(layer.bias is None for layer in layers):
-        return "the classifier has no bias"
-    num_images, num_outputs = min(len(plan.train_set), MOST_IMAGES), layers[0].weight.shape[0]
-    num_features = sum(layer.weight[0].numel() for layer in layers)
-    num_fits, outputs = trainer.task.fits(plan.train_set, num_outputs, min(num_images, num_features))
-    if num_images * num_features * num_fits > MOST_PRODUCTS:
-        return f"it would take long with {num_images:,} images, {num_features:,} features and {outputs}"
-    return ""

@@ -118,7 +118,7 @@ def whole(path: Path) -> str | None:
 # --- the report ---
 
 
-REPORT, RESULTS = "report.html", "results.json"
+REPORT, RESULTS, CHOICE = "report.html", "results.json", "choice.json"
 MOST_WITHOUT_TOP5 = 10  # classes; with so few, almost every image is right by top-5
 # The table of classes shows at most this many, those with the lowest F1.
 MOST_ROWS = 15
@@ -150,6 +150,7 @@ def write_report(run: SavedRun, path: Path) -> None:
         "pictures": pictures(run),
         "classes": class_table(run),
         "outputs": outputs,
+        "choice": choice(run),
         "calibration": calibration(run),
         "curves": {plot.file: chart_of(plot) for plot in plots(run)},
         "settings": settings(run),
@@ -310,6 +311,17 @@ def calibration(run: SavedRun) -> dict[str, Any] | None:
             charts = [chart("share of right answers", "probability", marks, words, ends=(0, 1))]
     columns = ("probability", "images" if one else "images x labels", "right")
     return {"text": text, "charts": charts, "columns": columns, "rows": rows}
+
+
+def choice(run: SavedRun) -> dict[str, Any] | None:
+    """Return the section on the choice of the weights, if the images have chosen them."""
+    path = run.folder / CHOICE
+    if not (record := read_json(path)):
+        return None
+    from engine.report.choice import section_of
+
+    with naming_damage(path):
+        return section_of(record)
 
 
 def settings(run: SavedRun) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 import pytest
 
+from models import catalogue
+from models.catalogue import describe_models, find_names
 from scripts import models as script
-from scripts.models import describe_models, find_names
 from tests.support.cases import cases_of, names_of, value_of
 from tests.support.refusals import refused
 from utils.errors import ConfigError
@@ -20,7 +21,7 @@ def test_model_search_requires_all_words_to_match():
 
 @pytest.mark.parametrize("licence", cases_of("licences"))
 def test_models_script_marks_noncommercial_licences(monkeypatch, licence):
-    monkeypatch.setattr(script, "count_parameters", lambda name: 7)
+    monkeypatch.setattr(catalogue, "count_parameters", lambda name: 7)
     model = describe_models(find_names(["vit_tiny_patch16_224"])[:1])[0]._replace(licence=licence.strip("()"))
     assert script.row_of(model)[-1] == value_of("licences", licence)
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from configs.schema import Config
 from configs.values import flatten
-from engine.features import start
+from engine.features import compute
 from engine.features.compute import Interruptible
 from engine.features.linear import fit_linear
 from engine.features.saved import FILE, PARTS
@@ -149,7 +149,7 @@ def test_classes_known_by_name_keep_their_rows(digits, tmp_path):
 
 
 def test_reasons_against_a_linear_classifier_are_logged(digits, tmp_path, monkeypatch):
-    monkeypatch.setattr(start, "MOST_PRODUCTS", 1000)
+    monkeypatch.setattr(compute, "MOST_PRODUCTS", 1000)
     flags = words(digits, "MODEL.NEW_CLASSIFIER=linear", "TRAIN.NUM_EPOCHS=1")
     ended = typed("main_single_gpu.py", "-output", tmp_path, *flags).done()
     assert "no linear classifier before training: it would take long with" in ended.stdout

@@ -18,8 +18,8 @@ from datasets import Mixed
 from datasets.copies import contradictions
 from datasets.index import Texts
 from engine.evaluation.scores import Best
+from engine.features.compute import why_not_fitted
 from engine.features.linear import LIKE_CONSTANT, SHARES, fit_ridge
-from engine.features.start import why_not_fitted
 from engine.labelling.data import DataSet
 from engine.predict.guesses import Measure
 from engine.predict.output import as_csv

@@ -1,0 +1,81 @@
+"""The candidates of a choice: weights, each with an image size if wanted."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from engine.settings import CHOOSE
+from models.catalogue import best_of, figures, find_names, is_pattern
+from models.weights.files import find_file
+from models.weights.metadata import pretrained_cfg
+from utils.errors import ConfigError
+from utils.text import counted
+
+MOST_MATCHES = 6  # of a pattern
+# Without words: three sizes trained on the classes of ImageNet-21k, and three other kinds of pretraining. All of them may be
+# used commercially.
+USUAL = (
+    "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
+    "vit_small_patch16_224.augreg_in21k_ft_in1k",
+    "vit_base_patch16_224.augreg2_in21k_ft_in1k",
+    "vit_small_patch14_dinov2.lvd142m@224",  # from images alone
+    "vit_base_patch16_clip_224.laion2b_ft_in12k_in1k",  # from images and their captions
+    "convnext_tiny.in12k_ft_in1k",  # no transformer
+)
+
+
+class Candidate(NamedTuple):
+    """A file of weights or the name of timm weights, and the side of its images (None: that of the settings)."""
+
+    source: str
+    size: int | None = None
+
+    @property
+    def word(self) -> str:
+        """Return the word that names this candidate."""
+        return f"{self.source}@{self.size}" if self.size else self.source
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Return the settings of a run that fine-tunes this candidate, as texts of a settings file."""
+        return {"MODEL.PRETRAINED": self.source} | ({"DATA.IMAGE_SIZE": str(self.size)} if self.size else {})
+
+
+def candidates_of(words: Sequence[str], notes: list[str]) -> list[Candidate]:
+    """Return the candidates that these words name, or the usual ones. Add lines about patterns to `notes`.
+
+    Raise ConfigError for a word that is neither a file, nor the name of timm weights, nor a pattern with a match.
+    """
+    found = [candidate for word in words or USUAL for candidate in _of_word(word, notes)]
+    return list(dict.fromkeys(found))
+
+
+def _of_word(word: str, notes: list[str]) -> Iterator[Candidate]:
+    source, size = word, None
+    if (match := re.fullmatch(r"(.+)@([0-9]+)", word)) and find_file(word) is None:
+        source, size = match[1], int(match[2])
+    if find_file(source) is not None:
+        yield Candidate(source, size)
+        return
+    if not is_pattern(source):
+        pretrained_cfg(source)  # raises an error with similar names
+        yield Candidate(source, size)
+        return
+    names = find_names([source])
+    chosen = best_of(names, MOST_MATCHES)
+    if len(names) > len(chosen):
+        known = sum(name in figures() for name in chosen)
+        how = "that no other match beats in both accuracy and speed on ImageNet" if known else "the first"
+        notes.append(f"{source}: {len(chosen)} of {counted(len(names), 'match')}, {how}")
+    yield from (Candidate(name, size) for name in chosen)
+
+
+def words_in(pretrained: str | None) -> list[str] | None:
+    """Return the words of a value such as choose:WORD,WORD ([]: the usual candidates), or None for any other value."""
+    name, colon, words = (pretrained or "").partition(":")
+    if name != CHOOSE:
+        return None
+    found = [word.strip() for word in words.split(",")] if colon else []
+    if colon and not all(found):
+        raise ConfigError(f"MODEL.PRETRAINED: {pretrained}: a candidate is missing; write {CHOOSE}:WORD,WORD")
+    return found

@@ -1,0 +1,152 @@
+"""Measures a candidate: features of a bounded number of images, and the speed of a run that fine-tunes it."""
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+from zipfile import BadZipFile
+
+import numpy as np
+
+from configs.schema import MACHINE, RECORD
+from configs.values import flatten, of_role, plain
+from datasets import ImageSet, open_data
+from datasets.split import DRAWN
+from engine.batch_size import find_batch_size
+from engine.build import build
+from engine.choice.candidates import Candidate
+from engine.features.channels import start_channels
+from engine.features.compute import ImageFeatures, features_of_images, why_not_fitted
+from engine.plan import TrainPlan, plan_training, read_inputs
+from engine.session import cannot_write
+from engine.settings import load_settings
+from engine.short_trial import alone, forecast_run, prediction_time
+from models.catalogue import Model
+from models.heads import output_layers
+from models.weights.files import find_file
+from models.weights.metadata import pretrained_cfg
+from utils.distributed import Process
+from utils.errors import ConfigError
+from utils.files import replacing
+from utils.log import Log
+
+MOST = 2_000  # images of each part
+NO_EFFECT = {*of_role(MACHINE, RECORD), "DATA.DATA_PATH"}  # on features; the facts of a plan identify the images
+
+
+class Measured(NamedTuple):
+    """What a candidate sees in the images. `val` is None if validation images were drawn from the training images."""
+
+    train: ImageFeatures
+    val: ImageFeatures | None
+    facts: dict[str, Any]  # parameters, licence, images/s and seconds
+
+
+class Silent(Log):
+    """A log of the parts of a run that are used to measure a candidate."""
+
+    def __init__(self):
+        super().__init__(rank=0)
+
+    def say(self, *lines: str) -> None:
+        pass
+
+
+def plan_candidate(arguments: Sequence[str], candidate: Candidate, process: Process) -> TrainPlan:
+    """Return the plan of a run that fine-tunes the candidate, without a budget. `arguments`: of the command line."""
+    loaded = load_settings([*arguments], {"TRAIN.BUDGET": "none", **candidate.settings})
+    inputs = read_inputs(loaded, process, Silent())
+    return plan_training(inputs, lambda given: open_data(given.config, "both", given.known), find_batch_size)
+
+
+def images_of(plan: TrainPlan) -> tuple[ImageSet, ImageSet | None]:
+    """Return the training images to look at, and the validation images, or None if they were drawn like the others."""
+    sets = [plan.train_set, plan.eval_set][: 1 if plan.eval_set.split.get("rule") in DRAWN else 2]
+    # The first images of an epoch, because they are in few shards.
+    found = [each.take(np.sort(each.epoch_order(plan.config.SEED, 0)[:MOST])) for each in sets]
+    return found[0], found[1] if found[1:] else None
+
+
+def measure(plan: TrainPlan, candidate: Candidate, folder: Path, began: float, keeps: bool) -> Measured:
+    """Return what was measured before with the same settings and images, or measure it, and keep it in the folder.
+
+    `began`: when the program would have started, by time.monotonic(), if it fine-tuned only this candidate.
+    """
+    path = folder / f"{digest_of(plan, candidate)}.npz"
+    if found := read(path):
+        return found
+    plan = replace(plan, inputs=alone(plan.inputs))
+    images, val = images_of(plan)
+    trainer = build(plan, Silent())
+    startup = time.monotonic() - began
+    if reason := why_not_fitted(plan, trainer, [*output_layers(trainer.model).values()]):
+        raise ConfigError(f"no linear model can be fitted: {reason}")
+    start_channels(trainer, images, note=lambda line: None)
+    parts = [features_of_images(each, trainer, lambda line: None) for each in (images, val) if each is not None]
+    facts = {"parameters": sum(each.numel() for each in trainer.model.parameters()), "licence": licence_of(candidate)}
+    forecast = forecast_run(plan, trainer, startup)
+    times = forecast.times
+    facts |= {
+        "train_images_per_s": plan.order.global_batch / times.update,
+        "predict_images_per_s": 1 / (prediction_time(plan, times) * plan.order.world_size),
+        "seconds": times.until_end(trainer.step, trainer.schedule.num_updates),
+    }
+    found = Measured(parts[0], parts[1] if parts[1:] else None, facts)
+    if keeps:
+        keep(path, found)
+    return found
+
+
+def licence_of(candidate: Candidate) -> str:
+    """Return the licence of timm weights with a mark if it forbids commercial use, or "" for a file."""
+    if find_file(candidate.source) is not None:
+        return ""
+    licence = pretrained_cfg(candidate.source).get("license") or ""
+    return Model(candidate.source, 0, (0, 0), 0, licence, has_weights=True).licence_text
+
+
+def digest_of(plan: TrainPlan, candidate: Candidate) -> str:
+    """Return a name for everything that decides what is measured: weights, settings, images and processes."""
+    path = find_file(candidate.source)
+    stamp = [path.stat().st_size, path.stat().st_mtime_ns] if path else []
+    settings = {key: plain(value) for key, value in flatten(plan.config).items() if key not in NO_EFFECT}
+    facts = [candidate.word, stamp, settings, plan.facts, plan.process.device.type, plan.process.world_size, MOST]
+    return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:16]
+
+
+# --- kept features ---
+
+FIELDS = ("indices", "targets", "features")
+
+
+def keep(path: Path, found: Measured) -> None:
+    arrays = {"facts": np.array(json.dumps(found.facts))}
+    for name, part in (("train", found.train), ("val", found.val)):
+        if part is not None:
+            columns = zip(FIELDS, (part.indices, part.targets, part.joined), strict=True)
+            arrays |= {f"{name}_{column}": values for column, values in columns}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            np.savez(file, **arrays)
+    except OSError as error:
+        raise cannot_write(str(path.parent), error) from error
+
+
+def read(path: Path) -> Measured | None:
+    """Return what the file keeps, or None if there is no such file, or if it is damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            facts = json.loads(str(file["facts"]))
+            parts = [_part(file, name) for name in ("train", "val")[: 1 + ("val_indices" in file)]]
+    except (OSError, EOFError, KeyError, ValueError, BadZipFile):
+        return None
+    return Measured(parts[0], parts[1] if parts[1:] else None, facts)
+
+
+def _part(file: Any, name: str) -> ImageFeatures:
+    indices, targets, features = (file[f"{name}_{column}"] for column in FIELDS)
+    return ImageFeatures(indices, [features], targets)

@@ -1,0 +1,216 @@
+"""Weights that the images choose: scores of candidates, their comparison, kept features, and candidates that fail."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from sklearn.linear_model import LogisticRegression
+
+from engine.choice.candidates import Candidate, candidates_of, words_in
+from engine.choice.choose import choose
+from engine.choice.measure import images_of, measure, plan_candidate
+from engine.choice.scoring import FOLDS, fold_of_each
+from engine.features.linear import PENALTY
+from models.catalogue import best_of, figures, find_names
+from tests.support.forks import ROOT
+from tests.support.refusals import refused
+from tests.support.runs import run, typed
+from utils.distributed import Process
+from utils.errors import ConfigError
+
+pytestmark = pytest.mark.slow
+
+FRACTALS = str(ROOT / "weights/vit_fractals.safetensors")
+LARGE, SMALL = f"{FRACTALS}@16", f"{FRACTALS}@8"
+DIGITS = ["-dataset", "digits", "-epochs", "1", "-opts", "DATA.HFLIP=0", "DATA.BATCH_SIZE=100"]
+
+
+def process() -> Process:
+    return Process(torch.device("cpu"))
+
+
+def chosen(folder, *words, arguments=DIGITS, say=print, **more) -> dict:
+    return choose(arguments, words, folder, process(), say, **more)
+
+
+def without_times(record: dict) -> dict:
+    """Return a record without what differs between two measurements."""
+    measured = ("seconds", "train_images_per_s", "predict_images_per_s")
+    rows = [{name: value for name, value in row.items() if name not in measured} for row in record["candidates"]]
+    return record | {"candidates": rows}
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """Return the folder of a choice between two image sizes, and its record."""
+    folder = tmp_path_factory.mktemp("choice")
+    return folder, chosen(folder, LARGE, SMALL)
+
+
+def test_larger_images_of_digits_are_chosen_with_score_and_interval(kept):
+    _, record = kept
+    best, other = record["candidates"]
+    assert record["best"] == best["word"] == LARGE and record["failed"] == []
+    assert (other["name"], other["image_size"]) == (FRACTALS, 8)
+    assert best["score"] > other["score"] + 5 and not best["is_worse"] and other["is_worse"]
+    for row in (best, other):
+        low, high = row["interval"]
+        assert low < row["score"] < high and row["train_images_per_s"] > 0 and row["seconds"] > 0
+    assert best["parameters"] > other["parameters"] > 400_000  # fewer positions
+    assert "1,438 of 1,438 training images" in record["images"]
+
+
+def test_score_agrees_with_logistic_regression_of_scikit_learn(kept):
+    folder, record = kept
+    plan = plan_candidate(DIGITS, Candidate(FRACTALS, 16), process())
+    found = measure(plan, Candidate(FRACTALS, 16), folder, 0.0, keeps=False)
+    images, val = images_of(plan)
+    assert val is None
+    folds, features, targets = fold_of_each(images), found.train.joined, found.train.targets
+    right = []
+    for fold in range(FOLDS):
+        rows = folds != fold
+        mean, deviation = features[rows].mean(0), features[rows].std(0) + 1e-6
+        model = LogisticRegression(C=1 / (PENALTY * rows.sum()), max_iter=2_000, tol=1e-6)
+        model.fit((features[rows] - mean) / deviation, targets[rows])
+        right.append(model.predict((features[~rows] - mean) / deviation) == targets[~rows])
+    assert record["candidates"][0]["score"] == pytest.approx(100 * np.concatenate(right).mean(), abs=0.5)
+
+
+def test_each_image_is_in_one_fold_together_with_its_group(tmp_path):
+    plan = plan_candidate(DIGITS, Candidate(FRACTALS, 16), process())
+    images, _ = images_of(plan)
+    sizes = np.bincount(fold_of_each(images), minlength=FOLDS)
+    assert sizes.sum() == len(images) and sizes.min() > len(images) / FOLDS / 2
+
+
+def test_second_call_measures_only_new_candidates(kept, monkeypatch):
+    folder, record = kept
+    built = []
+    monkeypatch.setattr("engine.choice.measure.build", lambda plan, log: built.append(plan) or 1 / 0)
+    again = chosen(folder, LARGE, SMALL)
+    assert built == [] and again == record
+    with pytest.raises(ZeroDivisionError):
+        chosen(folder, LARGE, f"{FRACTALS}@24")
+    assert len(built) == 1
+
+
+def test_choice_that_was_killed_continues_to_the_same_table(kept, tmp_path):
+    folder, record = kept
+    first, second = sorted(folder.glob("*.npz"), key=lambda path: path.stat().st_mtime)
+    shutil.copy(first, tmp_path)
+    (tmp_path / second.name).write_bytes(second.read_bytes()[:5000])  # a damaged file counts as none
+    assert without_times(chosen(tmp_path, LARGE, SMALL)) == without_times(record)
+
+
+def test_candidate_that_fails_does_not_end_the_others(kept, tmp_path):
+    folder, record = kept
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(b"no weights")
+    found = chosen(folder, str(broken), LARGE)
+    assert [each["name"] for each in found["failed"]] == [str(broken)]
+    assert found["candidates"] == record["candidates"][:1]
+    with refused(ConfigError, str(broken)):
+        chosen(folder, str(broken))
+
+
+def test_budget_marks_candidates_and_leaves_the_fastest(kept):
+    folder, record = kept
+    seconds = [row["seconds"] for row in record["candidates"]]
+    none = chosen(folder, LARGE, SMALL, budget=min(seconds) / 2)
+    assert all(row["exceeds_budget"] for row in none["candidates"])
+    fastest = min(none["candidates"], key=lambda row: row["seconds"])
+    assert none["best"] == fastest["word"]
+    enough = chosen(folder, LARGE, SMALL, budget=max(seconds) * 2)
+    assert not any(row["exceeds_budget"] for row in enough["candidates"]) and enough["best"] == record["best"]
+
+
+# --- candidates ---
+
+
+def test_words_name_files_timm_weights_and_patterns_with_sizes():
+    notes = []
+    found = candidates_of([SMALL, "vit_tiny_patch16_224@160", "vit_small*"], notes)
+    assert found[:2] == [Candidate(FRACTALS, 8), Candidate("vit_tiny_patch16_224", 160)]
+    assert len(found) == 8 and "vit_small*: 6 of 25 matches" in notes[0]
+    assert len(candidates_of([], notes)) == 6
+    with refused(ConfigError, "vit_tiny_patch16_224"):
+        candidates_of(["vit_tiny_patch16_225"], notes)
+
+
+def test_best_of_a_pattern_are_beaten_by_no_other_match():
+    names = find_names(["convnext*"])
+    found, known = best_of(names, 6), figures()
+    assert len(found) == 6 == len(set(found))
+    for name in found:
+        mine = known[name]
+        assert not any(each in known and known[each] > mine and known[each].speed > mine.speed for each in names)
+    speeds = [known[name].speed for name in found]
+    assert speeds == sorted(speeds)
+    assert best_of(["x", "y"], 6) == ["x", "y"]
+
+
+def test_words_of_choose_are_separated_by_commas():
+    assert words_in("choose") == [] and words_in("choose:a,b@160") == ["a", "b@160"] and words_in("choosers") is None
+    with refused(ConfigError, "choose:a,"):
+        words_in("choose:a,")
+
+
+# --- the command, and runs ---
+
+
+def test_models_writes_table_picture_and_the_next_command(kept, tmp_path):
+    folder, record = kept
+    shutil.copytree(folder, tmp_path / "out")
+    words = [*DIGITS[:4], "-output", tmp_path / "out", "-json", tmp_path / "a.json"]
+    ended = typed("scripts/models.py", LARGE, SMALL, *words, *DIGITS[4:]).done()
+    assert f"chosen: {LARGE}" in ended.stdout and "not worse" not in ended.stdout
+    assert "train it: " in ended.stdout and f"-pretrained {FRACTALS} -image_size 16" in ended.stdout.splitlines()[-1]
+    assert json.loads((tmp_path / "a.json").read_text()) == json.loads((tmp_path / "out/choice.json").read_text())
+    assert (tmp_path / "out/choice.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_run_trains_the_chosen_weights_and_shows_the_table(kept, tmp_path):
+    folder, record = kept
+    shutil.copytree(folder, tmp_path / "choice")
+    words = [
+        "-pretrained",
+        f"choose:{LARGE},{SMALL}",
+        "-output",
+        tmp_path,
+        "-name",
+        "run",
+        "-resume",
+        "auto",
+        *DIGITS,
+    ]
+    ended = typed("main_single_gpu.py", *words).done()
+    settings = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    assert settings["MODEL"]["PRETRAINED"] == FRACTALS and settings["DATA"]["IMAGE_SIZE"] == 16
+    assert f"chosen: {LARGE}" in ended.stdout and f"chosen: {LARGE}" in (tmp_path / "run/log.txt").read_text()
+    assert json.loads((tmp_path / "run/choice.json").read_text()) == record
+    page = (tmp_path / "run/report.html").read_text()
+    assert "Choice of the weights" in page and f"<td>{SMALL}</td>" in page
+    again = typed("main_single_gpu.py", *words).done()
+    assert "already finished" in again.stdout and "chosen: " not in again.stdout
+
+
+def test_two_processes_and_check_make_the_choice_once_and_check_keeps_nothing(tmp_path):
+    words = ["-pretrained", f"choose:{SMALL}", "-output", str(tmp_path), *DIGITS]
+    checked = run("main_single_gpu.py", "-check", *words)
+    assert f"chosen: {SMALL}" in checked.done().stdout and not (tmp_path / "choice").exists()
+    ended = run("main_multi_gpu.py", *words, processes=2).done()
+    assert ended.stdout.count(f"chosen: {SMALL}") == 1 and len([*(tmp_path / "choice").iterdir()]) == 1
+    (folder,) = tmp_path.glob("train-*")
+    assert yaml.safe_load((folder / "config.yaml").read_text())["DATA"]["IMAGE_SIZE"] == 8
+
+
+def test_evaluation_and_sweep_refuse_to_choose(tmp_path):
+    typed("main_single_gpu.py", "-eval", "-pretrained", "choose", *DIGITS).refused("-eval")
+    words = ["-pretrained", "choose", "-output", tmp_path / "sweep", "-seeds", "0,1", *DIGITS]
+    typed("scripts/sweep.py", *words).refused("-pretrained", "scripts/models.py")
+    typed("scripts/models.py", "-budget", "1h", "vit").refused("-budget", "-data_path")
+    typed("scripts/models.py", "-data_path", ".", "-budget", "soon").refused("-budget", "soon")

@@ -13,6 +13,7 @@ from utils.errors import ConfigError, did_you_mean
 # By the name of weights: top-1 on ImageNet in percent (timm's results/results-imagenet.csv), and images per second of a
 # prediction (timm's results/benchmark-infer-amp-nchw-pt291-cu128-4090.csv: an RTX 4090, half precision).
 FIGURES = Path(__file__).with_name("imagenet.csv")
+MARK = "  NON-COMMERCIAL"
 RESEARCH_ONLY = {"apple-amlr", "seer-license"}  # in addition to licences with "nc" or "noncommercial" in their name
 
 
@@ -41,12 +42,14 @@ class Model(NamedTuple):
 
     @property
     def is_non_commercial(self) -> bool:
-        return bool(re.search(r"\bnc\b|noncommercial|non-commercial", self.licence)) or self.licence in RESEARCH_ONLY
+        return licence_text(self.licence).endswith(MARK)
 
-    @property
-    def licence_text(self) -> str:
-        mark = "  NON-COMMERCIAL" if self.is_non_commercial else ""
-        return f"{self.licence or 'unknown'}{mark}" if self.has_weights else "no weights"
+
+def licence_text(licence: str | None) -> str:
+    """Return a licence with a mark if it forbids commercial use."""
+    name = licence or "unknown"
+    forbids = re.search(r"\bnc\b|noncommercial|non-commercial", name) or name in RESEARCH_ONLY
+    return name + MARK * bool(forbids)
 
 
 def find_names(words: Sequence[str]) -> list[str]:

@@ -24,7 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
 from utils.program import exit_code  # isort: skip
-from models.catalogue import Model, describe_models, figures, find_names
+from models.catalogue import Model, describe_models, figures, find_names, licence_text
 from scripts.command_line import Parser, check_writable
 from scripts.predict import make_folder
 from utils.commands import command
@@ -142,7 +142,7 @@ def row_of(model: Model) -> tuple[str, ...]:
         f"{model.parameters / 1e6:,.1f} M",
         "x".join(map(str, dict.fromkeys(model.size))),
         f"{model.classes:,}" if model.classes else "none",
-        model.licence_text,
+        licence_text(model.licence) if model.has_weights else "no weights",
     )
 
 

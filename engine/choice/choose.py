@@ -62,11 +62,9 @@ def choose(
             say(f"{place}: {value}, {time.monotonic() - began:.0f} s")
         release(process.device)
     if not rows:
-        if len({each["reason"] for each in failed}) == 1:  # the settings are wrong for any candidate
-            raise ConfigError(failed[0]["reason"])
-        raise ConfigError(
-            "\n  ".join(["no candidate can be used:", *(f"{each['name']}: {each['reason']}" for each in failed)])
-        )
+        reasons = {each["reason"]: each["name"] for each in failed}
+        lines = [f"  {name}: {reason}" for reason, name in reasons.items()]  # wrong settings have the same for all
+        raise ConfigError("\n".join(["no candidate can be used:", *lines]) if len(lines) > 1 else failed[0]["reason"])
     metric = plan.config.TRAIN.BEST_METRIC
     compare(rows, draws, metric)
     return {
@@ -131,6 +129,6 @@ def settings_of_choice(loaded: LoadedConfig, process: Process) -> LoadedConfig:
     given = words_in(config.MODEL.PRETRAINED), Path(config.SAVE, FOLDER), simulated, print
     more = {"budget": to_seconds(config.TRAIN.BUDGET or ""), "keeps": not config.START.CHECK}
     record = process.first(lambda: choose(loaded.arguments, *given, **more))
-    best = next(row for row in record["candidates"] if row["word"] == record["best"])
+    best = best_of(record["candidates"])
     found = load_settings(loaded.arguments, Candidate(best["name"], best["image_size"]).settings)
     return replace(found, started=loaded.started, notes=[*lines_of(record), *found.notes], choice=record)

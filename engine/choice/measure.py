@@ -24,7 +24,7 @@ from engine.plan import TrainPlan, plan_training, read_inputs
 from engine.session import cannot_write
 from engine.settings import load_settings
 from engine.short_trial import alone, forecast_run, prediction_time
-from models.catalogue import Model
+from models.catalogue import licence_text
 from models.heads import output_layers
 from models.weights.files import find_file
 from models.weights.metadata import pretrained_cfg
@@ -34,6 +34,7 @@ from utils.files import replacing
 from utils.log import Log
 
 MOST = 2_000  # images of each part
+SILENT = Log(rank=1)
 NO_EFFECT = {*of_role(MACHINE, RECORD), "DATA.DATA_PATH"}  # on features; the facts of a plan identify the images
 
 
@@ -45,20 +46,10 @@ class Measured(NamedTuple):
     facts: dict[str, Any]  # parameters, licence, images/s and seconds
 
 
-class Silent(Log):
-    """A log of the parts of a run that are used to measure a candidate."""
-
-    def __init__(self):
-        super().__init__(rank=0)
-
-    def say(self, *lines: str) -> None:
-        pass
-
-
 def plan_candidate(arguments: Sequence[str], candidate: Candidate, process: Process) -> TrainPlan:
     """Return the plan of a run that fine-tunes the candidate, without a budget. `arguments`: of the command line."""
     loaded = load_settings([*arguments], {"TRAIN.BUDGET": "none", **candidate.settings})
-    inputs = read_inputs(loaded, process, Silent())
+    inputs = read_inputs(loaded, process, SILENT)
     return plan_training(inputs, lambda given: open_data(given.config, "both", given.known), find_batch_size)
 
 
@@ -80,7 +71,7 @@ def measure(plan: TrainPlan, candidate: Candidate, folder: Path, began: float, k
         return found
     plan = replace(plan, inputs=alone(plan.inputs))
     images, val = images_of(plan)
-    trainer = build(plan, Silent())
+    trainer = build(plan, SILENT)
     startup = time.monotonic() - began
     if reason := why_not_fitted(plan, trainer, [*output_layers(trainer.model).values()]):
         raise ConfigError(f"no linear model can be fitted: {reason}")
@@ -101,11 +92,8 @@ def measure(plan: TrainPlan, candidate: Candidate, folder: Path, began: float, k
 
 
 def licence_of(candidate: Candidate) -> str:
-    """Return the licence of timm weights with a mark if it forbids commercial use, or "" for a file."""
-    if find_file(candidate.source) is not None:
-        return ""
-    licence = pretrained_cfg(candidate.source).get("license") or ""
-    return Model(candidate.source, 0, (0, 0), 0, licence, has_weights=True).licence_text
+    """Return the licence of timm weights as text, or "" for a file."""
+    return "" if find_file(candidate.source) else licence_text(pretrained_cfg(candidate.source).get("license"))
 
 
 def digest_of(plan: TrainPlan, candidate: Candidate) -> str:

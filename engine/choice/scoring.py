@@ -43,7 +43,7 @@ class Scored:
         self.outputs, self.targets, self.num_fitted = outputs, targets, len(features)
         keys = images.take(indices).split_keys()
         # Images in the same group of DATA.GROUP_BY are drawn together.
-        self._groups = np.unique(hashes_of(keys, 0), return_inverse=True)[1]
+        self.groups = np.unique(hashes_of(keys, 0), return_inverse=True)[1]
 
     def _fitter(self, plan: TrainPlan, features: Tensor, targets: Tensor) -> Callable:
         def fit(rows: np.ndarray) -> Callable[[Tensor], Tensor]:
@@ -63,11 +63,11 @@ class Scored:
 
     def draws(self) -> np.ndarray:
         """Return float64 [DRAWS]: the score of as many images, drawn with replacement. All candidates have equal draws."""
-        rng, count = np.random.default_rng(0), int(self._groups.max()) + 1
+        rng, count = np.random.default_rng(0), int(self.groups.max()) + 1
         found = []
         for _ in range(DRAWS):
             times = np.bincount(rng.integers(0, count, count), minlength=count)
-            found.append(self._value_of(np.repeat(np.arange(len(self.targets)), times[self._groups])))
+            found.append(self._value_of(np.repeat(np.arange(len(self.targets)), times[self.groups])))
         return np.array(found)
 
     def _value_of(self, rows: np.ndarray) -> float:

@@ -12,9 +12,10 @@ from sklearn.linear_model import LogisticRegression
 from engine.choice.candidates import Candidate, candidates_of, words_in
 from engine.choice.choose import choose
 from engine.choice.measure import images_of, measure, plan_candidate
-from engine.choice.scoring import FOLDS, fold_of_each
+from engine.choice.scoring import FOLDS, Scored, fold_of_each
 from engine.features.linear import PENALTY
 from models.catalogue import best_of, figures, find_names
+from tests.support import numbers, several_labels
 from tests.support.forks import ROOT
 from tests.support.refusals import refused
 from tests.support.runs import run, typed
@@ -126,6 +127,38 @@ def test_budget_marks_candidates_and_leaves_the_fastest(kept):
     assert none["best"] == fastest["word"]
     enough = chosen(folder, LARGE, SMALL, budget=max(seconds) * 2)
     assert not any(row["exceeds_budget"] for row in enough["candidates"]) and enough["best"] == record["best"]
+
+
+@pytest.mark.parametrize("kind", ["labels", "numbers"])
+def test_labels_and_numbers_are_scored_by_their_own_metric(kind, tmp_path):
+    if kind == "labels":
+        file, options = several_labels.write_digits(tmp_path, 300)[0], ["DATA.LABEL_SEPARATOR='|'"]
+    else:
+        file, options = numbers.write_digits(tmp_path, 300)[0], ["TRAIN.OBJECTIVE=numbers", "DATA.COLUMNS=[path,'*']"]
+    arguments = ["-dataset", "csv", "-data_path", str(file), "-epochs", "1", "-opts", "DATA.HFLIP=0", *options]
+    record = chosen(tmp_path / "out", SMALL, LARGE, arguments=arguments)
+    best, other = record["candidates"]
+    assert best["word"] == LARGE and other["word"] == SMALL
+    if kind == "labels":
+        assert record["metric"] == "map" and 100 > best["score"] > other["score"] > 60
+    else:
+        assert record["metric"] == "mae" and 0 < best["score"] < other["score"] < 40
+    assert best["interval"][0] < best["score"] < best["interval"][1]
+
+
+def test_images_of_a_group_are_scored_together(tmp_path):
+    file, _ = numbers.write_digits(tmp_path, 100)
+    header, *rows = file.read_text().splitlines()
+    copies = [f"{row},{number}" for number, row in enumerate(rows) for _ in range(4)]
+    (tmp_path / "groups.csv").write_text("\n".join([f"{header},owner", *copies]) + "\n")
+    options = ["TRAIN.OBJECTIVE=numbers", "DATA.COLUMNS=[path,digit]", "DATA.GROUP_BY=owner"]
+    arguments = ["-dataset", "csv", "-data_path", str(tmp_path / "groups.csv"), "-epochs", "1", "-opts", *options]
+    plan = plan_candidate(arguments, Candidate(FRACTALS, 8), process())
+    images, _ = images_of(plan)
+    folds, names = fold_of_each(images), [images.table_name(row) for row in range(len(images))]
+    assert len({(name, fold) for name, fold in zip(names, folds.tolist(), strict=True)}) == len(set(names))
+    scored = Scored(plan, measure(plan, Candidate(FRACTALS, 8), tmp_path, 0.0, keeps=False))
+    assert scored.groups.max() + 1 == len(set(names)) < len(names)
 
 
 # --- candidates ---

@@ -1,0 +1,155 @@
+"""Measures how often images choose the best weights: fine-tunes every candidate, and compares the choice with the best.
+
+    python tests/support/real_sets.py -output real
+    python scripts/benchmarks/choice.py real -output choice-runs
+    python scripts/benchmarks/choice.py real -output choice-runs -sets stamps20 digits -epochs 10 -seeds 0 1 2
+
+A set is one of real.py, digits, or numbers (the probability of a defect of solar cells). The candidates are EfficientNet-Lite0
+and Lite2 from ImageNet and weights/vit_fractals.safetensors; @PIXELS is an image size. A score is that after the last
+epoch of a fine-tuning, as the mean over the seeds. The regret is the score of the best candidate minus that of the
+choice, always the largest (the slowest) or always the smallest; its 95% interval is paired over images and seeds. Runs that
+exist are not repeated.
+"""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
+
+from utils.program import exit_code  # isort: skip
+import numpy as np
+import timm
+
+from engine.tasks.number_figures import PREDICTED
+from scripts.benchmarks.common import ROOT
+from scripts.benchmarks.real import few
+from scripts.command_line import Parser, at_least
+from utils.errors import ConfigError
+from utils.text import markdown_table
+
+SETS = ("stamps", "stamps20", "emoji20", "solar", "numbers", "digits")
+CANDIDATES = ("lite0@128", "lite2@128", "lite0@224", "vit_fractals")
+DATA = {
+    "digits": ["-dataset", "digits", "-opts", "DATA.HFLIP=0"],
+    "numbers": ["-dataset", "csv", "-data_path", "{real}/solar/train.csv", "-opts", "TRAIN.OBJECTIVE=numbers", "DATA.COLUMNS=[defect]"],
+}  # fmt: skip
+
+
+def main(argv: list[str]) -> int:
+    parser = Parser(__doc__)
+    parser.add_argument("real", type=Path, metavar="FOLDER", help="the folder of real_sets.py")
+    parser.add_output("FOLDER", "folder for the runs")
+    parser.add_argument("-sets", nargs="+", default=SETS, help=f"image sets [{' '.join(SETS)}]")
+    parser.add_argument("-candidates", nargs="+", default=CANDIDATES, help=f"candidates [{' '.join(CANDIDATES)}]")
+    parser.add_argument("-epochs", type=at_least(1), default=10, metavar="N", help="epochs [10]")
+    parser.add_argument("-seeds", type=at_least(0), nargs="+", default=[0, 1, 2], metavar="N", help="seeds [0 1 2]")
+    given = parser.parse_args(argv)
+    words = [word_of(name, given.real, given.output) for name in given.candidates]
+    rows = []
+    for name in given.sets:
+        chosen, tuned = [], []
+        for seed in given.seeds:
+            data = data_of(name, given, seed)
+            chosen.append(choice(given.output / f"{name}-{seed}.json", words, data))
+            tuned.append(
+                [errors_of(given.output / f"{name}-{seed}-{number}", word, data) for number, word in enumerate(words)]
+            )
+        rows.append(row_of(name, words, chosen, np.array(tuned)))
+        print(" | ".join(rows[-1]), flush=True)
+    columns = ["set", *(title for each in given.candidates for title in (each, "head")), "chosen", "rank correlation"]
+    print("\n" + markdown_table([*columns, "regret", "of the largest", "of the smallest"], rows))
+    return 0
+
+
+def word_of(name: str, real: Path, output: Path) -> str:
+    """Return the word of a candidate. Weights of real_sets.py, which name no model, get a folder with a config.json."""
+    model, _, size = name.partition("@")
+    if model == "vit_fractals":
+        return str(ROOT / f"weights/{model}.safetensors") + f"@{size}" * bool(size)
+    folder, architecture = output / "weights" / model, f"tf_efficientnet_{model}"
+    folder.mkdir(parents=True, exist_ok=True)
+    known = timm.get_pretrained_cfg(architecture).to_dict()
+    facts = {key: known[key] for key in ("input_size", "mean", "std", "crop_pct", "interpolation")}
+    (folder / "config.json").write_text(json.dumps({"architecture": architecture, "pretrained_cfg": facts}))
+    link = folder / "model.safetensors"
+    if not link.exists():
+        link.symlink_to((real / f"{model}.safetensors").resolve())
+    return f"{folder}@{size}"
+
+
+def data_of(name: str, given, seed: int) -> list[str]:
+    """Return the flags of a set, and those that all of its runs share."""
+    flags = [each.replace("{real}", str(given.real)) for each in DATA.get(name, ())]
+    flags = flags or ["-data_path", str(few(given.real, given.output, name, seed)), "-opts"]
+    return ["-epochs", str(given.epochs), *flags, f"SEED={seed}", f"VALIDATE_FREQ={given.epochs}", "REPORT=false"]
+
+
+def program(*words: object) -> None:
+    done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ConfigError(f"{' '.join(map(str, words[:4]))}: {done.stderr.strip()[-500:]}")
+
+
+def choice(path: Path, words: list[str], data: list[str]) -> dict:
+    """Return the record of a choice, made before or now."""
+    if not path.exists():
+        program(ROOT / "scripts/models.py", *words, "-output", path.parent / "choice", "-json", path, *data)
+    return json.loads(path.read_text())
+
+
+def errors_of(folder: Path, word: str, data: list[str]) -> np.ndarray:
+    """Fine-tune a candidate, unless it was done before. Return the error of each validation image: 0 or 1, or its size."""
+    source, _, size = word.partition("@")
+    if not list(folder.glob("*/results.json")):
+        words = ["-pretrained", source, *(["-image_size", size] if size else [])]
+        program(ROOT / "main_single_gpu.py", *words, "-output", folder, *data, "KEEP_CHECKPOINTS=0", "TRACK=[]")
+    (table,) = folder.glob("*/predictions.csv")
+    with open(table, encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    if "label" in rows[0]:
+        return np.array([row["label"] != row["prediction"] for row in rows], float)
+    name = next(key for key in rows[0] if key.endswith(PREDICTED))
+    return np.array([abs(float(row[name]) - float(row[name.removesuffix(PREDICTED)])) for row in rows])
+
+
+def row_of(name: str, words: list[str], chosen: list[dict], tuned: np.ndarray) -> list[str]:
+    """Return the row of a set. `tuned`: the errors [seeds, candidates, images]."""
+    scale = 100 if set(np.unique(tuned)) <= {0.0, 1.0} else 1
+    heads = np.array(
+        [[row["score"] for word in words for row in each["candidates"] if row["word"] == word] for each in chosen]
+    )
+    seconds = np.mean(
+        [[row["seconds"] for word in words for row in each["candidates"] if row["word"] == word] for each in chosen], 0
+    )
+    errors, picks = tuned.mean(2), [words.index(each["best"]) for each in chosen]
+    gains = heads if scale == 100 else -heads
+    ranks = [
+        np.corrcoef(np.argsort(np.argsort(a)), np.argsort(np.argsort(-b)))[0, 1]
+        for a, b in zip(gains, errors, strict=True)
+    ]
+    best = int(errors.mean(0).argmin())
+    cells = [name]
+    for number in range(len(words)):
+        score = errors[:, number].mean()
+        cells += [f"{100 - 100 * score:.1f}%" if scale == 100 else f"{score:.3f}", f"{heads[:, number].mean():.3g}"]
+    cells += [", ".join(Path(words[pick]).name for pick in dict.fromkeys(picks)), f"{np.mean(ranks):.2f}"]
+    fixed = ([int(seconds.argmax())] * len(picks), [int(seconds.argmin())] * len(picks))
+    for taken in (picks, *fixed):
+        differences = np.stack([tuned[seed, pick] - tuned[seed, best] for seed, pick in enumerate(taken)])
+        low, high = interval(differences)
+        cells.append(f"{scale * differences.mean():.3g} ({scale * low:.3g} to {scale * high:.3g})")
+    return cells
+
+
+def interval(differences: np.ndarray) -> tuple[float, float]:
+    """Return a 95% interval of the mean of differences [seeds, images]. The seeds of an image are not independent."""
+    of_images = differences.mean(0)
+    half = 1.96 * of_images.std(ddof=1) / len(of_images) ** 0.5
+    return of_images.mean() - half, of_images.mean() + half
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main, sys.argv[1:]))

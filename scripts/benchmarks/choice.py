@@ -34,7 +34,7 @@ SETS = ("stamps", "stamps20", "emoji20", "solar", "numbers", "digits")
 CANDIDATES = ("lite0@128", "lite2@128", "lite0@224", "vit_fractals")
 DATA = {
     "digits": ["-dataset", "digits", "-opts", "DATA.HFLIP=0"],
-    "numbers": ["-dataset", "csv", "-data_path", "{real}/solar/train.csv", "-opts", "TRAIN.OBJECTIVE=numbers", "DATA.COLUMNS=[defect]"],
+    "numbers": ["-dataset", "csv", "-data_path", "{real}/solar", "-opts", "TRAIN.OBJECTIVE=numbers", "DATA.COLUMNS=[path,defect]"],
 }  # fmt: skip
 
 

@@ -105,9 +105,9 @@ def choose(arguments: Namespace) -> int:
     if arguments.budget and not budget:
         raise ConfigError(f"-budget: {arguments.budget} is not a time; write for example 20m or 1h30m")
     folder, flags = arguments.output or Path(Config().SAVE, FOLDER), flags_of(arguments)
-    make_folder("-output", folder)
     if arguments.json:
         check_writable("-json", arguments.json)
+    make_folder("-output", folder)
     process = Process(choose_device(arguments.device or "auto", local_rank=0))
     record = choose_weights(flags, arguments.words, folder, process, print, budget)
     for path in filter(None, (folder / FILE, arguments.json)):

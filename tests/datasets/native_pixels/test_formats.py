@@ -16,16 +16,18 @@ from pydicom.dataset import Dataset
 from pydicom.encaps import encapsulate
 from pydicom.uid import DeflatedExplicitVRLittleEndian, ImplicitVRLittleEndian, JPEGBaseline8Bit, RLELossless
 
+from datasets import open_data
 from datasets.pixels import Pixels
 from datasets.pixels.native.pixels import NativePixels
 from datasets.types import ImageReadError
 from tests.support.forks import ROOT
 from tests.support.image_sets import noise
 from tests.support.native_files import by_pillow, deep, dicom, npy, png16, tiff, tiff_of_pages
+from tests.support.native_images import draw, files, settings
 from tests.support.pages import block_of
 from tests.support.refusals import refused
 from tests.support.weight_files import Payload
-from utils.errors import ConfigError
+from utils.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # pydicom and Pillow warn about unusual and damaged files
 HEIGHT, WIDTH = 5, 7
@@ -825,3 +827,11 @@ def test_shown_image_without_limits_spans_its_own_values():
 def test_shown_image_of_one_value_is_black():
     with np.errstate(all="raise"):
         assert (NativePixels(1).shown(np.full((4, 4, 1), 7, np.uint16)) == 0).all()
+
+
+def test_data_of_which_no_first_image_can_be_read_is_refused(tmp_path):
+    photos = draw(tmp_path / "photos")
+    for path in files(photos):
+        path.write_bytes(b"no image")
+    with refused(DataError, files(photos)[0].name):
+        open_data(settings(photos).config)

@@ -247,3 +247,4 @@ def test_evaluation_and_sweep_refuse_to_choose(tmp_path):
     typed("scripts/sweep.py", *words).refused("-pretrained", "scripts/models.py")
     typed("scripts/models.py", "-budget", "1h", "vit").refused("-budget", "-data_path")
     typed("scripts/models.py", "-data_path", ".", "-budget", "soon").refused("-budget", "soon")
+    typed("scripts/models.py", "-dataset", "digits", "-json", tmp_path).refused("-json", tmp_path)

@@ -43,6 +43,11 @@ FIRST = {
     "vit_large_patch16_224.augreg_in21k_ft_in1k": "304.3 M",
 }
 MIDDLE = "vit_small_patch16_224.augreg_in21k_ft_in1k"  # accurate, and small enough to train on a CPU
+OF_CANDIDATES = {
+    "MODEL.PRETRAINED": "name them as words",
+    "DATA.IMAGE_SIZE": "append @PIXELS to their words, or use -image_size",
+    "TRAIN.BUDGET": "use -budget",
+}
 OF_A_RUN = "data_path dataset cfg image_size batch_size epochs device amp".split()  # flags that the fine-tuning gets
 
 
@@ -89,6 +94,9 @@ def parse(argv: list[str]) -> Namespace:
     for name in ("budget", "output", "json", "opts", *OF_A_RUN):
         if getattr(arguments, name) and not chooses:
             raise ConfigError(f"-{name} has no effect without -data_path; leave it out")
+    for name, instead in OF_CANDIDATES.items():
+        if any(word.startswith(f"{name}=") for word in arguments.opts):
+            raise ConfigError(f"-opts: {name} differs between candidates; {instead}")
     return arguments
 
 
@@ -109,22 +117,23 @@ def choose(arguments: Namespace) -> int:
         check_writable("-json", arguments.json)
     make_folder("-output", folder)
     process = Process(choose_device(arguments.device or "auto", local_rank=0))
-    record = choose_weights(flags, arguments.words, folder, process, print, budget)
+    record = choose_weights(flags, arguments.words, folder, process, print, lambda: budget)
     for path in filter(None, (folder / FILE, arguments.json)):
         write_text(path, json.dumps(record, indent=2) + "\n")
     with replacing(folder / "choice.png") as file:
         file.write(picture_of(record))
     print("\n".join(["", *lines_of(record), f"a picture: {folder / 'choice.png'}"]))
     best = best_of(record["candidates"])
-    size = ["-image_size", best["image_size"]] if best["image_size"] else []
-    print(f"train it: {command('main_single_gpu.py', '-pretrained', best['name'], *size, *flags)}")
+    arguments.image_size = best["image_size"] or arguments.image_size
+    limit = ["-budget", arguments.budget] if budget else []
+    print(f"train it: {command('main_single_gpu.py', '-pretrained', best['name'], *limit, *flags_of(arguments))}")
     return 0
 
 
 def flags_of(arguments: Namespace) -> list[str]:
     """Return the flags of the fine-tuning, in the form that the training programs take."""
     given = {name: getattr(arguments, name) for name in OF_A_RUN}
-    flags = [word for name, value in given.items() if value for word in (f"-{name}", value)]
+    flags = [str(word) for name, value in given.items() if value for word in (f"-{name}", value)]
     return flags + (["-opts", *arguments.opts] if arguments.opts else [])
 
 

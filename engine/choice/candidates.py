@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from engine.settings import CHOOSE
@@ -47,12 +48,13 @@ def candidates_of(words: Sequence[str], notes: list[str]) -> list[Candidate]:
     Raise ConfigError for a word that is neither a file, nor the name of timm weights, nor a pattern with a match.
     """
     found = [candidate for word in words or USUAL for candidate in _of_word(word, notes)]
-    return list(dict.fromkeys(found))
+    same = {(str((find_file(each.source) or Path(each.source)).resolve()), each.size): each for each in reversed(found)}
+    return [each for each in found if each in same.values()]
 
 
 def _of_word(word: str, notes: list[str]) -> Iterator[Candidate]:
     source, size = word, None
-    if (match := re.fullmatch(r"(.+)@([0-9]+)", word)) and find_file(word) is None:
+    if (match := re.fullmatch(r"(.+)@([1-9][0-9]*)", word)) and find_file(word) is None:
         source, size = match[1], int(match[2])
     if find_file(source) is not None:
         yield Candidate(source, size)
@@ -77,5 +79,5 @@ def words_in(pretrained: str | None) -> list[str] | None:
         return None
     found = [word.strip() for word in words.split(",")] if colon else []
     if colon and not all(found):
-        raise ConfigError(f"MODEL.PRETRAINED: {pretrained}: a candidate is missing; write {CHOOSE}:WORD,WORD")
+        raise ConfigError(f"MODEL.PRETRAINED: in {pretrained!r} a candidate is missing; write {CHOOSE}:WORD,WORD")
     return found

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from configs.load import LoadedConfig
-from configs.schema import to_seconds
 from engine.choice.candidates import Candidate, candidates_of, words_in
-from engine.choice.measure import images_of, measure, plan_candidate
+from engine.choice.measure import file_of, images_of, keep, measure, plan_candidate, read
 from engine.choice.scoring import FOLDS, Scored, half_width
 from engine.evaluation.scores import format_value, rank_of, wilson_interval
 from engine.memory import release
 from engine.plan import TrainPlan
 from engine.report.choice import lines_of
+from engine.session import check_folder
 from engine.settings import load_settings
 from utils.distributed import Process
 from utils.errors import ConfigError, DataError, UserError
@@ -32,24 +32,32 @@ def choose(
     folder: Path,
     process: Process,
     say: Callable[[str], None],
-    budget: float | None = None,
+    left: Callable[[], float | None] = lambda: None,
     keeps: bool = True,
 ) -> dict[str, Any]:
     """Return the record of a choice: plain values, as in a JSON file, the best candidate first.
 
     `arguments`: the command line of the fine-tuning; `words`: the candidates; `folder`: where features are kept;
-    `budget`: the longest time of a fine-tuning in seconds. Raise ConfigError if no candidate can be used.
+    `left`: returns the longest time of a fine-tuning in seconds, if there is a limit; it is asked at the end. Raise ConfigError if
+    no candidate can be used.
     """
     notes: list[str] = []
     candidates, startup = candidates_of(words, notes), time.monotonic() - when_started()
-    rows, draws, failed, plan, about = [], {}, [], None, ""
+    rows, draws, failed, first, about = [], {}, [], None, ""
     for number, candidate in enumerate(candidates, start=1):
         place, began = f"{number} of {len(candidates)}, {candidate.word}", time.monotonic()
         try:
             plan = plan_candidate(arguments, candidate, process)
-            found = measure(plan, candidate, folder, began - startup, keeps)
+            first = first or plan
+            refuse_other_task(plan, first)
+            path = folder / file_of(plan, candidate)
+            found = read(path)
+            if found is None:
+                found = measure(plan, candidate, began - startup)
+                if keeps:
+                    keep(path, found, say)
             scored = Scored(plan, found)
-            rows.append(row_of(plan, candidate, scored, found.facts, budget))
+            rows.append(row_of(plan, candidate, scored, found.facts))
             draws[candidate.word] = scored.draws()
             about = about or describe_images(plan, scored)
         except DataError:  # no other candidate would help
@@ -65,8 +73,8 @@ def choose(
         reasons = {each["reason"]: each["name"] for each in failed}
         lines = [f"  {name}: {reason}" for reason, name in reasons.items()]  # wrong settings have the same for all
         raise ConfigError("\n".join(["no candidate can be used:", *lines]) if len(lines) > 1 else failed[0]["reason"])
-    metric = plan.config.TRAIN.BEST_METRIC
-    compare(rows, draws, metric)
+    metric, budget = first.config.TRAIN.BEST_METRIC, left()
+    compare(rows, draws, metric, budget)
     return {
         "version": VERSION,
         "metric": metric,
@@ -79,19 +87,30 @@ def choose(
     }
 
 
-def row_of(
-    plan: TrainPlan, candidate: Candidate, scored: Scored, facts: dict[str, Any], budget: float | None
-) -> dict[str, Any]:
+def refuse_other_task(plan: TrainPlan, first: TrainPlan) -> None:
+    """Raise ConfigError if the settings of the weights' run change the images or the score, which are then not comparable."""
+    for name, here, there in (
+        ("SEED", plan.config.SEED, first.config.SEED),
+        ("TRAIN.BEST_METRIC", plan.config.TRAIN.BEST_METRIC, first.config.TRAIN.BEST_METRIC),
+        ("the data", plan.facts, first.facts),
+    ):
+        if here != there:
+            raise ConfigError(
+                f"its run has another value of {name} than the first candidate; add -cfg configs/finetune.yaml"
+            )
+
+
+def row_of(plan: TrainPlan, candidate: Candidate, scored: Scored, facts: dict[str, Any]) -> dict[str, Any]:
     """Return the row of a candidate that can be used, before it is compared with the others."""
     metric, value = plan.config.TRAIN.BEST_METRIC, scored.value
-    interval = [*wilson_interval(value, len(scored.targets))] if metric == "top1" else None
+    is_counted = metric == "top1" and scored.num_groups == len(scored.targets)
+    interval = [*wilson_interval(value, len(scored.targets))] if is_counted else None
     row = {"word": candidate.word, "name": candidate.source, "image_size": candidate.size, "score": value}
-    row |= {"interval": interval, "is_worse": False, "exceeds_budget": bool(budget and facts["seconds"] > budget)}
-    return row | facts
+    return row | {"interval": interval} | facts
 
 
-def compare(rows: list[dict[str, Any]], draws: dict[str, Any], metric: str) -> None:
-    """Sort the rows, the best first, and mark those that are worse than the first beyond the noise of the images."""
+def compare(rows: list[dict[str, Any]], draws: dict[str, Any], metric: str, budget: float | None) -> None:
+    """Sort the rows, the best first. Mark those that are worse than the first beyond the noise of the images, or too slow."""
     rows.sort(key=lambda row: rank_of(metric, row["score"], row["seconds"]), reverse=True)
     best = rows[0]
     for row in rows:
@@ -99,6 +118,7 @@ def compare(rows: list[dict[str, Any]], draws: dict[str, Any], metric: str) -> N
         row["interval"] = row["interval"] or [row["score"] - half, row["score"] + half]
         gap = half_width(draws[best["word"]] - draws[row["word"]])
         row["is_worse"] = abs(best["score"] - row["score"]) > gap
+        row["exceeds_budget"] = budget is not None and row["seconds"] > budget
 
 
 def best_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -127,7 +147,12 @@ def settings_of_choice(loaded: LoadedConfig, process: Process) -> LoadedConfig:
     # The first process plans a run of all processes, but computes alone.
     simulated = Process(process.device, **sizes, num_cores=process.num_cores)
     given = words_in(config.MODEL.PRETRAINED), Path(config.SAVE, FOLDER), simulated, print
-    more = {"budget": to_seconds(config.TRAIN.BUDGET or ""), "keeps": not config.START.CHECK}
+    more: dict[str, Any] = {"keeps": not config.START.CHECK}
+    if config.TRAIN.BUDGET:
+        from engine.train.budget import Allowance
+
+        more["left"] = Allowance(config.TRAIN.BUDGET, loaded.started, {}).left
+    process.first(lambda: check_folder(config, None))  # before minutes of computing
     record = process.first(lambda: choose(loaded.arguments, *given, **more))
     best = best_of(record["candidates"])
     found = load_settings(loaded.arguments, Candidate(best["name"], best["image_size"]).settings)

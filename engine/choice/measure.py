@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,17 +21,17 @@ from engine.choice.candidates import Candidate
 from engine.features.channels import start_channels
 from engine.features.compute import ImageFeatures, features_of_images, why_not_fitted
 from engine.plan import TrainPlan, plan_training, read_inputs
-from engine.session import cannot_write
 from engine.settings import load_settings
-from engine.short_trial import alone, forecast_run, prediction_time
+from engine.short_trial import alone, forecast_run
 from models.catalogue import licence_text
 from models.heads import output_layers
 from models.weights.files import find_file
 from models.weights.metadata import pretrained_cfg
 from utils.distributed import Process
-from utils.errors import ConfigError
+from utils.errors import ConfigError, cause_of
 from utils.files import replacing
 from utils.log import Log
+from utils.text import warning
 
 MOST = 2_000  # images of each part
 SILENT = Log(rank=1)
@@ -61,34 +61,31 @@ def images_of(plan: TrainPlan) -> tuple[ImageSet, ImageSet | None]:
     return found[0], found[1] if found[1:] else None
 
 
-def measure(plan: TrainPlan, candidate: Candidate, folder: Path, began: float, keeps: bool) -> Measured:
-    """Return what was measured before with the same settings and images, or measure it, and keep it in the folder.
+def measure(plan: TrainPlan, candidate: Candidate, began: float) -> Measured:
+    """Build a run that fine-tunes the candidate, and measure it.
 
     `began`: when the program would have started, by time.monotonic(), if it fine-tuned only this candidate.
     """
-    path = folder / f"{digest_of(plan, candidate)}.npz"
-    if found := read(path):
-        return found
     plan = replace(plan, inputs=alone(plan.inputs))
     images, val = images_of(plan)
     trainer = build(plan, SILENT)
     startup = time.monotonic() - began
-    if reason := why_not_fitted(plan, trainer, [*output_layers(trainer.model).values()]):
+    looked_at = replace(plan, train_set=images)
+    if reason := why_not_fitted(looked_at, trainer, [*output_layers(trainer.model).values()]):
         raise ConfigError(f"no linear model can be fitted: {reason}")
     start_channels(trainer, images, note=lambda line: None)
+    begun = time.perf_counter()
     parts = [features_of_images(each, trainer, lambda line: None) for each in (images, val) if each is not None]
+    speed = sum(len(each.indices) for each in parts) / (time.perf_counter() - begun)
     facts = {"parameters": sum(each.numel() for each in trainer.model.parameters()), "licence": licence_of(candidate)}
     forecast = forecast_run(plan, trainer, startup)
     times = forecast.times
     facts |= {
         "train_images_per_s": plan.order.global_batch / times.update,
-        "predict_images_per_s": 1 / (prediction_time(plan, times) * plan.order.world_size),
+        "predict_images_per_s": speed * plan.order.world_size,
         "seconds": times.until_end(trainer.step, trainer.schedule.num_updates),
     }
-    found = Measured(parts[0], parts[1] if parts[1:] else None, facts)
-    if keeps:
-        keep(path, found)
-    return found
+    return Measured(parts[0], parts[1] if parts[1:] else None, facts)
 
 
 def licence_of(candidate: Candidate) -> str:
@@ -96,13 +93,17 @@ def licence_of(candidate: Candidate) -> str:
     return "" if find_file(candidate.source) else licence_text(pretrained_cfg(candidate.source).get("license"))
 
 
-def digest_of(plan: TrainPlan, candidate: Candidate) -> str:
-    """Return a name for everything that decides what is measured: weights, settings, images and processes."""
+def file_of(plan: TrainPlan, candidate: Candidate) -> str:
+    """Return the name of the file that keeps what is measured: a digest of everything that decides it: weights, settings, images and
+    processes.
+    """
     path = find_file(candidate.source)
     stamp = [path.stat().st_size, path.stat().st_mtime_ns] if path else []
     settings = {key: plain(value) for key, value in flatten(plan.config).items() if key not in NO_EFFECT}
     facts = [candidate.word, stamp, settings, plan.facts, plan.process.device.type, plan.process.world_size, MOST]
-    return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:16]
+    # The facts of a plan tell sets apart, but not every changed file.
+    facts += [each.stamp(row) for each in images_of(plan) if each is not None and each.root for row in range(len(each))]
+    return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:16] + ".npz"
 
 
 # --- kept features ---
@@ -110,7 +111,7 @@ def digest_of(plan: TrainPlan, candidate: Candidate) -> str:
 FIELDS = ("indices", "targets", "features")
 
 
-def keep(path: Path, found: Measured) -> None:
+def keep(path: Path, found: Measured, say: Callable[[str], None]) -> None:
     arrays = {"facts": np.array(json.dumps(found.facts))}
     for name, part in (("train", found.train), ("val", found.val)):
         if part is not None:
@@ -121,7 +122,7 @@ def keep(path: Path, found: Measured) -> None:
         with replacing(path) as file:
             np.savez(file, **arrays)
     except OSError as error:
-        raise cannot_write(str(path.parent), error) from error
+        say(warning(f"cannot write {path} ({cause_of(error)}), so another call measures this candidate again"))
 
 
 def read(path: Path) -> Measured | None:

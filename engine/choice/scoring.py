@@ -44,6 +44,7 @@ class Scored:
         keys = images.take(indices).split_keys()
         # Images in the same group of DATA.GROUP_BY are drawn together.
         self.groups = np.unique(hashes_of(keys, 0), return_inverse=True)[1]
+        self.num_groups = int(self.groups.max()) + 1
 
     def _fitter(self, plan: TrainPlan, features: Tensor, targets: Tensor) -> Callable:
         def fit(rows: np.ndarray) -> Callable[[Tensor], Tensor]:
@@ -63,7 +64,7 @@ class Scored:
 
     def draws(self) -> np.ndarray:
         """Return float64 [DRAWS]: the score of as many images, drawn with replacement. All candidates have equal draws."""
-        rng, count = np.random.default_rng(0), int(self.groups.max()) + 1
+        rng, count = np.random.default_rng(0), self.num_groups
         found = []
         for _ in range(DRAWS):
             times = np.bincount(rng.integers(0, count, count), minlength=count)

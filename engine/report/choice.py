@@ -1,11 +1,13 @@
 """Shows the record of a choice (engine/choice/): as a table in the terminal and the report, and as a picture."""
 
+import io
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from configs.tables import METRICS
 from engine.evaluation.scores import format_value
-from engine.report.plot import Plot, to_png
+from engine.report.plot import DPI, MARGINS, SIZE
 from utils.text import align, format_duration
 
 Record = dict[str, Any]
@@ -21,7 +23,8 @@ def cells_of(record: Record) -> Iterator[tuple[str, ...]]:
     """Yield the row of each candidate that could be used, the best first."""
     metric = record["metric"]
     for number, row in enumerate(record["candidates"]):
-        low, high = (format_value(metric, each, None) for each in row["interval"])
+        low, high = (format_value(metric, each) for each in row["interval"])
+        speeds = row["train_images_per_s"], row["predict_images_per_s"]
         verdict = "worse" if row["is_worse"] else "not worse" if number else "best"
         yield (
             row["word"],
@@ -29,8 +32,7 @@ def cells_of(record: Record) -> Iterator[tuple[str, ...]]:
             f"{low} to {high}",
             verdict,
             f"{row['parameters'] / 1e6:,.1f} M",
-            f"{row['train_images_per_s']:,.3g} images/s",
-            f"{row['predict_images_per_s']:,.3g} images/s",
+            *(f"{speed:,.0f} images/s" if speed >= 100 else f"{speed:.3g} images/s" for speed in speeds),
             format_duration(row["seconds"]) + " (over the budget)" * row["exceeds_budget"],
             row["licence"] or "-",
         )
@@ -38,24 +40,39 @@ def cells_of(record: Record) -> Iterator[tuple[str, ...]]:
 
 def section_of(record: Record) -> dict[str, Any]:
     """Return the section of a report."""
-    return {"columns": columns_of(record), "rows": [*cells_of(record)], "text": f"By {record['images']}."}
+    return {"columns": columns_of(record), "rows": [*cells_of(record)], "notes": notes_of(record)}
 
 
 def lines_of(record: Record) -> list[str]:
     """Return the table with everything that it leaves out."""
-    lines = align([columns_of(record), *cells_of(record)])
-    lines += [f"cannot be used: {each['name']}: {each['reason']}" for each in record["failed"]]
+    return [*align([columns_of(record), *cells_of(record)]), *notes_of(record)]
+
+
+def notes_of(record: Record) -> list[str]:
+    lines = [f"cannot be used: {each['name']}: {each['reason']}" for each in record["failed"]]
     lines += [*record["notes"], f"by {record['images']}"]
     if all(row["exceeds_budget"] for row in record["candidates"]):
-        lines.append("every candidate exceeds the budget, so the fastest is chosen")
+        limit = format_duration(record["budget_seconds"])
+        lines.append(f"every candidate takes longer than the budget of {limit}, so the fastest is chosen")
     return [*lines, f"chosen: {record['best']}"]
 
 
 def picture_of(record: Record) -> bytes:
     """Return a picture of the score of each candidate over the time of its fine-tuning, as a PNG."""
-    title, budget = METRICS[record["metric"]].title, record["budget_seconds"]
-    points = {row["word"]: [(row["seconds"] / 60, row["score"])] for row in record["candidates"]}
-    if budget:
-        scores = [row["score"] for row in record["candidates"]]
-        points["budget"] = [(budget / 60, min(scores)), (budget / 60, max(scores))]
-    return to_png(Plot(FILE, title, points, "minutes of a fine-tuning"), f"{title} of a linear model")
+    from matplotlib.figure import Figure  # unlike pyplot, Figure needs no screen
+
+    figure, content, row = Figure(figsize=[1.6 * side for side in SIZE]), io.BytesIO(), METRICS[record["metric"]]
+    axes = figure.subplots(gridspec_kw=MARGINS)
+    for each in record["candidates"]:
+        minutes, score, (low, high) = each["seconds"] / 60, each["score"], each["interval"]
+        ends = [[max(score - low, 0)], [max(high - score, 0)]]
+        axes.errorbar([minutes], [score], yerr=ends, fmt="o", capsize=3, color="grey" if each["is_worse"] else "C0")
+        axes.annotate(f" {Path(each['word']).name}", (minutes, score), fontsize="x-small")
+    if record["budget_seconds"]:
+        axes.axvline(record["budget_seconds"] / 60, color="C3", linestyle="--")
+    axes.set_xscale("log")
+    title = f"{row.title}{row.unit and f', {row.unit}'}"
+    axes.set(xlabel="minutes of a fine-tuning", ylabel=title, title="worse candidates are grey; dashed: the budget")
+    axes.grid(alpha=0.3)
+    figure.savefig(content, dpi=DPI, format="png")
+    return content.getvalue()

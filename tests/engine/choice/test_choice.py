@@ -67,7 +67,7 @@ def test_larger_images_of_digits_are_chosen_with_score_and_interval(kept):
 def test_score_agrees_with_logistic_regression_of_scikit_learn(kept):
     folder, record = kept
     plan = plan_candidate(DIGITS, Candidate(FRACTALS, 16), process())
-    found = measure(plan, Candidate(FRACTALS, 16), folder, 0.0, keeps=False)
+    found = measure(plan, Candidate(FRACTALS, 16), 0.0)
     images, val = images_of(plan)
     assert val is None
     folds, features, targets = fold_of_each(images), found.train.joined, found.train.targets
@@ -121,11 +121,11 @@ def test_candidate_that_fails_does_not_end_the_others(kept, tmp_path):
 def test_budget_marks_candidates_and_leaves_the_fastest(kept):
     folder, record = kept
     seconds = [row["seconds"] for row in record["candidates"]]
-    none = chosen(folder, LARGE, SMALL, budget=min(seconds) / 2)
+    none = chosen(folder, LARGE, SMALL, left=lambda: min(seconds) / 2)
     assert all(row["exceeds_budget"] for row in none["candidates"])
     fastest = min(none["candidates"], key=lambda row: row["seconds"])
     assert none["best"] == fastest["word"]
-    enough = chosen(folder, LARGE, SMALL, budget=max(seconds) * 2)
+    enough = chosen(folder, LARGE, SMALL, left=lambda: max(seconds) * 2)
     assert not any(row["exceeds_budget"] for row in enough["candidates"]) and enough["best"] == record["best"]
 
 
@@ -157,8 +157,31 @@ def test_images_of_a_group_are_scored_together(tmp_path):
     images, _ = images_of(plan)
     folds, names = fold_of_each(images), [images.table_name(row) for row in range(len(images))]
     assert len({(name, fold) for name, fold in zip(names, folds.tolist(), strict=True)}) == len(set(names))
-    scored = Scored(plan, measure(plan, Candidate(FRACTALS, 8), tmp_path, 0.0, keeps=False))
-    assert scored.groups.max() + 1 == len(set(names)) < len(names)
+    scored = Scored(plan, measure(plan, Candidate(FRACTALS, 8), 0.0))
+    assert scored.num_groups == len(set(names)) < len(names)
+
+
+def test_weights_of_a_run_with_another_metric_are_not_compared(kept, tmp_path):
+    folder, record = kept
+    words = ["-cfg", "finetune", "-pretrained", FRACTALS, "-image_size", "8", "-output", tmp_path, "-name", "run"]
+    typed("main_single_gpu.py", *words, *DIGITS, "TRAIN.BEST_METRIC=loss", "REPORT=false").done()
+    found = chosen(folder, LARGE, str(tmp_path / "run"))
+    assert found["candidates"] == record["candidates"][:1]
+    assert "TRAIN.BEST_METRIC" in found["failed"][0]["reason"]
+
+
+def test_changed_photos_are_measured_again(tmp_path):
+    file, _ = numbers.write_digits(tmp_path, 60)
+    options = ["TRAIN.OBJECTIVE=numbers", "DATA.COLUMNS=[path,digit]"]
+    arguments = ["-dataset", "csv", "-data_path", str(file), "-epochs", "1", "-opts", *options]
+    before = chosen(tmp_path / "out", SMALL, arguments=arguments)
+    for number in range(60):  # a file of the same size, which the facts of a plan do not tell apart
+        photo = tmp_path / f"{number}.png"
+        content = photo.read_bytes()
+        photo.unlink()
+        photo.write_bytes(content)
+    assert without_times(chosen(tmp_path / "out", SMALL, arguments=arguments)) == without_times(before)
+    assert len([*(tmp_path / "out").iterdir()]) == 2
 
 
 # --- candidates ---
@@ -201,7 +224,7 @@ def test_models_writes_table_picture_and_the_next_command(kept, tmp_path):
     words = [*DIGITS[:4], "-output", tmp_path / "out", "-json", tmp_path / "a.json"]
     ended = typed("scripts/models.py", LARGE, SMALL, *words, *DIGITS[4:]).done()
     assert f"chosen: {LARGE}" in ended.stdout and "not worse" not in ended.stdout
-    assert "train it: " in ended.stdout and f"-pretrained {FRACTALS} -image_size 16" in ended.stdout.splitlines()[-1]
+    assert "train it: " in ended.stdout and f"-pretrained {FRACTALS} " in ended.stdout.splitlines()[-1]
     assert json.loads((tmp_path / "a.json").read_text()) == json.loads((tmp_path / "out/choice.json").read_text())
     assert (tmp_path / "out/choice.png").read_bytes().startswith(b"\x89PNG")
 
@@ -233,7 +256,7 @@ def test_run_trains_the_chosen_weights_and_shows_the_table(kept, tmp_path):
 
 def test_two_processes_and_check_make_the_choice_once_and_check_keeps_nothing(tmp_path):
     words = ["-pretrained", f"choose:{SMALL}", "-output", str(tmp_path), *DIGITS]
-    checked = run("main_single_gpu.py", "-check", *words)
+    checked = run("main_single_gpu.py", "-check", "-check_images", "10", *words)
     assert f"chosen: {SMALL}" in checked.done().stdout and not (tmp_path / "choice").exists()
     ended = run("main_multi_gpu.py", *words, processes=2).done()
     assert ended.stdout.count(f"chosen: {SMALL}") == 1 and len([*(tmp_path / "choice").iterdir()]) == 1
@@ -248,3 +271,6 @@ def test_evaluation_and_sweep_refuse_to_choose(tmp_path):
     typed("scripts/models.py", "-budget", "1h", "vit").refused("-budget", "-data_path")
     typed("scripts/models.py", "-data_path", ".", "-budget", "soon").refused("-budget", "soon")
     typed("scripts/models.py", "-dataset", "digits", "-json", tmp_path).refused("-json", tmp_path)
+    typed("scripts/models.py", "-dataset", "digits", "-opts", "TRAIN.BUDGET=1h").refused("TRAIN.BUDGET", "-budget")
+    words = ["-pretrained", f"choose:{LARGE}", "-output", "/proc/x", *DIGITS]
+    typed("main_single_gpu.py", *words).refused("SAVE", "/proc/x")

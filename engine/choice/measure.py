@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
+import torch
 
 from configs.schema import MACHINE, RECORD
 from configs.values import flatten, of_role, plain
@@ -19,10 +20,11 @@ from engine.batch_size import find_batch_size
 from engine.build import build
 from engine.choice.candidates import Candidate
 from engine.features.channels import start_channels
-from engine.features.compute import ImageFeatures, features_of_images, why_not_fitted
+from engine.features.compute import MOST_IMAGES, ImageFeatures, features_of_images, why_not_fitted
 from engine.plan import TrainPlan, plan_training, read_inputs
 from engine.settings import load_settings
 from engine.short_trial import alone, forecast_run
+from engine.train.trainer import Trainer
 from models.catalogue import licence_text
 from models.heads import output_layers
 from models.weights.files import find_file
@@ -78,14 +80,24 @@ def measure(plan: TrainPlan, candidate: Candidate, began: float) -> Measured:
     parts = [features_of_images(each, trainer, lambda line: None) for each in (images, val) if each is not None]
     speed = sum(len(each.indices) for each in parts) / (time.perf_counter() - begun)
     facts = {"parameters": sum(each.numel() for each in trainer.model.parameters()), "licence": licence_of(candidate)}
-    forecast = forecast_run(plan, trainer, startup)
-    times = forecast.times
+    times = forecast_run(plan, trainer, startup + fitting_time(plan, trainer, parts[0])).times
     facts |= {
         "train_images_per_s": plan.order.global_batch / times.update,
         "predict_images_per_s": speed * plan.order.world_size,
         "seconds": times.until_end(trainer.step, trainer.schedule.num_updates),
     }
     return Measured(parts[0], parts[1] if parts[1:] else None, facts)
+
+
+def fitting_time(plan: TrainPlan, trainer: Trainer, found: ImageFeatures) -> float:
+    """Return the seconds in which a run fits its linear model before the first update."""
+    features, targets = torch.from_numpy(found.joined), torch.from_numpy(found.targets)
+    is_fitted = plan.config.MODEL.NEW_CLASSIFIER != "random" and not plan.starts_from_its_classes
+    if not is_fitted or trainer.task.why_no_fit(targets, plan.classes) or not features.isfinite().all():
+        return 0.0
+    begun = time.perf_counter()
+    trainer.task.fit_head(features, targets, plan.num_classes)
+    return (time.perf_counter() - begun) * min(len(plan.train_set), MOST_IMAGES) / len(targets)
 
 
 def licence_of(candidate: Candidate) -> str:

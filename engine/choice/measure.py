@@ -106,9 +106,7 @@ def licence_of(candidate: Candidate) -> str:
 
 
 def file_of(plan: TrainPlan, candidate: Candidate) -> str:
-    """Return the name of the file that keeps what is measured: a digest of everything that decides it: weights, settings, images and
-    processes.
-    """
+    """Return the name of the file that keeps what is measured: a digest of weights, settings, images and processes."""
     path = find_file(candidate.source)
     stamp = [path.stat().st_size, path.stat().st_mtime_ns] if path else []
     settings = {key: plain(value) for key, value in flatten(plan.config).items() if key not in NO_EFFECT}

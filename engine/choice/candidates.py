@@ -47,9 +47,11 @@ def candidates_of(words: Sequence[str], notes: list[str]) -> list[Candidate]:
 
     Raise ConfigError for a word that is neither a file, nor the name of timm weights, nor a pattern with a match.
     """
-    found = [candidate for word in words or USUAL for candidate in _of_word(word, notes)]
-    same = {(str((find_file(each.source) or Path(each.source)).resolve()), each.size): each for each in reversed(found)}
-    return [each for each in found if each in same.values()]
+    found: dict[tuple[Path, int | None], Candidate] = {}
+    for each in (candidate for word in words or USUAL for candidate in _of_word(word, notes)):
+        path = find_file(each.source) or Path(each.source)
+        found.setdefault((path.resolve(), each.size), each)
+    return [*found.values()]
 
 
 def _of_word(word: str, notes: list[str]) -> Iterator[Candidate]:

@@ -89,6 +89,8 @@ def choose(
 
 def refuse_other_task(plan: TrainPlan, first: TrainPlan) -> None:
     """Raise ConfigError if the settings of the weights' run change the images or the score, which are then not comparable."""
+    if not plan.config.task.has_answers:
+        raise ConfigError("TRAIN.OBJECTIVE: without labels, nothing says which weights are better; name them")
     for name, here, there in (
         ("SEED", plan.config.SEED, first.config.SEED),
         ("TRAIN.BEST_METRIC", plan.config.TRAIN.BEST_METRIC, first.config.TRAIN.BEST_METRIC),

@@ -193,6 +193,7 @@ def test_words_name_files_timm_weights_and_patterns_with_sizes():
     assert found[:2] == [Candidate(FRACTALS, 8), Candidate("vit_tiny_patch16_224", 160)]
     assert len(found) == 8 and "vit_small*: 6 of 25 matches" in notes[0]
     assert len(candidates_of([], notes)) == 6
+    assert candidates_of([SMALL, f"{ROOT}/tests/../weights/vit_fractals@8", SMALL], notes) == [Candidate(FRACTALS, 8)]
     with refused(ConfigError, "vit_tiny_patch16_224"):
         candidates_of(["vit_tiny_patch16_225"], notes)
 

@@ -11,6 +11,10 @@ from tests.support.output_table import EXPECTED, QUICK, ROWS, difference, make_r
 WITHOUT_ROW = {
     "doctor": {"-batch": "it needs a run that overflowed, as in tests/engine/doctor"},
     "export": dict.fromkeys(["-int8", "-keep_float", "-accept"], "the rounding to 8 bits depends on the processor"),
+    "models": dict.fromkeys(
+        "-data_path -budget -output -json -dataset -cfg -image_size -batch_size -epochs -device -amp -opts".split(),
+        "the times of a choice differ; tests/engine/choice tests it",
+    ),
 }
 
 

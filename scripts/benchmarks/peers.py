@@ -8,6 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
+
+from utils.program import exit_code  # isort: skip
+from utils.errors import ConfigError
+
 SIDE, MODEL = 128, "tf_efficientnet_lite0"
 
 
@@ -56,6 +61,13 @@ def write(table: Path, names: Sequence[str], predictions: Sequence[str]) -> None
         csv.writer(file).writerows([("image", "label", "prediction"), *sorted(rows)])
 
 
+def main(argv: list[str]) -> int:
+    """Run fastai: the folder of the images, the weights, epochs, seed, and the table to write."""
+    if len(argv) != 5:
+        raise ConfigError("name data, weights, epochs, seed and table; real.py -peers starts this file")
+    fastai(Path(argv[0]), Path(argv[1]), int(argv[2]), int(argv[3]), Path(argv[4]))
+    return 0
+
+
 if __name__ == "__main__":
-    paths, numbers = [Path(word) for word in sys.argv[1:3]], map(int, sys.argv[3:5])
-    fastai(*paths, *numbers, Path(sys.argv[5]))
+    sys.exit(exit_code(main, sys.argv[1:]))

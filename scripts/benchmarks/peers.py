@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
 from utils.program import exit_code  # isort: skip
-from utils.errors import ConfigError
+from scripts.command_line import Parser, at_least
 
 SIDE, MODEL = 128, "tf_efficientnet_lite0"
 
@@ -62,10 +62,13 @@ def write(table: Path, names: Sequence[str], predictions: Sequence[str]) -> None
 
 
 def main(argv: list[str]) -> int:
-    """Run fastai: the folder of the images, the weights, epochs, seed, and the table to write."""
-    if len(argv) != 5:
-        raise ConfigError("name data, weights, epochs, seed and table; real.py -peers starts this file")
-    fastai(Path(argv[0]), Path(argv[1]), int(argv[2]), int(argv[3]), Path(argv[4]))
+    parser = Parser(__doc__)
+    for name in ("data", "weights", "table"):
+        parser.add_argument(name, type=Path)
+    for name in ("epochs", "seed"):
+        parser.add_argument(name, type=at_least(0))
+    given = parser.parse_args(argv)
+    fastai(given.data, given.weights, given.epochs, given.seed, given.table)
     return 0
 
 

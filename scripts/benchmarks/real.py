@@ -108,7 +108,7 @@ def peer_run(given, peer: str, key: Key) -> np.ndarray:
         return right_in(evaluated(folder, ["-data_path", data]))
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / PREDICTIONS).exists():
-        start([given.python, PEER, data, given.real / WEIGHTS, epochs, seed, folder / PREDICTIONS])
+        start([given.python, PEER, data, given.real / WEIGHTS, folder / PREDICTIONS, epochs, seed])
     return right_in(folder / PREDICTIONS)
 
 

@@ -1,4 +1,4 @@
-"""A run that is continued: the state of its checkpoint, and the end of a run that has no epochs left."""
+"""Resumes a run: loads the state of its checkpoint, or ends the run if it is already finished."""
 
 from datasets import BadImages, EvalData
 from engine.checkpoint.format import progress_in

@@ -42,7 +42,7 @@ def forecast_run(plan: TrainPlan, trainer: Trainer, startup: float) -> Forecast:
 
 
 def prediction_time(plan: TrainPlan, times: RunTimes) -> float:
-    """Return the measured seconds in which a process evaluates an image with one model. An evaluation may have two."""
+    """Return how many seconds a process needs to evaluate an image with one model. An evaluation may have two models."""
     return times.evaluation / len(plan.eval_set) / (1 + plan.config.TRAIN.MODEL_EMA)
 
 

@@ -11,8 +11,8 @@ Architectures without weights are listed only if no weights match. The name says
 on: in21k_ft_in1k is ImageNet-21k, then ImageNet-1k. Weights that may not be used commercially are marked. Read the
 licence of the weights before you use them, even if the list says "unknown".
 
-With -data_path, each word is a candidate: a name, a file, or a pattern (of which at most six), with @PIXELS for another image
-size. A linear model of the features of each is scored, and a few updates are timed. Nothing is trained. -output keeps the
+With -data_path, each word is a candidate: a name, a file, or a pattern (at most six of its matches), with @PIXELS for another
+image size. A linear model of the features of each is scored, and a few updates are timed. Nothing is trained. -output keeps the
 features, so a second call computes only new candidates, and gets choice.json and choice.png.
 """
 
@@ -24,7 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
 from utils.program import exit_code  # isort: skip
-from models.catalogue import Model, describe_models, figures, find_names, licence_text
+from engine.catalogue import Model, describe_models, figures, find_names, licence_text
 from scripts.command_line import Parser, check_writable
 from scripts.predict import make_folder
 from utils.commands import command

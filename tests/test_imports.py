@@ -107,7 +107,7 @@ PACKAGES = {
         " translate.other_programs typed_names flags translate.paddlevit_files translate.paddlevit load"
     ).split(),
     "models": (
-        "catalogue parts units heads features transforms trace compilation lora weights.sharded weights.adapters kwargs weights vit"
+        "parts units heads features transforms trace compilation lora weights.sharded weights.adapters kwargs weights vit"
         " timm_models native_aspect __init__"
     ).split(),
     "datasets": (
@@ -118,7 +118,7 @@ PACKAGES = {
         " pixels.native.statistics identity copies overlap cache opening build __init__"
     ).split(),
     "engine": (
-        "open_model parallel precision evaluation infer train confidence.temperature features.linear tasks checkpoint confidence record"
+        "catalogue open_model parallel precision evaluation infer train confidence.temperature features.linear tasks checkpoint confidence record"
         " settings_of_weights settings predict session provenance memory first_passes plan eval_plan weights_lines plan_lines"
         " fine_tuning_rate quick_checks export report build batch_size doctor eval_run evaluate_weights features short_trial choice callback_list"
         " saves features.saved labelling features.start loop resumed check run __init__"

@@ -5,14 +5,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from engine.catalogue import best_of, figures, find_names, is_pattern
 from engine.settings import CHOOSE
-from models.catalogue import best_of, figures, find_names, is_pattern
 from models.weights.files import find_file
 from models.weights.metadata import pretrained_cfg
 from utils.errors import ConfigError
 from utils.text import counted
 
-MOST_MATCHES = 6  # of a pattern
+MOST_MATCHES = 6  # candidates from one pattern
 # Without words: three sizes trained on the classes of ImageNet-21k, and three other kinds of pretraining. All of them may be
 # used commercially.
 USUAL = (
@@ -21,7 +21,7 @@ USUAL = (
     "vit_base_patch16_224.augreg2_in21k_ft_in1k",
     "vit_small_patch14_dinov2.lvd142m@224",  # from images alone
     "vit_base_patch16_clip_224.laion2b_ft_in12k_in1k",  # from images and their captions
-    "convnext_tiny.in12k_ft_in1k",  # no transformer
+    "convnext_tiny.in12k_ft_in1k",  # not a transformer
 )
 
 

@@ -22,8 +22,9 @@ from utils.program import when_started
 from utils.text import counted, one_line
 
 FOLDER = "choice"  # in the folder of runs: what was measured
-FAILURES = (UserError, RuntimeError, MemoryError, OSError)  # of a candidate, which do not end the others
-VERSION = 1  # of the record; it changes only if a key changes its meaning or is removed
+# Errors that rule out one candidate; the others are still measured.
+FAILURES = (UserError, RuntimeError, MemoryError, OSError)
+VERSION = 1  # version of the format of a record; it changes if a key changes its meaning or is removed
 
 
 def choose(
@@ -60,7 +61,7 @@ def choose(
             rows.append(row_of(plan, candidate, scored, found.facts))
             draws[candidate.word] = scored.draws()
             about = about or describe_images(plan, scored)
-        except DataError:  # no other candidate would help
+        except DataError:  # the data are at fault, not the candidate
             raise
         except FAILURES as error:
             failed.append({"name": candidate.word, "reason": one_line(str(error) or type(error).__name__)})

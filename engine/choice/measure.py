@@ -18,6 +18,7 @@ from datasets import ImageSet, open_data
 from datasets.split import DRAWN
 from engine.batch_size import find_batch_size
 from engine.build import build
+from engine.catalogue import licence_text
 from engine.choice.candidates import Candidate
 from engine.features.channels import start_channels
 from engine.features.compute import MOST_IMAGES, ImageFeatures, features_of_images, why_not_fitted
@@ -25,7 +26,6 @@ from engine.plan import TrainPlan, plan_training, read_inputs
 from engine.settings import load_settings
 from engine.short_trial import alone, forecast_run
 from engine.train.trainer import Trainer
-from models.catalogue import licence_text
 from models.heads import output_layers
 from models.weights.files import find_file
 from models.weights.metadata import pretrained_cfg
@@ -41,7 +41,7 @@ NO_EFFECT = {*of_role(MACHINE, RECORD), "DATA.DATA_PATH"}  # on features; the fa
 
 
 class Measured(NamedTuple):
-    """What a candidate sees in the images. `val` is None if validation images were drawn from the training images."""
+    """The features that a candidate computes. `val` is None if validation images were drawn from the training images."""
 
     train: ImageFeatures
     val: ImageFeatures | None
@@ -90,7 +90,7 @@ def measure(plan: TrainPlan, candidate: Candidate, began: float) -> Measured:
 
 
 def fitting_time(plan: TrainPlan, trainer: Trainer, found: ImageFeatures) -> float:
-    """Return the seconds in which a run fits its linear model before the first update."""
+    """Return how many seconds a run needs to fit its linear model before the first update."""
     features, targets = torch.from_numpy(found.joined), torch.from_numpy(found.targets)
     is_fitted = plan.config.MODEL.NEW_CLASSIFIER != "random" and not plan.starts_from_its_classes
     if not is_fitted or trainer.task.why_no_fit(targets, plan.classes) or not features.isfinite().all():

@@ -17,11 +17,11 @@ from utils.distributed import Process
 from utils.errors import ConfigError
 
 FOLDS = 5
-DRAWS = 200  # of images with replacement; they give a standard deviation to about 5%
+DRAWS = 200  # samples of the images with replacement; enough for the standard deviation to within about 5%
 
 
 class Scored:
-    """The outputs for images, each by a linear model that was not fitted to the image, and the right answers."""
+    """The outputs of linear models for images that these were not fitted to, and the right answers."""
 
     def __init__(self, plan: TrainPlan, found: Measured):
         self._task, self._process = find_task(plan.config), Process(torch.device("cpu"))

@@ -13,7 +13,6 @@ exist are not repeated.
 
 import csv
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -25,9 +24,8 @@ import timm
 
 from engine.tasks.number_figures import PREDICTED
 from scripts.benchmarks.common import ROOT
-from scripts.benchmarks.real import few
+from scripts.benchmarks.real import few, start
 from scripts.command_line import Parser, at_least
-from utils.errors import ConfigError
 from utils.text import markdown_table
 
 SETS = ("stamps", "stamps20", "emoji20", "solar", "numbers", "digits")
@@ -87,16 +85,21 @@ def data_of(name: str, given, seed: int) -> list[str]:
     return ["-epochs", str(given.epochs), *flags, f"SEED={seed}", f"VALIDATE_FREQ={given.epochs}", "REPORT=false"]
 
 
-def program(*words: object) -> None:
-    done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ConfigError(f"{' '.join(map(str, words[:4]))}: {done.stderr.strip()[-500:]}")
-
-
 def choice(path: Path, words: list[str], data: list[str]) -> dict:
     """Return the record of a choice, made before or now."""
     if not path.exists():
-        program(ROOT / "scripts/models.py", *words, "-output", path.parent / "choice", "-json", path, *data)
+        start(
+            [
+                sys.executable,
+                ROOT / "scripts/models.py",
+                *words,
+                "-output",
+                path.parent / "choice",
+                "-json",
+                path,
+                *data,
+            ]
+        )
     return json.loads(path.read_text())
 
 
@@ -105,7 +108,18 @@ def errors_of(folder: Path, word: str, data: list[str]) -> np.ndarray:
     source, _, size = word.partition("@")
     if not list(folder.glob("*/results.json")):
         words = ["-pretrained", source, *(["-image_size", size] if size else [])]
-        program(ROOT / "main_single_gpu.py", *words, "-output", folder, *data, "KEEP_CHECKPOINTS=0", "TRACK=[]")
+        start(
+            [
+                sys.executable,
+                ROOT / "main_single_gpu.py",
+                *words,
+                "-output",
+                folder,
+                *data,
+                "KEEP_CHECKPOINTS=0",
+                "TRACK=[]",
+            ]
+        )
     (table,) = folder.glob("*/predictions.csv")
     with open(table, encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -115,15 +129,17 @@ def errors_of(folder: Path, word: str, data: list[str]) -> np.ndarray:
     return np.array([abs(float(row[name]) - float(row[name.removesuffix(PREDICTED)])) for row in rows])
 
 
+def column(record: dict, words: list[str], fact: str) -> list[float]:
+    """Return a fact of each candidate, in the order of the words."""
+    rows = {row["word"]: row for row in record["candidates"]}
+    return [rows[word][fact] for word in words]
+
+
 def row_of(name: str, words: list[str], chosen: list[dict], tuned: np.ndarray) -> list[str]:
     """Return the row of a set. `tuned`: the errors [seeds, candidates, images]."""
     scale = 100 if set(np.unique(tuned)) <= {0.0, 1.0} else 1
-    heads = np.array(
-        [[row["score"] for word in words for row in each["candidates"] if row["word"] == word] for each in chosen]
-    )
-    seconds = np.mean(
-        [[row["seconds"] for word in words for row in each["candidates"] if row["word"] == word] for each in chosen], 0
-    )
+    heads = np.array([column(each, words, "score") for each in chosen])
+    seconds = np.mean([column(each, words, "seconds") for each in chosen], axis=0)
     errors, picks = tuned.mean(2), [words.index(each["best"]) for each in chosen]
     gains = heads if scale == 100 else -heads
     ranks = [

@@ -22,7 +22,7 @@ def fastai(data: Path, weights: Path, epochs: int, seed: int, table: Path) -> No
     from fastai.vision.all import ImageDataLoaders, Resize, accuracy, aug_transforms, set_seed, vision_learner
 
     create = timm.create_model
-    overlay = {"file": str(weights)}  # no network
+    overlay = {"file": str(weights)}  # instead of a download
 
     def from_file(name: str, pretrained: bool = False, **options):
         return create(name, pretrained=pretrained, pretrained_cfg_overlay=overlay if pretrained else None, **options)

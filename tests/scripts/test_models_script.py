@@ -2,8 +2,8 @@
 
 import pytest
 
-from models import catalogue
-from models.catalogue import describe_models, find_names
+from engine import catalogue
+from engine.catalogue import describe_models, find_names
 from scripts import models as script
 from tests.support.cases import cases_of, names_of, value_of
 from tests.support.refusals import refused

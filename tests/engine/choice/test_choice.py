@@ -9,12 +9,12 @@ import torch
 import yaml
 from sklearn.linear_model import LogisticRegression
 
+from engine.catalogue import best_of, figures, find_names
 from engine.choice.candidates import Candidate, candidates_of, words_in
 from engine.choice.choose import choose
 from engine.choice.measure import images_of, measure, plan_candidate
 from engine.choice.scoring import FOLDS, Scored, fold_of_each
 from engine.features.linear import PENALTY
-from models.catalogue import best_of, figures, find_names
 from tests.support import numbers, several_labels
 from tests.support.forks import ROOT
 from tests.support.refusals import refused

@@ -18,7 +18,7 @@ RESEARCH_ONLY = {"apple-amlr", "seer-license"}  # in addition to licences with "
 
 
 class Figures(NamedTuple):
-    """How accurate weights are on ImageNet, in percent, and how many images per second they classify."""
+    """The accuracy of weights on ImageNet, in percent, and their speed in images per second."""
 
     top1: float
     speed: float

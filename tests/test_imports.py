@@ -1,6 +1,7 @@
 """The allowed imports between top-level folders and between packages in them, and no clashes with public packages."""
 
 import re
+import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -98,6 +99,15 @@ def test_no_test_module_imports_another():
         imports = re.findall(r"^ *(?:from|import) tests\b(?:.*\([^)]*\)|.*)", path.read_text(encoding="utf-8"), re.M)
         others = [line for line in imports if re.search(r"\btest_", line)]
         assert not others, f"{path.relative_to(ROOT)}: {others}"
+
+
+def test_no_file_beside_a_script_has_the_name_of_a_standard_module():
+    """Python looks for modules in the folder of a script first, so numbers.py there would replace the one that NumPy needs."""
+    files = [path for room in (*TOWER, "tests") for path in (ROOT / room).rglob("*.py")]
+    folders = {path.parent for path in files if '__name__ == "__main__"' in path.read_text(encoding="utf-8")}
+    assert ROOT / "tests/support" in folders
+    for path in (path for folder in folders for path in folder.glob("*.py")):
+        assert path.stem not in sys.stdlib_module_names - {"__init__", "__main__"}, path
 
 
 # {folder: its files and packages, from bottom to top}. A file may import its own package and the packages before it.

@@ -2,17 +2,18 @@
 
     python tests/support/real_sets.py -output real
     python scripts/benchmarks/choice.py real -output choice-runs
-    python scripts/benchmarks/choice.py real -output choice-runs -sets stamps20 digits -epochs 10 -seeds 0 1 2
+    python scripts/benchmarks/choice.py real -output choice-runs -sets stamps20 digits20 -epochs 10 -seeds 0 1 2
 
-A set is one of real.py, digits, or numbers (the probability of a defect of solar cells). The candidates are EfficientNet-Lite0
-and Lite2 from ImageNet and weights/vit_fractals.safetensors; @PIXELS is an image size. A score is that after the last
-epoch of a fine-tuning, as the mean over the seeds. The regret is the score of the best candidate minus that of the
-choice, always the largest (the slowest) or always the smallest; its 95% interval is paired over images and seeds. Runs that
-exist are not repeated.
+A set is one of real.py, digits, or numbers (the probability of a defect of solar cells). A number is that of training images,
+which are drawn for each seed: of each class, or for numbers of all. The candidates are EfficientNet-Lite0 and Lite2 from
+ImageNet and weights/vit_fractals.safetensors; @PIXELS is an image size. A score is that after the last epoch of a
+fine-tuning, as the mean over the seeds. The regret is the score of the best candidate minus that of the choice, always the
+largest (the slowest) or always the smallest; its 95% interval is paired over images and seeds. Runs that exist are not repeated.
 """
 
 import csv
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -21,19 +22,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so tha
 from utils.program import exit_code  # isort: skip
 import numpy as np
 import timm
+from PIL import Image
 
+from configs.schema import Config
+from datasets.sources.arrays import read_digits
 from engine.tasks.number_figures import PREDICTED
 from scripts.benchmarks.common import ROOT
 from scripts.benchmarks.real import few, start
 from scripts.command_line import Parser, at_least
 from utils.text import markdown_table
 
-SETS = ("stamps", "stamps20", "emoji20", "solar", "numbers", "digits")
+SETS = ("stamps", "stamps20", "emoji20", "solar60", "numbers120", "digits20")
 CANDIDATES = ("lite0@128", "lite2@128", "lite0@224", "vit_fractals")
-DATA = {
-    "digits": ["-dataset", "digits", "-opts", "DATA.HFLIP=0"],
-    "numbers": ["-dataset", "csv", "-data_path", "{real}/solar", "-opts", "TRAIN.OBJECTIVE=numbers", "DATA.COLUMNS=[path,defect]"],
-}  # fmt: skip
 
 
 def main(argv: list[str]) -> int:
@@ -80,9 +80,46 @@ def word_of(name: str, real: Path, output: Path) -> str:
 
 def data_of(name: str, given, seed: int) -> list[str]:
     """Return the flags of a set, and those that all of its runs share."""
-    flags = [each.replace("{real}", str(given.real)) for each in DATA.get(name, ())]
-    flags = flags or ["-data_path", str(few(given.real, given.output, name, seed)), "-opts"]
-    return ["-epochs", str(given.epochs), *flags, f"SEED={seed}", f"VALIDATE_FREQ={given.epochs}", "REPORT=false"]
+    base, options = name.rstrip("0123456789"), []
+    if base == "numbers":
+        folder, options = some_numbers(given, name, seed), ["TRAIN.OBJECTIVE=numbers", "DATA.COLUMNS=[path,defect]"]
+    elif base == "digits":
+        folder, options = few(with_digits(given.output), given.output, name, seed), ["DATA.HFLIP=0"]
+    else:
+        folder = few(given.real, given.output, name, seed)
+    kind = "csv" if base == "numbers" else "imagefolder"
+    shared = [f"SEED={seed}", f"VALIDATE_FREQ={given.epochs}", "REPORT=false"]
+    return ["-dataset", kind, "-data_path", str(folder), "-epochs", str(given.epochs), "-opts", *options, *shared]
+
+
+def some_numbers(given, name: str, seed: int) -> Path:
+    """Return a folder with as many of the solar cells as the name says, and all of those for validation."""
+    source, folder = given.real / "solar", given.output / "images" / f"{name}-{seed}"
+    if name == "numbers":
+        return source
+    for part in ("train", "val"):
+        with open(source / f"{part}.csv", encoding="utf-8", newline="") as file:
+            columns, *rows = csv.reader(file)
+        if part == "train":
+            chosen = np.random.default_rng(seed).permutation(len(rows))[: int(name.removeprefix("numbers"))]
+            rows = [rows[number] for number in sorted(chosen)]
+        for path in (row[columns.index("path")] for row in rows):
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            if not (folder / path).exists():
+                shutil.copyfile(source / path, folder / path)
+        with open(folder / f"{part}.csv", "w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([columns, *rows])
+    return folder
+
+
+def with_digits(output: Path) -> Path:
+    """Return a folder that has the folder digits: halfstep's digits as images, every second one for validation."""
+    images, _ = read_digits(Config())
+    for row, (pixels, digit) in enumerate(zip(images.images, images.targets, strict=True)):
+        folder = output / "digits" / ("train", "val")[row % 2] / str(digit)
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / f"{row}.png")
+    return output
 
 
 def choice(path: Path, words: list[str], data: list[str]) -> dict:

@@ -32,7 +32,7 @@ PAPER = "the paper: 88.42% with a CNN, 82.44% with a support vector machine"
 def main(argv: list[str]) -> int:
     parser = Parser(__doc__)
     parser.add_argument("real", type=Path, metavar="FOLDER", help="the folder of real_sets.py")
-    parser.add_output("FOLDER", "folder for the lists and the runs")
+    parser.add_output("FOLDER", "folder for the links and the runs")
     parser.add_argument("-image_size", type=at_least(32), default=224, metavar="N", help="pixels [224]")
     parser.add_argument("-epochs", type=at_least(1), default=30, metavar="N", help="epochs [30]")
     parser.add_argument("-splits", type=at_least(1), default=5, metavar="N", help="splits [5]")
@@ -59,7 +59,7 @@ def read_cells(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 def run(given, cells: dict[str, tuple[int, str]], split: int) -> Path:
-    """Write the lists of a split, and fine-tune on them. Return the table of predictions of the last epoch."""
+    """Write the images of a split as links, fine-tune on them, and return the table of predictions of the last epoch."""
     folder = given.output / f"{given.image_size}-{given.epochs}-{split}"
     draw, strata = np.random.default_rng(split), defaultdict(list)
     for path, stratum in sorted(cells.items()):
@@ -69,12 +69,14 @@ def run(given, cells: dict[str, tuple[int, str]], split: int) -> Path:
         order, held_out = draw.permutation(len(paths)), round(HELD_OUT * len(paths))
         parts["val"] += [paths[number] for number in order[:held_out]]
         parts["train"] += [paths[number] for number in order[held_out:]]
-    folder.mkdir(parents=True, exist_ok=True)
     for part, paths in parts.items():
-        rows = [f"{path},{'functional' if cells[path][0] < 2 else 'defective'}" for path in sorted(paths)]
-        (folder / f"{part}.csv").write_text("\n".join(["image_path,target", *rows]) + "\n", encoding="utf-8")
+        for path in map(Path, paths):
+            label = "functional" if cells[str(path)][0] < 2 else "defective"
+            (folder / part / label).mkdir(parents=True, exist_ok=True)
+            if not (link := folder / part / label / path.name).exists():
+                link.symlink_to(path)
     if not list(folder.glob("*/results.json")):
-        words = ["-pretrained", given.real / WEIGHTS, "-dataset", "csv", "-data_path", folder, "-epochs", given.epochs]
+        words = ["-pretrained", given.real / WEIGHTS, "-data_path", folder, "-epochs", given.epochs]
         options = [
             MODEL[0],
             f"DATA.IMAGE_SIZE={given.image_size}",
@@ -84,7 +86,7 @@ def run(given, cells: dict[str, tuple[int, str]], split: int) -> Path:
         ]
         words += ["-output", folder, "-name", "run", "-resume", "auto", "-opts", *options]
         start([sys.executable, ROOT / "main_single_gpu.py", *words, f"VALIDATE_FREQ={given.epochs}"])
-    return evaluated(folder, ["-dataset", "csv", "-data_path", folder])
+    return evaluated(folder, ["-data_path", folder])
 
 
 def score(table: Path, cells: dict[str, tuple[int, str]]) -> tuple[float, float]:

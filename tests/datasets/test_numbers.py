@@ -17,7 +17,7 @@ from datasets.targets.numbers import NumberTargets, mean_and_deviation
 from tests.support.cases import cases_of, content_of, names_of
 from tests.support.configs import replaced
 from tests.support.image_sets import keys_of
-from tests.support.numbers import (
+from tests.support.number_rows import (
     COLUMNS,
     images_with,
     number_settings,

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.configs import replaced
 from tests.support.image_sets import png, write_tar
-from tests.support.numbers import number_settings, numbers_of
+from tests.support.number_rows import number_settings, numbers_of
 from tests.support.opened import open_sets
 from tests.support.parquet_files import write_parquet
 from tests.support.refusals import refused

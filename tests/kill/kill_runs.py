@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # the pr
 
 from tests.support import native_images
 from tests.support.forks import MARK, ROOT, find_processes, kill, variables_of
-from tests.support.numbers import write_digits
+from tests.support.number_rows import write_digits
 
 SETTINGS = """
 DATA: {DATASET: digits, IMAGE_SIZE: 8, IMAGE_CHANNELS: 1, HFLIP: 0, CROP_SCALE: [0.7, 1], BATCH_SIZE: 16, NUM_WORKERS: 1}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.support import native_images
 from tests.support.forks import ROOT, end_server
-from tests.support.numbers import write_digits
+from tests.support.number_rows import write_digits
 from tests.support.runs import Run, epochs_of, rows_of, run, run_folder
 from utils import VERSION
 

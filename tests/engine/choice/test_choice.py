@@ -15,7 +15,7 @@ from engine.choice.choose import choose
 from engine.choice.measure import images_of, measure, plan_candidate
 from engine.choice.scoring import FOLDS, Scored, fold_of_each
 from engine.features.linear import PENALTY
-from tests.support import numbers, several_labels
+from tests.support import number_rows, several_labels
 from tests.support.forks import ROOT
 from tests.support.refusals import refused
 from tests.support.runs import run, typed
@@ -134,7 +134,7 @@ def test_labels_and_numbers_are_scored_by_their_own_metric(kind, tmp_path):
     if kind == "labels":
         file, options = several_labels.write_digits(tmp_path, 300)[0], ["DATA.LABEL_SEPARATOR='|'"]
     else:
-        file, options = numbers.write_digits(tmp_path, 300)[0], ["TRAIN.OBJECTIVE=numbers", "DATA.COLUMNS=[path,'*']"]
+        file, options = number_rows.write_digits(tmp_path, 300)[0], ["TRAIN.OBJECTIVE=numbers", "DATA.COLUMNS=[path,'*']"]
     arguments = ["-dataset", "csv", "-data_path", str(file), "-epochs", "1", "-opts", "DATA.HFLIP=0", *options]
     record = chosen(tmp_path / "out", SMALL, LARGE, arguments=arguments)
     best, other = record["candidates"]
@@ -147,7 +147,7 @@ def test_labels_and_numbers_are_scored_by_their_own_metric(kind, tmp_path):
 
 
 def test_images_of_a_group_are_scored_together(tmp_path):
-    file, _ = numbers.write_digits(tmp_path, 100)
+    file, _ = number_rows.write_digits(tmp_path, 100)
     header, *rows = file.read_text().splitlines()
     copies = [f"{row},{number}" for number, row in enumerate(rows) for _ in range(4)]
     (tmp_path / "groups.csv").write_text("\n".join([f"{header},owner", *copies]) + "\n")
@@ -171,7 +171,7 @@ def test_weights_of_a_run_with_another_metric_are_not_compared(kept, tmp_path):
 
 
 def test_changed_photos_are_measured_again(tmp_path):
-    file, _ = numbers.write_digits(tmp_path, 60)
+    file, _ = number_rows.write_digits(tmp_path, 60)
     options = ["TRAIN.OBJECTIVE=numbers", "DATA.COLUMNS=[path,digit]"]
     arguments = ["-dataset", "csv", "-data_path", str(file), "-epochs", "1", "-opts", *options]
     before = chosen(tmp_path / "out", SMALL, arguments=arguments)

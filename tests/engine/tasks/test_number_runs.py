@@ -12,7 +12,7 @@ import torch
 from models.weights.torch_files import read_torch
 from tests.support.configs import SMALL
 from tests.support.graphs import share_graph
-from tests.support.numbers import write_digits
+from tests.support.number_rows import write_digits
 from tests.support.pages import block_of
 from tests.support.runs import ROOT, epochs_of, rows_of, run_folder, status_of, typed
 

@@ -29,7 +29,7 @@ from engine.tasks.number_limits import groups_and_limits
 from engine.tasks.numbers import NumberTask
 from engine.train.loss import build_loss
 from tests.support.configs import CPU, replaced
-from tests.support.numbers import images_with, number_settings, write_rows
+from tests.support.number_rows import images_with, number_settings, write_rows
 from tests.support.properties import examples
 from tests.support.threads import Threads
 from utils.distributed import Process

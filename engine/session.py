@@ -27,7 +27,7 @@ from utils.files import LOCK, FolderLock, FolderMoved, check_writable, creating,
 from utils.log import Log
 from utils.program import OF_THE_DISK, exit_code_and_message, restore_gc, start_ticks
 from utils.revision import revision
-from utils.runs import Identity
+from utils.runs import CHOICE, Identity
 from utils.text import cut, printable
 
 NUM_TRIES, BETWEEN_TRIES = 11, 0.1  # to lock a run's folder; seconds between two tries
@@ -102,7 +102,7 @@ class Session:
             with self._writing("config.yaml"):
                 write_text(self.path / "config.yaml", to_yaml(loaded.config, loaded.origins))
                 if loaded.choice:
-                    write_text(self.path / "choice.json", json.dumps(loaded.choice, indent=2) + "\n")
+                    write_text(self.path / CHOICE, json.dumps(loaded.choice, indent=2) + "\n")
 
     @contextlib.contextmanager
     def _writing(self, name: str) -> Iterator[None]:

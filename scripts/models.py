@@ -105,9 +105,10 @@ def choose(arguments: Namespace) -> int:
     from configs.schema import Config, to_seconds
     from engine.choice.choose import FOLDER, best_of
     from engine.choice.choose import choose as choose_weights
-    from engine.report.choice import FILE, lines_of, picture_of
+    from engine.report.choice import lines_of, picture_of
     from utils.distributed import Process, choose_device
     from utils.files import replacing, write_text
+    from utils.runs import CHOICE
 
     budget = to_seconds(arguments.budget or "")
     if arguments.budget and not budget:
@@ -118,7 +119,7 @@ def choose(arguments: Namespace) -> int:
     make_folder("-output", folder)
     process = Process(choose_device(arguments.device or "auto", local_rank=0))
     record = choose_weights(flags, arguments.words, folder, process, print, lambda: budget)
-    for path in filter(None, (folder / FILE, arguments.json)):
+    for path in filter(None, (folder / CHOICE, arguments.json)):
         write_text(path, json.dumps(record, indent=2) + "\n")
     with replacing(folder / "choice.png") as file:
         file.write(picture_of(record))

@@ -16,6 +16,7 @@ from utils.errors import ConfigError
 from utils.files import content_of, without_waiting
 
 BEST, LAST = "best.pth", "last.pth"
+CHOICE = "choice.json"  # in the folder of a run whose weights its images have chosen
 LATEST = "latest"
 FILES_OF_A_RUN = ("status.json", "config.yaml", ".lock")
 OUTPUT = "output"  # the default folder for runs

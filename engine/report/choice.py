@@ -11,7 +11,6 @@ from engine.report.plot import DPI, MARGINS, SIZE
 from utils.text import align, format_duration
 
 Record = dict[str, Any]
-FILE = "choice.json"
 
 
 def columns_of(record: Record) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from utils.commands import TYPED, as_typed
 from utils.errors import ConfigError, cause_of, naming_damage
 from utils.files import Kind, content_of, write_text
 from utils.log import Log
-from utils.runs import weights_in
+from utils.runs import CHOICE, weights_in
 from utils.text import counted, escape_controls, format_bytes, format_duration, redacted
 
 # --- the page and its pictures ---
@@ -118,7 +118,7 @@ def whole(path: Path) -> str | None:
 # --- the report ---
 
 
-REPORT, RESULTS, CHOICE = "report.html", "results.json", "choice.json"
+REPORT, RESULTS = "report.html", "results.json"
 MOST_WITHOUT_TOP5 = 10  # classes; with so few, almost every image is right by top-5
 # The table of classes shows at most this many, those with the lowest F1.
 MOST_ROWS = 15

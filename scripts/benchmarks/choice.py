@@ -16,6 +16,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so that the script runs from any folder
 
@@ -24,11 +25,9 @@ import numpy as np
 import timm
 from PIL import Image
 
-from configs.schema import Config
-from datasets.sources.arrays import read_digits
 from engine.tasks.number_figures import PREDICTED
 from scripts.benchmarks.common import ROOT
-from scripts.benchmarks.real import few, start
+from scripts.benchmarks.real import evaluated, few, start
 from scripts.command_line import Parser, at_least
 from utils.text import markdown_table
 
@@ -78,18 +77,24 @@ def word_of(name: str, real: Path, output: Path) -> str:
     return f"{folder}@{size}"
 
 
-def data_of(name: str, given, seed: int) -> list[str]:
-    """Return the flags of a set, and those that all of its runs share."""
+class Data(NamedTuple):
+    """The flags of a set."""
+
+    where: list[str]
+    options: list[str]  # for -opts
+    of_runs: list[str]  # more of them, for fine-tuning
+
+
+def data_of(name: str, given, seed: int) -> Data:
     base, options = name.rstrip("0123456789"), []
     if base == "numbers":
         folder, options = some_numbers(given, name, seed), ["TRAIN.OBJECTIVE=numbers", "DATA.COLUMNS=[path,defect]"]
-    elif base == "digits":
-        folder, options = few(with_digits(given.output), given.output, name, seed), ["DATA.HFLIP=0"]
     else:
-        folder = few(given.real, given.output, name, seed)
-    kind = "csv" if base == "numbers" else "imagefolder"
-    shared = [f"SEED={seed}", f"VALIDATE_FREQ={given.epochs}", "REPORT=false"]
-    return ["-dataset", kind, "-data_path", str(folder), "-epochs", str(given.epochs), "-opts", *options, *shared]
+        real = with_digits(given.output) if base == "digits" else given.real
+        folder = few(real, given.output, name, seed)
+    of_runs = [f"SEED={seed}", f"TRAIN.NUM_EPOCHS={given.epochs}", f"VALIDATE_FREQ={given.epochs}", "REPORT=false"]
+    of_runs += ["DATA.HFLIP=0"] if base == "digits" else []
+    return Data(["-dataset", "csv" if base == "numbers" else "imagefolder", "-data_path", str(folder)], options, of_runs)
 
 
 def some_numbers(given, name: str, seed: int) -> Path:
@@ -114,51 +119,33 @@ def some_numbers(given, name: str, seed: int) -> Path:
 
 def with_digits(output: Path) -> Path:
     """Return a folder that has the folder digits: halfstep's digits as images, every second one for validation."""
-    images, _ = read_digits(Config())
-    for row, (pixels, digit) in enumerate(zip(images.images, images.targets, strict=True)):
+    with np.load(ROOT / "datasets/sources/digits.npz", allow_pickle=False) as file:
+        images, digits = np.uint8(file["images"] * (255 / 16)), file["targets"]
+    for row, (pixels, digit) in enumerate(zip(images, digits, strict=True)):
         folder = output / "digits" / ("train", "val")[row % 2] / str(digit)
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(folder / f"{row}.png")
     return output
 
 
-def choice(path: Path, words: list[str], data: list[str]) -> dict:
+def choice(path: Path, words: list[str], data: Data) -> dict:
     """Return the record of a choice, made before or now."""
     if not path.exists():
-        start(
-            [
-                sys.executable,
-                ROOT / "scripts/models.py",
-                *words,
-                "-output",
-                path.parent / "choice",
-                "-json",
-                path,
-                *data,
-            ]
-        )
+        files = ["-output", path.parent / "choice", "-json", path]
+        flags = [*data.where, "-opts", *data.options, *data.of_runs]
+        start([sys.executable, ROOT / "scripts/models.py", *words, *files, *flags])
     return json.loads(path.read_text())
 
 
-def errors_of(folder: Path, word: str, data: list[str]) -> np.ndarray:
+def errors_of(folder: Path, word: str, data: Data) -> np.ndarray:
     """Fine-tune a candidate, unless it was done before. Return the error of each validation image: 0 or 1, or its size."""
     source, _, size = word.partition("@")
-    if not list(folder.glob("*/results.json")):
-        words = ["-pretrained", source, *(["-image_size", size] if size else [])]
-        start(
-            [
-                sys.executable,
-                ROOT / "main_single_gpu.py",
-                *words,
-                "-output",
-                folder,
-                *data,
-                "KEEP_CHECKPOINTS=0",
-                "TRACK=[]",
-            ]
-        )
-    (table,) = folder.glob("*/predictions.csv")
-    with open(table, encoding="utf-8", newline="") as file:
+    if not list(folder.glob("train-*/results.json")):
+        words = ["-pretrained", source, *(["-image_size", size] if size else []), "-output", folder, *data.where]
+        options = [*data.options, *data.of_runs, "KEEP_CHECKPOINTS=0", "TRACK=[]"]
+        start([sys.executable, ROOT / "main_single_gpu.py", *words, "-opts", *options])
+    table = evaluated(folder, [*data.where, *(["-opts", *data.options] if data.options else [])])
+    with open(table, encoding="utf-8-sig", newline="") as file:
         rows = list(csv.DictReader(file))
     if "label" in rows[0]:
         return np.array([row["label"] != row["prediction"] for row in rows], float)

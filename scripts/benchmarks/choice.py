@@ -94,7 +94,8 @@ def data_of(name: str, given, seed: int) -> Data:
         folder = few(real, given.output, name, seed)
     of_runs = [f"SEED={seed}", f"TRAIN.NUM_EPOCHS={given.epochs}", f"VALIDATE_FREQ={given.epochs}", "REPORT=false"]
     of_runs += ["DATA.HFLIP=0"] if base == "digits" else []
-    return Data(["-dataset", "csv" if base == "numbers" else "imagefolder", "-data_path", str(folder)], options, of_runs)
+    where = ["-dataset", "csv" if base == "numbers" else "imagefolder", "-data_path", str(folder)]
+    return Data(where, options, of_runs)
 
 
 def some_numbers(given, name: str, seed: int) -> Path:

@@ -83,7 +83,9 @@ def part_of(name: str) -> str:
     return "val" if int(hashlib.md5(name.encode()).hexdigest(), 16) % 10 < 3 else "train"
 
 
-def save_all(folder: Path, images: Iterator[tuple[str, Image.Image]], tables: dict[str, list[str]] | None = None) -> None:
+def save_all(
+    folder: Path, images: Iterator[tuple[str, Image.Image]], tables: dict[str, list[str]] | None = None
+) -> None:
     """Save images and tables under paths relative to the folder. The folder appears when it is complete."""
     partial = folder.with_name(f"{folder.name}.partial")
     for path, image in images:

@@ -132,9 +132,11 @@ def test_budget_marks_candidates_and_leaves_the_fastest(kept):
 @pytest.mark.parametrize("kind", ["labels", "numbers"])
 def test_labels_and_numbers_are_scored_by_their_own_metric(kind, tmp_path):
     if kind == "labels":
-        file, options = several_labels.write_digits(tmp_path, 300)[0], ["DATA.LABEL_SEPARATOR='|'"]
+        file = several_labels.write_digits(tmp_path, 300)[0]
+        options = ["DATA.LABEL_SEPARATOR='|'"]
     else:
-        file, options = number_rows.write_digits(tmp_path, 300)[0], ["TRAIN.OBJECTIVE=numbers", "DATA.COLUMNS=[path,'*']"]
+        file = number_rows.write_digits(tmp_path, 300)[0]
+        options = ["TRAIN.OBJECTIVE=numbers", "DATA.COLUMNS=[path,'*']"]
     arguments = ["-dataset", "csv", "-data_path", str(file), "-epochs", "1", "-opts", "DATA.HFLIP=0", *options]
     record = chosen(tmp_path / "out", SMALL, LARGE, arguments=arguments)
     best, other = record["candidates"]

@@ -36,6 +36,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("-image_size", type=at_least(32), default=224, metavar="N", help="pixels [224]")
     parser.add_argument("-epochs", type=at_least(1), default=30, metavar="N", help="epochs [30]")
     parser.add_argument("-splits", type=at_least(1), default=5, metavar="N", help="splits [5]")
+    parser.add_argument("-opts", nargs="+", default=[], metavar="KEY=VALUE", help="other settings of the fine-tuning")
     given = parser.parse_args(argv)
     cells, scores = read_cells(given.real / "solar"), []
     for split in range(given.splits):
@@ -60,7 +61,7 @@ def read_cells(folder: Path) -> dict[str, tuple[int, str]]:
 
 def run(given, cells: dict[str, tuple[int, str]], split: int) -> Path:
     """Write the images of a split as links, fine-tune on them, and return the table of predictions of the last epoch."""
-    folder = given.output / f"{given.image_size}-{given.epochs}-{split}"
+    folder = given.output / "-".join(map(str, (given.image_size, given.epochs, split, *given.opts)))
     draw, strata = np.random.default_rng(split), defaultdict(list)
     for path, stratum in sorted(cells.items()):
         strata[stratum].append(path)
@@ -77,15 +78,9 @@ def run(given, cells: dict[str, tuple[int, str]], split: int) -> Path:
                 link.symlink_to(path)
     if not list(folder.glob("*/results.json")):
         words = ["-pretrained", given.real / WEIGHTS, "-data_path", folder, "-epochs", given.epochs]
-        options = [
-            MODEL[0],
-            f"DATA.IMAGE_SIZE={given.image_size}",
-            f"SEED={split}",
-            "REPORT=false",
-            "KEEP_CHECKPOINTS=0",
-        ]
-        words += ["-output", folder, "-name", "run", "-resume", "auto", "-opts", *options]
-        start([sys.executable, ROOT / "main_single_gpu.py", *words, f"VALIDATE_FREQ={given.epochs}"])
+        options = [MODEL[0], f"DATA.IMAGE_SIZE={given.image_size}", f"SEED={split}", f"VALIDATE_FREQ={given.epochs}"]
+        words += ["-output", folder, "-name", "run", "-resume", "auto", "-opts", *options, "REPORT=false", *given.opts]
+        start([sys.executable, ROOT / "main_single_gpu.py", *words])
     return evaluated(folder, ["-data_path", folder])
 
 

@@ -23,10 +23,11 @@ def alone(inputs: Inputs) -> Inputs:
     return replace(inputs, process=replace(inputs.process, world_size=1, local_size=1))
 
 
-def forecast_run(plan: TrainPlan, trainer: Trainer, startup: float) -> Forecast:
+def forecast_run(plan: TrainPlan, trainer: Trainer, startup: float, fitting: float = 0.0) -> Forecast:
     """Make some updates, evaluate a batch, and return a forecast whose times are measured.
 
-    `startup` is the time from program start to the first update, in seconds, without any pass over the images.
+    `startup` is the time from program start to the first update, in seconds, without any pass over the images, and `fitting`
+    that of a linear model, if the run fits one.
     """
     config, times = plan.config, RunTimes.of(plan.config, plan.order, len(plan.eval_set))
     forecast = Forecast(config, times, time.monotonic())
@@ -37,7 +38,7 @@ def forecast_run(plan: TrainPlan, trainer: Trainer, startup: float) -> Forecast:
     is_fitted = config.MODEL.NEW_CLASSIFIER != "random"
     times.before_first_update = startup + times.evaluation * (plan.scores_start or is_fitted)
     if is_fitted and not plan.starts_from_its_classes:
-        times.before_first_update += prediction_time(plan, times) * min(len(plan.train_set), MOST_IMAGES)
+        times.before_first_update += prediction_time(plan, times) * min(len(plan.train_set), MOST_IMAGES) + fitting
     return forecast
 
 

@@ -13,7 +13,7 @@ licence of the weights before you use them, even if the list says "unknown".
 
 With -data_path, each word is a candidate: a name, a file, or a pattern (at most six of its matches), with @PIXELS for another
 image size. A linear model of the features of each is scored, and a few updates are timed. Nothing is trained. -output keeps the
-features, so a second call computes only new candidates, and gets choice.json and choice.png.
+results, so a second call computes only new candidates, and gets choice.json and choice.png.
 """
 
 import json

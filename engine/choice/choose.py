@@ -1,27 +1,32 @@
 """The choice among candidates: measures and scores each, and compares them on the same images."""
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from configs.load import LoadedConfig
 from engine.choice.candidates import Candidate, candidates_of, words_in
-from engine.choice.measure import file_of, images_of, keep, measure, plan_candidate, read
-from engine.choice.scoring import FOLDS, Scored, half_width
+from engine.choice.measure import file_of, measure, plan_candidate
+from engine.choice.scoring import FOLDS, Scored, half_width, images_of
 from engine.evaluation.scores import format_value, rank_of, wilson_interval
 from engine.memory import release
 from engine.plan import TrainPlan
+from engine.record.saved_files import read_object
 from engine.report.choice import lines_of
 from engine.session import check_folder
 from engine.settings import load_settings
 from utils.distributed import Process
-from utils.errors import ConfigError, DataError, UserError
+from utils.errors import ConfigError, DataError, UserError, cause_of
+from utils.files import write_text
 from utils.program import when_started
-from utils.text import counted, one_line
+from utils.text import counted, one_line, warning
 
-FOLDER = "choice"  # in the folder of runs: what was measured
+FOLDER = "choice"  # in the folder of runs: the results of candidates
 # Errors that rule out one candidate; the others are still measured.
 FAILURES = (UserError, RuntimeError, MemoryError, OSError)
 VERSION = 1  # version of the format of a record; it changes if a key changes its meaning or is removed
@@ -38,7 +43,7 @@ def choose(
 ) -> dict[str, Any]:
     """Return the record of a choice: plain values, as in a JSON file, the best candidate first.
 
-    `arguments`: the command line of the fine-tuning; `words`: the candidates; `folder`: where features are kept;
+    `arguments`: the command line of the fine-tuning; `words`: the candidates; `folder`: where results are kept;
     `left`: returns the longest time of a fine-tuning in seconds, if there is a limit; it is asked at the end. Raise ConfigError if
     no candidate can be used.
     """
@@ -52,15 +57,14 @@ def choose(
             first = first or plan
             refuse_other_task(plan, first)
             path = folder / file_of(plan, candidate)
-            found = read(path)
-            if found is None:
-                found = measure(plan, candidate, began - startup)
+            result = read_object(path)
+            if not result:
+                result = result_of(plan, candidate, began - startup)
                 if keeps:
-                    keep(path, found, say)
-            scored = Scored(plan, found)
-            rows.append(row_of(plan, candidate, scored, found.facts))
-            draws[candidate.word] = scored.draws()
-            about = about or describe_images(plan, scored)
+                    keep(path, result, say)
+            rows.append(result["row"])
+            draws[candidate.word] = np.array(result["draws"])
+            about = about or result["images"]
         except DataError:  # the data are at fault, not the candidate
             raise
         except FAILURES as error:
@@ -103,13 +107,23 @@ def refuse_other_task(plan: TrainPlan, first: TrainPlan) -> None:
             )
 
 
-def row_of(plan: TrainPlan, candidate: Candidate, scored: Scored, facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of a candidate that can be used, before it is compared with the others."""
+def result_of(plan: TrainPlan, candidate: Candidate, began: float) -> dict[str, Any]:
+    """Measure and score a candidate. Return its row before the comparison, the scores of drawn images, and what they are."""
+    scored, facts = measure(plan, candidate, began)
     metric, value = plan.config.TRAIN.BEST_METRIC, scored.value
     is_counted = metric == "top1" and scored.num_groups == len(scored.targets)
     interval = [*wilson_interval(value, len(scored.targets))] if is_counted else None
     row = {"word": candidate.word, "name": candidate.source, "image_size": candidate.size, "score": value}
-    return row | {"interval": interval} | facts
+    row |= {"interval": interval} | facts
+    return {"row": row, "draws": scored.draws().tolist(), "images": describe_images(plan, scored)}
+
+
+def keep(path: Path, result: dict[str, Any], say: Callable[[str], None]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(result))
+    except OSError as error:
+        say(warning(f"cannot write {path} ({cause_of(error)}), so another call measures this candidate again"))
 
 
 def compare(rows: list[dict[str, Any]], draws: dict[str, Any], metric: str, budget: float | None) -> None:

@@ -1,62 +1,70 @@
 """Scores a linear model of a candidate's features on images that it was not fitted to."""
 
 import math
-from collections.abc import Callable
+import time
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from datasets import ImageSet
-from datasets.split import divide
+from datasets.split import DRAWN, divide
 from datasets.split.by_hash import hashes_of
-from engine.choice.measure import Measured, images_of
+from engine.features.compute import ImageFeatures
 from engine.plan import TrainPlan
 from engine.tasks import find_task
 from utils.distributed import Process
 from utils.errors import ConfigError
 
+MOST = 2_000  # images of each part
 FOLDS = 5
 DRAWS = 200  # samples of the images with replacement; enough for the standard deviation to within about 5%
+
+
+def images_of(plan: TrainPlan) -> tuple[ImageSet, ImageSet | None]:
+    """Return the training images to look at, and the validation images, or None if they were drawn like the others."""
+    sets = [plan.train_set, plan.eval_set][: 1 if plan.eval_set.split.get("rule") in DRAWN else 2]
+    # The first images of an epoch, because they are in few shards.
+    found = [each.take(np.sort(each.epoch_order(plan.config.SEED, 0)[:MOST])) for each in sets]
+    return found[0], found[1] if found[1:] else None
 
 
 class Scored:
     """The outputs of linear models for images that these were not fitted to, and the right answers."""
 
-    def __init__(self, plan: TrainPlan, found: Measured):
-        self._task, self._process = find_task(plan.config), Process(torch.device("cpu"))
-        self._metric = plan.config.TRAIN.BEST_METRIC
-        train, val = images_of(plan)
-        features, targets = (torch.from_numpy(each) for each in (found.train.joined, found.train.targets))
-        if not features.isfinite().all():
-            raise ConfigError("some features are not finite")
-        fit = self._fitter(plan, features, targets)
-        images, indices = (train, found.train.indices) if val is None else (val, found.val.indices)
+    def __init__(self, plan: TrainPlan, train: ImageFeatures, val: ImageFeatures | None = None):
+        """Fit linear models to these features of images_of(plan). Without `val`, each scores one part of `train`."""
+        self._plan, self._task, self._process = plan, find_task(plan.config), Process(torch.device("cpu"))
+        self.train, self.num_fitted = train, len(train.targets)
+        images, val_images = images_of(plan)
         if val is None:
-            of_folds = fold_of_each(train)[found.train.indices]
-            outputs = torch.cat([fit(of_folds != fold)(features[of_folds == fold]) for fold in np.unique(of_folds)])
-            order = np.argsort(of_folds, kind="stable")
-            targets, indices = targets[order], indices[order]
+            folds = fold_of_each(images)[train.indices]
+            parts = [(part_of(train, folds != fold), part_of(train, folds == fold)) for fold in np.unique(folds)]
         else:
-            targets = torch.from_numpy(found.val.targets)
-            outputs = fit(np.ones(len(features), bool))(torch.from_numpy(found.val.joined))
-        self.outputs, self.targets, self.num_fitted = outputs, targets, len(features)
-        keys = images.take(indices).split_keys()
+            parts = [(train, val)]
+        begun = time.perf_counter()
+        self.outputs = torch.cat([self._outputs(*part) for part in parts])
+        self.seconds_of_fit = (time.perf_counter() - begun) / sum(
+            len(fitted.targets) for fitted, _ in parts
+        )  # per image
+        self.targets = torch.cat([torch.from_numpy(others.targets) for _, others in parts])
+        indices = np.concatenate([others.indices for _, others in parts])
         # Images in the same group of DATA.GROUP_BY are drawn together.
+        keys = (images if val_images is None else val_images).take(indices).split_keys()
         self.groups = np.unique(hashes_of(keys, 0), return_inverse=True)[1]
         self.num_groups = int(self.groups.max()) + 1
 
-    def _fitter(self, plan: TrainPlan, features: Tensor, targets: Tensor) -> Callable:
-        def fit(rows: np.ndarray) -> Callable[[Tensor], Tensor]:
-            chosen = torch.from_numpy(rows)
-            if not rows.any():
-                raise ConfigError("there are too few images for a linear model")
-            if reason := self._task.why_no_fit(targets[chosen], plan.classes):
-                raise ConfigError(f"no linear model can be fitted: {reason}")
-            head = self._task.fit_head(features[chosen], targets[chosen], plan.num_classes)
-            return lambda rows: (rows.double() @ head.weight.T + head.bias).float()
-
-        return fit
+    def _outputs(self, fitted: ImageFeatures, others: ImageFeatures) -> Tensor:
+        """Fit a linear model, and return its outputs for other images."""
+        features, targets = torch.from_numpy(fitted.joined), torch.from_numpy(fitted.targets)
+        if not len(targets):
+            raise ConfigError("there are too few images for a linear model")
+        if not features.isfinite().all():
+            raise ConfigError("some features are not finite")
+        if reason := self._task.why_no_fit(targets, self._plan.classes):
+            raise ConfigError(f"no linear model can be fitted: {reason}")
+        head = self._task.fit_head(features, targets, self._plan.num_classes)
+        return (torch.from_numpy(others.joined).double() @ head.weight.T + head.bias).float()
 
     @property
     def value(self) -> float:
@@ -76,7 +84,11 @@ class Scored:
         tally = self._task.tally(self._process.device, torch.float64, len(rows))
         tally.add(self.outputs[chosen], self.targets[chosen], 0)
         tally.per_image.indices = rows
-        return float(getattr(tally.result(self._process), self._metric))
+        return float(getattr(tally.result(self._process), self._plan.config.TRAIN.BEST_METRIC))
+
+
+def part_of(found: ImageFeatures, rows: np.ndarray) -> ImageFeatures:
+    return ImageFeatures(found.indices[rows], [found.joined[rows]], found.targets[rows])
 
 
 def fold_of_each(images: ImageSet) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Weights that the images choose: scores of candidates, their comparison, kept features, and candidates that fail."""
+"""Weights that the images choose: scores of candidates, their comparison, kept results, and candidates that fail."""
 
 import json
 import shutil
@@ -12,8 +12,8 @@ from sklearn.linear_model import LogisticRegression
 from engine.catalogue import best_of, figures, find_names
 from engine.choice.candidates import Candidate, candidates_of, words_in
 from engine.choice.choose import choose
-from engine.choice.measure import images_of, measure, plan_candidate
-from engine.choice.scoring import FOLDS, Scored, fold_of_each
+from engine.choice.measure import measure, plan_candidate
+from engine.choice.scoring import FOLDS, fold_of_each, images_of
 from engine.features.linear import PENALTY
 from tests.support import number_rows, several_labels
 from tests.support.forks import ROOT
@@ -67,7 +67,7 @@ def test_larger_images_of_digits_are_chosen_with_score_and_interval(kept):
 def test_score_agrees_with_logistic_regression_of_scikit_learn(kept):
     folder, record = kept
     plan = plan_candidate(DIGITS, Candidate(FRACTALS, 16), process())
-    found = measure(plan, Candidate(FRACTALS, 16), 0.0)
+    found, _ = measure(plan, Candidate(FRACTALS, 16), 0.0)
     images, val = images_of(plan)
     assert val is None
     folds, features, targets = fold_of_each(images), found.train.joined, found.train.targets
@@ -101,9 +101,9 @@ def test_second_call_measures_only_new_candidates(kept, monkeypatch):
 
 def test_choice_that_was_killed_continues_to_the_same_table(kept, tmp_path):
     folder, record = kept
-    first, second = sorted(folder.glob("*.npz"), key=lambda path: path.stat().st_mtime)
+    first, second = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
     shutil.copy(first, tmp_path)
-    (tmp_path / second.name).write_bytes(second.read_bytes()[:5000])  # a damaged file counts as none
+    (tmp_path / second.name).write_bytes(second.read_bytes()[:500])  # a damaged file counts as none
     assert without_times(chosen(tmp_path, LARGE, SMALL)) == without_times(record)
 
 
@@ -159,7 +159,7 @@ def test_images_of_a_group_are_scored_together(tmp_path):
     images, _ = images_of(plan)
     folds, names = fold_of_each(images), [images.table_name(row) for row in range(len(images))]
     assert len({(name, fold) for name, fold in zip(names, folds.tolist(), strict=True)}) == len(set(names))
-    scored = Scored(plan, measure(plan, Candidate(FRACTALS, 8), 0.0))
+    scored, _ = measure(plan, Candidate(FRACTALS, 8), 0.0)
     assert scored.num_groups == len(set(names)) < len(names)
 
 

@@ -27,7 +27,7 @@ from PIL import Image
 
 from engine.tasks.number_figures import PREDICTED
 from scripts.benchmarks.common import ROOT
-from scripts.benchmarks.real import evaluated, few, start
+from scripts.benchmarks.real import evaluated, few, pooled, start
 from scripts.command_line import Parser, at_least
 from utils.text import markdown_table
 
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("-seeds", type=at_least(0), nargs="+", default=[0, 1, 2], metavar="N", help="seeds [0 1 2]")
     given = parser.parse_args(argv)
     words = [word_of(name, given.real, given.output) for name in given.candidates]
-    rows = []
+    rows, regrets = [], {}
     for name in given.sets:
         chosen, tuned = [], []
         for seed in given.seeds:
@@ -54,10 +54,14 @@ def main(argv: list[str]) -> int:
             tuned.append(
                 [errors_of(given.output / f"{name}-{seed}-{number}", word, data) for number, word in enumerate(words)]
             )
-        rows.append(row_of(name, words, chosen, np.array(tuned)))
+        cells, differences = row_of(name, words, chosen, np.array(tuned))
+        rows.append(cells)
+        if not name.startswith("numbers"):
+            regrets |= {(name, given.epochs, seed): row for seed, row in zip(given.seeds, differences, strict=True)}
         print(" | ".join(rows[-1]), flush=True)
     columns = ["set", *(title for each in given.candidates for title in (each, "head")), "chosen", "rank correlation"]
     print("\n" + markdown_table([*columns, "regret", "of the largest", "of the smallest"], rows))
+    print(f"\nmean regret of the choice among classes: {pooled(regrets)}")
     return 0
 
 
@@ -160,8 +164,8 @@ def column(record: dict, words: list[str], fact: str) -> list[float]:
     return [rows[word][fact] for word in words]
 
 
-def row_of(name: str, words: list[str], chosen: list[dict], tuned: np.ndarray) -> list[str]:
-    """Return the row of a set. `tuned`: the errors [seeds, candidates, images]."""
+def row_of(name: str, words: list[str], chosen: list[dict], tuned: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """Return the row of a set and the regret of its choice [seeds, images]. `tuned`: errors [seeds, candidates, images]."""
     scale = 100 if set(np.unique(tuned)) <= {0.0, 1.0} else 1
     heads = np.array([column(each, words, "score") for each in chosen])
     seconds = np.mean([column(each, words, "seconds") for each in chosen], axis=0)
@@ -178,11 +182,11 @@ def row_of(name: str, words: list[str], chosen: list[dict], tuned: np.ndarray) -
         cells += [f"{100 - 100 * score:.1f}%" if scale == 100 else f"{score:.3f}", f"{heads[:, number].mean():.3g}"]
     cells += [", ".join(Path(words[pick]).name for pick in dict.fromkeys(picks)), f"{np.mean(ranks):.2f}"]
     fixed = ([int(seconds.argmax())] * len(picks), [int(seconds.argmin())] * len(picks))
-    for taken in (picks, *fixed):
-        differences = np.stack([tuned[seed, pick] - tuned[seed, best] for seed, pick in enumerate(taken)])
+    regrets = [tuned[range(len(tuned)), taken] - tuned[:, best] for taken in (picks, *fixed)]
+    for differences in regrets:
         low, high = interval(differences)
         cells.append(f"{scale * differences.mean():.3g} ({scale * low:.3g} to {scale * high:.3g})")
-    return cells
+    return cells, regrets[0]
 
 
 def interval(differences: np.ndarray) -> tuple[float, float]:

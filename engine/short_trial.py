@@ -9,11 +9,12 @@ import numpy as np
 
 from datasets import BadImages, build_eval_data
 from engine.evaluate_weights import evaluate_both
-from engine.features.compute import MOST_IMAGES
+from engine.features.compute import MOST_IMAGES, why_not_fitted
 from engine.memory import naming_remedy
 from engine.plan import Inputs, TrainPlan
 from engine.train.forecast import END_BY_START, Forecast, RunTimes
 from engine.train.trainer import Trainer
+from models.heads import output_layers
 
 SECONDS, MOST_UPDATES = 3.0, 20  # the limits for timing updates; at least two updates are timed
 
@@ -37,7 +38,8 @@ def forecast_run(plan: TrainPlan, trainer: Trainer, startup: float, fitting: flo
     times.evaluation = time_evaluation(plan, trainer)
     is_fitted = config.MODEL.NEW_CLASSIFIER != "random"
     times.before_first_update = startup + times.evaluation * (plan.scores_start or is_fitted)
-    if is_fitted and not plan.starts_from_its_classes:
+    layers = [*output_layers(trainer.model).values()]
+    if is_fitted and not plan.starts_from_its_classes and not why_not_fitted(plan, trainer, layers):
         times.before_first_update += prediction_time(plan, times) * min(len(plan.train_set), MOST_IMAGES) + fitting
     return forecast
 

@@ -1,6 +1,7 @@
 """The choice among candidates: measures and scores each, and compares them on the same images."""
 
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -58,9 +59,10 @@ def choose(
             refuse_other_task(plan, first)
             path = folder / file_of(plan, candidate)
             result = read_object(path)
-            if not result:
-                result = result_of(plan, candidate, began - startup)
-                if keeps:
+            if not RESULT <= result.keys():
+                scored, facts = measure(plan, candidate, began - startup)
+                result = result_of(plan, candidate, scored, facts)
+                if keeps and not scored.num_unreadable:  # else another call may read them
                     keep(path, result, say)
             rows.append(result["row"])
             draws[candidate.word] = np.array(result["draws"])
@@ -107,9 +109,11 @@ def refuse_other_task(plan: TrainPlan, first: TrainPlan) -> None:
             )
 
 
-def result_of(plan: TrainPlan, candidate: Candidate, began: float) -> dict[str, Any]:
-    """Measure and score a candidate. Return its row before the comparison, the scores of drawn images, and what they are."""
-    scored, facts = measure(plan, candidate, began)
+RESULT = {"row", "draws", "images"}  # keys of a result
+
+
+def result_of(plan: TrainPlan, candidate: Candidate, scored: Scored, facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of a candidate before the comparison, the scores of drawn images, and which images they are."""
     metric, value = plan.config.TRAIN.BEST_METRIC, scored.value
     is_counted = metric == "top1" and scored.num_groups == len(scored.targets)
     interval = [*wilson_interval(value, len(scored.targets))] if is_counted else None
@@ -134,7 +138,7 @@ def compare(rows: list[dict[str, Any]], draws: dict[str, Any], metric: str, budg
         half = half_width(draws[row["word"]])
         row["interval"] = row["interval"] or [row["score"] - half, row["score"] + half]
         gap = half_width(draws[best["word"]] - draws[row["word"]])
-        row["is_worse"] = abs(best["score"] - row["score"]) > gap
+        row["is_worse"] = not math.isfinite(row["score"]) or abs(best["score"] - row["score"]) > gap
         row["exceeds_budget"] = budget is not None and row["seconds"] > budget
 
 
@@ -145,9 +149,8 @@ def best_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def describe_images(plan: TrainPlan, scored: Scored) -> str:
-    train, val = images_of(plan)
     fitted = f"{scored.num_fitted:,} of {counted(len(plan.train_set), 'training image')}"
-    if val is None:
+    if len(images_of(plan)) == 1:
         return (
             f"linear models of the features of {fitted}, each fitted to four of {FOLDS} parts and scored on the fifth"
         )

@@ -1,4 +1,4 @@
-"""Measures a candidate: features of a bounded number of images, and the speed of a run that fine-tunes it."""
+"""Measures a candidate: the score of its features of a bounded number of images, and the speed of a run that fine-tunes it."""
 
 import hashlib
 import json
@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from configs.schema import MACHINE, RECORD
+from configs.schema import RECORD
 from configs.values import flatten, of_role, plain
 from datasets import open_data
+from datasets.split.by_hash import hashes_of
 from engine.batch_size import find_batch_size
 from engine.build import build
 from engine.catalogue import licence_text
@@ -26,10 +27,12 @@ from models.weights.metadata import pretrained_cfg
 from utils import VERSION
 from utils.distributed import Process
 from utils.errors import ConfigError
+from utils.host import name_of
 from utils.log import Log
 
+RESULTS = 1  # version of kept results; it changes with what they are, or with how they are computed
 SILENT = Log(rank=1)
-NO_EFFECT = {*of_role(MACHINE, RECORD), "DATA.DATA_PATH"}  # on results; the facts of a plan identify the images
+NO_EFFECT = {*of_role(RECORD), "DATA.DATA_PATH"}  # on results; the facts of a plan identify the images
 
 
 def plan_candidate(arguments: Sequence[str], candidate: Candidate, process: Process) -> TrainPlan:
@@ -45,24 +48,25 @@ def measure(plan: TrainPlan, candidate: Candidate, began: float) -> tuple[Scored
     `began`: when the program would have started, by time.monotonic(), if it fine-tuned only this candidate.
     """
     plan = replace(plan, inputs=alone(plan.inputs))
-    images, val = images_of(plan)
+    sets = images_of(plan)
     trainer = build(plan, SILENT)
     startup = time.monotonic() - began
-    looked_at = replace(plan, train_set=images)
+    looked_at = replace(plan, train_set=sets[0])
     if reason := why_not_fitted(looked_at, trainer, [*output_layers(trainer.model).values()]):
         raise ConfigError(f"no linear model can be fitted: {reason}")
-    start_channels(trainer, images, note=lambda line: None)
+    start_channels(trainer, sets[0], note=lambda line: None)
     begun = time.perf_counter()
-    parts = [features_of_images(each, trainer, lambda line: None) for each in (images, val) if each is not None]
-    speed = sum(len(each.indices) for each in parts) / (time.perf_counter() - begun)
-    scored = Scored(plan, *parts)
+    found = [features_of_images(each, trainer, lambda line: None) for each in sets]
+    speed = sum(map(len, sets)) / (time.perf_counter() - begun)
+    scored = Scored(plan, found)
     fitting = scored.seconds_of_fit * min(len(plan.train_set), MOST_IMAGES)
     facts = {"parameters": sum(each.numel() for each in trainer.model.parameters()), "licence": licence_of(candidate)}
-    times = forecast_run(plan, trainer, startup, fitting).times
+    step = trainer.step
+    times = forecast_run(plan, trainer, startup, fitting).times  # it makes some updates
     facts |= {
         "train_images_per_s": plan.order.global_batch / times.update,
         "predict_images_per_s": speed * plan.order.world_size,
-        "seconds": times.until_end(trainer.step, trainer.schedule.num_updates),
+        "seconds": times.until_end(step, trainer.schedule.num_updates),
     }
     return scored, facts
 
@@ -77,7 +81,11 @@ def file_of(plan: TrainPlan, candidate: Candidate) -> str:
     path = find_file(candidate.source)
     stamp = [path.stat().st_size, path.stat().st_mtime_ns] if path else []
     settings = {key: plain(value) for key, value in flatten(plan.config).items() if key not in NO_EFFECT}
-    facts = [VERSION, candidate.word, stamp, settings, plan.facts, plan.process.device.type, plan.process.world_size]
-    # The facts of a plan tell sets apart, but not every changed file.
-    facts += [each.stamp(row) for each in images_of(plan) if each is not None and each.root for row in range(len(each))]
+    process = plan.process
+    machine = [name_of(process.device), process.num_cores, process.world_size]
+    facts = [VERSION, RESULTS, candidate.word, stamp, settings, plan.facts, machine]
+    for images in images_of(plan):
+        # The facts of a plan tell sets apart, but neither every changed file nor the groups of DATA.GROUP_BY.
+        facts += [images.stamp(row) for row in range(len(images)) if images.root]
+        facts += hashes_of(images.split_keys(), 0).tolist()
     return hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:16] + ".json"

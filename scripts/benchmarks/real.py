@@ -7,11 +7,11 @@
 
 A set is stamps, emoji or solar, or one of these with a number: emoji20 has 20 training images of each class, drawn for each
 seed. All programs start from tf_efficientnet_lite0 and train at 128 pixels. A cell is the top-1 after the last epoch, as
-the mean over the seeds; for halfstep, that of the weights, although -eval reports their moving average if that is better.
-The figures of the other programs are stored in real_peers.json, with their versions and settings; `against` is the mean
-difference over the seeds that both have, with its 95% interval. -peers runs them (peers.py): fastai with the interpreter of
--python, timm with its train.py. It also writes peers.json, which replaces real_peers.json, and prints the mean difference over
-all sets, paired by images. Runs that exist are not repeated.
+the mean over the seeds. Our runs keep no moving average, because -eval would choose the better of it and the weights by the
+validation images. The figures of the other programs are stored in real_peers.json, with their versions and settings; `against`
+is the mean difference over the seeds that both have, with its 95% interval. -peers runs them (peers.py): fastai with the
+interpreter of -python, timm with its train.py. It also writes peers.json, which replaces real_peers.json, and prints the mean
+difference over all sets, paired by images. Runs that exist are not repeated.
 """
 
 import csv
@@ -27,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # so tha
 
 from utils.program import exit_code  # isort: skip
 import numpy as np
-import torch
 
 from scripts.benchmarks.common import ROOT
 from scripts.benchmarks.peers import timm_command
@@ -66,7 +65,9 @@ def main(argv: list[str]) -> int:
     stored = json.loads(PEERS.read_text())
     if arguments.peers:
         theirs = {(peer, *key): peer_run(arguments, peer, key) for key in keys for peer in arguments.peers}
-        own = {key: own_run(arguments, key) for key in keys}
+        real, output = arguments.real, arguments.output
+        data = {key: ["-data_path", few(real, output, key[0], key[2])] for key in keys}
+        own = {key: right_in(evaluated(ours_in(output, key), data[key])) for key in keys}
         stored["runs"] = [
             {"peer": peer, "set": key[0], "epochs": key[1], "seed": key[2], "top1": round(100 * right.mean(), 2)}
             for (peer, *key), right in theirs.items()
@@ -86,24 +87,11 @@ def top1_of(real: Path, output: Path, key: Key) -> tuple[float, float]:
         data = few(real, output, name, seed)
         words = ["-pretrained", real / WEIGHTS, "-data_path", data, "-epochs", epochs]
         words += ["-output", folder, "-resume", "auto"]
-        opts = ["-opts", *MODEL, f"SEED={seed}", f"VALIDATE_FREQ={epochs}", "REPORT=false"]
+        opts = ["-opts", *MODEL, "TRAIN.MODEL_EMA=false", f"SEED={seed}", f"VALIDATE_FREQ={epochs}", "REPORT=false"]
         start([sys.executable, ROOT / "main_single_gpu.py", *words, *opts])
     (metrics,) = folder.glob("*/metrics.jsonl")
     first, *_, last = [json.loads(line) for line in metrics.read_text().splitlines()]
     return first["eval_top1"], last["eval_top1"]
-
-
-def own_run(given, key: Key) -> np.ndarray:
-    """Return whether the weights of our run are right about each validation image, after its last epoch."""
-    folder = ours_in(given.output, key)
-    alone = folder / "alone"  # without the average, so that the better of the two is not chosen by these images
-    if not (copy := alone / "run/last.pth").exists():
-        (checkpoint,) = folder.glob("*/last.pth")
-        state = torch.load(checkpoint, weights_only=True)
-        del state["state_dict_ema"]
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(state, copy)
-    return right_in(evaluated(alone, ["-data_path", few(given.real, given.output, key[0], key[2])]))
 
 
 def ours_in(output: Path, key: Key) -> Path:

@@ -12,6 +12,7 @@ from configs.yaml_files import Layer, find_settings_file, read_layers
 from utils.files import or_shipped, short_name
 
 CHOOSE = "choose"  # the value of MODEL.PRETRAINED that lets the images choose the weights; see engine/choice/
+CHOSEN = "chosen"  # the origin of settings that the images have decided
 
 
 def chooses(pretrained: str | None) -> bool:
@@ -23,8 +24,8 @@ def load_settings(arguments: list[str], chosen: Mapping[str, str] | None = None)
     """Load the settings for a command line from these layers. Each overrides the previous ones:
 
     1. settings that follow from the weights that the command line names
-    2. the file of -cfg, or else the settings of the weights' run, or else configs/finetune.yaml, or for models with
-       BatchNorm finetune_batchnorm.yaml; for numbers finetune_numbers*.yaml (not with -eval)
+    2. the file of -cfg, or else the settings of the weights' run (not of chosen weights), or else configs/finetune.yaml,
+       or for models with BatchNorm finetune_batchnorm.yaml; for numbers finetune_numbers*.yaml (not with -eval)
     3. flags and -opts
     4. `chosen`: the texts of settings that the images have decided
     """
@@ -52,7 +53,8 @@ def _load(command_line: CommandLine) -> LoadedConfig:
     if command_line.cfg:
         return load(command_line, beneath=files, weights=of_weights.layer_of_weights(given, checkpoint))
     path, of_run = of_weights.layers_of_run(given, checkpoint)
-    if of_run:
+    is_chosen = any(layer.origin == CHOSEN for layer in command_line.layers)
+    if of_run and (checkpoint or not is_chosen):  # all candidates are trained alike
         loaded = load(command_line, beneath=of_run, weights=of_weights.layer_of_weights(given, checkpoint))
         note = f"settings: from the run of {short_name(path)}, with the overrides of the command line; use -cfg for other settings"
         return replace(loaded, notes=[note, *loaded.notes])
@@ -66,7 +68,7 @@ def _load(command_line: CommandLine) -> LoadedConfig:
 
 
 def _with(command_line: CommandLine, chosen: Mapping[str, str] | None) -> CommandLine:
-    layers = [Layer("chosen", {**chosen})] if chosen else []
+    layers = [Layer(CHOSEN, {**chosen})] if chosen else []
     return command_line._replace(layers=[*command_line.layers, *layers])
 
 

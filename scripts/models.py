@@ -102,30 +102,44 @@ def parse(argv: list[str]) -> Namespace:
 
 def choose(arguments: Namespace) -> int:
     """Let the images choose among the candidates, print the table, and write it with a picture."""
-    from configs.schema import Config, to_seconds
+    from configs.schema import to_seconds
+    from engine.choice.candidates import Candidate
     from engine.choice.choose import FOLDER, best_of
     from engine.choice.choose import choose as choose_weights
     from engine.report.choice import lines_of, picture_of
+    from engine.settings import CHOOSE, load_settings
+    from engine.settings_of_weights import fine_tuning_file
+    from models.weights.files import find_file
     from utils.distributed import Process, choose_device
     from utils.files import replacing, write_text
     from utils.runs import CHOICE
 
     budget = to_seconds(arguments.budget or "")
     if arguments.budget and not budget:
-        raise ConfigError(f"-budget: {arguments.budget} is not a time; write for example 20m or 1h30m")
-    folder, flags = arguments.output or Path(Config().SAVE, FOLDER), flags_of(arguments)
+        raise ConfigError(f"-budget: {arguments.budget} is not a length of time; write for example 20m or 1h30m")
+    flags = flags_of(arguments)
+    config = load_settings(["-pretrained", CHOOSE, *flags]).config
+    for flag, is_set in (("-check", config.START.CHECK), ("-resume", config.START.RESUME)):
+        if is_set:
+            raise ConfigError(f"{flag}: the candidates of a choice start new runs; leave {flag} out")
+    folder = arguments.output or Path(config.SAVE, FOLDER)
     if arguments.json:
         check_writable("-json", arguments.json)
     make_folder("-output", folder)
     process = Process(choose_device(arguments.device or "auto", local_rank=0))
     record = choose_weights(flags, arguments.words, folder, process, print, lambda: budget)
     for path in filter(None, (folder / CHOICE, arguments.json)):
-        write_text(path, json.dumps(record, indent=2) + "\n")
-    with replacing(folder / "choice.png") as file:
+        write_text(path, json.dumps(record, indent=2) + "\n", shared=path.parent == folder)
+    with replacing(folder / "choice.png", shared=True) as file:  # other choices may write to this folder now
         file.write(picture_of(record))
     print("\n".join(["", *lines_of(record), f"a picture: {folder / 'choice.png'}"]))
     best = best_of(record["candidates"])
     arguments.image_size = best["image_size"] or arguments.image_size
+    if (
+        find_file(best["name"]) and not arguments.cfg
+    ):  # else a run from weights of a run would have the settings of that run
+        chosen = load_settings(flags, Candidate(best["name"], best["image_size"]).settings).config
+        arguments.cfg = f"configs/{fine_tuning_file(chosen)}.yaml"
     limit = ["-budget", arguments.budget] if budget else []
     print(f"train it: {command('main_single_gpu.py', '-pretrained', best['name'], *limit, *flags_of(arguments))}")
     return 0

@@ -201,9 +201,9 @@ def sync(file: IO[bytes]) -> None:
     os.fsync(file.fileno())
 
 
-def write_text(path: Path, text: str, check: Callable[[], None] = lambda: None) -> None:
-    """Replace a file. See `replacing` for `check`."""
-    with replacing(path, check=check) as file:
+def write_text(path: Path, text: str, check: Callable[[], None] = lambda: None, *, shared: bool = False) -> None:
+    """Replace a file. See `replacing` for `check` and `shared`."""
+    with replacing(path, check=check, shared=shared) as file:
         file.write(text.encode())
 
 

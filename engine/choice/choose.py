@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from configs.load import LoadedConfig
+from datasets import BadImages
 from engine.choice.candidates import Candidate, candidates_of, words_in
 from engine.choice.measure import file_of, measure, plan_candidate
 from engine.choice.scoring import FOLDS, Scored, half_width, images_of
@@ -21,6 +22,8 @@ from engine.record.saved_files import read_object
 from engine.report.choice import lines_of
 from engine.session import check_folder
 from engine.settings import load_settings
+from engine.short_trial import alone
+from engine.weights_lines import warn_of_overlap
 from utils.distributed import Process
 from utils.errors import ConfigError, DataError, UserError, cause_of
 from utils.files import write_text
@@ -50,23 +53,24 @@ def choose(
     """
     notes: list[str] = []
     candidates, startup = candidates_of(words, notes), time.monotonic() - when_started()
-    rows, draws, failed, first, about = [], {}, [], None, ""
+    rows, results, failed, first = [], {}, [], None
     for number, candidate in enumerate(candidates, start=1):
         place, began = f"{number} of {len(candidates)}, {candidate.word}", time.monotonic()
         try:
             plan = plan_candidate(arguments, candidate, process)
-            first = first or plan
-            refuse_other_task(plan, first)
+            if first is None:
+                first = plan
+                refuse_unreadable(plan)
             path = folder / file_of(plan, candidate)
             result = read_object(path)
             if not RESULT <= result.keys():
                 scored, facts = measure(plan, candidate, began - startup)
                 result = result_of(plan, candidate, scored, facts)
-                if keeps and not scored.num_unreadable:  # else another call may read them
+                if keeps:
                     keep(path, result, say)
+            results[candidate.word] = result
             rows.append(result["row"])
-            draws[candidate.word] = np.array(result["draws"])
-            about = about or result["images"]
+            notes += warn_of_overlap(plan)
         except DataError:  # the data are at fault, not the candidate
             raise
         except FAILURES as error:
@@ -81,11 +85,13 @@ def choose(
         lines = [f"  {name}: {reason}" for reason, name in reasons.items()]  # wrong settings have the same for all
         raise ConfigError("\n".join(["no candidate can be used:", *lines]) if len(lines) > 1 else failed[0]["reason"])
     metric, budget = first.config.TRAIN.BEST_METRIC, left()
-    compare(rows, draws, metric, budget)
+    if budget is not None and budget <= 0:
+        raise ConfigError("TRAIN.BUDGET: the choice has taken all of it; allow more, or name the weights")
+    compare(rows, results, metric, budget)
     return {
         "version": VERSION,
         "metric": metric,
-        "images": about,
+        "images": results[rows[0]["word"]]["images"],
         "notes": notes,
         "budget_seconds": budget,
         "best": best_of(rows)["word"],
@@ -94,19 +100,10 @@ def choose(
     }
 
 
-def refuse_other_task(plan: TrainPlan, first: TrainPlan) -> None:
-    """Raise ConfigError if the settings of the weights' run change the images or the score, which are then not comparable."""
-    if not plan.config.task.has_answers:
-        raise ConfigError("TRAIN.OBJECTIVE: without labels, nothing says which weights are better; name them")
-    for name, here, there in (
-        ("SEED", plan.config.SEED, first.config.SEED),
-        ("TRAIN.BEST_METRIC", plan.config.TRAIN.BEST_METRIC, first.config.TRAIN.BEST_METRIC),
-        ("the data", plan.facts, first.facts),
-    ):
-        if here != there:
-            raise ConfigError(
-                f"its run has another value of {name} than the first candidate; add -cfg configs/finetune.yaml"
-            )
+def refuse_unreadable(plan: TrainPlan) -> None:
+    """Raise DataError if a run would end at once because of unreadable images."""
+    for images in (plan.train_set, plan.eval_set):
+        BadImages(images, plan.config.DATA.MAX_BAD_FRACTION, lambda line: None).check_sample(alone(plan.inputs).process)
 
 
 RESULT = {"row", "draws", "images"}  # keys of a result
@@ -125,19 +122,22 @@ def result_of(plan: TrainPlan, candidate: Candidate, scored: Scored, facts: dict
 def keep(path: Path, result: dict[str, Any], say: Callable[[str], None]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(result))
+        write_text(path, json.dumps(result), shared=True)
     except OSError as error:
         say(warning(f"cannot write {path} ({cause_of(error)}), so another call measures this candidate again"))
 
 
-def compare(rows: list[dict[str, Any]], draws: dict[str, Any], metric: str, budget: float | None) -> None:
+def compare(rows: list[dict[str, Any]], results: dict[str, dict[str, Any]], metric: str, budget: float | None) -> None:
     """Sort the rows, the best first. Mark those that are worse than the first beyond the noise of the images, or too slow."""
     rows.sort(key=lambda row: rank_of(metric, row["score"], row["seconds"]), reverse=True)
     best = rows[0]
+    draws = {word: np.array(result["draws"]) for word, result in results.items()}
     for row in rows:
         half = half_width(draws[row["word"]])
         row["interval"] = row["interval"] or [row["score"] - half, row["score"] + half]
         gap = half_width(draws[best["word"]] - draws[row["word"]])
+        if results[row["word"]]["images"] != results[best["word"]]["images"]:
+            gap = math.hypot(half, half_width(draws[best["word"]]))  # not the same images, because some cannot be read
         row["is_worse"] = not math.isfinite(row["score"]) or abs(best["score"] - row["score"]) > gap
         row["exceeds_budget"] = budget is not None and row["seconds"] > budget
 

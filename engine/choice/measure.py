@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import timm  # noqa: F401 (every run imports it; otherwise only the first candidate would need the seconds that this takes)
+
 from configs.schema import RECORD
 from configs.values import flatten, of_role, plain
 from datasets import open_data
@@ -20,7 +22,7 @@ from engine.features.channels import start_channels
 from engine.features.compute import MOST_IMAGES, features_of_images, why_not_fitted
 from engine.plan import TrainPlan, plan_training, read_inputs
 from engine.settings import load_settings
-from engine.short_trial import alone, forecast_run
+from engine.short_trial import alone, forecast_run, prediction_time
 from models.heads import output_layers
 from models.weights.files import find_file
 from models.weights.metadata import pretrained_cfg
@@ -49,23 +51,26 @@ def measure(plan: TrainPlan, candidate: Candidate, began: float) -> tuple[Scored
     """
     plan = replace(plan, inputs=alone(plan.inputs))
     sets = images_of(plan)
+    if not plan.config.task.has_answers:
+        raise ConfigError("TRAIN.OBJECTIVE: without labels, nothing says which weights are better; name them")
+    if len(sets) == 1 and {*plan.inputs.record.get("class_names", ())} & {*plan.classes}:
+        raise ConfigError(
+            "its run may have learned the labels of these images; put images that it has not seen into a folder val/"
+        )
     trainer = build(plan, SILENT)
     startup = time.monotonic() - began
     looked_at = replace(plan, train_set=sets[0])
     if reason := why_not_fitted(looked_at, trainer, [*output_layers(trainer.model).values()]):
         raise ConfigError(f"no linear model can be fitted: {reason}")
     start_channels(trainer, sets[0], note=lambda line: None)
-    begun = time.perf_counter()
-    found = [features_of_images(each, trainer, lambda line: None) for each in sets]
-    speed = sum(map(len, sets)) / (time.perf_counter() - begun)
-    scored = Scored(plan, found)
+    scored = Scored(plan, [features_of_images(each, trainer, lambda line: None) for each in sets])
     fitting = scored.seconds_of_fit * min(len(plan.train_set), MOST_IMAGES)
     facts = {"parameters": sum(each.numel() for each in trainer.model.parameters()), "licence": licence_of(candidate)}
     step = trainer.step
     times = forecast_run(plan, trainer, startup, fitting).times  # it makes some updates
     facts |= {
         "train_images_per_s": plan.order.global_batch / times.update,
-        "predict_images_per_s": speed * plan.order.world_size,
+        "predict_images_per_s": 1 / prediction_time(plan, times),
         "seconds": times.until_end(step, trainer.schedule.num_updates),
     }
     return scored, facts

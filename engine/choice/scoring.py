@@ -45,7 +45,6 @@ class Scored:
         self.seconds_of_fit = took / sum(len(fitted.targets) for fitted, _ in parts)  # for each image
         self.targets = torch.cat([torch.from_numpy(others.targets) for _, others in parts])
         self.num_fitted = len(train.targets)
-        self.num_unreadable = sum(map(len, sets)) - sum(len(each.targets) for each in found)
         # Images in the same group of DATA.GROUP_BY are drawn together.
         keys = sets[-1].take(np.concatenate([others.indices for _, others in parts])).split_keys()
         self.groups = np.unique(hashes_of(keys, 0), return_inverse=True)[1]

@@ -52,7 +52,7 @@ def notes_of(record: Record) -> list[str]:
     lines += [*record["notes"], f"by {record['images']}"]
     if all(row["exceeds_budget"] for row in record["candidates"]):
         limit = format_duration(record["budget_seconds"])
-        lines.append(f"every candidate takes longer than the budget of {limit}, so the fastest is chosen")
+        lines.append(f"every candidate takes longer than {limit}, so the fastest is chosen")
     return [*lines, f"chosen: {record['best']}"]
 
 

@@ -1,6 +1,7 @@
 """Weights that the images choose: scores of candidates, their comparison, kept results, and candidates that fail."""
 
 import json
+import shlex
 import shutil
 
 import numpy as np
@@ -11,17 +12,19 @@ from sklearn.linear_model import LogisticRegression
 
 from engine.catalogue import best_of, figures, find_names
 from engine.choice.candidates import Candidate, candidates_of, words_in
-from engine.choice.choose import choose
+from engine.choice.choose import choose, compare
 from engine.choice.measure import file_of, measure, plan_candidate
 from engine.choice.scoring import FOLDS, Scored, fold_of_each, images_of
 from engine.features.linear import PENALTY
+from engine.settings import load_settings
 from engine.train.forecast import RunTimes
 from tests.support import number_rows, several_labels
 from tests.support.forks import ROOT
+from tests.support.image_sets import draw_patches
 from tests.support.refusals import refused
 from tests.support.runs import run, typed
 from utils.distributed import Process
-from utils.errors import ConfigError
+from utils.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.slow
 
@@ -148,6 +151,8 @@ def test_budget_marks_candidates_and_leaves_the_fastest(kept):
     assert all(row["exceeds_budget"] for row in none["candidates"])
     fastest = min(none["candidates"], key=lambda row: row["seconds"])
     assert none["best"] == fastest["word"]
+    with refused(ConfigError, "TRAIN.BUDGET", "the choice"):
+        chosen(folder, LARGE, SMALL, left=lambda: -1.0)
     enough = chosen(folder, LARGE, SMALL, left=lambda: max(seconds) * 2)
     assert not any(row["exceeds_budget"] for row in enough["candidates"]) and enough["best"] == record["best"]
 
@@ -200,13 +205,76 @@ def test_changed_groups_are_scored_again(tmp_path):
     assert names[0] != names[1]
 
 
-def test_weights_of_a_run_with_another_metric_are_not_compared(kept, tmp_path):
+def test_weights_that_have_learned_these_images_are_no_candidate(kept, tmp_path):
     folder, record = kept
-    words = ["-cfg", "finetune", "-pretrained", FRACTALS, "-image_size", "8", "-output", tmp_path, "-name", "run"]
-    typed("main_single_gpu.py", *words, *DIGITS, "TRAIN.BEST_METRIC=loss", "REPORT=false").done()
-    found = chosen(folder, LARGE, str(tmp_path / "run"))
+    words = ["-pretrained", FRACTALS, "-image_size", "8", "-output", tmp_path, "-name", "run"]
+    typed("main_single_gpu.py", "-cfg", "finetune", *words, *DIGITS, "REPORT=false").done()
+    found = chosen(folder, str(tmp_path / "run"), LARGE)
     assert found["candidates"] == record["candidates"][:1]
-    assert "TRAIN.BEST_METRIC" in found["failed"][0]["reason"]
+    assert "learned the labels of these images" in found["failed"][0]["reason"]
+
+
+def test_weights_of_a_run_may_have_seen_validation_images_and_say_so(tmp_path):
+    for number in range(32):
+        part, label = "train" if number < 24 else "val", f"fractal {number % 2}"
+        draw_patches(tmp_path / "drawn" / part / label / f"{number}.png", number)
+    arguments = ["-data_path", str(tmp_path / "drawn"), "-epochs", "1", "-opts", "DATA.BATCH_SIZE=8"]
+    record = chosen(tmp_path / "out", f"{FRACTALS}@8", arguments=arguments)
+    assert "may be among the training images" in "".join(record["notes"])
+
+
+def test_weights_of_a_run_are_trained_as_all_candidates():
+    """Without a choice, a run from these weights has the settings of their run."""
+    candidate, data = Candidate(FRACTALS, 16), ["-dataset", "digits"]
+    config = plan_candidate(data, candidate, process()).config
+    words = [*data, "-cfg", "finetune", "-pretrained", FRACTALS, "-image_size", "16"]
+    assert config == load_settings(words).config
+    alone = load_settings([*data, "-pretrained", FRACTALS, "-image_size", "16"]).config
+    assert config.TRAIN != alone.TRAIN
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Return the arguments of a fine-tuning on 60 digits in files, and the files."""
+    file, _ = number_rows.write_digits(tmp_path, 60)
+    options = ["TRAIN.OBJECTIVE=numbers", "DATA.COLUMNS=[path,digit]"]
+    return ["-dataset", "csv", "-data_path", str(file), "-epochs", "1", "-opts", *options], sorted(
+        tmp_path.glob("*.png")
+    )
+
+
+def test_too_many_unreadable_images_end_the_choice_before_a_candidate_is_measured(photos, tmp_path, monkeypatch):
+    arguments, files = photos
+    for file in files[::4]:
+        file.write_bytes(b"no image")
+    monkeypatch.setattr("engine.choice.measure.build", lambda plan, log: 1 / 0)
+    with refused(DataError, "cannot be read", "DATA.MAX_BAD_FRACTION"):
+        chosen(tmp_path / "out", SMALL, arguments=arguments)
+
+
+def test_results_with_an_unreadable_image_are_kept(photos, tmp_path, monkeypatch):
+    arguments, files = photos
+    files[30].write_bytes(b"no image")
+    before = chosen(tmp_path / "out", SMALL, arguments=arguments)
+    monkeypatch.setattr("engine.choice.measure.build", lambda plan, log: 1 / 0)
+    assert chosen(tmp_path / "out", SMALL, arguments=arguments) == before
+    assert "50 of 51 training images" in before["images"]
+
+
+@pytest.mark.parametrize("images, is_worse", [("the same", True), ("others", False)])
+def test_draws_of_other_images_are_no_pairs(images, is_worse):
+    """The difference of both is 1 in each draw. Its noise is 0 only if the draws are those of the same images."""
+    rows = [
+        {"word": word, "score": 70.0 + number, "interval": None, "seconds": 1.0} for number, word in enumerate("ab")
+    ]
+    draws = np.random.default_rng(0).normal(70, 10, 200)
+    results = {
+        "a": {"draws": draws.tolist(), "images": "the same"},
+        "b": {"draws": (draws + 1).tolist(), "images": images},
+    }
+    compare(rows, results, "top1", None)
+    assert [row["word"] for row in rows] == ["b", "a"]
+    assert [row["is_worse"] for row in rows] == [False, is_worse]
 
 
 def test_changed_photos_are_measured_again(tmp_path):
@@ -261,10 +329,15 @@ def test_words_of_choose_are_separated_by_commas():
 def test_models_writes_table_picture_and_the_next_command(kept, tmp_path):
     folder, record = kept
     shutil.copytree(folder, tmp_path / "out")
+    for name in ("choice.json", "choice.png"):
+        (tmp_path / f"out/.{name}.tmp").mkdir()  # as if another choice were writing this file
     words = [*DIGITS[:4], "-output", tmp_path / "out", "-json", tmp_path / "a.json"]
     ended = typed("scripts/models.py", LARGE, SMALL, *words, *DIGITS[4:]).done()
     assert f"chosen: {LARGE}" in ended.stdout and "not worse" not in ended.stdout
-    assert "train it: " in ended.stdout and f"-pretrained {FRACTALS} " in ended.stdout.splitlines()[-1]
+    command = ended.stdout.splitlines()[-1]
+    assert command.startswith("train it: ") and f"-pretrained {FRACTALS} " in command
+    trained = load_settings(shlex.split(command)[shlex.split(command).index("-pretrained") :]).config
+    assert trained == plan_candidate(DIGITS, Candidate(FRACTALS, 16), process()).config
     assert json.loads((tmp_path / "a.json").read_text()) == json.loads((tmp_path / "out/choice.json").read_text())
     assert (tmp_path / "out/choice.png").read_bytes().startswith(b"\x89PNG")
 
@@ -311,6 +384,14 @@ def test_evaluation_and_sweep_refuse_to_choose(tmp_path):
     typed("scripts/models.py", "-budget", "1h", "vit").refused("-budget", "-data_path")
     typed("scripts/models.py", "-data_path", ".", "-budget", "soon").refused("-budget", "soon")
     typed("scripts/models.py", "-dataset", "digits", "-json", tmp_path).refused("-json", tmp_path)
-    typed("scripts/models.py", "-dataset", "digits", "-opts", "TRAIN.BUDGET=1h").refused("TRAIN.BUDGET", "-budget")
+    for option, words in (
+        ("TRAIN.BUDGET=1h", ("TRAIN.BUDGET", "-budget")),
+        ("CHECK=true", ("-check",)),
+        ("MODEL.RESUME=auto", ("-resume",)),
+        ("TRAIN.BEST_METRIC=nonsense", ("TRAIN.BEST_METRIC", "nonsense")),
+    ):
+        ended = typed("scripts/models.py", "-dataset", "digits", "-opts", option)
+        ended.refused(*words)
+        assert "cannot be used" not in ended.stdout
     words = ["-pretrained", f"choose:{LARGE}", "-output", "/proc/x", *DIGITS]
     typed("main_single_gpu.py", *words).refused("SAVE", "/proc/x")

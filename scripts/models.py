@@ -135,9 +135,8 @@ def choose(arguments: Namespace) -> int:
     print("\n".join(["", *lines_of(record), f"a picture: {folder / 'choice.png'}"]))
     best = best_of(record["candidates"])
     arguments.image_size = best["image_size"] or arguments.image_size
-    if (
-        find_file(best["name"]) and not arguments.cfg
-    ):  # else a run from weights of a run would have the settings of that run
+    # Without -cfg, a run that starts from the weights of a run has the settings of that run.
+    if find_file(best["name"]) and not arguments.cfg:
         chosen = load_settings(flags, Candidate(best["name"], best["image_size"]).settings).config
         arguments.cfg = f"configs/{fine_tuning_file(chosen)}.yaml"
     limit = ["-budget", arguments.budget] if budget else []

@@ -144,10 +144,9 @@ def choice(path: Path, words: list[str], data: Data) -> dict:
 
 def errors_of(folder: Path, word: str, data: Data) -> np.ndarray:
     """Fine-tune a candidate, unless it was done before. Return the error of each validation image: 0 or 1, or its size."""
-    source, _, size = word.partition("@")
     if not (folder / "run/results.json").exists():
-        words = ["-pretrained", source, *(["-image_size", size] if size else []), "-output", folder, *data.where]
-        words += ["-name", "run", "-resume", "auto"]
+        # With choose, all candidates have the same settings; else weights of halfstep would have those of their run.
+        words = ["-pretrained", f"choose:{word}", "-output", folder, "-name", "run", "-resume", "auto", *data.where]
         options = [*data.options, *data.of_runs, "KEEP_CHECKPOINTS=0", "TRACK=[]"]
         start([sys.executable, ROOT / "main_single_gpu.py", *words, "-opts", *options])
     table = evaluated(folder, [*data.where, *(["-opts", *data.options] if data.options else [])])

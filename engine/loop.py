@@ -28,7 +28,7 @@ from engine.train.trainer import Trainer
 from utils.errors import AFTER_SIGNAL, ExitCode, cause_of
 from utils.log import Log
 from utils.program import StopSignal
-from utils.text import format_duration
+from utils.text import format_duration, warning
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class Loop:
         over = f", over {self.trainer.task.describe_scored(self.plan.eval_set)}" if best.exists else ""
         log.say(f"{outcome.sentence}; {self.saves.describe_best()}{over}; {lasted}; {things}: {folder}")
         if before and best.exists and not rank_of(best.metric, best.value, best.loss) > before.rank:
-            log.warn(f"no epoch was better than the start; before training: {before.describe_short()}")
+            log.say(warning(f"no epoch was better than the start; before training: {before.describe_short()}"))
         return outcome
 
     def close_after_error(self) -> None:

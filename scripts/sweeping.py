@@ -145,7 +145,7 @@ class Sweep:
                 raise ConfigError(f"{flag}: a sweep only trains, and resumes its own trials; leave {flag} out")
         if chooses(loaded.config.MODEL.PRETRAINED):
             raise ConfigError(
-                "-pretrained: the images would choose again for each trial; choose once with scripts/models.py, and name the weights"
+                "MODEL.PRETRAINED: the images would choose again for each trial; choose once with scripts/models.py, and name the weights"
             )
         return loaded
 

@@ -49,7 +49,9 @@ def _load(command_line: CommandLine) -> LoadedConfig:
     if chooses(given.get("MODEL.PRETRAINED")):
         if name := of_weights.weights_of_resumed(given, checkpoint):
             return _load(_with(command_line, {"MODEL.PRETRAINED": name}))
-        return load(command_line._replace(cfg=command_line.cfg or find_settings_file("finetune")))
+        # MODEL.NAME names timm's model of the candidates, as it does for other weights that name none.
+        named = Layer("weights", {"MODEL.TYPE": "timm"}) if "MODEL.NAME" in given else None
+        return load(command_line._replace(cfg=command_line.cfg or find_settings_file("finetune")), weights=named)
     if command_line.cfg:
         return load(command_line, beneath=files, weights=of_weights.layer_of_weights(given, checkpoint))
     path, of_run = of_weights.layers_of_run(given, checkpoint)

@@ -6,8 +6,10 @@ import shutil
 
 import numpy as np
 import pytest
+import timm
 import torch
 import yaml
+from safetensors.torch import save_file
 from sklearn.linear_model import LogisticRegression
 
 from engine.catalogue import best_of, figures, find_names
@@ -340,6 +342,17 @@ def test_models_writes_table_picture_and_the_next_command(kept, tmp_path):
     assert trained == plan_candidate(DIGITS, Candidate(FRACTALS, 16), process()).config
     assert json.loads((tmp_path / "a.json").read_text()) == json.loads((tmp_path / "out/choice.json").read_text())
     assert (tmp_path / "out/choice.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_settings_may_name_the_model_of_weights_that_do_not(tmp_path):
+    file = tmp_path / "plain.safetensors"
+    save_file(timm.create_model("test_vit", img_size=32).state_dict(), file)
+    named = [*DIGITS, "MODEL.NAME=test_vit"]
+    ended = typed("scripts/models.py", f"{file}@16", "-output", tmp_path / "out", *named).done()
+    assert f"chosen: {file}@16" in ended.stdout
+    words = ["-pretrained", f"choose:{file}@16", "-output", tmp_path, "-name", "run", *named, "REPORT=false"]
+    typed("main_single_gpu.py", *words).done()
+    assert yaml.safe_load((tmp_path / "run/config.yaml").read_text())["MODEL"]["NAME"] == "test_vit"
 
 
 def test_run_trains_the_chosen_weights_and_shows_the_table(kept, tmp_path):

@@ -137,7 +137,7 @@ def compare(rows: list[dict[str, Any]], results: dict[str, dict[str, Any]], metr
         row["interval"] = row["interval"] or [row["score"] - half, row["score"] + half]
         gap = half_width(draws[best["word"]] - draws[row["word"]])
         if results[row["word"]]["images"] != results[best["word"]]["images"]:
-            gap = math.hypot(half, half_width(draws[best["word"]]))  # not the same images, because some cannot be read
+            gap = math.hypot(half, half_width(draws[best["word"]]))  # some images could be read for only one of the two
         row["is_worse"] = not math.isfinite(row["score"]) or abs(best["score"] - row["score"]) > gap
         row["exceeds_budget"] = budget is not None and row["seconds"] > budget
 

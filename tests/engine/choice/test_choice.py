@@ -332,7 +332,7 @@ def test_models_writes_table_picture_and_the_next_command(kept, tmp_path):
     folder, record = kept
     shutil.copytree(folder, tmp_path / "out")
     for name in ("choice.json", "choice.png"):
-        (tmp_path / f"out/.{name}.tmp").mkdir()  # as if another choice were writing this file
+        (tmp_path / f"out/.{name}.tmp").mkdir()  # another choice writes this file too
     words = [*DIGITS[:4], "-output", tmp_path / "out", "-json", tmp_path / "a.json"]
     ended = typed("scripts/models.py", LARGE, SMALL, *words, *DIGITS[4:]).done()
     assert f"chosen: {LARGE}" in ended.stdout and "not worse" not in ended.stdout

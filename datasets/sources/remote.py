@@ -274,8 +274,11 @@ class TarCache:
         found = {}
         for path in self.folder.rglob("*"):
             if path.name.endswith((".tar", f".tar{PART}")):
-                with contextlib.suppress(FileNotFoundError):
-                    found[path] = path.stat()
+                finished = path.with_name(path.name.removeprefix(".").removesuffix(PART))
+                for name in (path, finished):  # a download may end between the listing and stat
+                    with contextlib.suppress(FileNotFoundError):
+                        found[name] = name.stat()
+                        break
         return found
 
     def make_room(self) -> None:

@@ -244,6 +244,16 @@ def test_partial_download_of_a_killed_process_is_ignored(root, tmp_path):
         assert [path.name for path in cache.files()] == [cache.path(tar).name]
 
 
+def test_download_that_ends_while_the_cache_is_listed_still_counts(root, tmp_path, monkeypatch):
+    with HttpFolder(root) as server:
+        cache, tar = cache_of(server, tmp_path)
+        cache.pull(tar)
+        whole = cache.path(tar)
+        part = whole.rename(whole.with_name(f".{whole.name}.part"))
+        monkeypatch.setattr(Path, "rglob", lambda folder, pattern: [part.rename(whole) and part])
+        assert [(path, each.st_size) for path, each in cache.files().items()] == [(whole, tar.size)]
+
+
 def test_full_disk_during_download_names_the_cache_settings(root, tmp_path, monkeypatch):
     with HttpFolder(root) as server:
         cache, tar = cache_of(server, tmp_path)

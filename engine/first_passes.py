@@ -19,7 +19,7 @@ from engine.train.optimizers import optimizer_bytes
 from engine.train.trainer import Trainer
 from utils.log import Log
 from utils.seed import unchanged_random_state
-from utils.text import counted
+from utils.text import counted, warning
 
 
 def fit_micro_batches(trainer: Trainer, log: Log) -> None:
@@ -44,10 +44,11 @@ def shrink(trainer: Trainer, log: Log, reason: str | None) -> None:
     old, size = order.largest_piece(0), smaller_batch(order)
     if not size:
         raise out_of_memory(trainer, None, reason or "in another process")
-    log.warn(
+    line = (
         f"out of memory with micro-batches of {counted(old, 'image')}; continuing with {size}. Each update still has "
         f"the same images. To start a run like this: {' '.join(flags_for(order, size))}"
     )
+    log.say(warning(line))
     order = replace(order, batch_size=size, resumed_global_batch=order.global_batch)
     trainer.data = build_train_data(trainer.config, trainer.data.image_set, trainer.process, order)
     trainer.replicate(accumulates=True)

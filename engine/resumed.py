@@ -15,7 +15,7 @@ from utils.errors import naming_damage
 from utils.log import Log
 from utils.program import StopSignal
 from utils.runs import BEST
-from utils.text import counted
+from utils.text import counted, warning
 
 
 def restore(plan: TrainPlan, trainer: Trainer, log: Log) -> None:
@@ -32,7 +32,7 @@ def restore(plan: TrainPlan, trainer: Trainer, log: Log) -> None:
         images = changed_images(state, path, plan.facts, plan.train_set, plan.eval_set)
         log.say(*refuse_changes(config, plan.order, plan.eval_set.split, state, path, images))
     if state.get("class_weights") != plan.class_weights:
-        log.warn("resume: TRAIN.CLASS_WEIGHTS: the class weights differ from those of the earlier epochs")
+        log.say(warning("resume: TRAIN.CLASS_WEIGHTS: the class weights differ from those of the earlier epochs"))
     from engine.weights_lines import describe_other_validation
     from models.weights.load import check_exactly
 

@@ -26,7 +26,7 @@ from tests.support.cases import cases_of, names_of, value_of
 from tests.support.configs import replaced
 from tests.support.image_sets import draw_photos
 from tests.support.refusals import assert_names
-from tests.support.runs import rows, run_folder, status_of, typed
+from tests.support.runs import rows, run, run_folder, status_of, typed
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("signal_handlers")]
 
@@ -100,9 +100,11 @@ def test_finished_run_can_be_extended_with_allowed_changes(again):
     assert_names(said, "6 epochs instead of 4")
     changed = ["-opts", "TRAIN.SMOOTHING=0.1", "TRAIN.CLASS_WEIGHTS=auto"]
     changed += ["RESUME.ALLOW_CHANGED=[TRAIN.SMOOTHING,TRAIN.CLASS_WEIGHTS]"]
-    said = halfstep(*resume, "-epochs", "5", *changed)
+    words = map(str, [*resume, "-epochs", "5", *changed])
+    said = run("main_multi_gpu.py", *words, processes=2).done().printed
     assert "Epoch[" not in said
     assert_names(said, "6 epochs", "TRAIN.SMOOTHING: 0.0 -> 0.1", "warning: resume: TRAIN.CLASS_WEIGHTS")
+    assert said.count("resume: TRAIN.CLASS_WEIGHTS") == 1, "only the first process says it"
 
 
 def test_resume_refuses_a_different_validation_split(again):

@@ -47,8 +47,8 @@ def _load(command_line: CommandLine) -> LoadedConfig:
 
     checkpoint = of_weights.checkpoint_of(given)
     if chooses(given.get("MODEL.PRETRAINED")):
-        if name := of_weights.weights_of_resumed(given, checkpoint):
-            return _load(_with(command_line, {"MODEL.PRETRAINED": name}))
+        if chosen := of_weights.choice_of_resumed(given, checkpoint):
+            return _load(_with(command_line, chosen))
         # MODEL.NAME names timm's model of the candidates, as it does for other weights that name none.
         named = Layer("weights", {"MODEL.TYPE": "timm"}) if "MODEL.NAME" in given else None
         return load(command_line._replace(cfg=command_line.cfg or find_settings_file("finetune")), weights=named)

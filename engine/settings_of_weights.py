@@ -45,13 +45,24 @@ def checkpoint_of(given: dict[str, Text]) -> Path | None:
     return checkpoint_at(given["MODEL.RESUME"], *where, is_evaluated, lambda line: None, verify=False)
 
 
-def weights_of_resumed(given: dict[str, Text], checkpoint: Path | None) -> str:
-    """Return the weights that the run to continue has chosen, or "" for a new run. Raise ConfigError for an evaluation."""
+def choice_of_resumed(given: dict[str, Text], checkpoint: Path | None) -> dict[str, str]:
+    """Return the settings that the images have chosen for the run to continue, or {} for a new run.
+
+    Raise ConfigError for an evaluation or a prediction.
+    """
+    from engine.choice.candidates import USUAL, words_in
     from models.weights.files import read_record
 
     if is_on(given, "EVAL"):
-        raise ConfigError("-eval: the images cannot choose weights that they score; name the weights with -pretrained")
-    return read_record(checkpoint).get("config", {}).get("MODEL.PRETRAINED") or "none" if checkpoint else ""
+        raise ConfigError("choose: images are evaluated or predicted by weights that have a name; give a file or a run")
+    if checkpoint is None:
+        return {}
+    config = read_record(checkpoint).get("config", {})
+    size = str(config.get("DATA.IMAGE_SIZE"))
+    # Without @PIXELS, the size is that of the weights or of the command line.
+    is_chosen = any(word.endswith(f"@{size}") for word in words_in(given["MODEL.PRETRAINED"]) or USUAL)
+    sized = {"DATA.IMAGE_SIZE": size} if is_chosen else {}
+    return {"MODEL.PRETRAINED": config.get("MODEL.PRETRAINED") or "none"} | sized
 
 
 def layers_of_run(given: dict[str, Text], checkpoint: Path | None) -> tuple[Path | None, list[Layer]]:

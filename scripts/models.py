@@ -28,7 +28,7 @@ from engine.catalogue import Model, describe_models, figures, find_names, licenc
 from scripts.command_line import Parser, check_writable
 from scripts.predict import make_folder
 from utils.commands import command
-from utils.errors import ConfigError
+from utils.errors import ConfigError, naming_output
 from utils.text import align
 
 LIMIT = 60  # maximum number of rows without -all; this many take a few seconds
@@ -44,8 +44,8 @@ FIRST = {
 }
 MIDDLE = "vit_small_patch16_224.augreg_in21k_ft_in1k"  # accurate, and small enough to train on a CPU
 OF_CANDIDATES = {
-    "MODEL.PRETRAINED": "name them as words",
-    "DATA.IMAGE_SIZE": "append @PIXELS to their words, or use -image_size",
+    "MODEL.PRETRAINED": "name the candidates as words",
+    "DATA.IMAGE_SIZE": "append @PIXELS to candidates, or use -image_size",
     "TRAIN.BUDGET": "use -budget",
 }
 OF_A_RUN = "data_path dataset cfg image_size batch_size epochs device amp".split()  # flags that the fine-tuning gets
@@ -96,14 +96,14 @@ def parse(argv: list[str]) -> Namespace:
             raise ConfigError(f"-{name} has no effect without -data_path; leave it out")
     for name, instead in OF_CANDIDATES.items():
         if any(word.startswith(f"{name}=") for word in arguments.opts):
-            raise ConfigError(f"-opts: {name} differs between candidates; {instead}")
+            raise ConfigError(f"-opts: leave {name} out; {instead}")
     return arguments
 
 
 def choose(arguments: Namespace) -> int:
     """Let the images choose among the candidates, print the table, and write it with a picture."""
     from configs.schema import to_seconds
-    from engine.choice.candidates import Candidate
+    from engine.choice.candidates import Candidate, with_newest_run
     from engine.choice.choose import FOLDER, best_of
     from engine.choice.choose import choose as choose_weights
     from engine.report.choice import lines_of, picture_of
@@ -126,13 +126,19 @@ def choose(arguments: Namespace) -> int:
     if arguments.json:
         check_writable("-json", arguments.json)
     make_folder("-output", folder)
+    words = with_newest_run(arguments.words, config.SAVE)
     process = Process(choose_device(arguments.device or "auto", local_rank=0))
-    record = choose_weights(flags, arguments.words, folder, process, print, lambda: budget)
-    for path in filter(None, (folder / CHOICE, arguments.json)):
-        write_text(path, json.dumps(record, indent=2) + "\n", shared=path.parent == folder)
-    with replacing(folder / "choice.png", shared=True) as file:  # other choices may write to this folder now
-        file.write(picture_of(record))
-    print("\n".join(["", *lines_of(record), f"a picture: {folder / 'choice.png'}"]))
+    record = choose_weights(flags, words, folder, process, print, lambda: budget)
+    print("\n".join(["", *lines_of(record)]))
+    picture, table = folder / "choice.png", json.dumps(record, indent=2) + "\n"
+    with naming_output(folder):
+        write_text(folder / CHOICE, table, shared=True)  # other choices may write to this folder now
+        with replacing(picture, shared=True) as file:
+            file.write(picture_of(record))
+    if arguments.json:
+        with naming_output(arguments.json, "-json"):
+            write_text(arguments.json, table)
+    print(f"a picture: {picture}")
     best = best_of(record["candidates"])
     arguments.image_size = best["image_size"] or arguments.image_size
     # Without -cfg, a run that starts from the weights of a run has the settings of that run.

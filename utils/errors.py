@@ -123,12 +123,12 @@ def naming_damage(path: object, *also: type[Exception]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def naming_output(folder: os.PathLike) -> Iterator[None]:
-    """Turn an OSError in the `with` block into a ConfigError that names the folder of -output."""
+def naming_output(path: os.PathLike, flag: str = "-output") -> Iterator[None]:
+    """Turn an OSError in the `with` block into a ConfigError that names the file or folder of a flag."""
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"-output: cannot write to {folder} ({cause_of(error)}); choose another folder") from None
+        raise ConfigError(f"{flag}: cannot write to {path} ({cause_of(error)}); choose another place") from None
 
 
 def not_a_file(path: str | os.PathLike | int) -> str | None:

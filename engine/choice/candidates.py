@@ -10,6 +10,7 @@ from engine.settings import CHOOSE
 from models.weights.files import find_file
 from models.weights.metadata import pretrained_cfg
 from utils.errors import ConfigError
+from utils.runs import LATEST, without_latest
 from utils.text import counted
 
 MOST_MATCHES = 6  # candidates from one pattern
@@ -72,6 +73,11 @@ def _of_word(word: str, notes: list[str]) -> Iterator[Candidate]:
         how = "that no other match beats in both accuracy and speed on ImageNet" if known else "the first"
         notes.append(f"{source}: {len(chosen)} of {counted(len(names), 'match')}, {how}")
     yield from (Candidate(name, size) for name in chosen)
+
+
+def with_newest_run(words: Sequence[str], save: str) -> list[str]:
+    """Return the words with the newest run in `save` in place of `latest`."""
+    return [re.sub(f"^{LATEST}(?=@|$)", lambda _: without_latest(LATEST, save), word) for word in words]
 
 
 def words_in(pretrained: str | None) -> list[str] | None:

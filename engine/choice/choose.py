@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from configs.load import LoadedConfig
+from configs.tables import METRICS
 from datasets import BadImages
-from engine.choice.candidates import Candidate, candidates_of, words_in
+from engine.choice.candidates import Candidate, candidates_of, with_newest_run, words_in
 from engine.choice.measure import file_of, measure, plan_candidate
 from engine.choice.scoring import FOLDS, Scored, half_width, images_of
 from engine.evaluation.scores import format_value, rank_of, wilson_interval
@@ -81,9 +82,7 @@ def choose(
             say(f"{place}: {value}, {time.monotonic() - began:.0f} s")
         release(process.device)
     if not rows:
-        reasons = {each["reason"]: each["name"] for each in failed}
-        lines = [f"  {name}: {reason}" for reason, name in reasons.items()]  # wrong settings have the same for all
-        raise ConfigError("\n".join(["no candidate can be used:", *lines]) if len(lines) > 1 else failed[0]["reason"])
+        raise ConfigError(why_none(failed, notes))
     metric, budget = first.config.TRAIN.BEST_METRIC, left()
     if budget is not None and budget <= 0:
         raise ConfigError("TRAIN.BUDGET: the choice has taken all of it; allow more, or name the weights")
@@ -100,6 +99,13 @@ def choose(
     }
 
 
+def why_none(failed: list[dict[str, str]], notes: list[str]) -> str:
+    if len(failed) > 1 and len({each["reason"] for each in failed}) == 1:  # a wrong setting
+        return failed[0]["reason"]
+    lines = [f"{each['name']}: {each['reason']}" for each in failed]
+    return "\n  ".join(["no candidate can be used:", *lines, *notes])
+
+
 def refuse_unreadable(plan: TrainPlan) -> None:
     """Raise DataError if a run would end at once because of unreadable images."""
     for images in (plan.train_set, plan.eval_set):
@@ -111,12 +117,22 @@ RESULT = {"row", "draws", "images"}  # keys of a result
 
 def result_of(plan: TrainPlan, candidate: Candidate, scored: Scored, facts: dict[str, Any]) -> dict[str, Any]:
     """Return the row of a candidate before the comparison, the scores of drawn images, and which images they are."""
-    metric, value = plan.config.TRAIN.BEST_METRIC, scored.value
-    is_counted = metric == "top1" and scored.num_groups == len(scored.targets)
-    interval = [*wilson_interval(value, len(scored.targets))] if is_counted else None
-    row = {"word": candidate.word, "name": candidate.source, "image_size": candidate.size, "score": value}
-    row |= {"interval": interval} | facts
-    return {"row": row, "draws": scored.draws().tolist(), "images": describe_images(plan, scored)}
+    draws = scored.draws()
+    row = {"word": candidate.word, "name": candidate.source, "image_size": candidate.size, "score": scored.value}
+    row |= {"interval": interval_of(plan.config.TRAIN.BEST_METRIC, scored, draws)} | facts
+    return {"row": row, "draws": draws.tolist(), "images": describe_images(plan, scored)}
+
+
+def interval_of(metric: str, scored: Scored, draws: np.ndarray) -> list[float]:
+    """Return the 95% interval of the score, within its possible values."""
+    value, half, row = scored.value, half_width(draws), METRICS[metric]
+    is_percent = row.unit == "%"
+    counts_images = metric in ("top1", "top5") and scored.num_groups == len(scored.targets)
+    # If all images are right, so are those of each draw.
+    if counts_images or (is_percent and draws.min() == draws.max()):
+        return [*wilson_interval(value, scored.num_groups)]
+    low, high = (0.0, 100.0) if is_percent else (0.0, math.inf) if row.smaller_is_better else (-math.inf, 1.0)
+    return [max(value - half, low), min(value + half, high)]
 
 
 def keep(path: Path, result: dict[str, Any], say: Callable[[str], None]) -> None:
@@ -133,11 +149,10 @@ def compare(rows: list[dict[str, Any]], results: dict[str, dict[str, Any]], metr
     best = rows[0]
     draws = {word: np.array(result["draws"]) for word, result in results.items()}
     for row in rows:
-        half = half_width(draws[row["word"]])
-        row["interval"] = row["interval"] or [row["score"] - half, row["score"] + half]
-        gap = half_width(draws[best["word"]] - draws[row["word"]])
+        mine, of_best = draws[row["word"]], draws[best["word"]]
+        gap = half_width(of_best - mine)
         if results[row["word"]]["images"] != results[best["word"]]["images"]:
-            gap = math.hypot(half, half_width(draws[best["word"]]))  # some images could be read for only one of the two
+            gap = math.hypot(half_width(mine), half_width(of_best))  # some images could be read for only one of the two
         row["is_worse"] = not math.isfinite(row["score"]) or abs(best["score"] - row["score"]) > gap
         row["exceeds_budget"] = budget is not None and row["seconds"] > budget
 
@@ -150,12 +165,13 @@ def best_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def describe_images(plan: TrainPlan, scored: Scored) -> str:
     fitted = f"{scored.num_fitted:,} of {counted(len(plan.train_set), 'training image')}"
-    if len(images_of(plan)) == 1:
-        return (
-            f"linear models of the features of {fitted}, each fitted to four of {FOLDS} parts and scored on the fifth"
-        )
-    scored_on = f"{len(scored.targets):,} of {counted(len(plan.eval_set), 'validation image')}"
-    return f"linear models of the features of {fitted}, scored on {scored_on}"
+    how = f"each fitted to four of {FOLDS} parts and scored on the fifth"
+    if len(images_of(plan)) > 1:
+        how = f"scored on {len(scored.targets):,} of {counted(len(plan.eval_set), 'validation image')}"
+    unseen = (
+        f"; images of a class that their model was not fitted to: {scored.num_unseen:,}" if scored.num_unseen else ""
+    )
+    return f"linear models of the features of {fitted}, {how}{unseen}"
 
 
 # --- the choice of a run ---
@@ -166,7 +182,8 @@ def settings_of_choice(loaded: LoadedConfig, process: Process) -> LoadedConfig:
     config, sizes = loaded.config, {"world_size": process.world_size, "local_size": process.local_size}
     # The first process plans a run of all processes, but computes alone.
     simulated = Process(process.device, **sizes, num_cores=process.num_cores)
-    given = words_in(config.MODEL.PRETRAINED), Path(config.SAVE, FOLDER), simulated, print
+    words = with_newest_run(words_in(config.MODEL.PRETRAINED) or [], config.SAVE)
+    given = words, Path(config.SAVE, FOLDER), simulated, print
     more: dict[str, Any] = {"keeps": not config.START.CHECK}
     if config.TRAIN.BUDGET:
         from engine.train.budget import Allowance

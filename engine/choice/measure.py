@@ -32,7 +32,7 @@ from utils.errors import ConfigError
 from utils.host import name_of
 from utils.log import Log
 
-RESULTS = 1  # version of kept results; it changes with what they are, or with how they are computed
+RESULTS = 2  # version of kept results; it changes with what they are, or with how they are computed
 SILENT = Log(rank=1)
 NO_EFFECT = {*of_role(RECORD), "DATA.DATA_PATH"}  # on results; the facts of a plan identify the images
 
@@ -69,7 +69,7 @@ def measure(plan: TrainPlan, candidate: Candidate, began: float) -> tuple[Scored
     step = trainer.step
     times = forecast_run(plan, trainer, startup, fitting).times  # it makes some updates
     facts |= {
-        "train_images_per_s": plan.order.global_batch / times.update,
+        "train_images_per_s": min(plan.order.global_batch, plan.order.num_images) / times.update,
         "predict_images_per_s": 1 / prediction_time(plan, times),
         "seconds": times.until_end(step, trainer.schedule.num_updates),
     }

@@ -3,6 +3,7 @@
 import json
 import shlex
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,10 +14,11 @@ from safetensors.torch import save_file
 from sklearn.linear_model import LogisticRegression
 
 from engine.catalogue import best_of, figures, find_names
-from engine.choice.candidates import Candidate, candidates_of, words_in
-from engine.choice.choose import choose, compare
+from engine.choice.candidates import Candidate, candidates_of, with_newest_run, words_in
+from engine.choice.choose import choose, compare, interval_of
 from engine.choice.measure import file_of, measure, plan_candidate
 from engine.choice.scoring import FOLDS, Scored, fold_of_each, images_of
+from engine.evaluation.scores import wilson_interval
 from engine.features.linear import PENALTY
 from engine.settings import load_settings
 from engine.train.forecast import RunTimes
@@ -266,9 +268,7 @@ def test_results_with_an_unreadable_image_are_kept(photos, tmp_path, monkeypatch
 @pytest.mark.parametrize("images, is_worse", [("the same", True), ("others", False)])
 def test_draws_of_other_images_are_no_pairs(images, is_worse):
     """The difference of both is 1 in each draw. Its noise is 0 only if the draws are those of the same images."""
-    rows = [
-        {"word": word, "score": 70.0 + number, "interval": None, "seconds": 1.0} for number, word in enumerate("ab")
-    ]
+    rows = [{"word": word, "score": 70.0 + number, "seconds": 1.0} for number, word in enumerate("ab")]
     draws = np.random.default_rng(0).normal(70, 10, 200)
     results = {
         "a": {"draws": draws.tolist(), "images": "the same"},
@@ -277,6 +277,36 @@ def test_draws_of_other_images_are_no_pairs(images, is_worse):
     compare(rows, results, "top1", None)
     assert [row["word"] for row in rows] == ["b", "a"]
     assert [row["is_worse"] for row in rows] == [False, is_worse]
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "spread", "num_groups", "interval"),
+    [
+        ("top1", 75.0, 3.0, 20, wilson_interval(75, 20)),
+        ("top1", 75.0, 20.0, 10, (75 - 1.96 * 20, 100)),  # groups of images
+        ("macro_recall", 5.0, 10.0, 20, (0, 5 + 19.6)),
+        ("macro_recall", 100.0, 0.0, 20, wilson_interval(100, 20)),
+        ("mae", 1.0, 2.0, 20, (0, 1 + 3.92)),
+        ("r2", 0.9, 0.1, 20, (0.9 - 0.196, 1)),
+    ],
+)
+def test_interval_has_possible_values(metric, value, spread, num_groups, interval):
+    draws = value + spread * np.array([-1.0, 1.0] * 100) * np.sqrt(199 / 200)
+    scored = SimpleNamespace(value=value, num_groups=num_groups, targets=range(20))
+    assert interval_of(metric, scored, draws) == pytest.approx(interval)
+
+
+def test_few_images_are_counted_as_they_are(tmp_path, monkeypatch):
+    """No part has a class of its own, and an update has fewer images than a batch."""
+    for number in range(6):
+        draw_patches(tmp_path / "drawn" / f"class {number % 3}" / f"{number}.png", number)
+    times = SimpleNamespace(update=2.0, evaluation=1.0, until_end=lambda *steps: 9.0)
+    monkeypatch.setattr("engine.choice.measure.forecast_run", lambda *given: SimpleNamespace(times=times))
+    arguments = ["-data_path", str(tmp_path / "drawn"), "-epochs", "1", "-opts", "DATA.BATCH_SIZE=100"]
+    record = chosen(tmp_path / "out", SMALL, arguments=arguments)
+    row = record["candidates"][0]
+    assert record["images"].endswith("images of a class that their model was not fitted to: 3") and row["score"] == 0
+    assert "3 of 3 training images" in record["images"] and row["train_images_per_s"] == 3 / 2
 
 
 def test_changed_photos_are_measured_again(tmp_path):
@@ -342,6 +372,11 @@ def test_models_writes_table_picture_and_the_next_command(kept, tmp_path):
     assert trained == plan_candidate(DIGITS, Candidate(FRACTALS, 16), process()).config
     assert json.loads((tmp_path / "a.json").read_text()) == json.loads((tmp_path / "out/choice.json").read_text())
     assert (tmp_path / "out/choice.png").read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "a.json").unlink()
+    (tmp_path / ".a.json.tmp").mkdir()
+    ended = typed("scripts/models.py", LARGE, SMALL, *words, *DIGITS[4:])
+    ended.refused("-json", "a.json")
+    assert f"chosen: {LARGE}" in ended.stdout, "the table is shown although a file cannot be written"
 
 
 def test_settings_may_name_the_model_of_weights_that_do_not(tmp_path):
@@ -380,6 +415,31 @@ def test_run_trains_the_chosen_weights_and_shows_the_table(kept, tmp_path):
     assert "already finished" in again.stdout and "chosen: " not in again.stdout
 
 
+def test_resumed_run_keeps_the_size_of_its_candidate(kept, tmp_path):
+    """On the first start the candidate's size overrides -image_size, so it does on the next."""
+    shutil.copytree(kept[0], tmp_path / "choice")
+    words = ["-pretrained", f"choose:{LARGE},{SMALL}", "-image_size", "24", "-output", tmp_path, "-name", "run"]
+    words += ["-resume", "auto", *DIGITS, "REPORT=false"]
+    for sentence in (f"chosen: {LARGE}", "already finished"):
+        assert sentence in typed("main_single_gpu.py", *words).done().stdout
+        settings = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+        assert settings["DATA"]["IMAGE_SIZE"] == 16
+    words[1] = f"choose:{FRACTALS}"  # no candidate has a size now, so that of the command line counts
+    typed("main_single_gpu.py", *words).refused("DATA.IMAGE_SIZE")
+
+
+def test_latest_run_is_that_of_the_output_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train = ["main_single_gpu.py", "-output", "mine", *DIGITS[:4]]
+    options = [*DIGITS[4:], "DATA.NUM_WORKERS=0", "REPORT=false"]
+    typed(*train, "-cfg", "finetune", "-pretrained", FRACTALS, "-image_size", "8", "-name", "first", *options).done()
+    assert with_newest_run(["latest", "latest@8", "later"], "mine") == ["mine/first", "mine/first@8", "later"]
+    ended = typed("scripts/models.py", "latest@8", SMALL, *DIGITS[:4], "-output", "out", *options, "SAVE=mine").done()
+    assert "mine/first@8: " in ended.stdout
+    ended = typed(*train, "-pretrained", f"choose:latest@8,{SMALL}", *options).done()
+    assert "mine/first@8: " in ended.stdout and f"chosen: {SMALL}" in ended.stdout
+
+
 def test_two_processes_and_check_make_the_choice_once_and_check_keeps_nothing(tmp_path):
     words = ["-pretrained", f"choose:{SMALL}", "-output", str(tmp_path), *DIGITS]
     checked = run("main_single_gpu.py", "-check", "-check_images", "10", *words)
@@ -391,7 +451,7 @@ def test_two_processes_and_check_make_the_choice_once_and_check_keeps_nothing(tm
 
 
 def test_evaluation_and_sweep_refuse_to_choose(tmp_path):
-    typed("main_single_gpu.py", "-eval", "-pretrained", "choose", *DIGITS).refused("-eval")
+    typed("main_single_gpu.py", "-eval", "-pretrained", "choose", *DIGITS).refused("choose", "evaluated")
     words = ["-pretrained", "choose", "-output", tmp_path / "sweep", "-seeds", "0,1", *DIGITS]
     typed("scripts/sweep.py", *words).refused("MODEL.PRETRAINED", "scripts/models.py")
     typed("scripts/models.py", "-budget", "1h", "vit").refused("-budget", "-data_path")

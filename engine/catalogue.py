@@ -16,6 +16,17 @@ FIGURES = Path(__file__).with_name("imagenet.csv")
 MARK = "  NON-COMMERCIAL"
 RESEARCH_ONLY = {"apple-amlr", "seer-license"}  # in addition to licences with "nc" or "noncommercial" in their name
 
+# The candidates of a choice that names none (engine/choice/): three sizes trained on the classes of ImageNet-21k, and three
+# other kinds of pretraining. All of them may be used commercially.
+USUAL = (
+    "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
+    "vit_small_patch16_224.augreg_in21k_ft_in1k",
+    "vit_base_patch16_224.augreg2_in21k_ft_in1k",
+    "vit_small_patch14_dinov2.lvd142m@224",  # from images alone
+    "vit_base_patch16_clip_224.laion2b_ft_in12k_in1k",  # from images and their captions
+    "convnext_tiny.in12k_ft_in1k",  # not a transformer
+)
+
 
 class Figures(NamedTuple):
     """The accuracy of weights on ImageNet, in percent, and their speed in images per second."""

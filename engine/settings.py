@@ -9,6 +9,7 @@ from configs.load import LoadedConfig, load, name_runs
 from configs.translate.paddlevit import our_name
 from configs.values import Text, is_none
 from configs.yaml_files import Layer, find_settings_file, read_layers
+from utils.errors import ConfigError
 from utils.files import or_shipped, short_name
 
 CHOOSE = "choose"  # the value of MODEL.PRETRAINED that lets the images choose the weights; see engine/choice/
@@ -18,6 +19,17 @@ CHOSEN = "chosen"  # the origin of settings that the images have decided
 def chooses(pretrained: str | None) -> bool:
     """Return whether this value of MODEL.PRETRAINED is choose, or choose:WORD,WORD."""
     return (pretrained or "").partition(":")[0] == CHOOSE
+
+
+def words_in(pretrained: str | None) -> list[str] | None:
+    """Return the words of a value such as choose:WORD,WORD ([]: the usual candidates), or None for any other value."""
+    name, colon, words = (pretrained or "").partition(":")
+    if name != CHOOSE:
+        return None
+    found = [word.strip() for word in words.split(",")] if colon else []
+    if colon and not all(found):
+        raise ConfigError(f"MODEL.PRETRAINED: in {pretrained!r} a candidate is missing; write {CHOOSE}:WORD,WORD")
+    return found
 
 
 def load_settings(arguments: list[str], chosen: Mapping[str, str] | None = None) -> LoadedConfig:
@@ -46,8 +58,8 @@ def _load(command_line: CommandLine) -> LoadedConfig:
     import engine.settings_of_weights as of_weights
 
     checkpoint = of_weights.checkpoint_of(given)
-    if chooses(given.get("MODEL.PRETRAINED")):
-        if chosen := of_weights.choice_of_resumed(given, checkpoint):
+    if (words := words_in(given.get("MODEL.PRETRAINED"))) is not None:
+        if chosen := of_weights.choice_of_resumed(given, checkpoint, words):
             return _load(_with(command_line, chosen))
         # MODEL.NAME names timm's model of the candidates, as it does for other weights that name none.
         named = Layer("weights", {"MODEL.TYPE": "timm"}) if "MODEL.NAME" in given else None

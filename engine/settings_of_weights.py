@@ -45,12 +45,12 @@ def checkpoint_of(given: dict[str, Text]) -> Path | None:
     return checkpoint_at(given["MODEL.RESUME"], *where, is_evaluated, lambda line: None, verify=False)
 
 
-def choice_of_resumed(given: dict[str, Text], checkpoint: Path | None) -> dict[str, str]:
+def choice_of_resumed(given: dict[str, Text], checkpoint: Path | None, words: list[str]) -> dict[str, str]:
     """Return the settings that the images have chosen for the run to continue, or {} for a new run.
 
-    Raise ConfigError for an evaluation or a prediction.
+    `words`: the candidates, [] for the usual ones. Raise ConfigError for an evaluation or a prediction.
     """
-    from engine.choice.candidates import USUAL, words_in
+    from engine.catalogue import USUAL
     from models.weights.files import read_record
 
     if is_on(given, "EVAL"):
@@ -60,7 +60,7 @@ def choice_of_resumed(given: dict[str, Text], checkpoint: Path | None) -> dict[s
     config = read_record(checkpoint).get("config", {})
     size = str(config.get("DATA.IMAGE_SIZE"))
     # Without @PIXELS, the size is that of the weights or of the command line.
-    is_chosen = any(word.endswith(f"@{size}") for word in words_in(given["MODEL.PRETRAINED"]) or USUAL)
+    is_chosen = any(word.endswith(f"@{size}") for word in words or USUAL)
     sized = {"DATA.IMAGE_SIZE": size} if is_chosen else {}
     return {"MODEL.PRETRAINED": config.get("MODEL.PRETRAINED") or "none"} | sized
 

@@ -5,25 +5,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.catalogue import best_of, figures, find_names, is_pattern
-from engine.settings import CHOOSE
+from engine.catalogue import USUAL, best_of, figures, find_names, is_pattern
 from models.weights.files import find_file
 from models.weights.metadata import pretrained_cfg
-from utils.errors import ConfigError
 from utils.runs import LATEST, without_latest
 from utils.text import counted
 
 MOST_MATCHES = 6  # candidates from one pattern
-# Without words: three sizes trained on the classes of ImageNet-21k, and three other kinds of pretraining. All of them may be
-# used commercially.
-USUAL = (
-    "vit_tiny_patch16_224.augreg_in21k_ft_in1k",
-    "vit_small_patch16_224.augreg_in21k_ft_in1k",
-    "vit_base_patch16_224.augreg2_in21k_ft_in1k",
-    "vit_small_patch14_dinov2.lvd142m@224",  # from images alone
-    "vit_base_patch16_clip_224.laion2b_ft_in12k_in1k",  # from images and their captions
-    "convnext_tiny.in12k_ft_in1k",  # not a transformer
-)
 
 
 class Candidate(NamedTuple):
@@ -78,14 +66,3 @@ def _of_word(word: str, notes: list[str]) -> Iterator[Candidate]:
 def with_newest_run(words: Sequence[str], save: str) -> list[str]:
     """Return the words with the newest run in `save` in place of `latest`."""
     return [re.sub(f"^{LATEST}(?=@|$)", lambda _: without_latest(LATEST, save), word) for word in words]
-
-
-def words_in(pretrained: str | None) -> list[str] | None:
-    """Return the words of a value such as choose:WORD,WORD ([]: the usual candidates), or None for any other value."""
-    name, colon, words = (pretrained or "").partition(":")
-    if name != CHOOSE:
-        return None
-    found = [word.strip() for word in words.split(",")] if colon else []
-    if colon and not all(found):
-        raise ConfigError(f"MODEL.PRETRAINED: in {pretrained!r} a candidate is missing; write {CHOOSE}:WORD,WORD")
-    return found

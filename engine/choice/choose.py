@@ -13,7 +13,7 @@ import numpy as np
 from configs.load import LoadedConfig
 from configs.tables import METRICS
 from datasets import BadImages
-from engine.choice.candidates import Candidate, candidates_of, with_newest_run, words_in
+from engine.choice.candidates import Candidate, candidates_of, with_newest_run
 from engine.choice.measure import file_of, measure, plan_candidate
 from engine.choice.scoring import FOLDS, Scored, half_width, images_of
 from engine.evaluation.scores import format_value, rank_of, wilson_interval
@@ -22,7 +22,7 @@ from engine.plan import TrainPlan
 from engine.record.saved_files import read_object
 from engine.report.choice import lines_of
 from engine.session import check_folder
-from engine.settings import load_settings
+from engine.settings import load_settings, words_in
 from engine.short_trial import alone
 from engine.weights_lines import warn_of_overlap
 from utils.distributed import Process

@@ -14,13 +14,13 @@ from safetensors.torch import save_file
 from sklearn.linear_model import LogisticRegression
 
 from engine.catalogue import best_of, figures, find_names
-from engine.choice.candidates import Candidate, candidates_of, with_newest_run, words_in
+from engine.choice.candidates import Candidate, candidates_of, with_newest_run
 from engine.choice.choose import choose, compare, interval_of
 from engine.choice.measure import file_of, measure, plan_candidate
 from engine.choice.scoring import FOLDS, Scored, fold_of_each, images_of
 from engine.evaluation.scores import wilson_interval
 from engine.features.linear import PENALTY
-from engine.settings import load_settings
+from engine.settings import load_settings, words_in
 from engine.train.forecast import RunTimes
 from tests.support import number_rows, several_labels
 from tests.support.forks import ROOT

@@ -33,7 +33,7 @@ def fit(monkeypatch):
     def fit(trainer, fits: int, step: int = 0) -> list[str]:
         run_out(trainer, fits, step)
         fit_micro_batches(trainer, lines := Lines())
-        return lines.warned
+        return lines.said
 
     return fit
 

@@ -203,6 +203,11 @@ def test_resumed_run_is_running_on_each_tracker_halfway(tmp_path, monkeypatch, n
     pytest.importorskip(name)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    if name == "tensorboard":
+        from tensorboard.summary.writer import event_file_writer
+
+        # Files of the same second are read by their names, which end with this number: 10 would come before 9.
+        monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     server, folder = SimulatedWandb(), tmp_path / "run"
     monkeypatch.setitem(sys.modules, "wandb", server)
     folder.mkdir()

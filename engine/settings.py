@@ -23,9 +23,9 @@ def chooses(pretrained: str | None) -> bool:
 
 def words_in(pretrained: str | None) -> list[str] | None:
     """Return the words of a value such as choose:WORD,WORD ([]: the usual candidates), or None for any other value."""
-    name, colon, words = (pretrained or "").partition(":")
-    if name != CHOOSE:
+    if not chooses(pretrained):
         return None
+    _, colon, words = pretrained.partition(":")
     found = [word.strip() for word in words.split(",")] if colon else []
     if colon and not all(found):
         raise ConfigError(f"MODEL.PRETRAINED: in {pretrained!r} a candidate is missing; write {CHOOSE}:WORD,WORD")

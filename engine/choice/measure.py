@@ -32,7 +32,7 @@ from utils.errors import ConfigError
 from utils.host import name_of
 from utils.log import Log
 
-RESULTS = 2  # version of kept results; it changes with what they are, or with how they are computed
+RESULTS = 2  # version of kept results; raise it if their content or computation changes
 SILENT = Log(rank=1)
 NO_EFFECT = {*of_role(RECORD), "DATA.DATA_PATH"}  # on results; the facts of a plan identify the images
 

@@ -45,9 +45,10 @@ class Scored:
         self.seconds_of_fit = took / sum(len(fitted.targets) for fitted, _ in parts)  # for each image
         self.targets = torch.cat([torch.from_numpy(others.targets) for _, others in parts])
         self.num_fitted = len(train.targets)
-        is_one = plan.config.task.has_classes and not plan.config.task.has_several_classes
-        unseen = [~np.isin(others.targets, fitted.targets) for fitted, others in parts if is_one]
-        self.num_unseen = sum(int(each.sum()) for each in unseen)  # images of classes that their model does not know
+        self.num_unseen = 0  # images of a class that their model does not know
+        if plan.config.task.has_classes and not plan.config.task.has_several_classes:
+            is_unseen = [~np.isin(others.targets, fitted.targets) for fitted, others in parts]
+            self.num_unseen = sum(int(each.sum()) for each in is_unseen)
         # Images in the same group of DATA.GROUP_BY are drawn together.
         keys = sets[-1].take(np.concatenate([others.indices for _, others in parts])).split_keys()
         self.groups = np.unique(hashes_of(keys, 0), return_inverse=True)[1]

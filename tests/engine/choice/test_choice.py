@@ -297,7 +297,7 @@ def test_interval_has_possible_values(metric, value, spread, num_groups, interva
 
 
 def test_few_images_are_counted_as_they_are(tmp_path, monkeypatch):
-    """No part has a class of its own, and an update has fewer images than a batch."""
+    """Each class has one training image, so no model knows the class that it scores. One update has all three images."""
     for number in range(6):
         draw_patches(tmp_path / "drawn" / f"class {number % 3}" / f"{number}.png", number)
     times = SimpleNamespace(update=2.0, evaluation=1.0, until_end=lambda *steps: 9.0)
@@ -424,7 +424,7 @@ def test_resumed_run_keeps_the_size_of_its_candidate(kept, tmp_path):
         assert sentence in typed("main_single_gpu.py", *words).done().stdout
         settings = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
         assert settings["DATA"]["IMAGE_SIZE"] == 16
-    words[1] = f"choose:{FRACTALS}"  # no candidate has a size now, so that of the command line counts
+    words[1] = f"choose:{FRACTALS}"  # without @PIXELS, -image_size applies
     typed("main_single_gpu.py", *words).refused("DATA.IMAGE_SIZE")
 
 

@@ -87,7 +87,7 @@ class Saves:
     def wait_and_sync_best(self) -> None:
         """Wait for the saver. If best.pth could not be written, the previous best counts again, in every process."""
         self._wait()
-        self.trainer.best, self.failure = self.process.first(lambda: (self.saver.best, self.saver.failure))
+        self.trainer.best, self.failure = self.process.first(lambda: (self.saver.best, self.saver.failure), Best)
 
     def reload_best_from_disk(self) -> None:
         """Take the best epoch from the best.pth on disk. A loaded state may have another best epoch."""

@@ -57,7 +57,7 @@ class Session:
 
     def open_folder(self, kind: str, existing: Path | None = None, saved: Mapping[str, Any] | None = None) -> None:
         """Create the run folder, or continue in the folder `existing`, whose checkpoint is `saved`."""
-        self.path, self.identity = self.process.first(lambda: self._open(kind, existing, saved or {}))
+        self.path, self.identity = self.process.first(lambda: self._open(kind, existing, saved or {}), Identity)
         self._lock = FolderLock(self.path)
         with self._writing("log.txt"):
             self.log.open(self.path)

@@ -10,6 +10,7 @@ import pytest
 from tests.support import contracts
 from tests.support.configs import SMALL
 from tests.support.forks import ROOT, end_server, kill_started
+from tests.support.networks import two_hosts  # noqa: F401 (a fixture)
 from utils.program import STOPPING
 from utils.torch_internals import import_timm
 

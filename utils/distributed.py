@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from utils.errors import AlreadyReportedError, ConfigError, LostProcess, UserError
 from utils.host import available_cores, count_cores, cpu_quota, find_devices, share_of_cores
+from utils.messages import broadcast_value, gather_values
 from utils.program import die_with_parent, exit_code_and_message
 from utils.text import counted, format_ranks
 
@@ -96,8 +97,8 @@ class Process:
     def _share_cores(self) -> None:
         """Compute this process's share of the machine's cores."""
         hosts, own = self.rendezvous.hosts, available_cores()
-        found = zip(hosts, self.join([own]), strict=True)
-        local = [cores for host, cores in found if host == hosts[self.rank]]
+        of_processes = zip(hosts, self.join([sorted(own)]), strict=True)
+        local = [set(cores) for host, cores in of_processes if host == hosts[self.rank]]
         self.num_cores = max(1, int(min(share_of_cores(own, local), cpu_quota() / len(local))))
         if self.device.type != "cpu":  # torch would use all cores for the few operations on the host
             torch.set_num_threads(min(torch.get_num_threads(), self.num_cores))
@@ -134,8 +135,11 @@ class Process:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def first(self, task: Callable[[], Any]) -> Any:
-        """Run the task on rank 0, however long it takes. Return its result, or raise its error, on every rank."""
+    def first(self, task: Callable[[], Any], *types: type) -> Any:
+        """Run the task on rank 0, however long it takes. Return its result, or raise its error, on every rank.
+
+        `types`: the named tuples in the result (utils/messages.py).
+        """
         result = error = None
         with self._keep_alive():
             try:
@@ -144,8 +148,8 @@ class Process:
                 error = caught
         if self._host_group is not None:  # None for a single process, or a process that -check simulates
             message = str(error) if isinstance(error, UserError) else "process 0 failed"
-            outcome = [result, (message, exit_code_and_message(error)[0]) if error else None]
-            dist.broadcast_object_list(outcome, src=0, group=self._host_group)
+            outcome = [result, (message, int(exit_code_and_message(error)[0])) if error else None]
+            outcome = broadcast_value(outcome, self._host_group, types)
             if not self.is_first:
                 result, error = outcome[0], outcome[1] and AlreadyReportedError(*outcome[1])
         if error is not None:
@@ -213,13 +217,14 @@ class Process:
         dist.gather(sent, received)
         return torch.cat(received).view(rows.dtype).view(-1, *rows.shape[1:])[:length].cpu() if self.is_first else None
 
-    def join(self, items: list) -> list:
-        """Return the items of all ranks in rank order. Hosts wait for each other but not for devices."""
+    def join(self, items: list, *types: type) -> list:
+        """Return the items of all ranks in rank order. Hosts wait for each other but not for devices.
+
+        `types`: the named tuples in the items (utils/messages.py).
+        """
         if self.world_size == 1:
             return items
-        lists = [None] * self.world_size
-        dist.all_gather_object(lists, items, group=self._host_group)
-        return [item for each in lists for item in each]
+        return [item for values in gather_values(items, self._host_group, types) for item in values]
 
     def all_true(self, flag: bool) -> bool:
         """Return whether the flag is set on every rank."""

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import uuid
 import zlib
 from collections.abc import Collection, Mapping
@@ -35,6 +36,8 @@ RANK_VARIABLES = {
 }
 # Variables in which Kubeflow, SkyPilot, dstack and Slurm pass the number of nodes.
 NODE_COUNTS = ("PET_NNODES", "SKYPILOT_NUM_NODES", "DSTACK_NODES_NUM", "SLURM_NNODES")
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"  # the network interface that other machines cannot reach
+STORE_FILE = "HALFSTEP_STORE"  # variable with the file in which the processes of our own launcher meet
 SEVERAL = {SLURM: "srun --ntasks N", OPEN_MPI: "mpirun -np N", MPI: "mpirun -np N"}  # commands that start N processes
 
 
@@ -46,8 +49,9 @@ class LaunchedRank:
     rank: int
     world_size: int
     local_rank: int | None = None  # None: unknown until the processes meet
-    host: str = ""  # the host on which process 0 listens; "": torch finds the store through torchrun's variables
+    host: str = ""  # the host on which process 0 listens; "": the store is `file`, or that of torchrun's variables
     port: int = 0
+    file: str = ""  # the file in which the processes of this program's own launcher meet
     local_size: int | None = None  # number of processes on this machine; None: unknown
     restart_count: int = 0  # number of restarts by torchrun
     max_world_size: int = 0  # the largest number of processes of an elastic run; 0: not elastic
@@ -158,7 +162,8 @@ def _read_rank(environment: Mapping[str, str], launcher: str) -> LaunchedRank:
         restart_count = 0  # each start has its own store, and the nodes' restart counts may differ
     num_nodes = int(environment.get("GROUP_WORLD_SIZE", 1))
     max_world_size = launched.world_size * _most_nodes(environment) // num_nodes
-    return replace(launched, restart_count=restart_count, max_world_size=max_world_size)
+    file = environment.get(STORE_FILE, "")
+    return replace(launched, restart_count=restart_count, max_world_size=max_world_size, file=file)
 
 
 def _most_nodes(environment: Mapping[str, str]) -> int:
@@ -259,28 +264,32 @@ def launch(script: str, arguments: list[str], num_processes: int) -> int:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     from utils.host import available_cores
+    from utils.one_machine import BACKEND
 
     if num_processes > 1:
         # Without this variable, every process would use all cores. torchrun itself would set it to 1.
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(available_cores()) // num_processes)))
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,  # torchrun would restart after any failure, including a mistake in the settings
-        nproc_per_node=num_processes,
-        monitor_interval=0.1,
-        # torchrun forwards these signals to the workers, which then save.
-        signals_to_handle="SIGTERM,SIGINT,SIGQUIT,SIGUSR1" + ("" if hangup_is_ignored() else ",SIGHUP"),
-    )
-    try:
-        elastic_launch(config, sys.executable)("-u", script, *arguments)
-    except ChildFailedError as error:
-        return root_cause(error.failures.values())
-    except SignalException as stopped:
-        return 128 + int(stopped.sigval)
+    # torchrun forwards these signals to the workers, which then save.
+    signals = "SIGTERM,SIGINT,SIGQUIT,SIGUSR1" + ("" if hangup_is_ignored() else ",SIGHUP")
+    with tempfile.TemporaryDirectory(prefix="halfstep-") as folder:  # which only this user can open
+        os.environ[STORE_FILE] = str(Path(folder, "store"))
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend=BACKEND,
+            max_restarts=0,  # torchrun would restart after any failure, including a mistake in the settings
+            nproc_per_node=num_processes,
+            monitor_interval=0.1,
+            signals_to_handle=signals,
+        )
+        try:
+            elastic_launch(config, sys.executable)("-u", script, *arguments)
+        except ChildFailedError as error:
+            return root_cause(error.failures.values())
+        except SignalException as stopped:
+            return 128 + int(stopped.sigval)
     return 0
 
 

@@ -24,7 +24,7 @@ class Rendezvous:
     def __init__(self, launched: LaunchedRank, timeout: float):
         """Open the store and wait for all processes, at most `timeout` seconds."""
         self.launched, self.timeout = launched, timeout
-        self._where = f"{launched.host}:{launched.port}" if launched.host else "torchrun's store"
+        self._where = f"{launched.host}:{launched.port}" if launched.host else launched.file or "torchrun's store"
         deadline = time.monotonic() + timeout
         try:
             self.store = self._open_store()
@@ -56,6 +56,8 @@ class Rendezvous:
         launched = self.launched
         if launched.host:
             return _tcp_store(launched.host, launched.port, launched.rank == 0, self.timeout)
+        if launched.file:
+            return dist.FileStore(launched.file)
         limit = timedelta(seconds=self.timeout)
         store = next(rendezvous("env://", launched.rank, launched.world_size, timeout=limit))[0]
         # torchrun keeps its store across restarts, so each start gets its own key prefix.

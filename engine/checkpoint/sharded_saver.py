@@ -18,6 +18,7 @@ from models.weights.sharded import FOLDER, PIECES, SHARDS
 from utils.distributed import Process
 from utils.errors import cause_of
 from utils.files import FolderMoved, replacing, sync_folder
+from utils.messages import gather_values
 
 
 class Channel:
@@ -33,25 +34,26 @@ class Channel:
 
         The error is an OSError or FolderMoved.
         """
-        answers = [self._attempt(task)] * self._world_size
+        answers = [self._attempt(task)]
         if self._group:
-            dist.all_gather_object(answers, answers[0], group=self._group)
-        for _, error in answers:
-            if error:
-                raise error
-        return [result for result, _ in answers]
+            answers = gather_values(answers[0], self._group)
+        for _, folder_moved, reason in answers:
+            if reason:
+                raise FolderMoved(reason) if folder_moved else OSError(reason)
+        return [result for result, _, _ in answers]
 
     def first(self, task: Callable[[], Any]) -> Any:
         """Run the task in process 0 and return its result in every process. Errors are raised as in `each`."""
         return self.each(lambda: task() if self._rank == 0 else None)[0]
 
-    def _attempt(self, task: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    def _attempt(self, task: Callable[[], Any]) -> tuple[Any, bool, str]:
+        """Return the result, whether the error is a FolderMoved, and the reason of the error, or ""."""
         try:
-            return task(), None
+            return task(), False, ""
         except FolderMoved as error:
-            return None, error
+            return None, True, str(error)
         except (OSError, RuntimeError) as error:  # torch raises RuntimeError when a disk is full
-            return None, OSError(cause_of(error))
+            return None, False, cause_of(error)
 
 
 class ShardedSaver(AsyncSaver):

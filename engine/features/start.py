@@ -19,7 +19,7 @@ from engine.features.compute import (
     why_not_fitted,
 )
 from engine.features.doubts import describe_doubts
-from engine.features.linear import set_classifier
+from engine.features.linear import LinearClassifier, set_classifier
 from engine.features.saved import save_features
 from engine.saves import Saves
 from engine.train.stop_conditions import Stopped
@@ -108,7 +108,7 @@ def fit_classifier(saves: Saves, layers: list[nn.Module], stop: StopSignal) -> I
         log.say(f"no linear classifier before training: among {MOST_IMAGES:,} images, {text}")
         return None
     given = (features, targets, layers[0].weight.shape[0])
-    classifier = trainer.process.first(lambda: trainer.task.fit_head(*given))
+    classifier = trainer.process.first(lambda: trainer.task.fit_head(*given), LinearClassifier)
     stop_if_requested()  # a resumed run then repeats the pass
     set_classifier(layers, classifier)
     trainer.computing.refresh()

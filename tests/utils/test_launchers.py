@@ -15,6 +15,7 @@ import torch
 from engine.checkpoint.resume import global_batch_to_keep
 from tests.support.configs import small_config
 from tests.support.forks import DEADLINE, MARK, ROOT, find_processes, kill
+from tests.support.networks import needs_networks
 from tests.support.refusals import assert_names
 from tests.support.run_hash import run_hash
 from tests.support.runs import (
@@ -144,40 +145,6 @@ def test_elastic_run_on_one_node_uses_full_global_batch(small_yaml, tmp_path):
     for flags in ([], ["-check"]):
         said = run("main_multi_gpu.py", *arguments(small_yaml, tmp_path, *flags), environment=one).done().stdout
         assert "22 updates of 64 images" in said and ("32 x 1 process x 2 micro-batches" in said or flags)
-
-
-def can_make_networks() -> bool:
-    tools = shutil.which("ip") and shutil.which("unshare")
-    return bool(tools) and subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0
-
-
-@pytest.fixture
-def two_hosts():
-    """Two network namespaces connected by a cable. They simulate two machines with a shared disk and host name."""
-    names, here = [f"halfstep{os.getpid()}{letter}" for letter in "ab"], os.getpid()
-    cables = [f"hs{here}{letter}"[-14:] for letter in "ab"]
-
-    def ip(*words: str) -> None:
-        subprocess.run(["ip", *words], check=True, capture_output=True)
-
-    try:
-        for name in names:
-            ip("netns", "add", name)
-        ip("link", "add", cables[0], "type", "veth", "peer", "name", cables[1])
-        for number, (name, cable) in enumerate(zip(names, cables, strict=True), start=1):
-            ip("link", "set", cable, "netns", name)
-            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", cable)
-            ip("-n", name, "link", "set", cable, "up")
-            ip("-n", name, "link", "set", "lo", "up")
-        yield list(zip(names, cables, strict=True))
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)
-
-
-needs_networks = pytest.mark.skipif(
-    not can_make_networks(), reason="network namespaces need root and ip (apt-get install iproute2)"
-)
 
 
 class Node:

@@ -151,11 +151,12 @@ def test_slow_process_keeps_sending_heartbeats_to_others(monkeypatch):
             enough[group].set()
         meeting.wait()
 
-    def broadcast(content, src, group):
+    def broadcast(value, group, types):
         meeting.wait()
+        return value
 
     monkeypatch.setattr(distributed.dist, "all_reduce", all_reduce)
-    monkeypatch.setattr(distributed.dist, "broadcast_object_list", broadcast)
+    monkeypatch.setattr(distributed, "broadcast_value", broadcast)
 
     def live(process):
         def slow_task():

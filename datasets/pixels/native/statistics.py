@@ -61,7 +61,7 @@ def finish(
             if key in known.typed or config.DATA.RANGE and origins.get(key) == origins.get(RANGE)
         }
         if len(kept) < 3:
-            seen = process.first(lambda: measure_pixels(config, train))
+            seen = process.first(lambda: measure_pixels(config, train), Statistics)
             values = {RANGE: seen.limits, MEAN: seen.mean, DEVIATION: tuple(each or 1.0 for each in seen.deviation)}
             found = [Settled(key, each, "the training images") for key, each in values.items() if key not in kept]
             notes = describe_pixels(seen)

@@ -1,0 +1,68 @@
+"""Network namespaces that simulate two machines, and the ports on which processes listen."""
+
+import contextlib
+import ipaddress
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+
+def can_make_networks() -> bool:
+    tools = shutil.which("ip") and shutil.which("unshare")
+    return bool(tools) and subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0
+
+
+@pytest.fixture
+def two_hosts():
+    """Two network namespaces connected by a cable. They simulate two machines with a shared disk and host name."""
+    names, here = [f"halfstep{os.getpid()}{letter}" for letter in "ab"], os.getpid()
+    cables = [f"hs{here}{letter}"[-14:] for letter in "ab"]
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True)
+
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", cables[0], "type", "veth", "peer", "name", cables[1])
+        for number, (name, cable) in enumerate(zip(names, cables, strict=True), start=1):
+            ip("link", "set", cable, "netns", name)
+            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", cable)
+            ip("-n", name, "link", "set", cable, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield list(zip(names, cables, strict=True))
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+needs_networks = pytest.mark.skipif(
+    not can_make_networks(), reason="network namespaces need root and ip (apt-get install iproute2)"
+)
+
+
+LISTEN = "0A"  # a state in /proc/net/tcp
+
+
+def listening(pids: Iterable[int]) -> set[tuple[str, int]]:
+    """Return the addresses and ports on which these processes wait for connections."""
+    places = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # the process has ended
+            own = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
+            tables = [Path(f"/proc/{pid}/net/{name}").read_text() for name in ("tcp", "tcp6")]
+            lines = [line.split() for table in tables for line in table.splitlines()]
+            sockets = [words for words in lines if words[3] == LISTEN and f"socket:[{words[9]}]" in own]
+            places |= {place_of(words[1]) for words in sockets}
+    return places
+
+
+def place_of(text: str) -> tuple[str, int]:
+    """Return the address and the port of a socket in /proc/net/tcp, which has 32-bit words in the order of the processor."""
+    address, port = text.split(":")
+    words = [bytes.fromhex(address[start : start + 8])[::-1] for start in range(0, len(address), 8)]
+    return str(ipaddress.ip_address(b"".join(words))), int(port, 16)

@@ -110,7 +110,7 @@ def choose(arguments: Namespace) -> int:
     from engine.settings import CHOOSE, load_settings
     from engine.settings_of_weights import fine_tuning_file
     from models.weights.files import find_file
-    from utils.distributed import Process, choose_device
+    from utils.distributed import Process
     from utils.files import replacing, write_text
     from utils.runs import CHOICE
 
@@ -127,7 +127,7 @@ def choose(arguments: Namespace) -> int:
         check_writable("-json", arguments.json)
     make_folder("-output", folder)
     words = with_newest_run(arguments.words, config.SAVE)
-    process = Process(choose_device(arguments.device or "auto", local_rank=0))
+    process = Process.alone(arguments.device or "auto")
     record = choose_weights(flags, words, folder, process, print, lambda: budget)
     print("\n".join(["", *lines_of(record)]))
     picture, table = folder / "choice.png", json.dumps(record, indent=2) + "\n"

@@ -50,7 +50,7 @@ STDIN = "-"
 
 def main(argv: list[str]) -> int:
     arguments = parse(argv)
-    from utils.distributed import Process, choose_device, find_devices  # local: importing torch takes seconds
+    from utils.distributed import Process, find_devices  # local: importing torch takes seconds
 
     def images() -> list[str]:
         paths = find_images(arguments.images, arguments.list, outputs_of(arguments))
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
         from utils.launch import launch
 
         return launch(__file__, argv, number)
-    return predict(arguments, paths, Process(choose_device(arguments.device, local_rank=0)))
+    return predict(arguments, paths, Process.alone(arguments.device))
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

@@ -63,7 +63,9 @@ class Process:
         if launched and launched.parent_is_launcher:
             die_with_parent()
         if launched is None or launched.world_size == 1:
-            return cls(choose_device(device_setting, 0), max_world_size=launched.max_world_size if launched else 0)
+            process = cls.alone(device_setting)
+            process.max_world_size = launched.max_world_size if launched else 0
+            return process
         from utils.rendezvous import Rendezvous
 
         joined = Rendezvous(launched, timeout)
@@ -76,6 +78,13 @@ class Process:
         process.max_world_size = launched.max_world_size
         process._init_groups(timeout)
         process._share_cores()
+        return process
+
+    @classmethod
+    def alone(cls, device_setting: str) -> "Process":
+        """Return the only process of a command. In a container with a CPU quota, torch uses no more threads than that."""
+        process = cls(choose_device(device_setting, local_rank=0))
+        torch.set_num_threads(min(torch.get_num_threads(), process.num_cores))
         return process
 
     def _init_groups(self, timeout: float) -> None:

@@ -263,12 +263,12 @@ def launch(script: str, arguments: list[str], num_processes: int) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    from utils.host import available_cores
+    from utils.host import count_cores
     from utils.one_machine import BACKEND
 
     if num_processes > 1:
         # Without this variable, every process would use all cores. torchrun itself would set it to 1.
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(available_cores()) // num_processes)))
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, count_cores() // num_processes)))
     # torchrun forwards these signals to the workers, which then save.
     signals = "SIGTERM,SIGINT,SIGQUIT,SIGUSR1" + ("" if hangup_is_ignored() else ",SIGHUP")
     with tempfile.TemporaryDirectory(prefix="halfstep-") as folder:  # which only this user can open

@@ -27,7 +27,7 @@ from engine.predict.output import THUMBNAIL
 from engine.predict.pictures import fitted
 from engine.predict.predictor import FEW
 from models.features import features_of, widths_of
-from utils.distributed import Process, choose_device
+from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.log import shown
 
@@ -95,7 +95,7 @@ class Embedder:
     def __init__(self, trained: Classifier, device: str, say: Callable[[str], None], with_logits: bool = False):
         """Move the model to the device. `say` logs messages about unreadable images."""
         self.num_logits = len(trained.classes) if with_logits else 0
-        self.process = Process(choose_device(device, local_rank=0))
+        self.process = Process.alone(device)
         self.trained, self.say, self.config = trained, say, trained.config
         data = self.config.DATA
         if data.sequences:

@@ -109,7 +109,9 @@ class Predictor:
                     )
                 found = list(zip(indices, guesses, pictures, scores, strict=True))
             # All processes have the same number of batches. Their n-th batches together contain consecutive images.
-            for index, guesses, picture, known in sorted(self.process.join(found, Guess, Measure), key=lambda each: each[0]):
+            for index, guesses, picture, known in sorted(
+                self.process.join(found, Guess, Measure), key=lambda each: each[0]
+            ):
                 yield Prediction(index, paths[index], guesses, picture, known)
 
     def batches(self, config: Config, images: FileImages) -> Iterable[Batch]:

@@ -215,3 +215,15 @@ def test_log_names_shipped_settings_and_weights(here):
     assert loaded.origins["MODEL.DEPTH"] == "configs/vit_digits.yaml"
     for name in ("weights/vit_fractals", "weights/vit_fractals.safetensors"):
         assert find_file(name) == ROOT / "weights/vit_fractals.safetensors"
+
+
+@pytest.mark.slow
+def test_number_of_processes_in_a_settings_file_is_followed_or_named(small_yaml, tmp_path):
+    file = tmp_path / "two.yaml"
+    file.write_text(f"NGPUS: 2\n{small_yaml.read_text()}")
+    words = ["-cfg", str(file), "-output", str(tmp_path / "o"), "-check"]
+    assert "2 processes" in run_fresh("halfstep/__main__.py", "train", *words).printed
+    said = typed("main_single_gpu.py", *words).printed
+    assert_names(said, "NGPUS", "two.yaml", "one process", "main_multi_gpu.py")
+    typed("main_single_gpu.py", *words, "-ngpus", "2").refused("NGPUS", "-ngpus 2", "main_multi_gpu.py")
+    typed("main_single_gpu.py", *words, "-ngpus", "1").done()

@@ -5,9 +5,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from tests.support.cases import cases_of, value_of
 from tests.support.runs import ROOT, run
+from utils import host
+from utils.distributed import Process
 from utils.host import cpu_quota, free_host_memory, share_of_cores
 
 pytestmark = pytest.mark.slow
@@ -62,6 +65,20 @@ def test_core_count_respects_the_container_and_job_quota(tmp_path, line, folder,
     none = "max" if "cpu.max" in files else "-1"
     assert [quota("250000", none), quota(none, "800000"), quota("900000", "800000")] == [2.5, 8, 8]
     assert quota(none, none) == cpu_quota(tmp_path / "nowhere", tmp_path / "nothing") == math.inf
+
+
+def test_torch_uses_no_more_threads_than_the_quota_allows(monkeypatch):
+    before = torch.get_num_threads()
+    monkeypatch.setattr(host, "cpu_quota", lambda: 2.5)
+    monkeypatch.setattr(host, "available_cores", lambda: set(range(64)))
+    try:
+        torch.set_num_threads(64)
+        assert Process.start("cpu").num_cores == torch.get_num_threads() == 2
+        torch.set_num_threads(1)
+        Process.start("cpu")
+        assert torch.get_num_threads() == 1, "fewer threads stay"
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Parts of a model: modules by name patterns, frozen parts, the classifier, the first layer, running statistics."""
 
-import contextlib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from types import MethodType
@@ -33,13 +32,18 @@ def statistics_of(model: nn.Module) -> list[Tensor]:
     ]
 
 
-def starts_with_convolution(model: nn.Module) -> bool:
-    """Return whether images go into a single convolution, according to timm's `first_conv`."""
+def first_convolutions(model: nn.Module) -> dict[str, nn.Conv2d]:
+    """Return {path: layer} of the convolutions that images go into, according to timm's `first_conv`."""
     # A ViT built from our settings has no `first_conv`. If images go into several layers, it is a tuple.
-    path = getattr(model, "pretrained_cfg", {}).get("first_conv", "patch_embed.proj")
-    with contextlib.suppress(AttributeError):
-        return isinstance(path, str) and isinstance(model.get_submodule(path), nn.Conv2d)
-    return False
+    paths = getattr(model, "pretrained_cfg", {}).get("first_conv", "patch_embed.proj") or ()
+    modules = dict(model.named_modules())
+    paths = (paths,) if isinstance(paths, str) else paths
+    return {path: modules[path] for path in paths if isinstance(modules.get(path), nn.Conv2d)}
+
+
+def starts_with_convolution(model: nn.Module) -> bool:
+    """Return whether images go into a single convolution."""
+    return len(first_convolutions(model)) == 1
 
 
 # --- frozen parts ---

@@ -1,5 +1,6 @@
 """Loads pretrained weights from a file or timm's hub. The weights are adapted to the model, or refused."""
 
+import itertools
 import math
 import os
 import sys
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from configs.schema import Data
 from configs.tables import TASKS
 from models.heads import output_layers, set_to_zero
-from models.parts import classifier_names
+from models.parts import classifier_names, first_convolutions
 from models.weights.files import find_file, read_weights
 from models.weights.metadata import (
     ARCHITECTURE,
@@ -76,7 +77,8 @@ def load_pretrained(
             lines += _fit_heads(model, state, [] if reason else theirs or [], classes, needs_head, start, reason)
         state = fit_image_size(model, state, lines)
         has_colours = weights.record.get("config", {}).get("DATA.PIXELS", Data.PIXELS) == Data.PIXELS
-        _fit_channels(model, state, lines, tuple((settings or {}).get("DATA.RGB", ()) * has_colours))
+        rgb = tuple((settings or {}).get("DATA.RGB", ()) * has_colours)
+        _fit_channels(model, state, lines, (settings or {}).get("DATA.IMAGE_CHANNELS"), rgb)
         changed = differences(weights.record, settings, ARCHITECTURE) if settings else []
         _check_same_architecture(model, state, classifier_names(model), changed)
     except ConfigError as error:
@@ -206,11 +208,14 @@ def fit_image_size(model: nn.Module, state: dict[str, Tensor], lines: list[str])
     return fitted
 
 
-def _fit_channels(model: nn.Module, state: dict[str, Tensor], lines: list[str], rgb: tuple[int, ...]) -> None:
-    """Adapt the first convolution from RGB to this model's channels. For grey images, sum its weights over RGB.
+def _fit_channels(
+    model: nn.Module, state: dict[str, Tensor], lines: list[str], num_channels: int | None, rgb: tuple[int, ...]
+) -> None:
+    """Adapt the first convolutions from RGB to this model's channels. For grey images, sum their weights over RGB.
 
-    `rgb`: the channels that get the weights of red, green and blue; all others get the mean of the three. Without it, the
-    three are repeated. NaFlexVit has a linear layer instead, whose inputs are [P, P, C].
+    `num_channels`: the channels of an image, or None if the convolutions read no others. `rgb`: the channels that get the
+    weights of red, green and blue; all others get the mean of the three. Without it, the three are repeated. NaFlexVit has
+    a linear layer instead, whose inputs are [P, P, C].
     """
     from timm.models import adapt_input_conv
 
@@ -228,14 +233,20 @@ def _fit_channels(model: nn.Module, state: dict[str, Tensor], lines: list[str], 
         state["embeds.proj.weight"] = kernel.permute(0, 2, 3, 1).flatten(1)
         lines.append(f"  embeds.proj adapted from 3 to {counted(embeds.in_chans, 'channel')}")
 
-    first = next(((name, each) for name, each in model.named_modules() if isinstance(each, nn.Conv2d)), None)
-    kernel = state.get(f"{first[0]}.weight") if first else None
-    is_rgb = kernel is not None and kernel.ndim == 4 and kernel.shape[1] == 3
-    if is_rgb and ((channels := first[1].weight.shape[1]) != 3 or rgb):
-        state[f"{first[0]}.weight"] = fitted(channels, kernel)
-        if channels > 1 and (channels, rgb) != (3, ()):
-            first[1].rgb = kernel  # so that a new classifier can start with one channel, see rgb_layer
-        lines.append(f"  {first[0]} adapted from 3 to {counted(channels, 'channel')}")
+    in_order = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Conv2d))
+    layers = first_convolutions(model) or dict(itertools.islice(in_order, 1))
+    for name, layer in layers.items():
+        kernel, inputs = state.get(f"{name}.weight"), layer.weight.shape[1]
+        channels = num_channels or inputs
+        pixels = inputs // channels  # TResNet reads blocks of 4 x 4 pixels, whose channels are its inputs [16, C]
+        is_rgb = kernel is not None and kernel.ndim == 4 and kernel.shape[1] == 3 * pixels
+        if not is_rgb or (channels == 3 and not rgb):
+            continue
+        by_pixel = fitted(channels, kernel.unflatten(1, (pixels, 3)).flatten(0, 1))
+        state[f"{name}.weight"] = by_pixel.unflatten(0, (-1, pixels)).flatten(1, 2)
+        if channels > 1 and pixels == len(layers) == 1:
+            layer.rgb = kernel  # so that a new classifier can start with one channel, see rgb_layer
+        lines.append(f"  {name} adapted from 3 to {counted(channels, 'channel')}")
 
 
 def rgb_layer(model: nn.Module) -> nn.Conv2d | None:

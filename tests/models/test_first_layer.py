@@ -6,6 +6,7 @@ from timm.models import adapt_input_conv
 
 from configs.schema import Config
 from configs.values import flatten
+from models import build_model
 from models.weights.load import load_pretrained
 from tests.support.configs import replaced
 from tests.support.refusals import assert_names
@@ -49,3 +50,28 @@ def test_weights_trained_with_the_same_order_of_colours_stay_unchanged(tmp_path)
     record = {"DATA.PIXELS": "uint16", "DATA.IMAGE_CHANNELS": 3, "DATA.RGB": [2, 1, 0]}
     found, lines = fitted(tmp_path, 3, (2, 1, 0), config=record)
     assert torch.equal(found, random_weights()[KERNEL]) and not lines
+
+
+@pytest.mark.filterwarnings("ignore:::timm.layers.interpolate")
+@pytest.mark.parametrize("name", ["repvgg_a0", "mobileone_s0", "fastvit_t8", "crossvit_tiny_240", "tresnet_m"])
+@pytest.mark.parametrize("channels", [1, 6])
+def test_networks_with_several_or_unusual_first_layers_take_other_channels(tmp_path, name, channels):
+    side = 240 if name == "crossvit_tiny_240" else 48  # its two sizes of patches fit few sizes of images
+
+    def built(num_channels: int) -> tuple[torch.nn.Module, Config]:
+        data = {"IMAGE_CHANNELS": num_channels, "IMAGE_SIZE": side}
+        config = replaced(Config(), DATA=data, MODEL={"TYPE": "timm", "NAME": name})
+        return build_model(config, num_classes=5).eval(), config
+
+    colours, _ = built(3)
+    path = saved(colours.state_dict(), tmp_path / "x.pth")
+    model, config = built(channels)
+    lines = load_pretrained(model, str(path), settings=flatten(config))
+    images = torch.rand(2, channels, side, side)
+    # Grey images count as colours; six channels as the mean of the first and last three.
+    same = images.expand(-1, 3, -1, -1) if channels == 1 else images.unflatten(1, (2, 3)).mean(1)
+    with torch.no_grad():
+        logits, expected = model(images), colours(same)
+    # Random weights make some logits as large as 1e11.
+    assert (logits - expected).norm() < 1e-3 * expected.norm()
+    assert_names(lines[1], 3, channels)

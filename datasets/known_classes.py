@@ -1,4 +1,4 @@
-"""Classes that are known before the images are read: from a checkpoint, or from a text file."""
+"""Class numbers that do not follow from class names: from a checkpoint, a text file, or labels that are numbers."""
 
 import re
 from pathlib import Path
@@ -28,6 +28,23 @@ def number_by_list(config: Config, parts: list[ImageSet], only_validation: bool)
         return parts, []
     return parts, [
         warning(f"{config.DATA.CLASSES} names {counted(len(unused), 'class')} that no image has: {first_of(unused)}")
+    ]
+
+
+def number_by_label(parts: list[ImageSet]) -> Numbered:
+    """Number the classes of labels that are numbers: by the label, or, if all labels from 1 to N occur, as N classes."""
+    classes = parts[0].classes
+    unused = [classes[number] for number in np.flatnonzero(sum(part.count_classes() for part in parts) == 0)]
+    if unused == ["0"]:
+        line = f"the labels are the numbers from 1 to {classes[-1]}, so there is no class 0"
+        return renumber(parts, classes[1:]), [line]
+    if not unused:
+        return parts, []
+    return parts, [
+        warning(
+            f"the labels are numbers and mean the classes from 0 to {classes[-1]}, of which {len(unused):,} have no image: "
+            f"{first_of(unused)}; if these classes do not exist, number the others without gaps, or write names"
+        )
     ]
 
 

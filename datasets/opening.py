@@ -134,8 +134,8 @@ def _divide(
 def _number_classes(config: Config, parts: list[ImageSet], saved: SavedData | None, only_validation: bool) -> Numbered:
     """Number the classes of all parts in the same way.
 
-    Labels that are numbers stay as they are, and their classes get names. Classes with names are numbered as in the
-    checkpoint that is resumed or evaluated, or else as in DATA.CLASSES.
+    Labels that are numbers stay as they are, unless they count from 1, and their classes get names. Classes with names are
+    numbered as in the checkpoint that is resumed or evaluated, or else as in DATA.CLASSES.
     """
     notes, lines = [], []
     if config.DATA.CLASSES:
@@ -143,9 +143,15 @@ def _number_classes(config: Config, parts: list[ImageSet], saved: SavedData | No
 
         parts, notes = number_by_list(config, parts, only_validation)
     elif not saved:
-        classes, notes = parts[0].meaning.numbering.names(parts[0].classes)
+        numbering = parts[0].meaning.numbering
+        classes, notes = numbering.names(parts[0].classes)
+        may_renumber = not (only_validation or config.MODEL.NUM_CLASSES or parts[0].makes_batches)
         if classes != parts[0].classes:
             parts = renumber(parts, classes)
+        elif not numbering.are_names and may_renumber:
+            from datasets.known_classes import number_by_label
+
+            parts, notes = number_by_label(parts)
     if saved and saved.classes:
         from datasets.known_classes import number_by_checkpoint
 

@@ -288,7 +288,8 @@ def is_imagenet_by_other_names(classes: Sequence[str]) -> bool:
 
     if len(classes) != 1000:
         return False
-    return all(name.isdecimal() for name in classes) or list(classes) == ImageNetInfo().label_descriptions()
+    # The numbers from 1 to 1000 have another order in ImageNet's own files.
+    return list(classes) in ([str(number) for number in range(1000)], ImageNetInfo().label_descriptions())
 
 
 # --- the temperature in a file ---

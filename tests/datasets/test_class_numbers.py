@@ -5,6 +5,7 @@ import pytest
 
 from datasets import SavedData
 from tests.support.cases import cases_of, content_of, names_of
+from tests.support.configs import replaced
 from tests.support.image_sets import draw, error_of, load, make_folders, make_set, settings, shades
 from tests.support.opened import open_sets
 from tests.support.refusals import assert_names, refused
@@ -103,4 +104,31 @@ def test_class_names_differing_only_in_case_or_spaces_cause_warning(tmp_path):
         assert_names(warning, *classes[:2])
     assert len(load("csv", make_csv(tmp_path, ["b\u00e4r", "ba\u0308r", "dog"]))[1].classes) == 2
     _, val = load("csv", make_csv(tmp_path, ["cat", "catfish", "dog"]))
+    assert not any(note.startswith("warning") for note in val.notes)
+
+
+def test_labels_that_count_from_one_are_as_many_classes(tmp_path):
+    config = settings("csv", make_csv(tmp_path, ["1", "2", "3"]))
+    train, val = open_sets(config)
+    for part in (train, val):
+        assert part.classes == ["1", "2", "3"]
+        assert all(name == str(shade % 3 + 1) for shade, name in names_by_shade(part).items())
+    assert [note for note in val.notes if "from 1 to 3" in note and not note.startswith("warning")]
+    # A run that began with class 0, and a number of classes that is set, keep the numbers in the file.
+    saved = SavedData(["0", "1", "2", "3"], val.split)
+    for other in (config, settings("csv", tmp_path / "all.csv", evaluate=True)):
+        _, kept = open_sets(other, saved=saved)
+        assert kept.classes == saved.classes and names_by_shade(kept) == names_by_shade(val)
+        _, resumed = open_sets(other, saved=SavedData(val.classes, val.split))
+        assert resumed.classes == val.classes and names_by_shade(resumed) == names_by_shade(val)
+    set_by_user = replaced(config, MODEL={"NUM_CLASSES": 4})
+    assert open_sets(set_by_user)[1].classes == ["0", "1", "2", "3"]
+
+
+def test_other_gaps_between_numbers_cause_a_warning_with_the_classes(tmp_path):
+    _, val = load("csv", make_csv(tmp_path, ["0", "2", "5"]))
+    assert val.classes == [str(number) for number in range(6)]
+    (warning,) = [note for note in val.notes if note.startswith("warning") and "5" in note]
+    assert_names(warning, "3", "1", "4")
+    _, val = load("csv", make_csv(tmp_path, ["0", "1", "2"]))
     assert not any(note.startswith("warning") for note in val.notes)

@@ -221,7 +221,14 @@ def test_settings_file_decides_the_mean_of_a_timm_model_even_against_weights(tmp
 
 def test_imagenet_classes_are_recognized_by_number_or_description():
     numbers, descriptions = [str(number) for number in range(1000)], ImageNetInfo().label_descriptions()
-    for classes in (numbers, descriptions, descriptions[::-1], descriptions[1:], numbers[1:] + ["cat"]):
+    for classes in (
+        numbers,
+        descriptions,
+        descriptions[::-1],
+        descriptions[1:],
+        numbers[1:] + ["cat"],
+        numbers[1:] + ["1000"],
+    ):
         assert is_imagenet_by_other_names(classes) == (classes in (numbers, descriptions))
     assert usual_images("resnet18.of_no_such_tag") == {} != usual_images("resnet18.a1_in1k")
 

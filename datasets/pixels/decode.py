@@ -249,9 +249,10 @@ def _jpeg_exif(data: bytes) -> Image.Exif:
 def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
     """Yield marker, start and end of a JPEG's segments, up to the segment of the first scan."""
     marker, end = 0, 2
-    while marker != START_OF_SCAN and data[end] == 0xFF:
-        marker, start = data[end + 1], end + 4
-        end += 2 + int.from_bytes(data[end + 2 : start], "big")
+    # Like Pillow and libjpeg, skip fill bytes (0xFF) and other bytes between two segments.
+    while marker != START_OF_SCAN and (match := MARKER.search(data, end)):
+        marker, start = data[match.end() - 1], match.end() + 2
+        end = match.end() + int.from_bytes(data[match.end() : start], "big")
         yield marker, start, end
 
 

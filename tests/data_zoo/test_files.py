@@ -108,6 +108,18 @@ def test_exif_orientation_overrides_xmp_and_may_span_segments():
     assert_close(read(divided, applies_exif=True), PICTURE)
 
 
+@pytest.mark.parametrize("between", [b"\xff", b"\xff\xff\xff", b"\0\0"])
+@pytest.mark.parametrize("make", [photo, edited_photo])
+def test_bytes_between_segments_leave_the_orientation_as_in_pillow(make, between, monkeypatch):
+    content = make("JPEG", 6)
+    start = content.index(b"\xff\xe1")
+    filled = content[:start] + between + content[start:]
+    for _ in range(2):
+        assert np.array_equal(read(filled, applies_exif=True), as_pillow_turns(filled))
+        assert_close(read(filled, applies_exif=True), PICTURE)
+        monkeypatch.setattr(decode, "simplejpeg", None)
+
+
 @pytest.mark.parametrize("make", [photo, edited_photo])
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
 def test_ignored_orientation_leaves_pixels_as_stored(make, form):

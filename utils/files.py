@@ -208,10 +208,13 @@ def write_text(path: Path, text: str, check: Callable[[], None] = lambda: None, 
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush a folder to the disk, which makes a rename in it durable."""
+    """Flush a folder to the disk, which makes a rename in it durable. Some shared folders cannot be flushed."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EBADF):  # as in PostgreSQL
+            raise
     finally:
         os.close(descriptor)
 

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 
 import pytest
 import torch
@@ -143,6 +144,23 @@ def test_full_disk_does_not_end_a_run(small_disk, start, unbroken):
     (small_disk / "other").unlink()
     assert start(small_disk / "o").returncode == 0
     assert run_hash(folder) == unbroken()
+
+
+def test_folders_that_cannot_be_flushed_do_not_stop_a_run(tmp_path, tiny, monkeypatch):
+    flushed = []
+
+    def fsync(file: int) -> None:
+        flushed.append(stat.S_ISDIR(os.fstat(file).st_mode))
+        if flushed[-1]:
+            raise OSError(errors.pop(), "some shared folders cannot be flushed")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    errors = [errno.EINVAL, errno.EBADF] * 1000
+    typed("main_single_gpu.py", "-cfg", tiny, "-output", tmp_path / "o", "-epochs", "1").done()
+    assert any(flushed) and read_checkpoint(run_folder(tmp_path / "o") / "last.pth")["step"]
+    errors = [errno.EIO]
+    with pytest.raises(OSError, match="shared"):
+        files.write_text(tmp_path / "a.txt", "a")
 
 
 def test_unwritable_log_does_not_end_a_run(tmp_path, capsys):

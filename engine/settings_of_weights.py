@@ -25,6 +25,8 @@ ADAPTED = {
 OF_TASK, ONLY_OF_TASK = {"TRAIN.OBJECTIVE", "DATA.LABEL_SEPARATOR"}, {"TRAIN.LOSS", "TRAIN.BEST_METRIC"}
 OF_TARGETS = ("DATA.SAMPLER", "DATA.LABEL_SEPARATOR", "DATA.COLUMNS", *SCALE)
 NOT_TAKEN = {"-resume": set(), "-eval": OWN, "-pretrained": OWN | ADAPTED}
+# {value of DATA.DATASET: the pattern of its files}. A folder without them has class folders.
+FILES_OF = {"csv": "*.csv", "parquet": "**/*.parquet"}
 # If one of these settings is given, the command line defines the model. Otherwise the weights define it.
 MODEL_SETTINGS = ("MODEL.TYPE", *(f"MODEL.{name}" for name in VIT_FIELDS))
 
@@ -99,8 +101,8 @@ def layers_of_run(given: dict[str, Text], checkpoint: Path | None) -> tuple[Path
 def _settings_of_run(recorded: dict[str, Any], given: dict[str, Text], origin: str) -> list[Layer]:
     """Return the settings of a run to take over: all to resume it, fewer to evaluate it or to start from its weights.
 
-    If -data_path names a folder, but the weights were trained on a data set that reads no files, such as digits,
-    DATA.DATASET becomes imagefolder.
+    If -data_path names a folder of images, but the weights were trained on files that are not in it, such as a CSV file, or
+    on a data set that reads no files, such as digits, DATA.DATASET becomes imagefolder.
     """
     is_evaluated = is_on(given, "EVAL")
     use = "-eval" if is_evaluated else "-resume" if "MODEL.RESUME" in given else "-pretrained"
@@ -110,12 +112,24 @@ def _settings_of_run(recorded: dict[str, Any], given: dict[str, Text], origin: s
         taken = _for_channels(taken, given)
         if any(given[key] != taken.get(key) for key in OF_TASK & given.keys()):
             taken = {key: value for key, value in taken.items() if key not in ONLY_OF_TASK}
-    names_folder = "DATA.DATA_PATH" in given and "DATA.DATASET" not in given
-    if use == "-resume" or not names_folder or taken.get("DATA.DATASET") not in WITHOUT_FILES:
+    names_path = "DATA.DATA_PATH" in given and "DATA.DATASET" not in given
+    if use == "-resume" or not names_path or not _is_of_folders(str(given["DATA.DATA_PATH"]), taken):
         return [layer_from(origin, taken)]
-    taken.pop("DATA.SYNTHETIC_SIZE", None)
+    of_source = {key for key, each in SETTINGS.items() if each.only and each.only.keys == ["DATA.DATASET"]}
+    taken = {key: value for key, value in taken.items() if key not in of_source}
     by_folder = layer_from("for -data_path", {"DATA.DATASET": "imagefolder"})
     return [layer_from(origin, taken), by_folder]
+
+
+def _is_of_folders(path: str, taken: dict[str, Any]) -> bool:
+    """Return whether this path of the command line probably has class folders, unlike the data of these settings."""
+    dataset, folder = taken.get("DATA.DATASET"), Path(path).expanduser()
+    if dataset in WITHOUT_FILES:
+        return True
+    has_names = not taken.get("DATA.LABEL_SEPARATOR") and len(taken.get("DATA.COLUMNS") or ()) <= 2
+    if dataset not in FILES_OF or not has_names or taken.get("TRAIN.OBJECTIVE") != "classes":
+        return False
+    return folder.is_dir() and next(folder.glob(FILES_OF[dataset]), None) is None
 
 
 def has_batchnorm(config: Config) -> bool:

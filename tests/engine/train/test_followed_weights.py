@@ -78,6 +78,31 @@ def test_loss_and_metric_of_the_weights_are_taken_only_by_their_own_task(words, 
     assert (train.LOSS, train.BEST_METRIC) == expected
 
 
+@pytest.mark.parametrize("flag", ["-eval", None])
+@pytest.mark.parametrize(
+    ("dataset", "file", "more", "expected"),
+    [
+        ("csv", "cats/1.jpg", {"COLUMNS": ("file", "label"), "GROUP_BY": "person"}, "imagefolder"),
+        ("csv", "val.csv", {}, "csv"),
+        ("csv", "cats/1.jpg", {"LABEL_SEPARATOR": "|"}, "csv"),
+        ("parquet", "cats/1.jpg", {}, "imagefolder"),
+        ("parquet", "data/val.parquet", {}, "parquet"),
+        ("digits", "cats/1.jpg", {}, "imagefolder"),
+    ],
+)
+def test_typed_folder_without_the_lists_of_the_run_has_class_folders(tmp_path, flag, dataset, file, more, expected):
+    config = replaced(small_config(tmp_path), DATA={"DATASET": dataset, "DATA_PATH": "photos", **more})
+    if config.DATA.has_several_labels:
+        config = replaced(config, TRAIN={"LOSS": "bce", "BEST_METRIC": "map"})
+    state = {"state_dict": build_model(config, 10).state_dict(), "progress": {}, "config": flatten(config)}
+    (tmp_path / "new" / file).parent.mkdir(parents=True)
+    (tmp_path / "new" / file).touch()
+    words = ["-pretrained", str(saved(state, tmp_path / "best.pth")), "-data_path", str(tmp_path / "new")]
+    loaded = load_settings([*words, *([flag] if flag else [])])
+    assert loaded.config.DATA.DATASET == expected
+    assert not [note for note in loaded.notes if "no effect" in note and "DATA.DATASET" in note]
+
+
 def test_resume_keeps_settings_of_weights_that_were_deleted(checkpoint, bare, tmp_path):
     for named in (["-pretrained", str(tmp_path / "gone.pth")], ["-pretrained", "resnet50"], []):
         loaded = load_settings(["-cfg", bare, *named, "-resume", str(checkpoint)])

@@ -47,6 +47,11 @@ def probabilities_of(tables: Sequence[Predictions], labels: np.ndarray, num_clas
 def read_predictions(run: SavedRun, data: DataSet) -> Predictions:
     """Read the predictions of a run for its held-out images."""
     rows = read_table(run.folder / TABLE) if (run.folder / RECORD).exists() else []
+    if not rows and run.settings["REPORT"] and run.state != "done":
+        raise ConfigError(
+            f"{run.folder}: the run is not finished (its state is: {run.state}), and it writes {TABLE} when it ends; wait for "
+            f"its end, or continue it with -resume {run.folder}"
+        )
     if not rows:
         raise ConfigError(
             f"{run.folder}: it has no complete {TABLE}; train the run again with REPORT=true, which writes this table"

@@ -193,6 +193,13 @@ def lose_record(run: Path) -> None:
     (run / "results.json").unlink()
 
 
+def interrupt(run: Path) -> None:
+    (run / "results.json").unlink()
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(re.sub("REPORT: (true|false)", "REPORT: true", text))
+    (run / "status.json").write_text((run / "status.json").read_text().replace('"done"', '"training"'))
+
+
 def lose_facts(run: Path) -> None:
     status = json.loads((run / "status.json").read_text())
     del status["about"]["data"]
@@ -223,6 +230,7 @@ def lose_classes(run: Path) -> None:
     ("damage", "named"),
     [
         (lose_record, ["predictions.csv", "REPORT"]),
+        (interrupt, ["predictions.csv", "not finished", "-resume"]),
         (lose_facts, ["status.json"]),
         (allow_several_labels, ["several labels"]),
         (lose_probabilities, ["label_probability"]),

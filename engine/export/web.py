@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from configs.values import flatten
+from engine.record.saved_files import name_of_data
 from utils.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,14 +26,15 @@ RUNTIME = {
 
 
 def write(folder: Path, subject: "PhotoSubject") -> None:
-    """Write the page of a graph into a folder, whose name is the title of the page."""
+    """Write the page of a graph into a folder. The name of the data is the title of the page."""
     place = f" {PLACE}"
     runtime = pinned()
     if subject.runtime:
         place, runtime = "", copied(folder, subject.runtime)
+    title = html.escape(name_of_data(flatten(subject.config)))
     for path in PAGE.iterdir():
         text = path.read_text(encoding="utf-8")
-        text = text.replace("PAGE_TITLE", html.escape(folder.name)).replace("RUNTIME_PLACE", place)
+        text = text.replace("PAGE_TITLE", title).replace("RUNTIME_PLACE", place)
         (folder / path.name).write_text(text, encoding="utf-8")
     task = subject.config.task
     facts = {  # what the page needs to know about photos and answers

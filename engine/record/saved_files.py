@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from configs.tables import OF_USERS
 from engine.evaluation.scores import Best, rank_of
 from utils.errors import ConfigError, cause_of
 from utils.files import content_of, replacing
@@ -99,10 +100,16 @@ def to_number(text: str) -> float | None:
 
 
 def title_of(settings: dict[str, Any]) -> str:
-    """Return the title of a run: its model and its data set (for `imagefolder`, the name of the folder)."""
-    data = settings["DATA.DATASET"]
-    folder = Path(settings.get("DATA.DATA_PATH") or "").name if data == "imagefolder" else ""
-    return f"{settings['MODEL.NAME']} on {folder or data}"
+    """Return the title of a run: its model and its data."""
+    return f"{settings['MODEL.NAME']} on {name_of_data(settings)}"
+
+
+def name_of_data(settings: dict[str, Any]) -> str:
+    """Return the name of the folder of the images, for a user's own data set, or else of the data set."""
+    path = Path(settings.get("DATA.DATA_PATH") or "")
+    folder = path.parent if path.suffix.lower() in (".csv", ".parquet") else path
+    name = folder.name or path.name
+    return name if name and settings["DATA.DATASET"] in OF_USERS else settings["DATA.DATASET"]
 
 
 def best_of(epochs: Sequence[Mapping[str, Any]], metric: str) -> Best:

@@ -293,6 +293,7 @@ def test_page_in_8_bits_has_the_graph_and_asks_no_other_place(trained, photo_gra
 
 def test_page_without_a_runtime_names_one_version_and_its_checksums(as_stored):
     facts = json.loads((as_stored[1] / "model.json").read_text())
+    assert "<title>digits</title>" in (as_stored[1] / "index.html").read_text()
     assert all(re.search(r"/onnxruntime-web@\d+\.\d+\.\d+/dist/", each["url"]) for each in facts["runtime"])
     assert [each["integrity"] for each in facts["runtime"]] == [f"sha384-{digest}" for digest in RUNTIME.values()]
 

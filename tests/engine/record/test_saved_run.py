@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.record.saved_files import title_of
 from engine.record.saved_run import SavedRun
 from tests.support.cases import cases_of, content_of, names_of
 from tests.support.refusals import refused
@@ -129,3 +130,21 @@ def test_path_that_is_not_a_run_folder_is_refused(folder, path):
 def test_reading_a_saved_run_does_not_import_torch():
     code = "import sys, engine.record.saved_run; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("dataset", "path", "name"),
+    [
+        ("imagefolder", "~/sets/pets", "pets"),
+        ("csv", "/sets/pets/train.csv", "pets"),
+        ("csv", "sets/pets", "pets"),
+        ("csv", "pets.CSV", "pets.CSV"),
+        ("parquet", "/sets/pets/all.parquet", "pets"),
+        ("shards", "https://server/sets/pets", "pets"),
+        ("csv", "", "csv"),
+        ("digits", "/sets/pets", "digits"),
+        ("imagenet2012", "/sets/imagenet", "imagenet2012"),
+    ],
+)
+def test_title_of_a_run_names_the_folder_of_own_images(dataset, path, name):
+    assert title_of({"MODEL.NAME": "vit", "DATA.DATASET": dataset, "DATA.DATA_PATH": path}) == f"vit on {name}"

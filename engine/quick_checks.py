@@ -63,10 +63,11 @@ def quick_checks(plan: TrainPlan, model: nn.Module | None, path: Path | None) ->
     """Yield the results of all quick checks. In -check, `model` or `path` (the run's folder) is None after an error."""
     config, order = plan.config, plan.order
     yield check_updates(order)
-    yield check_rate(config.TRAIN, order.global_batch)
+    fine_tuning = [*check_fine_tuning(config, order.global_batch, model)]
+    yield check_rate(config.TRAIN, order.global_batch, is_judged=bool(fine_tuning))
     if config.TRAIN.MODEL_EMA:
         yield check_ema(config.TRAIN, plan.num_updates)
-    yield from check_fine_tuning(config, order.global_batch, model)
+    yield from fine_tuning
     yield check_warm_up(config.TRAIN)
     yield check_shared_memory(config, plan.train_set, plan.process)
     if model and path:
@@ -84,8 +85,11 @@ def check_updates(order: Order) -> Finding:
     return Finding("updates", text, WARN, "lower -batch_size or -accum_iter to get more updates")
 
 
-def check_rate(settings: Train, global_batch: int) -> Finding:
-    """Compare the highest learning rate with the usual range."""
+def check_rate(settings: Train, global_batch: int, is_judged: bool = False) -> Finding:
+    """Compare the highest learning rate with the usual range.
+
+    `is_judged`: whether `check_fine_tuning` names the limit for this run, so that the range would only confuse.
+    """
     name, scaled_for = settings.OPTIMIZER.NAME, settings.LINEAR_SCALED_LR
     rate = settings.BASE_LR * batch_factor(settings, global_batch)
     per_256 = settings.BASE_LR * batch_factor(settings, 256) if scaled_for else rate * 256 / global_batch
@@ -94,11 +98,12 @@ def check_rate(settings: Train, global_batch: int) -> Finding:
     if name not in TORCH_OPTIMIZERS:
         return Finding("learning rate", text)
     low, high = TORCH_OPTIMIZERS[name].usual_rates
-    text += f"; usual with {name}: {low:g} to {high:g}"
+    usual = f"usual with {name}: {low:g} to {high:g}"
     if low / RATE_FACTOR <= per_256 <= high * RATE_FACTOR:
-        return Finding("learning rate", text)
+        accepted = "" if low <= per_256 <= high else f"; up to {RATE_FACTOR} times more or less is accepted"
+        return Finding("learning rate", text if is_judged else f"{text}; {usual}{accepted}")
     remedy = "set TRAIN.BASE_LR, or set TRAIN.LINEAR_SCALED_LR to the batch size that TRAIN.BASE_LR was tuned for"
-    return Finding("learning rate", text, WARN, remedy)
+    return Finding("learning rate", f"{text}; {usual}", WARN, remedy)
 
 
 def check_fine_tuning(config: Config, global_batch: int, model: nn.Module | None = None) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ import pytest
 from torch import nn
 
 from configs.load import LoadedConfig, load
+from configs.schema import Config
 from datasets import build_order
 from engine import check, quick_checks
 from engine.batch_size import MemoryEstimate
@@ -48,6 +49,21 @@ def test_fine_tuning_recipes_get_no_warning_about_their_own_rates(name, batch):
     config = load(["-cfg", f"configs/{name}.yaml", "-pretrained", "resnet50"]).config
     findings = [check_rate(config.TRAIN, batch), *check_fine_tuning(config, batch)]
     assert [finding.verdict for finding in findings] == [OK, OK]
+
+
+@pytest.mark.parametrize(
+    ("rate", "is_judged", "verdict", "has_range", "has_factor"),
+    [
+        (5e-4, False, OK, True, False),
+        (4e-3, False, OK, True, True),
+        (4e-3, True, OK, False, False),
+        (4e-2, True, WARN, True, False),
+    ],
+)
+def test_accepted_rate_outside_the_usual_range_does_not_contradict_it(rate, is_judged, verdict, has_range, has_factor):
+    settings = replaced(Config(), TRAIN={"BASE_LR": rate, "LINEAR_SCALED_LR": 256}).TRAIN
+    finding = check_rate(settings, 256, is_judged)
+    assert (finding.verdict, "0.001" in finding.text, "10 times" in finding.text) == (verdict, has_range, has_factor)
 
 
 @pytest.mark.parametrize("name", ["finetune", "finetune_numbers"])

@@ -82,6 +82,7 @@ def load_weights(arguments: Namespace) -> Source:
     if arguments.output:
         refuse_among_photos(arguments.data_path, {"-output": arguments.output})
     given = ["-cfg", arguments.cfg] if arguments.cfg else []
+    given += ["-image_size", arguments.image_size] if arguments.image_size else []
     given += ["-opts", *arguments.opts] if arguments.opts else []
     return Source(Path(), [], weights=weights, flags=tuple(given), device=arguments.device)
 

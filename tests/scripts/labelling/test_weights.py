@@ -44,7 +44,7 @@ def listed(folder: str = "labels") -> list[tuple[str, str]]:
 
 
 def test_weights_list_a_wrong_label_without_a_run(photos):
-    ended = typed(SCRIPT, "hub", "-data_path", "photos", "-no_copies").done()
+    ended = typed(SCRIPT, "hub", "-data_path", "photos", "-no_copies", "-image_size", "32").done()
     assert listed() == [(WRONG, "red")]
     assert "62" in ended.stdout and "61" in ended.stdout and "broken.png" in ended.stdout
     table = Path("labels/labels.csv")
@@ -56,6 +56,7 @@ def test_weights_list_a_wrong_label_without_a_run(photos):
     }
     assert rows[WRONG] == "red" and len(rows) == 62
     words = shlex.split(applied.stdout.splitlines()[-1])
+    assert words[words.index("-image_size") + 1] == "32"
     assert words[1:4] == ["main_single_gpu.py", "-pretrained", str(Path("hub"))] or words[3].endswith(
         "model.safetensors"
     )

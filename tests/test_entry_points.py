@@ -204,7 +204,8 @@ def test_compiled_run_saves_original_weight_names_and_caches_kernels(small_yaml,
 
 
 def test_compiled_run_with_all_monitoring_matches_eager_run(small_yaml, tmp_path):
-    watched = "-compile -profile 2 -opts TRAIN.MODEL_EMA=true MODEL.DEPTH=1"
+    # With this rate, a run that does not train differs by 1.6% in the training loss and 9% in the others.
+    watched = "-compile -profile 2 -opts TRAIN.MODEL_EMA=true MODEL.DEPTH=1 TRAIN.BASE_LR=3e-2"
     losses = {}
     for name, words in {"eager": watched.replace("-compile ", ""), "compiled": watched}.items():
         flags = ["-cfg", str(small_yaml), "-amp", "-epochs", "1", "-batch_size", "120", "-output", str(tmp_path / name)]
@@ -213,4 +214,5 @@ def test_compiled_run_with_all_monitoring_matches_eager_run(small_yaml, tmp_path
         rows = epochs_of(run_folder(tmp_path / name))
         losses[name] = [row[key] for row in rows for key in ("train_loss", "eval_loss", "eval_loss_ema")]
         assert (run_folder(tmp_path / name) / "trace.json.gz").is_file()
-    assert losses["compiled"] == pytest.approx(losses["eager"], rel=5e-3)
+    assert max(losses["eager"][1:]) < 2.2, "the loss of random weights is 2.304; the tolerance needs a run that learns"
+    assert losses["compiled"] == pytest.approx(losses["eager"], rel=1e-3)

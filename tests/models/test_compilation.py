@@ -80,7 +80,9 @@ MODES = {  # each scope and each option that changes the forward is in one of th
 @pytest.mark.parametrize("case", MODES)
 def test_compiled_epoch_matches_eager_losses(tmp_path, monkeypatch, case):
     compile_with(monkeypatch, "aot_eager")
-    options = [*MODES[case].split(), "DATA.BATCH_SIZE=359", "TRAIN.WARMUP_EPOCHS=0", "REPORT_FREQ=1"]
+    # With this rate, weights that are never updated change the losses by 1.6% or more in each case.
+    recipe = ["DATA.BATCH_SIZE=359", "TRAIN.WARMUP_EPOCHS=0", "TRAIN.BASE_LR=3e-2", "REPORT_FREQ=1"]
+    options = [*MODES[case].split(), *recipe]
     losses = {}
     for compiled in (True, False):
         reports = Reports()
@@ -88,7 +90,7 @@ def test_compiled_epoch_matches_eager_losses(tmp_path, monkeypatch, case):
         train(trainer)
         losses[compiled] = [report.loss for report in reports.seen]
     assert len(losses[True]) == trainer.data.steps_per_epoch
-    assert losses[True] == pytest.approx(losses[False], rel=1e-5 if "float32" in case else 5e-3)
+    assert losses[True] == pytest.approx(losses[False], rel=1e-5 if "float32" in case else 1e-3)
 
 
 def test_drop_path_with_tensor_rate_keeps_the_mean(tmp_path):

@@ -408,6 +408,19 @@ def note_weights(path: str) -> None:
     Loop.run = noting
 
 
+def keep_first_state(path: str) -> None:
+    """Write the whole state of the run before its first update to a file. This is not a fault."""
+    visits = itertools.count()
+
+    def keep(trainer, window) -> None:
+        if next(visits) == 0:
+            state = trainer.parallel.gather_state(trainer.state_dict())  # collective
+            if trainer.process.rank == 0:
+                torch.save(state, path)
+
+    before_each(Trainer, "update", keep)
+
+
 def kill_worker(step: int, rank: int = 0) -> None:
     """Kill the loader process that reads for this update in the process of this rank, with SIGKILL."""
 

@@ -4,7 +4,8 @@
 #
 #   bash scripts/test.sh            everything
 #   bash scripts/test.sh -quick     after every edit: 1.5 to 4 minutes on 2 cores; without tests marked slow
-#   bash scripts/test.sh -long      everything, with 20 times as many drawn examples for each property
+#   bash scripts/test.sh -long      everything, with 20 times as many drawn examples for each property, from a new seed;
+#                                   with LONG_PROPERTIES=SEED before it, from this seed
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/environment.sh
@@ -17,7 +18,8 @@ if [[ "${1:-}" =~ ^--?quick$ ]]; then
     options=(-m "not slow") # slow tests start programs, compile, or take long for other reasons
 elif [[ "${1:-}" =~ ^--?long$ ]]; then
     shift
-    export LONG_PROPERTIES=1 # read by tests/support/properties.py
+    export LONG_PROPERTIES="${LONG_PROPERTIES:-$((RANDOM * 32768 + RANDOM))}" # read by tests/support/properties.py
+    echo "the examples of properties are drawn from the seed $LONG_PROPERTIES"
 fi
 python -m ruff check .
 python -m ruff format --check .

@@ -11,6 +11,7 @@ from tests.support import contracts
 from tests.support.configs import SMALL
 from tests.support.forks import ROOT, end_server, kill_started
 from tests.support.networks import two_hosts  # noqa: F401 (a fixture)
+from tests.support.properties import pytest_collection_modifyitems, pytest_runtest_makereport  # noqa: F401 (hooks)
 from utils.program import STOPPING
 from utils.torch_internals import import_timm
 

@@ -1,22 +1,43 @@
-"""How many examples Hypothesis draws for a property, and from which seed."""
+"""How many examples Hypothesis draws for a property, and from which seed.
+
+The examples are the same in each run, so that the suite cannot fail by chance. `scripts/test.sh -long` draws 20 times as
+many, from a seed that it draws, prints, and passes on as LONG_PROPERTIES. tests/conftest.py calls the hooks of pytest.
+"""
 
 import os
 
-from hypothesis import HealthCheck, settings
+import pytest
+from hypothesis import HealthCheck, seed, settings
 
-IS_LONG = bool(os.environ.get("LONG_PROPERTIES"))  # set by scripts/test.sh -long
+SEED = int(os.environ["LONG_PROPERTIES"]) if os.environ.get("LONG_PROPERTIES") else None
 
 
 def examples(number: int) -> settings:
     """Return Hypothesis's settings for a test that draws `number` examples.
 
-    The examples are the same in each run, so that the suite cannot fail by chance. scripts/test.sh -long draws 20 times as
-    many, and others each time. Keep an example that failed in the test, as `@example(...)`.
+    Keep an example that failed in the test, as `@example(...)`.
     """
     return settings(
-        max_examples=number * (20 if IS_LONG else 1),
-        derandomize=not IS_LONG,
+        max_examples=number if SEED is None else 20 * number,
+        derandomize=SEED is None,
         database=None,  # a failing example is kept in the test, as @example
         deadline=None,  # no test depends on the speed of the machine
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     )
+
+
+@pytest.hookimpl(trylast=True)  # after Hypothesis has marked its tests
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if SEED is not None and item.get_closest_marker("hypothesis"):
+            seed(SEED)(item.obj)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item):
+    """Say below a failed test how to draw its examples again."""
+    report = yield
+    if report.failed and SEED is not None and item.get_closest_marker("hypothesis"):
+        again = f"LONG_PROPERTIES={SEED} bash scripts/test.sh -long {item.nodeid}"
+        report.sections.append(("drawn examples", f"the same examples again: {again}"))
+    return report

@@ -16,7 +16,7 @@ from engine.eval_plan import EvalPlan, plan_evaluation
 from engine.evaluation.evaluate import Evaluation
 from engine.evaluation.scores import Best
 from engine.infer import PlacingInference
-from engine.open_model import SavedModel
+from engine.open_model import SavedModel, warn_of_learned
 from engine.plan import read_inputs
 from engine.record.next_steps import after_evaluation
 from engine.session import Session
@@ -35,7 +35,8 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     session.open_folder("eval")
     plan = plan_evaluation(inputs, partial(open_data_of_run, wanted="validation", session=session))
     config, eval_set = plan.config, plan.eval_set
-    log.say(*eval_set.notes)
+    learned = warn_of_learned(inputs.record, eval_set.split, str(inputs.source[1]))
+    log.say(*eval_set.notes, *learned)
     data = build_eval_data(config, eval_set, process)
     log.say(
         f"data: {counted(data.num_samples, 'validation image')}, {counted(len(eval_set.classes), config.task.noun)}"

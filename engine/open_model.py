@@ -1,6 +1,7 @@
 """Opens the weights of a run: what their file says about the model, and the model with exactly these weights."""
 
-from collections.abc import Callable, Set
+import os
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,16 +11,18 @@ from torch import Tensor, nn
 
 from configs.schema import Config
 from configs.values import unflatten, wrong_in
+from datasets.split import DRAWN
 from models import build_model
 from models.parts import classifier_names
 from models.weights.files import chosen_weights, find_and_read
 from models.weights.load import fit_image_size, load_exactly
 from models.weights.metadata import calibration_of, image_settings_of
-from models.weights.record import CALIBRATION
-from utils.errors import naming_damage
+from models.weights.record import CALIBRATION, LEARNED
+from utils.errors import ConfigError, naming_damage
+from utils.text import first_of, warning
 
 NEEDED = frozenset(("config", "class_names", "data"))  # metadata that every halfstep checkpoint has
-FACTS = ("arch", "class_names", "data", "config", "split", "validation", "step", "metric", "halfstep_version")
+FACTS = ("arch", "class_names", "data", "config", "split", "validation", "step", "metric", "halfstep_version", LEARNED)
 
 
 @dataclass(frozen=True)
@@ -95,3 +98,32 @@ def without_float8(config: Config) -> Config:
     if config.PRECISION.MODE != "float8":
         return config
     return config.changed("PRECISION", MODE="autocast", DTYPE="bfloat16")
+
+
+def describe_learned(record: Mapping[str, Any]) -> list[str]:
+    """Return a warning if the weights are the mean of runs that held out different images."""
+    if LEARNED not in record:
+        return []
+    return [
+        warning(
+            "the weights are the mean of runs that held out different images; no image of "
+            f"{first_of(record[LEARNED])} counts as held out, because one of the runs may have learned it; score the mean "
+            "on other images"
+        )
+    ]
+
+
+def warn_of_learned(record: Mapping[str, Any], split: Mapping[str, Any], source: str) -> list[str]:
+    """Return a warning if a mean of runs is evaluated on images that they have learned. `split`: of these images.
+
+    Raise ConfigError if they belong to published data, of which a part always counts as held out.
+    """
+    places = {os.path.realpath(place) for place in record.get(LEARNED, ())}
+    if os.path.realpath(split["validation"]) not in places:
+        return []
+    if split["rule"] in DRAWN:
+        raise ConfigError(
+            f"MODEL.PRETRAINED: {source} is the mean of runs that held out different images of {split['validation']}, so "
+            "no image counts as held out; evaluate one of the runs, or name other images"
+        )
+    return describe_learned(record)

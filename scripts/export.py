@@ -29,7 +29,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the script runs from any folder
 
@@ -56,6 +56,7 @@ ONLY_FOR = {  # {flag: formats}
     "runtime": ("web",),
 }
 FORMATS = ("safetensors", "onnx", "torch", "hf", "web")
+LEAST_SIMILAR = 0.3  # epochs 1 and 40 of a run from random weights: 0.66; runs from different random weights: 0.00
 
 
 def main(argv: list[str]) -> int:
@@ -117,7 +118,7 @@ def check_target(target: Path, to: str, sources: list[Path]) -> None:
 
 def export(arguments: argparse.Namespace, to: str) -> str:
     """Write what the checkpoints contain in the format `to`. Return a summary line."""
-    from engine.open_model import NEEDED, open_model
+    from engine.open_model import NEEDED, describe_learned, open_model
     from models.weights.files import find_file, read_record
 
     sources, target, key = arguments.checkpoints, arguments.output, arguments.key
@@ -133,9 +134,9 @@ def export(arguments: argparse.Namespace, to: str) -> str:
     parts = [open_model(source, key, {"state_dict"} if needs_no_model else NEEDED) for source in sources]
     check_target(target, to, [part.path for part in parts])
     if len(parts) > 1:
-        names = ", ".join(part.path.name for part in parts)
+        names, mean = ", ".join(part.path.name for part in parts), mean_of(parts)
         summary = f"the mean of {counted(len(parts), 'checkpoint')} ({names})"
-        return f"{target}: {summary}; {write(mean_of(parts), to, arguments)}"
+        return "\n".join([f"{target}: {summary}; {write(mean, to, arguments)}", *describe_learned(mean.facts)])
     (saved,) = parts
     epoch = f", after epoch {saved.facts['epoch']}" if "epoch" in saved.facts else ""
     summary = f"{counted(len(saved.weights), 'tensor')} of {saved.facts.get('arch', 'the model')}{epoch}"
@@ -237,16 +238,55 @@ def refuse_others(parts: list["SavedModel"]) -> None:
             )
 
 
+def refuse_unrelated(parts: list["SavedModel"]) -> None:
+    """Raise ConfigError if the weights have different origins: their mean would be noise."""
+    from models.weights.average import similarity
+
+    first = parts[0]
+    for part in parts[1:]:
+        if (found := similarity(first.weights, part.weights)) < LEAST_SIMILAR:
+            raise ConfigError(
+                f"{part.path} and {first.path}: their weights have nothing in common (cosine {found:.2f}), as after a "
+                "start from different random weights, so their mean would predict nothing; average checkpoints of one "
+                "run, or runs that were fine-tuned from the same weights"
+            )
+
+
 def mean_of(parts: list["SavedModel"]) -> "SavedModel":
     """Return the mean of the weights, with the metadata of the latest checkpoint except its score."""
     from engine.open_model import SavedModel
     from models.weights.average import average
 
     refuse_others(parts)
+    refuse_unrelated(parts)
     last = max(parts, key=lambda part: part.facts.get("epoch", 0))
     facts = {name: value for name, value in last.facts.items() if name not in ("metric", "calibration")}
-    facts["averaged"] = [{"file": os.fspath(part.path), "weights": part.key} for part in parts]
+    facts["averaged"] = [
+        {"file": os.fspath(part.path), "weights": part.key, "split": part.facts.get("split", {})} for part in parts
+    ]
+    facts |= facts_of_learned(parts)
     return SavedModel(last.path, facts, "state_dict", average([part.weights for part in parts]))
+
+
+def facts_of_learned(parts: list["SavedModel"]) -> dict[str, Any]:
+    """Return the metadata of a mean whose parts held out different images, so that none is held out. {}: the same images.
+
+    The places of the same data can have different names.
+    """
+    from models.weights.record import LEARNED
+
+    held_out, places = [], []
+    for part in parts:
+        split = part.facts.get("split", {})
+        rule = {key: value for key, value in split.items() if key not in ("training", "validation")}
+        held_out.append((rule, part.facts.get("validation", {})))
+        if "training" in split:
+            places.append(split["training"])
+        places += part.facts.get(LEARNED, [])
+    if not places or all(images == held_out[0] for images in held_out):
+        return {}
+    split = {"rule": "none", "training": places[0], "validation": places[0]}
+    return {"split": split, "validation": {}, LEARNED: [*dict.fromkeys(places)]}
 
 
 if __name__ == "__main__":

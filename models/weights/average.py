@@ -20,3 +20,17 @@ def average(states: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         else:
             mean[name] = torch.stack(tensors).amax(0)
     return mean
+
+
+def similarity(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """Return the median cosine of the matrices and kernels of two models: near 0 if they have different origins.
+
+    Vectors are left out: the scales of normalization layers are similar in all models.
+    """
+    pairs = [
+        (tensor.double().flatten(), other[name].double().flatten())
+        for name, tensor in one.items()
+        if tensor.is_floating_point() and tensor.ndim > 1
+    ]
+    cosines = [torch.nn.functional.cosine_similarity(*pair, dim=0) for pair in pairs]
+    return float(torch.stack(cosines).median()) if cosines else 1.0

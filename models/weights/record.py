@@ -12,6 +12,7 @@ KNOWN = "known"  # the key, in a calibration, of the statistics of the validatio
 _OTHERS = (field.name for field in fields(Data) if field.metadata.get("only") is CONDITION)
 # {setting of DATA for images with the values of their files: its name in the preprocessing}
 OF_PIXELS = {name: name.lower() for name in ("PIXELS", *_OTHERS)}
+LEARNED = "learned"  # the key, for the mean of runs that held out different images, of the data that they have learned
 PREFERRED = "preferred"  # an entry of halfstep checkpoints: the key of the better of raw and EMA weights
 
 # Metadata of halfstep's checkpoints and exports with their types. Other programs may use these names differently.
@@ -25,6 +26,7 @@ RECORD = {
     "data": dict,
     "weights": str,
     "calibration": dict,
+    LEARNED: list,
     "args": dict,  # the command line of timm's and torchvision's training scripts
 }
 

@@ -3,7 +3,7 @@
 import functools
 import glob
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -95,8 +95,11 @@ def other_data(runs: Sequence[SavedRun]) -> list[str]:
     found = [f"{run.folder} has no record of its data" for run in runs if not images_of(run)]
     for run in runs:
         first, facts = next(each for each in runs if _fold_of(each) == _fold_of(run)), data_of(run)
-        if first is run:  # other folds have other images
-            first, facts = runs[0], {fact: value for fact, value in facts.items() if fact not in images_of(run)}
+        if first is run and folds_of(run) == folds_of(
+            runs[0]
+        ):  # the other folds of a cross-validation have other images
+            facts = {fact: value for fact, value in facts.items() if fact not in images_of(run)}
+        first = runs[0] if first is run else first
         if changed := changed_facts(data_of(first), facts):
             words = [f"{fact} ({values})" for fact, values in changed.items()]
             found.append(f"{first_of(words, limit=4)} of {first.folder} and {run.folder}")
@@ -105,6 +108,11 @@ def other_data(runs: Sequence[SavedRun]) -> list[str]:
 
 def _fold_of(run: SavedRun) -> str | None:
     return run.settings["DATA.FOLD"]
+
+
+def folds_of(run: SavedRun) -> str:
+    """Return the number of folds of a run, or ''."""
+    return (_fold_of(run) or "").rpartition("/")[2]
 
 
 @functools.cache
@@ -224,18 +232,26 @@ def by_data(runs: Sequence[SavedRun], is_allowed: bool) -> list[DataSet]:
     try:
         return [DataSet([*runs], *check_data(runs, is_allowed))]
     except ConfigError:
-        members: list[list[SavedRun]] = []
-        for run in runs:
-            of_data = next((each for each in members if _are_comparable([*each, run])), None)
-            if of_data is None:
-                members.append([run])
-            else:
-                of_data.append(run)
+        # Runs on the same data stay together. A run that only shares some validation images with them may join.
+        members = _joined([[run] for run in runs], lambda both: not other_data(both))
+        members = _joined(members, _are_comparable)
         if max(map(len, members)) < 2:
             raise
     return [
         DataSet(each, *check_data(each, is_allowed)) if len(each) > 1 else DataSet(each, "", None) for each in members
     ]
+
+
+def _joined(parts: Sequence[list[SavedRun]], fits: Callable[[list[SavedRun]], bool]) -> list[list[SavedRun]]:
+    """Return the parts, each joined with the first earlier one with which it fits."""
+    joined: list[list[SavedRun]] = []
+    for part in parts:
+        host = next((other for other in joined if fits([*other, *part])), None)
+        if host is None:
+            joined.append([*part])
+        else:
+            host.extend(part)
+    return joined
 
 
 def _are_comparable(runs: Sequence[SavedRun]) -> bool:
@@ -260,7 +276,7 @@ def identity_of(run: SavedRun) -> dict[str, str]:
     found = {key: written(value) for key, value in values.items() if key not in left_out}
     found["DATA.DATA_PATH"] = written(run.about.get("data_path", run.settings["DATA.DATA_PATH"]))
     if fold := _fold_of(run):
-        found["DATA.FOLD"] = fold.rpartition("/")[2]
+        found["DATA.FOLD"] = folds_of(run)
     if "images_per_update" in run.about:
         found["images_per_update"] = str(run.about["images_per_update"])
     return found | ({} if fold else images_of(run))
@@ -367,6 +383,12 @@ def group_runs(runs: Sequence[SavedRun], metric: str | None, common: Common | No
     for run, *values in zip(runs, *found.values(), strict=True):
         members.setdefault(tuple(values), []).append(run)
     return [
-        Group(number, dict(zip(found, values, strict=True)), each, compared, common)
+        Group(number, _settings_of(each, dict(zip(found, values, strict=True))), each, compared, common)
         for number, (values, each) in enumerate(members.items(), start=1)
     ]
+
+
+def _settings_of(runs: Sequence[SavedRun], settings: dict[str, str]) -> dict[str, str]:
+    """Return the settings of a group as they are shown: with its folds instead of their number."""
+    folds = sorted({fold for run in runs if (fold := _fold_of(run))})
+    return settings | {"DATA.FOLD": first_of(folds)} if folds and "DATA.FOLD" in settings else settings

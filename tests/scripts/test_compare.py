@@ -128,6 +128,37 @@ def test_folds_of_cross_validation_count_as_repetitions(tmp_path):
     assert seeds == ["0, fold 0/2", "0, fold 1/2"] * 2
 
 
+def make_run_of_part(folder, fold, right):
+    """Make a run with this DATA.FOLD, whose validation images are those of `right`."""
+    digest = f"{sorted(right)}"
+    facts = about_data("/here", names_of_the_validation_images=digest, names_of_the_training_images=digest)
+    settings = f"DATA.FOLD: {fold}" if fold else ""
+    return write_predictions(make_run(folder, [100 * sum(right.values()) / len(right)], settings, facts), right)
+
+
+def test_run_and_fold_are_compared_on_their_common_images(tmp_path):
+    make_run_of_part(tmp_path / "run", None, {f"{number}.jpg": number < 19 for number in range(20)})
+    make_run_of_part(tmp_path / "fold", "0/3", {f"{number}.jpg": number < 18 for number in range(10, 70)})
+    found = json.loads(type_in(tmp_path / "run", tmp_path / "fold", "-json", exit_with=5)[0])
+    assert (found["images"], found["difference"]) == (10, -10.0)
+    out, _ = type_in(tmp_path / "run", tmp_path / "fold")
+    assert "10 of 60 images that all have scored" in out
+    rows = table(out, "Results")
+    assert [row["best top-1 of common images, %"] for row in rows] == ["90.00", "80.00"]
+    assert rows[1]["against group 1"].startswith("-10.00") and "0/3" in rows[1]["group"]
+    assert [row["DATA.FOLD"] for row in table(out, "Settings that differ")] == ["null", "0/3"]
+
+
+def test_folds_stay_together_beside_a_run_with_other_validation_images(tmp_path):
+    for fold in range(3):
+        images = {f"{number}.jpg": True for number in range(20 * fold, 20 * fold + 20)}
+        make_run_of_part(tmp_path / f"fold{fold}", f"{fold}/3", images)
+    make_run_of_part(tmp_path / "all", None, {f"{number}.jpg": True for number in range(10)})
+    out, _ = type_in(tmp_path)
+    assert [row["seed"] for row in table(out, "Runs")] == [f"0, fold {fold}/3" for fold in range(3)]
+    assert "left out" in out and str(tmp_path / "all") in out
+
+
 @pytest.mark.parametrize("change", cases_of("mistakes-of_other_data"))
 def test_runs_on_different_data_need_the_any_data_flag(tmp_path, change):
     about = json.loads(change) if change.startswith("{") else {}

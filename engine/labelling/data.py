@@ -76,6 +76,12 @@ class Source:
             words = (*words, "-dataset", self.config.DATA.DATASET)
         return command("scripts/labels.py", self.name, *words)
 
+    @property
+    def sweep(self) -> str:
+        """Return the command that trains the first run in folds, so that all images are judged."""
+        words = ("-cfg", self.folder / "config.yaml", "-folds", 5, "-output", "sweeps/folds")
+        return command("scripts/sweep.py", *words)
+
     def features(self, data: "DataSet", say: Callable[[str], None]) -> np.ndarray:
         """Return the features of all images, float32 [N, D]; a row of NaN is an unreadable image."""
         embedder = Embedder(self.weights, self.device, say)

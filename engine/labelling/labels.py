@@ -128,6 +128,5 @@ def _say_what_was_judged(
     elif not source.folds:
         line = f"{counted(len(data.train), 'training image')} were not judged, because the run was trained on them"
         if data.is_divided:
-            words = ("-cfg", source.folder / "config.yaml", "-folds", 5, "-output", "sweeps/folds")
-            line += f"; a sweep judges all: {command('scripts/sweep.py', *words)}"
+            line += f"; a sweep judges all: {source.sweep}"
         say(line)

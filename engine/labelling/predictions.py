@@ -1,7 +1,7 @@
 """The predictions of finished runs for their held-out images (predictions.csv)."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from engine.labelling.data import DataSet, Source, cell_of, config_of, refuse_other_data
 from engine.record.saved_files import read_table, to_number
 from engine.record.saved_run import SavedRun
+from engine.tasks.number_figures import PREDICTED
 from utils.errors import ConfigError, DataError
 from utils.text import first_of
 
@@ -44,9 +45,30 @@ def probabilities_of(tables: Sequence[Predictions], labels: np.ndarray, num_clas
     return np.where(counts > 0, total / np.maximum(counts, 1), np.nan)
 
 
+def has_table(run: SavedRun) -> bool:
+    """Return whether the run has written all its predictions."""
+    return (run.folder / RECORD).exists() and bool(read_table(run.folder / TABLE))
+
+
+def rows_of_images(run: SavedRun, data: DataSet) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the number of each image that the run held out, and its row in the table of predictions."""
+    numbers_of: dict[str, list[int]] = defaultdict(list)
+    for number in range(len(data)) if data.is_divided else data.numbers[1].tolist():
+        numbers_of[cell_of(data.name(number))].append(number)
+    for row in read_table(run.folder / TABLE):
+        numbers = numbers_of.get(row["image"])
+        if not numbers:
+            raise DataError(
+                f"{run.folder / TABLE}: {row['image']} is not in {data.place}; give the run's data with -data_path, or train "
+                "again if halfstep 1.0 trained the run"
+            )
+        # A list can name an image twice.
+        yield numbers.pop(0) if len(numbers) > 1 else numbers[0], row
+
+
 def read_predictions(run: SavedRun, data: DataSet) -> Predictions:
     """Read the predictions of a run for its held-out images."""
-    rows = read_table(run.folder / TABLE) if (run.folder / RECORD).exists() else []
+    rows = read_table(run.folder / TABLE) if has_table(run) else []
     if not rows and run.settings["REPORT"] and run.state != "done":
         raise ConfigError(
             f"{run.folder}: the run is not finished (its state is: {run.state}), and it writes {TABLE} when it ends; wait for "
@@ -60,20 +82,9 @@ def read_predictions(run: SavedRun, data: DataSet) -> Predictions:
         raise ConfigError(
             f"{run.folder / TABLE}: it lacks the column {first_of(missing)}; restore the file, or train the run again"
         )
-    numbers_of: dict[str, list[int]] = defaultdict(list)
-    for number in range(len(data)) if data.is_divided else data.numbers[1].tolist():
-        numbers_of[cell_of(data.name(number))].append(number)
     classes = {cell_of(name): n for n, name in enumerate(data.classes)}
     images, predicted, probabilities, of_labels = [], [], [], []
-    for row in rows:
-        number = next(iter(numbers_of.get(row["image"], ())), None)
-        if number is None:
-            raise DataError(
-                f"{run.folder / TABLE}: {row['image']} is not in {data.place}; give the run's data with -data_path, or train "
-                "again if halfstep 1.0 trained the run"
-            )
-        if len(numbers_of[row["image"]]) > 1:  # a list can name an image twice
-            numbers_of[row["image"]].pop(0)
+    for number, row in rows_of_images(run, data):
         values = to_number(row["probability"]), to_number(row["label_probability"])
         if row["label"] != cell_of(data.label(number)) or None in values:
             raise DataError(
@@ -92,20 +103,44 @@ def in_order(runs: Sequence[SavedRun]) -> list[SavedRun]:
     return sorted(runs, key=lambda run: str(run.settings["DATA.FOLD"]))
 
 
-def read_tables(source: Source) -> tuple[DataSet, list[Predictions], np.ndarray | None]:
-    """Return the data, one table of predictions for each seed, and the fold of each image in a sweep (-1: unknown)."""
-    first = data = folds = None
-    by_seed: dict[int, list[Predictions]] = {}
+def open_runs(source: Source) -> Iterator[tuple[SavedRun, DataSet]]:
+    """Yield the runs in the order of their folds, and the data as each has divided them."""
+    data = None
     for run in in_order(source.runs):
         config = config_of(run, source.data_path)
         if data is None or config.DATA.FOLD != data.config.DATA.FOLD:  # each fold splits the images differently
             data = DataSet.load(config)
-            first = first or data
         refuse_other_data(run, data)
+        yield run, data
+
+
+def read_tables(source: Source) -> tuple[DataSet, list[Predictions], np.ndarray | None]:
+    """Return the data, one table of predictions for each seed, and the fold of each image in a sweep (-1: unknown)."""
+    first = folds = None
+    by_seed: dict[int, list[Predictions]] = {}
+    for run, data in open_runs(source):
+        first = first or data
         table = read_predictions(run, data)
         by_seed.setdefault(run.settings["SEED"], []).append(table)
         if source.folds:
             folds = np.full(len(data), -1) if folds is None else folds
-            folds[data.numbers[1]] = config.DATA.fold.number
+            folds[data.numbers[1]] = data.config.DATA.fold.number
     joined = [Predictions(*map(np.concatenate, zip(*tables, strict=True))) for tables in by_seed.values()]
     return first, joined, folds
+
+
+def read_numbers(source: Source) -> tuple[DataSet, np.ndarray]:
+    """Return the data, and the mean of the numbers that the runs predict, float64 [N, outputs].
+
+    NaN: no run has held the image out, or its run kept no predictions.
+    """
+    first, tables = None, []
+    for run, data in open_runs(source):
+        first = first or data
+        table = np.full((len(data), len(data.classes)), np.nan)
+        columns = [cell_of(f"{name}{PREDICTED}") for name in data.classes]
+        for number, row in rows_of_images(run, data) if has_table(run) else ():
+            table[number] = [to_number(row.get(column, "")) for column in columns]
+        tables.append(table)
+    known = np.isfinite(tables)
+    return first, np.where(known, tables, 0).sum(0) / np.where(known.any(0), known.sum(0), np.nan)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine.record.saved_files import write_table
 from models.weights.torch_files import read_torch
 from tests.support.configs import SMALL
 from tests.support.graphs import share_graph
@@ -317,6 +318,40 @@ def test_doubtful_numbers_are_listed_first(trained, table, tmp_path):
     assert {row["image"] for row in rows[:3]} == {f"{number}.png" for number in wrong}
     words += ("-apply", tmp_path / "found" / "labels.csv", "-opts", *options)
     typed("scripts/labels.py", *words).refused("-apply", "CSV")
+
+
+@pytest.mark.parametrize("judge", ["run", "features"])
+def test_better_judge_finds_doubtful_numbers_of_a_run(trained, tmp_path, judge):
+    """One of two judges knows all numbers and finds a wrong one; the other guesses."""
+    folder = shutil.copytree(trained, tmp_path / "run")
+    rows, rng = rows_of(folder / "predictions.csv"), np.random.default_rng(0)
+    wrong, known = rows[7], [row for row in rows if row["digit"] and row["ink"]]
+    for row in rows:
+        for name in ("digit", "ink"):
+            guess = float(row[name] or 0) + rng.normal() if judge == "run" else 1000 * rng.normal()
+            row[f"{name}_predicted"] = guess
+    if judge == "run":
+        wrong["ink_predicted"] = float(wrong["ink"]) + 50
+    write_table(folder / "predictions.csv", [*rows[0]], [[*row.values()] for row in rows])
+    features = np.array([[float(row["digit"]), float(row["ink"])] for row in known])
+    if judge == "run":
+        features = rng.normal(size=(len(known), 8))
+    columns = {"names": [row["image"] for row in known], "features": features.astype(np.float32)}
+    arrays = {f"{part}_{name}": value for part in ("training", "validation") for name, value in columns.items()}
+    np.savez(folder / "features.npz", **arrays)
+    said = typed("scripts/labels.py", folder, "-no_copies", "-output", tmp_path / "found").done().stdout
+    assert ("the trained model judges these images" in said) is (judge == "run")
+    assert ("the features judge all images" in said) is (judge == "features")
+    if judge == "run":
+        rows = [row for row in rows_of(tmp_path / "found" / "labels.csv") if row["suggestion"].startswith("ink")]
+        assert rows[0]["image"] == wrong["image"]
+
+
+def test_run_without_features_judges_the_numbers_that_it_held_out(trained, tmp_path):
+    assert not (trained / "features.npz").exists()
+    said = typed("scripts/labels.py", trained, "-no_copies", "-output", tmp_path / "found").done().stdout
+    count = len([row for row in rows_of(trained / "predictions.csv") if row["ink"]])
+    assert f"on {count} images" in said and "scripts/sweep.py" in said
 
 
 def test_weights_of_classes_judge_numbers(table, tmp_path):

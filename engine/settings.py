@@ -49,6 +49,12 @@ def load_settings(arguments: list[str], chosen: Mapping[str, str] | None = None)
     return loaded
 
 
+def fine_tuning_batch() -> Layer:
+    """Return the batch size of a fine-tuning, with which other weights are used: no command needs more memory than training."""
+    file = find_settings_file("finetune")
+    return Layer(file, {"DATA.BATCH_SIZE": read_layers(file)[-1].texts["DATA.BATCH_SIZE"]})
+
+
 def _load(command_line: CommandLine) -> LoadedConfig:
     files = read_layers(find_settings_file(command_line.cfg)) if command_line.cfg else []
     given = _given([*files, *command_line.layers])
@@ -73,7 +79,8 @@ def _load(command_line: CommandLine) -> LoadedConfig:
         note = f"settings: from the run of {short_name(path)}, with the overrides of the command line; use -cfg for other settings"
         return replace(loaded, notes=[note, *loaded.notes])
     if of_weights.is_on(given, "EVAL"):
-        return load(command_line, needs_file=False, weights=of_weights.layer_of_weights(given, checkpoint))
+        weights = of_weights.layer_of_weights(given, checkpoint)
+        return load(command_line, needs_file=False, beneath=[fine_tuning_batch()], weights=weights)
     loaded = _load(command_line._replace(cfg=find_settings_file("finetune")))
     file = find_settings_file(of_weights.fine_tuning_file(loaded.config))
     loaded = _load(command_line._replace(cfg=file))

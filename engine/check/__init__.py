@@ -12,23 +12,21 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from configs.load import LoadedConfig
-from configs.schema import Config
 from datasets import CacheProgress, OpenedData, open_data
 from datasets.opening import Wanted
 from engine.batch_size import find_batch_size, measure_step
 from engine.build import build, make_model, prepare_torch
 from engine.check.images import check_images
+from engine.check.memory import check_memory, measure_memory, program_memory
 from engine.eval_plan import EvalPlan, plan_evaluation
 from engine.eval_run import weights_to_score
-from engine.first_passes import fit_micro_batches, try_largest
-from engine.memory import free_memory, out_of_memory, reports_memory
+from engine.memory import free_memory, reports_memory
 from engine.parallel import is_sharded
 from engine.plan import Inputs, TrainPlan, known_before, plan_training, read_inputs
 from engine.plan_lines import describe_batch_size, notes_on
-from engine.precision import Precision, amp_hint
+from engine.precision import Precision
 from engine.quick_checks import (
     OK,
     WARN,
@@ -51,11 +49,7 @@ from utils.errors import UserError
 from utils.host import count_cores, find_devices
 from utils.log import Log
 from utils.program import restore_gc
-from utils.text import WARNING, counted, format_bytes
-
-# The verdict on memory is WARN if the estimate exceeds the first fraction of the free memory, and WRONG if it exceeds
-# the second, which is above 1 because the estimate may be too high.
-WARN_FRACTION, WRONG_FRACTION = 0.9, 1.5
+from utils.text import WARNING, counted
 
 
 class Table(Log):
@@ -249,7 +243,9 @@ def check_training(table: Table, plan: TrainPlan, folder: Path | None, startup: 
         if reports_memory(plan.process.device):
             measure_memory(table, trainer, free)
         else:
-            memory = check_memory(config, plan.num_classes, free, plan.process)
+            step = measure_step(config, plan.num_classes)
+            program, free = program_memory(trainer)
+            memory = check_memory(config, plan.process, program, step, free)
             table.add(memory)
             enough = memory.verdict == OK
     if enough and WRONG not in table.verdicts and not finished:
@@ -289,36 +285,6 @@ def check_labels(plan: TrainPlan, trainer: Trainer) -> Iterator[Finding]:
         yield Finding("labels", f"no sign of wrong ones among {count:,}")
     elif count:
         yield Finding("labels", f"too few images ({count}) to judge labels; {FEWEST_JUDGED} are needed")
-
-
-def measure_memory(table: Table, trainer: Trainer, free: int) -> None:
-    """Try the largest micro-batch on the device, and compare the peak of its memory with `free` bytes."""
-    device = trainer.process.device
-    fit_micro_batches(trainer, table)
-    getattr(torch, device.type).reset_peak_memory_stats(device)
-    if reason := try_largest(trainer):  # with COMPILE, because fit_micro_batches has not tried anything
-        raise out_of_memory(trainer, None, reason)
-    peak = getattr(torch, device.type).max_memory_allocated(device)
-    say = table.warn if peak > WARN_FRACTION * free else table.say
-    images = counted(trainer.data.order.largest_piece(0), "image")
-    say(f"{format_bytes(peak)} with a batch of {images}, of {format_bytes(free)} free")
-
-
-def check_memory(config: Config, num_classes: int, free: int, process: Process) -> Finding:
-    """Compare `free` bytes of the host with the estimated memory of all its processes."""
-    num_sharing = process.local_size
-    advice = "lower -batch_size and raise -accum_iter by the same factor" + amp_hint(config.AMP, process.device)
-    need, batch_size = measure_step(config, num_classes), config.DATA.BATCH_SIZE
-    total = num_sharing * (need.fixed + batch_size * need.per_image)
-    images = f"{format_bytes(batch_size * need.per_image)} for {counted(batch_size, 'image')}"
-    shared = f", in each of {num_sharing} processes" if num_sharing > 1 else ""
-    parts = f"{format_bytes(need.fixed)} of weights, gradients and optimizer, {images}{shared}"
-    text = f"about {format_bytes(total)} ({parts}) of {format_bytes(free)} free"
-    if total <= WARN_FRACTION * free:
-        return Finding("memory", text)
-    fitting = need.fitting(WARN_FRACTION * free / num_sharing)
-    remedy = f"{advice}; about {counted(fitting, 'image')} fit" if fitting else advice
-    return Finding("memory", text, WRONG if total > WRONG_FRACTION * free else WARN, remedy)
 
 
 def estimate_time(plan: TrainPlan, trainer: Trainer, startup: float) -> str:

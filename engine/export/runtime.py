@@ -18,6 +18,7 @@ from datasets.types import Batch, ImageReadError
 from engine.open_model import config_of
 from engine.predict.classifier import Classifier
 from engine.predict.predictor import Predictor
+from engine.settings import fine_tuning_batch
 from engine.settings_of_weights import override
 from utils.distributed import Process
 from utils.errors import ConfigError, cause_of, naming_damage, needing
@@ -82,6 +83,7 @@ def load_exported(path: Path, flags: Sequence[str], raw: bool) -> Classifier:
         repeat = 3 // data["input_size"][0]
         data |= {"input_size": [3, *data["input_size"][1:]], "mean": data["mean"] * repeat, "std": data["std"] * repeat}
     settings = {"DATA.EXIF": facts.get("exif", "apply"), "MODEL.NAME": facts.get("arch", path.stem), "AMP": False}
+    settings |= {"DATA.BATCH_SIZE": int(fine_tuning_batch().texts["DATA.BATCH_SIZE"])}
     settings |= {"TRAIN.OBJECTIVE": facts["objective"]} if "objective" in facts else {}
     if facts["probabilities"] == "sigmoid":
         settings["DATA.LABEL_SEPARATOR"] = "|"

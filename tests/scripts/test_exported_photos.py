@@ -14,7 +14,9 @@ from datasets.types import ImageReadError
 from engine.confidence.known import to_plain
 from engine.confidence.stored import from_plain
 from engine.export.formats import FORMATS
+from engine.export.runtime import load_exported
 from engine.export.web import RUNTIME
+from engine.settings import load_settings
 from tests.support.configs import beginning_with_weights
 from tests.support.graphs import share_graph
 from tests.support.pages import block_of
@@ -216,6 +218,11 @@ def test_graph_without_photo_answers_as_its_run(trained, image_graph, photos, tm
     expected = predicted(trained, photos, tmp_path / "a.csv", "-top", 2, "-flip")
     for graph in (image_graph, tmp_path / "x.onnx"):
         assert_same_answers(expected, predicted(graph, photos, tmp_path / "b.csv", "-top", 2, "-flip"))
+
+
+def test_graph_computes_batches_of_a_fine_tuning_by_default(image_graph):
+    fine_tuned = load_settings(["-cfg", "configs/finetune.yaml"]).config.DATA
+    assert load_exported(image_graph, [], raw=False).config.DATA.BATCH_SIZE == fine_tuned.BATCH_SIZE
 
 
 def test_predict_names_runtime_and_draws_photos_of_a_graph(photo_graph, photos, tmp_path):

@@ -1,5 +1,6 @@
 """Learning rate, disk, output, memory and shared memory, each compared with what the machine has."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,9 @@ from torch import nn
 from configs.load import LoadedConfig, load
 from configs.schema import Config
 from datasets import build_order
-from engine import check, quick_checks
+from engine import quick_checks
 from engine.batch_size import MemoryEstimate
+from engine.check.memory import check_memory
 from engine.plan import Inputs, TrainPlan
 from engine.precision import Precision
 from engine.quick_checks import (
@@ -25,7 +27,10 @@ from tests.engine.check.small_photos import sets_of
 from tests.support.cases import cases_of, names_of
 from tests.support.configs import CPU, replaced, small_config
 from tests.support.refusals import assert_names
+from tests.support.runs import rows, rows_of, run_folder, run_fresh
 from utils.distributed import Process
+
+MIB = 2**20
 
 
 @pytest.mark.parametrize("case", cases_of("rates_of_trained_weights"))
@@ -124,9 +129,22 @@ def test_ema_decay_is_checked_only_if_ema_is_on(photos, is_kept):
 
 @pytest.mark.parametrize(
     ("free", "processes", "verdict"),
-    [(2**30, 1, OK), (800 * 2**20, 1, WARN), (2**28, 1, WRONG), (2**30, 2, WARN), (2**29, 2, WRONG)],
+    [(2000, 1, OK), (1500, 1, WARN), (600, 1, WRONG), (2000, 2, WARN), (1500, 2, WRONG)],
 )
-def test_memory_near_or_above_free_memory_warns_or_fails(tmp_path, monkeypatch, free, processes, verdict):
-    monkeypatch.setattr(check, "measure_step", lambda *given: MemoryEstimate(fixed=2**29, per_image=2**26))
-    config = small_config(tmp_path, "DATA.BATCH_SIZE=4")
-    assert check.check_memory(config, 10, free, Process(CPU, local_size=processes)).verdict == verdict
+def test_memory_near_or_above_free_memory_warns_or_fails(tmp_path, free, processes, verdict):
+    config, step = small_config(tmp_path, "DATA.BATCH_SIZE=4"), MemoryEstimate(fixed=256 * MIB, per_image=128 * MIB)
+    found = check_memory(config, Process(CPU, local_size=processes), 500 * MIB, step, free * MIB)
+    assert found.verdict == verdict
+    assert_names(found.text, "500 MiB of the program", "4 images")
+
+
+def test_estimated_host_memory_is_what_a_run_takes(tmp_path):
+    settings = "DATA.SYNTHETIC_SIZE=256 DATA.IMAGE_SIZE=64 MODEL.PATCH_SIZE=8 MODEL.EMBED_DIM=192 MODEL.DEPTH=8".split()
+    words = ["-cfg", "configs/vit_digits.yaml", "-dataset", "synthetic", "-epochs", "1", "-batch_size", "64"]
+    words += ["-output", str(tmp_path / "output"), "-opts", *settings]
+    checked = run_fresh("main_single_gpu.py", *words, "-opts", "CHECK=true").done()
+    size, unit = re.match(r"about ([0-9.]+) ([MG])iB", rows(checked.stdout)["memory"][1]).groups()
+    estimate = float(size) * (1 if unit == "M" else 1024)
+    run_fresh("main_single_gpu.py", *words).done()
+    peak = float(rows_of(run_folder(tmp_path / "output") / "metrics.csv")[-1]["memory_mb"])
+    assert 0.8 * peak < estimate < 1.2 * peak

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from timm.data import ImageNetInfo
 
 from engine.predict.classifier import load_classifier
+from engine.settings import load_settings
 from tests.support.cases import cases_of, names_of
 from tests.support.refusals import refused
 from utils.errors import ConfigError
@@ -68,6 +69,13 @@ def test_classifier_needs_model_name_for_bare_weights(tmp_path):
     found = load_classifier(tmp_path / "weights.pth", ["-opts", "MODEL.NAME=test_resnet", "DATA.IMAGE_SIZE=64"])
     images = torch.randn(2, 3, 64, 64)
     assert torch.equal(found.model(images), model(images)) and found.config.DATA.IMAGE_SIZE == 64
+
+
+def test_weights_without_a_run_are_used_in_batches_of_a_fine_tuning(tmp_path):
+    hub_folder(tmp_path / "hub", 3)
+    trained = load_settings(["-pretrained", str(tmp_path / "hub")]).config.DATA
+    assert load_classifier(tmp_path / "hub").config.DATA.BATCH_SIZE == trained.BATCH_SIZE
+    assert load_classifier(tmp_path / "hub", ["-batch_size", "100"]).config.DATA.BATCH_SIZE == 100
 
 
 @pytest.mark.parametrize("words", cases_of("mistakes-of_classifiers"))

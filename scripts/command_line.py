@@ -3,11 +3,12 @@
 import argparse
 import difflib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from configs.flags import FLAGS
 from configs.removed import REMOVED_FLAGS
+from configs.values import BOOLS
 from utils.commands import as_typed, usage_name
 from utils.errors import SIMILAR, ConfigError, cause_of
 from utils.files import refuse_special
@@ -27,6 +28,14 @@ class Parser(argparse.ArgumentParser):
         options = {"prog": usage_name()} | options
         super().__init__(description=description, formatter_class=form, allow_abbrev=False, **options)
         self.register("type", Path, local_path)
+
+    def parse_known_args(self, args: Sequence[str], namespace: argparse.Namespace | None = None):
+        """Parse the words of a command line. -amp has a value only if the next word is one, so an image may follow it."""
+        words = [
+            "-amp=true" if word == "-amp" and following.lower() not in BOOLS else word
+            for word, following in zip(args, [*args[1:], ""], strict=False)
+        ]
+        return super().parse_known_args(words, namespace)
 
     def format_help(self) -> str:
         return as_typed(super().format_help())

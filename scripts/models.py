@@ -87,7 +87,7 @@ def parse(argv: list[str]) -> Namespace:
     add("-device", metavar="NAME", help="device to use [auto]")
     add("-amp", nargs="?", const="true", metavar="false", help="compute in half precision")
     add("-opts", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="single settings of the fine-tuning")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_intermixed_args(argv)
     chooses = arguments.data_path or arguments.dataset  # some data sets need no path
     if chooses and arguments.all:
         raise ConfigError("-all has no effect with -data_path; leave it out")

@@ -99,7 +99,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add = add_model_flags(parser, ngpus_help)
     add("-classes", type=Path, metavar="FILE", help="names of the classes, one per line")
     add("-flip", action="store_true", help="use the mean of the logits of each image and its mirror image")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_intermixed_args(argv)
     if arguments.unsure is not None and not 0 <= arguments.unsure <= 1:
         raise ConfigError(f"-unsure: {arguments.unsure} is not a probability; give a number from 0 to 1")
     if arguments.unknown is not None and not 0 < arguments.unknown < 1:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from engine.open_model import config_of
 from engine.predict.output import safe_names
-from scripts import export, predict
+from scripts import embed, export, predict
 from tests.support.cases import cases_of, names_of, value_of
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import rows_of, typed
@@ -200,6 +200,17 @@ def test_predictions_are_in_float32_unless_amp_is_given(trained, digits):
     more = ([], ["-amp"], ["-amp", "false"], ["-opts", "DATA.CROP_PCT=0.5"])
     plain, with_amp, without, cropped = (type_in(trained, image, *words, *each)[0] for each in more)
     assert plain == without != with_amp and cropped != plain
+
+
+@pytest.mark.parametrize(
+    ("words", "amp"),
+    [("RUN -amp a b", "true"), ("-amp RUN a b", "true"), ("RUN a b -amp", "true"), ("RUN a -amp false b", "false")],
+)
+def test_amp_takes_no_image_as_its_value(words, amp):
+    arguments = predict.parse(words.split())
+    assert (arguments.model, arguments.images, arguments.amp) == ("RUN", ["a", "b"], amp)
+    single = embed.parse([word for word in words.split() if word != "b"] + ["-output", "x.npz"])
+    assert (single.model, str(single.photos), single.amp) == ("RUN", "a", amp)
 
 
 @pytest.mark.parametrize("words", cases_of("mistakes-of_predict"))

@@ -247,7 +247,7 @@ class Data:
     VAL_FRACTION: float = setting(0.1, bounds=(0.0, 0.9), only=Only("DATA.FOLD", None), help=
         "Fraction of the images held out for validation, for data sets without a split.")
     FOLD: str | None = setting(None, form=FOLD_OF, help=
-        "Cross-validation, for data sets without a split: 0/5 divides the images into five folds and holds out the first (4/5: the last); VAL_FRACTION then has no effect.")
+        "Cross-validation, for data sets without a split: 0/5 divides the images into five folds with equal shares of each class and holds out the first (4/5: the last); VAL_FRACTION then has no effect.")
     LABELLED_PATH: str | None = setting(
         None, form=LOCAL, may_change=True, only=Only("TRAIN.OBJECTIVE", "features"), help=
         "With TRAIN.OBJECTIVE features: a folder that has a folder of images for each class. Each evaluation measures how often the nearest of these images predict the class of an image (k-NN accuracy). Training never uses the labels.")

@@ -142,7 +142,7 @@ def _number_classes(config: Config, parts: list[ImageSet], saved: SavedData | No
         from datasets.known_classes import number_by_list
 
         parts, notes = number_by_list(config, parts, only_validation)
-    elif not saved:
+    elif not (saved and saved.classes):
         numbering = parts[0].meaning.numbering
         classes, notes = numbering.names(parts[0].classes)
         may_renumber = not (only_validation or config.MODEL.NUM_CLASSES or parts[0].makes_batches)

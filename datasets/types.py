@@ -41,6 +41,7 @@ class ImageSet:
     meaning = OneClass()
     pixels = Pixels(num_channels=3)
     class_folders: Set[bytes] = frozenset()  # class folders that are left out of image names when a split hashes them
+    folds: np.ndarray | None = None  # the fold of each image, if folds were drawn
     left_out: dict[str, int] = {}  # number of images of each class that the evaluated checkpoint does not know
     fingerprints: Any = None  # datasets.overlap.Fingerprints, while this set is compared with another set
     num_in_training: int | None = None  # the number of validation images that are also training images; None: unknown
@@ -144,7 +145,8 @@ class ImageSet:
     def take(self, indices: np.ndarray) -> Self:
         """Return a set of only these images, with the same class numbers."""
         rows = indices.astype(np.uint32, copy=False) if self.rows is None else self.rows[indices]
-        return self.with_facts(targets=self.targets[indices], rows=rows)
+        folds = None if self.folds is None else self.folds[indices]
+        return self.with_facts(targets=self.targets[indices], rows=rows, folds=folds)
 
     def count_classes(self, chosen: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Return int64 [classes]: the number of images with each class, among all or the chosen images."""

@@ -10,6 +10,7 @@ from configs.tables import METRICS
 from configs.values import SETTINGS, convert, flatten, plain, to_text
 from configs.yaml_files import Layer
 from datasets.pixels import pixels_of
+from datasets.split.parts import FOLDS
 from datasets.split.trained_on import holds_out_no_more
 from engine.checkpoint.resume import TRAINED_ON, is_run
 from engine.eval_plan import EvalPlan
@@ -47,7 +48,9 @@ def warn_of_overlap(plan: TrainPlan) -> list[str]:
     is_same_data = "training" in here and here["training"] == there.get("training")
     if plan.inputs.known.saved or not (common or is_same_data):
         return []
-    if holds_out_no_more(here, there):
+    # Folds that are drawn from other images are others.
+    is_redrawn = here["rule"] == FOLDS and plan.inputs.record.get("validation") != plan.validation
+    if holds_out_no_more(here, there) and not is_redrawn:
         from datasets.split.by_hash import warn_of_other_folders  # imported here: needed only for weights of a run
 
         return warn_of_other_folders(
@@ -55,10 +58,11 @@ def warn_of_overlap(plan: TrainPlan) -> list[str]:
         )
     setting, source = plan.inputs.source
     text, other = (", ".join(f"{key} {value}" for key, value in each.items()) for each in (here, there))
+    redrawn = ", drawn from other images" if is_redrawn else ""
     return [
         warning(
             f"{setting}: the validation images ({text}) may be among the training images of {source} "
-            f"({other or 'it does not say which images it held out'}), so the scores may be too good"
+            f"({other or 'it does not say which images it held out'}{redrawn}), so the scores may be too good"
         )
     ]
 

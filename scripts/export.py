@@ -163,7 +163,8 @@ def write(saved: "SavedModel", to: str, arguments: argparse.Namespace) -> str:
         photo_of(config).refuse_page(config)
     if arguments.data_path:
         config = config.changed("DATA", DATA_PATH=str(arguments.data_path))
-    known = Known(saved=SavedData(saved.classes, facts.get("split", {}), facts.get("validation", {})))
+    then = SavedData(saved.classes, facts.get("split", {}), facts.get("validation", {}), file=saved.path)
+    known = Known(saved=then)
     opened = open_data(config, known=known)
     subject, change = PhotoSubject(saved, arguments.calibrated, opened.val, arguments.runtime), None
     if arguments.int8:

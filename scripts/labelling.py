@@ -103,7 +103,7 @@ def apply(source: Source, table: Path, output: Path | None) -> None:
     """Write lists of the images with the confirmed labels, and print the command that trains from them."""
     if find_task(source.config).why_not_applied:
         raise ConfigError(f"-apply: {find_task(source.config).why_not_applied}")
-    data = DataSet.load(source.config)
+    data = source.data()
     if not data.is_correctable:
         raise ConfigError(
             f"-apply: DATA.DATASET is {data.config.DATA.DATASET}; -apply can only list the images of class folders and "
@@ -150,9 +150,10 @@ def choose(arguments: Namespace) -> int:
     trained = load_classifier(arguments.source, settings_flags(arguments), arguments.raw, needs_classes=False)
     data = None
     if is_run:
-        config = config_of(SavedRun.open(folder), arguments.data_path)
+        run = SavedRun.open(folder)
+        config = config_of(run, arguments.data_path)
         if config.task.has_classes and config.DATA.DATASET not in COMPUTED:
-            data = DataSet.load(config)
+            data = DataSet.load(config, run)
     if data is None and arguments.data_path:
         raise ConfigError(f"-data_path has no effect, because {arguments.source} is no run with labels; leave it out")
     if data is not None and data.is_listing:

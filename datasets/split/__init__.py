@@ -1,7 +1,5 @@
 """Hold out images of a set without a validation part, and describe the split in a record that checkpoints save."""
 
-import hashlib
-import os
 from collections.abc import Set
 from pathlib import Path
 
@@ -10,33 +8,35 @@ import numpy as np
 from configs.schema import Config, Data, Fold
 from datasets.order import shuffled
 from datasets.split.parts import (
+    FOLDS,
     PARTS,
     hashes_names,
     rows_of_parts,
     warn_of_split_classes,
 )
+from datasets.split.parts import validation_facts as validation_facts  # other packages import it from here
 from datasets.targets.one_class import count_classes
 from datasets.types import ImageSet, SavedData
 from utils.files import replacing
 from utils.text import counted, csv_text, warning
 
 SEED = 0  # decides which images are held out
-DRAWN = ("hash", "position")  # rules that draw a split; the other rules are "folders" and "none"
+DRAWN = ("hash", "position", FOLDS)  # rules that draw a split; the other rules are "folders" and "none"
 
 
 def new_record(rule: str, title: str, fraction: float, fold: Fold | None) -> dict:
-    """Return the record of a split by a rule of DRAWN. A `fold` overrides `fraction`."""
+    """Return the record of a split by a rule of DRAWN. A `fold` overrides `rule` and `fraction`."""
     record = {"rule": rule, "training": title, "validation": title, "fraction": fraction, "seed": SEED}
     if fold:
-        return record | {"fraction": 1 / fold.total, "folds": fold.total, "fold": fold.number}
+        return record | {"rule": FOLDS, "fraction": 1 / fold.total, "folds": fold.total, "fold": fold.number}
     return record
 
 
 def _by_position(image_set: ImageSet, record: dict) -> np.ndarray:
     """Return bool [N]: the images that are held out, drawn from each class by position and seed.
 
-    Fold 0 holds out the same images as a fraction of 1 / folds, except in classes with few images: with a fraction, each
-    class keeps a training image, and a class with two or more images also holds one out, unless the fraction is 0.
+    Each class keeps a training image, and a class with two or more images also holds one out, unless the fraction is 0.
+    Runs of 2.2 and earlier drew folds like this too.
     """
     held_out, start = np.zeros(len(image_set), dtype=bool), 0
     by_class = np.argsort(image_set.targets, kind="stable")
@@ -64,21 +64,12 @@ def split(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple
     if config.DATA.GROUP_BY:
         record["group_by"] = config.DATA.GROUP_BY
     if saved:
+        if "folds" in record and "folds" in saved.split:
+            record["rule"] = saved.split["rule"]  # runs of 2.2 and earlier drew folds by hash or position
         from datasets.split.by_hash import with_class_folders
 
         record = with_class_folders(image_set, record, saved)
-    return divide(image_set, record)
-
-
-def validation_facts(image_set: ImageSet) -> dict[str, int | str]:
-    """Return facts that identify a validation set in any folder: the number, file names and classes of its images."""
-    meanings = image_set.target_names()
-    classes = [meanings[target] for target in image_set.targets.tolist()]
-    names = [f"{os.path.basename(image_set.name(index))} {name}" for index, name in enumerate(classes)]
-    return {
-        "num_images": len(image_set),
-        "digest": hashlib.sha256("\n".join(sorted(names)).encode(errors="surrogateescape")).hexdigest(),
-    }
+    return divide(image_set, record, saved)
 
 
 def describe_split(config: Config, val: ImageSet, only_validation: bool) -> list[str]:
@@ -90,6 +81,9 @@ def describe_split(config: Config, val: ImageSet, only_validation: bool) -> list
         how += " without its class folder" * hashes_names(record)
         share = f"DATA.VAL_FRACTION {record['fraction']:g}"
         share += f", and the lowest of each {val.meaning.part_noun}" * (rule == "hash")
+        if record["rule"] == FOLDS:
+            how = f"drawing equal shares of each {val.meaning.part_noun}"
+            how += f", each {record['group_by']} whole" if "group_by" in record else ""
         if "folds" in record:
             share = f"DATA.FOLD {record['fold']}/{record['folds']}"
         validation = f"held out of {validation} by {how} ({share})"
@@ -111,6 +105,10 @@ def describe_split(config: Config, val: ImageSet, only_validation: bool) -> list
 
 def write_split(file: Path, train: ImageSet, val: ImageSet) -> None:
     """Write the part of each image to split.csv, if the split was drawn and the images are files."""
+    if val.folds is not None and not val.names_are_numbers:
+        from datasets.split.folds import write_folds
+
+        return write_folds(file, train, val)
     if val.split.get("rule") not in DRAWN or val.root is None:
         return
     with replacing(file) as out:
@@ -128,10 +126,18 @@ def _csv_rows(keys: list[bytes], part: str) -> bytes:
     return csv_text(rows).encode(errors="surrogateescape")
 
 
-def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
-    """Split a set into training and validation images as the record says, in the set's order."""
+def divide(image_set: ImageSet, record: dict, saved: SavedData | None = None) -> tuple[ImageSet, ImageSet]:
+    """Split a set into training and validation images as the record says, in the set's order.
+
+    `saved`: the data record of a run, which keeps the folds of its images.
+    """
     folders: Set[bytes] = frozenset()
-    if record["rule"] == "hash":
+    folds = None
+    if record["rule"] == FOLDS:
+        from datasets.split.folds import hold_out_fold
+
+        folds, columns, notes = hold_out_fold(image_set, record, saved)
+    elif record["rule"] == "hash":
         from datasets.split.by_hash import class_folders_of, find_rows
 
         folders = class_folders_of(image_set, record)
@@ -140,6 +146,7 @@ def divide(image_set: ImageSet, record: dict) -> tuple[ImageSet, ImageSet]:
         held_out = _by_position(image_set, record)
         columns, notes = rows_of_parts(image_set, held_out), warn_of_split_classes(image_set, held_out)
     facts = {"split": record, "class_folders": folders, "notes": (*image_set.notes, *notes)}
+    whole = image_set.with_facts(folds=folds)
     return tuple(
-        image_set.take(columns[f"{part}.row"]).with_facts(targets=columns[f"{part}.target"], **facts) for part in PARTS
+        whole.take(columns[f"{part}.row"]).with_facts(targets=columns[f"{part}.target"], **facts) for part in PARTS
     )

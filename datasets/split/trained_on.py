@@ -54,7 +54,7 @@ def _parts_then(config: Config, image_set: ImageSet, saved: SavedData) -> tuple[
             "set DATA.GROUP_BY to the same value"
         )
     record = with_class_folders(image_set, record, saved) | {"training": title, "validation": title}
-    parts = divide(image_set, record)
+    parts = divide(image_set, record, saved)
     is_unchanged = validation_facts(parts[1]) == saved.validation
     if is_unchanged and not is_other_data(saved.facts, parts[1]):
         return parts
@@ -66,10 +66,10 @@ def _parts_then(config: Config, image_set: ImageSet, saved: SavedData) -> tuple[
 def _listed_parts(saved: SavedData) -> dict[str, str]:
     """Return {name of an image: its part} of the run's split.csv, or {} if it is not next to the checkpoint."""
     file = saved.file and saved.file.with_name("split.csv")
-    rows = read_split(file) if file and file.is_file() else []
-    num_held_out = sum(row[1:] == [PARTS[1]] for row in rows)
+    rows = [row for row in read_split(file) if len(row) > 1] if file and file.is_file() else []
+    num_held_out = sum(row[1] == PARTS[1] for row in rows)
     is_of_run = num_held_out == saved.validation.get("num_images")  # the file may be in the folder of another run
-    return {row[0]: row[-1] for row in rows} if is_of_run else {}
+    return {row[0]: row[1] for row in rows} if is_of_run else {}
 
 
 def _divide_by_list(
@@ -130,4 +130,4 @@ def holds_out_no_more(here: dict, there: dict) -> bool:
         return not there or (here["rule"] == there["rule"] and names[0] == names[1])
     keys = {*here, "folds", "fold", "group_by"} - {"training", "validation", "fraction", CLASS_FOLDERS}
     same = all(there.get(key) == here.get(key) for key in keys)
-    return same and (here["fraction"] <= there["fraction"] if here["rule"] == "hash" else here == there)
+    return same and (here == there if here["rule"] == "position" else here["fraction"] <= there["fraction"])

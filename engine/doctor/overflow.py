@@ -205,7 +205,7 @@ def replay_run(source: str, batch: Path | None, cfg: str | None, half: str | Non
     set_matmul(config.PRECISION.MATMUL)
     prepare = build_preparation(config, build_normalize(config.DATA).to(device))
     loss = build_loss(config, state.get("class_weights"), device)
-    for each in batches or [next_batch(config, state)]:
+    for each in batches or [next_batch(config, state, folder)]:
         weights = merged(state["state_dict"], state["config"])
         model = SavedModel(Path("the run's weights"), state, "state_dict", weights).build(config)
         found = diagnose(make_case(config, model, prepare, each, scale, loss))
@@ -257,9 +257,9 @@ def precision_of(config: Config, state: dict, wanted: str | None) -> tuple[Confi
     return replace(config.changed("PRECISION", DTYPE=half), AMP=True), float(scale)
 
 
-def next_batch(config: Config, state: dict) -> Batches:
-    """Return the batches of the run's next update. They depend only on seed and step."""
-    kept = SavedData(state["class_names"], state.get("split", {}))
+def next_batch(config: Config, state: dict, folder: Path) -> Batches:
+    """Return the batches of the run's next update. They depend only on seed, step and the run's split."""
+    kept = SavedData(state["class_names"], state.get("split", {}), file=folder / "last.pth")
     known = Known(
         saved=kept, began=state["config"] if is_run(state) else {}, origins=dict.fromkeys(flatten(config), "the run")
     )

@@ -12,19 +12,21 @@ import numpy as np
 from configs.combinations import WITHOUT_FILES
 from configs.schema import Config
 from configs.values import unflatten
-from datasets import ImageSet, open_data
+from datasets import ImageSet, Known, SavedData, open_data
 from datasets.changes import describe_changed_images
 from datasets.copies import are_equal, find_copies
 from datasets.fingerprint import data_facts
 from datasets.identity import ImageContents
 from datasets.sources import folder_of_data
 from datasets.split import DRAWN
+from datasets.types import UNKNOWN
 from engine.features.embedder import Embedder
 from engine.predict.classifier import Classifier
 from engine.record.saved_run import SavedRun
+from models.weights.files import read_record
 from utils.commands import command
 from utils.errors import ConfigError, DataError
-from utils.runs import changed_facts
+from utils.runs import changed_facts, weights_in
 from utils.text import csv_cell, first_of
 
 PARTS = ("training", "validation")
@@ -82,6 +84,10 @@ class Source:
         words = ("-cfg", self.folder / "config.yaml", "-folds", 5, "-output", "sweeps/folds")
         return command("scripts/sweep.py", *words)
 
+    def data(self) -> "DataSet":
+        """Return the images, divided as by the first run."""
+        return DataSet.load(self.config, next(iter(self.runs), None))
+
     def features(self, data: "DataSet", say: Callable[[str], None]) -> np.ndarray:
         """Return the features of all images, float32 [N, D]; a row of NaN is an unreadable image."""
         embedder = Embedder(self.weights, self.device, say)
@@ -105,9 +111,11 @@ class DataSet:
     val: ImageSet
 
     @classmethod
-    def load(cls, config: Config) -> "DataSet":
+    def load(cls, config: Config, run: SavedRun | None = None) -> "DataSet":
+        """Read the data. `run`: a run with these settings, whose folds are kept."""
         # The outputs of the model need not be those of the data: weights of ImageNet judge any labels.
-        opened = open_data(config.changed("MODEL", NUM_CLASSES=None))
+        known = Known(saved=_saved_folds(run.folder)) if run and config.DATA.FOLD else UNKNOWN
+        opened = open_data(config.changed("MODEL", NUM_CLASSES=None), known=known)
         val = opened.val
         if val.makes_batches:
             raise ConfigError(
@@ -201,6 +209,13 @@ class DataSet:
     def _texts(self) -> list[Sequence[str]]:
         """Return the meaning of each target of both parts. Different numbers have different texts."""
         return [part.target_names() for part in self.parts]
+
+
+def _saved_folds(folder: Path) -> SavedData:
+    """Return how a run divided its images, for open_data."""
+    weights = weights_in(folder)
+    record = read_record(weights) if weights else {}
+    return SavedData([], record.get("split", {}), file=weights or folder / "best.pth")
 
 
 def cell_of(text: str) -> str:

@@ -94,7 +94,7 @@ class JudgedLabels:
 def _by_weights(source: Source, say: Callable[[str], None]) -> JudgedLabels:
     """Judge all labels of a data set by the features of weights."""
     refuse_several_classes(source.data_path, source.config)
-    data = DataSet.load(source.config)
+    data = source.data()
     features = source.features(data, say)
     doubts = judge_labels(data.labels, len(data.classes), features)
     say(f"{source.name}: features of {np.isfinite(features[:, 0]).sum():,} of {counted(len(data), 'image')}")

@@ -146,7 +146,7 @@ class JudgedNumbers:
 
 def _of_weights(source: Source, say: Callable[[str], None]) -> tuple[DataSet, np.ndarray, np.ndarray]:
     """Return the data, their features [N, D], and predictions [N, outputs], which are all NaN."""
-    data = DataSet.load(source.config)
+    data = source.data()
     return data, source.features(data, say), np.full((len(data), len(data.classes)), np.nan)
 
 

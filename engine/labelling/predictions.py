@@ -109,7 +109,7 @@ def open_runs(source: Source) -> Iterator[tuple[SavedRun, DataSet]]:
     for run in in_order(source.runs):
         config = config_of(run, source.data_path)
         if data is None or config.DATA.FOLD != data.config.DATA.FOLD:  # each fold splits the images differently
-            data = DataSet.load(config)
+            data = DataSet.load(config, run)
         refuse_other_data(run, data)
         yield run, data
 

@@ -10,12 +10,13 @@ import pytest
 from configs.tables import SOURCES
 from datasets import ImageSet, index
 from datasets.fingerprint import data_facts
-from datasets.split import DRAWN
+from datasets.split import DRAWN, write_split
 from datasets.types import ImageReadError
 from tests.support.configs import replaced
 from tests.support.image_sets import keys_of, settings
 from tests.support.opened import open_sets
 from tests.support.refusals import refused
+from tests.support.runs import rows_of
 from tests.support.small_sources import COUNT, MAKERS
 from tests.support.torchvision_files import write_cifar
 from utils.errors import ConfigError, DataError
@@ -118,7 +119,7 @@ def test_moved_data_keep_keys_parts_labels_and_fingerprint(source, monkeypatch):
     assert known(source.load()) == before, "from the index"
 
 
-def test_each_image_of_an_undivided_set_is_held_out_in_one_fold(source):
+def test_each_image_of_an_undivided_set_is_held_out_in_one_listed_fold(source, tmp_path):
     train, val = source.load()
     if val.split["rule"] not in DRAWN:
         with refused((ConfigError, DataError), "DATA.FOLD"):
@@ -131,6 +132,12 @@ def test_each_image_of_an_undivided_set_is_held_out_in_one_fold(source):
     whole, folds = sorted(rows(train) + rows(val)), [source.load(FOLD=f"{fold}/3") for fold in range(3)]
     assert sorted(row for _, held_out in folds for row in rows(held_out)) == whole
     assert all(sorted(rows(rest) + rows(held_out)) == whole for rest, held_out in folds)
+    file = tmp_path / "split.csv"
+    write_split(file, *folds[0])
+    assert file.exists() is not val.names_are_numbers, "arrays never grow, so their folds are drawn again"
+    if file.exists():
+        listed = {row["image"]: row["fold"] for row in rows_of(file)}
+        assert listed == {key: f"{fold}/3" for fold, (_, held_out) in enumerate(folds) for key in keys_of(held_out)}
 
 
 def test_every_epoch_has_each_image_once(source):

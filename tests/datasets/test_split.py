@@ -2,15 +2,19 @@
 
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.model_selection import StratifiedGroupKFold
 
+from configs.schema import Fold
 from datasets import SavedData, validation_facts
+from datasets.index import Texts
 from datasets.pixels import Pixels
 from datasets.sources.images import FileImages
-from datasets.split import divide, new_record
+from datasets.split import divide, new_record, write_split
 from datasets.split.by_hash import warn_of_other_folders
 from tests.support.cases import names_of
 from tests.support.configs import replaced
@@ -128,7 +132,7 @@ def test_evaluation_of_copied_data_scores_the_held_out_images(tmp_path, given):
     for place, others in (("here", {}), ("copy", {"FOLD": "0/3"})):  # the original VAL_FRACTION and FOLD count
         scoring = settings(dataset, tmp_path / place / file, evaluate=True, **group, **others)
         train, scored = open_sets(scoring, saved=kept)
-        assert train is None and shades(scored) == shades(val) and scored.split["rule"] == "hash"
+        assert train is None and shades(scored) == shades(val) and scored.split["rule"] == val.split["rule"]
     for number in range(20):  # a new split would hold out some of them
         draw(tmp_path / "copy" / "ant" / f"new-{number}.png")
     _, scored = open_sets(settings("imagefolder", tmp_path / "copy", evaluate=True), saved=kept)
@@ -224,12 +228,143 @@ def keys(image_set) -> list[str | int]:
     return [known_by(index) for index in range(len(image_set))]
 
 
-@pytest.mark.parametrize("dataset", ["imagefolder", "digits"])
-def test_fold_0_equals_the_split_with_the_same_validation_fraction(tmp_path, dataset):
-    make_folders(tmp_path, {"ant": 20, "bee": 30})
-    train, val = load(dataset, tmp_path, VAL_FRACTION=0.2)
-    fold = load(dataset, tmp_path, FOLD="0/5")
-    assert [keys(part) for part in fold] == [keys(train), keys(val)] and val.split != fold[1].split
+FEW = {"equal": [20] * 8, "small": [5] * 3, "rare": [3, 400], "uneven": [1, 2, 7, 11, 13]}
+
+
+def images_of(labels: list[int], names: list[str], groups: list[int] | None = None) -> FileImages:
+    """Return images of these classes without files. `names`: below the folders of their classes."""
+    classes = [f"class {number}" for number in range(max(labels) + 1)]
+    paths = [f"{classes[label]}/{name}" for label, name in zip(labels, names, strict=True)]
+    images = FileImages("/", paths, labels, classes, RULES)
+    return images.with_facts(groups=groups and Texts.of([b"%d" % group for group in groups]))
+
+
+def counts_of_folds(images: FileImages, total: int, **record) -> np.ndarray:
+    """Return int [total, classes]: the number of held-out images of each class. Each image is held out once."""
+    held_out = [divide(images, new_record("hash", "here", 0.1, Fold(n, total)) | record)[1] for n in range(total)]
+    rows = np.concatenate([part.rows for part in held_out])
+    assert sorted(rows.tolist()) == [*range(len(images))]
+    return np.array([part.count_classes() for part in held_out])
+
+
+@pytest.mark.parametrize("counts", FEW.values(), ids=FEW)
+@pytest.mark.parametrize("are_repeated", [False, True])
+def test_folds_have_equal_shares_of_each_class(counts, are_repeated):
+    labels = np.repeat(np.arange(len(counts)), counts).tolist()
+    places = [labels[:row].count(label) for row, label in enumerate(labels)] if are_repeated else range(len(labels))
+    found = counts_of_folds(images_of(labels, [f"{place}.png" for place in places]), 5)
+    assert (np.ptp(found, axis=0) <= 1).all() and np.ptp(found.sum(axis=1)) <= 1
+
+
+def test_folds_of_class_folders_and_digits_are_their_images_in_equal_parts(tmp_path):
+    for name in ("ant", "bee", "cat"):
+        for number in range(7):
+            draw(tmp_path / name / f"{number}.png")
+    for dataset, size in (("imagefolder", 21), ("digits", 1797)):
+        held_out = [load(dataset, tmp_path, FOLD=f"{n}/5")[1] for n in range(5)]
+        assert sorted(row for part in held_out for row in part.rows) == [*range(size)]
+        found = np.array([part.count_classes() for part in held_out])
+        assert (np.ptp(found, axis=0) <= 1).all() and np.ptp(found.sum(axis=1)) <= 1
+
+
+def test_folds_of_groups_are_as_even_as_those_of_scikit_learn():
+    total, found = 5, []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        groups, shares = np.repeat(np.arange(60), rng.integers(1, 16, 60)), rng.dirichlet([1, 2, 4, 8], 60)
+        labels = np.array([rng.choice(4, p=shares[group]) for group in groups])
+        images = images_of(labels.tolist(), [f"{row}.png" for row in range(len(labels))], groups.tolist())
+        ours = counts_of_folds(images, total, group_by="person")
+        train, val = divide(images, new_record("hash", "here", 0, Fold(0, total)) | {"group_by": "person"})
+        assert (ours > 0).all() and not {*groups[train.rows]} & {*groups[val.rows]}
+        divided = StratifiedGroupKFold(total).split(labels, labels, groups)
+        theirs = np.array([np.bincount(labels[held_out], minlength=4) for _, held_out in divided])
+        found.append([(counts / counts.sum(axis=0)).std(axis=0).mean() for counts in (ours, theirs)])
+    ours, theirs = np.mean(found, axis=0)
+    assert ours <= theirs, (ours, theirs)
+
+
+def test_folds_share_each_label_of_images_with_several(tmp_path):
+    rng, names = np.random.default_rng(0), ["ant", "bee", "cat", "dog"]
+    has_label = rng.random((60, 4)) < [0.7, 0.4, 0.2, 0.1]
+    labels = ["|".join(name for name, has in zip(names, row, strict=True) if has) for row in has_label]
+    for number in range(60):
+        draw(tmp_path / f"{number}.png")
+    rows = [f"{number}.png,{label}" for number, label in enumerate(labels)]
+    (tmp_path / "a.csv").write_text("\n".join(["image_path,target", *rows, ""]))
+    config = replaced(settings("csv", tmp_path / "a.csv", LABEL_SEPARATOR="|"), TRAIN={"LOSS": "bce"})
+    parts = [open_sets(replaced(config, DATA={"FOLD": f"{number}/5"}))[1] for number in range(5)]
+    assert sorted(key for part in parts for key in keys_of(part)) == sorted(f"{number}.png" for number in range(60))
+    assert (np.ptp([part.count_classes() for part in parts], axis=0) <= 2).all()
+
+
+def saved_in(folder: Path, train: FileImages, val: FileImages) -> SavedData:
+    """Write the split.csv of a run, and return what its checkpoint in this folder says about its images."""
+    folder.mkdir(exist_ok=True)
+    write_split(folder / "split.csv", train, val)
+    return SavedData(val.classes, val.split, validation_facts(val), file=folder / "last.pth")
+
+
+def test_resumed_and_evaluated_runs_keep_the_folds_when_photos_are_added(tmp_path):
+    photos, before, after = tmp_path / "photos", {}, {}
+    make_folders(photos, {"ant": 11, "bee": 7, "cat": 5})
+    parts = {number: load("imagefolder", photos, FOLD=f"{number}/5") for number in range(5)}
+    kept = {number: saved_in(tmp_path / f"{number}", *pair) for number, pair in parts.items()}
+    make_folders(photos, {"ant": 18, "bee": 8, "dog": 5})
+    changed = {"ALLOW_CHANGED": ("CLASS_NAMES",)}
+    for number, (_, val) in parts.items():
+        before |= dict.fromkeys(keys_of(val), number)
+        config = replaced(settings("imagefolder", photos, FOLD=f"{number}/5"), START=changed)
+        (photos / "dog").rename(tmp_path / "dog")  # a resumed run has no new classes
+        _, resumed = open_sets(config, saved=kept[number])
+        (tmp_path / "dog").rename(photos / "dog")
+        after |= dict.fromkeys(keys_of(resumed), number)
+        scored = open_sets(settings("imagefolder", photos, evaluate=True), saved=kept[number])[1]
+        assert {*keys_of(scored)} == {*keys_of(resumed)}
+    assert before.items() <= after.items() and len(after) == 18 + 8 + 5
+    for name in ("ant", "bee", "cat"):
+        sizes = Counter(number for key, number in after.items() if key.startswith(name))
+        assert max(sizes.values()) - min(sizes.values()) <= 1, sizes
+
+
+def test_photo_that_moved_to_another_class_keeps_its_fold(tmp_path):
+    photos = tmp_path / "photos"
+    for number in range(24):
+        draw(photos / ("ant" if number < 12 else "bee") / f"{number}.png")
+    parts = load("imagefolder", photos, FOLD="1/3")
+    kept = saved_in(tmp_path / "run", *parts)
+    moved = [[key for key in keys_of(part) if key.startswith("ant")][:2] for part in parts]
+    for key in sum(moved, []):
+        (photos / key).rename(photos / key.replace("ant", "bee"))
+    found = open_sets(settings("imagefolder", photos, FOLD="1/3"), saved=kept)
+    for part, before, names in zip(found, parts, moved, strict=True):
+        wanted = {key.replace("ant", "bee") if key in names else key for key in keys_of(before)}
+        assert {*keys_of(part)} == wanted
+
+
+def test_changed_photos_without_the_list_of_their_folds_give_a_warning(tmp_path):
+    photos = tmp_path / "photos"
+    make_folders(photos, {"ant": 11, "bee": 7})
+    kept = saved_in(tmp_path / "run", *load("imagefolder", photos, FOLD="1/3"))
+    (tmp_path / "run/split.csv").unlink()
+    for count in (0, 9):
+        make_folders(photos, {"bee": 7 + count})
+        for is_evaluated in (False, True):
+            config = settings("imagefolder", photos, evaluate=is_evaluated, FOLD="1/3")
+            found = [note for note in open_sets(config, saved=kept)[1].notes if "split.csv" in note]
+            assert bool(found) == bool(count) and all("DATA.FOLD" in note for note in found)
+
+
+@pytest.mark.parametrize(("dataset", "rule"), [("imagefolder", "hash"), ("digits", "position")])
+def test_run_of_an_older_release_keeps_the_folds_that_it_drew(tmp_path, dataset, rule):
+    make_folders(tmp_path, {"ant": 30, "bee": 30})
+    (train, val), share = load(dataset, tmp_path, VAL_FRACTION=0.2), 1 / 5  # its first fold was this split
+    record = val.split | {"rule": rule, "fraction": share, "folds": 5, "fold": 0}
+    kept = SavedData(val.classes, record, validation_facts(val))
+    resumed = open_sets(settings(dataset, tmp_path, FOLD="0/5"), saved=kept)
+    assert [keys(part) for part in resumed] == [keys(train), keys(val)]
+    scored = open_sets(settings(dataset, tmp_path, evaluate=True), saved=kept)[1]
+    assert keys(scored) == keys(val) != keys(load(dataset, tmp_path, FOLD="0/5")[1])
 
 
 def test_class_missing_from_a_training_fold_is_named(tmp_path):
@@ -242,7 +377,7 @@ def test_folds_are_refused_for_already_divided_data(tmp_path):
     make_folders(tmp_path / "train", {"ant": 20, "bee": 20})
     make_folders(tmp_path / "val", {"ant": 2, "bee": 2})
     with refused(DataError, "DATA.FOLD", "50"):
-        load("imagefolder", tmp_path / "val", FOLD="3/50")
+        load("imagefolder", tmp_path / "val", FOLD="4/50")
     with refused(ConfigError, "DATA.FOLD", tmp_path / "val", "-data_path"):
         load("imagefolder", tmp_path, FOLD="0/5")
     assert len(load("imagefolder", tmp_path / "train", FOLD="0/5")[1]) < 40

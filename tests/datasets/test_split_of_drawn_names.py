@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.schema import Fold
+from datasets import SavedData
 from datasets.changes import describe_changed_images
 from datasets.index import Texts
 from datasets.pixels import Pixels
@@ -146,22 +147,57 @@ def test_split_ignores_folder_listing_order_and_unicode_form(data, fraction, shu
     assert {normalize("NFC", key): part for key, part in after.parts.items()} == before.parts
 
 
+def images_of(data: Data, root: str = "/") -> FileImages:
+    """Return the images without files, in the order of `data`."""
+    classes = sorted(data, key=lambda name: normalize("NFC", name))
+    pairs = [(f"{name}/{file}", classes.index(name)) for name in data for file in data[name]]
+    return FileImages(root, [key for key, _ in pairs], [number for _, number in pairs], classes, Pixels(3))
+
+
+def folds_of(data: Data, total: int, saved: SavedData | None = None, root: str = "/") -> dict[str, int]:
+    """Return the fold of each image, which must be in one fold."""
+    found = []
+    for number in range(total):
+        train, val = divide(images_of(data, root), new_record("hash", "here", 0.1, Fold(number, total)), saved)
+        assert len(train) + len(val) == sum(map(len, data.values()))
+        found += [(val.key(index), number) for index in range(len(val))]
+    assert len(found) == len(dict(found)) == sum(map(len, data.values()))
+    return dict(found)
+
+
+def sizes_of_folds(folds: dict[str, int], total: int, name: str = "") -> list[int]:
+    found = [fold for key, fold in folds.items() if key.startswith(name)]
+    return [found.count(fold) for fold in range(total)]
+
+
+@given(class_folders(), st.integers(2, 5), st.randoms(use_true_random=False), st.data())
+@examples(40)
+def test_folds_are_even_and_ignore_listing_order_and_unicode_form(data, total, shuffle, draw):
+    folds = folds_of(data, total)
+    for sizes in (sizes_of_folds(folds, total), *(sizes_of_folds(folds, total, f"{name}/") for name in data)):
+        assert max(sizes) - min(sizes) <= 1
+    other = {}
+    for name in shuffle.sample(sorted(data), len(data)):
+        files = [draw.draw(in_any_form(file)) for file in data[name]]
+        other[draw.draw(in_any_form(name))] = shuffle.sample(files, len(files))
+    elsewhere = folds_of(other, total, root="/elsewhere")
+    assert {normalize("NFC", key): fold for key, fold in elsewhere.items()} == folds
+
+
 @given(class_folders(), st.integers(2, 5), st.data())
 @examples(40)
-def test_each_image_is_held_out_in_one_fold_that_growth_does_not_change(data, total, draw):
-    def folds(of: Data) -> dict[str, int]:
-        found = [
-            (key, n)
-            for n in range(total)
-            for key, part in parts_of(of, fold=Fold(n, total)).parts.items()
-            if part == "v"
-        ]
-        assert len(found) == len(dict(found)) == sum(map(len, of.values()))
-        return dict(found)
-
+def test_growth_moves_no_image_of_a_run_and_fills_its_smallest_folds(tmp_path_factory, data, total, draw):
+    folder = tmp_path_factory.getbasetemp()
+    parts = divide(images_of(data), new_record("hash", "here", 0.1, Fold(0, total)))
+    write_split(folder / "split.csv", *parts)
+    saved = SavedData(sorted(data), parts[1].split, file=folder / "last.pth")
     more = draw.draw(class_folders())
     grown = {name: sorted({*data.get(name, []), *more.get(name, [])}) for name in data | more}
-    assert folds(data).items() <= folds(grown).items()
+    folds = folds_of(grown, total, saved)
+    assert folds_of(data, total).items() <= folds.items()
+    for name in grown:
+        sizes = sizes_of_folds(folds, total, f"{name}/")
+        assert max(sizes) - min(sizes) <= 1
 
 
 @given(class_folders(), FRACTIONS, st.data())

@@ -94,7 +94,7 @@ def test_changed_validation_images_invalidate_the_best_epoch(scored, tmp_path, s
         words = [f"DATA.FOLD={part}", "TRAIN.NUM_EPOCHS=2", OTHER_FOLD]
         return rows(run("main_single_gpu.py", *given, "-opts", *words).stdout)["resume"][1]
 
-    _, folder = scored([90, 0.1], words=["TRAIN.NUM_EPOCHS=1"])
+    _, folder = scored([90, 0.1], words=["TRAIN.NUM_EPOCHS=1", "DATA.FOLD=0/5"])
     state = read(folder / "last.pth")
     assert "best.pth" in check("1/5") and "best.pth" not in check("0/5")
     # Before the first evaluation, there is no best epoch that a changed validation set could invalidate.

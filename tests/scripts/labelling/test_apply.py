@@ -174,8 +174,11 @@ def test_sweep_lists_the_parts_of_its_first_fold(photos):
     lists = table.with_name("corrected")
     assert listed(lists) == before | {"cat/25.png": (part, "dog")}
     joined = (lists / "train.csv").read_text() + (lists / "val.csv").read_text().partition("\n")[2]
-    Path("all.csv").write_text(joined)  # for another cross-validation, with the same folds
-    assert listed(Path("all.csv"), "photos", "DATA.FOLD=0/2") == before | {"cat/25.png": (part, "dog")}
+    Path("all.csv").write_text(joined)  # for another cross-validation
+    first, second = (listed(Path("all.csv"), "photos", f"DATA.FOLD={fold}/2") for fold in range(2))
+    corrected = {image: label for image, (_, label) in before.items()} | {"cat/25.png": "dog"}
+    assert {image: label for image, (_, label) in first.items()} == corrected
+    assert all({first[image][0], second[image][0]} == {"train", "val"} for image in corrected)
 
 
 def test_links_inside_the_data_are_listed_and_links_outside_are_refused(photos):

@@ -1,5 +1,7 @@
 """Hold out images of a set without a validation part, and describe the split in a record that checkpoints save."""
 
+import hashlib
+import os
 from collections.abc import Set
 from pathlib import Path
 
@@ -14,7 +16,6 @@ from datasets.split.parts import (
     rows_of_parts,
     warn_of_split_classes,
 )
-from datasets.split.parts import validation_facts as validation_facts  # other packages import it from here
 from datasets.targets.one_class import count_classes
 from datasets.types import ImageSet, SavedData
 from utils.files import replacing
@@ -70,6 +71,17 @@ def split(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple
 
         record = with_class_folders(image_set, record, saved)
     return divide(image_set, record, saved)
+
+
+def validation_facts(image_set: ImageSet) -> dict[str, int | str]:
+    """Return facts that identify a validation set in any folder: the number, file names and classes of its images."""
+    meanings = image_set.target_names()
+    classes = [meanings[target] for target in image_set.targets.tolist()]
+    names = [f"{os.path.basename(image_set.name(index))} {name}" for index, name in enumerate(classes)]
+    return {
+        "num_images": len(image_set),
+        "digest": hashlib.sha256("\n".join(sorted(names)).encode(errors="surrogateescape")).hexdigest(),
+    }
 
 
 def describe_split(config: Config, val: ImageSet, only_validation: bool) -> list[str]:

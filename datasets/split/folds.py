@@ -11,10 +11,10 @@ import numpy as np
 
 from datasets.changes import read_split
 from datasets.split.by_hash import composed, hashes_of
-from datasets.split.parts import FOLDS, PARTS, rows_of_parts, validation_facts, warn_of_split_classes
+from datasets.split.parts import PARTS, rows_of_parts, warn_of_split_classes
 from datasets.types import ImageSet, SavedData
 from utils.files import replacing
-from utils.text import csv_text, warning
+from utils.text import csv_text
 
 NONE = -1  # the fold of an image that has none yet
 PRECISION = 2**40  # of the weight of a class; whole numbers give the same folds on every processor
@@ -34,13 +34,9 @@ class Division(NamedTuple):
 def hold_out_fold(image_set: ImageSet, record: dict, saved: SavedData | None) -> Division:
     """Return the folds and the parts of the images. `saved`: the data record of the resumed or evaluated run."""
     strata, kept = image_set.meaning.strata(image_set), _kept_folds(image_set, record, saved)
-    is_new = bool((kept == NONE).all())
-    folds = _drawn_folds(strata, record) if is_new else draw_folds(strata, record, kept)
+    folds = _drawn_folds(strata, record) if (kept == NONE).all() else draw_folds(strata, record, kept)
     held_out = folds == record["fold"]
-    notes = warn_of_split_classes(strata, held_out)
-    if is_new and saved and saved.split.get("rule") == FOLDS:
-        notes += _warn_of_other_folds(image_set, held_out, record, saved)
-    return Division(folds, rows_of_parts(strata, held_out), notes)
+    return Division(folds, rows_of_parts(strata, held_out), warn_of_split_classes(strata, held_out))
 
 
 def draw_folds(strata: ImageSet, record: dict, kept: np.ndarray) -> np.ndarray:
@@ -165,20 +161,6 @@ def _kept_folds(image_set: ImageSet, record: dict, saved: SavedData | None) -> n
             if num_now[name] == num_then[name] == 1:
                 kept[row] = listed[fold_then[name]]
     return kept
-
-
-def _warn_of_other_folds(image_set: ImageSet, held_out: np.ndarray, record: dict, saved: SavedData) -> list[str]:
-    """Warn if a run's images have changed and no list of its folds is there, because it may have learned held-out images."""
-    is_same_fold = all(record[key] == saved.split[key] for key in ("fold", "folds"))
-    then, now = saved.validation, validation_facts(image_set.take(np.flatnonzero(held_out)))
-    if image_set.names_are_numbers or not (is_same_fold and then) or then == now:
-        return []
-    return [
-        warning(
-            f"DATA.FOLD: the images have changed since the run, and split.csv, which lists its folds, is not in its folder, so "
-            f"some of the {len(held_out):,} images may be held out that it was trained on; restore split.csv"
-        )
-    ]
 
 
 def write_folds(file: Path, train: ImageSet, val: ImageSet) -> None:

@@ -1,8 +1,5 @@
 """The two parts of a split: their rows, warnings of classes that one of them lacks, and how a record names images."""
 
-import hashlib
-import os
-
 import numpy as np
 
 from datasets.types import ImageSet
@@ -40,17 +37,6 @@ def rows_of_parts(image_set: ImageSet, held_out: np.ndarray) -> dict[str, np.nda
         columns[f"{part}.row"] = rows.astype("<u4")
         columns[f"{part}.target"] = image_set.targets[rows].astype("<i4")
     return columns
-
-
-def validation_facts(image_set: ImageSet) -> dict[str, int | str]:
-    """Return facts that identify a validation set in any folder: the number, file names and classes of its images."""
-    meanings = image_set.target_names()
-    classes = [meanings[target] for target in image_set.targets.tolist()]
-    names = [f"{os.path.basename(image_set.name(index))} {name}" for index, name in enumerate(classes)]
-    return {
-        "num_images": len(image_set),
-        "digest": hashlib.sha256("\n".join(sorted(names)).encode(errors="surrogateescape")).hexdigest(),
-    }
 
 
 def hashes_names(record: dict) -> bool:

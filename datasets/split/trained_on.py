@@ -13,11 +13,18 @@ from datasets.changes import read_split
 from datasets.fingerprint import is_other_data
 from datasets.split import DRAWN, divide, split, validation_facts
 from datasets.split.by_hash import with_class_folders
-from datasets.split.parts import CLASS_FOLDERS, PARTS
+from datasets.split.parts import CLASS_FOLDERS, FOLDS, PARTS
 from datasets.types import ImageSet, SavedData
 from utils.errors import ConfigError
 from utils.text import warning
 
+AS_LISTED = (
+    "the data have changed since the training; the images are scored that split.csv of the run lists as held out"
+)
+WITHOUT_LIST = warning(
+    "DATA.FOLD: the data have changed since the training, and split.csv, which lists the folds of the run, is not beside its "
+    "weights, so images that it was trained on may be scored; restore split.csv, or name other images"
+)
 MOST_COMPARED = 5000  # images; comparing one takes a millisecond on a network disk
 
 
@@ -58,6 +65,10 @@ def _parts_then(config: Config, image_set: ImageSet, saved: SavedData) -> tuple[
     is_unchanged = validation_facts(parts[1]) == saved.validation
     if is_unchanged and not is_other_data(saved.facts, parts[1]):
         return parts
+    has_listed_folds = record["rule"] == FOLDS and not image_set.names_are_numbers
+    if is_same and not is_unchanged and has_listed_folds:  # `divide` has read the list
+        has_list = saved.file and saved.file.with_name("split.csv").is_file()
+        return parts[0], parts[1].with_facts(notes=(*parts[1].notes, AS_LISTED if has_list else WITHOUT_LIST))
     if is_same and not is_unchanged and (listed := _listed_parts(saved)):
         return _divide_by_list(image_set, parts, listed)
     return parts if is_same else None
@@ -83,8 +94,7 @@ def _divide_by_list(
         if part := listed.get(key.decode(errors="surrogateescape")):
             held_out[index] = part == PARTS[1]
     facts = {"split": val.split, "class_folders": val.class_folders}
-    note = "the data have changed since the training; the images are scored that split.csv of the run lists as held out"
-    facts["notes"] = (*image_set.notes, note)
+    facts["notes"] = (*image_set.notes, AS_LISTED)
     return tuple(image_set.take(np.flatnonzero(chosen)).with_facts(**facts) for chosen in (~held_out, held_out))
 
 

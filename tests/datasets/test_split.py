@@ -342,17 +342,16 @@ def test_photo_that_moved_to_another_class_keeps_its_fold(tmp_path):
         assert {*keys_of(part)} == wanted
 
 
-def test_changed_photos_without_the_list_of_their_folds_give_a_warning(tmp_path):
+def test_evaluation_warns_if_photos_changed_and_the_list_of_folds_is_gone(tmp_path):
     photos = tmp_path / "photos"
     make_folders(photos, {"ant": 11, "bee": 7})
     kept = saved_in(tmp_path / "run", *load("imagefolder", photos, FOLD="1/3"))
     (tmp_path / "run/split.csv").unlink()
     for count in (0, 9):
         make_folders(photos, {"bee": 7 + count})
-        for is_evaluated in (False, True):
-            config = settings("imagefolder", photos, evaluate=is_evaluated, FOLD="1/3")
-            found = [note for note in open_sets(config, saved=kept)[1].notes if "split.csv" in note]
-            assert bool(found) == bool(count) and all("DATA.FOLD" in note for note in found)
+        scored = open_sets(settings("imagefolder", photos, evaluate=True), saved=kept)[1]
+        found = [note for note in scored.notes if "split.csv" in note]
+        assert bool(found) == bool(count) and all("DATA.FOLD" in note for note in found)
 
 
 @pytest.mark.parametrize(("dataset", "rule"), [("imagefolder", "hash"), ("digits", "position")])

@@ -20,6 +20,7 @@ from engine.record.saved_files import read_table
 from engine.record.saved_run import SavedRun
 from engine.report.plot import Plotter
 from engine.settings import load_settings
+from engine.weights_lines import warn_of_overlap
 from scripts import export
 from tests.engine.check.small_photos import CLEAN
 from tests.support.cases import cases_of, names_of, value_of
@@ -225,6 +226,20 @@ def test_check_warns_if_pretraining_saw_validation_images(again):
     verdict, found = rows(said)["overlap"]
     assert verdict == WARN
     assert_names(found, "MODEL.PRETRAINED", "val", "test")
+
+
+def test_weights_of_a_fold_give_a_warning_if_it_was_drawn_from_other_images():
+    split = {"rule": "folds", "training": "photos", "validation": "photos", "fraction": 0.5, "seed": 0}
+    split |= {"folds": 2, "fold": 0}
+    record = {"class_names": ["ant"], "split": split, "validation": {"num_images": 5, "digest": "0"}}
+    known = SimpleNamespace(saved=None)
+    inputs = SimpleNamespace(record=record, known=known, source=("MODEL.PRETRAINED", "best.pth"))
+    held_out = SimpleNamespace(split=split, is_listing=True, class_folders=frozenset())
+    plan = SimpleNamespace(inputs=inputs, classes=["ant"], eval_set=held_out, validation=record["validation"])
+    assert warn_of_overlap(plan) == []
+    plan.validation = {"num_images": 5, "digest": "1"}
+    (found,) = warn_of_overlap(plan)
+    assert_names(found, "MODEL.PRETRAINED", "best.pth", "other images")
 
 
 @pytest.mark.parametrize("case", cases_of("splits_that_hold_out_no_more"))

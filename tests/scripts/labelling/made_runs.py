@@ -7,6 +7,7 @@ from pathlib import Path
 
 from configs.load import load, to_yaml
 from configs.schema import Config
+from datasets import SavedData
 from datasets.fingerprint import data_facts
 from datasets.split import write_split
 from scripts.sweeping import Sweep
@@ -43,13 +44,14 @@ def make_run(
     predictions: Mapping[str, tuple[str, float, float]] | None = None,
     *options: str,
     dataset: str = "imagefolder",
+    saved: SavedData | None = None,
 ) -> Path:
     """Make the folder of a run. `predictions`: {image: (class, its probability, probability of the label)}.
 
-    All other held-out images are predicted correctly, with probability SURE.
+    All other held-out images are predicted correctly, with probability SURE. `saved`: of the run before it was resumed.
     """
     config = settings_of(folder, data_path, *options, dataset=dataset)
-    train, val = open_sets(config)
+    train, val = open_sets(config, saved=saved)
     (folder / "config.yaml").write_text(to_yaml(config, {}))
     row = {"epoch": 0, "train_loss": 1.0, "eval_loss": 1.0, "eval_top1": 90.0}
     write_split(folder / "split.csv", train, val)

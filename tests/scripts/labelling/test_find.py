@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from datasets import SavedData
 from datasets.sources.arrays import DIGITS
 from datasets.sources.images import FileImages
 from engine.labelling.data import cell_of
@@ -44,6 +45,23 @@ def doubt(run: Path, image: str, prediction: str, probability: float = 0.8, of_l
     place = next(number for number, line in enumerate(lines) if line.startswith(f"{image},"))
     lines[place] = f"{image},{image.partition('/')[0]},{prediction},{probability},{of_label}"
     path.write_text("\n".join(lines) + "\n")
+
+
+def test_run_of_a_fold_keeps_its_images_after_photos_were_added(here):
+    make_photos(here / "photos", {"bird": 8, "cat": 8})
+    fold = "DATA.FOLD=0/2"
+    before = make_run(here / "run", here / "photos", None, fold)
+    _, val = open_sets(settings_of(here / "run", here / "photos", fold))
+    make_photos(here / "photos", {"aye": 5, "bird": 10, "cat": 12})  # a new draw would hold out others
+    shutil.rmtree(here / "photos/aye")
+    resumed = SavedData(val.classes, val.split, file=before / "last.pth")
+    make_run(here / "run", here / "photos", None, fold, saved=resumed)
+    fresh = [
+        val.key(index) for _, val in [load("imagefolder", here / "photos", FOLD="0/2")] for index in range(len(val))
+    ]
+    assert {val.key(index) for index in range(len(val))} <= {*held_out(here / "run")} != {*fresh}
+    typed(SCRIPT, "run").done()
+    assert (here / "run/labels/labels.csv").exists()
 
 
 def test_sweep_judges_every_image_and_averages_its_seeds(here):

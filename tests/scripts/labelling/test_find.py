@@ -48,12 +48,12 @@ def doubt(run: Path, image: str, prediction: str, probability: float = 0.8, of_l
 
 
 def test_run_of_a_fold_keeps_its_images_after_photos_were_added(here):
-    make_photos(here / "photos", {"bird": 8, "cat": 8})
+    make_photos(here / "photos", {"9": 8, "10": 8})
     fold = "DATA.FOLD=0/2"
     before = make_run(here / "run", here / "photos", None, fold)
     _, val = open_sets(settings_of(here / "run", here / "photos", fold))
-    make_photos(here / "photos", {"aye": 5, "bird": 10, "cat": 12})  # a new draw would hold out others
-    shutil.rmtree(here / "photos/aye")
+    make_photos(here / "photos", {"8": 5, "9": 10, "10": 12})  # a new draw would hold out others
+    shutil.rmtree(here / "photos/8")
     resumed = SavedData(val.classes, val.split, file=before / "last.pth")
     make_run(here / "run", here / "photos", None, fold, saved=resumed)
     fresh = [

@@ -131,8 +131,9 @@ class Session:
         """
         is_due = time.monotonic() - self._last_write >= self.SECONDS_BETWEEN_BEATS
         if self._owned and is_due and not self._beat.is_alive():
-            self._beat = threading.Thread(target=self._write_in_background, kwargs=facts, daemon=True)
-            self._beat.start()
+            beat = threading.Thread(target=self._write_in_background, kwargs=facts, daemon=True)
+            beat.start()
+            self._beat = beat  # assigned last, because the thread that writes checkpoints may join it at any moment
 
     def _write_in_background(self, **facts) -> None:
         with contextlib.suppress(FolderMoved):  # the next save raises it

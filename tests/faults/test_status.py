@@ -130,3 +130,21 @@ def test_late_heartbeat_does_not_overwrite_final_state(clock, opened, monkeypatc
     time.sleep(0.4)
     facts = status_of(opened.path)
     assert (facts["state"], facts["step"]) == ("done", 9)
+
+
+def test_state_is_written_while_a_heartbeat_starts(clock, opened, monkeypatch):
+    """The thread that writes checkpoints may do so at any moment."""
+
+    class Starting(threading.Thread):
+        ident = 1  # as a thread has it shortly before it counts as started
+
+        def start(self) -> None:
+            opened.status("training", step=3)
+            super().start()
+
+    monkeypatch.setattr(session.threading, "Thread", Starting)
+    clock[0] += 10.0
+    opened.beat(position=4)
+    opened.status("done")
+    facts = status_of(opened.path)
+    assert (facts["state"], facts["step"], facts["position"]) == ("done", 3, 4)

@@ -13,10 +13,11 @@ from engine.record.timing import Timing, shares
 from engine.train.callback import Callback
 from engine.train.counters import EpochResult, Report
 from engine.train.forecast import Forecast
+from engine.train.stop_conditions import ADVICE
 from engine.train.trainer import Trainer
 from utils.distributed import Process
 from utils.log import Log
-from utils.text import counted, format_time
+from utils.text import counted, format_time, warning
 
 LINES_BELOW_A_HEAD = 40
 SECONDS = 1.0  # the shortest time between two refreshes of the metrics in the progress bar
@@ -73,6 +74,13 @@ class Console(Callback):
         row, num_epochs = epoch_row(epoch), trainer.schedule.num_epochs
         for line in self._printer.log_lines(row, epoch, num_epochs):
             self._log.detail(line)
+        if number := result.report.infinite:
+            self._log.say(
+                warning(
+                    f"epoch {trainer.epoch + 1}: the training loss of {counted(number, 'image')} was infinite, although "
+                    f"the gradients were finite; the mean loss leaves them out; {ADVICE}"
+                )
+            )
         if trainer.process.is_first:
             left = self._forecast.left(trainer, trainer.epoch + 1)
             for line in self._printer.terminal_lines(row, result.scores, trainer.best, left, num_epochs):

@@ -29,6 +29,7 @@ class Report:
     num_updates: int = 0  # total number of updates of the run; a budget may change it
     seconds: float = 0.0  # since the last report
     shares: dict[str, float | None] = field(default_factory=dict)  # {phase: percent of `seconds`, if known}
+    infinite: int = 0  # images of the epoch so far whose loss was infinite; `mean_loss` leaves them out
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,17 @@ class EpochResult:
 
 
 class Counters:
-    """Sums of the epoch so far and of the last update, and the number of consecutive skipped updates."""
+    """Sums of the epoch so far and of the last update, and the number of consecutive skipped updates.
+
+    The loss can be infinite although all gradients are finite, for example if the logit of the label is -inf. Then the
+    update is made. Its images are counted apart, because an infinite loss would hide all others in the sum.
+    """
 
     def __init__(self, device: torch.device, has_classes: bool = True):
         self._has_classes = has_classes  # whether the model predicts classes; if not, the accuracy is NaN
-        # The sums of: loss, correct predictions, images, skipped updates, gradient norm, updates that were not skipped.
-        self.totals = torch.zeros(6, dtype=sum_dtype(device), device=device)
+        # The sums of: loss, correct predictions, images, skipped updates, gradient norm, updates that were not skipped,
+        # images with an infinite loss.
+        self.totals = torch.zeros(7, dtype=sum_dtype(device), device=device)
         self.last = torch.zeros(3, dtype=sum_dtype(device), device=device)  # loss, images, gradient norm
         self.skips_in_a_row = torch.zeros((), device=device)
 
@@ -62,7 +68,11 @@ class Counters:
         """Add the sums of one update. If it was skipped, only count the skip."""
         skipped = skipped.reshape(()).to(sums)
         grad_norm = grad_norm.to(sums)
-        counted = torch.stack((*sums, torch.zeros_like(skipped), grad_norm, torch.ones_like(skipped)))
+        is_infinite = ~sums[0].isfinite()
+        loss, infinite = sums[0].masked_fill(is_infinite, 0), sums[2] * is_infinite
+        counted = torch.stack(
+            (loss, *sums[1:], torch.zeros_like(skipped), grad_norm, torch.ones_like(skipped), infinite)
+        )
         nothing = torch.zeros_like(counted)
         nothing[3].fill_(1)  # an assignment would make the host wait for a GPU
         self.totals += torch.where(skipped > 0, nothing, counted)
@@ -78,16 +88,17 @@ class Counters:
         """Return the fields of a Report, over all processes. This synchronises host and device once."""
         totals, last = (process.sum(each.clone()) for each in (self.totals, self.last))
         values = torch.cat((totals, last, self.skips_in_a_row.to(totals)[None])).tolist()
-        loss, correct, samples, skipped, grad_norms, updates = values[:6]
-        last_loss, last_samples, last_norm, skips_in_a_row = values[6:]
+        loss, correct, samples, skipped, grad_norms, updates, infinite = values[:7]
+        last_loss, last_samples, last_norm, skips_in_a_row = values[7:]
         return {
             "loss": last_loss / max(last_samples, 1),
-            "mean_loss": loss / samples if samples else float("nan"),
+            "mean_loss": loss / (samples - infinite) if samples > infinite else float("nan"),
             "accuracy": correct / samples if samples and self._has_classes else float("nan"),
             "skipped": round(skipped / process.world_size),
             "skips_in_a_row": int(skips_in_a_row),
             "grad_norm": last_norm / process.world_size,
             "mean_grad_norm": grad_norms / max(updates, 1),
+            "infinite": int(infinite),
         }
 
     def start_epoch(self) -> None:
@@ -95,13 +106,20 @@ class Counters:
         self.totals.zero_()
 
     def state_dict(self, process: Process) -> dict[str, Tensor]:
-        return {"totals": process.sum(self.totals.clone()), "skips_in_a_row": self.skips_in_a_row}
+        totals = process.sum(self.totals.clone())
+        state = {"totals": totals[:6].clone(), "skips_in_a_row": self.skips_in_a_row}
+        return state | ({"infinite": totals[6:].clone()} if totals[6] else {})
 
     def load_state_dict(self, state: dict[str, Tensor], process: Process) -> None:
-        for name, kept in (("totals", self.totals), ("skips_in_a_row", self.skips_in_a_row)):
-            if state[name].shape != kept.shape or not state[name].isfinite().all():
-                raise ValueError(f"its {name} are invalid: {state[name].tolist()}")
-        self.skips_in_a_row = state["skips_in_a_row"].to(self.skips_in_a_row, copy=True)
+        totals, skips_in_a_row = state["totals"].clone(), state["skips_in_a_row"]
+        infinite = state.get("infinite", totals.new_zeros(1))
+        if not totals[:1].isfinite().all():  # halfstep 2.3 and older added infinite losses to the sum
+            totals[0], infinite = 0, totals[2:3]
+        totals = torch.cat((totals, infinite))
+        for name, saved, own in (("totals", totals, self.totals), ("skips", skips_in_a_row, self.skips_in_a_row)):
+            if saved.shape != own.shape or not saved.isfinite().all():
+                raise ValueError(f"its {name} are invalid: {saved.tolist()}")
+        self.skips_in_a_row = skips_in_a_row.to(self.skips_in_a_row, copy=True)
         self.totals.zero_()
         if process.is_first:  # the saved sums cover all processes
-            self.totals = state["totals"].to(self.totals, copy=True)
+            self.totals = totals.to(self.totals)

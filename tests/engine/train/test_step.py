@@ -1,5 +1,7 @@
 """One update: clipped, without waits for the device, and fully skipped if it is not finite."""
 
+import math
+
 import pytest
 import torch
 from timm.utils import ModelEmaV3, dispatch_clip_grad
@@ -60,6 +62,31 @@ def test_reported_gradient_norm_is_independent_of_world_size(world_size):
 
     for report in Threads(world_size).run(read):
         assert (report["grad_norm"], report["mean_grad_norm"]) == (6, 4)
+
+
+def test_infinite_losses_leave_the_mean_loss_of_other_images():
+    counters, process = Counters(CPU), Process(CPU)
+    norm, done = torch.tensor(1.0), torch.tensor(0.0)
+    for loss in (4.0, math.inf, 8.0):
+        counters.add(torch.tensor([loss, 1.0, 4.0]), norm, done)
+    report = counters.read(process)
+    assert (report["mean_loss"], report["infinite"], report["accuracy"]) == (12 / 8, 4, 3 / 12)
+    counters.add(torch.tensor([math.inf, 1.0, 4.0]), norm, done)
+    assert counters.read(process)["loss"] == math.inf, "of the last update"
+    again = Counters(CPU)
+    again.load_state_dict(counters.state_dict(process), process)
+    assert again.read(process) | {"loss": math.inf, "grad_norm": 1.0} == counters.read(process)
+
+
+def test_sum_with_infinite_losses_of_an_older_version_is_read():
+    counters, process = Counters(CPU), Process(CPU)
+    state = {"totals": torch.tensor([math.inf, 3.0, 8.0, 0.0, 2.0, 2.0]), "skips_in_a_row": torch.tensor(0.0)}
+    counters.load_state_dict(state, process)
+    counters.add(torch.tensor([2.0, 1.0, 4.0]), torch.tensor(1.0), torch.tensor(0.0))
+    report = counters.read(process)
+    assert (report["mean_loss"], report["infinite"], report["accuracy"]) == (0.5, 8, 4 / 12)
+    with pytest.raises(ValueError, match="invalid"):
+        counters.load_state_dict(state | {"skips_in_a_row": torch.tensor(math.nan)}, process)
 
 
 @pytest.mark.parametrize("warm_up, decays", [("false", [0, 0.15, 0.15]), ("true", [0, 1 / 10, 0.15])])

@@ -438,7 +438,7 @@ class Train:
     NUM_EPOCHS: int = setting(300, bounds=(1, 1_000_000), may_change=True, help=
         "Number of passes over the training images.")
     BUDGET: str | None = setting(None, form=TIME_TO_SPEND, may_change=True, help=
-        "Total time of the run over all its starts (8h, 90m), or the time of day at which it ends (07:00). After its first epoch or 200 updates, the run chooses its number of updates (at most NUM_EPOCHS) and shortens the schedule in proportion, so that it ends on time at END_LR. If updates become faster later, it raises the number. Not set: NUM_EPOCHS.")
+        "Total time of the run over all its starts (8h, 90m), or the time of day at which it ends (07:00). After its first epoch or 200 updates, the run chooses its number of updates (at most NUM_EPOCHS) and shortens the schedule in proportion, so that it ends on time at END_LR. If updates become faster or slower later, it changes the number. Not set: NUM_EPOCHS.")
     SIZE_SCHEDULE: tuple[str, ...] = setting((), form=SIZES, help=
         "Sizes of training images as EPOCHS:PIXELS, such as 0:128, 60:160, 80:224; each size applies once that many epochs are finished. Evaluation always uses DATA.IMAGE_SIZE; with an empty list, training does too.")
     WARMUP_EPOCHS: float = setting(32, bounds=(0.0, 1e6), help=

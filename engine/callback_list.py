@@ -80,7 +80,7 @@ def choose_callbacks(
 
             add(DataWaitAdvice(config, plan.train_set, process, log.say))
         if config.START.MAX_TIME:
-            add(TimeLimit(to_seconds(config.START.MAX_TIME), started, lambda: saver.longest))
+            add(TimeLimit(to_seconds(config.START.MAX_TIME), started, times))
     from engine.doctor import Doctor
 
     about = {"class_names": list(plan.classes), "class_weights": plan.class_weights}

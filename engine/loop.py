@@ -246,5 +246,5 @@ def stop_if_requested(trainer: Trainer, stop: StopSignal, updates_left: int) -> 
     """
     asks_to_stop = any([each.should_stop(trainer, updates_left) for each in trainer.callbacks])
     signal, asks_to_stop = trainer.process.delayed_max([stop.number, int(asks_to_stop)])
-    if signal or asks_to_stop:
+    if signal or (asks_to_stop and not any([each.shortens_run(trainer) for each in trainer.callbacks])):
         raise Stopped(signal)

@@ -10,6 +10,7 @@ from typing import Any
 from configs.schema import to_seconds
 from engine.train.callback import Callback
 from engine.train.forecast import MEASURED, Forecast, time_in
+from engine.train.schedule import Schedule
 from engine.train.trainer import Trainer
 from utils.errors import ConfigError, FruitlessStart
 from utils.text import counted
@@ -19,6 +20,7 @@ MIN_UPDATES = 13  # minimum number of updates after the choice, for the rest of 
 RESERVE = 0.04  # fraction of the budget that the choice leaves free, because later updates may be slower
 MIN_GAIN = 0.05  # a later choice saves the run, so it needs this many more updates, as a fraction of the planned ones
 CHECKS = 4  # the run looks again after this part of the updates that are left
+LANDING = 10  # updates in which the learning rate falls to its end if the time is nearly up long before the last update
 
 
 class Allowance:
@@ -62,12 +64,13 @@ def next_time(text: str, now: float) -> float:
 
 
 class Budget(Callback):
-    """Chooses the number of updates of a run, and stops the run if its time is nearly up nevertheless.
+    """Chooses the number of updates of a run, so that it ends on time with its schedule complete.
 
     The start that chooses raises the number later if updates become faster, for example because another program has ended.
-    If they become slower again, it lowers the number, but not below the first choice. Every process has this callback.
-    Process 0 measures, and all processes choose before the same update. A checkpoint with the choice is on the disk
-    before an update uses it, so a resumed run has the same schedule.
+    If they become slower, it lowers the number. A resumed run lowers it only if its time would not be enough. If updates
+    become so slow that the time is nearly up before the next look, the run ends after LANDING updates or fewer.
+    Every process has this callback. Process 0 measures, and all processes choose before the same update. A checkpoint with
+    the choice is on the disk before an update uses it, so a resumed run has the same schedule.
     """
 
     def __init__(
@@ -82,6 +85,9 @@ class Budget(Callback):
         self._forecast, self._times, self._allowance = forecast, forecast.times, allowance
         self._say, self._save = say, save
         self._chooses_at, self._has_chosen = self._step_of_choice(first_step), False
+        self._asked_at = (
+            -2
+        )  # in process 0: the step at which it last asked to stop although a number of updates is chosen
 
     def _step_of_choice(self, first_step: int) -> int:
         """Return the step of the choice: an epoch or MOST_MEASURED updates after the first step of this start."""
@@ -92,30 +98,61 @@ class Budget(Callback):
 
     def before_update(self, trainer: Trainer) -> None:
         schedule, step = trainer.schedule, trainer.step
-        is_resumed = bool(schedule.choices) and not self._has_chosen
-        if is_resumed or step < self._chooses_at or not self._forecast.is_measured:
+        if step < self._chooses_at or not self._forecast.is_measured:
             return
-        num_updates = trainer.process.first(lambda: self._choose(step, schedule.choices))
-        self._has_chosen, self._chooses_at = True, step + max(MEASURED, (num_updates - step) // CHECKS)
+        if schedule.choices and not self._times.evaluation:  # a resumed run changes nothing because of an estimate
+            return
+        self._has_chosen = self._has_chosen or not schedule.choices
+        num_updates = trainer.process.first(
+            lambda: self._adjusted(step, schedule) if schedule.choices else self.fitting(step)
+        )
+        self._chooses_at = step + max(MEASURED, (num_updates - step) // CHECKS)
+        self._apply(trainer, num_updates)
+
+    def _apply(self, trainer: Trainer, num_updates: int) -> None:
+        """Let the run have this number of updates, and save the choice if it is new."""
+        schedule = trainer.schedule
         if not schedule.choices or num_updates != schedule.num_updates:
-            schedule.choose(step, num_updates)
+            if trainer.process.is_first:
+                self._say(f"budget {self.describe(trainer.step, num_updates)}")
+            schedule.choose(trainer.step, num_updates)
             self._save()
 
-    def _choose(self, step: int, choices: list[list[int]]) -> int:
-        """Return the total number of updates, and log it if it is not the last of `choices`."""
-        num_updates = self._adjusted(step, choices[0][1], choices[-1][1]) if choices else self.fitting(step)
-        if not choices or num_updates != choices[-1][1]:
-            self._say(f"budget {self.describe(step, num_updates)}")
-        return num_updates
-
-    def _adjusted(self, step: int, first: int, planned: int) -> int:
-        """Return the planned number of updates, or one that fits better: a much higher one, or one from `first` on."""
-        longest = self._longest(step)
-        if longest > (1 + MIN_GAIN) * planned:
+    def _adjusted(self, step: int, schedule: Schedule) -> int:
+        """Return the planned number of updates, or one that fits better: a much higher or a lower one."""
+        longest, first, planned = self._longest(step), schedule.choices[0][1], schedule.num_updates
+        if self._has_chosen and longest > (1 + MIN_GAIN) * planned:
             return longest
-        if self._times.until_end(step, planned) + self._allowance.reserve() / 2 <= self._allowance.left():
+        # A raised number must leave half of the reserve. The first choice counts until a quarter is not left.
+        is_raised = self._has_chosen and planned > first
+        if self._fits(step, planned, self._allowance.reserve() / (2 if is_raised else 4)):
             return planned
-        return min(planned, max(longest, first, step + MIN_UPDATES))
+        if self._fits(step, first, self._allowance.reserve() / 4):
+            longest = max(longest, first)
+        return min(planned, max(longest, step + 1))
+
+    def _fits(self, step: int, num_updates: int, margin: float) -> bool:
+        return self._times.until_end(step, num_updates) + margin <= self._allowance.left()
+
+    def shortens_run(self, trainer: Trainer) -> bool:
+        """End the run with a complete schedule after the updates that still fit. Return False if none does."""
+        # Several processes act on a vote one update later. Otherwise another callback has asked.
+        num_updates = trainer.process.first(lambda: self._landing(trainer) if trainer.step <= self._asked_at + 1 else 0)
+        if num_updates <= trainer.step:
+            return False
+        self._apply(trainer, num_updates)
+        return True
+
+    def _landing(self, trainer: Trainer) -> int:
+        """Return the number of updates of the longest run, if updates stay as slow as the newest ones."""
+        if not self._forecast.is_measured:
+            return 0
+        left = self._allowance.left() - self._time_of_end() - self._times.longest_save()
+        return min(trainer.step + int(left / self._forecast.slowest_update), trainer.schedule.num_updates)
+
+    def _time_of_end(self) -> float:
+        """Return the seconds that a run needs after its last update, and a quarter of the reserve."""
+        return self._times.evaluation + self._times.after_last_evaluation() + self._allowance.reserve() / 4
 
     def fitting(self, step: int) -> int:
         """Return the number of updates of the longest run that ends on time, with the reserve left free.
@@ -133,22 +170,25 @@ class Budget(Callback):
         return step + bisect_right(ends, target, key=lambda end: self._times.until_end(step, end))
 
     def should_stop(self, trainer: Trainer, updates_left: int) -> bool:
-        """Return whether there is too little time for two updates and the end of the run, as far as they are measured.
+        """Return whether there is too little time for the last updates and the end of the run, as far as they are measured.
 
-        Two updates, because several processes stop one update later. A quarter of the reserve is left free. Before the
-        choice, also return True if the shortest run does not fit, so that the user need not wait for the choice.
+        Before the choice, also return True if the shortest run does not fit, so that the user need not wait for the choice.
         """
         if not trainer.process.is_first:
             return False
-        times, needed, has_chosen = self._times, self._allowance.reserve() / 4, bool(trainer.schedule.choices)
+        needed, has_chosen, step = self._allowance.reserve() / 4, bool(trainer.schedule.choices), trainer.step
         if self._forecast.is_measured:
-            needed += 2 * times.update + times.evaluation + times.after_last_evaluation()
+            # Before the choice two updates, because several processes stop one update later.
+            updates = min(LANDING, trainer.schedule.num_updates - step) if has_chosen else 2
+            needed = self._time_of_end() + updates * self._forecast.slowest_update
             if not has_chosen:  # without the reserve: the first measurements are less certain than those at the choice
-                needed = max(needed, times.until_end(trainer.step, self._fewest(trainer.step)))
+                needed = max(needed, self._times.until_end(step, self._fewest(step)))
         if self._allowance.left() > needed:
             return False
-        if not has_chosen:
-            self.refusal = self._too_short(trainer.step)
+        if has_chosen:
+            self._asked_at = step
+        else:
+            self.refusal = self._too_short(step)
         return True
 
     def _fewest(self, step: int) -> int:

@@ -65,5 +65,9 @@ class Callback:
         """Return whether to save and end the run before this update. `updates_left`: remaining updates of the epoch."""
         return False
 
+    def shortens_run(self, trainer: Trainer) -> bool:
+        """Return whether the run continues with fewer updates although a callback asks to stop. Collective."""
+        return False
+
     def close(self) -> None:
         """Called when the training has ended, also after an error, but not if a signal kills the process."""

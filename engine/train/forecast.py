@@ -59,8 +59,11 @@ class RunTimes:
         before_last = math.ceil(num_updates / per_epoch) - 1  # number of epochs before the last one
         num_evaluations = before_last // every - num_done // every if num_done <= before_last else -1
         training = self.before_first_update + (num_updates - step) * self.update
-        evaluation = self.evaluation or self.evaluation_in_updates * self.update
-        return training + num_evaluations * evaluation + (evaluation + self.after_last_evaluation())
+        return training + (num_evaluations + 1) * self.one_evaluation() + self.after_last_evaluation()
+
+    def one_evaluation(self) -> float:
+        """Return the seconds of an evaluation: measured, or an estimate from the updates."""
+        return self.evaluation or self.evaluation_in_updates * self.update
 
     def after_last_evaluation(self) -> float:
         """Return the seconds of a save, and of the pictures, tables and report."""
@@ -75,11 +78,16 @@ class UpdateTimer:
 
     def __init__(self, now: float, step: int):
         self.first_step, self.is_measured = step, False
+        self.newest = 0.0  # mean of the newest MEASURED updates, or of up to as many before them; 0: not measured
         self._marks = deque([(now, step)])  # (seconds of training, step)
+        self._newest_mark = now, step
 
     def measure(self, now: float, step: int, left: float) -> float:
         """Return the seconds per update. `step` includes the update just done. `left`: seconds until the run ends."""
-        marks = self._marks
+        newest_mark, marks = self._newest_mark, self._marks
+        if step - newest_mark[1] >= MEASURED:
+            self.newest = (now - newest_mark[0]) / (step - newest_mark[1])
+            self._newest_mark = now, step
         while len(marks) > 1 and step - marks[1][1] >= MEASURED and now - marks[1][0] > left:
             marks.popleft()
         since, first = marks[0]
@@ -122,6 +130,11 @@ class Forecast(Callback):
     def is_measured(self) -> bool:
         """Return whether this start has made enough updates to measure their time."""
         return self._timer is not None and self._timer.is_measured
+
+    @property
+    def slowest_update(self) -> float:
+        """Return the seconds of an update: the mean, or that of the newest ones if they are slower. Needs `is_measured`."""
+        return max(self.times.update, self._timer.newest)
 
     def on_start_scored(self, trainer: Trainer, scores: Scores, seconds: float) -> None:
         self.times.evaluation = seconds

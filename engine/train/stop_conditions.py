@@ -7,6 +7,7 @@ from configs.schema import Config, Train
 from datasets import BadImages, Batch
 from engine.train.callback import Callback
 from engine.train.counters import Report
+from engine.train.forecast import RunTimes
 from engine.train.trainer import Trainer
 from utils.text import counted
 
@@ -98,11 +99,11 @@ class TimeLimit(Callback):
         self,
         seconds: float,
         start: float,
-        longest_save: Callable[[], float],
+        times: RunTimes,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """`start`: the program's start time on `clock`. `longest_save` returns the longest save in seconds."""
-        self._end, self._longest_save, self._clock = start + seconds, longest_save, clock
+        """`start`: the program's start time on `clock`. `times`: those that the forecast measures."""
+        self._end, self._times, self._clock = start + seconds, times, clock
         self._update = self._turn = 0.0  # longest update and longest pause between epochs so far, in seconds
         self._before: tuple[float, int] | None = None  # time and updates_left of the last call
 
@@ -119,5 +120,10 @@ class TimeLimit(Callback):
             else:
                 self._update = max(self._update, now - before)
         self._before = now, updates_left
-        turn = self._turn if updates_left <= 2 else 0
-        return now + 2 * (self._update + self._longest_save()) + turn >= self._end
+        turn = 0.0
+        if updates_left <= 2:
+            number, times = trainer.epoch + 1, self._times
+            is_evaluated = number % times.validate_freq == 0 or number == trainer.schedule.num_epochs
+            # Until an epoch has ended with an evaluation, only the forecast knows how long that takes.
+            turn = max(self._turn, times.one_evaluation()) if is_evaluated else self._turn
+        return now + 2 * (self._update + self._times.longest_save()) + turn >= self._end

@@ -41,7 +41,7 @@ from engine.record.metrics import Recorder
 from engine.session import Session
 from engine.tasks.classes import PerImage
 from engine.train.callback import Callback
-from engine.train.forecast import Forecast
+from engine.train.forecast import Forecast, RunTimes
 from engine.train.trainer import Trainer
 from tests.support.forks import DEADLINE, ForkingPopen
 from tests.support.planted_in_saves import (  # noqa: F401
@@ -301,7 +301,12 @@ def compute_in_float64() -> None:
 def count_seconds() -> None:
     """Let the clock for RUN.MAX_TIME advance by one second per reading. A save takes no time."""
     limit, clock = engine.callback_list.TimeLimit, itertools.count(1).__next__
-    engine.callback_list.TimeLimit = lambda seconds, start, longest_save: limit(seconds, 0, lambda: 0.0, clock)
+    engine.callback_list.TimeLimit = lambda seconds, start, times: limit(seconds, 0, unmeasured(times), clock)
+
+
+def unmeasured(times: RunTimes) -> RunTimes:
+    """Return times that stay 0, whatever a run measures."""
+    return dataclasses.replace(times, longest_save=lambda: 0.0, evaluation_in_updates=0.0)
 
 
 def pass_time(seconds: float, later_seconds: float, step: int) -> None:
@@ -318,10 +323,14 @@ def pass_time(seconds: float, later_seconds: float, step: int) -> None:
 
     class PassingForecast(Forecast):
         def __init__(self, config, times, start, beat, say):
-            super().__init__(config, dataclasses.replace(times, longest_save=lambda: 0.0), 0.0, beat, say, clock)
+            times = dataclasses.replace(times, longest_save=lambda: 0.0)
+            super().__init__(config, times, 0.0, beat, say, clock)
 
         def on_start_scored(self, trainer, scores, seconds):
             super().on_start_scored(trainer, scores, 0.1)
+
+        def on_epoch_end(self, trainer, result):
+            super().on_epoch_end(trainer, dataclasses.replace(result, evaluation_seconds=0.0))
 
     def pass_on(trainer, window):
         now[0] += (seconds if trainer.step < step else later_seconds) * (1 + trainer.process.rank)

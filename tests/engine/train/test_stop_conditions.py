@@ -1,6 +1,7 @@
 """RUN.MAX_TIME and TRAIN.EARLY_STOP end a run in time with a complete state, and the remaining time is estimated."""
 
 import signal
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,9 +30,29 @@ def test_durations_are_parsed_to_seconds(text, seconds):
 
 def first_stop(seconds: float, asked: list[tuple[float, int]], start: float = 0, save: float = 0) -> float | None:
     """Call the limit at these times with these numbers of updates left. Return the first time at which it says stop."""
-    limit = TimeLimit(seconds, start, lambda: save, iter(now for now, _ in asked).__next__)
-    answers = [now for now, updates_left in asked if limit.should_stop(None, updates_left)]
+    order = SimpleNamespace(steps_per_epoch=50)
+    times = RunTimes(order, 1, 1000, evaluation_in_updates=0, longest_save=lambda: save)
+    limit = TimeLimit(seconds, start, times, iter(now for now, _ in asked).__next__)
+    trainer = SimpleNamespace(epoch=0, schedule=SimpleNamespace(num_epochs=20))
+    answers = [now for now, updates_left in asked if limit.should_stop(trainer, updates_left)]
     return answers[0] if answers else None
+
+
+@pytest.mark.parametrize("frequency, epoch, expected", [(1, 0, 98), (4, 0, None), (4, 3, 98), (4, 9, 98)])
+@pytest.mark.parametrize("is_measured", [True, False])
+def test_first_evaluation_is_expected_to_fit_before_the_time_limit(frequency, epoch, expected, is_measured):
+    """An epoch of 100 s and an evaluation of 60 s do not fit into 130 s. The last of the 10 epochs is always evaluated."""
+    order, now = SimpleNamespace(steps_per_epoch=100), [0.0]
+    times = RunTimes(order, frequency, 1000, evaluation_in_updates=60, longest_save=lambda: 1.0, update=1.0)
+    times.evaluation = 60.0 if is_measured else 0.0
+    limit = TimeLimit(130, 0.0, times, lambda: now[0])
+    trainer, stopped = SimpleNamespace(epoch=epoch, schedule=SimpleNamespace(num_epochs=10)), None
+    for step in range(100):
+        if limit.should_stop(trainer, 100 - step):
+            stopped = step
+            break
+        now[0] += 1.0
+    assert stopped == expected
 
 
 def test_time_limit_reserves_time_for_saving_and_evaluation():

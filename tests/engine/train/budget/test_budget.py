@@ -16,7 +16,7 @@ from engine.train.budget import MIN_UPDATES, Allowance, Budget, next_time
 from engine.train.counters import EpochResult, Report
 from engine.train.forecast import MEASURED, NOT_TYPICAL, Forecast, RunTimes
 from engine.train.schedule import Schedule
-from engine.train.stop_conditions import Stopped, why_finished
+from engine.train.stop_conditions import Stopped, TimeLimit, why_finished
 from engine.train.trainer import Trainer
 from tests.support.configs import small_config
 from tests.support.refusals import assert_names
@@ -77,7 +77,8 @@ class Run:
         trainer.epoch, trainer.step = saved["epoch"], saved["step"]
         trainer.schedule.resume(saved["choices"])
         clock = lambda: world.now  # noqa: E731
-        forecast = Forecast(config, RunTimes.of(config, ORDER, 64, lambda: world.save), world.now, clock=clock)
+        times = RunTimes.of(config, ORDER, 64, lambda: world.save)
+        self.forecast = forecast = Forecast(config, times, world.now, clock=clock)
         started = world.now + (0 if saved is NEW else world.start)  # see callbacks_that_save
         self.allowance = Allowance(config.TRAIN.BUDGET, started, saved["budget"], clock, clock)
         self.budget = Budget(trainer.step, forecast, self.allowance, self.lines.append, self.save_and_wait)
@@ -212,13 +213,46 @@ def test_state_of_version_1_with_several_choices_goes_on_with_the_last(config):
     assert run.trainer.step == 1800 and run.saved["choices"] == saved["choices"]
 
 
-@pytest.mark.parametrize("then", [1.5, 4, 100])
-def test_run_that_becomes_slower_stops_before_its_time_is_up(config, then):
-    run = Run(config("5m"), World(changes_at=500, then=then))
+SLOWER = [*itertools.product(["5m"], [60, 500, 1500, 2500], [1.1, 1.5, 2, 4, 10, 30, 100])]
+SLOWER += itertools.product(["1m"], [60, 100], [1.5, 4, 10])
+
+
+@pytest.mark.parametrize("budget, changes_at, then", SLOWER)
+def test_run_that_becomes_slower_ends_on_time_at_final_learning_rate(config, budget, changes_at, then):
+    run = Run(config(budget), World(changes_at=changes_at, then=then)).go()
+    seconds = to_seconds(budget)
+    assert 0.9 * seconds - 0.1 * then <= run.world.now <= seconds, run.trainer.schedule.choices
+    assert run.budget.refusal is None and run.last_rate == pytest.approx(END_LR, abs=1e-7)
+    rates = [run.trainer.rates[step] for step in range(run.trainer.step)]
+    same = Schedule(run.trainer.config.TRAIN, PER_EPOCH, 64)
+    same.resume(run.trainer.schedule.choices)
+    assert same(run.trainer.step - 1) == rates[-1], "a checkpoint gives the same rates"
+    if then <= 2:  # the rate falls evenly
+        assert max(before - after for before, after in itertools.pairwise(rates)) < 3e-3 / (0.1 * len(rates))
+
+
+@pytest.mark.parametrize("then", [1.1, 1.5, 4, 30])
+def test_run_resumed_on_a_slower_machine_ends_on_time_at_final_learning_rate(config, then):
+    first = Run(config("5m"), World()).go(until=1000)
+    run = Run(config("5m"), World(update=0.1 * then), first.saved).go()
+    assert 270 <= run.saved["budget"]["used"] <= 300 and run.last_rate == pytest.approx(END_LR, abs=1e-7)
+    assert run.trainer.step < first.trainer.schedule.num_updates
+
+
+def test_run_stops_if_not_even_one_more_update_fits(config):
+    run = Run(config("40s"), World(changes_at=100, then=100))
     with pytest.raises(Stopped):
         run.go()
-    assert run.budget.refusal is None and len(run.trainer.schedule.choices) == 1
-    assert 290 - 3 * (0.1 * then) <= run.world.now + run.world.end_work <= 300
+    assert run.budget.refusal is None and run.world.now <= 40 + 10, "a single update takes 10 s"
+
+
+def test_time_limit_stops_a_run_although_its_budget_is_not_used_up(config):
+    run = Run(config("5m"), World())
+    limit = TimeLimit(60, 0.0, run.forecast.times, lambda: run.world.now)
+    run.trainer.callbacks.append(limit)
+    with pytest.raises(Stopped):
+        run.go()
+    assert run.world.now < 60 and len(run.trainer.schedule.choices) == 1
 
 
 @pytest.mark.parametrize("changes_at, then", [(30, 0.5), (200, 0.25), (900, 0.5), (1200, 0.5)])

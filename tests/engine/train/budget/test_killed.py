@@ -70,16 +70,22 @@ def test_no_update_uses_a_choice_that_is_not_saved(tmp_path, start):
     assert rates_of(folder) | before == rates_of(folder)
 
 
-def test_run_that_becomes_slower_stops_in_time_and_completes_with_more(tmp_path, start):
-    faults = STEADY | {"pass_time": [0.1, 0.5, 60]}
-    start(tmp_path, *BUDGET, **faults).done()
+@pytest.mark.parametrize("slower, processes", [(0.15, 1), (0.5, 1), (0.5, 2)])
+def test_run_that_becomes_slower_ends_in_time_at_the_final_rate(tmp_path, start, slower, processes):
+    flags = [*BUDGET[:2], "-batch_size", str(8 // processes), *FLAGS]
+    start(tmp_path, *flags, **STEADY | {"pass_time": [0.1, slower, 60]}, processes=processes).done()
     folder = run_folder(tmp_path)
     status, saved = status_of(folder), read_checkpoint(folder / "last.pth")
-    assert (status["state"], status["reason"]) == ("stopped", "time limit") and 18 <= saved["budget"]["used"] <= 20
-    ended = start(tmp_path, *BUDGET, **faults)
-    while ended.returncode == 0 and status_of(folder)["step"] > saved["step"]:
-        saved = read_checkpoint(folder / "last.pth")
-        ended = start(tmp_path, *BUDGET, **faults)
+    choices, rows = saved["progress"]["choices"], read_table(folder / "steps.csv")
+    assert status["state"] == "done" and 17 <= saved["budget"]["used"] <= 20, choices
+    assert choices[-1][1] == saved["step"] < choices[0][1] and float(rows[-1]["lr"]) == pytest.approx(1e-6, rel=0.01)
+
+
+def test_run_without_time_stops_and_completes_with_more(tmp_path, start):
+    start(tmp_path, *BUDGET, **STEADY, kill_after_choice=[50])
+    folder, faults = run_folder(tmp_path), STEADY
+    saved = read_checkpoint(folder / "last.pth")
+    ended = start(tmp_path, "-budget", "5s", *FLAGS, **STEADY)
     assert ended.returncode == ExitCode.NO_PROGRESS and "TRAIN.BUDGET" in ended.printed
     start(tmp_path, "-budget", "5m", *FLAGS, **faults).done()
     choice, again = saved["progress"]["choices"], read_checkpoint(folder / "last.pth")

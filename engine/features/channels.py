@@ -1,6 +1,7 @@
 """Chooses the start of the first layer for images with more channels than the red, green and blue of its weights."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -8,12 +9,32 @@ from torch import Tensor, nn
 from datasets import ImageSet
 from engine.features.compute import features_of_images
 from engine.features.linear import SHARES, decomposed, leave_one_out, standardized
+from engine.train.stop_conditions import Stopped
 from engine.train.trainer import Trainer
-from models.weights.load import rgb_layer
+from models.weights.load import keep_rgb, rgb_layer
 from utils.text import counted
 
 MOST_IMAGES = 500  # whose features show which start is the best
 CLEARLY = 0.75  # a single channel must leave less than this share of the error that all channels leave
+
+
+RGB = "rgb"  # the key in a checkpoint for the weights that the starts are made of, until one is chosen
+
+
+class RgbWeights(NamedTuple):
+    """The first layer's weights for red, green and blue: a run that is stopped during the comparison repeats it."""
+
+    kernel: Tensor
+
+    def state(self) -> Tensor:
+        return self.kernel
+
+
+def resume_channels(trainer: Trainer, saved: Mapping[str, Any]) -> None:
+    """Give the model the weights for red, green and blue if the run was stopped before a start was chosen."""
+    if RGB in saved:
+        for model in models_of(trainer):
+            keep_rgb(model, saved[RGB])
 
 
 def start_channels(
@@ -30,11 +51,17 @@ def start_channels(
         return ""
     images = train_set.take(train_set.epoch_order(trainer.config.SEED, 0)[:MOST_IMAGES])
     starts, errors = {"all channels": layer.weight.detach().clone(), **dict(single_channels(layer))}, {}
-    for name, weight in starts.items():
-        set_weight(trainer, weight)
-        found = features_of_images(images, trainer, note, stop_if_requested)
-        features, targets = torch.from_numpy(found.joined), torch.from_numpy(found.targets)
-        errors[name] = trainer.process.first(lambda given=(features, targets): left_out_error(*given))
+    trainer.parts[RGB] = RgbWeights(layer.rgb)
+    try:
+        for name, weight in starts.items():
+            set_weight(trainer, weight)
+            found = features_of_images(images, trainer, note, stop_if_requested)
+            features, targets = torch.from_numpy(found.joined), torch.from_numpy(found.targets)
+            errors[name] = trainer.process.first(lambda given=(features, targets): left_out_error(*given))
+    except Stopped:
+        set_weight(trainer, starts["all channels"])  # the run is saved, and repeats the comparison when it is resumed
+        raise
+    del trainer.parts[RGB]
     best, error_of_all = min(errors, key=errors.get), errors["all channels"]
     chosen = best if errors[best] < CLEARLY * error_of_all else "all channels"
     set_weight(trainer, starts[chosen])
@@ -64,6 +91,10 @@ def single_channels(layer: nn.Conv2d) -> Iterator[tuple[str, Tensor]]:
 
 @torch.no_grad()
 def set_weight(trainer: Trainer, weight: Tensor) -> None:
-    for model in (trainer.model, *([trainer.ema.model] if trainer.ema else [])):
+    for model in models_of(trainer):
         rgb_layer(model).weight.copy_(weight)
     trainer.computing.refresh()
+
+
+def models_of(trainer: Trainer) -> list[nn.Module]:
+    return [trainer.model, *([trainer.ema.model] if trainer.ema else [])]

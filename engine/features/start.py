@@ -75,9 +75,9 @@ def score_start(saves: Saves, train: ImageFeatures, eval_data: EvalData, bad_ima
         judged.append(val)
     if text := trainer.process.first(lambda: describe_doubts(judged, plan.num_classes)):
         saves.log.say(f"labels: {text}; after the run: {command('scripts/labels.py', saves.folder)}")
-    saves.save(metric=found.scores.value, extra_names=[BEST])
     model = "classifier" if plan.config.task.has_classes else "model"
     note_start(saves, found.scores, seconds, f", by a linear {model} of the pretrained features")
+    saves.save(metric=found.scores.value, extra_names=[BEST])
 
 
 def fit_classifier(saves: Saves, layers: list[nn.Module], stop: StopSignal) -> ImageFeatures | None:
@@ -93,8 +93,9 @@ def fit_classifier(saves: Saves, layers: list[nn.Module], stop: StopSignal) -> I
             raise Stopped(signal)
 
     if plan.config.DATA.IMAGE_CHANNELS not in (1, 3) or plan.config.DATA.RGB:
-        from engine.features.channels import start_channels
+        from engine.features.channels import resume_channels, start_channels
 
+        resume_channels(trainer, plan.inputs.saved)
         if line := start_channels(trainer, plan.train_set, log.note, stop_if_requested):
             log.say(line)
     found = features_of_images(plan.train_set, trainer, log.note, stop_if_requested)

@@ -233,8 +233,7 @@ def _fit_channels(
         state["embeds.proj.weight"] = kernel.permute(0, 2, 3, 1).flatten(1)
         lines.append(f"  embeds.proj adapted from 3 to {counted(embeds.in_chans, 'channel')}")
 
-    in_order = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Conv2d))
-    layers = first_convolutions(model) or dict(itertools.islice(in_order, 1))
+    layers = _first_layers(model)
     for name, layer in layers.items():
         kernel, inputs = state.get(f"{name}.weight"), layer.weight.shape[1]
         channels = num_channels or inputs
@@ -245,8 +244,19 @@ def _fit_channels(
         by_pixel = fitted(channels, kernel.unflatten(1, (pixels, 3)).flatten(0, 1))
         state[f"{name}.weight"] = by_pixel.unflatten(0, (-1, pixels)).flatten(1, 2)
         if channels > 1 and pixels == len(layers) == 1:
-            layer.rgb = kernel  # so that a new classifier can start with one channel, see rgb_layer
+            keep_rgb(model, kernel)
         lines.append(f"  {name} adapted from 3 to {counted(channels, 'channel')}")
+
+
+def keep_rgb(model: nn.Module, kernel: Tensor) -> None:
+    """Keep the weights of the first layer for red, green and blue, so that a new classifier can start with one channel."""
+    next(iter(_first_layers(model).values())).rgb = kernel
+
+
+def _first_layers(model: nn.Module) -> dict[str, nn.Conv2d]:
+    """Return {path: layer} of the convolutions that images go into; by default, the first convolution."""
+    in_order = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Conv2d))
+    return first_convolutions(model) or dict(itertools.islice(in_order, 1))
 
 
 def rgb_layer(model: nn.Module) -> nn.Conv2d | None:

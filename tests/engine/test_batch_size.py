@@ -216,6 +216,10 @@ def test_stop_signal_during_batch_size_search_prevents_training(program, tmp_pat
     ended = program(tell=[0, "batch size", 15])
     assert ended.returncode == 128 + 15 and ended.stderr.startswith("error: ")
     assert not (tmp_path / "output").exists()
+    program("-resume", "auto").done()
+    stopped = run_folder(tmp_path / "output").rename(tmp_path / "stopped")
+    program().done()
+    assert run_hash(stopped) == run_hash(run_folder(tmp_path / "output"))
 
 
 @pytest.mark.parametrize("fits", [0, 7, 8, 100, 1000, 5000])

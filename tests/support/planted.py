@@ -143,6 +143,31 @@ def score(*figures: list[float]) -> None:
     engine.tasks.classes.evaluate = engine.evaluate_weights.evaluate = evaluate
 
 
+def spoil_evaluations() -> None:
+    """Make the first validation image NaN in all evaluations during the training."""
+
+    def spoil(model, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor] | None:
+        if id(model) not in waiting:
+            return None
+        waiting.remove(id(model))
+        images = inputs[0].clone()
+        images[0] = float("nan")
+        return (images,)
+
+    evaluate, waiting = engine.evaluate_weights.evaluate, set()
+
+    def spoiled(models, *arguments, **options) -> list[Evaluation]:
+        if os.environ.get("RANK", "0") == "0":
+            waiting.update(map(id, models))
+        hooks = [model.register_forward_pre_hook(spoil) for model in models]
+        found = evaluate(models, *arguments, **options)
+        for hook in hooks:
+            hook.remove()
+        return found
+
+    engine.evaluate_weights.evaluate = spoiled
+
+
 def name_hosts(processes_per_host: int) -> None:
     """Name this machine differently in every `processes_per_host` processes, as if they ran on several machines."""
     name = f"host{int(os.environ['RANK']) // processes_per_host}"
@@ -158,7 +183,10 @@ def ignore(*numbers: int) -> None:
 # {moment: (owner, function, n)}. The nth call of the function sends the signal. An update has two micro-batches.
 MOMENTS = {
     "before the settings are read": (engine.settings, "load_settings", 1),
+    "choice": ("engine.choice.choose", "measure", 2),
     "batch size": ("engine.batch_size", "calculate", 1),
+    "first start of the first layer": ("engine.features.channels", "features_of_images", 1),
+    "start with one channel": ("engine.features.channels", "features_of_images", 3),
     "features": ("engine.features.start", "features_of_images", 1),
     "fit": ("engine.features.linear", "fit_linear", 1),
     "scored start": ("engine.features.start", "set_to_zero", 1),

@@ -3,6 +3,7 @@
 import json
 import shlex
 import shutil
+import signal
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,6 +27,7 @@ from tests.support import number_rows, several_labels
 from tests.support.forks import ROOT
 from tests.support.image_sets import draw_patches
 from tests.support.refusals import refused
+from tests.support.run_hash import run_hash
 from tests.support.runs import run, typed
 from utils.distributed import Process
 from utils.errors import ConfigError, DataError
@@ -207,6 +209,24 @@ def test_changed_groups_are_scored_again(tmp_path):
             (tmp_path / f"{part}.csv").write_text("\n".join([f"{header},owner", *lines]) + "\n")
         names.append(file_of(plan_candidate(arguments, Candidate(FRACTALS, 8), process()), Candidate(FRACTALS, 8)))
     assert names[0] != names[1]
+
+
+def test_choice_stopped_by_a_signal_and_repeated_gives_the_same_run(tmp_path):
+    folders = []
+    for name, faults in (("whole", {}), ("stopped", {"tell": [0, "choice", signal.SIGTERM]})):
+        words = ["-pretrained", f"choose:{LARGE},{SMALL}", "-output", str(tmp_path / name), "-resume", "auto", *DIGITS]
+        faults |= {"judge_no_labels": [], "draw_no_curves": []}
+        ended = run("main_single_gpu.py", *words, "REPORT=false", faults=faults)
+        if "tell" in faults:
+            assert ended.returncode == 128 + signal.SIGTERM, ended.printed
+            assert [each.name for each in (tmp_path / name).iterdir()] == ["choice"], (
+                "the result of the first candidate"
+            )
+            ended = run("main_single_gpu.py", *words, "REPORT=false", faults=faults | {"tell": [0, "choice", 0]})
+        ended.done()
+        folders += (tmp_path / name).glob("train-*")
+    whole, stopped = folders
+    assert run_hash(whole) == run_hash(stopped)
 
 
 def test_weights_that_have_learned_these_images_are_no_candidate(kept, tmp_path):

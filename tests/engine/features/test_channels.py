@@ -1,12 +1,15 @@
 """The first layer for more channels than its weights have starts with one channel, if its features predict clearly better."""
 
+import signal
+
 import numpy as np
 import pytest
 import timm
 import torch
 
 from tests.support.native_images import write
-from tests.support.runs import run_folder, typed
+from tests.support.run_hash import run_hash
+from tests.support.runs import run, run_folder, typed
 
 pytestmark = pytest.mark.slow
 
@@ -70,6 +73,42 @@ def test_layer_starts_with_all_channels_if_they_show_the_class(start):
     said, rgb, layers = start((0, 1, 2, 3))
     assert "first layer: starts with all channels" in said
     assert layers[0] == pytest.approx(rgb[:, [0, 1, 2, 0]] * 3 / 4, abs=1e-6)
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Return train(output, processes, **faults), which trains on images that show the class in all channels."""
+    torch.manual_seed(0)
+    torch.save(timm.create_model("test_resnet", num_classes=5).state_dict(), tmp_path / "rgb.pth")
+    photos = draw(tmp_path, tuple(range(CHANNELS)))
+    path = tmp_path / "x.yaml"
+    path.write_text(SETTINGS.format(photos=photos, weights=tmp_path / "rgb.pth", channels=CHANNELS))
+
+    def train(output, processes=1, **faults):
+        script = f"main_{'single' if processes == 1 else 'multi'}_gpu.py"
+        words = ["-cfg", str(path), "-output", str(output), "-resume", "auto", "-opts", "TRAIN.BASE_LR=1e-3"]
+        faults = {"judge_no_labels": [], "draw_no_curves": []} | faults
+        return run(script, *words, f"DATA.BATCH_SIZE={8 // processes}", processes=processes, faults=faults)
+
+    return train
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_run_stopped_while_it_compares_starts_ends_with_the_same_bits(train, tmp_path, processes):
+    """Stopped twice at each moment: the resumed run must be able to repeat the comparison too."""
+    train(tmp_path / "unbroken", processes).done()
+    expected = run_hash(run_folder(tmp_path / "unbroken"))
+    moments = ["start-up", "first start of the first layer", "start with one channel", "features", "fit"]
+    for moment in moments if processes == 1 else moments[2:3]:
+        for _ in range(2):
+            stopped = train(tmp_path / moment, processes, tell=[processes - 1, moment, signal.SIGTERM])
+            assert set(stopped.codes) == {128 + signal.SIGTERM}, (moment, stopped.printed)
+        ended = train(tmp_path / moment, processes).done()
+        is_chosen = moment in ("features", "fit")
+        assert ("first layer: starts with all channels" in ended.stdout) != is_chosen, moment
+        folder = run_folder(tmp_path / moment)
+        assert run_hash(folder) == expected, moment
+        assert "rgb" not in torch.load(folder / "last.pth", weights_only=True), "only until a start is chosen"
 
 
 def test_three_channels_keep_red_green_and_blue(start):

@@ -63,7 +63,9 @@ def build(plan: TrainPlan, log: Log) -> Trainer:
     """Build the trainer of a run at step 0, including its model, data and step wrappers."""
     model = make_model(plan, log)
     data = build_train_data(plan.config, plan.train_set, plan.process, plan.order)
-    return build_trainer(plan.step_plan, model, data, log)
+    trainer = build_trainer(plan.step_plan, model, data, log)
+    trainer.before = {} if plan.scores_start else None
+    return trainer
 
 
 def make_model(plan: Plan, log: Log) -> nn.Module:

@@ -1,6 +1,7 @@
 """Evaluates the weights of a training run: after an epoch, and best.pth at the end."""
 
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from datasets import BadImages, EvalData
 from engine.evaluation.evaluate import Evaluation, evaluate
-from engine.evaluation.scores import Scores
+from engine.evaluation.scores import Best, Scores, describe_score, rank_of
 from engine.evaluation.tally import Scoring
 from engine.session import Session
 from engine.tasks.class_tables import ClassResults
 from engine.train.trainer import Trainer
 from utils.program import StopSignal
 from utils.runs import BEST
+from utils.text import warning
 
 if TYPE_CHECKING:
     from engine.report.image_results import BestResults
@@ -44,10 +46,20 @@ def evaluate_both(
 
 def note_start(saves: Any, scores: Scores, seconds: float, by: str = "") -> None:
     """Report the scores of the weights before the first update, as the baseline of the run. `saves`: its Saves. Collective."""
-    saves.before = scores
+    saves.trainer.before = scores.figures()
     saves.trainer.notify("on_start_scored", scores, seconds)
     saves.log.say(f"before training: {scores.describe_short()}{by}")
-    saves.show("training", before=scores.figures())
+    saves.show("training")
+
+
+def compare_with_start(best: Best, before: dict[str, float] | None) -> list[str]:
+    """Return a warning if no epoch was better than the weights before the first update, whose scores are `before`."""
+    if not (before and best.exists):
+        return []
+    score = best.metric, before.get(best.metric, math.nan), before.get("loss", math.nan)
+    if rank_of(best.metric, best.value, best.loss) > rank_of(*score):
+        return []
+    return [warning(f"no epoch was better than the start; before training: {describe_score(*score)}")]
 
 
 def complete_best(

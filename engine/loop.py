@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from datasets import BadImages, EvalData, Window
 from engine.callback_list import Watchers
 from engine.checkpoint.async_saver import BEST
-from engine.evaluate_weights import complete_best, evaluate_both, note_start
-from engine.evaluation.scores import rank_of
+from engine.evaluate_weights import compare_with_start, complete_best, evaluate_both, note_start
 from engine.memory import naming_remedy
 from engine.plan import TrainPlan
 from engine.saves import Saves
@@ -28,7 +27,7 @@ from engine.train.trainer import Trainer
 from utils.errors import AFTER_SIGNAL, ExitCode, cause_of
 from utils.log import Log
 from utils.program import StopSignal
-from utils.text import format_duration, warning
+from utils.text import format_duration
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ class Loop:
             from engine.features.start import start_classifier
 
             start_classifier(self.saves, self.eval_data, self.bad_images, self.stop)
-        if self.plan.scores_start and not self.saves.before:
+        if trainer.before == {} and not trainer.step:
             self.score_start()
         while not self.why_finished:
             # The windows reach to the last update that the settings allow. The schedule may end the run earlier.
@@ -187,14 +186,13 @@ class Loop:
             outcome = Outcome("save_failed", code, sentence, reason, outcome.signal)
         facts = {"exit_code": int(outcome.code), "reason": outcome.reason, "signal": outcome.signal}
         self.saves.show(outcome.state, **facts, eta_seconds=None)
-        log, folder, best, before = self.session.log, self.session.path, self.trainer.best, self.saves.before
+        log, folder, best = self.session.log, self.session.path, self.trainer.best
         lasted = format_duration(time.perf_counter() - self.start)
         files = {"weights": "last.pth", "curves": "loss.png", "logs": "log.txt"}
         things = ", ".join(name for name, file in files.items() if (folder / file).exists())
         over = f", over {self.trainer.task.describe_scored(self.plan.eval_set)}" if best.exists else ""
         log.say(f"{outcome.sentence}; {self.saves.describe_best()}{over}; {lasted}; {things}: {folder}")
-        if before and best.exists and not rank_of(best.metric, best.value, best.loss) > before.rank:
-            log.say(warning(f"no epoch was better than the start; before training: {before.describe_short()}"))
+        log.say(*compare_with_start(best, self.trainer.before))
         return outcome
 
     def close_after_error(self) -> None:

@@ -33,7 +33,7 @@ def restore(plan: TrainPlan, trainer: Trainer, log: Log) -> None:
         log.say(*refuse_changes(config, plan.order, plan.eval_set.split, state, path, images))
     if state.get("class_weights") != plan.class_weights:
         log.say(warning("resume: TRAIN.CLASS_WEIGHTS: the class weights differ from those of the earlier epochs"))
-    from engine.weights_lines import describe_other_validation
+    from engine.weights_lines import describe_other_validation, has_other_validation
     from models.weights.load import check_exactly
 
     check_exactly(trainer.model, state["state_dict"], path)
@@ -44,6 +44,8 @@ def restore(plan: TrainPlan, trainer: Trainer, log: Log) -> None:
     for line in describe_other_validation(plan):
         log.say(line)
         trainer.best, trainer.not_better = Best(), 0
+    if trainer.before and has_other_validation(plan):
+        trainer.before = None
     log.say(f"resume: {path}, after epoch {trainer.epoch} and step {trainer.step}")
 
 
@@ -67,7 +69,7 @@ def leave_finished(
         complete_best(session, trainer, eval_data, bad_images, report.results, stop)
         report.results.close()
         saved = {"epoch": trainer.epoch, "step": trainer.step}
-        best = Best(*progress_in(session.path / BEST).get("best", ()))
+        best = Best.from_state(progress_in(session.path / BEST).get("best", ()))
         progress = describe_progress(plan, trainer, session.path, saved, best)
         session.status("done", **progress, exit_code=0, reason=EARLY_STOP if is_early else None)
         report.write_page()

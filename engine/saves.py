@@ -1,5 +1,6 @@
 """Checkpoints of a run: their content, the best epoch, and the rollback to an earlier state."""
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,6 @@ class Saves:
         self.session, self.plan, self.trainer, self.saver, self.watchers = session, plan, trainer, saver, watchers
         self.process, self.log, self.folder = session.process, session.log, session.path
         self.failure = ""  # why the last save failed, or empty if it succeeded; the same in every process
-        self.before: Scores | None = None  # the baseline: scores of the initial weights, if they were evaluated
         self.reload_best_from_disk()
         saver.newest = {"epoch": trainer.epoch, "step": trainer.step}
         saver.on_saved = lambda: self.show("training")
@@ -87,7 +87,8 @@ class Saves:
     def wait_and_sync_best(self) -> None:
         """Wait for the saver. If best.pth could not be written, the previous best counts again, in every process."""
         self._wait()
-        self.trainer.best, self.failure = self.process.first(lambda: (self.saver.best, self.saver.failure), Best)
+        best, self.failure = self.process.first(lambda: (self.saver.best.state(), self.saver.failure))
+        self.trainer.best = Best.from_state(best)
 
     def reload_best_from_disk(self) -> None:
         """Take the best epoch from the best.pth on disk. A loaded state may have another best epoch."""
@@ -131,7 +132,7 @@ class Saves:
         return True
 
     def describe_best(self) -> str:
-        return self.trainer.best.describe(self.trainer.ema is not None, self.before)
+        return self.trainer.best.describe(self.trainer.ema is not None, self.trainer.before)
 
     def _wait(self) -> None:
         self.process.first(self.saver.wait)
@@ -174,7 +175,10 @@ def describe_progress(
     plan: TrainPlan, trainer: Trainer, folder: Path, saved: dict[str, int], best: Best
 ) -> dict[str, Any]:
     """Return the progress of the training, of last.pth (`saved`) and of best.pth on disk, for status.json."""
-    held = {best.metric: best.value, "epoch": best.epoch, "file": BEST} if best.exists else None
+    # JSON has no NaN.
+    value = best.value if math.isfinite(best.value) else None
+    held = {best.metric: value, "epoch": best.epoch, "file": BEST} if best.exists else None
+    before = {name: figure for name, figure in (trainer.before or {}).items() if math.isfinite(figure)}
     return {
         **saved,
         "position": {"epoch": trainer.epoch, "step": trainer.step},
@@ -185,5 +189,6 @@ def describe_progress(
         "best_top1": held and held.get("top1"),
         "best_metric": held and best.metric,
         "best_epoch": held and best.epoch,
+        "before": before or None,
         "left_out": [[each.start, each.stop - 1] for each in trainer.left_out] or None,
     }

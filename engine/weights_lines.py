@@ -67,11 +67,17 @@ def warn_of_overlap(plan: TrainPlan) -> list[str]:
     ]
 
 
+def has_other_validation(plan: TrainPlan) -> bool:
+    """Return whether the resumed run had other validation images."""
+    changed = changed_facts(plan.inputs.saved.get(TRAINED_ON, {}), plan.facts)
+    return plan.inputs.saved["validation"] != plan.validation or any("validation" in fact for fact in changed)
+
+
 def describe_other_validation(plan: TrainPlan) -> list[str]:
     """Return a line if other validation images or another metric decided the best epoch of the resumed run."""
-    then, now, best = plan.inputs.saved["validation"], plan.validation, Best(*plan.inputs.saved["progress"]["best"])
-    others = [fact for fact in changed_facts(plan.inputs.saved.get(TRAINED_ON, {}), plan.facts) if "validation" in fact]
-    if then == now and not others:
+    then, now = plan.inputs.saved["validation"], plan.validation
+    best = Best.from_state(plan.inputs.saved["progress"]["best"])
+    if not has_other_validation(plan):
         if not best.exists or best.metric == plan.config.TRAIN.BEST_METRIC:
             return []
         return [

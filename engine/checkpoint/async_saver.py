@@ -70,7 +70,7 @@ class AsyncSaver:
             self.newest = {"epoch": state["epoch"] + 1, "step": state["step"]}
             self.run = state.get("run")
             if BEST in extra_names:
-                self.best = Best(*state["progress"]["best"])
+                self.best = Best.from_state(state["progress"]["best"])
             self.on_saved()
             self.longest = max(self.longest, time.perf_counter() - start)
         try:
@@ -84,7 +84,7 @@ class AsyncSaver:
         if last:
             self.newest = {"epoch": last["epoch"], "step": last["step"]}
             self.run = last.get("run")
-        self.best = Best(*best.get("best", ()))
+        self.best = Best.from_state(best.get("best", ()))
 
     def _put(self, state: dict, extra_names: list[str], keep_previous: bool) -> None:
         """Write a state to disk under all of its names."""

@@ -1,8 +1,9 @@
 """The scores of an evaluation, their ranking, the best epoch of a run, and the confidence interval of an accuracy."""
 
 import math
-from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field
+from typing import Any
 
 from configs.tables import METRICS
 from utils.text import counted
@@ -36,8 +37,7 @@ class Scores:
         return f"{line}, {name} {METRICS[self.metric].title}: {value:.4f}"
 
     def describe_short(self) -> str:
-        loss = "" if self.metric == "loss" else f", loss {self.loss:.4f}"
-        return f"{METRICS[self.metric].title} {format_value(self.metric, self.value)}{loss}"
+        return describe_score(self.metric, self.value, self.loss)
 
     def describe_all(self, name: str, classes: str) -> str:
         """Return the line that -eval prints about one evaluation.
@@ -82,6 +82,11 @@ def rank_of(metric: str, value: float, loss: float) -> tuple[float, float]:
     return tuple(gain if math.isfinite(gain) else -math.inf for gain in gains)
 
 
+def describe_score(metric: str, value: float, loss: float) -> str:
+    more = "" if metric == "loss" else f", loss {loss:.4f}"
+    return f"{METRICS[metric].title} {format_value(metric, value)}{more}"
+
+
 def format_value(metric: str, value: float, digits: int | None = None) -> str:
     row = METRICS[metric]
     form = ".4g" if row.in_units else f".{row.digits if digits is None else digits}f"
@@ -94,28 +99,41 @@ def column_title(metric: str, shared: str = "") -> str:
     return f"best {row.title}{shared}{row.unit and f', {row.unit}'}"
 
 
-class Best(NamedTuple):
-    """The best evaluation of a run so far."""
+@dataclass(frozen=True)
+class Best:
+    """The best evaluation of a run so far. Epoch and weights identify it, because a score can be NaN, which equals nothing."""
 
-    value: float = -1.0  # the value of the deciding metric
-    epoch: int = 0  # counted from 1; 0 for the start of a new classifier (MODEL.NEW_CLASSIFIER), or with no evaluation
-    loss: float = 0.0
+    value: float = field(default=0.0, compare=False)  # the value of the deciding metric
+    epoch: int = -1  # counted from 1; 0: the start of a new classifier (MODEL.NEW_CLASSIFIER); -1: no evaluation yet
+    loss: float = field(default=0.0, compare=False)
     suffix: str = ""  # "_ema" if the EMA weights are the best
-    num_images: int = 0
-    metric: str = "top1"
+    num_images: int = field(default=0, compare=False)
+    metric: str = field(default="top1", compare=False)
 
     @classmethod
     def of(cls, scores: Scores, epoch: int, suffix: str) -> "Best":
         return cls(scores.value, epoch, -scores.rank[1], suffix, scores.num_images, scores.metric)
 
+    @classmethod
+    def from_state(cls, state: Sequence[Any]) -> "Best":
+        """Return the best evaluation in a checkpoint, as `state` writes it."""
+        best = cls(*state)
+        # halfstep 2.3 and older wrote epoch 0 and the value -1, which some metrics can have, if there was no evaluation.
+        is_none = (best.value, best.epoch, best.num_images) == (-1.0, 0, 0)
+        return cls() if is_none else best
+
+    def state(self) -> list[Any]:
+        """Return plain values for a checkpoint, or to send to another process."""
+        return [*astuple(self)]
+
     @property
     def exists(self) -> bool:
-        return self[:2] != Best()[:2]
+        return self.epoch >= 0
 
     def is_worse_than(self, scores: Scores) -> bool:
         return not self.exists or rank_of(self.metric, self.value, self.loss) < scores.rank
 
-    def describe(self, has_ema: bool, before: Scores | None = None) -> str:
+    def describe(self, has_ema: bool, before: Mapping[str, float] | None = None) -> str:
         """Return the best score in words. `before`: the scores of the initial weights, if they were evaluated."""
         if not self.exists:
             return "no best.pth yet"
@@ -125,7 +143,7 @@ class Best(NamedTuple):
         when = f"epoch {self.epoch}{weights}" if self.epoch else "before training"
         facts = [when, interval]
         if before and self.epoch:
-            facts.append(f"{format_value(self.metric, getattr(before, self.metric))} before training")
+            facts.append(f"{format_value(self.metric, before.get(self.metric, math.nan))} before training")
         return f"best validation {name} {value} ({'; '.join(filter(None, facts))})"
 
 

@@ -90,7 +90,8 @@ class Recorder(Callback):
         self._open(trainer)
 
     def _open(self, trainer: Trainer) -> None:
-        self._epochs = EpochRows(self._folder, trainer.epoch if trainer.step or trainer.best.exists else -1)
+        has_started = trainer.step or trainer.best.exists or trainer.before
+        self._epochs = EpochRows(self._folder, trainer.epoch if has_started else -1)
         self._steps = StepRows(self._folder, trainer.step, trainer.config.TRAIN.BUDGET is not None)
         if self._trackers:
             self._trackers.begin(trainer.step, trainer.epoch, self._steps.rows, self._epochs.rows)

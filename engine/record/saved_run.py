@@ -3,7 +3,7 @@
 import os
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -167,12 +167,12 @@ class SavedRun:
         number = self.status.get("best", {}).get("epoch")
         on_disk = best_of([row for row in self.epochs if row["epoch"] + 1 == number], self.metric)
         if number == 0 and self.before:
-            on_disk = best_of([self.before | {"epoch": 0}], self.metric)._replace(epoch=0)
+            on_disk = replace(best_of([self.before | {"epoch": 0}], self.metric), epoch=0)
         found = on_disk if on_disk.exists else best_of(self.epochs, self.metric)
         # Unreadable images are not scored. results.json counts the scored images, and status.json all images.
         scored = read_object(self.folder / "results.json").get("num_images")
         num_images = scored if isinstance(scored, int) else self.about.get("validation_images", 0)
-        return found._replace(num_images=num_images if found.exists else 0)
+        return replace(found, num_images=num_images if found.exists else 0)
 
     @property
     def seconds(self) -> float | None:

@@ -164,7 +164,7 @@ class BestResults(Callback):
         from engine.checkpoint.find import read_checkpoint
 
         try:
-            return Best(*read_checkpoint(self._best_file, lazily=True)["progress"]["best"]) == best
+            return Best.from_state(read_checkpoint(self._best_file, lazily=True)["progress"]["best"]) == best
         except (ConfigError, KeyError):
             self._log.warn(f"cannot read {self._best_file}, so there are no image results for it")
             return False

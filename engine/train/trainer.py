@@ -24,6 +24,8 @@ from utils.seed import seed_update
 if TYPE_CHECKING:
     from engine.train.ema import Ema
 
+BEFORE = "before"  # the key in a checkpoint for the scores of the weights before the first update
+
 
 class Part(Protocol):
     """A component whose state is saved in each checkpoint. A resumed run creates the component from this state."""
@@ -61,6 +63,8 @@ class Trainer:
     epoch: int = 0  # finished epochs, including their evaluation
     step: int = 0  # updates so far: done, skipped or left out
     best: Best = Best()
+    # Scores of the weights before the first update, by name. {}: they will be evaluated; None: they will not.
+    before: dict[str, float] | None = None
     not_better: int = 0  # evaluations since the best one
     preferred: str | None = None  # checkpoint key of the weights that scored better in the newest evaluation
     parts: dict[str, Part] = field(default_factory=dict)  # {checkpoint key: component}
@@ -166,11 +170,12 @@ class Trainer:
             "state_dict": self.parallel.local_state(self.model),
             **({"state_dict_ema": self.parallel.local_state(self.ema.model)} if self.ema else {}),
             **({PREFERRED: self.preferred} if self.preferred else {}),
+            **({} if self.before is None else {BEFORE: self.before}),
             "optimizer": self.optimizer.state_dict(),
             "amp_scaler": self.precision.state_dict(),
             "progress": {
                 **self.counters.state_dict(self.process),
-                "best": list(self.best),
+                "best": self.best.state(),
                 "not_better": self.not_better,
                 "left_out": [[each.start, each.stop] for each in self.left_out],
                 **({"choices": self.schedule.choices} if self.schedule.choices else {}),
@@ -189,7 +194,8 @@ class Trainer:
         self.precision.load_state_dict(state["amp_scaler"])
         self.epoch, self.step = state["epoch"] + 1, state["step"]
         progress = state["progress"]
-        self.best, self.preferred = Best(*progress["best"]), state.get(PREFERRED)
+        self.best, self.preferred = Best.from_state(progress["best"]), state.get(PREFERRED)
+        self.before = self.before or state.get(BEFORE)
         self.not_better = progress["not_better"]
         self.left_out = [range(*each) for each in progress["left_out"]]
         self.schedule.resume(progress.get("choices", []))

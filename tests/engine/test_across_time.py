@@ -211,7 +211,10 @@ def test_scoring_initial_weights_leaves_training_bitwise_unchanged(again, monkey
             )
             assert read_table(run / "metrics.csv")[0]["epoch"] == "-1"
             said = halfstep("-resume", run, "-epochs", "2", "-opts", "RESUME.ALLOW_CHANGED=[TRAIN.NUM_EPOCHS]")
-            assert "before training" not in said and SavedRun.open(run).before == saved.before
+            assert said.count("before training") == 2, "in the warning and in the last line"
+            assert SavedRun.open(run).before == saved.before and status_of(run)["before"] == status["before"]
+            halfstep("-resume", run)  # it is finished
+            assert status_of(run)["before"] == status["before"]
         else:
             assert not saved.before and "before" not in status
         monkeypatch.setattr(TrainPlan, "starts_from_its_classes", False)

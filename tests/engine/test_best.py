@@ -1,17 +1,23 @@
 """The choice of a run's best epoch and best weights."""
 
+import json
+import math
 import shutil
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from configs.tables import METRICS, TASKS
 from configs.values import flatten
 from engine.eval_run import weights_to_score
 from engine.evaluation.scores import Best
 from models import build_model
 from models.weights.files import read_record
-from tests.support.configs import small_config
+from tests.engine.tasks.features.support import SMALL as FEATURES
+from tests.engine.tasks.features.support import draw_photos, teacher_of
+from tests.support import number_rows, several_labels
+from tests.support.configs import SMALL, small_config
 from tests.support.refusals import assert_names
 from tests.support.runs import rows, run, run_folder, status_of
 from tests.support.weight_files import saved
@@ -84,6 +90,56 @@ def test_weights_of_a_run_are_resized_to_the_images_of_an_evaluation(tmp_path):
     assert torch.equal(found["head.weight"], weights["head.weight"])
 
 
+@pytest.fixture(scope="module")
+def words_of(tmp_path_factory):
+    """Return a function that returns flags and settings of a run whose task has this metric."""
+    folder = tmp_path_factory.mktemp("tasks")
+
+    def make(name: str):
+        (folder / name).mkdir(exist_ok=True)
+        return folder / name
+
+    def words_of(metric: str) -> list[str]:
+        if metric in TASKS["features"].metrics and metric != "loss":
+            teacher = teacher_of(make("features"))
+            (folder / "features" / "x.yaml").write_text(FEATURES)
+            photos, labelled = (
+                draw_photos(folder / "features" / name, 24, name == "labelled") for name in ("a", "labelled")
+            )
+            cfg, data = folder / "features" / "x.yaml", photos
+            options = [f"TRAIN.TEACHER_MODEL={teacher}", f"DATA.LABELLED_PATH={labelled}"]
+        else:
+            options, cfg, data = [], folder / "x.yaml", None
+            cfg.write_text(SMALL)
+            if metric in ("micro_f1", "map"):
+                data, options = several_labels.write_digits(make("labels"), 160)[0], ["DATA.LABEL_SEPARATOR=|"]
+            if metric in TASKS["numbers"].metrics and metric != "loss":
+                data = number_rows.write_digits(make("numbers"), 160, [])[0]
+                options = ["TRAIN.OBJECTIVE=numbers", "DATA.COLUMNS=[path,digit,ink]"]
+            options += ["DATA.DATASET=csv"] if data else []
+        words = ["-cfg", str(cfg), *(["-data_path", str(data)] if data else []), "-epochs", "2"]
+        return [*words, "-opts", *options, f"TRAIN.BEST_METRIC={metric}", "DIST.TIMEOUT=60"]
+
+    return words_of
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_two_processes_end_like_one_if_the_validation_loss_is_nan(words_of, tmp_path, metric):
+    found, faults = [], {"spoil_evaluations": [], "draw_no_curves": []}
+    for processes in (1, 2):
+        script, output = f"main_{'multi' if processes > 1 else 'single'}_gpu.py", tmp_path / str(processes)
+        flags = ["-output", str(output), "-batch_size", str(16 // processes)]
+        ended = run(script, *flags, *words_of(metric), processes=processes, faults=faults).done()
+        folder = run_folder(output)
+        status = json.loads((folder / "status.json").read_text(), parse_constant=pytest.fail)
+        assert "damaged" not in ended.printed and "process" not in ended.stderr, ended.printed
+        best = read(folder / "best.pth")["progress"]["best"]
+        assert status["best_epoch"] == best[1] and not math.isfinite(best[2]), "its loss"
+        found.append((status["state"], status["best_epoch"], sorted(each.name for each in folder.iterdir())))
+    one, two = found
+    assert one[:2] == two[:2] and {*one[2]} <= {*two[2]}, "the other process has a log too"
+
+
 OTHER_FOLD = "RESUME.ALLOW_CHANGED=[DATA.FOLD,NUM_IMAGES,IMAGES]"
 
 
@@ -98,7 +154,7 @@ def test_changed_validation_images_invalidate_the_best_epoch(scored, tmp_path, s
     state = read(folder / "last.pth")
     assert "best.pth" in check("1/5") and "best.pth" not in check("0/5")
     # Before the first evaluation, there is no best epoch that a changed validation set could invalidate.
-    torch.save(state | {"progress": state["progress"] | {"best": [*Best()]}}, folder / "last.pth")
+    torch.save(state | {"progress": state["progress"] | {"best": Best().state()}}, folder / "last.pth")
     assert "best.pth" not in check("1/5")
     torch.save(state, folder / "last.pth")
     shutil.copytree(tmp_path / "o", tmp_path / "before")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from engine.evaluation.image_test import ImageTest
+from engine.evaluation.other_scores import OtherScores
 from engine.evaluation.scores import Best, Scores, confidence
 from tests.support.properties import examples
 
@@ -67,8 +68,21 @@ def test_best_epoch_has_the_best_metric_then_the_smallest_loss(pair):
     assert Best.of(one, 3, "").is_worse_than(other) == is_better == (one.rank < other.rank)
     assert type(replace(one, **{one.metric: np.float64(1)}).value) is float, "a checkpoint holds no numbers of numpy"
     assert Best().is_worse_than(one) and not Best().exists and Best.of(one, 3, "").exists
-    if not math.isnan(one.value):  # a resumed run compares its best epoch with best.pth, also with a NaN loss
-        assert Best.of(one, 3, "") == Best.of(replace(one), 3, "")
+    copied = replace(one, **{name: float(str(getattr(one, name))) for name in METRICS})  # NaN is another object
+    best, same = Best.of(one, 3, ""), Best.from_state(Best.of(copied, 3, "").state())
+    assert best == same and {best: 1}[same] == 1, "processes and a resumed run compare best epochs, also with NaN"
+    assert best not in (Best.of(one, 2, ""), Best.of(one, 3, "_ema"), Best())
+
+
+def test_evaluation_whose_metric_is_minus_one_exists():
+    """Versions up to 2.3 wrote the value -1 and epoch 0 if there was no evaluation, the oldest without the last columns."""
+    start = Best.of(OtherScores(0.5, 0.0, 0.0, 9, 0, metric="loss"), 0, "")
+    for value in (-1.0, 0.0, math.nan):
+        best = Best.from_state([value, *start.state()[1:]])
+        assert best.exists and best.epoch == 0 and best == start
+    for none in ([], [-1.0, 0], [-1.0, 0, 0.0, ""], [-1.0, 0, 0.0, "", 0, "top1"], Best().state()):
+        assert not Best.from_state(none).exists
+    assert Best.from_state([90.0, 3, 0.5, "_ema"]) == Best(0.0, 3, suffix="_ema")
 
 
 @given(scores("top1"), st.sets(st.sampled_from(["macro_recall", "macro_f1", "micro_f1", "map"])))

@@ -84,7 +84,8 @@ def raw_and_ema_weights(it, state):
 
 def progress_of_best(it, facts):
     best, held = it.best, facts["best"] or {}
-    expected = (best.epoch, best.value) if best.exists else (None, None)
+    value = best.value if math.isfinite(best.value) else None  # JSON has no NaN
+    expected = (best.epoch, value) if best.exists else (None, None)
     totals = (facts["total_epochs"], facts["position"]["epoch"])
     is_best = (facts["best_epoch"], held.get(best.metric)) == expected
     return is_best and totals == (it.trainer.schedule.num_epochs, it.trainer.epoch)

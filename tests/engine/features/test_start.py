@@ -108,6 +108,31 @@ def test_run_killed_in_any_place_of_its_start_ends_with_the_same_weights(digits,
         assert run_hash(folders[-1]) == wanted, (place, folders)
 
 
+@pytest.mark.parametrize("moment", ["start-up", "evaluation", "scored start"])
+def test_run_stopped_before_its_first_update_keeps_the_scores_of_its_start(digits, tmp_path, moment):
+    """The start is a linear classifier, or weights that know all classes. No epoch is better."""
+    flags = ["-resume", "auto", *words(digits, "MODEL.NEW_CLASSIFIER=zeros", "TRAIN.NUM_EPOCHS=1", "TRAIN.BASE_LR=0.3")]
+    if moment != "scored start":
+        flags[flags.index("-pretrained") + 1] = str(run_folder(digits / "runs") / "best.pth")
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    train(whole, flags).done()
+    for _ in range(2):
+        ended = train(stopped, flags, tell=[0, moment, signal.SIGTERM], save_at_once=[])
+        assert ended.returncode == 128 + signal.SIGTERM, ended.printed
+        moment = "start-up"
+    ended, folders = train(stopped, flags).done(), [run_folder(whole), run_folder(stopped)]
+    hashes, statuses = map(run_hash, folders), [status_of(folder)["before"] for folder in folders]
+    assert len({*hashes}) == 1 and statuses[0] == statuses[1] and statuses[0]["top1"] > 85
+    before = f"{statuses[0]['top1']:.2f}%"
+    assert (
+        "no epoch was better than the start" in ended.stdout and before in ended.stdout.splitlines()[-1] + ended.stdout
+    )
+    assert epochs_of(folders[1])[0]["epoch"] == -1
+    if moment != "scored start":
+        (last_line,) = (line for line in ended.stdout.splitlines() if line.startswith("done; "))
+        assert before in last_line
+
+
 def test_best_weights_are_the_linear_classifier_if_no_epoch_is_better(digits, tmp_path):
     flags = words(digits, "MODEL.NEW_CLASSIFIER=zeros", "TRAIN.BASE_LR=0.1", "REPORT=true")
     ended = train(tmp_path, flags, processes=2).done()

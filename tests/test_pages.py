@@ -124,7 +124,8 @@ def stopped_after_parsing(is_part: bool) -> Iterator[list[argparse.ArgumentParse
             depth[0] = 0
         raise Parsed(found, [])
 
-    with patch.multiple(argparse.ArgumentParser, parse_known_args=parse_known, parse_args=parse_all):
+    replaced = {"parse_known_args": parse_known, "parse_args": parse_all, "parse_intermixed_args": parse_all}
+    with patch.multiple(argparse.ArgumentParser, **replaced):
         yield parsers
 
 

@@ -28,12 +28,13 @@ def ports_until_training(started: Run, output: Path) -> set[tuple[str, int]]:
     places = set()
 
     def trains() -> bool:
-        places.update(listening(find_processes(output.parent)))
+        launcher = started.processes[0].pid
+        places.update(listening([launcher, *find_processes(output.parent)]))
         (folder,) = output.iterdir() if output.exists() else (None,)
         return folder is not None and (folder / "steps.csv").exists()
 
     wait_until(trains, runs=[started])
-    return places | listening(find_processes(output.parent))
+    return places
 
 
 def end(started: Run, output: Path) -> None:

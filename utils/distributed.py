@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from utils.errors import AlreadyReportedError, ConfigError, LostProcess, UserError
 from utils.host import available_cores, count_cores, cpu_quota, find_devices, share_of_cores
-from utils.messages import broadcast_value, gather_values
 from utils.program import die_with_parent, exit_code_and_message
 from utils.text import counted, format_ranks
 
@@ -156,9 +155,11 @@ class Process:
             except Exception as caught:
                 error = caught
         if self._host_group is not None:  # None for a single process, or a process that -check simulates
+            from utils import messages
+
             message = str(error) if isinstance(error, UserError) else "process 0 failed"
             outcome = [result, (message, int(exit_code_and_message(error)[0])) if error else None]
-            outcome = broadcast_value(outcome, self._host_group, types)
+            outcome = messages.broadcast_value(outcome, self._host_group, types)
             if not self.is_first:
                 result, error = outcome[0], outcome[1] and AlreadyReportedError(*outcome[1])
         if error is not None:
@@ -233,7 +234,9 @@ class Process:
         """
         if self.world_size == 1:
             return items
-        return [item for values in gather_values(items, self._host_group, types) for item in values]
+        from utils import messages
+
+        return [item for values in messages.gather_values(items, self._host_group, types) for item in values]
 
     def all_true(self, flag: bool) -> bool:
         """Return whether the flag is set on every rank."""

@@ -17,7 +17,7 @@ from tests.support.configs import CPU
 from tests.support.forks import DEADLINE
 from tests.support.refusals import assert_names, refused
 from tests.support.runs import free_port
-from utils import distributed
+from utils import distributed, messages
 from utils.distributed import Process
 from utils.errors import ConfigError, LostProcess
 from utils.launch import LaunchedRank
@@ -156,7 +156,7 @@ def test_slow_process_keeps_sending_heartbeats_to_others(monkeypatch):
         return value
 
     monkeypatch.setattr(distributed.dist, "all_reduce", all_reduce)
-    monkeypatch.setattr(distributed, "broadcast_value", broadcast)
+    monkeypatch.setattr(messages, "broadcast_value", broadcast)
 
     def live(process):
         def slow_task():

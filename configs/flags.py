@@ -94,7 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line. All values stay text; the loader converts them like the values of a file."""
     parser = _Parser(
         prog=usage_name(),
-        usage="%(prog)s -cfg FILE [flag ...]",
+        usage="%(prog)s [-cfg FILE] [flag ...]",
         description="Train or evaluate a Vision Transformer. Flags override the settings file.\n"
         "In brackets: the setting that a flag sets, and its default.",
         epilog=EXAMPLES,

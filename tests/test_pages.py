@@ -33,6 +33,7 @@ from scripts import sweep
 from scripts.export import FORMATS
 from tests.support.cases import cases_of, names_of
 from tests.support.forks import ROOT
+from tests.support.modules import parsed
 from tests.support.pages import (
     FILES,
     LINK,
@@ -418,6 +419,28 @@ NAMES = {  # available to the code in proofs
 }
 
 
+def assert_checked(file: str, name: str) -> None:
+    """Fail unless this test exists, is never left out, and checks something, maybe in a function that it calls."""
+    functions = {node.name: node for node in parsed(ROOT / "tests" / file).body if isinstance(node, ast.FunctionDef)}
+    assert name.startswith("test_") and name in functions, f"there is no test {file}::{name}"
+    marks = " ".join(ast.unparse(mark) for mark in functions[name].decorator_list)
+    assert not re.search(r"\b(skip|skipif|xfail)\b", marks), f"{file}::{name} may be left out: {marks}"
+    nodes = [*ast.walk(functions[name])]
+    called = {node.id for node in nodes if isinstance(node, ast.Name)}
+    called |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    bodies = [functions[each] for each in [name, *(called & functions.keys())]]
+    checks = [node for body in bodies for node in ast.walk(body) if isinstance(node, ast.Assert)]
+    assert checks or called & {"refused", "raises", "assert_names"}, f"{file}::{name} checks nothing"
+
+
+@functools.cache
+def is_typed(cases: str) -> bool:
+    """Return whether a test is called with each case of this file, and compares the message with its row."""
+    used = re.compile(rf"(cases_of|names_of|assert_cases)\(\s*\"{re.escape(cases)}\"")
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
+    return any({call[1] for call in used.finditer(text)} >= {"cases_of", "names_of"} for text in texts)
+
+
 def limits() -> list[str]:
     pages = [page for page in PAGES if not OTHER_PAGES.fullmatch(page)]
     return [each for page in pages for each in sentences_of(page) if LIMITS.search(each)]
@@ -444,9 +467,10 @@ def test_limit_that_a_page_names_is_one_of_the_program(part):
         elif verb == "case":
             file, _, case = given.partition(" ")
             assert case in cases_of(file), f"{file}: there is no case {case}"
+            assert is_typed(file), f"no test types the cases of {file}"
         elif verb == "test":
             file, _, name = given.partition("::")
-            assert f"\ndef {name}(" in text_of(f"tests/{file}"), f"there is no test {given}"
+            assert_checked(file, name)
         elif verb == "value":
             assert eval(given, NAMES)
         elif verb == "absent":

@@ -40,7 +40,11 @@ class SyntheticBatches:
         rng = np.random.default_rng([config.SEED, rank])
         count = min(batch_size, len(image_set))
         side, self.sides = config.largest_train_side, BySize(config, lambda sized: sized.DATA.IMAGE_SIZE)
-        pixels = rng.integers(256, size=(count, side, side, config.DATA.IMAGE_CHANNELS), dtype=np.uint8)
+        shape = (count, side, side, config.DATA.IMAGE_CHANNELS)
+        if pixels_of(config.DATA).dtype_in_batch == torch.uint8:
+            pixels = rng.integers(256, size=shape, dtype=np.uint8)
+        else:
+            pixels = rng.random(shape, dtype=np.float32)  # the limits of DATA.RANGE are 0 and 1 in a batch
         self.images = torch.from_numpy(pixels).to(device).permute(0, 3, 1, 2)
         self.targets = image_set.meaning.batch(image_set.targets[:count], len(image_set.classes)).to(device)
 

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from configs.schema import Config
 from datasets import Batch
 from engine.train.callback import Callback
@@ -14,7 +16,7 @@ from utils.log import Log
 class Doctor(Callback):
     """Keeps the last update, examines it after `SKIPS` consecutive skipped updates, and saves it if the run stops.
 
-    It keeps references to the loader's tensors, not copies. Every process saves, because the images of any process may
+    It keeps references to the loader's tensors, or copies on the host of an update with several. Every process saves, because the images of any process may
     be the cause.
     """
 
@@ -34,6 +36,10 @@ class Doctor(Callback):
         self.step, self.batches = trainer.step, []
 
     def on_micro_batch(self, trainer: Trainer, batch: Batch, share: float) -> None:
+        if trainer.data.order.num_accumulated > 1:  # so that the device holds one micro-batch, and not a whole update
+            host = torch.device("cpu")
+            images, targets = (tensor.to(host, non_blocking=True) for tensor in (batch.images, batch.targets))
+            batch = batch._replace(images=images, targets=targets)
         self.batches.append((batch, share))
 
     def on_report(self, trainer: Trainer, report: Report) -> None:

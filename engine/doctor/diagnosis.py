@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from configs.schema import Precision as Settings
-from datasets import Mixed
+from datasets import Batch, Mixed
 from engine.first_passes import unchanged_buffers
 from engine.precision import Precision
 from models.trace import Location, Trace
@@ -35,7 +35,8 @@ class Case:
     precision: Precision
     transforms: ModelTransforms  # already applied to the model
     loss: Callable[[Tensor, Tensor | Mixed], Tensor]
-    batches: list[tuple[Tensor, Tensor | Mixed, float]]  # prepared images, targets, and weight in the update's loss
+    prepare: Callable[[Batch], tuple[Tensor, Tensor | Mixed]]
+    batches: list[tuple[Batch, float]]  # each with its weight in the update's loss
     scale: float
     seed: tuple[int, int, int] = (0, 0, 0)  # the run's seed, step, rank
 
@@ -206,7 +207,8 @@ def replay(case: Case, in_half: bool, scale: float, reference: Trace | None = No
     overrides = OpOverrides(tuple(floats), (), case.precision.device.type, case.precision.half)
     overrides.apply(model)
     with unchanged_buffers(model):
-        for images, targets, share in case.batches:
+        for batch, share in case.batches:
+            images, targets = case.prepare(batch)  # one after the other, as in training, so that the device holds one
             with case.precision.autocast() if in_half else contextlib.nullcontext(), trace.watching():
                 logits = model(images)
             if trace.first_forward is None:  # after an overflow in the forward, gradients are useless

@@ -121,7 +121,8 @@ def make_case(
         precision,
         transforms,
         loss,
-        [(*prepare(batch), share) for batch, share in update.batches],
+        prepare,
+        update.batches,
         scale,
         (config.SEED, update.step, update.rank),
     )

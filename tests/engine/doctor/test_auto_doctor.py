@@ -221,3 +221,14 @@ def test_doctor_gives_the_same_advice_on_device_and_host(tmp_path):
         assert lines.warned == []
         said[device] = doctor.get_advice()
     assert said["cpu"] == said[DEVICE] and "blocks.1.mlp" in said[DEVICE]
+
+
+@on_pretend_device
+def test_doctor_keeps_several_micro_batches_on_the_host(tmp_path):
+    config = small_config(tmp_path, "AMP=true", "TRAIN.ACCUM_ITER=3")
+    doctor = Doctor(config, tmp_path, Lines(), {})
+    trainer = make_trainer(config, callbacks=[doctor], device=torch.device(DEVICE))
+    with waits() as seen:
+        update(trainer)
+    assert seen == {}
+    assert [batch.images.device.type for batch, _ in doctor.batches] == ["cpu"] * 3

@@ -40,7 +40,7 @@ def make_case(folder, plant, scale=65536.0, black_list=()) -> Case:
         plant(model)
     images, targets = torch.randn(4, 1, 8, 8), torch.arange(4)
     loss = CrossEntropy(config.TRAIN)
-    return Case(model, precision, transforms, loss, [(images, targets, 1.0)], scale)
+    return Case(model, precision, transforms, loss, lambda batch: batch, [((images, targets), 1.0)], scale)
 
 
 def nothing(model):

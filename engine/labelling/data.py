@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -90,7 +90,8 @@ class Source:
 
     def features(self, data: "DataSet", say: Callable[[str], None]) -> np.ndarray:
         """Return the features of all images, float32 [N, D]; a row of NaN is an unreadable image."""
-        embedder = Embedder(self.weights, self.device, say)
+        # The data may have measured settings, such as DATA.RANGE.
+        embedder = Embedder(replace(self.weights, config=data.config), self.device, say)
         features = np.full((len(data), embedder.width), np.nan, np.float32)
         for images, numbers in zip(data.parts, data.numbers, strict=True):
             table = embedder(images)

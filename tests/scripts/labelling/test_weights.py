@@ -113,3 +113,14 @@ def test_probabilities_of_tables_are_averaged_and_the_rest_is_shared():
     np.testing.assert_allclose(found[0], np.mean([[0.1, 0.15, 0.15, 0.6], [0.1, 0.3, 0.3, 0.3]], axis=0))
     np.testing.assert_allclose(found[1], [0.1, 0.7, 0.1, 0.1])
     assert np.isnan(found[2]).all()
+
+
+def test_weights_judge_native_pixels_with_the_measured_range(here):
+    make_hub(here / "hub")
+    for number in range(60):
+        values = np.random.default_rng(number).integers(0, 1000, size=(32, 32)) + 3000 * (number % 2)
+        (here / f"photos/{number % 2}").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(values.astype(np.uint16)).save(here / f"photos/{number % 2}/{number}.png")
+    native = ["-opts", "DATA.PIXELS=native", "DATA.IMAGE_CHANNELS=1"]
+    ended = typed(SCRIPT, "hub", "-data_path", "photos", "-no_copies", *native).done()
+    assert "100.0% of 60 images" in ended.stdout

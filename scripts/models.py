@@ -127,7 +127,7 @@ def choose(arguments: Namespace) -> int:
         check_writable("-json", arguments.json)
     make_folder("-output", folder)
     words = with_newest_run(arguments.words, config.SAVE)
-    process = Process.alone(arguments.device or "auto")
+    process = Process.alone(config.DEVICE)
     record = choose_weights(flags, words, folder, process, print, lambda: budget)
     print("\n".join(["", *lines_of(record)]))
     picture, table = folder / "choice.png", json.dumps(record, indent=2) + "\n"

@@ -1,12 +1,14 @@
 """scripts/models.py: the matching models of timm, their rows, and names without a match."""
 
 import pytest
+import torch
 
 from engine import catalogue
 from engine.catalogue import describe_models, find_names
 from scripts import models as script
 from tests.support.cases import cases_of, names_of, value_of
 from tests.support.refusals import refused
+from tests.support.runs import typed
 from utils.errors import ConfigError
 
 pytestmark = pytest.mark.slow
@@ -30,3 +32,10 @@ def test_models_script_marks_noncommercial_licences(monkeypatch, licence):
 def test_model_search_without_match_suggests_the_nearest_names(words):
     with refused(ConfigError, *names_of("mistakes-of_models_script", words)):
         find_names(words.split())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
+@pytest.mark.parametrize("words", ["-opts DEVICE=cuda", "-device cuda"])
+def test_candidates_are_not_timed_on_another_device_than_asked_for(here, words):
+    ended = typed("scripts/models.py", "-data_path", "photos", "hub", "-output", "choice", *words.split())
+    ended.refused("DEVICE", "cuda")

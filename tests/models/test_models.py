@@ -127,3 +127,14 @@ def test_batch_norm_without_parameters_is_frozen_only_by_name(pattern, trains):
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2, affine=False), torch.nn.Linear(2, 2))
     freeze(model, (pattern,))
     assert model.train()[1].training is trains
+
+
+def test_image_size_of_a_large_network_is_checked_by_shapes_alone(monkeypatch):
+    computed, convolve = [], torch.nn.Conv2d.forward
+    monkeypatch.setattr(
+        torch.nn.Conv2d,
+        "forward",
+        lambda self, images: (computed.append(images.device.type), convolve(self, images))[1],
+    )
+    build_model(config_of(1024, TYPE="timm", NAME="resnet10t"), 10)
+    assert set(computed) == {"meta"}

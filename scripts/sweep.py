@@ -37,7 +37,7 @@ from utils.commands import command
 from utils.errors import ConfigError
 from utils.files import FolderLock, locked
 
-OURS = "-h --help -output -over -seeds -folds -table -trial".split()
+OURS = "-h --help -output -o -out -over -seeds -folds -table -trial".split()
 # Variables of an srun task. A run that starts its own processes (-ngpus) would read its rank from them.
 SLURM_RANKS = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
 
@@ -79,7 +79,14 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         target.append(word)
     parser = Parser(__doc__)
     add = parser.add_argument
-    add("-output", type=Path, metavar="FOLDER", help="folder of the sweep; every trial has its own folder in it")
+    add(
+        "-output",
+        "-o",
+        "-out",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of the sweep; every trial has its own folder in it",
+    )
     add("-over", nargs="+", action="extend", default=[], metavar="KEY=VALUES", help="settings to vary: KEY=A,B")
     seeds_help = "seeds of the runs; each combination of the -over settings is trained once with each seed"
     add("-seeds", type=seeds, default=[], metavar="N,N", help=seeds_help)

@@ -360,3 +360,9 @@ def test_invalid_sweep_plan_is_reported_in_one_line(tmp_path, small_yaml, start,
     printed = start("-table", exit_with=2)
     assert printed.count("\n") == 1
     assert_names(printed, *names_of("mistakes-in_a_plan", change))
+
+
+def test_folder_of_a_sweep_has_the_short_flags_of_other_commands():
+    for flag in ("-o", "-out", "-output"):
+        arguments, flags = sweep.parse([flag, "sweeps/lr", "-epochs", "1"])
+        assert (arguments.output, flags) == (Path("sweeps/lr"), ["-epochs", "1"])

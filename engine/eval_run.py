@@ -72,6 +72,8 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
         saved = plan.inputs.known.saved
         weights = saved.file if saved else None
         session.advise(after_evaluation(weights, session.path, eval_set))
+    if log.unprinted:
+        raise log.unprinted
     return code
 
 

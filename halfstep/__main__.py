@@ -39,9 +39,9 @@ SEVERAL = {"NGPUS", "DIST_URL", "WORLD_SIZE", "RANK", "DIST.URL", "DIST.WORLD_SI
 def main() -> int:
     name, *words = sys.argv[1:] or ["-h"]
     if name in ("-h", "-help", "--help", "help"):
-        print("halfstep trains image classifiers. halfstep COMMAND -h shows the flags of a command.\n")
-        print("\n".join(f"  halfstep {each:<12}{about}" for each, (_, _, about) in COMMANDS.items()))
-        return 0
+        from utils.program import exit_code
+
+        return exit_code(print_commands, [])
     if name in ("-version", "--version"):
         name, words = "train", ["-version"]
     if name not in COMMANDS:
@@ -62,6 +62,12 @@ def main() -> int:
     # The process stays the same, so that signals and launchers reach the program. Python puts the folder of the file, and not
     # this one, first on the path.
     os.execv(sys.executable, [sys.executable, str(ROOT / script), *first, *words])
+
+
+def print_commands(words: list[str]) -> int:
+    print("halfstep trains image classifiers. halfstep COMMAND -h shows the flags of a command.\n")
+    print("\n".join(f"  halfstep {name:<12}{about}" for name, (_, _, about) in COMMANDS.items()))
+    return 0
 
 
 def has_several_processes(words: list[str]) -> bool:

@@ -4,6 +4,7 @@ A terminal shows one line per epoch and the progress bar. Files and pipes get ev
 """
 
 import contextlib
+import errno
 import os
 import sys
 import threading
@@ -30,6 +31,7 @@ class Log:
         self._early: list[str] = []  # lines that were logged before the folder existed
         self._files: list[LineFile] = []
         self._has_failed = False
+        self.unprinted: OSError | None = None  # why lines are missing on the console, unless nobody reads it
         self._bar: tqdm | None = None
         self.on_terminal = rank == 0 and is_terminal()
         self._lock = threading.RLock()  # the thread that saves checkpoints also logs
@@ -56,7 +58,9 @@ class Log:
             encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
             try:
                 print(printable(as_typed(line)).encode(encoding, "backslashreplace").decode(encoding), flush=True)
-            except OSError:  # `| head` has ended or the terminal is closed; the run continues
+            except OSError as error:  # `| head` has ended or the terminal is closed; the run continues
+                if error.errno not in (errno.EPIPE, errno.EIO):
+                    self.unprinted = error
                 sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
     def detail(self, line: str) -> None:

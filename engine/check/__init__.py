@@ -95,6 +95,8 @@ class Table(Log):
         wrong, warnings = self.verdicts.count(WRONG), self.verdicts.count(WARN)
         skipped = "checks that depend on a failed check were skipped; " * bool(wrong)
         self.say(f"check: {wrong} wrong, {counted(warnings, 'warning')}; {skipped}nothing was saved")
+        if self.unprinted:
+            raise self.unprinted
         return 2 if wrong else 0
 
 

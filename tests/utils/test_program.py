@@ -14,7 +14,7 @@ import torch
 from tests.support.cases import cases_of, value_of
 from tests.support.configs import SMALL
 from tests.support.refusals import refused
-from tests.support.runs import ROOT
+from tests.support.runs import ROOT, run
 from utils import VERSION, errors
 from utils.errors import ConfigError, cause_of, naming_damage
 from utils.program import StopSignal, exit_code, exit_code_and_message
@@ -143,3 +143,31 @@ def test_child_processes_get_streams_that_were_closed_at_the_start(closed):
     program += "; subprocess.run(['sh', '-c', 'cat <&0 && echo text && echo text >&2'], check=True)"
     words = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", program]
     assert subprocess.run(words, cwd=ROOT, stdin=subprocess.DEVNULL, timeout=300).returncode == 0
+
+
+@pytest.mark.slow
+def test_console_that_takes_no_lines_fails_a_check_and_an_evaluation(tmp_path):
+    (tmp_path / "small.yaml").write_text(SMALL)
+    words = ["-cfg", tmp_path / "small.yaml", "-output", tmp_path / "output", "-name", "run", "-epochs", "1"]
+    run("main_single_gpu.py", *map(str, words)).done()
+    for more in (["-check"], ["-eval", "-pretrained", tmp_path / "output/run"]):
+        with open("/dev/full", "w") as console:
+            ended = subprocess.run(
+                [sys.executable, ROOT / "main_single_gpu.py", "-cfg", tmp_path / "small.yaml", *more],
+                cwd=tmp_path,
+                stdout=console,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        (line,) = ended.stderr.splitlines()
+        assert ended.returncode == 1 and line.startswith("error: ") and "disk full" in line
+
+
+@pytest.mark.slow
+def test_list_of_commands_without_a_reader_is_no_error():
+    reader, writer = os.pipe()
+    os.close(reader)
+    program = [sys.executable, ROOT / "halfstep/__main__.py"]
+    ended = subprocess.run(program, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (0, "")

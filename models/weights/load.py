@@ -334,9 +334,11 @@ def fetch(source: str) -> Weights:
         with torch.device("cpu"), torch.random.fork_rng(devices=[]):
             return Weights(timm.create_model(name, pretrained=True).state_dict())
     except Exception as error:  # the type depends on the download library
+        lines = str(error).splitlines()
+        reason = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
         address = f" (from https://huggingface.co/{repository})" if repository else ""
         raise ConfigError(
-            f"the weights of {name} could not be fetched ({type(error).__name__}: {str(error).splitlines()[0]}). "
+            f"the weights of {name} could not be fetched ({reason}). "
             f"Without a network, fetch them on another machine{address} and pass the file instead of the name"
         ) from None
 

@@ -180,6 +180,12 @@ def test_unreachable_hub_is_refused(monkeypatch):
         load_pretrained(vit(), "vit_tiny_patch16_224")
 
 
+def test_download_error_without_a_text_is_named_by_its_type(monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock(side_effect=TimeoutError()))
+    with refused(ConfigError, "vit_tiny_patch16_224", "(TimeoutError)", "MODEL.PRETRAINED"):
+        load_pretrained(vit(), "vit_tiny_patch16_224")
+
+
 def test_unreachable_hub_without_cached_weights_is_asked_once(monkeypatch):
     monkeypatch.setattr(timm, "create_model", Mock(side_effect=AssertionError("timm would retry for a minute")))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", Mock(side_effect=LocalEntryNotFoundError("not cached")))

@@ -19,9 +19,8 @@ from utils.distributed import Process
 from utils.log import Log
 from utils.text import counted, format_bytes
 
-# The verdict on memory is WARN if the estimate exceeds the first fraction of the free memory, and WRONG if it exceeds
-# the second, which is above 1 because the estimate may be too high.
-WARN_FRACTION, WRONG_FRACTION = 0.9, 1.5
+WARN_FRACTION = 0.9  # of a device's free memory: a larger peak is a WARN
+WRONG_FRACTION = 1.5  # of the host's free memory: a larger estimate is WRONG; above 1, because it may be too high
 # Memory that a step takes, relative to its tensors: freed blocks are too small for later tensors. 1.2 to 1.35 in runs of
 # ViT-Small, EfficientNet-Lite0 and ConvNeXt on photos, with glibc.
 FRAGMENTATION = 1.2
@@ -71,8 +70,8 @@ def check_memory(config: Config, process: Process, program: int, step: MemoryEst
     shared = f", in each of {num_sharing} processes" if num_sharing > 1 else ""
     fixed = f"{format_bytes(program)} of the program, {format_bytes(step.fixed)} of weights, gradients and optimizer"
     text = f"about {format_bytes(total)} ({fixed}, {images}{shared}) of {format_bytes(free)} free"
-    if total <= WARN_FRACTION * free:
+    if total <= free:
         return Finding("memory", text)
-    fitting = step.fitting(WARN_FRACTION * free / num_sharing - program)
+    fitting = step.fitting(free / num_sharing - program)
     remedy = f"{advice}; about {counted(fitting, 'image')} fit" if fitting else advice
     return Finding("memory", text, WRONG if total > WRONG_FRACTION * free else WARN, remedy)

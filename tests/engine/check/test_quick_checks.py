@@ -129,7 +129,7 @@ def test_ema_decay_is_checked_only_if_ema_is_on(photos, is_kept):
 
 @pytest.mark.parametrize(
     ("free", "processes", "verdict"),
-    [(2000, 1, OK), (1500, 1, WARN), (600, 1, WRONG), (2000, 2, WARN), (1500, 2, WRONG)],
+    [(2000, 1, OK), (1400, 1, WARN), (600, 1, WRONG), (2000, 2, WARN), (1500, 2, WRONG)],
 )
 def test_memory_near_or_above_free_memory_warns_or_fails(tmp_path, free, processes, verdict):
     config, step = small_config(tmp_path, "DATA.BATCH_SIZE=4"), MemoryEstimate(fixed=256 * MIB, per_image=128 * MIB)

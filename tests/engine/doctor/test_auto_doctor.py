@@ -157,7 +157,7 @@ def test_doctor_replay_uses_dropout_of_the_failed_update(tmp_path):
     replay(case, in_half=False, scale=1.0)
     seed_update(*case.seed)
     with torch.no_grad():
-        expected = [case.model.train()(images) for images, _, _ in case.batches]
+        expected = [case.model.train()(case.prepare(batch)[0]) for batch, _ in case.batches]
     assert all(map(torch.equal, seen, expected)) and len(seen) == len(expected)
 
 

@@ -18,8 +18,7 @@ from datasets.split.parts import (
 )
 from datasets.targets.one_class import count_classes
 from datasets.types import ImageSet, SavedData
-from utils.files import replacing
-from utils.text import counted, csv_text, warning
+from utils.text import counted, warning
 
 SEED = 0  # decides which images are held out
 DRAWN = ("hash", "position", FOLDS)  # rules that draw a split; the other rules are "folders" and "none"
@@ -116,26 +115,12 @@ def describe_split(config: Config, val: ImageSet, only_validation: bool) -> list
 
 
 def write_split(file: Path, train: ImageSet, val: ImageSet) -> None:
-    """Write the part of each image to split.csv, if the split was drawn and the images are files."""
-    if val.folds is not None and not val.names_are_numbers:
-        from datasets.split.folds import write_folds
+    """Write the part of each image to split.csv, if the split was drawn and the images are files, or have names and folds."""
+    is_of_files = val.split.get("rule") in DRAWN and val.root is not None
+    if is_of_files or (val.folds is not None and not val.names_are_numbers):
+        from datasets.split.table import write_table
 
-        return write_folds(file, train, val)
-    if val.split.get("rule") not in DRAWN or val.root is None:
-        return
-    with replacing(file) as out:
-        out.write(b"image,part\n")
-        for part, image_set in zip(PARTS, (train, val), strict=True):
-            for keys in image_set.all_keys():
-                out.write(_csv_rows(keys, part))
-
-
-def _csv_rows(keys: list[bytes], part: str) -> bytes:
-    together = b"".join(keys)
-    if not any(each in together for each in b'",\r\n'):  # values with these characters need quotes
-        return b"".join(b"%b,%b\n" % (key, part.encode()) for key in keys)
-    rows = ((key.decode(errors="surrogateescape"), part) for key in keys)
-    return csv_text(rows).encode(errors="surrogateescape")
+        write_table(file, train, val)
 
 
 def divide(image_set: ImageSet, record: dict, saved: SavedData | None = None) -> tuple[ImageSet, ImageSet]:

@@ -4,22 +4,17 @@ Folds that are drawn again from more images are others, so a run lists its folds
 """
 
 from collections import Counter
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from datasets.changes import read_split
 from datasets.split.by_hash import composed, hashes_of
-from datasets.split.parts import PARTS, rows_of_parts, warn_of_split_classes
+from datasets.split.parts import rows_of_parts, warn_of_split_classes
 from datasets.types import ImageSet, SavedData
-from utils.files import replacing
-from utils.text import csv_text
 
 NONE = -1  # the fold of an image that has none yet
 PRECISION = 2**40  # of the weight of a class; whole numbers give the same folds on every processor
-
-
 Shares = tuple[np.ndarray, np.ndarray]  # int64 [classes], int64 [classes]: classes, and how many images have each
 
 
@@ -124,9 +119,9 @@ def _drawn_folds(strata: ImageSet, record: dict) -> np.ndarray:
     nothing_kept, index = np.full(len(strata), NONE, np.int32), strata.index
     if not index or not index.path or strata.rows is not None:
         return draw_folds(strata, record, nothing_kept)
-    from datasets.index import open_or_build
+    from datasets.index import IndexBuilder, open_or_build
 
-    def build(builder):
+    def build(builder: IndexBuilder) -> dict:
         builder.add("fold", draw_folds(strata, record, nothing_kept))
         return {}
 
@@ -161,15 +156,3 @@ def _kept_folds(image_set: ImageSet, record: dict, saved: SavedData | None) -> n
             if num_now[name] == num_then[name] == 1:
                 kept[row] = listed[fold_then[name]]
     return kept
-
-
-def write_folds(file: Path, train: ImageSet, val: ImageSet) -> None:
-    """Write the part and the fold of each image to split.csv, the fold in the form of DATA.FOLD."""
-    with replacing(file) as out:
-        out.write(b"image,part,fold\n")
-        for part, image_set in zip(PARTS, (train, val), strict=True):
-            folds = iter(image_set.folds.tolist())
-            for keys in image_set.all_keys():
-                names = [key.decode(errors="surrogateescape") for key in keys]
-                rows = ((name, part, f"{next(folds)}/{val.split['folds']}") for name in names)
-                out.write(csv_text(rows).encode(errors="surrogateescape"))

@@ -3,7 +3,9 @@
 Folds that are drawn again from more images are others, so a run lists its folds in split.csv and keeps them.
 """
 
+import os
 from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -146,13 +148,16 @@ def _kept_folds(image_set: ImageSet, record: dict, saved: SavedData | None) -> n
     new, gone = np.flatnonzero(kept == NONE).tolist(), sorted(listed.keys() - names)
     if new and gone and len(gone) < len(listed):
         classes = image_set.meaning.numbering.folders([*image_set.classes, *saved.classes])
-        folders = {composed(name.encode(errors="surrogateescape")) for name in classes}
-        now, then = (
-            hashes_of([[name.encode(errors="surrogateescape") for name in moved]], record["seed"], folders).tolist()
-            for moved in ([names[row] for row in new], gone)
-        )
-        num_now, num_then, fold_then = Counter(now), Counter(then), dict(zip(then, gone, strict=True))
-        for row, name in zip(new, now, strict=True):
-            if num_now[name] == num_then[name] == 1:
-                kept[row] = listed[fold_then[name]]
+        then = _hashes_below(gone, classes, record["seed"])
+        now = _hashes_below([names[row] for row in new], classes, record["seed"])
+        num_then, num_now, name_then = Counter(then), Counter(now), dict(zip(then, gone, strict=True))
+        for row, below in zip(new, now, strict=True):
+            if num_now[below] == num_then[below] == 1:
+                kept[row] = listed[name_then[below]]
     return kept
+
+
+def _hashes_below(names: list[str], classes: Sequence[str], seed: int) -> list[int]:
+    """Return a hash of each name without the folder of its class."""
+    folders = {composed(os.fsencode(name)) for name in classes}
+    return hashes_of([[os.fsencode(name) for name in names]], seed, folders).tolist()

@@ -20,7 +20,7 @@ from datasets.targets.numbering import ByList
 from datasets.targets.one_class import OneClass, count_classes
 from datasets.types import ImageSet
 from utils.errors import DataError
-from utils.text import counted, first_of
+from utils.text import counted
 
 MAX_CLASSES = 1_000_000  # a label this high is a mistake, and a list of so many class names would fill the memory
 USUAL_CLASSES = 1000  # up to this many classes, a set may have fewer images than classes, such as part of ImageNet
@@ -231,19 +231,7 @@ class OneLabel:
 
     def describe(self, train: ImageSet) -> tuple[str, ...]:
         """Return lines for the log about the targets of the first part."""
-        missing = np.flatnonzero(train.count_classes() == 0)
-        if (
-            train.meaning.numbering.are_names
-            or self._config.DATA.CLASSES
-            or self._config.START.EVAL
-            or not len(missing)
-        ):
-            return ()
-        return (
-            f"the labels are class numbers, which count from 0, so there are {counted(len(train.classes), 'class')}, of "
-            f"which some have no image: {first_of([train.classes[number] for number in missing])}; to leave them out, list "
-            "the other labels in a text file, one per line, and name it in DATA.CLASSES",
-        )
+        return ()
 
     # --- parquet files and tars ---
 

@@ -43,21 +43,6 @@ def test_classes_file_also_numbers_classes_without_images(tmp_path, dataset):
     assert names_by_shade(open_sets(config, saved=kept)[0]) == names_by_shade(by_number)
 
 
-def test_class_numbers_without_images_are_named_with_a_remedy(tmp_path):
-    def lines_about_gaps(path, **options) -> list[str]:
-        return [note for note in load("csv", path, **options)[1].notes if "DATA.CLASSES" in note]
-
-    path = make_csv(tmp_path, ["1", "2", "3"])
-    (found,) = lines_about_gaps(path)
-    assert_names(found, "DATA.CLASSES", "count from 0", "4 classes", "no image: 0")
-    (tmp_path / "names.txt").write_text("1\n2\n3\n")
-    train, val = load("csv", path, CLASSES=str(tmp_path / "names.txt"))
-    assert train.classes == ["1", "2", "3"] and (train.count_classes() + val.count_classes()).tolist() == [8, 8, 8]
-    assert lines_about_gaps(path, CLASSES=str(tmp_path / "names.txt")) == []
-    assert lines_about_gaps(path, evaluate=True) == []
-    assert lines_about_gaps(make_csv(tmp_path, ["0", "1", "2"])) == []
-
-
 @pytest.mark.parametrize("text", cases_of("mistakes-in_a_file_of_classes"))
 def test_mistakes_in_a_classes_file_are_reported(tmp_path, text):
     make_folders(tmp_path / "data", {"ant": 12, "bee": 12})

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import simplejpeg
-from PIL import Image, ImageFile
+from PIL import ExifTags, Image, ImageFile
 
 from datasets.pixels import Pixels
 from datasets.pixels.decode import decode
@@ -90,6 +90,23 @@ def test_floats_and_32_bit_integers_are_not_read_as_8_bits(tmp_path, mode):
     Image.new(mode, (4, 4)).save(tmp_path / "image.tif")
     with refused(ImageReadError, f"mode {mode}", "DATA.PIXELS=native"):
         read(tmp_path / "image.tif")
+
+
+@pytest.mark.parametrize("between", [b"\xff", b"\xff\xff\xff", b"\0\0", b"x\xff\0x", b"\xff\xd0"])
+def test_orientation_is_read_after_bytes_between_segments_as_pillow_does(tmp_path, between):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    noise(8, 6).save(tmp_path / "plain.jpg", exif=exif)
+    content = (tmp_path / "plain.jpg").read_bytes()
+    upright = read(tmp_path / "plain.jpg", applies_exif=True)
+    assert upright.shape == (8, 6, 3)
+    place = content.index(b"\xff\xe1")
+    assert place > 2, "the segment of the EXIF data must not be the first, which has to follow the start at once"
+    changed = tmp_path / "changed.jpg"
+    changed.write_bytes(content[:place] + between + content[place:])
+    with Image.open(changed) as image:
+        assert image.getexif()[ExifTags.Base.Orientation] == 6
+    np.testing.assert_array_equal(read(changed, applies_exif=True), upright)
 
 
 def test_damaged_exif_leaves_pixels_unchanged(tmp_path):

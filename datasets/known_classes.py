@@ -32,7 +32,7 @@ def number_by_list(config: Config, parts: list[ImageSet], only_validation: bool)
 
 
 def number_by_label(parts: list[ImageSet]) -> Numbered:
-    """Number the classes of labels that are numbers: by the label, or, if all labels from 1 to N occur, as N classes."""
+    """Number the classes of labels that are numbers: by the label, or, if exactly 1 to N occur, as N classes."""
     classes = parts[0].classes
     unused = [classes[number] for number in np.flatnonzero(sum(part.count_classes() for part in parts) == 0)]
     if unused == ["0"]:
@@ -42,8 +42,8 @@ def number_by_label(parts: list[ImageSet]) -> Numbered:
         return parts, []
     return parts, [
         warning(
-            f"the labels are numbers and mean the classes from 0 to {classes[-1]}, of which {len(unused):,} have no image: "
-            f"{first_of(unused)}; if these classes do not exist, number the others without gaps, or write names"
+            f"the labels are numbers and mean the classes from 0 to {classes[-1]}, of which {len(unused):,} have no "
+            f"image: {first_of(unused)}; if these classes do not exist, number the others without gaps, or write names"
         )
     ]
 

@@ -134,8 +134,8 @@ def _divide(
 def _number_classes(config: Config, parts: list[ImageSet], saved: SavedData | None, only_validation: bool) -> Numbered:
     """Number the classes of all parts in the same way.
 
-    Labels that are numbers stay as they are, unless they count from 1, and their classes get names. Classes with names are
-    numbered as in the checkpoint that is resumed or evaluated, or else as in DATA.CLASSES.
+    Labels that are numbers stay as they are, unless they count from 1, and their classes get names. Classes with names
+    are numbered as in the checkpoint that is resumed or evaluated, or else as in DATA.CLASSES.
     """
     notes, lines = [], []
     if config.DATA.CLASSES:

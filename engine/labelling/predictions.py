@@ -71,8 +71,8 @@ def read_predictions(run: SavedRun, data: DataSet) -> Predictions:
     rows = read_table(run.folder / TABLE) if has_table(run) else []
     if not rows and run.settings["REPORT"] and run.state != "done":
         raise ConfigError(
-            f"{run.folder}: the run is not finished (its state is: {run.state}), and it writes {TABLE} when it ends; wait for "
-            f"its end, or continue it with -resume {run.folder}"
+            f"{run.folder}: the run is not finished (its state is: {run.state}), and it writes {TABLE} when it ends; "
+            f"wait for its end, or continue it with -resume {run.folder}"
         )
     if not rows:
         raise ConfigError(

@@ -213,9 +213,9 @@ def _fit_channels(
 ) -> None:
     """Adapt the first convolutions from RGB to this model's channels. For grey images, sum their weights over RGB.
 
-    `num_channels`: the channels of an image, or None if the convolutions read no others. `rgb`: the channels that get the
-    weights of red, green and blue; all others get the mean of the three. Without it, the three are repeated. NaFlexVit has
-    a linear layer instead, whose inputs are [P, P, C].
+    `num_channels`: the channels of an image, or None if the convolutions read no others. `rgb`: the channels that get
+    the weights of red, green and blue; all others get the mean of the three. Without it, the three are repeated.
+    NaFlexVit has a linear layer instead, whose inputs are [P, P, C].
     """
     from timm.models import adapt_input_conv
 

@@ -2,6 +2,7 @@
 
 import json
 import signal
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -83,7 +84,7 @@ def test_impossible_calibration_stores_its_reason(tmp_path, monkeypatch, scores,
     monkeypatch.setattr(calibration, "gather_scores", lambda *given: scores)
     trainer = make_trainer(small_config(tmp_path))
     callback = Calibration(tmp_path, log := Lines(), trainer, {})
-    trainer.best = trainer.best._replace(epoch=1)
+    trainer.best = replace(trainer.best, epoch=1)
     callback.on_epoch_end(trainer, EpochResult(None, {}, 0, 0.0, 0.0, images=SimpleNamespace(local=PerImage())))
     state = trainer.parts["calibration"].state()
     assert reason in state["reason"] and "temperature" not in state and len(log.noted) == 1

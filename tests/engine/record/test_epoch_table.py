@@ -113,7 +113,7 @@ def full_disk(monkeypatch):
 
 
 def test_full_disk_delays_the_epoch_row_until_close(tmp_path, monkeypatch):
-    log, trainer = Lines(), SimpleNamespace(epoch=0, step=0, best=Best(), process=Process(CPU))
+    log, trainer = Lines(), SimpleNamespace(epoch=0, step=0, best=Best(), before=None, process=Process(CPU))
     trainer.config = small_config(tmp_path)
     recorder = Recorder(tmp_path, log, SimpleNamespace(), trainer)
     with monkeypatch.context() as full:

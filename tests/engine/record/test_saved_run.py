@@ -67,11 +67,13 @@ def test_saved_settings_keep_their_types_and_origins(folder):
 
 
 def test_best_epoch_comes_from_checkpoint_or_else_metrics(folder):
-    assert SavedRun.open(folder).best[:4] == (75.0, 2, 0.8, "_ema"), "among equal scores, the smallest loss is best"
+    assert SavedRun.open(folder).best.state()[:4] == [75.0, 2, 0.8, "_ema"], (
+        "among equal scores, the smallest loss is best"
+    )
     write_status(folder, state="done", best={"top1": 70.0, "epoch": 3, "file": "best.pth"})
-    assert SavedRun.open(folder).best[:2] == (70.0, 3), "best.pth may be of another validation set"
+    assert SavedRun.open(folder).best.state()[:2] == [70.0, 3], "best.pth may be of another validation set"
     write_rows(folder, [{"epoch": 0, "train_loss": 1.0}])
-    assert SavedRun.open(folder).best.epoch == 0, "no epoch was evaluated"
+    assert not SavedRun.open(folder).best.exists, "no epoch was evaluated"
 
 
 def test_truncated_step_of_a_killed_run_is_ignored(folder):

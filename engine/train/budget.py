@@ -85,9 +85,8 @@ class Budget(Callback):
         self._forecast, self._times, self._allowance = forecast, forecast.times, allowance
         self._say, self._save = say, save
         self._chooses_at, self._has_chosen = self._step_of_choice(first_step), False
-        self._asked_at = (
-            -2
-        )  # in process 0: the step at which it last asked to stop although a number of updates is chosen
+        # In process 0: the step at which it last asked to stop although a number of updates is chosen.
+        self._asked_at = -2
 
     def _step_of_choice(self, first_step: int) -> int:
         """Return the step of the choice: an epoch or MOST_MEASURED updates after the first step of this start."""

@@ -164,7 +164,8 @@ class Forecast(Callback):
             self._say(f"time: {self.describe(trainer.step, left)}")
 
     def on_epoch_end(self, trainer: Trainer, result: EpochResult) -> None:
-        self.times.evaluation = self.times.evaluation or result.evaluation_seconds
+        if result.scores:
+            self.times.evaluation = self.times.evaluation or result.evaluation_seconds
         self._trained *= bool(result.scores)  # without an evaluation, the time between two epochs counts as training
 
     def on_rollback(self, trainer: Trainer) -> None:

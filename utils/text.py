@@ -36,9 +36,15 @@ def one_line(name: str) -> str:
     return printable(name).replace("\n", "\\n").replace("\t", "\\t")
 
 
+FORMULA_SIGNS = tuple("=+-@＝＋－＠")  # spreadsheets also read the full-width ones
+
+
 def csv_cell(value: object) -> object:
     """Return a cell that a spreadsheet does not evaluate: text that starts like a formula gets an apostrophe."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") else value
+    if not isinstance(value, str):
+        return value
+    is_formula = value.startswith(("\t", "\r", "\n")) or value.lstrip().startswith(FORMULA_SIGNS)
+    return f"'{value}" if is_formula else value
 
 
 def csv_text(rows: Iterable[Iterable[object]]) -> str:

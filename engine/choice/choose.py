@@ -15,16 +15,18 @@ from configs.tables import METRICS
 from datasets import BadImages
 from engine.choice.candidates import Candidate, candidates_of, with_newest_run
 from engine.choice.measure import file_of, measure, plan_candidate
-from engine.choice.scoring import FOLDS, Scored, half_width, images_of
+from engine.choice.scoring import DRAWS, FOLDS, Scored, half_width, images_of, noise_of
 from engine.evaluation.scores import format_value, rank_of, wilson_interval
 from engine.memory import release
 from engine.plan import TrainPlan
 from engine.record.saved_files import read_object
-from engine.report.choice import lines_of
+from engine.report.choice import by_reason, lines_of
 from engine.session import check_folder
 from engine.settings import load_settings, words_in
 from engine.short_trial import alone
+from engine.train.budget import RESERVE
 from engine.weights_lines import warn_of_overlap
+from models.weights.files import find_file
 from utils.distributed import Process
 from utils.errors import ConfigError, DataError, UserError, cause_of
 from utils.files import write_text
@@ -55,6 +57,7 @@ def choose(
     notes: list[str] = []
     candidates, startup = candidates_of(words, notes), time.monotonic() - when_started()
     rows, results, failed, first = [], {}, [], None
+    known: dict[tuple[Path, int], str] = {}  # {key of a candidate: the word of the first one with this key}
     for number, candidate in enumerate(candidates, start=1):
         place, began = f"{number} of {len(candidates)}, {candidate.word}", time.monotonic()
         try:
@@ -62,11 +65,13 @@ def choose(
             if first is None:
                 first = plan
                 refuse_unreadable(plan)
+            if (same := known.setdefault(key_of(plan, candidate), candidate.word)) != candidate.word:
+                notes.append(f"{candidate.word}: the same as {same}")
+                continue
             path = folder / file_of(plan, candidate)
             result = read_object(path)
-            if not RESULT <= result.keys():
-                scored, facts = measure(plan, candidate, began - startup)
-                result = result_of(plan, candidate, scored, facts)
+            if not is_result(result):
+                result = result_of(plan, candidate, *measure(plan, candidate, began - startup))
                 if keeps:
                     keep(path, result, say)
             results[candidate.word] = result
@@ -84,8 +89,6 @@ def choose(
     if not rows:
         raise ConfigError(why_none(failed, notes))
     metric, budget = first.config.TRAIN.BEST_METRIC, left()
-    if budget is not None and budget <= 0:
-        raise ConfigError("TRAIN.BUDGET: the choice has taken all of it; allow more, or name the weights")
     compare(rows, results, metric, budget)
     return {
         "version": VERSION,
@@ -99,10 +102,15 @@ def choose(
     }
 
 
+def key_of(plan: TrainPlan, candidate: Candidate) -> tuple[Path, int]:
+    """Return the weights and the size of the images. Without a size, a candidate has that of its settings."""
+    return (find_file(candidate.source) or Path(candidate.source)).resolve(), plan.config.DATA.IMAGE_SIZE
+
+
 def why_none(failed: list[dict[str, str]], notes: list[str]) -> str:
+    lines = [f"{names}: {reason}" for names, reason in by_reason(failed)]
     if len(failed) > 1 and len({each["reason"] for each in failed}) == 1:  # a wrong setting
         return failed[0]["reason"]
-    lines = [f"{each['name']}: {each['reason']}" for each in failed]
     return "\n  ".join(["no candidate can be used:", *lines, *notes])
 
 
@@ -112,7 +120,14 @@ def refuse_unreadable(plan: TrainPlan) -> None:
         BadImages(images, plan.config.DATA.MAX_BAD_FRACTION, lambda line: None).check_sample(alone(plan.inputs).process)
 
 
-RESULT = {"row", "draws", "images"}  # keys of a result
+FIGURES = (
+    "score",
+    "seconds",
+    "shortest_seconds",
+    "parameters",
+    "train_images_per_s",
+    "predict_images_per_s",
+)  # of a row
 
 
 def result_of(plan: TrainPlan, candidate: Candidate, scored: Scored, facts: dict[str, Any]) -> dict[str, Any]:
@@ -121,6 +136,18 @@ def result_of(plan: TrainPlan, candidate: Candidate, scored: Scored, facts: dict
     row = {"word": candidate.word, "name": candidate.source, "image_size": candidate.size, "score": scored.value}
     row |= {"interval": interval_of(plan.config.TRAIN.BEST_METRIC, scored, draws)} | facts
     return {"row": row, "draws": draws.tolist(), "images": describe_images(plan, scored)}
+
+
+def is_result(kept: dict[str, Any]) -> bool:
+    """Return whether the content of a file is a result. Anything else is measured again."""
+    row, draws, images = (kept.get(key) for key in ("row", "draws", "images"))
+    if not (isinstance(row, dict) and isinstance(draws, list) and isinstance(images, str)):
+        return False
+    interval, words = row.get("interval"), [row.get(key) for key in ("word", "name", "licence")]
+    if not (isinstance(interval, list) and len(interval) == 2 and len(draws) == DRAWS):
+        return False
+    numbers = [*(row.get(key) for key in FIGURES), *interval, *draws]
+    return all(isinstance(word, str) for word in words) and all(isinstance(each, int | float) for each in numbers)
 
 
 def interval_of(metric: str, scored: Scored, draws: np.ndarray) -> list[float]:
@@ -145,22 +172,28 @@ def keep(path: Path, result: dict[str, Any], say: Callable[[str], None]) -> None
 
 def compare(rows: list[dict[str, Any]], results: dict[str, dict[str, Any]], metric: str, budget: float | None) -> None:
     """Sort the rows, the best first. Mark those that are worse than the first beyond the noise of the images, or too slow."""
+    if budget is not None and budget <= 0:
+        raise ConfigError("TRAIN.BUDGET: the choice has taken all of it; allow more, or name the weights")
     rows.sort(key=lambda row: rank_of(metric, row["score"], row["seconds"]), reverse=True)
-    best = rows[0]
-    draws = {word: np.array(result["draws"]) for word, result in results.items()}
+    best, scored = rows[0], [row for row in rows if math.isfinite(row["score"])]
+    gaps = dict.fromkeys((row["word"] for row in rows), 0.0)
+    if len(scored) > 1:
+        draws = np.array([results[row["word"]]["draws"] for row in scored], np.float64)
+        for place, row in enumerate(scored):
+            if results[row["word"]]["images"] != results[best["word"]]["images"]:
+                # Some images could be read for only one of the two, so its draws are no pairs with the others.
+                draws[place] = np.random.default_rng(place).permutation(draws[place])
+        gaps |= zip((row["word"] for row in scored), noise_of(draws).tolist(), strict=True)
     for row in rows:
-        mine, of_best = draws[row["word"]], draws[best["word"]]
-        gap = half_width(of_best - mine)
-        if results[row["word"]]["images"] != results[best["word"]]["images"]:
-            gap = math.hypot(half_width(mine), half_width(of_best))  # some images could be read for only one of the two
-        row["is_worse"] = not math.isfinite(row["score"]) or abs(best["score"] - row["score"]) > gap
-        row["exceeds_budget"] = budget is not None and row["seconds"] > budget
+        row["is_worse"] = not math.isfinite(row["score"]) or abs(best["score"] - row["score"]) > gaps[row["word"]]
+        row["is_shortened"] = budget is not None and row["seconds"] > budget
+        row["exceeds_budget"] = budget is not None and row["shortest_seconds"] > budget * (1 - RESERVE)
 
 
 def best_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the first row within the budget, or the fastest if there is none."""
+    """Return the first row whose shortest run fits the budget, or the fastest if there is none."""
     within = [row for row in rows if not row["exceeds_budget"]]
-    return within[0] if within else min(rows, key=lambda row: row["seconds"])
+    return within[0] if within else min(rows, key=lambda row: row["shortest_seconds"])
 
 
 def describe_images(plan: TrainPlan, scored: Scored) -> str:

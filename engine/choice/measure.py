@@ -23,6 +23,7 @@ from engine.features.compute import MOST_IMAGES, features_of_images, why_not_fit
 from engine.plan import TrainPlan, plan_training, read_inputs
 from engine.settings import load_settings
 from engine.short_trial import alone, forecast_run, prediction_time
+from engine.train.budget import fewest_updates
 from models.heads import output_layers
 from models.weights.files import find_file
 from models.weights.metadata import pretrained_cfg
@@ -32,7 +33,7 @@ from utils.errors import ConfigError
 from utils.host import name_of
 from utils.log import Log
 
-RESULTS = 2  # version of kept results; raise it if their content or computation changes
+RESULTS = 3  # version of kept results; raise it if their content or computation changes
 SILENT = Log(rank=1)
 NO_EFFECT = {*of_role(RECORD), "DATA.DATA_PATH"}  # on results; the facts of a plan identify the images
 
@@ -45,7 +46,7 @@ def plan_candidate(arguments: Sequence[str], candidate: Candidate, process: Proc
 
 
 def measure(plan: TrainPlan, candidate: Candidate, began: float) -> tuple[Scored, dict[str, Any]]:
-    """Build a run that fine-tunes the candidate. Return its scores, and parameters, licence, images/s and seconds.
+    """Build a run that fine-tunes the candidate. Return its scores, and parameters, licence, images/s and times.
 
     `began`: when the program would have started, by time.monotonic(), if it fine-tuned only this candidate.
     """
@@ -71,6 +72,7 @@ def measure(plan: TrainPlan, candidate: Candidate, began: float) -> tuple[Scored
     facts |= {
         "train_images_per_s": min(plan.order.global_batch, plan.order.num_images) / times.update,
         "predict_images_per_s": 1 / prediction_time(plan, times),
+        "shortest_seconds": times.until_end(step, fewest_updates(plan.order, trainer.schedule.num_updates)),
         "seconds": times.until_end(step, trainer.schedule.num_updates),
     }
     return scored, facts

@@ -19,6 +19,7 @@ from utils.errors import ConfigError
 MOST = 2_000  # images of each part
 FOLDS = 5
 DRAWS = 200  # samples of the images with replacement; enough for the standard deviation to within about 5%
+NORMAL_DRAWS = 10_000  # for the largest of several differences
 
 
 def images_of(plan: TrainPlan) -> list[ImageSet]:
@@ -105,3 +106,24 @@ def half_width(draws: np.ndarray) -> float:
     """Return half the width of a 95% interval, by the scores of drawn images."""
     known = draws[np.isfinite(draws)]
     return 1.96 * float(known.std(ddof=1)) if len(known) > 1 else math.nan
+
+
+def noise_of(draws: np.ndarray) -> np.ndarray:
+    """Return float64 [candidates]: differences from the first that are noise, by the scores [candidates, DRAWS].
+
+    Of equal candidates, the best and the worst differ more than any two. So a difference counts only if it is larger than
+    the largest one among all pairs of equal candidates, in 95% of cases.
+    """
+    draws = draws[:, np.isfinite(draws).all(0)]
+    if draws.shape[1] < 2:
+        return np.full(len(draws), math.nan)
+    one, other = np.triu_indices(len(draws), 1)
+    gaps = draws[one] - draws[other]
+    deviations = gaps.std(1, ddof=1, keepdims=True)
+    gaps = (gaps - gaps.mean(1, keepdims=True)) / np.maximum(deviations, 1e-12)
+    # Normal numbers with the correlations of the gaps.
+    normal = (
+        np.random.default_rng(0).standard_normal((NORMAL_DRAWS, gaps.shape[1])) @ gaps.T / math.sqrt(gaps.shape[1] - 1)
+    )
+    limit = np.quantile(np.abs(normal).max(1), 0.95)
+    return np.concatenate([[0.0], limit * deviations[one == 0, 0]])

@@ -30,10 +30,11 @@ from utils.errors import ConfigError
 from utils.runs import folder_of, is_locked
 from utils.text import printable, redacted
 
-# The keys of status.json that halfstep reads, grouped by type. Values of other types are ignored.
+# The keys of status.json that halfstep reads, grouped by type. Values of other types, and negative counts, are ignored.
 TEXTS = "state reason kind host started time best_metric halfstep torch timm python device_name precision"
-NUMBERS = "signal exit_code epoch total_epochs processes parameters training_images validation_images classes"
-NUMBERS += " validation_classes validation_images_in_training images_per_update"
+COUNTS = "total_epochs processes parameters training_images validation_images classes validation_classes"
+COUNTS += " validation_images_in_training images_per_update"
+NUMBERS = f"signal exit_code epoch {COUNTS}"
 KINDS = {
     **dict.fromkeys([*TEXTS.split(), "validation_digest", "data_path"], str),
     **dict.fromkeys(NUMBERS.split(), int),
@@ -245,4 +246,5 @@ def _of_their_kinds(facts: dict[str, Any]) -> dict[str, Any]:
     if not all(isinstance(word, str) for word in kept.get("command", ())):
         del kept["command"]
     kept = {name: printable(value) if isinstance(value, str) else value for name, value in kept.items()}
-    return {name: value for name, value in kept.items() if not isinstance(value, int | float) or is_figure(value)}
+    kept = {name: value for name, value in kept.items() if not isinstance(value, int | float) or is_figure(value)}
+    return {name: value for name, value in kept.items() if name not in COUNTS.split() or value >= 0}

@@ -1,7 +1,8 @@
 """Shows the record of a choice (engine/choice/): as a table in the terminal and the report, and as a picture."""
 
 import io
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,17 @@ def cells_of(record: Record) -> Iterator[tuple[str, ...]]:
             verdict,
             f"{row['parameters'] / 1e6:,.1f} M",
             *(f"{speed:,.0f} images/s" if speed >= 100 else f"{speed:.3g} images/s" for speed in speeds),
-            format_duration(row["seconds"]) + " (over the budget)" * row["exceeds_budget"],
+            time_of(row),
             row["licence"] or "-",
         )
+
+
+def time_of(row: dict[str, Any]) -> str:
+    """Return the time of a fine-tuning, and what a budget does to it."""
+    time = format_duration(row["seconds"])
+    if row["exceeds_budget"]:
+        return f"{time} (over the budget)"
+    return f"{time} (shortened by the budget)" if row.get("is_shortened") else time  # an older record has no such key
 
 
 def section_of(record: Record) -> dict[str, Any]:
@@ -47,12 +56,25 @@ def lines_of(record: Record) -> list[str]:
     return [*align([columns_of(record), *cells_of(record)]), *notes_of(record)]
 
 
+def by_reason(failed: Sequence[dict[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield the names of candidates that failed for the same reason, and the reason of the first of them."""
+    names: dict[str, list[str]] = {}
+    reasons: dict[str, str] = {}
+    for each in failed:
+        # A message names its candidate, without the size of its images.
+        same = each["reason"].replace(re.sub(r"@\d+$", "", each["name"]), "")
+        names.setdefault(same, []).append(each["name"])
+        reasons.setdefault(same, each["reason"])
+    for same, reason in reasons.items():
+        yield ", ".join(names[same]), reason
+
+
 def notes_of(record: Record) -> list[str]:
-    lines = [f"cannot be used: {each['name']}: {each['reason']}" for each in record["failed"]]
+    lines = [f"cannot be used: {names}: {reason}" for names, reason in by_reason(record["failed"])]
     lines += [*record["notes"], f"by {record['images']}"]
     if all(row["exceeds_budget"] for row in record["candidates"]):
         limit = format_duration(record["budget_seconds"])
-        lines.append(f"every candidate takes longer than {limit}, so the fastest is chosen")
+        lines.append(f"even the shortest run of every candidate takes longer than {limit}, so the fastest is chosen")
     return [*lines, f"chosen: {record['best']}"]
 
 

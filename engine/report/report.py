@@ -321,7 +321,10 @@ def choice(run: SavedRun) -> dict[str, Any] | None:
     from engine.report.choice import section_of
 
     with naming_damage(path):
-        return section_of(record)
+        section = section_of(record)
+        if not all(isinstance(text, str) for row in [section["notes"], *section["rows"]] for text in row):
+            raise TypeError("a name or a note is no text")
+        return section
 
 
 def settings(run: SavedRun) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from configs.schema import to_seconds
+from datasets.order import Order
 from engine.train.callback import Callback
-from engine.train.forecast import MEASURED, Forecast, time_in
+from engine.train.forecast import MEASURED, NOT_TYPICAL, Forecast, time_in
 from engine.train.schedule import Schedule
 from engine.train.trainer import Trainer
 from utils.errors import ConfigError, FruitlessStart
@@ -61,6 +62,12 @@ def next_time(text: str, now: float) -> float:
     here = datetime.fromtimestamp(now)
     today = here.replace(hour=hour, minute=minute, second=0, microsecond=0)
     return (today if today > here else today + timedelta(days=1)).timestamp()
+
+
+def fewest_updates(order: Order, most_updates: int) -> int:
+    """Return the number of updates of the shortest run that a budget can choose."""
+    measured = max(min(order.steps_per_epoch, MOST_MEASURED), NOT_TYPICAL + MEASURED)
+    return min(measured + MIN_UPDATES, most_updates)
 
 
 class Budget(Callback):

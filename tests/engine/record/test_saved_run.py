@@ -66,6 +66,13 @@ def test_saved_settings_keep_their_types_and_origins(folder):
     assert {key: (run.settings[key], run.origins[key]) for key in expected} == expected
 
 
+def test_negative_counts_of_a_damaged_status_are_ignored(folder):
+    about = {"validation_images": -5, "training_images": 9, "parameters": -1}
+    write_status(folder, state="done", about=about, total_epochs=-3, best_metric="top1")
+    run = SavedRun.open(folder)
+    assert run.about == {"training_images": 9} and run.status.keys() == {"state", "about", "best_metric"}
+
+
 def test_best_epoch_comes_from_checkpoint_or_else_metrics(folder):
     assert SavedRun.open(folder).best.state()[:4] == [75.0, 2, 0.8, "_ema"], (
         "among equal scores, the smallest loss is best"

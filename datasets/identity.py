@@ -87,7 +87,7 @@ class ImageContents:
         picture = self.find(number)[0].pixels.shown(pixels)
         self._pictures[number] = as_image(picture).resize((SIDE, SIDE), Image.Resampling.BOX)
 
-    def read(self) -> None:
+    def read(self, say: Callable[[str], None] = print) -> None:
         """Read and add all images, with a progress bar. Report unreadable images as a run does."""
         bad = defaultdict(list)
         for number, error in read_each(range(len(self.digests)), self._read, "reading images"):
@@ -95,7 +95,7 @@ class ImageContents:
                 part, index = self.find(number)
                 bad[part].append(index)
         for part, indices in bad.items():
-            BadImages(part, 1.0, print).note(indices)
+            BadImages(part, 1.0, say).note(indices)
 
     def _read(self, number: int) -> None:
         part, index = self.find(number)

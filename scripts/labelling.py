@@ -92,7 +92,9 @@ def find(source: Source, output: Path | None, finds_copies: bool) -> None:
     folder = output or source.folder / "labels"
     refuse_confirmed(folder / LABELS)
     judged = import_named("engine.labelling", find_task(source.config).labelling).of(source, print)
-    copies = read_copies(judged.data, judged.folds) if finds_copies else None
+    # To compute features, weights have read all images and reported the unreadable ones.
+    say = (lambda line: None) if source.weights else print
+    copies = read_copies(judged.data, judged.folds, say) if finds_copies else None
     rows = judged.rows(copies or [])
     sheets = write_review(folder, rows, judged.data)
     for line in (*judged.summary(copies), *judged.advice(source, len(rows), folder / LABELS, sheets)):

@@ -64,6 +64,12 @@ class Doubts(NamedTuple):
         return self.num_different >= FEWEST_JUDGED
 
     @property
+    def is_unknown(self) -> bool:
+        """Return whether the number of wrong labels may be anything, as with a model that knows nothing of the labels."""
+        limit, (low, _, high) = 0.99 * MOST_WRONG * int(self.is_judged.sum()), self.expected
+        return high >= limit and (low == 0 or low >= limit)
+
+    @property
     def accuracy(self) -> float:
         return self.num_correct / max(1, int(self.is_judged.sum()))
 
@@ -138,7 +144,7 @@ def describe_doubts(parts: Sequence[ImageFeatures], num_classes: int) -> str:
         return ""
     doubts = judge_labels(labels, num_classes, features)
     low, number, high = doubts.expected
-    if low == 0 or not doubts.is_estimated:
+    if low == 0 or not doubts.is_estimated or doubts.is_unknown:
         return ""
     return f"about {number:,.0f} of {len(labels):,} labels are probably wrong (95%: {low:,.0f} to {high:,.0f})"
 

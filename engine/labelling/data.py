@@ -248,18 +248,22 @@ class Copy(NamedTuple):
 
     image: int
     reason: str
-    has_other_label: bool
+    other_label: str = ""  # of the image that it is like, if the labels differ
 
 
-def read_copies(data: DataSet, folds: Sequence[int] | None = None) -> list[Copy]:
-    """Read all images, and return those with a copy that is a problem. `folds`: as in find_copies."""
+def read_copies(data: DataSet, folds: Sequence[int] | None, say: Callable[[str], None]) -> list[Copy]:
+    """Read all images, and return those with a copy that is a problem. `folds`: as in find_copies.
+
+    `say` reports unreadable images.
+    """
     contents, found, where = ImageContents(len(data), data.find), [], "in training"
-    contents.read()
+    contents.read(say)
     if folds is not None:
         where = "in another fold"
     for group, contradictions, in_training, _ in find_copies(contents, data.val, folds):
         for pair in contradictions or in_training:
             how = "equal" if are_equal(group, pair) else "nearly equal"
             what = f", labelled {data.label(pair[1])}" if contradictions else f" {where}"
-            found.append(Copy(pair[0], f"{how} to {data.name(pair[1])}{what}", bool(contradictions)))
+            other_label = data.label(pair[1]) if contradictions else ""
+            found.append(Copy(pair[0], f"{how} to {data.name(pair[1])}{what}", other_label))
     return found

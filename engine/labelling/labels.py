@@ -41,28 +41,26 @@ class JudgedLabels:
 
     def rows(self, copies: Sequence[Copy]) -> list[Row]:
         """Return one row per image: doubtful labels first, then copies with other labels, then copies in training."""
-        reasons = {each.image: each.reason for each in sorted(copies, key=lambda copy: not copy.has_other_label)}
+        copy_of = {each.image: each for each in sorted(copies, key=lambda copy: not copy.other_label)}
         rows = []
         for image in self.doubts.ranked.tolist():
             suggestion = self.data.classes[self.doubts.suggestions[image]]
-            reason = "; ".join(filter(None, [f"predicted {suggestion}", reasons.pop(image, "")]))
+            also = [copy_of.pop(image).reason] if image in copy_of else []
+            reason = "; ".join([f"predicted {suggestion}", *also])
             rows.append(Row(image, suggestion, float(self.doubts.confidences[image]), reason))
-        return rows + [Row(image, "", None, reason) for image, reason in reasons.items()]
+        return rows + [Row(each.image, each.other_label, None, each.reason) for each in copy_of.values()]
 
     def summary(self, copies: Sequence[Copy] | None) -> list[str]:
         """Return the lines of the summary. `copies`: None if they were not looked for."""
         doubts, data, listed = self.doubts, self.data, self.doubts.ranked
-        low, number, high = doubts.expected
         of_listed = float(doubts.wrong[listed].sum())
         lines = [
             f"the labels of {100 * doubts.accuracy:.1f}% of {counted(int(doubts.is_judged.sum()), 'image')} are predicted "
             "without the image itself",
-            f"wrong labels: about {number:,.0f} (95% interval: {low:,.0f} to {high:,.0f})"
-            if doubts.is_estimated
-            else f"wrong labels: too few images to estimate their number ({FEWEST_JUDGED} are needed)",
+            _describe_number(doubts),
             f"doubtful labels: {len(listed):,}, of which about {of_listed:,.0f} are wrong",
         ]
-        if len(listed) and (low == 0 or of_listed < WORTH_READING * len(listed)):
+        if len(listed) and (doubts.expected[0] == 0 or of_listed < WORTH_READING * len(listed)):
             lines.append("the list may hold no wrong label; read its first rows, and stop if they are right")
         pairs = Counter((data.label(image), data.classes[doubts.suggestions[image]]) for image in listed.tolist())
         lines += [
@@ -70,7 +68,7 @@ class JudgedLabels:
             for (label, other), count in pairs.most_common(NUM_CONFUSIONS)
         ]
         if copies is not None:
-            others = sum(each.has_other_label for each in copies)
+            others = sum(bool(each.other_label) for each in copies)
             lines.append(f"equal or nearly equal images with different labels: {others:,}")
             lines.append(f"copies of training images among the validation images: {len(copies) - others:,}")
         return lines
@@ -89,6 +87,15 @@ class JudgedLabels:
             return
         yield f"write yes into the column confirmed of {table} where the suggestion is right, then:"
         yield f"  {source.command('-apply', str(table))}"
+
+
+def _describe_number(doubts: Doubts) -> str:
+    if not doubts.is_estimated:
+        return f"wrong labels: too few images to estimate their number ({FEWEST_JUDGED} are needed)"
+    if doubts.is_unknown:
+        return "wrong labels: their number cannot be estimated, because the labels are hardly predictable"
+    low, number, high = doubts.expected
+    return f"wrong labels: about {number:,.0f} (95% interval: {low:,.0f} to {high:,.0f})"
 
 
 def _by_weights(source: Source, say: Callable[[str], None]) -> JudgedLabels:

@@ -25,7 +25,7 @@ TABLE, SHEET, RECORD = "labels.csv", "labels.png", "labels.json"
 COLUMNS = ("image", "label", "suggestion", "confidence", "reason", "confirmed")
 NEEDED = ("image", "suggestion", "confirmed")
 VERSION = 1  # of labels.json
-YES, NO = ("yes", "y", "1", "x", "true"), ("", "no", "n", "0", "false")
+NO = ("", "no", "n", "0", "false", "nein", "non", "nee", "nej", "nie", "não")  # any other word confirms a row
 SEPARATORS = ",;\t"  # Excel writes the separator of the user's language
 MOST_BYTES = 2**28
 MOST_SHEETS = 20
@@ -119,7 +119,8 @@ def draw_sheets(path: Path, tiles: Callable[[slice], Sequence[Tile]], num_tiles:
 
 def _tile(row: Row, data: DataSet) -> Tile:
     label = data.label(row.image)
-    title = f"{label} -> {row.suggestion} {row.confidence:.2f}" if row.suggestion else label
+    confidence = "" if row.confidence is None else f" {row.confidence:.2f}"
+    title = f"{label} -> {row.suggestion}{confidence}" if row.suggestion else label
     return Tile(thumbnail(*data.find(row.image)), [title, data.name(row.image), row.reason])
 
 
@@ -136,7 +137,7 @@ def read_confirmed(table: Path, classes: Sequence[str]) -> tuple[list[Confirmed]
     confirmed: dict[str, Confirmed] = {}
     for number, row in _rows(table).items():
         where, answer = f"-apply: {table}, row {number}", row["confirmed"].strip().lower()
-        if answer not in (*YES, *NO):
+        if answer and not any(sign.isalnum() for sign in answer):
             raise ConfigError(f"{where}: confirmed is {row['confirmed']!r}; write yes, or leave it empty")
         if answer in NO:
             continue

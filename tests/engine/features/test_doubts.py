@@ -154,3 +154,13 @@ def test_features_that_say_nothing_make_no_label_doubtful(features):
 def test_set_without_two_classes_to_compare_is_not_judged(labels):
     found = judge_labels(np.array(labels), 3, np.random.default_rng(0).normal(size=(len(labels), 4)))
     assert not found.is_judged.any() and found.expected == (0, 0, 0) and found.accuracy == 0
+
+
+def test_number_of_wrong_labels_is_unknown_if_features_say_nothing_of_them():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 5, 400)
+    guesses = judge_labels(labels, 5, probabilities=rng.dirichlet(np.ones(5), 400))
+    assert guesses.is_estimated and guesses.is_unknown
+    assert guesses._replace(expected=(160.0, 160.0, 160.0)).is_unknown
+    right = np.where(rng.random(400) < 0.95, labels, (labels + 1) % 5)
+    assert not judge_labels(labels, 5, probabilities=0.9 * np.eye(5)[right] + 0.02).is_unknown

@@ -408,7 +408,7 @@ def test_data_with_a_new_photo_are_refused(found):
     [
         ("suggestion", "dgo", ["dgo", "dog"]),
         ("suggestion", "", ["suggestion"]),
-        ("confirmed", "maybe", ["maybe"]),
+        ("confirmed", "?", ["?"]),
         ("image", "cat/none.png", ["cat/none.png"]),
     ],
 )
@@ -423,11 +423,29 @@ def test_two_suggestions_for_an_image_are_refused(found):
     refused(found)
 
 
-@pytest.mark.parametrize("separator, answer", [(";", "Y"), ("\t", "TRUE"), (",", "x")])
+@pytest.mark.parametrize("separator, answer", [(";", "Y"), ("\t", "TRUE"), (",", "x"), (";", "ja"), (",", "oui")])
 def test_table_saved_by_a_spreadsheet_is_read(found, separator, answer):
     write_table([row | {"confirmed": answer} for row in rows_of(TABLE)], separator)
     apply().done()
     assert listed()[found] == ("val", "dog")
+
+
+def test_copy_with_another_label_is_confirmed_as_the_label_of_its_twin(photos):
+    (name,) = held_out("cat")
+    shutil.copy(photos / name, photos / "dog/twin.png")
+    make_run(Path("run"), photos, {}, HALF)
+    typed(SCRIPT, "run").done()
+    rows = {row["image"]: row for row in rows_of(TABLE)}
+    assert (rows["dog/twin.png"]["suggestion"], rows[name]["suggestion"]) == ("cat", "dog")
+    confirm("dog/twin.png")
+    apply().done()
+    assert listed()["dog/twin.png"][1] == "cat"
+
+
+def test_rows_that_say_no_in_a_word_are_not_confirmed(found):
+    (row,) = rows_of(TABLE)
+    write_table([row | {"confirmed": "nein"}])
+    refused("run/labels/labels.csv", "confirmed")
 
 
 def test_other_table_or_table_without_record_is_refused(found):

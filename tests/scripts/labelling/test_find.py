@@ -87,6 +87,14 @@ def test_unfinished_folds_are_reported_with_their_images(here):
     assert "scripts/sweep.py -output sweep" in ended.stdout
 
 
+def test_run_that_still_trains_is_not_finished(here, monkeypatch):
+    make_photos(here / "photos", COUNTS)
+    run = make_run(here / "run", here / "photos")
+    (run / "results.json").unlink()
+    monkeypatch.setattr("engine.record.saved_run.SavedRun.state", "running")
+    typed(SCRIPT, "run").refused("run", "not finished")
+
+
 def test_class_without_held_out_images_is_named(here):
     make_photos(here / "photos", {"bird": 20, "cat": 20, "zebra": 1})
     make_run(here / "run", here / "photos")

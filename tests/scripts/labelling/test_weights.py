@@ -62,6 +62,10 @@ def test_weights_list_a_wrong_label_without_a_run(photos):
     )
 
 
+def test_unreadable_photo_is_named_once(photos):
+    assert typed(SCRIPT, "hub", "-data_path", "photos").done().printed.count("broken.png") == 1
+
+
 def test_weights_judge_a_csv_list(photos):
     names = [path.relative_to(photos).as_posix() for path in sorted(photos.rglob("*.png")) if path.stem != "broken"]
     lines = ["image_path,target", *(f"{name},{name.partition('/')[0]}" for name in names)]

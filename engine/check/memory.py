@@ -21,8 +21,8 @@ from utils.text import counted, format_bytes
 
 WARN_FRACTION = 0.9  # of a device's free memory: a larger peak is a WARN
 WRONG_FRACTION = 1.5  # of the host's free memory: a larger estimate is WRONG; above 1, because it may be too high
-# Memory that a step takes, relative to its tensors: freed blocks are too small for later tensors. 1.2 to 1.35 in runs of
-# ViT-Small, EfficientNet-Lite0 and ConvNeXt on photos, with glibc.
+# Memory that a step takes, relative to its tensors: glibc cannot use all freed blocks again. 1.2 to 1.35 in runs of
+# ViT-Small and EfficientNet-Lite0 on photos.
 FRAGMENTATION = 1.2
 
 

@@ -16,8 +16,8 @@ from utils.log import Log
 class Doctor(Callback):
     """Keeps the last update, examines it after `SKIPS` consecutive skipped updates, and saves it if the run stops.
 
-    It keeps references to the loader's tensors, or copies on the host of an update with several. Every process saves, because the images of any process may
-    be the cause.
+    It keeps references to the loader's tensors, or copies on the host if an update has several micro-batches. Every
+    process saves, because the images of any process may be the cause.
     """
 
     SKIPS = 10

@@ -50,7 +50,7 @@ def load_settings(arguments: list[str], chosen: Mapping[str, str] | None = None)
 
 
 def fine_tuning_batch() -> Layer:
-    """Return the batch size of a fine-tuning, with which other weights are used: no command needs more memory than training."""
+    """Return the batch size of a fine-tuning, for other weights: no command then needs more memory than training."""
     file = find_settings_file("finetune")
     return Layer(file, {"DATA.BATCH_SIZE": read_layers(file)[-1].texts["DATA.BATCH_SIZE"]})
 

@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
         self.register("type", Path, local_path)
 
     def parse_known_args(self, args: Sequence[str], namespace: argparse.Namespace | None = None):
-        """Parse the words of a command line. -amp has a value only if the next word is one, so an image may follow it."""
+        """Parse the words of a command line. -amp takes the next word only if it is a boolean, so an image may follow."""
         words = [
             "-amp=true" if word == "-amp" and following.lower() not in BOOLS else word
             for word, following in zip(args, [*args[1:], ""], strict=False)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.lib.format import read_array
 
 HEADER = struct.Struct("<Q")  # the length of the JSON text, before the arrays
 
@@ -20,7 +21,7 @@ HEADER = struct.Struct("<Q")  # the length of the JSON text, before the arrays
 def to_bytes(value: Any, types: Sequence[type] = ()) -> bytes:
     """Return a value of numbers, texts, paths, lists, tuples, dictionaries, arrays and tensors as bytes."""
     arrays = io.BytesIO()
-    text = json.dumps(_to_json(value, types, arrays)).encode()
+    text = json.dumps(_to_json(value, types, arrays), ensure_ascii=False).encode(errors="surrogatepass")
     return HEADER.pack(len(text)) + text + arrays.getvalue()
 
 
@@ -28,7 +29,7 @@ def from_bytes(message: bytes, types: Sequence[type] = ()) -> Any:
     """Return the value that `to_bytes` was given, with the same types."""
     (length,) = HEADER.unpack_from(message)
     arrays = io.BytesIO(message[HEADER.size + length :])
-    content = json.loads(message[HEADER.size : HEADER.size + length])
+    content = json.loads(message[HEADER.size : HEADER.size + length].decode(errors="surrogatepass"))
     return _from_json(content, {kind.__name__: kind for kind in types}, arrays)
 
 
@@ -66,7 +67,8 @@ def _to_json(value: Any, types: Sequence[type], arrays: io.BytesIO) -> Any:
     if value is None or kind in (bool, int, float, str):
         return value
     if isinstance(value, np.generic):
-        return _to_json(value.item(), types, arrays)
+        np.save(arrays, np.asarray(value), allow_pickle=False)
+        return ["number"]
     if isinstance(value, Path):
         return ["path", str(value)]
     if kind in (list, tuple, *types):
@@ -90,14 +92,26 @@ def _from_json(value: Any, types: Mapping[str, type], arrays: io.BytesIO) -> Any
     kind, *items = value
     if kind == "path":
         return Path(items[0])
+    if kind == "number":
+        return read_array(arrays, allow_pickle=False)[()]
     if kind == "array":
-        return np.load(arrays, allow_pickle=False)
+        return read_array(arrays, allow_pickle=False)
     if kind == "tensor":
         dtype, *shape = items
-        return torch.from_numpy(np.load(arrays, allow_pickle=False)).view(getattr(torch, dtype)).view(shape)
+        return _to_typed(read_array(arrays, allow_pickle=False), dtype, shape)
     if kind == "dict":
         return {_from_json(key, types, arrays): _from_json(item, types, arrays) for key, item in items}
     contents = [_from_json(item, types, arrays) for item in items]
-    if kind in types:
-        return types[kind](*contents)
-    return tuple(contents) if kind == "tuple" else contents
+    if kind == "list":
+        return contents
+    return tuple(contents) if kind == "tuple" else types[kind](*contents)
+
+
+def _to_typed(content: np.ndarray, name: str, shape: Sequence[int]) -> torch.Tensor:
+    """Return a tensor of this type, such as "float32", and shape. `content`: its bytes."""
+    dtype = vars(torch)[name]
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"torch.{name} is no type of numbers")
+    # torch cannot change the type of an empty NumPy array (torch 2.14).
+    values = torch.from_numpy(content).view(dtype) if content.size else torch.empty(0, dtype=dtype)
+    return values.view(shape)

@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from utils.commands import of_launcher
-from utils.errors import ConfigError
+from utils.errors import ConfigError, cause_of
 from utils.program import hangup_is_ignored
 from utils.text import counted
 
@@ -37,7 +37,8 @@ RANK_VARIABLES = {
 # Variables in which Kubeflow, SkyPilot, dstack and Slurm pass the number of nodes.
 NODE_COUNTS = ("PET_NNODES", "SKYPILOT_NUM_NODES", "DSTACK_NODES_NUM", "SLURM_NNODES")
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"  # the network interface that other machines cannot reach
-STORE_FILE = "HALFSTEP_STORE"  # variable with the file in which the processes of our own launcher meet
+# Variable with the file in which the processes of our own launcher meet. The file has the name of torchrun's run id.
+STORE_FILE = "HALFSTEP_STORE"
 SEVERAL = {SLURM: "srun --ntasks N", OPEN_MPI: "mpirun -np N", MPI: "mpirun -np N"}  # commands that start N processes
 
 
@@ -163,6 +164,8 @@ def _read_rank(environment: Mapping[str, str], launcher: str) -> LaunchedRank:
     num_nodes = int(environment.get("GROUP_WORLD_SIZE", 1))
     max_world_size = launched.world_size * _most_nodes(environment) // num_nodes
     file = environment.get(STORE_FILE, "")
+    if Path(file).name != environment["TORCHELASTIC_RUN_ID"]:
+        file = ""  # left over from another launcher, such as the one that started the shell of this torchrun
     return replace(launched, restart_count=restart_count, max_world_size=max_world_size, file=file)
 
 
@@ -271,13 +274,14 @@ def launch(script: str, arguments: list[str], num_processes: int) -> int:
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, count_cores() // num_processes)))
     # torchrun forwards these signals to the workers, which then save.
     signals = "SIGTERM,SIGINT,SIGQUIT,SIGUSR1" + ("" if hangup_is_ignored() else ",SIGHUP")
-    with tempfile.TemporaryDirectory(prefix="halfstep-") as folder:  # which only this user can open
-        os.environ[STORE_FILE] = str(Path(folder, "store"))
+    run_id = uuid.uuid4().hex
+    with _private_folder() as folder:
+        os.environ[STORE_FILE] = str(Path(folder, run_id))
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
-            run_id=uuid.uuid4().hex,
+            run_id=run_id,
             rdzv_backend=BACKEND,
             max_restarts=0,  # torchrun would restart after any failure, including a mistake in the settings
             nproc_per_node=num_processes,
@@ -291,6 +295,17 @@ def launch(script: str, arguments: list[str], num_processes: int) -> int:
         except SignalException as stopped:
             return 128 + int(stopped.sigval)
     return 0
+
+
+def _private_folder() -> tempfile.TemporaryDirectory:
+    """Create a folder that only this user can open, and that is removed at the end."""
+    try:
+        return tempfile.TemporaryDirectory(prefix="halfstep-")
+    except OSError as error:
+        raise ConfigError(
+            f"TMPDIR: the processes have no folder for the file in which they meet ({cause_of(error)}); set TMPDIR to a "
+            "folder in which you can write"
+        ) from error
 
 
 def root_cause(failures: Collection) -> int:

@@ -1,9 +1,11 @@
 """The rank of a process, from every launcher's environment variables and from the flags."""
 
+import logging
 import os
 import shlex
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -14,6 +16,7 @@ from tests.support.modules import imported_at_the_top
 from tests.support.refusals import refused
 from utils.errors import ConfigError
 from utils.launch import (
+    STORE_FILE,
     LaunchedRank,
     check_single_node,
     find_launched_rank,
@@ -66,6 +69,20 @@ def test_torchrun_restart_count_is_read_from_its_variable():
     for count in ("0", "2"):
         launched = find_launched_rank(TORCHELASTIC | {"TORCHELASTIC_RESTART_COUNT": count})
         assert launched.restart_count == int(count)
+
+
+def test_file_of_another_launcher_is_not_where_processes_meet():
+    """A worker passes its variables on, for example to a shell in which somebody starts torchrun."""
+    assert find_launched_rank(TORCHELASTIC | {STORE_FILE: "/tmp/halfstep-1/y"}).file == ""
+    assert find_launched_rank(TORCHELASTIC | {STORE_FILE: "/tmp/halfstep-1/x"}).file == "/tmp/halfstep-1/x"
+
+
+def test_start_without_a_folder_for_temporary_files_names_the_remedy(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    monkeypatch.setattr(logging.getLogger("torch.distributed"), "level", logging.WARNING)  # which a launch changes
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with refused(ConfigError, "TMPDIR", "No such file"):
+        launch("main_multi_gpu.py", [], 2)
 
 
 @pytest.mark.parametrize(

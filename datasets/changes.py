@@ -39,7 +39,7 @@ def describe_changed_images(file: Path, train: ImageSet, val: ImageSet) -> tuple
 
 
 def read_split(file: Path) -> list[list[str]]:
-    """Return the name and the part of each image in the split.csv of a run."""
+    """Return the name and the part of each image in the split.csv of a run, and its fold if there are folds."""
     with open(file, encoding="utf-8", errors="surrogateescape", newline="") as lines:
         return [row for row in csv.reader(lines) if row][1:]
 

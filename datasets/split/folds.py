@@ -39,8 +39,8 @@ def hold_out_fold(image_set: ImageSet, record: dict, saved: SavedData | None) ->
 def draw_folds(strata: ImageSet, record: dict, kept: np.ndarray) -> np.ndarray:
     """Return int32 [N]: the fold of each image. `kept`: int32 [N], the folds that images keep, or NONE.
 
-    Images with the same name, or in the same group of DATA.GROUP_BY, are in the same fold. Large groups are placed first,
-    then images of rare classes, in the order of the hashes of their names.
+    Images with the same name, or in the same group of DATA.GROUP_BY, are in the same fold. Large groups are placed
+    first, then images of rare classes, in the order of the hashes of their names.
     """
     distinct, targets = np.unique(strata.targets, return_inverse=True)
     labels = [tuple(sorted(strata.meaning.classes_of(target))) for target in distinct.tolist()]
@@ -135,14 +135,14 @@ def _drawn_folds(strata: ImageSet, record: dict) -> np.ndarray:
 def _kept_folds(image_set: ImageSet, record: dict, saved: SavedData | None) -> np.ndarray:
     """Return int32 [N]: the folds that split.csv beside the checkpoint lists, or NONE for images that are new.
 
-    An image that was moved to the folder of another class keeps its fold, if its name below that folder says which it was.
+    An image that was moved to the folder of another class keeps its fold, if only one image had its name below that
+    folder.
     """
     kept = np.full(len(image_set), NONE, np.int32)
-    file = saved and saved.file and saved.file.with_name("split.csv")
-    if not file or not file.is_file():
+    if not (saved and saved.table):
         return kept
     numbers = {f"{fold}/{record['folds']}": fold for fold in range(record["folds"])}
-    listed = {row[0]: numbers[row[-1]] for row in read_split(file) if row[-1] in numbers}
+    listed = {row[0]: numbers[row[-1]] for row in read_split(saved.table) if row[-1] in numbers}
     names = [key.decode(errors="surrogateescape") for keys in image_set.all_keys() for key in keys]
     kept[:] = [listed.get(name, NONE) for name in names]
     new, gone = np.flatnonzero(kept == NONE).tolist(), sorted(listed.keys() - names)

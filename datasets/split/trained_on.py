@@ -22,8 +22,8 @@ AS_LISTED = (
     "the data have changed since the training; the images are scored that split.csv of the run lists as held out"
 )
 WITHOUT_LIST = warning(
-    "DATA.FOLD: the data have changed since the training, and split.csv, which lists the folds of the run, is not beside its "
-    "weights, so images that it was trained on may be scored; restore split.csv, or name other images"
+    "DATA.FOLD: the data have changed since the training, and split.csv, which lists the folds of the run, is not beside "
+    "its weights, so images that it was trained on may be scored; restore split.csv, or name other images"
 )
 MOST_COMPARED = 5000  # images; comparing one takes a millisecond on a network disk
 
@@ -67,8 +67,7 @@ def _parts_then(config: Config, image_set: ImageSet, saved: SavedData) -> tuple[
         return parts
     has_listed_folds = record["rule"] == FOLDS and not image_set.names_are_numbers
     if is_same and not is_unchanged and has_listed_folds:  # `divide` has read the list
-        has_list = saved.file and saved.file.with_name("split.csv").is_file()
-        return parts[0], parts[1].with_facts(notes=(*parts[1].notes, AS_LISTED if has_list else WITHOUT_LIST))
+        return parts[0], parts[1].with_facts(notes=(*parts[1].notes, AS_LISTED if saved.table else WITHOUT_LIST))
     if is_same and not is_unchanged and (listed := _listed_parts(saved)):
         return _divide_by_list(image_set, parts, listed)
     return parts if is_same else None
@@ -76,8 +75,7 @@ def _parts_then(config: Config, image_set: ImageSet, saved: SavedData) -> tuple[
 
 def _listed_parts(saved: SavedData) -> dict[str, str]:
     """Return {name of an image: its part} of the run's split.csv, or {} if it is not next to the checkpoint."""
-    file = saved.file and saved.file.with_name("split.csv")
-    rows = [row for row in read_split(file) if len(row) > 1] if file and file.is_file() else []
+    rows = [row for row in read_split(saved.table) if len(row) > 1] if saved.table else []
     num_held_out = sum(row[1] == PARTS[1] for row in rows)
     is_of_run = num_held_out == saved.validation.get("num_images")  # the file may be in the folder of another run
     return {row[0]: row[1] for row in rows} if is_of_run else {}

@@ -107,8 +107,8 @@ def describe_learned(record: Mapping[str, Any]) -> list[str]:
     return [
         warning(
             "the weights are the mean of runs that held out different images; no image of "
-            f"{first_of(record[LEARNED])} counts as held out, because one of the runs may have learned it; score the mean "
-            "on other images"
+            f"{first_of(record[LEARNED])} counts as held out, because one of the runs may have learned it; score the "
+            "mean on other images"
         )
     ]
 
@@ -123,7 +123,7 @@ def warn_of_learned(record: Mapping[str, Any], split: Mapping[str, Any], source:
         return []
     if split["rule"] in DRAWN:
         raise ConfigError(
-            f"MODEL.PRETRAINED: {source} is the mean of runs that held out different images of {split['validation']}, so "
-            "no image counts as held out; evaluate one of the runs, or name other images"
+            f"MODEL.PRETRAINED: {source} is the mean of runs that held out different images of {split['validation']}, "
+            "so no image counts as held out; evaluate one of the runs, or name other images"
         )
     return describe_learned(record)

@@ -101,8 +101,8 @@ def layers_of_run(given: dict[str, Text], checkpoint: Path | None) -> tuple[Path
 def _settings_of_run(recorded: dict[str, Any], given: dict[str, Text], origin: str) -> list[Layer]:
     """Return the settings of a run to take over: all to resume it, fewer to evaluate it or to start from its weights.
 
-    If -data_path names a folder of images, but the weights were trained on files that are not in it, such as a CSV file,
-    or on a data set that reads no files, such as digits, DATA.DATASET becomes imagefolder.
+    If -data_path names a folder of images, but the weights were trained on files that are not in it, such as a CSV
+    file, or on a data set that reads no files, such as digits, DATA.DATASET becomes imagefolder.
     """
     is_evaluated = is_on(given, "EVAL")
     use = "-eval" if is_evaluated else "-resume" if "MODEL.RESUME" in given else "-pretrained"

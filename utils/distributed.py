@@ -81,7 +81,7 @@ class Process:
 
     @classmethod
     def alone(cls, device_setting: str) -> "Process":
-        """Return the only process of a command. In a container with a CPU quota, torch uses no more threads than that."""
+        """Return the only process of a command. In a container, torch uses no more threads than the quota of its CPUs."""
         process = cls(choose_device(device_setting, local_rank=0))
         torch.set_num_threads(min(torch.get_num_threads(), process.num_cores))
         return process

@@ -303,8 +303,8 @@ def _private_folder() -> tempfile.TemporaryDirectory:
         return tempfile.TemporaryDirectory(prefix="halfstep-")
     except OSError as error:
         raise ConfigError(
-            f"TMPDIR: the processes have no folder for the file in which they meet ({cause_of(error)}); set TMPDIR to a "
-            "folder in which you can write"
+            f"TMPDIR: the processes have no folder for the file in which they meet ({cause_of(error)}); set TMPDIR to "
+            "a folder in which you can write"
         ) from error
 
 

@@ -120,14 +120,8 @@ def refuse_unreadable(plan: TrainPlan) -> None:
         BadImages(images, plan.config.DATA.MAX_BAD_FRACTION, lambda line: None).check_sample(alone(plan.inputs).process)
 
 
-FIGURES = (
-    "score",
-    "seconds",
-    "shortest_seconds",
-    "parameters",
-    "train_images_per_s",
-    "predict_images_per_s",
-)  # of a row
+# The keys of a row that have numbers.
+FIGURES = ("score", "seconds", "shortest_seconds", "parameters", "train_images_per_s", "predict_images_per_s")
 
 
 def result_of(plan: TrainPlan, candidate: Candidate, scored: Scored, facts: dict[str, Any]) -> dict[str, Any]:

@@ -111,8 +111,8 @@ def half_width(draws: np.ndarray) -> float:
 def noise_of(draws: np.ndarray) -> np.ndarray:
     """Return float64 [candidates]: differences from the first that are noise, by the scores [candidates, DRAWS].
 
-    Of equal candidates, the best and the worst differ more than any two. So a difference counts only if it is larger than
-    the largest one among all pairs of equal candidates, in 95% of cases.
+    The best and the worst of several equal candidates differ more than two equal ones. So a difference counts only if it
+    is larger than the largest one between any two of as many equal candidates, in 95% of cases.
     """
     draws = draws[:, np.isfinite(draws).all(0)]
     if draws.shape[1] < 2:

@@ -101,7 +101,7 @@ def column_title(metric: str, shared: str = "") -> str:
 
 @dataclass(frozen=True)
 class Best:
-    """The best evaluation of a run so far. Epoch and weights identify it, because a score can be NaN, which equals nothing."""
+    """The best evaluation of a run so far. Epoch and weights identify it: a score can be NaN, which equals nothing."""
 
     value: float = field(default=0.0, compare=False)  # the value of the deciding metric
     epoch: int = -1  # counted from 1; 0: the start of a new classifier (MODEL.NEW_CLASSIFIER); -1: no evaluation yet
@@ -118,7 +118,7 @@ class Best:
     def from_state(cls, state: Sequence[Any]) -> "Best":
         """Return the best evaluation in a checkpoint, as `state` writes it."""
         best = cls(*state)
-        # halfstep 2.3 and older wrote epoch 0 and the value -1, which some metrics can have, if there was no evaluation.
+        # Without an evaluation, halfstep 2.3 and older wrote epoch 0 and the value -1, which some metrics can have.
         is_none = (best.value, best.epoch, best.num_images) == (-1.0, 0, 0)
         return cls() if is_none else best
 

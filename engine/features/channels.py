@@ -16,13 +16,11 @@ from utils.text import counted
 
 MOST_IMAGES = 500  # whose features show which start is the best
 CLEARLY = 0.75  # a single channel must leave less than this share of the error that all channels leave
-
-
 RGB = "rgb"  # the key in a checkpoint for the weights that the starts are made of, until one is chosen
 
 
 class RgbWeights(NamedTuple):
-    """The first layer's weights for red, green and blue: a run that is stopped during the comparison repeats it."""
+    """The first layer's weights for red, green and blue. A run that was stopped while it compared starts needs them."""
 
     kernel: Tensor
 

@@ -65,8 +65,9 @@ class Doubts(NamedTuple):
 
     @property
     def is_unknown(self) -> bool:
-        """Return whether the number of wrong labels may be anything, as with a model that knows nothing of the labels."""
-        limit, (low, _, high) = 0.99 * MOST_WRONG * int(self.is_judged.sum()), self.expected
+        """Return whether the number of wrong labels may be anything, as if the features say nothing about the labels."""
+        limit = 0.99 * MOST_WRONG * int(self.is_judged.sum())
+        low, _, high = self.expected
         return high >= limit and (low == 0 or low >= limit)
 
     @property

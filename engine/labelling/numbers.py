@@ -84,7 +84,7 @@ def judge_numbers(values: np.ndarray, features: np.ndarray) -> NumberDoubts:
 
 
 def better_of(by_features: NumberDoubts, by_runs: NumberDoubts) -> NumberDoubts:
-    """Return the judgement by the runs of the images that they held out, if it is the better one, else by the features."""
+    """Return the better judgement. The runs judge only the images that they held out, and the features all others."""
     both = by_features.is_judged & by_runs.is_judged
     if not both.any():
         return by_runs if by_runs.is_judged.any() else by_features
@@ -110,7 +110,7 @@ class JudgedNumbers:
 
     @classmethod
     def of(cls, source: Source, say: Callable[[str], None]) -> "JudgedNumbers":
-        data, features, predicted = (_of_weights if source.weights else _of_runs)(source, say)
+        data, features, predicted = _of_weights(source, say) if source.weights else _of_runs(source, say)
         values = data.in_order(part.meaning.values[part.targets] for part in data.parts)  # NaN: missing
         columns = zip(data.classes, values.T, predicted.T, strict=True)
         return cls(
@@ -151,14 +151,14 @@ def _of_weights(source: Source, say: Callable[[str], None]) -> tuple[DataSet, np
 
 
 def _of_runs(source: Source, say: Callable[[str], None]) -> tuple[DataSet, np.ndarray, np.ndarray]:
-    """Return the data, the features [N, D] that the first run kept, and predictions [N, outputs] for held-out images."""
+    """Return the data, the features [N, D] that the first run kept, and predictions [N, outputs] of held-out images."""
     data, predicted = read_numbers(source)
     features = features_by_name(in_order(source.runs)[0].folder, data.names, say)
     is_predicted = np.isfinite(predicted).any(1)
     if features is None and not is_predicted.any():
         raise ConfigError(
-            f"{source.runs[0].folder}: this run kept neither features nor predictions of its images; judge the numbers by "
-            "pretrained weights: python scripts/labels.py WEIGHTS -dataset csv -data_path ... -opts "
+            f"{source.runs[0].folder}: this run kept neither features nor predictions of its images; judge the numbers "
+            "by pretrained weights: python scripts/labels.py WEIGHTS -dataset csv -data_path ... -opts "
             f"TRAIN.OBJECTIVE={data.config.TRAIN.OBJECTIVE} DATA.COLUMNS=[...]"
         )
     if is_predicted.any() and data.is_divided and not source.folds:

@@ -59,8 +59,8 @@ def rows_of_images(run: SavedRun, data: DataSet) -> Iterator[tuple[int, dict[str
         numbers = numbers_of.get(row["image"])
         if not numbers:
             raise DataError(
-                f"{run.folder / TABLE}: {row['image']} is not in {data.place}; give the run's data with -data_path, or train "
-                "again if halfstep 1.0 trained the run"
+                f"{run.folder / TABLE}: {row['image']} is not in {data.place}; give the run's data with -data_path, or "
+                "train again if halfstep 1.0 trained the run"
             )
         # A list can name an image twice.
         yield numbers.pop(0) if len(numbers) > 1 else numbers[0], row

@@ -77,8 +77,8 @@ class Console(Callback):
         if number := result.report.infinite:
             self._log.say(
                 warning(
-                    f"epoch {trainer.epoch + 1}: the training loss of {counted(number, 'image')} was infinite, although "
-                    f"the gradients were finite; the mean loss leaves them out; {ADVICE}"
+                    f"epoch {trainer.epoch + 1}: the training loss of {counted(number, 'image')} was infinite, "
+                    f"although the gradients were finite; the mean loss leaves them out; {ADVICE}"
                 )
             )
         if trainer.process.is_first:

@@ -13,8 +13,8 @@ ENDS = ("", "_low", "_high")  # the columns of a figure and its interval end wit
 FIGURES = ("mae", "rmse", "r2", "spearman")
 DEVIATIONS = 1.96  # half of a 95% interval, in standard errors
 # With fewer images, RMSE and R2 get no interval: it would have the figure of all images in less than 88% of cases, also
-# if the errors are normal (BENCHMARKS.md, "Numbers"). Spearman's would with 8 images in 90%, if the correlation is 0.95,
-# and with 10 in 94%; for images in perfect order it would have no width.
+# if the errors are normal (BENCHMARKS.md, "Numbers"). Spearman's interval would have it with 8 images in 90%, if the
+# correlation is 0.95, and with 10 in 94%; for images in perfect order, it would have no width.
 FEWEST_IMAGES = 10
 
 

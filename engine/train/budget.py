@@ -73,11 +73,11 @@ def fewest_updates(order: Order, most_updates: int) -> int:
 class Budget(Callback):
     """Chooses the number of updates of a run, so that it ends on time with its schedule complete.
 
-    The start that chooses raises the number later if updates become faster, for example because another program has ended.
-    If they become slower, it lowers the number. A resumed run lowers it only if its time would not be enough. If updates
-    become so slow that the time is nearly up before the next look, the run ends after LANDING updates or fewer.
-    Every process has this callback. Process 0 measures, and all processes choose before the same update. A checkpoint with
-    the choice is on the disk before an update uses it, so a resumed run has the same schedule.
+    The start that chooses raises the number later if updates become faster, for example because another program has
+    ended. If they become slower, it lowers the number. A resumed run lowers it only if its time would not be enough. If
+    updates become so slow that the time is nearly up before the next look, the run ends after LANDING updates or fewer.
+    Every process has this callback. Process 0 measures, and all processes choose before the same update. A checkpoint
+    with the choice is on the disk before an update uses it, so a resumed run has the same schedule.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Budget(Callback):
         schedule, step = trainer.schedule, trainer.step
         if step < self._chooses_at or not self._forecast.is_measured:
             return
-        if schedule.choices and not self._times.evaluation:  # a resumed run changes nothing because of an estimate
+        if schedule.choices and not self._times.evaluation:  # a resumed run waits for its first evaluation
             return
         self._has_chosen = self._has_chosen or not schedule.choices
         num_updates = trainer.process.first(
@@ -176,15 +176,16 @@ class Budget(Callback):
         return step + bisect_right(ends, target, key=lambda end: self._times.until_end(step, end))
 
     def should_stop(self, trainer: Trainer, updates_left: int) -> bool:
-        """Return whether there is too little time for the last updates and the end of the run, as far as they are measured.
+        """Return whether there is too little time for the last updates and the end of the run, as far as it is measured.
 
-        Before the choice, also return True if the shortest run does not fit, so that the user need not wait for the choice.
+        Before the choice, also return True if the shortest run does not fit, so that the user need not wait for it.
         """
         if not trainer.process.is_first:
             return False
-        needed, has_chosen, step = self._allowance.reserve() / 4, bool(trainer.schedule.choices), trainer.step
+        step, has_chosen = trainer.step, bool(trainer.schedule.choices)
+        needed = self._allowance.reserve() / 4
         if self._forecast.is_measured:
-            # Before the choice two updates, because several processes stop one update later.
+            # Before the choice, two updates must fit, because several processes stop one update later.
             updates = min(LANDING, trainer.schedule.num_updates - step) if has_chosen else 2
             needed = self._time_of_end() + updates * self._forecast.slowest_update
             if not has_chosen:  # without the reserve: the first measurements are less certain than those at the choice

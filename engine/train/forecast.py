@@ -133,7 +133,7 @@ class Forecast(Callback):
 
     @property
     def slowest_update(self) -> float:
-        """Return the seconds of an update: the mean, or that of the newest ones if they are slower. Needs `is_measured`."""
+        """Return the mean seconds of an update, or of the newest ones if they are slower. Needs `is_measured`."""
         return max(self.times.update, self._timer.newest)
 
     def on_start_scored(self, trainer: Trainer, scores: Scores, seconds: float) -> None:

@@ -122,8 +122,8 @@ class TimeLimit(Callback):
         self._before = now, updates_left
         turn = 0.0
         if updates_left <= 2:
-            number, times = trainer.epoch + 1, self._times
-            is_evaluated = number % times.validate_freq == 0 or number == trainer.schedule.num_epochs
+            number = trainer.epoch + 1
+            is_evaluated = number % self._times.validate_freq == 0 or number == trainer.schedule.num_epochs
             # Until an epoch has ended with an evaluation, only the forecast knows how long that takes.
-            turn = max(self._turn, times.one_evaluation()) if is_evaluated else self._turn
+            turn = max(self._turn, self._times.one_evaluation()) if is_evaluated else self._turn
         return now + 2 * (self._update + self._times.longest_save()) + turn >= self._end

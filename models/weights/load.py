@@ -249,7 +249,7 @@ def _fit_channels(
 
 
 def keep_rgb(model: nn.Module, kernel: Tensor) -> None:
-    """Keep the weights of the first layer for red, green and blue, so that a new classifier can start with one channel."""
+    """Keep the first layer's weights for red, green and blue, so that a new classifier can start with one channel."""
     next(iter(_first_layers(model).values())).rgb = kernel
 
 

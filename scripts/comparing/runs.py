@@ -94,12 +94,12 @@ def other_data(runs: Sequence[SavedRun]) -> list[str]:
     """Return how the data of each run differ from the data of an earlier run."""
     found = [f"{run.folder} has no record of its data" for run in runs if not images_of(run)]
     for run in runs:
-        first, facts = next(each for each in runs if _fold_of(each) == _fold_of(run)), data_of(run)
-        if first is run and folds_of(run) == folds_of(
-            runs[0]
-        ):  # the other folds of a cross-validation have other images
-            facts = {fact: value for fact, value in facts.items() if fact not in images_of(run)}
-        first = runs[0] if first is run else first
+        facts = data_of(run)
+        first = next(other for other in runs if _fold_of(other) == _fold_of(run))
+        if first is run:
+            first = runs[0]
+            if folds_of(run) == folds_of(first):  # the other folds of a cross-validation have other images
+                facts = {fact: value for fact, value in facts.items() if fact not in images_of(run)}
         if changed := changed_facts(data_of(first), facts):
             words = [f"{fact} ({values})" for fact, values in changed.items()]
             found.append(f"{first_of(words, limit=4)} of {first.folder} and {run.folder}")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from configs.flags import FLAGS
 from configs.removed import REMOVED_FLAGS
-from configs.values import BOOLS
 from utils.commands import as_typed, usage_name
 from utils.errors import SIMILAR, ConfigError, cause_of
 from utils.files import refuse_special
@@ -30,9 +29,9 @@ class Parser(argparse.ArgumentParser):
         self.register("type", Path, local_path)
 
     def parse_known_args(self, args: Sequence[str], namespace: argparse.Namespace | None = None):
-        """Parse the words of a command line. -amp takes the next word only if it is a boolean, so an image may follow."""
+        """Parse the words of a command line. -amp takes the next word only if it is true or false, so an image may follow."""
         words = [
-            "-amp=true" if word == "-amp" and following.lower() not in BOOLS else word
+            "-amp=true" if word == "-amp" and following.lower() not in ("true", "false") else word
             for word, following in zip(args, [*args[1:], ""], strict=False)
         ]
         return super().parse_known_args(words, namespace)

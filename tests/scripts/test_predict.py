@@ -204,13 +204,15 @@ def test_predictions_are_in_float32_unless_amp_is_given(trained, digits):
 
 @pytest.mark.parametrize(
     ("words", "amp"),
-    [("RUN -amp a b", "true"), ("-amp RUN a b", "true"), ("RUN a b -amp", "true"), ("RUN a -amp false b", "false")],
+    [("RUN -amp a b", "true"), ("-amp RUN a b", "true"), ("RUN a b -amp", "true"), ("RUN a -amp False b", "False")],
 )
-def test_amp_takes_no_image_as_its_value(words, amp):
-    arguments = predict.parse(words.split())
-    assert (arguments.model, arguments.images, arguments.amp) == ("RUN", ["a", "b"], amp)
-    single = embed.parse([word for word in words.split() if word != "b"] + ["-output", "x.npz"])
-    assert (single.model, str(single.photos), single.amp) == ("RUN", "a", amp)
+@pytest.mark.parametrize("image", ["a", "on", "no", "off", "yes"])
+def test_amp_takes_no_image_as_its_value(words, amp, image):
+    words = [image if word == "a" else word for word in words.split()]
+    arguments = predict.parse(words)
+    assert (arguments.model, arguments.images, arguments.amp) == ("RUN", [image, "b"], amp)
+    single = embed.parse([word for word in words if word != "b"] + ["-output", "x.npz"])
+    assert (single.model, str(single.photos), single.amp) == ("RUN", image, amp)
 
 
 @pytest.mark.parametrize("words", cases_of("mistakes-of_predict"))

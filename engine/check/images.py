@@ -211,26 +211,29 @@ def check_duplicates(config: Config, scans: Sequence[ScanResult], contents: Imag
     of = f"{val.count:,} validation and {num_train:,} training images read"
     copies, noun = find_copies(contents, val.image_set), config.task.noun
     twins, clashes = name_duplicates(contents, copies)
-    texts, remedies, nouns = [], [], plural(noun)
+    texts, nouns = [], plural(noun)
+    keep_one = f"keep only one {noun} for each of them"
     if found := twins[True]:
         share = f"{len(found):,} of {of if is_sample else counted(val.count, 'validation image')}"
         how = "is also a training image" if len(found) == 1 else "are also training images"
-        texts.append(f"{share} {how}:\n{first_of(found, LINE_EACH)}")
-        remedies.append("remove them from one of the two sets (docs/data.md): they make the scores look too good")
+        texts.append(
+            f"{share} {how}:\n{first_of(found, LINE_EACH)}\n-> remove them from one of the two sets (docs/data.md): they "
+            "make the scores look too good"
+        )
     if found := clashes[True]:
         are = "is" if len(found) == 1 else "are"
-        texts.append(f"{counted(len(found), 'image')} {are} in two {nouns}:\n{first_of(found, LINE_EACH)}")
-        remedies.append(f"keep only one {noun} for each of them")
-    near_texts = describe_near(twins[False], "training and validation images")
-    near_texts += describe_near(clashes[False], f"images in two {nouns}")
-    if near_texts:
-        remedies.append("look at those with ~")
+        texts.append(
+            f"{counted(len(found), 'image')} {are} in two {nouns}:\n{first_of(found, LINE_EACH)}\n-> {keep_one}"
+        )
+    texts += describe_near(twins[False], "training and validation images", "remove them from one of the two sets")
+    texts += describe_near(clashes[False], f"images in two {nouns}", keep_one)
     repeats = sum(each.num_repeated for each in copies)
     repeated = [f"training images with the pixels of another training image: {repeats:,}"] * bool(repeats)
-    if remedies:
-        if not config.task.has_several_classes:  # labels.py judges one label per image
-            remedies.append("scripts/labels.py lists all in labels.csv and shows them in labels.png")
-        return Finding("duplicates", "\n".join([*texts, *near_texts, *repeated]), WARN, "; ".join(remedies))
+    if texts:
+        remedy = "scripts/labels.py lists all in labels.csv and shows them in labels.png"
+        if config.task.has_several_classes:  # labels.py judges one label per image
+            remedy = ""
+        return Finding("duplicates", "\n".join([*texts, *repeated]), WARN, remedy)
     if train is None:
         return None
     none = f"none among {of}; others may be duplicates"
@@ -254,9 +257,12 @@ def name_duplicates(contents: ImageContents, copies: Sequence[Copies]) -> tuple[
     return twins, clashes
 
 
-def describe_near(pairs: Sequence[str], what: str) -> list[str]:
-    """Describe pairs of near copies: a person must decide whether they are the same image."""
+def describe_near(pairs: Sequence[str], what: str, remedy: str) -> list[str]:
+    """Describe pairs of near copies: a person must decide whether they are the same image, and then follow the remedy."""
     if not pairs:
         return []
     count = counted(len(pairs), "pair")
-    return [f"{count} of {what} that look the same (~), with other pixels:\n{first_of(pairs, LINE_EACH)}"]
+    return [
+        f"{count} of {what} that look the same (~), with other pixels:\n{first_of(pairs, LINE_EACH)}\n"
+        f"-> look at them; if they show the same, {remedy}"
+    ]

@@ -85,6 +85,23 @@ def test_near_copies_in_both_parts_are_duplicates(photos):
     assert_names(text, f"{photos / 'val/dog/small.jpg'} ~ {photos / 'train/cat/0.png'}", "in two classes")
 
 
+def test_each_kind_of_copies_has_a_line_that_says_what_to_do(photos):
+    """Equal and similar pixels, in both parts and in two classes."""
+    for part, name in (("train", "cat"), ("val", "cat"), ("train", "dog")):
+        (photos / part / name / "equal.png").write_bytes((photos / "train/cat/0.png").read_bytes())
+    patches = noise(8, 6).resize((120, 90), Image.Resampling.BICUBIC)
+    patches.save(photos / "train/cat/1.png")
+    patches.save(photos / "val/dog/small.jpg", quality=60)
+    lines = found_in(photos)["duplicates"][1].split("\n")
+    kinds = [number for number, line in enumerate(lines) if line.endswith(":")]
+    blocks = [lines[start:end] for start, end in zip(kinds, [*kinds[1:], len(lines)], strict=True)]
+    part, one_class = "remove them from one of the two sets", "keep only one class for each of them"
+    signs, remedies = ["=", "=", "~", "~"], [part, one_class, part, one_class]
+    for block, sign, remedy in zip(blocks, signs, remedies, strict=True):
+        (arrow,) = (line for line in block if line.startswith("-> ") and "labels.csv" not in line)
+        assert f" {sign} " in block[1] and remedy in arrow and ("look at them" in arrow) == (sign == "~")
+
+
 def test_sampled_image_check_states_the_sample_size(photos):
     for number in range(6, 100):
         noise(12, 10 + number).save(photos / "train/dog" / f"{number}.png")

@@ -22,13 +22,20 @@ def chooses(pretrained: str | None) -> bool:
 
 
 def words_in(pretrained: str | None) -> list[str] | None:
-    """Return the words of a value such as choose:WORD,WORD ([]: the usual candidates), or None for any other value."""
+    """Return the words of a value such as choose:WORD,WORD ([]: the usual candidates), or None for any other value.
+
+    Two commas are one comma of a name, as in choose:photos,,small.pth.
+    """
     if not chooses(pretrained):
         return None
     _, colon, words = pretrained.partition(":")
-    found = [word.strip() for word in words.split(",")] if colon else []
+    # No value of a setting has a null character.
+    found = [word.strip().replace("\0", ",") for word in words.replace(",,", "\0").split(",")] if colon else []
     if colon and not all(found):
-        raise ConfigError(f"MODEL.PRETRAINED: in {pretrained!r} a candidate is missing; write {CHOOSE}:WORD,WORD")
+        raise ConfigError(
+            f"MODEL.PRETRAINED: in {pretrained!r} a candidate is missing; write {CHOOSE}:WORD,WORD, and two commas for one "
+            "in a name"
+        )
     return found
 
 

@@ -432,7 +432,8 @@ def test_best_of_a_pattern_are_beaten_by_no_other_match():
 
 def test_words_of_choose_are_separated_by_commas():
     assert words_in("choose") == [] and words_in("choose:a,b@160") == ["a", "b@160"] and words_in("choosers") is None
-    with refused(ConfigError, "choose:a,"):
+    assert words_in("choose:a,,b.pth@160, c,,,d") == ["a,b.pth@160", "c,", "d"], "two commas are one of a name"
+    with refused(ConfigError, "choose:a,", "two commas"):
         words_in("choose:a,")
 
 

@@ -13,7 +13,7 @@
     onnx         .onnx         a graph for onnxruntime and others; pip install onnx onnxscript onnxruntime
     torch        .pt2          a graph for torch.export.load
     hf           a folder      for timm's local-dir: and hf-hub:, and for transformers
-    web          a folder      a page that classifies photos in a browser (see docs/exporting.md)
+    web          a folder      a page that predicts in a browser (see docs/exporting.md)
 
 The raw or the EMA weights are written, depending on which scored better, with adapters (MODEL.LORA) merged into them.
 If the name of the output ends in .pth, and -to is not given, the whole checkpoint is written. The shards of a

@@ -18,12 +18,13 @@ import torch
 import engine
 from configs.load import load
 from configs.schema import Config
-from configs.tables import LOSSES, METRICS, PIXEL_KINDS, SOURCES, TASKS, TORCH_OPTIMIZERS, import_named
+from configs.tables import LOSSES, METRICS, PIXEL_KINDS, SOURCES, TASKS, TORCH_OPTIMIZERS, TaskRow, import_named
 from configs.values import SETTINGS
 from datasets.pixels import pixels_of
 from datasets.targets.one_class import OneClass
 from engine.export.photo import Photo
 from engine.record.columns import COLUMNS
+from engine.tasks.numbers import NumberTask
 from engine.tasks.task import Task
 from engine.train.callback import Callback
 from engine.train.loss import build_loss
@@ -201,6 +202,41 @@ def test_registered_task_has_a_class_targets_and_scores(name):
     assert issubclass(import_named("datasets", row.targets), OneClass), f"datasets/: derive {row.targets} from OneClass"
     assert {*row.metrics} <= METRICS.keys(), f"configs/tables.py: add the metrics of {name} to METRICS"
     assert row.needed.keys() <= SETTINGS.keys(), f"configs/schema.py: add the settings that {name} names"
+
+
+# What scripts/predict.py and a graph of scripts/export.py -photo ask a task
+OF_ANSWERS = ("answers_are", "most_difference", "probabilities", "answers", "answer", "truth", "difference", "cost")
+NEED_CLASSES = {"into", "unsure", "unknown"}  # flags of scripts/predict.py
+
+
+def lacking_for_answers(row: TaskRow, task: type[Task]) -> list[str]:
+    """Return what a task whose models answer questions about images does not declare."""
+    lacking = [f"engine/tasks/: add {name} to {task.__name__}" for name in OF_ANSWERS if not hasattr(task, name)]
+    if row.has_classes and not row.has_several_classes:
+        return lacking
+    if not NEED_CLASSES <= {*row.not_predicted} or not row.why_not_predicted:
+        lacking.append(f"configs/tables.py: add {NEED_CLASSES} to not_predicted, and why_not_predicted")
+    if not row.has_classes and row.noun == "class":
+        lacking.append("configs/tables.py: add the noun of an output")
+    if not row.has_classes and getattr(task, "answers_are", "numbers") != "numbers":  # page.js reads this output
+        lacking.append(f"engine/tasks/: set answers_are of {task.__name__} to numbers")
+    return lacking
+
+
+@pytest.mark.parametrize("name", [name for name, row in TASKS.items() if row.has_answers])
+def test_registered_task_has_what_its_answers_need(name):
+    row = TASKS[name]
+    assert not lacking_for_answers(row, import_named("engine.tasks", row.where))
+
+
+def test_task_without_classes_that_declares_no_answers_is_noticed():
+    angles = TaskRow(
+        "angles.AngleTask", "angles.Angles", "angles.AngleColumns", "", ("mse",), ("mae",), has_classes=False
+    )
+    lacking = lacking_for_answers(angles, Task)
+    assert len(lacking) == len(OF_ANSWERS) + 2 and "engine/tasks/: add probabilities to Task" in lacking
+    complete = angles._replace(noun="angle", not_predicted=(*NEED_CLASSES,), why_not_predicted="it predicts angles")
+    assert not lacking_for_answers(complete, NumberTask)
 
 
 def test_every_task_is_trained_killed_and_resumed_by_a_row_of_the_run_table():

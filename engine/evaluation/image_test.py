@@ -14,7 +14,7 @@ class ImageTest:
     """McNemar's exact test of two runs on the images that both scored. Only images on which they disagree count."""
 
     num_images: int
-    only_first: int  # number of images that only the first run classifies correctly
+    only_first: int  # number of images that only the first run is right about
     only_second: int
 
     def __str__(self) -> str:

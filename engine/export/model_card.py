@@ -15,7 +15,7 @@ from engine.record.saved_files import read_object
 from models.units import Scale
 from models.weights.files import find_file
 from models.weights.metadata import timm_name
-from utils.text import counted, markdown_table, one_line
+from utils.text import counted, markdown_table, one_line, plural
 
 if TYPE_CHECKING:
     from timm.models import PretrainedCfg
@@ -89,7 +89,8 @@ def model_card(subject: Subject) -> str:
 
         code, more = code_for_timm(subject.config), ""
     prepare, reads = subject.pixels.for_card()
-    names = "class names" if subject.config.task.has_classes else "names of the numbers"
+    noun = subject.config.task.noun
+    names = "class names" if subject.config.task.has_classes else f"names of the {plural(noun)}"
     use = USE.format(meaning=meaning(subject), names=names, prepare=prepare, code=code, reads=reads)
     parts = [
         f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---",

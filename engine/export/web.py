@@ -1,4 +1,4 @@
-"""Writes a folder with a web page that classifies photos with an exported graph, on the device that opens the page."""
+"""Writes a folder with a web page that predicts with an exported graph, on the device that opens the page."""
 
 import base64
 import hashlib

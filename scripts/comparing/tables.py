@@ -17,8 +17,8 @@ HOW_TO_READ = {
     "±": "± after a mean is the standard deviation over the runs of the group (its seeds and folds)",
     "against": "against group 1: the difference of the means ± its standard error; within noise: its 95% interval "
     "contains 0 (Student's t, paired by seed if both groups have the same seeds, otherwise Welch's)",
-    "images": "x : y images, p: of the images that both scored, only the first run of the group classifies x correctly, "
-    "and only the first run of group 1 classifies y correctly; p is from McNemar's exact test. A small p says that the "
+    "images": "x : y images, p: of the images that both scored, only the first run of the group is right about x, "
+    "and only the first run of group 1 about y; p is from McNemar's exact test. A small p says that the "
     "weights of these two runs differ on images like these; it says nothing about the settings",
     "errors": "on images, p: the mean absolute error of the first run of the group minus that of the first run of group 1, "
     "on the images that both scored, with its 95% interval; p is from a paired test with random signs. A small p says "

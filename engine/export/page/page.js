@@ -1,7 +1,7 @@
 // Classifies photos with the graph in model.onnx. model.json has its class names and what it needs to know of a photo.
 "use strict";
 
-const MOST_BARS = 5, AT_ONCE = 2 ** 22;
+const MOST_BARS = 5, AT_ONCE = 2 ** 22, STRANGE = "unlike the photos of the training";
 const byId = (id) => document.getElementById(id);
 let ort, model, session;
 let queue = Promise.resolve(); // one photo after the other
@@ -60,13 +60,18 @@ async function classify(file) {
   return { guesses, isStranger: known !== undefined && known.data[0] < 0 };
 }
 
-// The answer in words: the most probable class, all labels above one half, or "unknown".
-function answerOf({ guesses, isStranger }) {
-  if (model.several) {
-    const labels = guesses.filter((each) => each.probability > 0.5).map((each) => each.name);
-    return labels.length ? labels.join(", ") : null;
-  }
-  return guesses[0].probability >= model.threshold && !isStranger ? guesses[0].name : null;
+// The answer in words: the most probable class, or all labels above one half.
+function answerOf(guesses) {
+  if (!model.several) return guesses[0].name;
+  return guesses.filter((each) => each.probability > 0.5).map((each) => each.name).join(", ");
+}
+
+// Why the photo has no answer, or "".
+function whyUnknown({ guesses, isStranger }) {
+  if (model.several) return "";
+  if (isStranger) return STRANGE;
+  const limit = (Math.ceil(1000 * model.threshold) / 10).toFixed(1);
+  return guesses[0].probability >= model.threshold ? "" : `no class has a probability of ${limit}% or more`;
 }
 
 function element(kind, text = "", className = "") {
@@ -78,7 +83,7 @@ function element(kind, text = "", className = "") {
 
 // Shows each number with the interval that most true numbers lie in.
 function showNumbers(place, { values, isStranger }) {
-  if (isStranger) place.append(element("h2", "unlike the photos of the training", "unknown"));
+  if (isStranger) place.append(element("h2", STRANGE, "unknown"));
   values.forEach((value, number) => {
     const half = model.interval?.[number];
     const digits = (each) => half ? each.toFixed(Math.max(2 - Math.floor(Math.log10(half)), 0)) : String(Number(each.toPrecision(5)));
@@ -93,8 +98,10 @@ function showNumbers(place, { values, isStranger }) {
 
 function show(place, result) {
   if (model.numbers) return showNumbers(place, result);
-  const answer = answerOf(result), { guesses } = result;
-  place.append(element("h2", answer ?? (model.several ? "no label" : "unknown"), answer === null ? "unknown" : ""));
+  const { guesses } = result, reason = whyUnknown(result), answer = reason ? "" : answerOf(guesses);
+  const unanswered = reason ? `unknown: ${reason}` : "no label";
+  place.append(element("h2", answer || unanswered, answer ? "" : "unknown"));
+  if (reason) place.append(element("p", "Of the known classes, the most probable are:", "note"));
   for (const { name, probability } of guesses.slice(0, MOST_BARS)) {
     const bar = element("div", "", "bar"), meter = element("meter");
     meter.value = probability;

@@ -22,10 +22,7 @@ def chooses(pretrained: str | None) -> bool:
 
 
 def words_in(pretrained: str | None) -> list[str] | None:
-    """Return the words of a value such as choose:WORD,WORD ([]: the usual candidates), or None for any other value.
-
-    Two commas are one comma of a name, as in choose:photos,,small.pth.
-    """
+    """Return the words of choose:WORD,WORD ([]: the usual ones; ,, is a comma in a word), or None for other values."""
     if not chooses(pretrained):
         return None
     _, colon, words = pretrained.partition(":")
@@ -33,8 +30,8 @@ def words_in(pretrained: str | None) -> list[str] | None:
     found = [word.strip().replace("\0", ",") for word in words.replace(",,", "\0").split(",")] if colon else []
     if colon and not all(found):
         raise ConfigError(
-            f"MODEL.PRETRAINED: in {pretrained!r} a candidate is missing; write {CHOOSE}:WORD,WORD, and two commas for one "
-            "in a name"
+            f"MODEL.PRETRAINED: in {pretrained!r} a candidate is missing; write {CHOOSE}:WORD,WORD, and two commas "
+            "for a comma in a name"
         )
     return found
 

@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
         self.register("type", Path, local_path)
 
     def parse_known_args(self, args: Sequence[str], namespace: argparse.Namespace | None = None):
-        """Parse the words of a command line. -amp takes the next word only if it is true or false, so an image may follow."""
+        """Parse a command line. -amp takes the next word only if it is true or false; images may follow."""
         words = [
             "-amp=true" if word == "-amp" and following.lower() not in ("true", "false") else word
             for word, following in zip(args, [*args[1:], ""], strict=False)

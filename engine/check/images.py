@@ -217,8 +217,8 @@ def check_duplicates(config: Config, scans: Sequence[ScanResult], contents: Imag
         share = f"{len(found):,} of {of if is_sample else counted(val.count, 'validation image')}"
         how = "is also a training image" if len(found) == 1 else "are also training images"
         texts.append(
-            f"{share} {how}:\n{first_of(found, LINE_EACH)}\n-> remove them from one of the two sets (docs/data.md): they "
-            "make the scores look too good"
+            f"{share} {how}:\n{first_of(found, LINE_EACH)}\n"
+            "-> remove them from one of the two sets (docs/data.md): they make the scores look too good"
         )
     if found := clashes[True]:
         are = "is" if len(found) == 1 else "are"
@@ -258,7 +258,7 @@ def name_duplicates(contents: ImageContents, copies: Sequence[Copies]) -> tuple[
 
 
 def describe_near(pairs: Sequence[str], what: str, remedy: str) -> list[str]:
-    """Describe pairs of near copies: a person must decide whether they are the same image, and then follow the remedy."""
+    """Describe pairs of near copies: a person must decide whether they show the same, and then follow the remedy."""
     if not pairs:
         return []
     count = counted(len(pairs), "pair")

@@ -467,7 +467,9 @@ def test_settings_may_name_the_model_of_weights_that_do_not(tmp_path):
     named = [*DIGITS, "MODEL.NAME=test_vit"]
     ended = typed("scripts/models.py", f"{file}@16", "-output", tmp_path / "out", *named).done()
     assert f"chosen: {file}@16" in ended.stdout
-    words = ["-pretrained", f"choose:{file}@16", "-output", tmp_path, "-name", "run", *named, "REPORT=false"]
+    file = file.rename(tmp_path / "plain, small.safetensors")
+    word = str(file).replace(",", ",,")  # as the names of candidates have it
+    words = ["-pretrained", f"choose:{word}@16", "-output", tmp_path, "-name", "run", *named, "REPORT=false"]
     typed("main_single_gpu.py", *words).done()
     assert yaml.safe_load((tmp_path / "run/config.yaml").read_text())["MODEL"]["NAME"] == "test_vit"
 

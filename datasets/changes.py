@@ -4,7 +4,7 @@ import csv
 from collections import Counter
 from pathlib import Path
 
-from datasets.types import ImageSet
+from datasets.types import ImageSet, SavedData
 from utils.text import counted, first_of
 
 MOST_LISTED = 2_000_000  # with more images than this, split.csv is not compared
@@ -36,6 +36,12 @@ def describe_changed_images(file: Path, train: ImageSet, val: ImageSet) -> tuple
     for found, what in ((gone, "gone"), (new, "new")):
         words += [f"{counted(found.total(), 'image')} {what} ({first_of(sorted(found), limit=3)})"] * bool(found)
     return words, is_only_added
+
+
+def split_table(saved: SavedData | None) -> Path | None:
+    """Return the split.csv next to the checkpoint, or None if it is missing or there is no checkpoint."""
+    file = saved and saved.file and saved.file.with_name("split.csv")
+    return file if file and file.is_file() else None
 
 
 def read_split(file: Path) -> list[list[str]]:

@@ -175,13 +175,7 @@ class SavedData(NamedTuple):
     split: dict  # ImageSet.split; empty if a weights file lacks it
     validation: dict = {}  # datasets.split.validation_facts of the validation images
     facts: dict = {}  # datasets.fingerprint.data_facts; empty in weights files that scripts/export.py writes
-    file: Path | None = None  # the checkpoint
-
-    @property
-    def table(self) -> Path | None:
-        """Return the split.csv next to the checkpoint, which lists the part of each image, or None if there is none."""
-        table = self.file and self.file.with_name("split.csv")
-        return table if table and table.is_file() else None
+    file: Path | None = None  # the checkpoint; next to it, split.csv lists the part of each image
 
 
 SettingValue = bool | int | float | str | Sequence | Mapping | None

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from datasets.changes import read_split
+from datasets.changes import read_split, split_table
 from datasets.split.by_hash import composed, hashes_of
 from datasets.split.parts import rows_of_parts, warn_of_split_classes
 from datasets.types import ImageSet, SavedData
@@ -139,10 +139,11 @@ def _kept_folds(image_set: ImageSet, record: dict, saved: SavedData | None) -> n
     folder.
     """
     kept = np.full(len(image_set), NONE, np.int32)
-    if not (saved and saved.table):
+    table = split_table(saved)
+    if table is None:
         return kept
     numbers = {f"{fold}/{record['folds']}": fold for fold in range(record["folds"])}
-    listed = {row[0]: numbers[row[-1]] for row in read_split(saved.table) if row[-1] in numbers}
+    listed = {row[0]: numbers[row[-1]] for row in read_split(table) if row[-1] in numbers}
     names = [key.decode(errors="surrogateescape") for keys in image_set.all_keys() for key in keys]
     kept[:] = [listed.get(name, NONE) for name in names]
     new, gone = np.flatnonzero(kept == NONE).tolist(), sorted(listed.keys() - names)

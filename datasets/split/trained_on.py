@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from configs.schema import Config
-from datasets.changes import read_split
+from datasets.changes import read_split, split_table
 from datasets.fingerprint import is_other_data
 from datasets.split import DRAWN, divide, split, validation_facts
 from datasets.split.by_hash import with_class_folders
@@ -67,7 +67,7 @@ def _parts_then(config: Config, image_set: ImageSet, saved: SavedData) -> tuple[
         return parts
     has_listed_folds = record["rule"] == FOLDS and not image_set.names_are_numbers
     if is_same and not is_unchanged and has_listed_folds:  # `divide` has read the list
-        return parts[0], parts[1].with_facts(notes=(*parts[1].notes, AS_LISTED if saved.table else WITHOUT_LIST))
+        return parts[0], parts[1].with_facts(notes=(*parts[1].notes, AS_LISTED if split_table(saved) else WITHOUT_LIST))
     if is_same and not is_unchanged and (listed := _listed_parts(saved)):
         return _divide_by_list(image_set, parts, listed)
     return parts if is_same else None
@@ -75,7 +75,8 @@ def _parts_then(config: Config, image_set: ImageSet, saved: SavedData) -> tuple[
 
 def _listed_parts(saved: SavedData) -> dict[str, str]:
     """Return {name of an image: its part} of the run's split.csv, or {} if it is not next to the checkpoint."""
-    rows = [row for row in read_split(saved.table) if len(row) > 1] if saved.table else []
+    table = split_table(saved)
+    rows = [row for row in read_split(table) if len(row) > 1] if table else []
     num_held_out = sum(row[1] == PARTS[1] for row in rows)
     is_of_run = num_held_out == saved.validation.get("num_images")  # the file may be in the folder of another run
     return {row[0]: row[1] for row in rows} if is_of_run else {}

@@ -262,6 +262,7 @@ def launch(script: str, arguments: list[str], num_processes: int) -> int:
     """Run workers on this machine. Return 0, or the exit code of the worker that caused the failure."""
     # The workers report the error; torchrun's own report would bury it.
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -287,6 +288,7 @@ def launch(script: str, arguments: list[str], num_processes: int) -> int:
             nproc_per_node=num_processes,
             monitor_interval=0.1,
             signals_to_handle=signals,
+            logs_specs=DefaultLogsSpecs(log_dir=folder),  # otherwise torchrun leaves a folder behind
         )
         try:
             elastic_launch(config, sys.executable)("-u", script, *arguments)

@@ -85,6 +85,23 @@ def test_start_without_a_folder_for_temporary_files_names_the_remedy(monkeypatch
         launch("main_multi_gpu.py", [], 2)
 
 
+@pytest.mark.slow
+def test_processes_meet_in_a_folder_of_their_user_that_is_removed(tmp_path):
+    """The launcher and torchrun leave no files behind."""
+    script, temporary = tmp_path / "script.py", tmp_path / "temporary files"
+    script.write_text(
+        "import os\nfrom pathlib import Path\n"
+        f"folder = Path(os.environ['{STORE_FILE}']).parent\nprint(oct(folder.stat().st_mode), folder.parent)"
+    )
+    temporary.mkdir()
+    start = "import sys; from utils.launch import launch; sys.exit(launch(sys.argv[1], [], 2))"
+    environment = os.environ | {"TMPDIR": str(temporary)}
+    words = [sys.executable, "-c", start, script]
+    ended = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, f"0o40700 {temporary}\n" * 2), ended.stderr
+    assert not [*temporary.glob("halfstep*"), *temporary.glob("torchelastic*")]
+
+
 @pytest.mark.parametrize(
     ("words", "range_", "most"),
     [("", "", 0), ("", "2", 0), ("", "1:4", 16), ("--nnodes 1:3 caf\udce9", "2", 12), ("--nnodes=2", "1:4", 0)],

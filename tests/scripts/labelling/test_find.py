@@ -89,7 +89,7 @@ def test_unfinished_folds_are_reported_with_their_images(here):
 
 def test_run_that_still_trains_is_not_finished(here, monkeypatch):
     make_photos(here / "photos", COUNTS)
-    run = make_run(here / "run", here / "photos")
+    run = make_run(here / "run", here / "photos", None, "REPORT=true")
     (run / "results.json").unlink()
     monkeypatch.setattr("engine.record.saved_run.SavedRun.state", "running")
     typed(SCRIPT, "run").refused("run", "not finished")

@@ -107,8 +107,7 @@ class Counters:
 
     def state_dict(self, process: Process) -> dict[str, Tensor]:
         totals = process.sum(self.totals.clone())
-        state = {"totals": totals[:6].clone(), "skips_in_a_row": self.skips_in_a_row}
-        return state | ({"infinite": totals[6:].clone()} if totals[6] else {})
+        return {"totals": totals[:6].clone(), "skips_in_a_row": self.skips_in_a_row, "infinite": totals[6:].clone()}
 
     def load_state_dict(self, state: dict[str, Tensor], process: Process) -> None:
         totals, skips_in_a_row = state["totals"].clone(), state["skips_in_a_row"]

@@ -118,7 +118,7 @@ def flags_of_parser(script, monkeypatch):
         def stop(parser, *_):
             raise Made(parser)
 
-        monkeypatch.setattr(Parser, "parse_args", stop)
+        monkeypatch.setattr(Parser, "parse_known_args", stop)  # with which every way of parsing begins
         with pytest.raises(Made) as made:
             importlib.import_module(script.removesuffix(".py").replace("/", ".")).main([])
         parser = made.value.args[0]

@@ -215,7 +215,8 @@ def outputs_of(commands: str, root: Path, folder: Path) -> str:
 
 
 def parser_of(script: str) -> argparse.ArgumentParser:
-    stopped = patch.object(argparse.ArgumentParser, "parse_args", autospec=True, side_effect=KeyboardInterrupt)
+    # Every way of parsing begins with parse_known_args.
+    stopped = patch.object(argparse.ArgumentParser, "parse_known_args", autospec=True, side_effect=KeyboardInterrupt)
     with contextlib.suppress(KeyboardInterrupt), stopped as parse:
         importlib.import_module(f"scripts.{script}").main([])
     return parse.call_args.args[0]

@@ -173,7 +173,7 @@ def test_help_and_version_of_a_clone_run_by_module_name():
     """From another folder, `python -m halfstep` of a clone works, and usage lines name it."""
     variables = {"PATH": "", "PYTHONSAFEPATH": "1"}
     done = run_fresh("halfstep/__main__.py", "train", "-h", environment=variables).done()
-    assert done.stdout.startswith("usage: ") and "-m halfstep train -cfg FILE" in done.stdout
+    assert done.stdout.startswith("usage: ") and "-m halfstep train [-cfg FILE]" in done.stdout
     assert "-m halfstep train -eval" in done.stdout and ".py" not in done.stdout
 
 

@@ -166,7 +166,7 @@ class Ranks(Threads):
     """Simulated processes; one of them can work for all."""
 
     class Rank(Threads.Rank):
-        def first(self, task):
+        def first(self, task, *types):
             return self.join([task()] if self.is_first else [])[0]
 
 

@@ -155,5 +155,5 @@ def test_evaluation_report_and_comparison_show_the_better_weights(trained, calib
     shown = [float(text) for text in re.findall("The temperature is ([0-9.]+)[.]<", page)]
     assert shown == ([pytest.approx(trained.temperature.expected, abs=6e-3)] if trained.temperature is not None else [])
     table = typed("scripts/compare.py", trained.folder, calibrated, "-any_data").done().stdout
-    (row,) = (line for line in table.splitlines() if str(trained.folder) in line)
+    (row,) = (line for line in table.splitlines() if line.startswith("|") and str(trained.folder) in line)
     assert [cell.strip() for cell in row.split("|")][3:5] == [f"{trained.top1:.2f}", str(number)]

@@ -277,7 +277,9 @@ def launch(script: str, arguments: list[str], num_processes: int) -> int:
     signals = "SIGTERM,SIGINT,SIGQUIT,SIGUSR1" + ("" if hangup_is_ignored() else ",SIGHUP")
     run_id = uuid.uuid4().hex
     with _private_folder() as folder:
-        os.environ[STORE_FILE] = str(Path(folder, run_id))
+        store = Path(folder, run_id)
+        store.touch(mode=0o700)
+        os.environ[STORE_FILE] = str(store)
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
         config = LaunchConfig(
             min_nodes=1,
@@ -302,7 +304,7 @@ def launch(script: str, arguments: list[str], num_processes: int) -> int:
 def _private_folder() -> tempfile.TemporaryDirectory:
     """Create a folder that only this user can open, and that is removed at the end."""
     try:
-        return tempfile.TemporaryDirectory(prefix="halfstep-")
+        return tempfile.TemporaryDirectory(prefix="halfstep-", ignore_cleanup_errors=True)
     except OSError as error:
         raise ConfigError(
             f"TMPDIR: the processes have no folder for the file in which they meet ({cause_of(error)}); set TMPDIR to "

@@ -146,7 +146,7 @@ def test_file_system_without_locks_only_causes_a_warning(tmp_path, monkeypatch, 
 
 def test_failed_start_removes_only_its_own_folder(here):
     class Lost(Process):
-        def first(self, task):
+        def first(self, task, *types):
             task()
             raise LostProcess("process 1 broke off")
 

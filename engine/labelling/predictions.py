@@ -45,17 +45,17 @@ def probabilities_of(tables: Sequence[Predictions], labels: np.ndarray, num_clas
     return np.where(counts > 0, total / np.maximum(counts, 1), np.nan)
 
 
-def has_table(run: SavedRun) -> bool:
-    """Return whether the run has written all its predictions."""
-    return (run.folder / RECORD).exists() and bool(read_table(run.folder / TABLE))
+def table_of(run: SavedRun) -> list[dict[str, str]]:
+    """Return the rows of the table of predictions, or [] if the run has not written all of them."""
+    return read_table(run.folder / TABLE) if (run.folder / RECORD).exists() else []
 
 
-def rows_of_images(run: SavedRun, data: DataSet) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the number of each image that the run held out, and its row in the table of predictions."""
+def numbered(rows: list[dict[str, str]], run: SavedRun, data: DataSet) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the number of the image of each row of the run's table, and the row."""
     numbers_of: dict[str, list[int]] = defaultdict(list)
     for number in range(len(data)) if data.is_divided else data.numbers[1].tolist():
         numbers_of[cell_of(data.name(number))].append(number)
-    for row in read_table(run.folder / TABLE):
+    for row in rows:
         numbers = numbers_of.get(row["image"])
         if not numbers:
             raise DataError(
@@ -68,7 +68,7 @@ def rows_of_images(run: SavedRun, data: DataSet) -> Iterator[tuple[int, dict[str
 
 def read_predictions(run: SavedRun, data: DataSet) -> Predictions:
     """Read the predictions of a run for its held-out images."""
-    rows = read_table(run.folder / TABLE) if has_table(run) else []
+    rows = table_of(run)
     if not rows and run.settings["REPORT"] and run.state != "done":
         raise ConfigError(
             f"{run.folder}: the run is not finished (its state is: {run.state}), and it writes {TABLE} when it ends; "
@@ -84,7 +84,7 @@ def read_predictions(run: SavedRun, data: DataSet) -> Predictions:
         )
     classes = {cell_of(name): n for n, name in enumerate(data.classes)}
     images, predicted, probabilities, of_labels = [], [], [], []
-    for number, row in rows_of_images(run, data):
+    for number, row in numbered(rows, run, data):
         values = to_number(row["probability"]), to_number(row["label_probability"])
         if row["label"] != cell_of(data.label(number)) or None in values:
             raise DataError(
@@ -139,7 +139,7 @@ def read_numbers(source: Source) -> tuple[DataSet, np.ndarray]:
         first = first or data
         table = np.full((len(data), len(data.classes)), np.nan)
         columns = [cell_of(f"{name}{PREDICTED}") for name in data.classes]
-        for number, row in rows_of_images(run, data) if has_table(run) else ():
+        for number, row in numbered(table_of(run), run, data):
             table[number] = [to_number(row.get(column, "")) for column in columns]
         tables.append(table)
     known = np.isfinite(tables)

@@ -175,7 +175,8 @@ def write(saved: "SavedModel", to: str, arguments: argparse.Namespace) -> str:
     result = formats.export(subject, to, target, change)
     if to != "web":
         return result
-    return f"{result}\nto open it: python -m http.server -b 127.0.0.1 -d {shlex.quote(str(target))}, then http://localhost:8000"
+    server = f"python -m http.server -b 127.0.0.1 -d {shlex.quote(str(target))}"
+    return f"{result}\nto open it: {server}, then http://localhost:8000"
 
 
 def write_checkpoint(source: str, target: Path, key: str | None) -> str:

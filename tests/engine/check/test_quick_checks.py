@@ -146,8 +146,9 @@ def test_estimated_host_memory_is_what_a_run_takes(tmp_path):
     words = ["-cfg", "configs/vit_digits.yaml", "-dataset", "synthetic", "-epochs", "1", "-batch_size", "64"]
     words += ["-output", str(tmp_path / "output"), "-opts", *settings]
     checked = run_fresh("main_single_gpu.py", *words, "-opts", "CHECK=true").done()
-    size, unit = re.match(r"about ([0-9.]+) ([MG])iB", rows(checked.stdout)["memory"][1]).groups()
-    estimate = float(size) * (1 if unit == "M" else 1024)
+    # The sum is rounded to a tenth of a GiB, its parts to a MiB.
+    parts = r"\((\d+) MiB of the program, (\d+) MiB of weights, gradients and optimizer, (\d+) MiB for 64 images\)"
+    estimate = sum(map(int, re.search(parts, rows(checked.stdout)["memory"][1]).groups()))
     # A process inherits the peak of the process that starts it, so a shell starts the run, not this large one.
     start = f"{shlex.join(command('main_single_gpu.py', *words))}; exit $?"
     subprocess.run(["sh", "-c", start], env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, check=True)

@@ -29,6 +29,7 @@ FLAGS = {
         "-epochs": ("TRAIN.NUM_EPOCHS", "N"),
         "-budget": ("TRAIN.BUDGET", "TIME"),
         "-accum_iter": ("TRAIN.ACCUM_ITER", "N"),
+        "-folds": ("DATA.FOLDS", "K"),
         "-last_epoch": ("TRAIN.LAST_EPOCH", "N"),
         "-seed": ("SEED", "N"),
         "-eval": ("EVAL", "false"),

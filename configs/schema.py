@@ -245,9 +245,11 @@ class Data:
     SAMPLER: Literal["shuffle", "balanced"] = setting("shuffle", role=RECIPE, help=
         "Images of an epoch: shuffle, each image once; balanced, the same total number of images, but equally many of each class: images of rare classes are repeated, common classes are subsampled.")
     VAL_FRACTION: float = setting(0.1, bounds=(0.0, 0.9), only=Only("DATA.FOLD", None), help=
-        "Fraction of the images held out for validation, for data sets without a split.")
+        "Fraction of the images held out for validation, for data sets without a split. 0: train on all images and measure nothing.")
     FOLD: str | None = setting(None, form=FOLD_OF, help=
         "Cross-validation, for data sets without a split: 0/5 divides the images into five folds with equal shares of each class and holds out the first (4/5: the last); VAL_FRACTION then has no effect.")
+    FOLDS: int | None = setting(None, bounds=(2, 1_000), help=
+        "Train on all images of a data set without a split, and measure this by further runs: 5 trains five more runs, each without a fifth of the images, which it then predicts; VAL_FRACTION has no effect. Not set: no further runs.")
     LABELLED_PATH: str | None = setting(
         None, form=LOCAL, may_change=True, only=Only("TRAIN.OBJECTIVE", "features"), help=
         "With TRAIN.OBJECTIVE features: a folder that has a folder of images for each class. Each evaluation measures how often the nearest of these images predict the class of an image (k-NN accuracy). Training never uses the labels.")

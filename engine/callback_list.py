@@ -56,9 +56,10 @@ def choose_callbacks(
 
     timing = add(Timing.on(process.device))
     started = plan.inputs.loaded.started
-    times = RunTimes.of(config, plan.order, len(plan.eval_set), lambda: saver.longest)
+    times = RunTimes.of(config, plan.order, plan.num_evaluated, lambda: saver.longest)
     forecast = add(Forecast(config, times, started, session.beat, log.say))
-    if config.CALIBRATE and config.task.has_answers:
+    is_measured = plan.holds_out or config.DATA.FOLDS
+    if config.CALIBRATE and config.task.has_answers and is_measured:
         from engine.confidence.calibration import Calibration
 
         about = trainer.task.groups_and_limits(plan.train_set, plan.eval_set)
@@ -92,7 +93,8 @@ def choose_callbacks(
     add(BadImageLimit(bad_images))
     found = overlap_of(plan.inputs.saved, plan.facts)
     # A run of an older version that is resumed in epoch 1 lacks the fingerprints of its first images.
-    if (found or trainer.step == 0) and watches(plan.train_set, plan.eval_set, config.DATA.DATA_PATH):
+    is_compared = plan.holds_out and watches(plan.train_set, plan.eval_set, config.DATA.DATA_PATH)
+    if (found or trainer.step == 0) and is_compared:
         from datasets.overlap import Overlap
         from engine.record.advice import TrainedOnAdvice
 

@@ -11,6 +11,7 @@ from datasets import BadImages, EvalData
 from engine.evaluation.evaluate import Evaluation, evaluate
 from engine.evaluation.scores import Best, Scores, describe_score, rank_of
 from engine.evaluation.tally import Scoring
+from engine.plan import TrainPlan
 from engine.session import Session
 from engine.tasks.class_tables import ClassResults
 from engine.train.trainer import Trainer
@@ -63,11 +64,26 @@ def compare_with_start(best: Best, before: dict[str, float] | None) -> list[str]
 
 
 def complete_best(
-    session: Session, trainer: Trainer, data: EvalData, bad_images: BadImages, results: "BestResults", stop: StopSignal
+    session: Session,
+    plan: TrainPlan,
+    trainer: Trainer,
+    data: EvalData,
+    bad_images: BadImages,
+    results: "BestResults",
+    stop: StopSignal,
 ) -> None:
     """At the end of a run, add the results of best.pth's images if an earlier start has not written them. Collective."""
-    path = session.path / BEST
-    results.complete(lambda: evaluate_saved(path, trainer, data, bad_images), lambda: bool(stop.number))
+
+    def evaluate_best() -> ClassResults:
+        if plan.holds_out:
+            return evaluate_saved(session.path / BEST, trainer, data, bad_images)
+        from engine.folds import evaluate_by_folds
+
+        (evaluation,) = evaluate_by_folds(session, plan, trainer, stop).values()
+        return evaluation.images.gather(trainer.process)
+
+    if trainer.best.num_images:
+        results.complete(evaluate_best, lambda: bool(stop.number))
 
 
 def evaluate_saved(path: Path, trainer: Trainer, data: EvalData, bad_images: BadImages) -> ClassResults:

@@ -9,6 +9,7 @@ from datasets import BadImages, EvalData, Window
 from engine.callback_list import Watchers
 from engine.checkpoint.async_saver import BEST
 from engine.evaluate_weights import compare_with_start, complete_best, evaluate_both, note_start
+from engine.evaluation.evaluate import Evaluation
 from engine.memory import naming_remedy
 from engine.plan import TrainPlan
 from engine.saves import Saves
@@ -91,7 +92,7 @@ class Loop:
         finally:
             self.saves.saver.wait()
         results = self.watchers.report.results
-        complete_best(self.session, self.trainer, self.eval_data, self.bad_images, results, self.stop)
+        complete_best(self.session, self.plan, self.trainer, self.eval_data, self.bad_images, results, self.stop)
         why = self.why_finished
         return Outcome("done", ExitCode.DONE, why, reason=None if why == DONE else EARLY_STOP)
 
@@ -144,14 +145,14 @@ class Loop:
             report, num_images = train_epoch(trainer, windows, self.session.log, self.stop, saves.save)
         trained, is_last = time.perf_counter(), number == trainer.schedule.num_epochs
 
-        found, suffix, is_best = {}, "", False
-        if number % config.VALIDATE_FREQ == 0 or is_last:
-            found = evaluate_both(trainer, self.eval_data, self.bad_images)
+        found, suffix, is_best = self.evaluate(number, is_last), "", False
         evaluated, scores = time.perf_counter(), {suffix: each.scores for suffix, each in found.items()}
         if scores:
             suffix, is_best = saves.compare_with_best(scores, number)
+        elif not self.plan.holds_out:
+            is_best = saves.take_as_best(number)
 
-        images = found[suffix].images.gather(trainer.process) if is_best else None
+        images = found[suffix].images.gather(trainer.process) if is_best and found else None
         result = EpochResult(report, scores, num_images, trained - start, evaluated - trained, images=images)
         trainer.notify("on_epoch_end", result)
         trainer.end_epoch()
@@ -160,6 +161,19 @@ class Loop:
         if config.KEEP_CHECKPOINTS and (number % config.SAVE_FREQ == 0 or is_last):
             extra_names.append(f"checkpoint-{number}.pth")
         saves.save(metric=scores[suffix].value if scores else None, extra_names=extra_names)
+
+    def evaluate(self, number: int, is_last: bool) -> dict[str, Evaluation]:
+        """Evaluate the weights after this epoch, if it is due. Return {suffix of the weights: evaluation}."""
+        if not self.plan.holds_out:
+            if not (self.plan.config.DATA.FOLDS and is_last):
+                return {}
+            from engine.folds import evaluate_by_folds
+
+            self.saves.save()  # a resumed run then continues with the folds
+            return evaluate_by_folds(self.session, self.plan, self.trainer, self.stop)
+        if number % self.plan.config.VALIDATE_FREQ and not is_last:
+            return {}
+        return evaluate_both(self.trainer, self.eval_data, self.bad_images)
 
     def save_and_stop(self, stopped: Stopped, made_progress: bool) -> Outcome:
         """Save and end the run because of a signal or a time limit."""
@@ -190,7 +204,7 @@ class Loop:
         lasted = format_duration(time.perf_counter() - self.start)
         files = {"weights": "last.pth", "curves": "loss.png", "logs": "log.txt"}
         things = ", ".join(name for name, file in files.items() if (folder / file).exists())
-        over = f", over {self.trainer.task.describe_scored(self.plan.eval_set)}" if best.exists else ""
+        over = f", over {self.trainer.task.describe_scored(self.plan.eval_set)}" if best.num_images else ""
         log.say(f"{outcome.sentence}; {self.saves.describe_best()}{over}; {lasted}; {things}: {folder}")
         log.say(*compare_with_start(best, self.trainer.before))
         return outcome

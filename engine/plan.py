@@ -28,6 +28,7 @@ from datasets import (
 )
 from datasets.fingerprint import data_facts
 from datasets.order import Order
+from datasets.split.parts import ALL
 from datasets.types import UNKNOWN
 from engine.checkpoint.resume import TRAINED_ON, WITHOUT_STATE, find_checkpoint, global_batch_to_keep, is_run
 from engine.precision import Precision
@@ -154,9 +155,20 @@ class TrainPlan(Plan):
         return here <= there
 
     @property
+    def holds_out(self) -> bool:
+        """Return whether the run has validation images. If not, it trains on all images, and no epoch is evaluated."""
+        return self.eval_set.split.get("rule") != ALL
+
+    @property
+    def num_evaluated(self) -> int:
+        """Return the number of images that each evaluation of the run scores."""
+        return len(self.eval_set) if self.holds_out else 0
+
+    @property
     def scores_start(self) -> bool:
         """Return whether a new run evaluates its initial weights. With a budget it always does, to time evaluations."""
-        return not self.inputs.checkpoint and (self.starts_from_its_classes or self.config.TRAIN.BUDGET is not None)
+        is_useful = self.starts_from_its_classes or self.config.TRAIN.BUDGET is not None
+        return is_useful and self.holds_out and not self.inputs.checkpoint
 
     @property
     def num_updates(self) -> int:

@@ -45,6 +45,8 @@ def _most_important(plan: TrainPlan, model: str) -> Iterator[tuple[str, str]]:
     """Yield rows (title, text) with the most important values and their origins: file, flag, weights or default."""
     config, order, origins = plan.config, plan.order, plan.inputs.loaded.origins
     sets = f"{len(plan.train_set):,} training and {counted(len(plan.eval_set), 'validation image')}"
+    if not plan.holds_out:
+        sets = f"all {counted(len(plan.train_set), 'image')} for training"
     scale = batch_factor(config.TRAIN, order.global_batch)
     scaled = f" x {scale:.3g} (TRAIN.LINEAR_SCALED_LR)" if scale != 1 else ""
     values = {
@@ -83,7 +85,7 @@ def facts_for_status(plan: TrainPlan, model: nn.Module) -> dict[str, str | int]:
         "precision": plan.precision.name,
         "parameters": sum(each.numel() for each in model.parameters()),
         "training_images": len(plan.train_set),
-        "validation_images": len(plan.eval_set),
+        "validation_images": len(plan.eval_set) if plan.holds_out or plan.config.DATA.FOLDS else 0,
         "validation_images_in_training": plan.eval_set.num_in_training,
         "validation_digest": plan.validation["digest"],
         "data": plan.facts,

@@ -66,7 +66,7 @@ def leave_finished(
 
         report = RunReport(session, plan, trainer)
         bad_images = BadImages(plan.eval_set, plan.config.DATA.MAX_BAD_FRACTION, session.log.warn)
-        complete_best(session, trainer, eval_data, bad_images, report.results, stop)
+        complete_best(session, plan, trainer, eval_data, bad_images, report.results, stop)
         report.results.close()
         saved = {"epoch": trainer.epoch, "step": trainer.step}
         best = Best.from_state(progress_in(session.path / BEST).get("best", ()))

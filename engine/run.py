@@ -69,8 +69,9 @@ def run(loaded: LoadedConfig, process: Process) -> int:
     return code
 
 
-def run_training(session: Session, loaded: LoadedConfig) -> int:
-    process, log, stop = session.process, session.log, StopSignal()
+def run_training(session: Session, loaded: LoadedConfig, stop: StopSignal | None = None) -> int:
+    """Train, and return the exit code. `stop`: of another run, of which this run is a part."""
+    process, log, stop = session.process, session.log, stop or StopSignal()
 
     # Plan. An error in the settings or the checkpoint ends the run before its folder is created. An error between
     # open_folder and session.begin removes a new folder, and leaves the status.json of a resumed run unchanged.

@@ -21,6 +21,7 @@ from models.weights.sharded import PIECES
 from utils import VERSION
 from utils.errors import cause_of
 from utils.runs import utc_now
+from utils.text import counted
 
 
 class Saves:
@@ -84,6 +85,15 @@ class Saves:
         trainer.not_better = 0 if trainer.best.epoch == epoch else trainer.not_better + 1
         return suffix, is_best
 
+    def take_as_best(self, epoch: int) -> bool:
+        """Let the newest weights be best.pth, because no validation image can choose. Return True."""
+        self.wait_and_sync_best()
+        trainer = self.trainer
+        suffix = "_ema" if trainer.ema and trainer.step else ""
+        trainer.best = Best(math.nan, epoch, math.nan, suffix, metric=self.plan.config.TRAIN.BEST_METRIC)
+        trainer.preferred = f"state_dict{suffix}"
+        return True
+
     def wait_and_sync_best(self) -> None:
         """Wait for the saver. If best.pth could not be written, the previous best counts again, in every process."""
         self._wait()
@@ -132,7 +142,13 @@ class Saves:
         return True
 
     def describe_best(self) -> str:
-        return self.trainer.best.describe(self.trainer.ema is not None, self.trainer.before)
+        best, config = self.trainer.best, self.plan.config
+        if best.exists and not best.num_images:
+            return f"nothing was measured, because {'DATA.FOLDS was not reached' if config.DATA.FOLDS else 'DATA.VAL_FRACTION is 0'}"
+        described = best.describe(self.trainer.ema is not None, self.trainer.before)
+        if config.DATA.FOLDS and best.exists:
+            described += f", by {counted(config.DATA.FOLDS, 'further run')} that had not learned these images"
+        return described
 
     def _wait(self) -> None:
         self.process.first(self.saver.wait)

@@ -38,8 +38,9 @@ class Session:
 
     SECONDS_BETWEEN_BEATS = 10.0
 
-    def __init__(self, loaded: LoadedConfig, process: Process):
-        self.process, self.log = process, Log(process.rank, process.world_size)
+    def __init__(self, loaded: LoadedConfig, process: Process, part: str = ""):
+        """`part`: the title of a run that is a part of another run. It prints nothing but its progress bar."""
+        self.process, self.log = process, Log(process.rank, process.world_size, part)
         self.path = Path()
         self.identity = Identity("", "", "")  # the identity of the run, the same in every process
         self._loaded = loaded

@@ -30,14 +30,15 @@ def forecast_run(plan: TrainPlan, trainer: Trainer, startup: float, fitting: flo
     `startup` is the time from program start to the first update, in seconds, without any pass over the images, and `fitting`
     that of a linear model, if the run fits one.
     """
-    config, times = plan.config, RunTimes.of(plan.config, plan.order, len(plan.eval_set))
+    config, times = plan.config, RunTimes.of(plan.config, plan.order, plan.num_evaluated)
     forecast = Forecast(config, times, time.monotonic())
     times.end_work = END_BY_START * startup
     with naming_remedy(trainer, None):  # if memory runs out
         make_updates(plan, trainer, forecast)
     times.evaluation = time_evaluation(plan, trainer)
     is_fitted = config.MODEL.NEW_CLASSIFIER != "random"
-    times.before_first_update = startup + times.evaluation * (plan.scores_start or is_fitted)
+    is_scored = plan.scores_start or (is_fitted and plan.holds_out)
+    times.before_first_update = startup + times.evaluation * is_scored
     layers = [*output_layers(trainer.model).values()]
     if is_fitted and not plan.starts_from_its_classes and not why_not_fitted(plan, trainer, layers):
         times.before_first_update += prediction_time(plan, times) * min(len(plan.train_set), MOST_IMAGES) + fitting

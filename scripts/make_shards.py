@@ -73,6 +73,11 @@ def make_shards(arguments: argparse.Namespace) -> None:
         raise ConfigError("-dataset: synthetic has no images to write; name another data set")
     if find_task(config).why_no_shards:
         raise ConfigError(f"-opts: {find_task(config).why_no_shards}")
+    if config.DATA.FOLDS or config.DATA.VAL_FRACTION == 0:
+        raise ConfigError(
+            "-opts: DATA.FOLDS and DATA.VAL_FRACTION=0 leave no validation shards; write them, and train on all images "
+            "with -folds and the folder or file of the images"
+        )
     train, val, *_ = open_data(config)
     for line in val.notes:
         print(line)

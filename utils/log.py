@@ -26,8 +26,9 @@ BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} images{postfix}"
 class Log:
     """A log to the console and the run folder. Only rank 0 prints. With several ranks, each has its own file."""
 
-    def __init__(self, rank: int, world_size: int = 1):
-        self._rank, self._world_size = rank, world_size
+    def __init__(self, rank: int, world_size: int = 1, part: str = ""):
+        """`part`: the title of the progress bar of a run that is a part of another run, and prints nothing else."""
+        self._rank, self._world_size, self._part = rank, world_size, part
         self._early: list[str] = []  # lines that were logged before the folder existed
         self._files: list[LineFile] = []
         self._has_failed = False
@@ -48,7 +49,7 @@ class Log:
         """Print lines on rank 0 and write them to every rank's file."""
         for line in lines:
             with self._lock:
-                if self._rank == 0:
+                if self._rank == 0 and not self._part:
                     self._print(line)
                 self.note(line)
 
@@ -69,7 +70,7 @@ class Log:
 
     def show(self, line: str) -> None:
         """Print a short line if the console is a terminal. `detail` writes the full line to the files."""
-        if self.on_terminal:
+        if self.on_terminal and not self._part:
             self._print(line)
 
     def warn(self, line: str) -> None:
@@ -106,7 +107,8 @@ class Log:
     def start_bar(self, total: int, initial: int, title: str) -> None:
         """Show a progress bar that counts images, if the console is a terminal."""
         if self.on_terminal:
-            self._bar = progress_bar(title, total, initial=initial, bar_format=BAR)
+            whole_title = f"{self._part}, {title}" if self._part else title
+            self._bar = progress_bar(whole_title, total, initial=initial, bar_format=BAR)
 
     def move_bar(self, count: int) -> None:
         if self._bar is not None:

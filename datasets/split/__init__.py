@@ -10,6 +10,7 @@ import numpy as np
 from configs.schema import Config, Data, Fold
 from datasets.order import shuffled
 from datasets.split.parts import (
+    ALL,
     FOLDS,
     PARTS,
     hashes_names,
@@ -63,6 +64,10 @@ def split(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple
     record = new_record("position" if is_published else "hash", title, fraction, config.DATA.fold)
     if config.DATA.GROUP_BY:
         record["group_by"] = config.DATA.GROUP_BY
+    if config.DATA.FOLDS or (record["rule"] == "hash" and not fraction):
+        from datasets.split.whole import learn_all
+
+        return learn_all(config, image_set, record, saved)
     if saved:
         if "folds" in record and "folds" in saved.split:
             record["rule"] = saved.split["rule"]  # runs of 2.2 and earlier drew folds by hash or position
@@ -100,11 +105,15 @@ def describe_split(config: Config, val: ImageSet, only_validation: bool) -> list
         validation = f"held out of {validation} by {how} ({share})"
     elif rule == "none":
         validation = f"all of {validation}"
+    elif rule == ALL:
+        from datasets.split.whole import describe
+
+        validation = describe(config, record)
     end = f"{validation}, {counted(len(val.classes), config.task.noun)}"
     if only_validation:
         return [f"validation images: {end}"]
     lines, data = [f"training images: {record['training']}, validation: {end}"], config.DATA
-    if not data.FOLD and data.VAL_FRACTION not in (Data.VAL_FRACTION, record.get("fraction")):
+    if rule != ALL and not data.FOLD and data.VAL_FRACTION not in (Data.VAL_FRACTION, record.get("fraction")):
         lines.append(
             warning(
                 f"DATA.VAL_FRACTION {data.VAL_FRACTION:g} has no effect, because {data.DATASET} has its own "
@@ -116,6 +125,8 @@ def describe_split(config: Config, val: ImageSet, only_validation: bool) -> list
 
 def write_split(file: Path, train: ImageSet, val: ImageSet) -> None:
     """Write split.csv if the split was drawn and the images are files, or if they have folds and names."""
+    if val.split.get("rule") == ALL:
+        val = val.take(np.empty(0, np.int64))
     is_of_files = val.split.get("rule") in DRAWN and val.root is not None
     if is_of_files or (val.folds is not None and not val.names_are_numbers):
         from datasets.split.table import write_table

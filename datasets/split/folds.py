@@ -30,10 +30,15 @@ class Division(NamedTuple):
 
 def hold_out_fold(image_set: ImageSet, record: dict, saved: SavedData | None) -> Division:
     """Return the folds and the parts of the images. `saved`: the data record of the resumed or evaluated run."""
-    strata, kept = image_set.meaning.strata(image_set), _kept_folds(image_set, record, saved)
-    folds = _drawn_folds(strata, record) if (kept == NONE).all() else draw_folds(strata, record, kept)
+    strata, folds = image_set.meaning.strata(image_set), folds_of(image_set, record, saved)
     held_out = folds == record["fold"]
     return Division(folds, rows_of_parts(strata, held_out), warn_of_split_classes(strata, held_out))
+
+
+def folds_of(image_set: ImageSet, record: dict, saved: SavedData | None) -> np.ndarray:
+    """Return int32 [N]: the fold of each image. `saved`: as in hold_out_fold."""
+    strata, kept = image_set.meaning.strata(image_set), _kept_folds(image_set, record, saved)
+    return _drawn_folds(strata, record) if (kept == NONE).all() else draw_folds(strata, record, kept)
 
 
 def draw_folds(strata: ImageSet, record: dict, kept: np.ndarray) -> np.ndarray:

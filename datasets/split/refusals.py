@@ -8,13 +8,14 @@ from utils.errors import ConfigError, DataError, did_you_mean
 
 
 def check_own_parts(config: Config, train: ImageSet, val: ImageSet) -> None:
-    """Refuse DATA.FOLD for data with its own validation images, and classes that only validation images have."""
-    if config.DATA.FOLD:
-        raise ConfigError(
-            f"DATA.FOLD is {config.DATA.FOLD}, but {config.DATA.DATASET} has its own validation images "
-            f"({val.split['validation']}); leave DATA.FOLD out, or set -data_path to the folder or file of one part to "
-            "divide only that part"
-        )
+    """Refuse folds for data with its own validation images, and classes that only validation images have."""
+    for name, value in (("DATA.FOLD", config.DATA.FOLD), ("DATA.FOLDS", config.DATA.FOLDS)):
+        if value:
+            raise ConfigError(
+                f"{name} is {value}, but {config.DATA.DATASET} has its own validation images "
+                f"({val.split['validation']}); leave {name} out, or set -data_path to the folder or file of one part to "
+                "divide only that part"
+            )
     trained = train.count_classes() > 0
     unknown = np.flatnonzero((val.count_classes() > 0) & ~trained)
     if len(unknown) and val.split["rule"] == "folders":

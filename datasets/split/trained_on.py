@@ -13,7 +13,7 @@ from datasets.changes import read_split, split_table
 from datasets.fingerprint import is_other_data
 from datasets.split import DRAWN, divide, split, validation_facts
 from datasets.split.by_hash import with_class_folders
-from datasets.split.parts import CLASS_FOLDERS, FOLDS, PARTS
+from datasets.split.parts import ALL, CLASS_FOLDERS, FOLDS, PARTS
 from datasets.types import ImageSet, SavedData
 from utils.errors import ConfigError
 from utils.text import warning
@@ -134,6 +134,8 @@ def _is_in(folder: Path, image_set: ImageSet, index: int, only_copies: bool) -> 
 
 def holds_out_no_more(here: dict, there: dict) -> bool:
     """Return whether `there` holds out at least the images of `here`, assuming that both describe the same data."""
+    if here["rule"] == ALL:
+        return not there
     if here["rule"] not in DRAWN:
         names = [Path(each["validation"]).name for each in (here, there) if each]
         return not there or (here["rule"] == there["rule"] and names[0] == names[1])

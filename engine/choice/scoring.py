@@ -10,6 +10,7 @@ from torch import Tensor
 from datasets import ImageSet
 from datasets.split import DRAWN, divide
 from datasets.split.by_hash import hashes_of
+from datasets.split.parts import ALL
 from engine.features.compute import ImageFeatures
 from engine.plan import TrainPlan
 from engine.tasks import find_task
@@ -24,7 +25,7 @@ NORMAL_DRAWS = 10_000  # for the largest of several differences
 
 def images_of(plan: TrainPlan) -> list[ImageSet]:
     """Return the training images to look at, and the validation images unless these were drawn from the training images."""
-    sets = [plan.train_set] if plan.eval_set.split.get("rule") in DRAWN else [plan.train_set, plan.eval_set]
+    sets = [plan.train_set] if plan.eval_set.split.get("rule") in (*DRAWN, ALL) else [plan.train_set, plan.eval_set]
     # The first images of an epoch, because they are in few shards.
     return [each.take(np.sort(each.epoch_order(plan.config.SEED, 0)[:MOST])) for each in sets]
 

@@ -7,6 +7,7 @@ from torch import nn
 
 from datasets import BadImages, EvalData
 from engine.evaluate_weights import evaluate_both, note_start
+from engine.evaluation.scores import Scores
 from engine.evaluation.tally import Scoring
 from engine.features.compute import (
     MOST_IMAGES,
@@ -47,16 +48,42 @@ def start_classifier(saves: Saves, eval_data: EvalData, bad_images: BadImages, s
         found = fit_classifier(saves, layers, stop)
         if not found:
             return
-        score_start(saves, found, eval_data, bad_images)
+        keep_start(saves, found, eval_data, bad_images)
     if plan.config.MODEL.NEW_CLASSIFIER == "zeros":
         for layer in layers:
             set_to_zero(layer)
         trainer.computing.refresh()
 
 
-def score_start(saves: Saves, train: ImageFeatures, eval_data: EvalData, bad_images: BadImages) -> None:
-    """Evaluate the weights before the first update, save them as the best so far, and write features.npz. Collective."""
-    plan, trainer, start = saves.plan, saves.trainer, time.perf_counter()
+def keep_start(saves: Saves, train: ImageFeatures, eval_data: EvalData, bad_images: BadImages) -> None:
+    """Save the weights before the first update as the best so far, with their scores, and write features.npz. Collective.
+
+    `train`: the features of the training images. Without validation images, there are no scores.
+    """
+    plan, trainer, start, scores = saves.plan, saves.trainer, time.perf_counter(), None
+    if plan.holds_out:
+        scores, val = score_start(saves, eval_data, bad_images)
+    else:
+        saves.take_as_best(epoch=0)
+        val = ImageFeatures(train.indices[:0], [features[:0] for features in train.features], train.targets[:0])
+    seconds, judged = time.perf_counter() - start, [train]
+    if val:
+        trainer.process.first(lambda: save_features(saves.session, (plan.train_set, plan.eval_set), (train, val)))
+        judged.append(val)
+    if text := trainer.process.first(lambda: describe_doubts(judged, plan.num_classes)):
+        saves.log.say(f"labels: {text}; after the run: {command('scripts/labels.py', saves.folder)}")
+    if scores:
+        model = "classifier" if plan.config.task.has_classes else "model"
+        note_start(saves, scores, seconds, f", by a linear {model} of the pretrained features")
+    saves.save(metric=scores and scores.value, extra_names=[BEST])
+
+
+def score_start(saves: Saves, eval_data: EvalData, bad_images: BadImages) -> tuple[Scores, ImageFeatures | None]:
+    """Evaluate the weights before the first update. Return the scores, and the features unless there are many images.
+
+    Collective.
+    """
+    plan, trainer = saves.plan, saves.trainer
 
     def also_gathering(scoring: Scoring) -> Scoring:
         return scoring._replace(tally=lambda *given: TwoTallies(scoring.tally(*given), gathered))
@@ -64,20 +91,10 @@ def score_start(saves: Saves, train: ImageFeatures, eval_data: EvalData, bad_ima
     with tapped(trainer) as tap:
         gathered = Gathered(tap) if len(plan.eval_set) <= MOST_IMAGES else None
         found = evaluate_both(trainer, eval_data, bad_images, also_gathering if gathered else None)[""]
-    seconds = time.perf_counter() - start
     saves.compare_with_best({"": found.scores}, epoch=0)
     if calibration := trainer.parts.get(CALIBRATION):
         calibration.fit(trainer, found.images.gather(trainer.process))
-    judged = [train]
-    if gathered:
-        val = gathered.of_all(found.images.indices, trainer.process)
-        trainer.process.first(lambda: save_features(saves.session, (plan.train_set, plan.eval_set), (train, val)))
-        judged.append(val)
-    if text := trainer.process.first(lambda: describe_doubts(judged, plan.num_classes)):
-        saves.log.say(f"labels: {text}; after the run: {command('scripts/labels.py', saves.folder)}")
-    model = "classifier" if plan.config.task.has_classes else "model"
-    note_start(saves, found.scores, seconds, f", by a linear {model} of the pretrained features")
-    saves.save(metric=found.scores.value, extra_names=[BEST])
+    return found.scores, gathered.of_all(found.images.indices, trainer.process) if gathered else None
 
 
 def fit_classifier(saves: Saves, layers: list[nn.Module], stop: StopSignal) -> ImageFeatures | None:

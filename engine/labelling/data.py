@@ -19,6 +19,7 @@ from datasets.fingerprint import data_facts
 from datasets.identity import ImageContents
 from datasets.sources import folder_of_data
 from datasets.split import DRAWN
+from datasets.split.parts import ALL
 from datasets.types import UNKNOWN
 from engine.features.embedder import Embedder
 from engine.predict.classifier import Classifier
@@ -115,7 +116,8 @@ class DataSet:
     def load(cls, config: Config, run: SavedRun | None = None) -> "DataSet":
         """Read the data. `run`: a run with these settings, whose folds are kept."""
         # The outputs of the model need not be those of the data: weights of ImageNet judge any labels.
-        known = Known(saved=_saved_folds(run.folder)) if run and config.DATA.FOLD else UNKNOWN
+        has_folds = config.DATA.FOLD or config.DATA.FOLDS
+        known = Known(saved=_saved_folds(run.folder)) if run and has_folds else UNKNOWN
         opened = open_data(config.changed("MODEL", NUM_CLASSES=None), known=known)
         val = opened.val
         if val.makes_batches:
@@ -123,7 +125,10 @@ class DataSet:
                 f"DATA.DATASET: the images of {config.DATA.DATASET} are generated, so no label is wrong; "
                 "give a run with real data"
             )
-        return cls(opened.config.changed("MODEL", NUM_CLASSES=config.MODEL.NUM_CLASSES), opened.train, val)
+        train = opened.train
+        if val.split.get("rule") == ALL:  # both parts are the whole set
+            train, val = train.take(np.arange(len(train))), val.take(np.empty(0, np.int64))
+        return cls(opened.config.changed("MODEL", NUM_CLASSES=config.MODEL.NUM_CLASSES), train, val)
 
     def __len__(self) -> int:
         return len(self.train) + len(self.val)
@@ -134,8 +139,8 @@ class DataSet:
 
     @property
     def is_divided(self) -> bool:
-        """Return whether the validation part was split off. If not, the data has its own validation part."""
-        return self.val.split.get("rule") in DRAWN
+        """Return whether both parts are of one set. If not, the data has its own validation part."""
+        return self.val.split.get("rule") in (*DRAWN, ALL)
 
     @property
     def is_listing(self) -> bool:

@@ -125,6 +125,8 @@ def read_tables(source: Source) -> tuple[DataSet, list[Predictions], np.ndarray 
         if source.folds:
             folds = np.full(len(data), -1) if folds is None else folds
             folds[data.numbers[1]] = data.config.DATA.fold.number
+        elif data.config.DATA.FOLDS:
+            folds = data.train.folds
     joined = [Predictions(*map(np.concatenate, zip(*tables, strict=True))) for tables in by_seed.values()]
     return first, joined, folds
 

@@ -33,6 +33,8 @@ class RunTimes:
     update: float = 0.0
     evaluation: float = 0.0
     end_work: float = 0.0  # pictures, tables and report after the last evaluation; an estimate
+    evaluates: bool = True  # whether an epoch ends with an evaluation
+    num_folds: int = 0  # of DATA.FOLDS: the last epoch ends with so many further runs
 
     @classmethod
     def of(
@@ -47,6 +49,8 @@ class RunTimes:
             most_updates=config.TRAIN.NUM_EPOCHS * order.steps_per_epoch,
             evaluation_in_updates=forwards / 3 * (1 + config.TRAIN.MODEL_EMA),
             longest_save=longest_save,
+            evaluates=num_evaluated > 0,
+            num_folds=config.DATA.FOLDS or 0,
         )
 
     def until_end(self, step: int, num_updates: int, num_done: int | None = None) -> float:
@@ -59,11 +63,21 @@ class RunTimes:
         before_last = math.ceil(num_updates / per_epoch) - 1  # number of epochs before the last one
         num_evaluations = before_last // every - num_done // every if num_done <= before_last else -1
         training = self.before_first_update + (num_updates - step) * self.update
-        return training + (num_evaluations + 1) * self.one_evaluation() + self.after_last_evaluation()
+        evaluations = (num_evaluations + 1) * self.one_evaluation() + self.of_folds(num_updates)
+        return training + evaluations + self.after_last_evaluation()
 
     def one_evaluation(self) -> float:
         """Return the seconds of an evaluation: measured, or an estimate from the updates."""
+        if not self.evaluates:
+            return 0.0
         return self.evaluation or self.evaluation_in_updates * self.update
+
+    def of_folds(self, num_updates: int) -> float:
+        """Return the seconds of the further runs of DATA.FOLDS. Each lacks the images of its fold."""
+        if not self.num_folds:
+            return 0.0
+        start = self.num_folds * self.before_first_update
+        return start + (self.num_folds - 1) * num_updates * self.update
 
     def after_last_evaluation(self) -> float:
         """Return the seconds of a save, and of the pictures, tables and report."""

@@ -1,0 +1,50 @@
+"""Train on all images of a set: nothing is held out (DATA.VAL_FRACTION 0), or each image by one of several further runs
+(DATA.FOLDS). Both parts are then the whole set, and no run scores images that it was trained on."""
+
+from configs.schema import Config
+from datasets.split.parts import ALL
+from datasets.types import ImageSet, SavedData
+from utils.errors import ConfigError
+from utils.text import counted
+
+
+def learn_all(config: Config, image_set: ImageSet, record: dict, saved: SavedData | None) -> tuple[ImageSet, ImageSet]:
+    """Return all images twice. With DATA.FOLDS they know their folds, which the further runs hold out in turn.
+
+    `record`: of a drawn split; `saved`: the data record of the resumed checkpoint.
+    """
+    refuse(config)
+    kept = {name: record[name] for name in ("training", "validation", "seed", "group_by") if name in record}
+    record, folds = {"rule": ALL, **kept}, None
+    if config.DATA.FOLDS:
+        from datasets.split.folds import folds_of
+
+        record["folds"] = config.DATA.FOLDS
+        folds = folds_of(image_set, record, saved)
+    whole = image_set.with_facts(split=record, folds=folds)
+    return whole, whole
+
+
+def refuse(config: Config) -> None:
+    """Raise ConfigError if a setting needs validation images, or a run of which further runs can be made."""
+    cause = f"DATA.FOLDS is {config.DATA.FOLDS}" if config.DATA.FOLDS else "DATA.VAL_FRACTION is 0"
+    remedy = "leave one of them out"
+    for name, value in (("TRAIN.EARLY_STOP", config.TRAIN.EARLY_STOP), ("TRAIN.BUDGET", config.TRAIN.BUDGET)):
+        if value:
+            raise ConfigError(
+                f"{name} is {value}, but {cause}, so no epoch has validation images, which {name} needs; {remedy}, "
+                "or set the number of epochs with -epochs"
+            )
+    if config.DATA.FOLDS and config.DIST.STRATEGY == "fsdp2":
+        raise ConfigError(f"DIST.STRATEGY is fsdp2, which {cause} does not support; use ddp, or {remedy}")
+    if config.DATA.FOLDS and not config.task.has_answers:
+        raise ConfigError(f"TRAIN.OBJECTIVE is {config.TRAIN.OBJECTIVE}, which predicts nothing, but {cause}; {remedy}")
+
+
+def describe(config: Config, record: dict) -> str:
+    """Return how a run on all images is measured, for the log."""
+    if "folds" not in record:
+        return "none, because DATA.VAL_FRACTION is 0, so nothing is measured"
+    groups = f", each {record['group_by']} whole" if "group_by" in record else ""
+    runs = counted(record["folds"], "further run")
+    return f"all of them, by {runs}, each without 1/{record['folds']} of the images{groups} (DATA.FOLDS)"

@@ -705,6 +705,8 @@ class Config:
     @property
     def compares_weights(self) -> bool:
         """Whether the validation images choose the best weights among several, so that their scores are too high."""
+        if self.DATA.FOLDS:
+            return False
         has_one = self.TRAIN.NUM_EPOCHS <= self.VALIDATE_FREQ and not self.TRAIN.MODEL_EMA
         return not (has_one and self.MODEL.NEW_CLASSIFIER == "random")
 

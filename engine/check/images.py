@@ -14,6 +14,8 @@ from datasets.copies import Copies, are_equal, find_copies
 from datasets.identity import ImageContents
 from datasets.passes import read_each
 from datasets.pixels.decode import KEEP_VALUES, SHALLOW
+from datasets.split import DRAWN
+from datasets.split.parts import ALL
 from datasets.types import ImageReadError, ImageSet
 from engine.evaluation.scores import FEW, interval_of
 from engine.quick_checks import OK, WARN, WRONG, Finding
@@ -95,12 +97,17 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
     """Yield all findings about a data set whose lists and folders are valid. `train` is None in evaluation."""
     counts = counted(len(val), "validation image")
     counts = counts if train is None else f"{len(train):,} training and {counts}"
+    learns_all = val.split.get("rule") == ALL  # both parts are the whole set
+    if learns_all:
+        counts = f"all {counted(len(val), 'image')} for training"
     if val.makes_batches:  # images generated on the device, with random classes
         yield Finding("data", counts)
         return
-    yield check_counts(config, counts, val)
+    yield Finding("data", counts) if learns_all else check_counts(config, counts, train, val)
     yield import_named("engine.check", find_task(config).check)(config, train, val)
-    parts = [("validation", val)] if train is None else [("training", train), ("validation", val)]
+    parts = [("training", train), ("validation", val)]
+    if train is None or learns_all:
+        parts = parts[:1] if learns_all else parts[1:]
     scans = [ScanResult(image_set, config.START.CHECK_IMAGES) for _, image_set in parts]
     contents, start, kinds = contents_of(scans), 0, Counter()
     for (part, _), scan in zip(parts, scans, strict=True):
@@ -121,7 +128,7 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
         yield found
 
 
-def check_counts(config: Config, counts: str, val: ImageSet) -> Finding:
+def check_counts(config: Config, counts: str, train: ImageSet | None, val: ImageSet) -> Finding:
     """Report the numbers of images. Warn if there are few validation images."""
     if len(val) >= FEW:
         return Finding("data", counts)
@@ -129,7 +136,10 @@ def check_counts(config: Config, counts: str, val: ImageSet) -> Finding:
     if config.task.noun == "class":
         interval = interval_of(50, len(val))
         found = f"{counts}; with so few validation images, an accuracy of 50% has a 95% interval of {interval}"
-    remedy = "add validation images, hold out more (DATA.VAL_FRACTION), or train on folds (DATA.FOLD)"
+    remedy = "add validation images"
+    if train is not None and val.split.get("rule") in DRAWN:
+        total = counted(len(train) + len(val), "image")
+        remedy = f"-folds 5 measures on all {total} and trains on all of them, in about 5 times the time"
     return Finding("data", found, WARN, remedy)
 
 

@@ -80,10 +80,9 @@ class Source:
         return command("scripts/labels.py", self.name, *words)
 
     @property
-    def sweep(self) -> str:
-        """Return the command that trains the first run in folds, so that all images are judged."""
-        words = ("-cfg", self.folder / "config.yaml", "-folds", 5, "-output", "sweeps/folds")
-        return command("scripts/sweep.py", *words)
+    def by_folds(self) -> str:
+        """Return the command that trains as the first run, and further runs by which all images are judged."""
+        return command("main_single_gpu.py", "-cfg", self.folder / "config.yaml", "-folds", 5)
 
     def data(self) -> "DataSet":
         """Return the images, divided as by the first run."""
@@ -125,10 +124,9 @@ class DataSet:
                 f"DATA.DATASET: the images of {config.DATA.DATASET} are generated, so no label is wrong; "
                 "give a run with real data"
             )
-        train = opened.train
         if val.split.get("rule") == ALL:  # both parts are the whole set
-            train, val = train.take(np.arange(len(train))), val.take(np.empty(0, np.int64))
-        return cls(opened.config.changed("MODEL", NUM_CLASSES=config.MODEL.NUM_CLASSES), train, val)
+            val = val.take(np.empty(0, np.int64))
+        return cls(opened.config.changed("MODEL", NUM_CLASSES=config.MODEL.NUM_CLASSES), opened.train, val)
 
     def __len__(self) -> int:
         return len(self.train) + len(self.val)
@@ -169,7 +167,7 @@ class DataSet:
     @cached_property
     def numbers(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers of the training and of the validation images."""
-        if self.is_divided:
+        if self.is_divided and len(self.val):
             return self.train.rows.astype(np.int64), self.val.rows.astype(np.int64)
         return np.arange(len(self.train)), len(self.train) + np.arange(len(self.val))
 

@@ -132,8 +132,8 @@ def _say_what_was_judged(
             f"{rest:,} images were not judged, because {counted(source.num_missing, 'trial')} of the sweep is not done; "
             f"continue it: {command('scripts/sweep.py', '-output', source.folder)}"
         )
-    elif not source.folds:
+    elif rest and not source.folds:
         line = f"{counted(len(data.train), 'training image')} were not judged, because the run was trained on them"
         if data.is_divided:
-            line += f"; a sweep judges all: {source.sweep}"
+            line += f"; a run with -folds judges all: {source.by_folds}"
         say(line)

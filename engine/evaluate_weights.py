@@ -77,7 +77,7 @@ def complete_best(
     def evaluate_best() -> ClassResults:
         if plan.holds_out:
             return evaluate_saved(session.path / BEST, trainer, data, bad_images)
-        from engine.folds import evaluate_by_folds
+        from engine.folds.evaluation import evaluate_by_folds
 
         (evaluation,) = evaluate_by_folds(session, plan, trainer, stop).values()
         return evaluation.images.gather(trainer.process)

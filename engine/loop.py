@@ -167,7 +167,7 @@ class Loop:
         if not self.plan.holds_out:
             if not (self.plan.config.DATA.FOLDS and is_last):
                 return {}
-            from engine.folds import evaluate_by_folds
+            from engine.folds.evaluation import evaluate_by_folds
 
             self.saves.save()  # a resumed run then continues with the folds
             return evaluate_by_folds(self.session, self.plan, self.trainer, self.stop)

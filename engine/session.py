@@ -38,12 +38,12 @@ class Session:
 
     SECONDS_BETWEEN_BEATS = 10.0
 
-    def __init__(self, loaded: LoadedConfig, process: Process, part: str = ""):
-        """`part`: the title of a run that is a part of another run. It prints nothing but its progress bar."""
+    def __init__(self, loaded: LoadedConfig, process: Process, part: str = "", outer: "Session | None" = None):
+        """`part`: the title of a run that is a part of the run `outer`. It prints nothing but its progress bar."""
         self.process, self.log = process, Log(process.rank, process.world_size, part)
         self.path = Path()
         self.identity = Identity("", "", "")  # the identity of the run, the same in every process
-        self._loaded = loaded
+        self._loaded, self._outer = loaded, outer
         self._lock: FolderLock | None = None  # in every process
         self._owned: Path | None = None  # in process 0: the run's folder, locked by `_lock_file` until the process ends
         self._lock_file: IO[bytes] | None = None
@@ -130,6 +130,8 @@ class Session:
 
         A thread writes it, so that a slow disk does not delay training.
         """
+        if self._outer:
+            self._outer.beat()
         is_due = time.monotonic() - self._last_write >= self.SECONDS_BETWEEN_BEATS
         if self._owned and is_due and not self._beat.is_alive():
             beat = threading.Thread(target=self._write_in_background, kwargs=facts, daemon=True)

@@ -85,13 +85,16 @@ def why_no_features(model: nn.Module, config: Config) -> str:
     return ""
 
 
-def gather_features(images: ClassResults, process: Process) -> TappedFeatures | None:
-    """Return the features of all processes in the order of the images, or None. Collective."""
-    if not images.local.features:  # a model that shows none does so in every process
+def gather_features(local: Any, process: Process) -> TappedFeatures | None:
+    """Return the features of all processes in the order of the images, or None. Collective.
+
+    `local`: the results of the images of this process.
+    """
+    if not local.features:  # a model that shows none does so in every process
         return None
-    columns = zip(*images.local.features, strict=True)
+    columns = zip(*local.features, strict=True)
     positions, *features = (torch.cat(column).cpu().numpy() for column in columns)
-    _, *features = joined(process, images.local.indices[positions], *features)
+    _, *features = joined(process, local.indices[positions], *features)
     return TappedFeatures(*map(torch.from_numpy, features))
 
 
@@ -100,19 +103,29 @@ def gather_features(images: ClassResults, process: Process) -> TappedFeatures | 
 
 def learn(images: ClassResults, trainer: Trainer, temperature: float) -> dict[str, Any]:
     """Return the statistics of the images of an evaluation, or the reason why there are none. Collective."""
-    features, reason = gather_features(images, trainer.process), why_no_features(trainer.model, trainer.config)
+    local, reason = images.local, why_no_features(trainer.model, trainer.config)
+    if trainer.config.DATA.FOLDS and local.features:  # a FoldFeatures
+        return trainer.process.first(lambda: local.features.statistics(temperature, reason))
+    features = gather_features(local, trainer.process)
     return trainer.process.first(lambda: summarize(features, temperature, reason))
+
+
+def why_unusable(features: TappedFeatures | None, reason: str) -> str:
+    """Return why these features make no statistics, or "". `reason`: why there are no features."""
+    if features is None:
+        return reason or "this model does not show the output of a layer in the middle"
+    num_images = len(features.logits)
+    if num_images < FEWEST_IMAGES:
+        return f"there are {counted(num_images, 'validation image')}, fewer than {FEWEST_IMAGES}"
+    if not all(each.isfinite().all() for each in features):
+        return "some features are not finite"
+    return ""
 
 
 def summarize(features: TappedFeatures | None, temperature: float, reason: str) -> dict[str, Any]:
     """Return the statistics, or the reason why there are none. `reason`: why there are no features."""
-    if features is None:
-        return {"reason": reason or "this model does not show the output of a layer in the middle"}
-    num_images = len(features.logits)
-    if num_images < FEWEST_IMAGES:
-        return {"reason": f"there are {counted(num_images, 'validation image')}, fewer than {FEWEST_IMAGES}"}
-    if not all(each.isfinite().all() for each in features):
-        return {"reason": "some features are not finite"}
+    if why := why_unusable(features, reason):
+        return {"reason": why}
     known = fit_known(features, temperature)
     random = np.random.default_rng(0)
     noise = (torch.from_numpy(random.standard_normal(each.shape, np.float32)) for each in features)

@@ -5,7 +5,7 @@
 A small ViT (-amp with bfloat16, drop path, mixup, EMA, accumulation) is trained once without interruption. Then runs are
 killed at moments drawn uniformly from the duration of that run, including start-up and saves, and restarted with -resume
 auto until they finish, until all kills are used. (tests/faults/test_killed.py kills at every moment of a save.) KINDS lists
-the four kinds of runs; -quick kills only the first. With two processes, the killed process is drawn at random. Half of
+the kinds of runs; -quick kills only the first. With two processes, the killed process is drawn at random. Half of
 these kills happen under main_multi_gpu.py's own launcher, which ends the run, and half under torchrun --max-restarts, which
 restarts it. Prints a Markdown table. The exit code is 1 if a run was lost, ended with another hash, or left a process
 behind. Needs Linux. With `-program halfstep`, the installed program starts the runs (`halfstep train ...`), not the files of
@@ -59,6 +59,7 @@ KINDS = {
     "digits": "",
     "numbers, some of them missing": NUMBERS,
     "native pixels, 5 channels": NATIVE,
+    "numbers by folds": f"{NUMBERS} DATA.FOLDS=3",
     "new classifier": "MODEL.PRETRAINED={folder}/pretrained.pth MODEL.NEW_CLASSIFIER=zeros",
 }
 KILLS, EPOCHS = {1: 25, 2: 13}, 8  # {number of processes: kills of each kind}

@@ -131,7 +131,7 @@ def apply(source: Source, table: Path, output: Path | None) -> None:
         print(f"... and {len(changes) - NUM_LISTED:,} more")
     origin = source.runs[0].folder if source.runs else data.place
     print(
-        f"{folder}: {' and '.join(LISTS)} list the training and validation images of {origin}, with "
+        f"{folder}: {describe_lists(data)} of {origin}, with "
         f"{counted(len(changes), 'corrected label')}; the data are unchanged"
     )
     if source.runs:
@@ -141,6 +141,13 @@ def apply(source: Source, table: Path, output: Path | None) -> None:
         print("train from the lists:")
         words = ["-pretrained", source.name, *source.flags]
     print(f"  {command_to_train(words, data.config, lists)}")
+
+
+def describe_lists(data: DataSet) -> str:
+    """Return which lists `-apply` has written, and what they list."""
+    if len(data.val):
+        return f"{' and '.join(LISTS)} list the training and validation images"
+    return f"{LISTS[0]} lists all images"
 
 
 def choose(arguments: Namespace) -> int:

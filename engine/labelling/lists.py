@@ -60,7 +60,8 @@ def write_lists(folder: Path, data: DataSet, labels: np.ndarray) -> Config:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / CLASSES, "".join(f"{name}\n" for name in data.classes))
-        for is_val in (True, False):  # train.csv is last: without it, the folder is not a data set
+        parts = (True, False) if len(data.val) else (False,)
+        for is_val in parts:  # train.csv is last: without it, the folder is not a data set
             with replacing(folder / LISTS[is_val]) as file:
                 file.write(csv_text(_rows(data, labels, is_val)).encode(errors="surrogateescape"))
     except (OSError, UnicodeError) as error:
@@ -70,7 +71,7 @@ def write_lists(folder: Path, data: DataSet, labels: np.ndarray) -> Config:
         _check(config, data, labels)
     except (ConfigError, DataError) as error:
         for name in (*LISTS, CLASSES):
-            (folder / name).unlink()
+            (folder / name).unlink(missing_ok=True)
         raise DataError(f"-apply: a CSV file cannot list these images: {error}") from error
     return config
 
@@ -96,10 +97,12 @@ def _rows(data: DataSet, labels: np.ndarray, is_val: bool) -> Iterator[list[str]
 
 def _config_of_lists(folder: Path, data: DataSet) -> Config:
     lists = os.path.abspath(folder)
+    # If all images are trained on, their list is one file, which has no validation part.
+    path = lists if len(data.val) else os.path.join(lists, LISTS[0])
     config = data.config.changed(
         "DATA",
         DATASET="csv",
-        DATA_PATH=lists,
+        DATA_PATH=path,
         IMAGE_ROOT=os.path.abspath(data.root),
         CLASSES=os.path.join(lists, CLASSES),
         FOLD=None,

@@ -11,6 +11,7 @@ from tests.support.image_sets import png, write_tar
 from tests.support.parquet_files import write_parquet
 from tests.support.runs import ending, epochs_of, rows, rows_of, run, status_of, typed
 from utils.errors import AFTER_SIGNAL
+from utils.text import csv_text
 
 pytestmark = pytest.mark.slow
 
@@ -160,6 +161,27 @@ def test_report_and_labels_use_the_predictions_of_all_images(train):
     assert f"all {COUNT} images, each predicted by one of {FOLDS} further runs that had not learned it" in page
     found = typed("scripts/labels.py", folder).done().stdout
     assert f"predictions for {COUNT} of {COUNT} images by 1 run" in found and "not judged" not in found
+
+
+def write_a_contradiction(folder):
+    flags = write_folders(folder)
+    (folder / "class 1" / "copy.png").write_bytes(png(0))  # class 0/0.png
+    return flags
+
+
+def test_corrected_labels_of_a_run_by_folds_are_one_list(train, tmp_path):
+    _, folder = train(write_a_contradiction, f"DATA.FOLDS={FOLDS}")
+    typed("scripts/labels.py", folder).done()
+    table = folder / "labels" / "labels.csv"
+    rows = rows_of(table)
+    doubted = next(row for row in rows if row["image"] == "class 1/copy.png")
+    confirmed = [row | {"confirmed": "yes" if row is doubted else "", "suggestion": "class 0"} for row in rows]
+    table.write_text(csv_text([list(rows[0]), *(row.values() for row in confirmed)]), encoding="utf-8")
+    applied = typed("scripts/labels.py", folder, "-apply", table, "-output", tmp_path / "lists").done()
+    assert "train.csv lists all images" in applied.stdout and f"{tmp_path}/lists/train.csv" in applied.stdout
+    listed = {row["image_path"]: row["target"] for row in rows_of(tmp_path / "lists" / "train.csv")}
+    assert len(listed) == COUNT + 1 and listed["class 1/copy.png"] == "class 0"
+    assert not (tmp_path / "lists" / "val.csv").exists()
 
 
 def test_run_on_all_images_says_that_nothing_was_measured(train):

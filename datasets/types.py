@@ -42,6 +42,8 @@ class ImageSet:
     pixels = Pixels(num_channels=3)
     class_folders: Set[bytes] = frozenset()  # class folders that are left out of image names when a split hashes them
     folds: np.ndarray | None = None  # the fold of each image, if folds were drawn
+    groups: Any = None  # the group of each image of the whole set if DATA.GROUP_BY is set; a group stays in one part
+    copies: np.ndarray | None = None  # int64 [N], equal for copies of each other, if the set was searched for copies
     left_out: dict[str, int] = {}  # number of images of each class that the evaluated checkpoint does not know
     fingerprints: Any = None  # datasets.overlap.Fingerprints, while this set is compared with another set
     num_in_training: int | None = None  # the number of validation images that are also training images; None: unknown
@@ -146,7 +148,8 @@ class ImageSet:
         """Return a set of only these images, with the same class numbers."""
         rows = indices.astype(np.uint32, copy=False) if self.rows is None else self.rows[indices]
         folds = None if self.folds is None else self.folds[indices]
-        return self.with_facts(targets=self.targets[indices], rows=rows, folds=folds)
+        copies = None if self.copies is None else self.copies[indices]
+        return self.with_facts(targets=self.targets[indices], rows=rows, folds=folds, copies=copies)
 
     def count_classes(self, chosen: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Return int64 [classes]: the number of images with each class, among all or the chosen images."""

@@ -110,7 +110,7 @@ class FileImages(EncodedImages):
     """Images in files below one folder."""
 
     folder = ""  # the path of `root` below DATA.DATA_PATH, such as val
-    groups: Texts | None = None  # the group of each image if DATA.GROUP_BY is set; a group stays in one part
+    groups: Texts | None = None
 
     def __init__(
         self,

@@ -162,9 +162,9 @@ def interval_of(top1: float, num_images: int, most: float = 1000) -> str:
     return f"{low:.{digits}f} to {high:.{digits}f}%"
 
 
-def wilson_interval(percent: float, total: int) -> tuple[float, float]:
+def wilson_interval(percent: float, total: float, deviations: float = 1.96) -> tuple[float, float]:
     """Return Wilson's 95% interval of a percentage of `total` images. It is valid near 0 and 100% too."""
-    p, z2 = percent / 100, 1.96**2 / total
+    p, z2 = percent / 100, deviations**2 / total
     half = math.sqrt(z2 * (p * (1 - p) + z2 / 4))
     low, high = (100 * (p + z2 / 2 + side * half) / (1 + z2) for side in (-1, 1))
     return low, high

@@ -42,7 +42,7 @@ class ImageSet:
     pixels = Pixels(num_channels=3)
     class_folders: Set[bytes] = frozenset()  # class folders that are left out of image names when a split hashes them
     folds: np.ndarray | None = None  # the fold of each image, if folds were drawn
-    groups: Any = None  # the group of each image of the whole set if DATA.GROUP_BY is set; a group stays in one part
+    has_groups = False  # whether DATA.GROUP_BY names groups, each of which stays in one part
     copies: np.ndarray | None = None  # int64 [N], equal for copies of each other, if the set was searched for copies
     left_out: dict[str, int] = {}  # number of images of each class that the evaluated checkpoint does not know
     fingerprints: Any = None  # datasets.overlap.Fingerprints, while this set is compared with another set

@@ -110,7 +110,7 @@ class FileImages(EncodedImages):
     """Images in files below one folder."""
 
     folder = ""  # the path of `root` below DATA.DATA_PATH, such as val
-    groups: Texts | None = None
+    groups: Texts | None = None  # the group of each image if DATA.GROUP_BY is set; a group stays in one part
 
     def __init__(
         self,
@@ -150,6 +150,10 @@ class FileImages(EncodedImages):
 
     def all_keys(self) -> Iterator[list[bytes]]:
         return map(normal_paths, self._in_chunks(self.paths))
+
+    @property
+    def has_groups(self) -> bool:
+        return self.groups is not None
 
     def split_keys(self) -> Iterator[list[bytes]]:
         return self.all_keys() if self.groups is None else self._in_chunks(self.groups)

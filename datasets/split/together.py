@@ -8,8 +8,9 @@ from datasets.types import ImageSet
 
 def group_numbers(image_set: ImageSet) -> np.ndarray:
     """Return int64 [N]: the number of each image's group, from 0. Groups that share a photo or a copy are one."""
-    columns = [] if image_set.groups is None else [hashes_of(image_set.split_keys(), 0)]
-    columns += [] if image_set.copies is None else [image_set.copies]
+    columns = [hashes_of(image_set.split_keys(), seed=0)] if image_set.has_groups else []
+    if image_set.copies is not None:
+        columns.append(image_set.copies)
     return joined(*columns)
 
 

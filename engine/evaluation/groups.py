@@ -30,7 +30,7 @@ class Interval:
 
 def groups_of(images: ImageSet) -> np.ndarray | None:
     """Return int64 [N]: the number of each image's group, from 0, or None if each image is a group of its own."""
-    if images.groups is None and images.copies is None:
+    if not images.has_groups and images.copies is None:
         return None
     return group_numbers(images)
 

@@ -101,8 +101,11 @@ class ImageContents:
         part, index = self.find(number)
         self.add(number, part.read(index))
 
-    def groups(self) -> list[Group]:
-        """Return the groups of images that are the same as another image of the group."""
+    def groups(self, most_pairs: int | None = None) -> list[Group]:
+        """Return the groups of images that are the same as another image of the group.
+
+        `most_pairs`: compare only so many pairs of images with other pixels, the most similar ones.
+        """
         first_of: dict[int, int] = {}
         firsts = [first_of.setdefault(each, n) if each else n for n, each in enumerate(self.digests.tolist())]
         leader = list(firsts)  # an image of the same group
@@ -115,7 +118,7 @@ class ImageContents:
 
         leaders, compared = np.array([*first_of.values()], np.int64), set()
         # An image has few candidates, so one group may be found in parts. Comparing the leaders again joins the parts.
-        while pairs := sorted(self._candidates(leaders) - compared):
+        while pairs := self._next_pairs(leaders, compared, most_pairs):
             compared.update(pairs)
             pairs = [pair for pair in pairs if self._are_alike(pair)]  # threads would wait for each other
             with ThreadPoolExecutor() as pool:
@@ -129,8 +132,19 @@ class ImageContents:
             groups[leader_of(number)][number] = first
         return [group for group in groups.values() if len(group) > 1]
 
-    def _candidates(self, numbers: np.ndarray) -> set[tuple[int, int]]:
-        """Return the pairs of images that may be near copies: NUM_CANDIDATES for each image, or a few more."""
+    def _next_pairs(self, numbers: np.ndarray, compared: set, most_pairs: int | None) -> list[tuple[int, int]]:
+        """Return the candidates that have not been compared, sorted."""
+        distances = self._candidates(numbers)
+        pairs = sorted(distances.keys() - compared)
+        if most_pairs is not None:
+            pairs = sorted(sorted(pairs, key=distances.get)[: max(most_pairs - len(compared), 0)])
+        return pairs
+
+    def _candidates(self, numbers: np.ndarray) -> dict[tuple[int, int], float]:
+        """Return the pairs of images that may be near copies: NUM_CANDIDATES for each image, or a few more.
+
+        The values are squared distances, relative to the limit.
+        """
         features, contrasts = self._features(numbers)
         # Images that differ much in the feature that varies most are not compared.
         column = features.var(0).argmax() if len(numbers) else 0
@@ -139,7 +153,7 @@ class ImageContents:
         features, limits, numbers = features[order], SHARE * contrasts[order], numbers[order]
         keys, squares = features[:, column], (features**2).sum(1)
         lows, highs = np.searchsorted(keys, keys - limits), np.searchsorted(keys, keys + limits, "right")
-        pairs, start = set(), 0
+        pairs, start = {}, 0
         while start < len(numbers):
             block = slice(start, start + max(1, NUM_DISTANCES // len(numbers)))
             start, window = block.stop, slice(lows[block].min(), highs[block].max())
@@ -148,8 +162,11 @@ class ImageContents:
             order = np.lexsort((distances[rows, others], rows))
             rows, others = rows[order], others[order]
             is_chosen = np.arange(len(rows)) - np.searchsorted(rows, rows) <= NUM_CANDIDATES  # one is the image itself
-            found = np.stack([numbers[block][rows[is_chosen]], numbers[window][others[is_chosen]]], 1)
-            pairs.update(map(tuple, np.sort(found[found[:, 0] != found[:, 1]], 1).tolist()))
+            rows, others = rows[is_chosen], others[is_chosen]
+            one, other = numbers[block][rows], numbers[window][others]
+            both, relative = np.sort(np.stack([one, other], 1), 1), distances[rows, others] / limits[block][rows] ** 2
+            is_pair = one != other
+            pairs.update(zip(map(tuple, both[is_pair].tolist()), relative[is_pair].tolist(), strict=True))
         return pairs
 
     def _features(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,6 +1,7 @@
 """open_data: the only way from settings to images. They are finished: divided, numbered, measured."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ from configs.schema import Config
 from configs.tables import import_named
 from datasets.classes import Numbered, renumber
 from datasets.sources import find_source
-from datasets.split import describe_split, split
+from datasets.split import MOST_SEARCHED, describe_split, split
 from datasets.split.parts import warn_of_lacking_classes
 from datasets.types import UNKNOWN, CacheProgress, ImageSet, Known, SavedData, Settled
 from utils.distributed import Process
@@ -19,6 +20,7 @@ from utils.text import is_url
 
 Wanted = Literal["both", "validation"]  # the parts to read; with "validation", the training part may be missing
 Parts = tuple[ImageSet | None, ImageSet]  # training images (None if they are not wanted), validation images
+Read = tuple[ImageSet | None, ImageSet | None]  # as a source returns them: both parts, or all images and None
 
 
 class OpenedData(NamedTuple):
@@ -46,8 +48,11 @@ def open_data(
     DATA.CACHE, and reports it.
     """
     process = process or Process(torch.device("cpu"))
-    given = config, wanted == "validation", known.saved, say, output
-    train, val = process.after_first(lambda: _through_cache(config, _read(*given), cache))
+    only_validation, saved = wanted == "validation", known.saved
+    read = process.after_first(lambda: _read(config, only_validation, saved, say, output))
+    read = _with_copies(config, read, only_validation, saved, process)
+    finish = partial(_finish, config, read, only_validation, saved)
+    train, val = process.after_first(lambda: _through_cache(config, finish(), cache))
     if wanted == "validation" and known.outputs and val.classes != known.outputs and {*val.classes} <= {*known.outputs}:
         (val,) = renumber([val], known.outputs)
     settings: list[Settled] = []
@@ -74,8 +79,8 @@ def _through_cache(config: Config, parts: Parts, cache: CacheProgress | None) ->
 
 def _read(
     config: Config, only_validation: bool, saved: SavedData | None, say: Callable[[str], None], output: str | None
-) -> Parts:
-    """Return the checked and numbered parts, before anything is measured."""
+) -> Read:
+    """Return the parts of the data set, or all images and None."""
     data = config.DATA
     try:
         train, val = find_source(data.DATASET, data.DATA_PATH)(config, only_validation, say)
@@ -88,6 +93,30 @@ def _read(
         refuse_doubtful(config, saved, whole)
         if output:
             refuse_output_inside(filter(None, (train, val)), output)
+    return train, val
+
+
+def _with_copies(config: Config, read: Read, only_validation: bool, saved: SavedData | None, process: Process) -> Read:
+    """Return the images with their copies if some of them will be held out of a small set of files. Collective."""
+    (train, val), data = read, config.DATA
+    if val is not None or train.in_memory or train.makes_batches or is_url(data.DATA_PATH):
+        return read
+    if saved and saved.split:
+        is_divided = bool(saved.split.get("copies"))  # older runs divided their images without looking at them
+    else:
+        is_published = train.split.get("rule") == "position"
+        is_divided = bool(data.VAL_FRACTION or data.FOLD) and not (only_validation or is_published)
+    if not is_divided or (len(train) > MOST_SEARCHED and not saved):
+        return read
+    from datasets.copy_search import with_copies
+
+    return with_copies(train, saved, process), None
+
+
+def _finish(config: Config, read: Read, only_validation: bool, saved: SavedData | None) -> Parts:
+    """Return the checked and numbered parts, before anything is measured."""
+    (train, val), data = read, config.DATA
+    whole = train if val is None else val
     train, val = _divide(config, train, val, saved, only_validation)
     parts = {part: each for part, each in (("training", train), ("validation", val)) if each is not None}
     for part, image_set in parts.items():

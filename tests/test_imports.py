@@ -125,7 +125,7 @@ PACKAGES = {
         " transforms.augment pixels.survey pixels types sources.tar targets.labels targets.label_sets targets.numbers targets.number_tables"
         " balance changes fingerprint classes split known_classes bad_images pixels.native transforms sources sources.torchvision_sets native_aspect"
         " native_aspect.grids loading.replacements loading.readers squares native_aspect.batches native_aspect.batching batching loading"
-        " pixels.native.statistics identity copies overlap cache opening build __init__"
+        " pixels.native.statistics identity copies copy_search overlap cache opening build __init__"
     ).split(),
     "engine": (
         "catalogue open_model parallel precision evaluation infer train confidence.temperature features.linear tasks checkpoint confidence record"

@@ -22,6 +22,7 @@ from datasets.types import ImageSet, SavedData
 from utils.text import counted, warning
 
 SEED = 0  # decides which images are held out
+MOST_SEARCHED = 5_000  # images; a larger set is divided without a search for copies, which reads them all
 DRAWN = ("hash", "position", FOLDS)  # rules that draw a split; the other rules are "folders" and "none"
 
 
@@ -64,6 +65,8 @@ def split(config: Config, image_set: ImageSet, saved: SavedData | None) -> tuple
     record = new_record("position" if is_published else "hash", title, fraction, config.DATA.fold)
     if config.DATA.GROUP_BY:
         record["group_by"] = config.DATA.GROUP_BY
+    if image_set.copies is not None:
+        record["copies"] = True
     if config.DATA.FOLDS or (record["rule"] == "hash" and not fraction):
         from datasets.split.whole import learn_all
 
@@ -100,6 +103,7 @@ def describe_split(config: Config, val: ImageSet, only_validation: bool) -> list
         if record["rule"] == FOLDS:
             how = f"drawing equal shares of each {val.meaning.part_noun}"
             how += f", each {record['group_by']} whole" if "group_by" in record else ""
+        how += ", copies in one part" if record.get("copies") else ""
         if "folds" in record:
             share = f"DATA.FOLD {record['fold']}/{record['folds']}"
         validation = f"held out of {validation} by {how} ({share})"
@@ -153,6 +157,10 @@ def divide(image_set: ImageSet, record: dict, saved: SavedData | None = None) ->
     else:
         held_out = _by_position(image_set, record)
         columns, notes = rows_of_parts(image_set, held_out), warn_of_split_classes(image_set, held_out)
+    if image_set.copies is not None:
+        from datasets.split.together import describe_copies
+
+        notes = [*describe_copies(image_set.meaning.strata(image_set)), *notes]
     facts = {"split": record, "class_folders": folders, "notes": (*image_set.notes, *notes)}
     whole = image_set.with_facts(folds=folds)
     return tuple(

@@ -1,22 +1,18 @@
 """Hold out images by a hash of their names, so that new images leave training images in training."""
 
 import hashlib
-import re
-import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 
 import numpy as np
 
+from datasets.split.hashes import HASH_BYTES, composed, hashes_of
 from datasets.split.parts import CLASS_FOLDERS, PARTS, hashes_names, rows_of_parts, warn_of_split_classes
 from datasets.types import ImageSet, SavedData
 from utils.text import first_of, warning
 
-HASH_BYTES = 8
 NEAR = 0.1  # relative difference of the held-out share from DATA.VAL_FRACTION; a larger one is named
 NUM_NAMED = 10  # maximum number of images that a log line names because their class decided their part
-MARK = re.compile(rb"\.moved-[0-9]+(?=\.[^./]+$)")  # in the name of a file that scripts/labels.py moved to a taken name
-
 
 Columns = dict[str, np.ndarray]  # rows and targets of both parts, see rows_of_parts
 
@@ -29,7 +25,7 @@ def find_rows(image_set: ImageSet, record: dict, folders: Set[bytes]) -> tuple[C
         return rows_of_parts(image_set, held_out), notes + warn_of_split_classes(image_set, held_out)
 
     index = image_set.index
-    if not index or not index.path or image_set.rows is not None:
+    if not index or not index.path or image_set.rows is not None or image_set.copies is not None:
         return draw()
     from datasets.index import IndexBuilder, open_or_build
 
@@ -57,9 +53,9 @@ def hold_out(image_set: ImageSet, record: dict, folders: Set[bytes]) -> tuple[np
     hash back to training. If a class would lose all its images, the image with the highest hash stays in training; it,
     and the only image of a class, may be held out once there are others. The lines name such images.
 
-    Images with the same name, or in the same group of DATA.GROUP_BY, are always in the same part.
+    Images with the same name, in the same group of DATA.GROUP_BY, or that are copies, are always in the same part.
     """
-    hashes = hashes_of(image_set.split_keys(), record["seed"], folders)
+    hashes = split_hashes(image_set, record, folders)
     drawn, held_out = is_drawn(hashes, record), _hold_out(image_set, record, hashes)
     notes, their = [], f"their {image_set.meaning.part_noun}"
     for moved, part, why in (
@@ -86,7 +82,7 @@ def _hold_out(image_set: ImageSet, record: dict, hashes: np.ndarray) -> np.ndarr
     kept_whole, lacking = np.flatnonzero((counts > 0) & (num_drawn == counts)), (counts > 1) & (num_drawn == 0)
     held_out, together = drawn, hashes
     if hashes_names(record) and (len(kept_whole) or lacking.any()):  # images of two classes may have the same key
-        together = hashes_of(image_set.split_keys(), record["seed"])
+        together = split_hashes(image_set, record)
     if len(kept_whole):
         held_out = drawn & ~np.isin(together, together[image_set.with_any(kept_whole)])
     if record["fraction"] > 0:
@@ -103,40 +99,14 @@ def is_drawn(hashes: np.ndarray, record: dict) -> np.ndarray:
     return np.searchsorted(bounds, hashes, side="right") == record["fold"]
 
 
-def hashes_of(keys: Iterable[list[bytes]], seed: int, folders: Set[bytes] = frozenset()) -> np.ndarray:
-    """Return a uint64 hash of each key, without the first of its folders that is in `folders`, and without MARK.
+def split_hashes(image_set: ImageSet, record: dict, folders: Set[bytes] = frozenset()) -> np.ndarray:
+    """Return the uint64 hash of each image that decides its part, equal for copies of each other."""
+    hashes = hashes_of(image_set.split_keys(), record["seed"], folders)
+    if image_set.copies is None:
+        return hashes
+    from datasets.split.together import share_hashes
 
-    Names are normalized first, because a Mac writes umlauts as two characters.
-    """
-    with_seed, found = hashlib.blake2b(digest_size=HASH_BYTES, key=str(seed).encode()), []
-
-    def digest(name: bytes) -> bytes:
-        hashed = with_seed.copy()
-        hashed.update(name)
-        return hashed.digest()
-
-    for chunk in keys:
-        together = b"".join(chunk)
-        names = chunk if together.isascii() else [composed(name) for name in chunk]
-        names = [MARK.sub(b"", name) for name in names] if b".moved-" in together else names
-        names = [_without_first(folders, name) for name in names] if folders else names
-        found.append(np.frombuffer(b"".join(map(digest, names)), dtype=">u8").astype(np.uint64))
-    return np.concatenate([*found, np.empty(0, np.uint64)])
-
-
-def _without_first(folders: Set[bytes], name: bytes) -> bytes:
-    """Return a name without the first of its folders that is in `folders`."""
-    first, _, below = name.partition(b"/")
-    if first in folders and below:
-        return below
-    *parents, file = name.split(b"/")
-    place = next((place for place, parent in enumerate(parents) if parent in folders), len(parents))
-    return b"/".join([*parents[:place], *parents[place + 1 :], file])
-
-
-def composed(name: bytes) -> bytes:
-    text = unicodedata.normalize("NFC", name.decode(errors="surrogateescape"))
-    return text.encode(errors="surrogateescape")
+    return share_hashes(image_set, hashes, record, folders)
 
 
 def _lowest_of_each_class(

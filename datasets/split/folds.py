@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from datasets.changes import read_split, split_table
-from datasets.split.by_hash import composed, hashes_of
+from datasets.split.by_hash import split_hashes
+from datasets.split.hashes import composed, hashes_of
 from datasets.split.parts import rows_of_parts, warn_of_split_classes
 from datasets.types import ImageSet, SavedData
 
@@ -44,13 +45,13 @@ def folds_of(image_set: ImageSet, record: dict, saved: SavedData | None) -> np.n
 def draw_folds(strata: ImageSet, record: dict, kept: np.ndarray) -> np.ndarray:
     """Return int32 [N]: the fold of each image. `kept`: int32 [N], the folds that images keep, or NONE.
 
-    Images with the same name, or in the same group of DATA.GROUP_BY, are in the same fold. Large groups are placed
+    Images with the same name, in the same group of DATA.GROUP_BY, or that are copies, are in the same fold. Large groups are placed
     first, then images of rare classes, in the order of the hashes of their names.
     """
     distinct, targets = np.unique(strata.targets, return_inverse=True)
     labels = [tuple(sorted(strata.meaning.classes_of(target))) for target in distinct.tolist()]
     shares = [_shares_of([numbers]) for numbers in labels]
-    group_of = np.unique(hashes_of(strata.split_keys(), record["seed"]), return_inverse=True)[1]
+    group_of = np.unique(split_hashes(strata, record), return_inverse=True)[1]
     sizes, by_group = np.bincount(group_of), np.argsort(group_of, kind="stable")
     ends = np.cumsum(sizes)
     fold_of_group = np.full(len(sizes), NONE, np.int32)
@@ -124,7 +125,7 @@ class Filling:
 def _drawn_folds(strata: ImageSet, record: dict) -> np.ndarray:
     """Return the folds of a new run. Those of a large set are stored next to its index, for all runs."""
     nothing_kept, index = np.full(len(strata), NONE, np.int32), strata.index
-    if not index or not index.path or strata.rows is not None:
+    if not index or not index.path or strata.rows is not None or strata.copies is not None:
         return draw_folds(strata, record, nothing_kept)
     from datasets.index import IndexBuilder, open_or_build
 
@@ -148,7 +149,7 @@ def _kept_folds(image_set: ImageSet, record: dict, saved: SavedData | None) -> n
     if table is None:
         return kept
     numbers = {f"{fold}/{record['folds']}": fold for fold in range(record["folds"])}
-    listed = {row[0]: numbers[row[-1]] for row in read_split(table) if row[-1] in numbers}
+    listed = {row[0]: numbers[row[2]] for row in read_split(table) if len(row) > 2 and row[2] in numbers}
     names = [key.decode(errors="surrogateescape") for keys in image_set.all_keys() for key in keys]
     kept[:] = [listed.get(name, NONE) for name in names]
     new, gone = np.flatnonzero(kept == NONE).tolist(), sorted(listed.keys() - names)

@@ -1,8 +1,6 @@
-"""split.csv: the part of each image, and its fold if there are folds."""
+"""split.csv: the part of each image, its fold if there are folds, and the image that it is a copy of, if there are copies."""
 
 from pathlib import Path
-
-import numpy as np
 
 from datasets.split.parts import PARTS
 from datasets.types import ImageSet
@@ -11,29 +9,32 @@ from utils.text import csv_text
 
 
 def write_table(file: Path, train: ImageSet, val: ImageSet) -> None:
+    header, columns = ["image", "part"], {part: [] for part in PARTS}
+    if val.folds is not None:
+        header.append("fold")
+        for part, image_set in zip(PARTS, (train, val), strict=True):
+            columns[part].append([f"{fold}/{val.split['folds']}" for fold in image_set.folds.tolist()])
+    if val.split.get("copies"):
+        from datasets.split.together import COPY_OF, first_copies
+
+        header.append(COPY_OF)
+        for part, column in zip(PARTS, first_copies((train, val)), strict=True):
+            columns[part].append(column)
     with replacing(file) as out:
-        out.write(b"image,part\n" if val.folds is None else b"image,part,fold\n")
+        out.write(f"{','.join(header)}\n".encode())
         for part, image_set in zip(PARTS, (train, val), strict=True):
             start = 0
             for keys in image_set.all_keys():
-                if image_set.folds is None:
-                    out.write(_rows(keys, part))
-                else:
-                    folds = image_set.folds[start : start + len(keys)]
-                    out.write(_rows_with_folds(keys, part, folds, val.split["folds"]))
+                values = [column[start : start + len(keys)] for column in columns[part]]
+                out.write(_rows(keys, part, values))
                 start += len(keys)
 
 
-def _rows(keys: list[bytes], part: str) -> bytes:
+def _rows(keys: list[bytes], part: str, columns: list[list[str]]) -> bytes:
+    """Return the rows of images. `columns`: the values after the part, for each column."""
     together = b"".join(keys)
-    if not any(each in together for each in b'",\r\n'):  # values with these characters need quotes
+    if not columns and not any(each in together for each in b'",\r\n'):  # values with these characters need quotes
         return b"".join(b"%b,%b\n" % (key, part.encode()) for key in keys)
-    rows = ((key.decode(errors="surrogateescape"), part) for key in keys)
-    return csv_text(rows).encode(errors="surrogateescape")
-
-
-def _rows_with_folds(keys: list[bytes], part: str, folds: np.ndarray, total: int) -> bytes:
-    """Write a fold in the form of DATA.FOLD."""
-    names = [key.decode(errors="surrogateescape") for key in keys]
-    rows = ((name, part, f"{fold}/{total}") for name, fold in zip(names, folds.tolist(), strict=True))
+    names = (key.decode(errors="surrogateescape") for key in keys)
+    rows = zip(names, [part] * len(keys), *columns, strict=True)
     return csv_text(rows).encode(errors="surrogateescape")

@@ -1,9 +1,15 @@
 """The images that stay in the same part: those with the same name, in the same group, and copies of each other."""
 
+from collections.abc import Iterator, Sequence, Set
+
 import numpy as np
 
-from datasets.split.by_hash import hashes_of
+from datasets.split.hashes import composed, hashes_of, without_first
 from datasets.types import ImageSet
+from utils.text import warning
+
+COPY_OF = "copy_of"  # the column of split.csv with the first of the copies
+LAST = 2**64 - 1  # the highest hash, which only a fraction of 1 holds out
 
 
 def group_numbers(image_set: ImageSet) -> np.ndarray:
@@ -16,13 +22,80 @@ def group_numbers(image_set: ImageSet) -> np.ndarray:
 
 def joined(*columns: np.ndarray) -> np.ndarray:
     """Return int64 [N]: a number for each image, equal if two images are equal in a column, or linked by others that are."""
-    found = np.arange(len(columns[0]))
+    numbers = np.arange(len(columns[0]))
     members = [np.unique(column, return_inverse=True)[1] for column in columns]
     before = None
-    while before is None or (found != before).any():
-        before = found
+    while before is None or (numbers != before).any():
+        before = numbers
         for column in members:
-            least = np.full(column.max(initial=-1) + 1, len(found))
-            np.minimum.at(least, column, found)
-            found = least[column]
-    return np.unique(found, return_inverse=True)[1]
+            least = np.full(column.max(initial=-1) + 1, len(numbers))
+            np.minimum.at(least, column, numbers)
+            numbers = least[column]
+    return np.unique(numbers, return_inverse=True)[1]
+
+
+def share_hashes(image_set: ImageSet, hashes: np.ndarray, record: dict, folders: Set[bytes]) -> np.ndarray:
+    """Return the hashes of the images' keys, equal in each group that has copies: the hash of its shortest key.
+
+    Of equally long keys, it is the first in the alphabet. A copy that is added later usually has a longer or a later name,
+    so it does not move the other images. A group that is larger than the part that is held out stays in training.
+    """
+    shared = hashes.copy()
+    for place, rows in enumerate(_groups_with_copies(image_set, is_cut=False)):
+        keys = [key for chunk in image_set.take(rows).split_keys() for key in chunk]
+        names = [without_first(folders, composed(key)) for key in keys]
+        first = min(range(len(names)), key=lambda number: (len(names[number]), names[number], keys[number]))
+        shared[rows] = hashes[rows[first]]
+        if "folds" not in record and len(rows) > record["fraction"] * len(image_set):
+            shared[rows] = LAST - place
+    return shared
+
+
+def describe_copies(image_set: ImageSet) -> list[str]:
+    """Return log lines about the copies of a set that is divided. `image_set`: with the classes that are divided."""
+    lines, is_copy = [], _have_copies(image_set)
+    whole = [rows[is_copy[rows]] for rows in _groups_with_copies(image_set, is_cut=False)]
+    if whole:
+        count = sum(len(rows) for rows in whole)
+        names = f"{image_set.key(int(whole[0][0]))} and {image_set.key(int(whole[0][1]))}"
+        lines.append(f"copies: {count:,} images look the same as another, such as {names}; copies stay in one part")
+    for rows in _groups_with_copies(image_set, is_cut=True):
+        lines.append(
+            warning(
+                f"copies: {len(rows):,} images that look the same, such as {image_set.key(int(rows[0]))}, are divided, "
+                f"because they are most of all images, or all images of a {image_set.meaning.part_noun}; so the scores are "
+                "too good"
+            )
+        )
+    return lines
+
+
+def _have_copies(image_set: ImageSet) -> np.ndarray:
+    """Return bool [N]: whether each image has a copy."""
+    copies, counts = np.unique(image_set.copies, return_counts=True)
+    return np.isin(image_set.copies, copies[counts > 1])
+
+
+def _groups_with_copies(image_set: ImageSet, is_cut: bool) -> Iterator[np.ndarray]:
+    """Yield the rows of each group that has copies. `is_cut`: the groups that are divided all the same, or the others.
+
+    A group is divided if it has more than half of all images, or all images of a class with more than one.
+    """
+    numbers = joined(hashes_of(image_set.split_keys(), seed=0), image_set.copies)
+    totals = image_set.count_classes()
+    for number in np.unique(numbers[_have_copies(image_set)]).tolist():
+        rows = np.flatnonzero(numbers == number)
+        has_all = ((totals > 1) & (image_set.count_classes(rows) == totals)).any()
+        if is_cut == bool(has_all or 2 * len(rows) > len(image_set)):
+            yield rows
+
+
+def first_copies(parts: Sequence[ImageSet]) -> Iterator[list[str]]:
+    """Yield for each part the key of the first copy of each image; "" for this first one, and for images without copies."""
+    first: dict[int, str] = {}
+    for part in parts:
+        column = []
+        for index, number in enumerate(part.copies.tolist()):
+            column.append(first.get(number, ""))
+            first.setdefault(number, part.key(index))
+        yield column

@@ -139,6 +139,6 @@ def holds_out_no_more(here: dict, there: dict) -> bool:
     if here["rule"] not in DRAWN:
         names = [Path(each["validation"]).name for each in (here, there) if each]
         return not there or (here["rule"] == there["rule"] and names[0] == names[1])
-    keys = {*here, "folds", "fold", "group_by"} - {"training", "validation", "fraction", CLASS_FOLDERS}
+    keys = {*here, "folds", "fold", "group_by", "copies"} - {"training", "validation", "fraction", CLASS_FOLDERS}
     same = all(there.get(key) == here.get(key) for key in keys)
     return same and (here == there if here["rule"] == "position" else here["fraction"] <= there["fraction"])

@@ -14,7 +14,7 @@ def learn_all(config: Config, image_set: ImageSet, record: dict, saved: SavedDat
     `record`: of a drawn split; `saved`: the data record of the resumed checkpoint.
     """
     refuse(config)
-    kept = {name: record[name] for name in ("training", "validation", "seed", "group_by") if name in record}
+    kept = {name: record[name] for name in ("training", "validation", "seed", "group_by", "copies") if name in record}
     record, folds = {"rule": ALL, **kept}, None
     if config.DATA.FOLDS:
         from datasets.split.folds import folds_of

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from datasets import ImageSet
 from datasets.split import DRAWN, divide
-from datasets.split.by_hash import hashes_of
+from datasets.split.hashes import hashes_of
 from datasets.split.parts import ALL
 from engine.features.compute import ImageFeatures
 from engine.plan import TrainPlan

@@ -6,7 +6,7 @@ import numpy as np
 
 from configs.schema import Config
 from datasets import ImageSet
-from datasets.split.by_hash import hashes_of
+from datasets.split.hashes import hashes_of
 
 # So many images, and this share of all, have a number that is a limit. A largest number that few images have is none: the
 # next images may have a larger one.

@@ -59,6 +59,11 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.targets)
 
+    @property
+    def is_grouped(self) -> bool:
+        """Return whether some images say less than others, because they are of one group or copies of each other."""
+        return self.has_groups or self.copies is not None
+
     def read(self, index: int) -> np.ndarray:
         """Return the image [H, W, channels] with the type of `pixels`, or raise ImageReadError. Thread-safe."""
         raise NotImplementedError

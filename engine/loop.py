@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from datasets import BadImages, EvalData, Window
+from datasets.split import how_held_out
 from engine.callback_list import Watchers
 from engine.checkpoint.async_saver import BEST
 from engine.evaluate_weights import compare_with_start, complete_best, evaluate_both, note_start
@@ -204,7 +205,11 @@ class Loop:
         lasted = format_duration(time.perf_counter() - self.start)
         files = {"weights": "last.pth", "curves": "loss.png", "logs": "log.txt"}
         things = ", ".join(name for name, file in files.items() if (folder / file).exists())
-        over = f", over {self.trainer.task.describe_scored(self.plan.eval_set)}" if best.num_images else ""
+        over = ""
+        if best.num_images:
+            over = f", over {self.trainer.task.describe_scored(self.plan.eval_set)}"
+            if how := how_held_out(self.plan.eval_set):
+                over = f"{over}, held out {how}"
         log.say(f"{outcome.sentence}; {self.saves.describe_best()}{over}; {lasted}; {things}: {folder}")
         log.say(*compare_with_start(best, self.trainer.before))
         return outcome

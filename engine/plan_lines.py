@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import nn
 
 from datasets.sources import image_root
+from datasets.split import how_held_out
 from engine.plan import TrainPlan
 from engine.train.schedule import batch_factor
 from utils.host import name_of
@@ -87,6 +88,7 @@ def facts_for_status(plan: TrainPlan, model: nn.Module) -> dict[str, str | int]:
         "training_images": len(plan.train_set),
         "validation_images": len(plan.eval_set) if plan.holds_out or plan.config.DATA.FOLDS else 0,
         "validation_images_in_training": plan.eval_set.num_in_training,
+        "validation_images_held_out": how_held_out(plan.eval_set) or None,
         "validation_digest": plan.validation["digest"],
         "data": plan.facts,
         "data_path": None if plan.eval_set.names_are_numbers or not path.exists() else printable(str(path.resolve())),

@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 
 from utils.program import exit_code  # isort: skip
 from configs.tables import METRICS
+from engine.evaluation.groups import GroupTest
 from engine.record.saved_run import SavedRun
 from scripts.command_line import RUN_HELP, Parser
 from scripts.comparing.runs import (
@@ -126,9 +127,12 @@ def verdict_on(data_set: DataSet, sides: Sequence[list[SavedRun]], arguments: ar
     elif test:
         word = verdict(test.value, test.p >= 0.05, smaller)
         name = "McNemar's, exact, over images" if metric == "top1" else "paired, with random signs, over images"
+        name = "paired, with signs, over groups" if isinstance(test, GroupTest) else name
         facts = {"difference": test.value, "interval": test.interval, "test": name, "p": test.p}
     if test:
         facts |= {"images": test.num_images}
+        if isinstance(test, GroupTest):
+            facts["groups"] = test.num_groups
         if metric == "top1":
             facts |= {"first_alone": test.only_first, "second_alone": test.only_second}
     deviations = [statistics.stdev(each.best.values()) if len(each.best) > 1 else None for each in (one, two)]

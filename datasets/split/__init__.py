@@ -91,22 +91,31 @@ def validation_facts(image_set: ImageSet) -> dict[str, int | str]:
     }
 
 
+def how_held_out(val: ImageSet) -> str:
+    """Return how the validation images were chosen, or "" if they are a part of their own."""
+    record = val.split
+    rule = record["rule"]
+    if rule not in DRAWN:
+        return ""
+    how = f"a hash of each {record.get('group_by', 'name')}" if rule == "hash" else "position in each class"
+    how += " without its class folder" * hashes_names(record)
+    if rule == FOLDS:
+        how = f"drawing equal shares of each {val.meaning.part_noun}"
+        how += f", each {record['group_by']} whole" if "group_by" in record else ""
+    how += ", copies in one part" if record.get("copies") else ""
+    return f"by {how}"
+
+
 def describe_split(config: Config, val: ImageSet, only_validation: bool) -> list[str]:
     """Return log lines about the images of both parts, or only about the validation images."""
     record = val.split
     rule, validation = record["rule"], record["validation"]
     if rule in DRAWN:
-        how = f"a hash of each {record.get('group_by', 'name')}" if rule == "hash" else "position in each class"
-        how += " without its class folder" * hashes_names(record)
         share = f"DATA.VAL_FRACTION {record['fraction']:g}"
         share += f", and the lowest of each {val.meaning.part_noun}" * (rule == "hash")
-        if record["rule"] == FOLDS:
-            how = f"drawing equal shares of each {val.meaning.part_noun}"
-            how += f", each {record['group_by']} whole" if "group_by" in record else ""
-        how += ", copies in one part" if record.get("copies") else ""
         if "folds" in record:
             share = f"DATA.FOLD {record['fold']}/{record['folds']}"
-        validation = f"held out of {validation} by {how} ({share})"
+        validation = f"held out of {validation} {how_held_out(val)} ({share})"
     elif rule == "none":
         validation = f"all of {validation}"
     elif rule == ALL:

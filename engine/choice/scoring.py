@@ -11,6 +11,7 @@ from datasets import ImageSet
 from datasets.split import DRAWN, divide
 from datasets.split.hashes import hashes_of
 from datasets.split.parts import ALL
+from datasets.split.together import joined
 from engine.features.compute import ImageFeatures
 from engine.plan import TrainPlan
 from engine.tasks import find_task
@@ -51,9 +52,11 @@ class Scored:
         if plan.config.task.has_classes and not plan.config.task.has_several_classes:
             is_unseen = [~np.isin(others.targets, fitted.targets) for fitted, others in parts]
             self.num_unseen = sum(int(each.sum()) for each in is_unseen)
-        # Images in the same group of DATA.GROUP_BY are drawn together.
-        keys = sets[-1].take(np.concatenate([others.indices for _, others in parts])).split_keys()
-        self.groups = np.unique(hashes_of(keys, 0), return_inverse=True)[1]
+        # Images in the same group of DATA.GROUP_BY, and copies, are drawn together.
+        judged = sets[-1].take(np.concatenate([others.indices for _, others in parts]))
+        self.groups = np.unique(hashes_of(judged.split_keys(), 0), return_inverse=True)[1]
+        if judged.copies is not None:
+            self.groups = joined(self.groups, judged.copies)
         self.num_groups = int(self.groups.max()) + 1
 
     def _outputs(self, fitted: ImageFeatures, others: ImageFeatures) -> Tensor:

@@ -42,7 +42,11 @@ def evaluate(
     scoring: Scoring,
 ) -> list[Evaluation]:
     """Evaluate models in their training precision, all in one pass over the images. Collective."""
-    precision, process = inference.precision, inference.process
+    precision, process, groups = inference.precision, inference.process, None
+    if data.image_set.is_grouped:
+        from engine.evaluation.groups import groups_of
+
+        groups = groups_of(data.image_set)
     models = [precision.computing(each, in_training=True) for each in models]
     were_training = [each.training for each in models]
     for model in models:
@@ -73,7 +77,7 @@ def evaluate(
     found, of_images = [], np.concatenate(indices)
     for model, was_training, tally in zip(models, were_training, tallies, strict=True):
         model.train(was_training)
-        tally.per_image.indices = of_images
+        tally.per_image.indices, tally.per_image.groups = of_images, groups
         scores = tally.result(process)
         num_seen = scores.num_images + scores.num_excluded
         ensure(num_seen == data.num_samples, f"the evaluation saw {num_seen:,} of {data.num_samples:,} images")

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from configs.tables import METRICS
 from utils.text import counted
@@ -27,6 +27,9 @@ class Scores:
     micro_f1: float | None = None  # micro F1 and mAP are set only if an image can have several labels
     map: float | None = None
     metric: str = "top1"  # TRAIN.BEST_METRIC, the metric that decides which epoch is best
+    num_groups: int | None = None  # of the images (engine/evaluation/groups.py); None: each image counts
+    top1_low: float | None = None  # the 95% interval by groups; None: there are too few groups, or images count
+    top1_high: float | None = None
 
     def describe(self, name: str) -> str:
         """Return the log line in PaddleViT's format, with accuracies as fractions, plus the deciding metric."""
@@ -44,7 +47,7 @@ class Scores:
 
         `name`: the name of the weights, printed before their scores. `classes`: the number of classes with images, as text.
         """
-        interval = confidence(self.top1, self.num_images)
+        interval = confidence(self.top1, self.num_images, self.by_groups)
         more = ", ".join(f"{METRICS[name].title} {format_value(name, value, 3)}" for name, value in self.more().items())
         # With five classes or fewer, top-5 is always 100%.
         top5 = "" if self.top5 == 100 else f", top-5 {self.top5:.3f}%"
@@ -52,6 +55,10 @@ class Scores:
             f"{name}top-1 {self.top1:.3f}%{interval and f' ({interval})'}{top5}, loss {self.loss:.4f} of "
             f"{counted(self.num_images, 'image')} of {classes}{self._excluded()}; {more}"
         )
+
+    @property
+    def by_groups(self) -> "ByGroups | None":
+        return self.num_groups and ByGroups(self.num_groups, self.top1_low, self.top1_high)
 
     def _excluded(self) -> str:
         return f"; {counted(self.num_excluded, 'unreadable one')} left out" if self.num_excluded else ""
@@ -99,6 +106,14 @@ def column_title(metric: str, shared: str = "") -> str:
     return f"best {row.title}{shared}{row.unit and f', {row.unit}'}"
 
 
+class ByGroups(NamedTuple):
+    """The 95% interval of an accuracy by the groups of its images."""
+
+    num_groups: int
+    low: float | None = None  # None: there are too few groups
+    high: float | None = None
+
+
 @dataclass(frozen=True)
 class Best:
     """The best evaluation of a run so far. Epoch and weights identify it: a score can be NaN, which equals nothing."""
@@ -109,22 +124,25 @@ class Best:
     suffix: str = ""  # "_ema" if the EMA weights are the best
     num_images: int = field(default=0, compare=False)
     metric: str = field(default="top1", compare=False)
+    by_groups: ByGroups | None = field(default=None, compare=False)  # None: each image counts
 
     @classmethod
     def of(cls, scores: Scores, epoch: int, suffix: str) -> "Best":
-        return cls(scores.value, epoch, -scores.rank[1], suffix, scores.num_images, scores.metric)
+        facts = scores.num_images, scores.metric, scores.by_groups
+        return cls(scores.value, epoch, -scores.rank[1], suffix, *facts)
 
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> "Best":
         """Return the best evaluation in a checkpoint, as `state` writes it."""
-        best = cls(*state)
+        *values, by_groups = [*state, None][:7]
+        best = cls(*values, by_groups and ByGroups(*by_groups))
         # Without an evaluation, halfstep 2.3 and older wrote epoch 0 and the value -1, which some metrics can have.
         is_none = (best.value, best.epoch, best.num_images) == (-1.0, 0, 0)
         return cls() if is_none else best
 
     def state(self) -> list[Any]:
         """Return plain values for a checkpoint, or to send to another process."""
-        return [*astuple(self)]
+        return [*astuple(self)[:-1], self.by_groups and [*self.by_groups]]
 
     @property
     def exists(self) -> bool:
@@ -138,7 +156,7 @@ class Best:
         if not self.exists:
             return "no best.pth yet"
         weights = f", {'EMA' if self.suffix else 'raw weights'}" if has_ema else ""
-        interval = confidence(self.value, self.num_images) if self.metric == "top1" else ""
+        interval = confidence(self.value, self.num_images, self.by_groups) if self.metric == "top1" else ""
         name, value = METRICS[self.metric].title, format_value(self.metric, self.value)
         when = f"epoch {self.epoch}{weights}" if self.epoch else "before training"
         facts = [when, interval]
@@ -147,14 +165,20 @@ class Best:
         return f"best validation {name} {value} ({'; '.join(filter(None, facts))})"
 
 
-def confidence(top1: float, num_images: int) -> str:
+def confidence(top1: float, num_images: int, by_groups: ByGroups | None = None) -> str:
     """Return the 95% interval of an accuracy and the number of images as text, or "" if there are many images."""
-    interval = interval_of(top1, num_images)
-    return interval and f"95%: {interval}, {counted(num_images, 'image')}"
+    interval, images = interval_of(top1, num_images, by_groups=by_groups), counted(num_images, "image")
+    if not by_groups:
+        return interval and f"95%: {interval}, {images}"
+    images = f"{images} in {counted(by_groups.num_groups, 'group')}"
+    return f"95%: {interval}, {images}" if interval else f"{images}, too few for an interval"
 
 
-def interval_of(top1: float, num_images: int, most: float = 1000) -> str:
-    """Return the 95% confidence interval of an accuracy on fewer than `most` images, or ""."""
+def interval_of(top1: float, num_images: int, most: float = 1000, by_groups: ByGroups | None = None) -> str:
+    """Return the 95% confidence interval of an accuracy on fewer than `most` images, or "". Groups have any number."""
+    if by_groups:
+        digits = 0 if by_groups.num_groups < FEW else 1
+        return "" if by_groups.low is None else f"{by_groups.low:.{digits}f} to {by_groups.high:.{digits}f}%"
     if not (0 < num_images < most and 0 <= top1 <= 100):
         return ""
     low, high = wilson_interval(top1, num_images)

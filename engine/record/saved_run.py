@@ -14,7 +14,7 @@ from configs.schema import Arguments
 from configs.tables import METRICS
 from configs.values import OPEN_SECTIONS, SETTINGS, convert, plain, to_text, today
 from configs.yaml_files import compose, read_node
-from engine.evaluation.scores import Best
+from engine.evaluation.scores import Best, ByGroups
 from engine.record.saved_files import (
     SUFFIXES,
     best_of,
@@ -36,7 +36,7 @@ COUNTS = "total_epochs processes parameters training_images validation_images cl
 COUNTS += " validation_images_in_training images_per_update"
 NUMBERS = f"signal exit_code epoch {COUNTS}"
 KINDS = {
-    **dict.fromkeys([*TEXTS.split(), "validation_digest", "data_path"], str),
+    **dict.fromkeys([*TEXTS.split(), "validation_digest", "validation_images_held_out", "data_path"], str),
     **dict.fromkeys(NUMBERS.split(), int),
     **dict.fromkeys([*METRICS, "eta_seconds"], int | float),
     **{"about": dict, "best": dict, "data": dict, "run": dict, "command": list, "left_out": list},
@@ -171,9 +171,13 @@ class SavedRun:
             on_disk = replace(best_of([self.before | {"epoch": 0}], self.metric), epoch=0)
         found = on_disk if on_disk.exists else best_of(self.epochs, self.metric)
         # Unreadable images are not scored. results.json counts the scored images, and status.json all images.
-        scored = read_object(self.folder / "results.json").get("num_images")
+        results = read_object(self.folder / "results.json")
+        scored, groups, interval = (results.get(key) for key in ("num_images", "num_groups", "interval"))
         num_images = scored if isinstance(scored, int) else self.about.get("validation_images", 0)
-        return replace(found, num_images=num_images if found.exists else 0)
+        by_groups = None
+        if isinstance(groups, int) and results.get("epoch") == found.epoch:
+            by_groups = ByGroups(groups, *(interval if isinstance(interval, list) else ()))
+        return replace(found, num_images=num_images if found.exists else 0, by_groups=by_groups)
 
     @property
     def seconds(self) -> float | None:

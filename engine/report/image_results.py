@@ -93,6 +93,10 @@ class ResultFiles:
 
 def record_of(best: Best) -> dict[str, Any]:
     """Return the content of results.json for this evaluation."""
+    by_groups = {}
+    if best.by_groups:
+        number, *interval = best.by_groups
+        by_groups = {"num_groups": number, "interval": None if None in interval else interval}
     return {
         "epoch": best.epoch,
         "weights": "ema" if best.suffix else "raw",
@@ -100,6 +104,7 @@ def record_of(best: Best) -> dict[str, Any]:
         "value": best.value if math.isfinite(best.value) else None,
         "loss": best.loss if math.isfinite(best.loss) else None,
         "num_images": best.num_images,
+        **by_groups,
     }
 
 

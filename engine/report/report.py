@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
@@ -19,6 +20,7 @@ from PIL import Image
 from configs.schema import RECORD, Config
 from configs.tables import METRICS, TASKS, TaskRow, import_named
 from configs.values import of_role, unflatten
+from engine.evaluation.groups import GROUP, accuracy_interval
 from engine.evaluation.scores import format_value, interval_of
 from engine.predict.pictures import tiles_of
 from engine.record.saved_files import PICTURES, read_json, read_table, title_of, to_number
@@ -140,7 +142,7 @@ def write_report(run: SavedRun, path: Path) -> None:
         "metric": METRICS[run.best.metric],
         "score": score,
         "right": None if run.best.metric == "top1" else exactly_right(run),
-        "interval": interval_of(run.best.value, run.best.num_images, math.inf) if run.best.metric == "top1" else "",
+        "interval": interval(run),
         "rate": max(
             row.get("lr") or 0 for row in [*run.steps, *run.epochs]
         ),  # unlike BASE_LR, scaled with the batch size
@@ -186,14 +188,25 @@ FORMATS = {each.__name__: each for each in (counted, format_bytes, format_durati
 FORMATS |= {"format_date": format_date, "quote": shlex.quote, "as_typed": as_typed, "thousands": "{:,}".format}
 
 
+def interval(run: SavedRun) -> str:
+    """Return the 95% interval of the best accuracy, or "" for other metrics and for too few groups."""
+    best = run.best
+    if best.metric != "top1":
+        return ""
+    return interval_of(best.value, best.num_images, math.inf, best.by_groups)
+
+
 def exactly_right(run: SavedRun) -> dict[str, Any] | None:
     """Return the percentage of images with only right answers, and its interval. None: unknown, or too high."""
     rows = [row for row in read_table(run.folder / PREDICTIONS) if "prediction" in row and "label" in row]
     is_old = read_json(run.folder / RESULTS).get("epoch") != run.best.epoch
     if not rows or is_old or run.about.get("validation_images_in_training"):
         return None
-    percent = 100 * sum(row["label"] == row["prediction"] for row in rows) / len(rows)
-    return {"percent": percent, "interval": interval_of(percent, len(rows), math.inf)}
+    are_right, by_groups = [row["label"] == row["prediction"] for row in rows], None
+    percent, groups = 100 * sum(are_right) / len(rows), [row.get(GROUP, "") for row in rows]
+    if all(groups):
+        by_groups = accuracy_interval(np.array(are_right), np.unique(groups, return_inverse=True)[1])
+    return {"percent": percent, "interval": interval_of(percent, len(rows), math.inf, by_groups)}
 
 
 def eval_speed(run: SavedRun) -> float:

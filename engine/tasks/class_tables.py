@@ -73,7 +73,12 @@ class ClassResults:
     def tables(self, image_set: ImageSet) -> Iterator[tuple[str, Sequence[str], Iterable[Sequence]]]:
         """Yield name, header and rows of each table."""
         names = Names(image_set.classes)
-        yield PREDICTIONS, PREDICTION_COLUMNS, self.rows(image_set, names)
+        columns, rows = PREDICTION_COLUMNS, self.rows(image_set, names)
+        if image_set.is_grouped:
+            from engine.evaluation.groups import with_group_numbers
+
+            columns, rows = with_group_numbers(columns, rows, self.indices, image_set)
+        yield PREDICTIONS, columns, rows
         yield PER_CLASS, CLASS_COLUMNS, self.class_rows(names)
         if self.has_matrix:
             yield CONFUSION, *self.confusion_rows(names)

@@ -141,6 +141,7 @@ class PerImage:
         self.features: list[tuple] = []  # of some of the images, for each batch; only FeatureTally keeps them
         # Set at the end of the evaluation: the indices of these images, and the counts of all processes.
         self.indices, self.counts = np.zeros(0, np.int64), np.zeros((3, 0), np.int64)
+        self.groups: np.ndarray | None = None  # the group of each image of the set, see engine/evaluation/groups.py
 
     def keep_scores(self, count: int) -> None:
         """Keep the scores of all classes from now on. `count`: the number of scores of all processes."""
@@ -158,6 +159,15 @@ class PerImage:
         # The scored predictions, not a new argmax: logits in half precision can be equal, and devices break ties differently.
         found.add(logits / temperature, targets, torch.from_numpy(self._columns()[2]))
         return found
+
+    def interval(self, process: Process) -> dict[str, Any]:
+        """Return the fields of the scores about groups of images. Collective."""
+        from engine.evaluation.groups import accuracy_interval
+
+        results = self.gather(process)
+        are_right = (results.labels == results.predictions) & np.isfinite(results.probabilities)
+        number, low, high = accuracy_interval(are_right, self.groups[results.indices])
+        return {"num_groups": number, "top1_low": low, "top1_high": high}
 
     def gather(self, process: Process) -> "ImageResults":
         """Return the results of all processes in each process. This is a collective that waits for the device."""
@@ -223,7 +233,8 @@ class ClassTally:
         total, counts = max(count, 1), np.reshape(values[5:], (3, -1))
         self.per_image.counts = counts.astype(np.int64)
         means = loss / total, 100 * top1 / total, 100 * top5 / total
-        return self.scores(*means, int(count), int(excluded), **self.more_scores(counts, process))
+        of_groups = {} if self.per_image.groups is None or not count else self.per_image.interval(process)
+        return self.scores(*means, int(count), int(excluded), **self.more_scores(counts, process), **of_groups)
 
     def more_scores(self, counts: np.ndarray, process: Process) -> dict[str, float]:
         """Return further fields of the scores. `counts`: `self.counts` over all processes. Collective."""

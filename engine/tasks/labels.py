@@ -169,6 +169,10 @@ class LabelsPerImage(PerImage):
         self.keep_scores(len(logits))
         self.scores.add(logits, targets)
 
+    def interval(self, process: Process) -> dict[str, float]:
+        """Return nothing, because the scores of several labels have no interval."""
+        return {}
+
     def gather(self, process: Process) -> LabelResults:
         parts = process.join([self._columns()])
         indices, images, *columns = (np.concatenate(each) for each in zip(*parts, strict=True))

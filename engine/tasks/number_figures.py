@@ -39,25 +39,30 @@ def errors(true: np.ndarray, predicted: np.ndarray) -> np.ndarray:
 
 
 @np.errstate(invalid="ignore", over="ignore")  # the outputs of a model that has diverged
-def measure_errors(true: np.ndarray, predicted: np.ndarray, mean: float) -> dict[str, Interval]:
-    """Return FIGURES, and the errors of a model that always predicts `mean`. float64 [N]; NaN where a number is missing."""
+def measure_errors(
+    true: np.ndarray, predicted: np.ndarray, mean: float, groups: np.ndarray | None = None
+) -> dict[str, Interval]:
+    """Return FIGURES, and the errors of a model that always predicts `mean`. float64 [N]; NaN where a number is missing.
+
+    `groups`: the group of each image, see engine/evaluation/groups.py. The intervals count groups.
+    """
     known = ~np.isnan(true)
-    true, predicted = true[known], predicted[known]
+    true, predicted, groups = true[known], predicted[known], None if groups is None else groups[known]
     nothing = Interval(math.nan)
     if not len(true):
         return dict.fromkeys((*FIGURES, "mae_of_mean", "rmse_of_mean"), nothing)
     differences = errors(true, predicted)
     squares, spread = differences**2, (true - true.mean()) ** 2
     found = {
-        "mae": ratio_of(np.abs(differences)),
-        "rmse": Interval(*(math.sqrt(each) for each in ratio_of(squares, FEWEST_IMAGES))),
+        "mae": ratio_of(np.abs(differences), groups=groups),
+        "rmse": Interval(*(math.sqrt(each) for each in ratio_of(squares, FEWEST_IMAGES, groups=groups))),
         "r2": nothing,
-        "spearman": rank_correlation(true, predicted),
+        "spearman": rank_correlation(true, predicted, groups),
         "mae_of_mean": Interval(float(np.abs(true - mean).mean())),
         "rmse_of_mean": Interval(float(((true - mean) ** 2).mean() ** 0.5)),
     }
     if spread.any():
-        ratio, low, high = ratio_of(squares, FEWEST_IMAGES, spread)
+        ratio, low, high = ratio_of(squares, FEWEST_IMAGES, spread, groups)
         found["r2"] = Interval(1 - ratio, 1 - high, 1 - low)
     return found
 
@@ -67,7 +72,9 @@ def columns_of(found: Mapping[str, Interval]) -> dict[str, float]:
     return {f"{name}{ENDS[place]}": value for name, each in found.items() for place, value in enumerate(each)}
 
 
-def ratio_of(values: np.ndarray, fewest: int = 2, others: np.ndarray | None = None) -> Interval:
+def ratio_of(
+    values: np.ndarray, fewest: int = 2, others: np.ndarray | None = None, groups: np.ndarray | None = None
+) -> Interval:
     """Return the ratio of the sums of two values of images, without an interval if there are too few images.
 
     `others`: 1 for each image by default. The interval is one of the logarithm: with few images, the ratio is mostly a
@@ -75,6 +82,8 @@ def ratio_of(values: np.ndarray, fewest: int = 2, others: np.ndarray | None = No
     """
     others = np.ones(len(values)) if others is None else others
     ratio, count = float(values.sum() / others.sum()), len(values)
+    if groups is not None:
+        return _ratio_of_groups(ratio, values, others, fewest, groups)
     if count < fewest or not math.isfinite(ratio):
         return Interval(ratio)
     if not ratio:
@@ -84,16 +93,33 @@ def ratio_of(values: np.ndarray, fewest: int = 2, others: np.ndarray | None = No
     return Interval(ratio, ratio / factor, ratio * factor)
 
 
-def rank_correlation(true: np.ndarray, predicted: np.ndarray) -> Interval:
-    """Return Spearman's correlation, with the interval of Bonett and Wright, if there are enough images for one."""
+def _ratio_of_groups(ratio: float, values: np.ndarray, others: np.ndarray, fewest: int, groups: np.ndarray) -> Interval:
+    """Return the ratio with the interval that counts groups."""
+    from engine.evaluation.groups import FEWEST_GROUPS, degrees_of, standard_error
+
+    if len(np.unique(groups)) < max(fewest, FEWEST_GROUPS) or not math.isfinite(ratio):
+        return Interval(ratio)
+    if not ratio:
+        return Interval(ratio, ratio, ratio)
+    influence = values / values.mean() - others / others.mean()
+    factor = math.exp(student(degrees_of(groups)) * standard_error(influence, groups))
+    return Interval(ratio, ratio / factor, ratio * factor)
+
+
+def rank_correlation(true: np.ndarray, predicted: np.ndarray, groups: np.ndarray | None = None) -> Interval:
+    """Return Spearman's correlation, with the interval of Bonett and Wright, if there are enough images for one.
+
+    With groups, the interval is as wide as for an image of each group.
+    """
     a, b = (ranks(each) - (len(each) + 1) / 2 for each in (true, predicted))
     length = math.sqrt(float((a**2).sum()) * float((b**2).sum()))
     if not (length > 0 and np.isfinite(predicted).all()):
         return Interval(math.nan)
     value = float((a * b).sum()) / length
-    if len(true) < FEWEST_IMAGES or abs(value) >= 1:
+    count = len(true) if groups is None else len(np.unique(groups))
+    if count < FEWEST_IMAGES or abs(value) >= 1:
         return Interval(value)
-    half = DEVIATIONS * math.sqrt((1 + value**2 / 2) / (len(true) - 3))
+    half = DEVIATIONS * math.sqrt((1 + value**2 / 2) / (count - 3))
     return Interval(value, *(math.tanh(math.atanh(value) + side * half) for side in (-1, 1)))
 
 

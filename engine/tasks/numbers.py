@@ -66,10 +66,15 @@ class NumberTask(Task):
         """Return standardized numbers [N, outputs] in the units of the data."""
         return numbers * self.deviation + self.mean
 
-    def measure(self, true: np.ndarray, predicted: np.ndarray) -> list[dict[str, Interval]]:
-        """Return the figures of each output, from numbers in the units of the data: float64 [N, outputs]."""
+    def measure(
+        self, true: np.ndarray, predicted: np.ndarray, groups: np.ndarray | None = None
+    ) -> list[dict[str, Interval]]:
+        """Return the figures of each output, from numbers in the units of the data: float64 [N, outputs].
+
+        `groups`: the group of each image, see engine/evaluation/groups.py.
+        """
         means = np.broadcast_to(self.mean, true.shape[1:])
-        return [measure_errors(*each) for each in zip(true.T, predicted.T, means.tolist(), strict=True)]
+        return [measure_errors(*each, groups) for each in zip(true.T, predicted.T, means.tolist(), strict=True)]
 
     def distances(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """Return how far outputs are from targets, in the units of the data: float64 [N, outputs]."""
@@ -175,6 +180,7 @@ class NumberResults:
     true: np.ndarray  # NaN: missing
     task: NumberTask
     local: Any  # this process's results
+    groups: np.ndarray | None = None  # the group of each of these images
     is_complete, has_matrix = True, False
 
     def complete(self, process: Process, log: Log, should_stop: Any = None) -> "NumberResults":
@@ -184,13 +190,18 @@ class NumberResults:
     @cached_property
     def measured(self) -> list[dict[str, Interval]]:
         """Return the figures of each output."""
-        return self.task.measure(self.true, self.predicted)
+        return self.task.measure(self.true, self.predicted, self.groups)
 
     def tables(self, image_set: ImageSet) -> Iterator[tuple[str, Sequence[str], Iterable[Sequence]]]:
         """Yield name, header and rows of each table."""
         names = image_set.classes
         columns = [column for name in names for column in (name, f"{name}{PREDICTED}")]
-        yield PREDICTIONS, ("image", *columns), self._rows(image_set)
+        header, lines = ("image", *columns), self._rows(image_set)
+        if image_set.is_grouped:
+            from engine.evaluation.groups import with_group_numbers
+
+            header, lines = with_group_numbers(header, lines, self.indices, image_set)
+        yield PREDICTIONS, header, lines
         others = [name for name in self.measured[0] if name not in self.task.figures]
         titles, rows = [*(f"{name}{end}" for name in self.task.figures for end in ENDS), *others], []
         for name, found, true in zip(names, self.measured, self.true.T, strict=False):
@@ -243,15 +254,16 @@ class NumbersPerImage:
     def __init__(self, task: NumberTask):
         self._task, self.scores, self.features = task, AllScores(), []
         self.indices = np.zeros(0, np.int64)  # set at the end of the evaluation
+        self.groups: np.ndarray | None = None  # the group of each image of the set, set there too
 
     def gather(self, process: Process) -> NumberResults:
         """Return the results of all processes in each process. Collective."""
         outputs, targets = self.scores.on_host()
         ensure(len(outputs) == len(self.indices), f"there are {len(outputs)} results for {len(self.indices)} images")
         indices, *both = joined(process, self.indices, outputs, targets)
-        return NumberResults(
-            indices, *(self._task.in_units(each.astype(np.float64)) for each in both), self._task, self
-        )
+        groups = None if self.groups is None else self.groups[indices]
+        in_units = (self._task.in_units(each.astype(np.float64)) for each in both)
+        return NumberResults(indices, *in_units, self._task, self, groups)
 
 
 # --- the scores ---
@@ -301,6 +313,8 @@ class NumberTally(Tally):
         rows, names = [columns_of(each) for each in found], {each.name for each in fields(self.scores)}
         means = {name: mean_of(row[name] for row in rows) for name in rows[0] if name in names}
         counts = {"num_images": int(count), "num_excluded": int(excluded)}
+        if results.groups is not None:
+            counts["num_groups"] = len(np.unique(results.groups))
         if not is_finite:  # the mean of the other outputs would hide it
             means = dict.fromkeys(means, math.nan)
         return self.scores(loss / max(count, 1), **NO_ACCURACY, **counts, **means)

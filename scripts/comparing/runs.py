@@ -15,6 +15,8 @@ from configs.schema import DATA, MACHINE, RECORD, SCALE
 from configs.tables import METRICS, TASKS, TaskRow, import_named
 from configs.values import SETTINGS, of_role, plain
 from datasets.pixels import kind_of_pixels
+from datasets.split.together import joined
+from engine.evaluation.groups import GROUP, GroupTest
 from engine.evaluation.image_test import ErrorTest, ImageTest
 from engine.evaluation.scores import rank_of
 from engine.record.saved_files import read_object, read_table, to_number
@@ -134,6 +136,16 @@ def scored(folder: Path, errors: str) -> dict[tuple[str, str], Any]:
     return {(row["image"], row["label"]): row["label"] == row.get("prediction") for row in rows}
 
 
+def groups_in(runs: Sequence[SavedRun], images: Sequence[tuple[str, str]]) -> np.ndarray | None:
+    """Return the group of each image by the tables of the runs, or None if each image is a group of its own."""
+    columns = []
+    for run in runs:
+        numbers = {row["image"]: row[GROUP] for row in read_table(run.folder / "predictions.csv") if row.get(GROUP)}
+        if numbers:
+            columns.append(np.array([numbers.get(image, f"alone {image}") for image, _ in images]))
+    return joined(*columns) if columns else None
+
+
 def _of_images(errors: Sequence[list[float]]) -> list[float]:
     """Return a value for each image. Their mean is the MAE of a run: the mean over the columns of the mean of each."""
     table = np.array(errors)
@@ -180,10 +192,14 @@ def have_same_files(run: SavedRun, other: SavedRun) -> bool:
     return is_same_folder or not any("validation" in fact for fact in changed)
 
 
-def image_test(run: SavedRun, other: SavedRun) -> ImageTest | ErrorTest | None:
+def image_test(run: SavedRun, other: SavedRun) -> ImageTest | ErrorTest | GroupTest | None:
     """Return the test of two runs on the images that both scored, or None if they have no scored images in common."""
     common = common_images([run, other])
     one, two = common[run.folder], common[other.folder]
+    groups = groups_in([run, other], [*one])
+    if groups is not None and one:
+        differences = np.array([float(two[each]) - float(one[each]) for each in one])
+        return GroupTest(differences, groups, is_accuracy=not task_of(run).errors)
     if one and task_of(run).errors:
         return ErrorTest(np.array([two[each] - one[each] for each in one]))
     only_first, only_second = (

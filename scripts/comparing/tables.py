@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from configs.tables import METRICS
+from engine.evaluation.groups import GroupTest
 from engine.evaluation.image_test import ErrorTest, ImageTest
 from engine.evaluation.scores import column_title
 from scripts.comparing.runs import Group, image_test, task_of
@@ -23,6 +24,10 @@ HOW_TO_READ = {
     "errors": "on images, p: the mean absolute error of the first run of the group minus that of the first run of group 1, "
     "on the images that both scored, with its 95% interval; p is from a paired test with random signs. A small p says "
     "that the weights of these two runs differ on images like these; it says nothing about the settings",
+    "groups": "on images in groups: the difference of the first run of the group from the first run of group 1, on the "
+    "images that both scored, with its 95% interval (none below 5 groups) and p of random signs. Both count groups: the "
+    "values of DATA.GROUP_BY, and copies. A small p says that the weights of these two runs differ on images of groups "
+    "like these; it says nothing about the settings",
 }
 
 
@@ -37,7 +42,7 @@ def to_markdown(groups: Sequence[Group], warning: str, left_out: Sequence[str], 
     notes = _notes(groups)
     notes += [HOW_TO_READ["±"]] if any(len(group.runs) > 1 for group in groups) else []
     notes += [HOW_TO_READ["against"]] if any(each.error is not None for each in differences.values()) else []
-    notes += [HOW_TO_READ["errors" if task_of(first.runs[0]).errors else "images"]] if tests else []
+    notes += [HOW_TO_READ[kind] for kind in dict.fromkeys(map(_kind_of, tests.values()))]
     counts = f"{counted(sum(len(group.runs) for group in groups), 'run')} in {counted(len(groups), 'group')}"
     parts = [f"# {_text(f'{data}: {counts}' if data else counts)}"]
     parts += [f"**Warning: {_text(warning)}**"] if warning else []
@@ -50,11 +55,18 @@ def to_markdown(groups: Sequence[Group], warning: str, left_out: Sequence[str], 
     return "\n\n".join(parts) + "\n"
 
 
-def _image_test(first: Group, group: Group) -> ImageTest | ErrorTest | None:
+def _image_test(first: Group, group: Group) -> ImageTest | ErrorTest | GroupTest | None:
     """Return the test on common images if either group has only one run, so that its noise is unknown."""
     if first.metric != task_of(first.runs[0]).metric_of_images or min(len(first.best), len(group.best)) > 1:
         return None
     return image_test(first.runs[0], group.runs[0])
+
+
+def _kind_of(test: ImageTest | ErrorTest | GroupTest) -> str:
+    """Return the key of the note that explains a test."""
+    if isinstance(test, GroupTest):
+        return "groups"
+    return "images" if isinstance(test, ImageTest) else "errors"
 
 
 def _best_group(groups: Sequence[Group]) -> Group | None:
@@ -88,7 +100,9 @@ def _answer(groups: Sequence[Group], differences: Mapping[int, Difference]) -> s
 
 
 def _results(
-    groups: Sequence[Group], differences: Mapping[int, Difference], tests: Mapping[int, ImageTest | ErrorTest]
+    groups: Sequence[Group],
+    differences: Mapping[int, Difference],
+    tests: Mapping[int, ImageTest | ErrorTest | GroupTest],
 ) -> str:
     metric, best = groups[0].metric, _best_group(groups)
     shared = "" if groups[0].common is None else " of common images"

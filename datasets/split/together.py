@@ -57,7 +57,8 @@ def describe_copies(image_set: ImageSet) -> list[str]:
     whole = [rows[is_copy[rows]] for rows in _groups_with_copies(image_set, is_cut=False)]
     if whole:
         count = sum(len(rows) for rows in whole)
-        names = f"{image_set.key(int(whole[0][0]))} and {image_set.key(int(whole[0][1]))}"
+        pair = np.flatnonzero(image_set.copies == image_set.copies[whole[0][0]])[:2].tolist()
+        names = " and ".join(image_set.key(row) for row in pair)
         lines.append(f"copies: {count:,} images look the same as another, such as {names}; copies stay in one part")
     for rows in _groups_with_copies(image_set, is_cut=True):
         lines.append(

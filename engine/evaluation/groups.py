@@ -4,7 +4,6 @@ The images of a group are alike, so they say less than as many independent image
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,7 +21,6 @@ from utils.text import counted
 # wide (tests/engine/test_groups.py).
 FEWEST_GROUPS = 5
 MOST_SIGNS = 16  # groups whose signs are all tried: 65,536 combinations
-GROUP = "group_number"  # the column of predictions.csv with the number of each image's group
 
 
 def groups_of(images: ImageSet) -> np.ndarray | None:
@@ -63,14 +61,6 @@ def accuracy_interval(are_right: np.ndarray, groups: np.ndarray) -> ByGroups:
     if share in (0, 1):  # the images do not say how alike those of a group are
         effective = degrees + 1
     return ByGroups(num_groups, *wilson_interval(100 * share, effective, student(degrees)))
-
-
-def with_group_numbers(
-    columns: Sequence[str], rows: Iterable[Sequence], indices: np.ndarray, images: ImageSet
-) -> tuple[Sequence[str], Iterator[Sequence]]:
-    """Return the columns and the rows of a table of images with a column more: the number of each image's group."""
-    numbers = group_numbers(images)[indices].tolist()
-    return (*columns, GROUP), ((*row, number) for row, number in zip(rows, numbers, strict=True))
 
 
 @dataclass(frozen=True)

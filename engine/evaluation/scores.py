@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from configs.tables import METRICS
@@ -134,8 +134,9 @@ class Best:
     @classmethod
     def from_state(cls, state: Sequence[Any]) -> "Best":
         """Return the best evaluation in a checkpoint, as `state` writes it."""
-        *values, by_groups = [*state, None][:7]
-        best = cls(*values, by_groups and ByGroups(*by_groups))
+        best = cls(*state)
+        if best.by_groups:
+            best = replace(best, by_groups=ByGroups(*best.by_groups))
         # Without an evaluation, halfstep 2.3 and older wrote epoch 0 and the value -1, which some metrics can have.
         is_none = (best.value, best.epoch, best.num_images) == (-1.0, 0, 0)
         return cls() if is_none else best

@@ -20,14 +20,13 @@ from PIL import Image
 from configs.schema import RECORD, Config
 from configs.tables import METRICS, TASKS, TaskRow, import_named
 from configs.values import of_role, unflatten
-from engine.evaluation.groups import GROUP, accuracy_interval
 from engine.evaluation.scores import format_value, interval_of
 from engine.predict.pictures import tiles_of
 from engine.record.saved_files import PICTURES, read_json, read_table, title_of, to_number
 from engine.record.saved_run import SavedRun, written
 from engine.report.chart import Series, chart, chart_of
 from engine.report.plot import Plot, plots_of
-from engine.tasks.class_tables import PREDICTIONS
+from engine.tasks.class_tables import GROUP, PREDICTIONS
 from utils import VERSION
 from utils.commands import TYPED, as_typed
 from utils.errors import ConfigError, cause_of, naming_damage
@@ -205,6 +204,8 @@ def exactly_right(run: SavedRun) -> dict[str, Any] | None:
     are_right, by_groups = [row["label"] == row["prediction"] for row in rows], None
     percent, groups = 100 * sum(are_right) / len(rows), [row.get(GROUP, "") for row in rows]
     if all(groups):
+        from engine.evaluation.groups import accuracy_interval
+
         by_groups = accuracy_interval(np.array(are_right), np.unique(groups, return_inverse=True)[1])
     return {"percent": percent, "interval": interval_of(percent, len(rows), math.inf, by_groups)}
 

@@ -24,6 +24,7 @@ COUNTED_COLUMNS = ("class", "precision", "recall", "f1", "count", "predicted", "
 RATE_COLUMNS = ("sensitivity", "specificity", "auc", "average_precision")
 CLASS_COLUMNS = COUNTED_COLUMNS + RATE_COLUMNS
 CELL_COLUMNS = ("label", "prediction", "count")
+GROUP = "group_number"  # the column of predictions.csv with the number of each image's group
 CORNER = "label \\ prediction"  # the top left cell of the matrix
 # The most classes for which confusion.csv is a matrix (of 8 MB). With more classes, the file lists the non-zero cells.
 MOST_CLASSES = 2000
@@ -73,12 +74,7 @@ class ClassResults:
     def tables(self, image_set: ImageSet) -> Iterator[tuple[str, Sequence[str], Iterable[Sequence]]]:
         """Yield name, header and rows of each table."""
         names = Names(image_set.classes)
-        columns, rows = PREDICTION_COLUMNS, self.rows(image_set, names)
-        if image_set.is_grouped:
-            from engine.evaluation.groups import with_group_numbers
-
-            columns, rows = with_group_numbers(columns, rows, self.indices, image_set)
-        yield PREDICTIONS, columns, rows
+        yield PREDICTIONS, *with_groups(PREDICTION_COLUMNS, self.rows(image_set, names), self.indices, image_set)
         yield PER_CLASS, CLASS_COLUMNS, self.class_rows(names)
         if self.has_matrix:
             yield CONFUSION, *self.confusion_rows(names)
@@ -157,6 +153,18 @@ class ClassResults:
         matrix[np.searchsorted(shown, labels), np.searchsorted(shown, predictions)] = counts
         titles = [names[number] for number in shown.tolist()]
         return (CORNER, *titles), ([title, *row] for title, row in zip(titles, matrix.tolist(), strict=True))
+
+
+def with_groups(
+    columns: Sequence[str], rows: Iterable[Sequence], indices: np.ndarray, image_set: ImageSet
+) -> tuple[Sequence[str], Iterable[Sequence]]:
+    """Return a table of images, with a column more if they come in groups: the number of each image's group."""
+    if not image_set.is_grouped:
+        return columns, rows
+    from engine.evaluation.groups import groups_of
+
+    numbers = groups_of(image_set)[indices].tolist()
+    return (*columns, GROUP), ((*row, number) for row, number in zip(rows, numbers, strict=True))
 
 
 def evenly(rows: np.ndarray, most: int) -> list[int]:

@@ -19,7 +19,7 @@ from engine.evaluation.scores import format_value
 from engine.evaluation.tally import Tally, joined
 from engine.features.linear import FEATURES_OF_AN_OUTPUT, LinearClassifier, fit_ridge
 from engine.precision import widen
-from engine.tasks.class_tables import PREDICTIONS
+from engine.tasks.class_tables import PREDICTIONS, with_groups
 from engine.tasks.number_figures import (
     ENDS,
     FIGURES,
@@ -196,12 +196,7 @@ class NumberResults:
         """Yield name, header and rows of each table."""
         names = image_set.classes
         columns = [column for name in names for column in (name, f"{name}{PREDICTED}")]
-        header, lines = ("image", *columns), self._rows(image_set)
-        if image_set.is_grouped:
-            from engine.evaluation.groups import with_group_numbers
-
-            header, lines = with_group_numbers(header, lines, self.indices, image_set)
-        yield PREDICTIONS, header, lines
+        yield PREDICTIONS, *with_groups(("image", *columns), self._rows(image_set), self.indices, image_set)
         others = [name for name in self.measured[0] if name not in self.task.figures]
         titles, rows = [*(f"{name}{end}" for name in self.task.figures for end in ENDS), *others], []
         for name, found, true in zip(names, self.measured, self.true.T, strict=False):

@@ -16,11 +16,12 @@ from configs.tables import METRICS, TASKS, TaskRow, import_named
 from configs.values import SETTINGS, of_role, plain
 from datasets.pixels import kind_of_pixels
 from datasets.split.together import joined
-from engine.evaluation.groups import GROUP, GroupTest
+from engine.evaluation.groups import GroupTest
 from engine.evaluation.image_test import ErrorTest, ImageTest
 from engine.evaluation.scores import rank_of
 from engine.record.saved_files import read_object, read_table, to_number
 from engine.record.saved_run import SavedRun, written
+from engine.tasks.class_tables import GROUP
 from engine.tasks.number_figures import PREDICTED
 from utils.errors import ConfigError
 from utils.runs import FACTS_OF_IMAGES, NUMBERS, SIZES, Identity, changed_facts, folder_of

@@ -89,5 +89,7 @@ def test_evaluation_whose_metric_is_minus_one_exists():
 @examples(40)
 def test_figures_are_all_measured_metrics_and_counts(given, missing):
     known = Scores(**vars(given) | dict.fromkeys(missing))
-    assert {*known.figures()} == {*vars(given)} - missing - {"metric"}
+    of_groups = {"num_groups", "top1_low", "top1_high"}
+    assert {*known.figures()} == {*vars(given)} - missing - {"metric"} - of_groups
+    assert {*replace(known, num_groups=7).figures()} == {*known.figures(), "num_groups"}
     assert {*known.more()} == {*METRICS} - missing - {"top1", "top5", "loss"}

@@ -220,7 +220,7 @@ def test_multi_label_tables_match_scikit_learn(tmp_path):
 
 def test_class_shared_by_all_images_has_no_specificity(tmp_path):
     results = made_up(np.zeros(5, int), np.zeros(5, int), 1)
-    images = SimpleNamespace(classes=["only"], table_name=str)
+    images = SimpleNamespace(classes=["only"], table_name=str, is_grouped=False)
     write_tables(tmp_path, results, images)
     assert results.figures(images)["per_class"]["only"]["specificity"] is None
     assert table(tmp_path / "per_class.csv")[1][-4:] == ["1.000000", "", "", ""]

@@ -108,7 +108,16 @@ def test_each_image_is_predicted_by_the_run_that_held_it_out(train, write, tmp_p
         of_fold = in_run(evaluated)
         assert not by_runs.keys() & of_fold.keys()
         by_runs |= of_fold
-    assert found == by_runs
+    assert_same_rows(found, by_runs)
+
+
+def assert_same_rows(one, other):
+    """Assert that the cells are equal, but for the last digits of numbers, and for how each set numbers its groups."""
+    assert one.keys() == other.keys()
+    for name, row in one.items():
+        for column, text in row.items():
+            if column != "group_number" and text != other[name][column]:
+                assert float(text) == pytest.approx(float(other[name][column]), rel=1e-4), (name, column)
 
 
 def test_best_weights_are_those_of_a_run_on_all_images(train):

@@ -464,7 +464,7 @@ class Train:
     CLIP_MODE: Literal["norm", "value", "agc"] = setting("norm", only=Only("TRAIN.GRAD_CLIP"), help=
         "The quantity that GRAD_CLIP limits: norm, the norm of all gradients together; value, each element of the gradients; agc, the norm of a unit's gradient relative to the norm of its weights (adaptive gradient clipping, except for the classifier).")
     EARLY_STOP: int | None = setting(None, bounds=(1, 1_000_000), may_change=True, help=
-        "End the run after this many consecutive evaluations without a new best.pth; not set: train for all NUM_EPOCHS.")
+        "End the run after this many consecutive evaluations without a higher BEST_METRIC; not set: train for all NUM_EPOCHS.")
     ACCUM_ITER: int = setting(1, bounds=(1, 1_000_000), may_change=True, help=
         "Micro-batches per update.")
     GRAD_CHECKPOINTING: bool = setting(False, role=MACHINE, help=
@@ -531,7 +531,9 @@ class Train:
         "Start with a smaller decay, so that the EMA also follows the weights in short runs. true: update u (counted from 1) has the decay (u - 1) / (u + 8); timm: 1 - u ** (-2/3), the warm-up of timm's train.py; false: MODEL_EMA_DECAY from the second update on. The EMA starts with the weights after the first update.")
     BEST_METRIC: Literal[*METRICS] = setting(
         "top1", may_change=True, help=
-        f"The validation metric that decides which epoch is saved as best.pth; for equal values, the smaller loss wins. {' '.join(filter(None, (row.note for row in METRICS.values())))}")
+        f"The validation metric that decides which epoch is the highest, and best.pth during the run; for equal values, the smaller loss wins. {' '.join(filter(None, (row.note for row in METRICS.values())))}")
+    BEST_EPOCH: Literal["last", "highest"] = setting("last", may_change=True, help=
+        "The weights in best.pth at the end of the run. last: those after the last epoch (with MODEL_EMA, their average), unless another epoch has a better BEST_METRIC by more than the noise of the validation images; highest: those with the best BEST_METRIC. (Runs that began before halfstep 2.3: highest.)")
     OPTIMIZER: Optimizer = Optimizer()
     LR_SCHEDULER: LRScheduler = LRScheduler()
 

@@ -58,7 +58,8 @@ def compare_with_start(best: Best, before: dict[str, float] | None) -> list[str]
     if not (before and best.exists):
         return []
     score = best.metric, before.get(best.metric, math.nan), before.get("loss", math.nan)
-    if rank_of(best.metric, best.value, best.loss) > rank_of(*score):
+    rival = [rank_of(best.metric, best.rival.value, -math.inf)] if best.rival else []
+    if max([rank_of(best.metric, best.value, best.loss), *rival]) > rank_of(*score):
         return []
     return [warning(f"no epoch was better than the start; before training: {describe_score(*score)}")]
 

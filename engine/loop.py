@@ -146,14 +146,12 @@ class Loop:
             report, num_images = train_epoch(trainer, windows, self.session.log, self.stop, saves.save)
         trained, is_last = time.perf_counter(), number == trainer.schedule.num_epochs
 
-        found, suffix, is_best = self.evaluate(number, is_last), "", False
+        found, suffix, is_best, images = self.evaluate(number, is_last), "", False, None
         evaluated, scores = time.perf_counter(), {suffix: each.scores for suffix, each in found.items()}
-        if scores:
-            suffix, is_best = saves.compare_with_best(scores, number)
+        if found:
+            suffix, is_best, images = saves.compare_with_best(found, number)
         elif not self.plan.holds_out:
             is_best = saves.take_as_best(number)
-
-        images = found[suffix].images.gather(trainer.process) if is_best and found else None
         result = EpochResult(report, scores, num_images, trained - start, evaluated - trained, images=images)
         trainer.notify("on_epoch_end", result)
         trainer.end_epoch()

@@ -3,25 +3,38 @@
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from configs.schema import Config
 from engine.callback_list import Watchers
 from engine.checkpoint.async_saver import BEST, AsyncSaver
 from engine.checkpoint.format import BAD_BATCHES_FILE, write_bad_batches
 from engine.checkpoint.resume import TRAINED_ON, comparable
-from engine.evaluation.scores import Best, Scores
+from engine.evaluation.evaluate import Evaluation
+from engine.evaluation.scores import Best
 from engine.parallel import is_sharded
 from engine.plan import TrainPlan
 from engine.session import Session
-from engine.train.stop_conditions import NonFinite
+from engine.tasks.class_tables import ClassResults
+from engine.train.stop_conditions import NonFinite, why_finished
 from engine.train.trainer import Trainer
-from models.weights.record import preprocessing_of
+from models.weights.record import KEPT, preprocessing_of
 from models.weights.sharded import PIECES
 from utils import VERSION
 from utils.errors import cause_of
 from utils.runs import utc_now
 from utils.text import counted
+
+if TYPE_CHECKING:
+    from engine.kept import KeptWeights
+
+
+class Comparison(NamedTuple):
+    """The result of comparing the evaluations of an epoch with the best one so far."""
+
+    suffix: str  # of the better or chosen weights: "" for raw, "_ema" for EMA
+    is_best: bool  # whether these weights are the new best
+    images: ClassResults | None  # the results of each image, if they are the new best and the task has answers
 
 
 class Saves:
@@ -36,13 +49,18 @@ class Saves:
 
     Only this class decides which epoch is the best: the epoch whose raw or EMA weights have the best
     TRAIN.BEST_METRIC, and at equal values the smaller loss. `compare_with_best` compares each evaluation with the best
-    so far, and `wait_and_sync_best` returns to the previous best if best.pth could not be written.
+    so far, and `wait_and_sync_best` returns to the previous best if best.pth could not be written. After the last
+    epoch, its weights become the best, unless TRAIN.BEST_EPOCH or KeptWeights (engine/kept.py) keep the highest.
     """
 
     def __init__(self, session: Session, plan: TrainPlan, trainer: Trainer, saver: AsyncSaver, watchers: Watchers):
         self.session, self.plan, self.trainer, self.saver, self.watchers = session, plan, trainer, saver, watchers
         self.process, self.log, self.folder = session.process, session.log, session.path
         self.failure = ""  # why the last save failed, or empty if it succeeded; the same in every process
+        if plan.config.TRAIN.BEST_EPOCH == "last":
+            from engine.kept import KeptWeights
+
+            trainer.parts[KEPT] = KeptWeights(plan, self.folder / BEST, self.log)
         self.reload_best_from_disk()
         saver.newest = {"epoch": trainer.epoch, "step": trainer.step}
         saver.on_saved = lambda: self.show("training")
@@ -69,21 +87,47 @@ class Saves:
         self.save()
         self.wait_and_sync_best()
 
-    def compare_with_best(self, scores: dict[str, Scores], epoch: int) -> tuple[str, bool]:
-        """Compare an evaluation with the best one so far.
-
-        Return the suffix of the better weights ("" for raw, "_ema" for EMA), and whether they are the new best.
-        """
+    def compare_with_best(self, found: dict[str, Evaluation], epoch: int) -> Comparison:
+        """Compare the evaluations of an epoch with the best one so far. After the last epoch, choose what is kept."""
         self.wait_and_sync_best()
-        trainer = self.trainer
-        suffix, chosen = max(scores.items(), key=lambda item: item[1].rank)
-        is_best = trainer.best.is_worse_than(chosen)
-        if is_best:
-            trainer.best = Best.of(chosen, epoch, suffix)
-        trainer.preferred = f"state_dict{suffix}"
-        # Compare epochs, not is_best: a resumed run may repeat the epoch of best.pth and only equal its scores.
-        trainer.not_better = 0 if trainer.best.epoch == epoch else trainer.not_better + 1
-        return suffix, is_best
+        trainer, before = self.trainer, self.trainer.best
+        suffix = max(found, key=lambda name: found[name].scores.rank)
+        # A run that was killed after it had chosen this epoch repeats it, with the same scores, and does not choose again.
+        is_chosen = before.rival is not None and before.epoch == epoch
+        if is_chosen:
+            suffix = before.suffix
+        elif before.is_worse_than(found[suffix].scores):
+            trainer.best = Best.of(found[suffix].scores, epoch, suffix)
+        # Compare epochs: a resumed run may repeat the epoch of best.pth and only equal its scores.
+        highest = before.rival.epoch if is_chosen else trainer.best.epoch
+        trainer.not_better = 0 if highest == epoch else trainer.not_better + 1
+        is_best = trainer.best is not before
+        images = found[suffix].images.gather(self.process) if is_best else None
+        result = Comparison(suffix, is_best, images)
+        if kept := trainer.parts.get(KEPT):
+            if is_best:
+                kept.note(trainer.best, images)
+            else:
+                kept.follow(trainer.best)
+            ends = why_finished(self.plan.config.TRAIN, trainer.schedule.num_epochs, epoch, trainer.not_better)
+            if ends and not is_chosen:
+                result = self._choose(kept, found, epoch) or result
+        trainer.preferred = f"state_dict{result.suffix}"
+        return result
+
+    def _choose(self, kept: "KeptWeights", found: dict[str, Evaluation], epoch: int) -> Comparison | None:
+        """Make the last epoch the best one, unless the highest is clearly better: then return None. Collective."""
+        suffix = max(found)  # the average, or "" without one
+        last = Best.of(found[suffix].scores, epoch, suffix)
+        if self.trainer.best == last:
+            return None
+        images = found[suffix].images.gather(self.process)
+        chosen = kept.choose(self.trainer.best, last, images)
+        if chosen != last:
+            return None
+        self.trainer.best = chosen
+        kept.note(chosen, images)
+        return Comparison(suffix, True, images)
 
     def take_as_best(self, epoch: int) -> bool:
         """Let the newest weights be best.pth, because no validation image can choose. Return True."""
@@ -193,7 +237,11 @@ def describe_progress(
     """Return the progress of the training, of last.pth (`saved`) and of best.pth on disk, for status.json."""
     # JSON has no NaN.
     value = best.value if math.isfinite(best.value) else None
-    held = {best.metric: value, "epoch": best.epoch, "file": BEST} if best.exists else None
+    held = None
+    if best.exists:
+        held = {best.metric: value, "epoch": best.epoch, "file": BEST, "weights": best.weights}
+    if best.rival:
+        held["highest"] = best.rival._asdict()
     before = {name: figure for name, figure in (trainer.before or {}).items() if math.isfinite(figure)}
     return {
         **saved,

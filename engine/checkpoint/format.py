@@ -14,7 +14,7 @@ from torch import nn
 from configs.schema import Train
 from datasets import TrainData
 from engine.train.optimizers import optimizer_bytes
-from models.weights.record import CALIBRATION
+from models.weights.record import CALIBRATION, KEPT
 from models.weights.sharded import FOLDER
 from utils.errors import ConfigError, naming_damage
 from utils.files import replacing, sync, write_text
@@ -60,7 +60,10 @@ def start_of_streak(state: dict) -> int:
 
 
 def progress_in(path: Path) -> dict[str, Any]:
-    """Return the finished epochs, step, best epoch, run and calibration of a checkpoint, or {} without a valid file."""
+    """Return the finished epochs, step, best epoch, run and parts of a checkpoint, or {} without a valid file.
+
+    The parts are the calibration and the scores of the images.
+    """
     if not os.path.isfile(path):  # unlike Path.is_file, it raises no error of a disk or server
         return {}
     from models.weights.torch_files import read_index  # local: a new run has no checkpoint
@@ -70,7 +73,7 @@ def progress_in(path: Path) -> dict[str, Any]:
         with naming_damage(path):
             best = state.get("progress", {}).get("best", ())
             facts = {"epoch": state["epoch"] + 1, "step": state["step"], "best": [*best]}
-            facts |= {CALIBRATION: state[CALIBRATION]} if state.get(CALIBRATION) else {}
+            facts |= {key: state[key] for key in (CALIBRATION, KEPT) if state.get(key)}
             return facts | ({"run": state["run"]} if Identity.of(state) else {})
     except ConfigError:
         return {}

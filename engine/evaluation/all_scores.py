@@ -112,10 +112,7 @@ def rank_class(scores: np.ndarray, positives: np.ndarray) -> tuple[float, float]
     """
     if not positives.any():
         return math.nan, math.nan
-    scores = np.nan_to_num(scores, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
-    ordered = np.sort(-scores)  # several times as fast as argsort
-    ends = np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(ordered) - 1)  # the last image of each score
-    places = np.searchsorted(ordered[ends], -scores[positives])
+    ends, places = _places(scores, positives)
     gained = np.bincount(places, minlength=len(ends))  # for each score, the number of images of the class that have it
     right = np.cumsum(gained)
     wrong = ends + 1 - right
@@ -124,3 +121,17 @@ def rank_class(scores: np.ndarray, positives: np.ndarray) -> tuple[float, float]
     # For each image of the class, count the other images with a lower score, and half of those with the same score.
     lower = num_others - wrong + np.diff(wrong, prepend=0) / 2
     return precision, float(np.sum(gained * lower) / (num_positives * num_others)) if num_others else math.nan
+
+
+def precisions_at(scores: np.ndarray, positives: np.ndarray) -> np.ndarray:
+    """Return the precision at the score of each image of a class. Their mean is the average precision."""
+    ends, places = _places(scores, positives)
+    return (np.cumsum(np.bincount(places, minlength=len(ends))) / (ends + 1))[places]
+
+
+def _places(scores: np.ndarray, positives: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the last place of each score, highest first, and the number of the score of each image of the class."""
+    scores = np.nan_to_num(scores, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+    ordered = np.sort(-scores)  # several times as fast as argsort
+    ends = np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(ordered) - 1)
+    return ends, np.searchsorted(ordered[ends], -scores[positives])

@@ -91,9 +91,9 @@ def score_start(saves: Saves, eval_data: EvalData, bad_images: BadImages) -> tup
     with tapped(trainer) as tap:
         gathered = Gathered(tap) if len(plan.eval_set) <= MOST_IMAGES else None
         found = evaluate_both(trainer, eval_data, bad_images, also_gathering if gathered else None)[""]
-    saves.compare_with_best({"": found.scores}, epoch=0)
+    comparison = saves.compare_with_best({"": found}, epoch=0)
     if calibration := trainer.parts.get(CALIBRATION):
-        calibration.fit(trainer, found.images.gather(trainer.process))
+        calibration.fit(trainer, comparison.images)
     return found.scores, gathered.of_all(found.images.indices, trainer.process) if gathered else None
 
 

@@ -112,10 +112,10 @@ def name_of_data(settings: dict[str, Any]) -> str:
     return name if name and settings["DATA.DATASET"] in OF_USERS else settings["DATA.DATASET"]
 
 
-def best_of(epochs: Sequence[Mapping[str, Any]], metric: str) -> Best:
+def best_of(epochs: Sequence[Mapping[str, Any]], metric: str, suffixes: Sequence[str] = SUFFIXES) -> Best:
     """Return the best evaluation in these rows of metrics.jsonl (the first in a tie), or Best() if there is none."""
     found = []
-    for row, suffix in itertools.product(epochs, SUFFIXES):
+    for row, suffix in itertools.product(epochs, suffixes):
         value, loss = row.get(f"eval_{metric}{suffix}"), row.get(f"eval_loss{suffix}")
         if value is not None and row["epoch"] >= 0:
             found.append(Best(value, row["epoch"] + 1, math.nan if loss is None else loss, suffix, metric=metric))

@@ -12,9 +12,9 @@ import yaml
 
 from configs.schema import Arguments
 from configs.tables import METRICS
-from configs.values import OPEN_SECTIONS, SETTINGS, convert, plain, to_text, today
+from configs.values import BEFORE_ITS_TIME, OPEN_SECTIONS, SETTINGS, convert, plain, to_text, today
 from configs.yaml_files import compose, read_node
-from engine.evaluation.scores import Best, ByGroups
+from engine.evaluation.scores import Best, ByGroups, Rival
 from engine.record.saved_files import (
     SUFFIXES,
     best_of,
@@ -31,7 +31,7 @@ from utils.runs import folder_of, is_locked
 from utils.text import printable, redacted
 
 # The keys of status.json that halfstep reads, grouped by type. Values of other types, and negative counts, are ignored.
-TEXTS = "state reason kind host started time best_metric halfstep torch timm python device_name precision"
+TEXTS = "state reason kind host started time best_metric weights halfstep torch timm python device_name precision"
 COUNTS = "total_epochs processes parameters training_images validation_images classes validation_classes"
 COUNTS += " validation_images_in_training images_per_update"
 NUMBERS = f"signal exit_code epoch {COUNTS}"
@@ -39,7 +39,7 @@ KINDS = {
     **dict.fromkeys([*TEXTS.split(), "validation_digest", "validation_images_held_out", "data_path"], str),
     **dict.fromkeys(NUMBERS.split(), int),
     **dict.fromkeys([*METRICS, "eta_seconds"], int | float),
-    **{"about": dict, "best": dict, "data": dict, "run": dict, "command": list, "left_out": list},
+    **{"about": dict, "best": dict, "highest": dict, "data": dict, "run": dict, "command": list, "left_out": list},
 }
 ENDS = ("done", "stopped", "save_failed", "failed")
 
@@ -165,8 +165,14 @@ class SavedRun:
 
         Epochs count from 1. Epoch 0 is the start of a new classifier.
         """
-        number = self.status.get("best", {}).get("epoch")
-        on_disk = best_of([row for row in self.epochs if row["epoch"] + 1 == number], self.metric)
+        saved = self.status.get("best", {})
+        number, rows = saved.get("epoch"), self.epochs
+        # Before halfstep 2.3, status.json did not name the weights, which were the better ones of the epoch.
+        named = {"raw": ("",), "ema": ("_ema",)}
+        suffixes = named.get(saved.get("weights"), SUFFIXES)
+        on_disk = best_of([row for row in rows if row["epoch"] + 1 == number], self.metric, suffixes)
+        if on_disk.exists and "highest" in saved:
+            on_disk = replace(on_disk, rival=Rival.of(saved["highest"]))
         if number == 0 and self.before:
             on_disk = replace(best_of([self.before | {"epoch": 0}], self.metric), epoch=0)
         found = on_disk if on_disk.exists else best_of(self.epochs, self.metric)
@@ -204,7 +210,7 @@ def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise ConfigError(f"{error}; restore the file as the run wrote it") from None
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{path}: has no settings; restore the file as the run wrote it")
-    values = {key: plain(setting.default) for key, setting in SETTINGS.items()}
+    values = {key: plain(setting.default) for key, setting in SETTINGS.items()} | BEFORE_ITS_TIME
     origins = dict.fromkeys(values, "default")
     lines = source.split("\n")
     for key, node in _leaves(root):

@@ -99,7 +99,7 @@ def record_of(best: Best) -> dict[str, Any]:
         by_groups = {"num_groups": number, "interval": None if None in interval else interval}
     return {
         "epoch": best.epoch,
-        "weights": "ema" if best.suffix else "raw",
+        "weights": best.weights,
         "metric": best.metric,
         "value": best.value if math.isfinite(best.value) else None,
         "loss": best.loss if math.isfinite(best.loss) else None,

@@ -99,6 +99,10 @@ class ClassResults:
         }
         return {PER_CLASS_KEY: finite}
 
+    def scores_of_images(self, metric: str, process: Process) -> np.ndarray | None:
+        """Return a value for each image, whose mean is this metric, or None if there are no such values. Collective."""
+        raise NotImplementedError
+
     def title_of_errors(self, number: int, shown: int) -> str:
         """Return the title of the sheet of mistakes. `shown`: how many of them it shows."""
         most = f", the {shown} that the model was most certain of" if shown < number else ""

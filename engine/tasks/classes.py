@@ -1,5 +1,6 @@
 """The task of most runs: each image has one class."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -125,6 +126,25 @@ class ImageResults(ClassResults):
         names, rows = Names(classes), evenly(np.flatnonzero(self.labels == self.predictions), most)
         captions = ([f"{names[self.labels[row]]} ({self.probabilities[row]:.1%})"] for row in rows)
         return [*zip(self.indices[rows].tolist(), captions, strict=True)]
+
+    def scores_of_images(self, metric: str, process: Process) -> np.ndarray | None:
+        are_right = (self.labels == self.predictions) & np.isfinite(self.probabilities)
+        if metric == "top1":
+            return 100 * are_right
+        if metric == "loss":
+            with np.errstate(divide="ignore"):
+                return -np.log(self.label_probabilities)
+        if metric not in ("macro_recall", "macro_f1"):
+            return None
+        actual, predicted, right = self.counts.astype(np.float64)
+        factor = 100 * len(self.labels) / max((actual > 0).sum(), 1)
+        if metric == "macro_recall":
+            return factor * are_right / actual[self.labels]
+        # How much F1 changes with the weight of the image.
+        total = np.where(actual > 0, actual + predicted, math.inf)  # classes without images do not count
+        f1 = 2 * right / total
+        change = 2 * are_right / total[self.labels] - (f1 / total)[self.labels] - (f1 / total)[self.predictions]
+        return factor * (f1.sum() / len(self.labels) + change)
 
     def _caption(self, row: int, names: Names) -> list[str]:
         label, prediction = names[self.labels[row]], names[self.predictions[row]]

@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from datasets import ImageSet
 from engine.confidence.temperature import Likelihood, Measured, blocks
-from engine.evaluation.all_scores import AllScores
+from engine.evaluation.all_scores import AllScores, precisions_at
+from engine.evaluation.tally import joined
 from engine.precision import are_finite
 from engine.tasks.class_tables import ClassResults, Names, evenly, format_share
 from engine.tasks.classes import ClassTally, ClassTask, PerImage, macro_scores
@@ -20,6 +21,7 @@ from utils.errors import ensure
 SEPARATOR = "|"  # separates several labels of an image
 # The limit on predicted classes per image. An untrained model predicts half of all classes.
 MOST_PREDICTED = 100
+MOST_COMPARED = 2**24  # with more scores (images x classes), two evaluations are not compared image by image
 
 
 class OfLabels(Likelihood):
@@ -140,9 +142,49 @@ class LabelResults(ClassResults):
             found.append((index, [", ".join(labels) or "no label"]))
         return found
 
+    def scores_of_images(self, metric: str, process: Process) -> np.ndarray | None:
+        if len(self.indices) * self.counts.shape[1] > MOST_COMPARED:
+            return None
+        _, scores, targets = joined(process, self.local.indices, *self.local.scores.on_host())
+        if metric == "loss":
+            return (np.logaddexp(0, scores) - scores * targets).mean(1)
+        if metric == "map":
+            return precisions_of_images(scores, targets)
+        if metric in ("macro_recall", "macro_f1", "micro_f1"):
+            return influences(targets, scores > 0, metric)
+        return None
+
     def _caption(self, row: int, names: Names) -> list[str]:
         how = "not a label" if self.are_predicted[row] else "a label"
         return [f"{how}: {names[self.classes[row]]}", f"model: {self.probabilities[row]:.1%}"]
+
+
+def precisions_of_images(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Return float64 [N], whose mean is mAP in percent: the precisions at the score of each label of an image, weighted."""
+    found, num_labels = np.zeros(len(scores)), targets.sum(0)
+    for number in np.flatnonzero(num_labels).tolist():
+        has_class = targets[:, number]
+        found[has_class] += precisions_at(scores[:, number], has_class) / num_labels[number]
+    return 100 * len(scores) * found / max(np.count_nonzero(num_labels), 1)
+
+
+def influences(targets: np.ndarray, predicted: np.ndarray, metric: str) -> np.ndarray:
+    """Return float64 [N], whose mean is macro recall, macro F1 or micro F1 in percent. `targets` and `predicted`: [N, classes].
+
+    For F1, it is how much F1 changes with the weight of the image.
+    """
+    right = targets & predicted
+    if metric == "micro_f1":
+        targets, predicted, right = (each.sum(1, keepdims=True) for each in (targets, predicted, right))
+    present = targets.any(0)
+    targets, predicted, right = (each[:, present].astype(np.float64) for each in (targets, predicted, right))
+    if metric == "macro_recall":
+        parts = right / targets.sum(0)
+    else:
+        total = targets.sum(0) + predicted.sum(0)
+        f1 = 2 * right.sum(0) / total
+        parts = f1 / len(right) + (2 * right - f1 * (targets + predicted)) / total
+    return 100 * len(right) * parts.sum(1) / max(present.sum(), 1)
 
 
 class LabelScores(AllScores):

@@ -170,6 +170,13 @@ def half_widths(errors: np.ndarray, share: float) -> list[float | None]:
     return found
 
 
+def shares_of_images(table: np.ndarray) -> np.ndarray:
+    """Return float64 [N] from values [N, outputs], NaN where one is missing. Its mean is the mean over the outputs' means."""
+    counts = (~np.isnan(table)).sum(0)
+    weights = len(table) / np.maximum(counts, 1) / max((counts > 0).sum(), 1)
+    return np.nansum(table * weights, axis=1)
+
+
 def plain(value: float) -> float | str:
     """Return a number with six significant digits for a table, where a text with a minus sign would be a formula; or ""."""
     return float(f"{value:.6g}") if math.isfinite(value) else ""

@@ -31,6 +31,7 @@ from engine.tasks.number_figures import (
     half_widths,
     measure_errors,
     plain,
+    shares_of_images,
 )
 from engine.tasks.number_limits import groups_and_limits
 from engine.tasks.task import Task
@@ -234,6 +235,22 @@ class NumberResults:
         found = self.errors(classes, len(self.indices))[1]
         start = max(0, (len(found) - most) // 2)
         return found[start : start + most]
+
+    def scores_of_images(self, metric: str, process: Process) -> np.ndarray | None:
+        """Return a value for each image, whose mean is the metric, or None if there are no such values."""
+        if metric not in ("mae", "rmse", "r2"):
+            return None
+        is_missing = np.isnan(self.true)
+        with np.errstate(all="ignore"):  # the outputs of a model that has diverged
+            values = np.abs(self.task.errors(self.true, self.predicted)).astype(np.float64)
+            squares = np.where(is_missing, 0, values**2).sum(0) / np.maximum((~is_missing).sum(0), 1)
+            if metric == "rmse":  # how much it changes with the weight of the image
+                values = (squares + values**2) / np.where(squares > 0, 2 * np.sqrt(squares), 1)
+            if metric == "r2":
+                spread = np.nanvar(self.true, axis=0)
+                values = 1 - values**2 / spread
+                is_missing = is_missing | ~(spread > 0)  # without a spread, an output has no R2
+        return shares_of_images(np.where(is_missing, np.nan, np.nan_to_num(values, nan=np.inf)))
 
     def _caption(self, row: int, output: int, classes: Sequence[str]) -> list[str]:
         name = classes[output] if output < len(classes) else f"number {output}"

@@ -22,7 +22,7 @@ from engine.evaluation.scores import rank_of
 from engine.record.saved_files import read_object, read_table, to_number
 from engine.record.saved_run import SavedRun, written
 from engine.tasks.class_tables import GROUP
-from engine.tasks.number_figures import PREDICTED
+from engine.tasks.number_figures import PREDICTED, shares_of_images
 from utils.errors import ConfigError
 from utils.runs import FACTS_OF_IMAGES, NUMBERS, SIZES, Identity, changed_facts, folder_of
 from utils.text import first_of, one_line
@@ -147,14 +147,6 @@ def groups_in(runs: Sequence[SavedRun], images: Sequence[tuple[str, str]]) -> np
     return joined(*columns) if columns else None
 
 
-def _of_images(errors: Sequence[list[float]]) -> list[float]:
-    """Return a value for each image. Their mean is the MAE of a run: the mean over the columns of the mean of each."""
-    table = np.array(errors)
-    counts = (~np.isnan(table)).sum(0)
-    weights = len(table) / np.maximum(counts, 1) / (counts > 0).sum()
-    return np.nansum(table * weights, axis=1).tolist()
-
-
 def task_of(run: SavedRun) -> TaskRow:
     """Return what the model learned. A task of another version counts as classes."""
     return TASKS.get(run.settings["TRAIN.OBJECTIVE"], TASKS["classes"])
@@ -163,7 +155,7 @@ def task_of(run: SavedRun) -> TaskRow:
 def common_images(runs: Sequence[SavedRun]) -> Common:
     """Return for each run whether it was right on the images that all runs have scored with the same label.
 
-    For numbers: the share of each image in the mean absolute error, see `_of_images`.
+    For numbers: the share of each image in the mean absolute error, see `shares_of_images`.
     """
     if not all(have_same_files(runs[0], run) for run in runs[1:]):
         return {run.folder: {} for run in runs}
@@ -179,7 +171,7 @@ def common_images(runs: Sequence[SavedRun]) -> Common:
     common = sorted(set.intersection(*map(set, tables.values())))
     values = {folder: [table[image] for image in common] for folder, table in tables.items()}
     if common and task_of(runs[0]).errors:
-        values = {folder: _of_images(errors) for folder, errors in values.items()}
+        values = {folder: shares_of_images(np.array(errors)).tolist() for folder, errors in values.items()}
     return {folder: dict(zip(common, each, strict=True)) for folder, each in values.items()}
 
 

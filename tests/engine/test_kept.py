@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from configs.values import flatten
+from datasets import ImageSet
 from engine.evaluation.scores import Best
 from engine.kept import KeptWeights
 from engine.record.saved_run import SavedRun, read_settings
@@ -119,11 +120,11 @@ def test_run_resumed_after_its_best_epoch_needs_no_evaluation_of_it(scored):
     assert kept_in(folder) == (1, "raw", 80)
 
 
-def kept(tmp_path, *options, keys=()):
-    images = type("Images", (), {"__len__": lambda self: 10, "split_keys": lambda self: keys})()
+def kept(tmp_path, groups=None):
+    images = ImageSet([0] * 10, ["a"]).with_facts(copies=groups)
     plan = SimpleNamespace(
         eval_set=images,
-        config=small_config(tmp_path, *options),
+        config=small_config(tmp_path),
         process=Process(CPU),
         inputs=SimpleNamespace(saved={}),
     )
@@ -134,15 +135,12 @@ def kept(tmp_path, *options, keys=()):
 def test_images_of_one_group_count_as_one_observation(tmp_path):
     """All images of one group are better: as images that is clear, as groups it may be chance."""
     results = [images_with(each).gather(Process(CPU)) for each in ("1111111100", "0000000000")]
-    for options, keys, is_kept in (
-        ((), (), True),
-        (("DATA.GROUP_BY=person",), [[b"a"]] * 8 + [[b"b"], [b"c"]], False),
-        (("DATA.GROUP_BY=person",), [[b"%d" % each] for each in range(10)], True),
-    ):
-        weights = kept(tmp_path, *options, keys=keys)
+    of_one = np.array([0] * 6 + [1, 2, 3, 4])
+    for groups, is_kept in ((None, True), (of_one, False), (np.arange(10), True)):
+        weights = kept(tmp_path, groups)
         highest = Best(80, 1)
         weights.note(highest, results[0])
-        assert (weights.choose(highest, Best(0, 2), results[1]) is highest) == is_kept, (options, keys)
+        assert (weights.choose(highest, Best(0, 2), results[1]) is highest) == is_kept, groups
 
 
 def test_scores_of_images_have_the_metric_as_their_mean():

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from datasets.split.parts import ALL
 from datasets.types import ImageSet
 from utils.runs import OF_A_PART, SIZES, changed_facts
 
@@ -24,7 +23,7 @@ def data_facts(train: ImageSet | None, val: ImageSet) -> dict[str, int | str]:
         CLASSES: _digest([name.encode(errors="surrogateescape") + b"\0" for name in val.classes])
     }
     for part, image_set in (("training", train), ("validation", val)):
-        is_repeated = part == "validation" and val.split.get("rule") == ALL  # both parts are the whole set
+        is_repeated = part == "validation" and val.is_learned
         if image_set is None or not len(image_set) or is_repeated:
             continue
         places = np.linspace(0, len(image_set) - 1, NUM_SIZES).astype(int).tolist()

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from datasets.index import Index
 
 
+ALL = "all"  # the rule of a split if all images are trained on: both parts are the whole set
+
+
 class ImageSet:
     """Images, each with a target. `targets[i]` is the number of the target of image i, usually the number of its class,
     and `classes[number]` the name of a class. `meaning` says what a target number means (datasets/targets/).
@@ -58,6 +61,11 @@ class ImageSet:
 
     def __len__(self) -> int:
         return len(self.targets)
+
+    @property
+    def is_learned(self) -> bool:
+        """Return whether all images are training images: both parts of the split are the whole set."""
+        return self.split.get("rule") == ALL
 
     @property
     def is_grouped(self) -> bool:

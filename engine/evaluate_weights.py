@@ -11,7 +11,6 @@ from datasets import BadImages, EvalData
 from engine.evaluation.evaluate import Evaluation, evaluate
 from engine.evaluation.scores import Best, Scores, describe_score, rank_of
 from engine.evaluation.tally import Scoring
-from engine.plan import TrainPlan
 from engine.session import Session
 from engine.tasks.class_tables import ClassResults
 from engine.train.trainer import Trainer
@@ -21,6 +20,9 @@ from utils.text import warning
 
 if TYPE_CHECKING:
     from engine.report.image_results import BestResults
+
+
+ByFolds = Callable[[], dict[str, Evaluation]]  # the evaluation of a run with DATA.FOLDS
 
 
 def evaluate_both(
@@ -66,21 +68,19 @@ def compare_with_start(best: Best, before: dict[str, float] | None) -> list[str]
 
 def complete_best(
     session: Session,
-    plan: TrainPlan,
     trainer: Trainer,
     data: EvalData,
     bad_images: BadImages,
     results: "BestResults",
     stop: StopSignal,
+    by_folds: ByFolds | None,
 ) -> None:
     """At the end of a run, add the results of best.pth's images if an earlier start has not written them. Collective."""
 
     def evaluate_best() -> ClassResults:
-        if plan.holds_out:
+        if by_folds is None:
             return evaluate_saved(session.path / BEST, trainer, data, bad_images)
-        from engine.folds.evaluation import evaluate_by_folds
-
-        (evaluation,) = evaluate_by_folds(session, plan, trainer, stop).values()
+        (evaluation,) = by_folds().values()
         return evaluation.images.gather(trainer.process)
 
     if trainer.best.num_images:

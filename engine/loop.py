@@ -9,7 +9,7 @@ from datasets import BadImages, EvalData, Window
 from datasets.split import how_held_out
 from engine.callback_list import Watchers
 from engine.checkpoint.async_saver import BEST
-from engine.evaluate_weights import compare_with_start, complete_best, evaluate_both, note_start
+from engine.evaluate_weights import ByFolds, compare_with_start, complete_best, evaluate_both, note_start
 from engine.evaluation.evaluate import Evaluation
 from engine.memory import naming_remedy
 from engine.plan import TrainPlan
@@ -61,6 +61,7 @@ class Loop:
     watchers: Watchers
     saves: Saves
     stop: StopSignal
+    by_folds: ByFolds | None = None  # the evaluation of the last epoch, with DATA.FOLDS
     start: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self):
@@ -93,7 +94,8 @@ class Loop:
         finally:
             self.saves.saver.wait()
         results = self.watchers.report.results
-        complete_best(self.session, self.plan, self.trainer, self.eval_data, self.bad_images, results, self.stop)
+        data = self.eval_data, self.bad_images
+        complete_best(self.session, self.trainer, *data, results, self.stop, self.by_folds)
         why = self.why_finished
         return Outcome("done", ExitCode.DONE, why, reason=None if why == DONE else EARLY_STOP)
 
@@ -164,12 +166,10 @@ class Loop:
     def evaluate(self, number: int, is_last: bool) -> dict[str, Evaluation]:
         """Evaluate the weights after this epoch, if it is due. Return {suffix of the weights: evaluation}."""
         if not self.plan.holds_out:
-            if not (self.plan.config.DATA.FOLDS and is_last):
+            if not (self.by_folds and is_last):
                 return {}
-            from engine.folds.evaluation import evaluate_by_folds
-
             self.saves.save()  # a resumed run then continues with the folds
-            return evaluate_by_folds(self.session, self.plan, self.trainer, self.stop)
+            return self.by_folds()
         if number % self.plan.config.VALIDATE_FREQ and not is_last:
             return {}
         return evaluate_both(self.trainer, self.eval_data, self.bad_images)

@@ -28,7 +28,6 @@ from datasets import (
 )
 from datasets.fingerprint import data_facts
 from datasets.order import Order
-from datasets.split.parts import ALL
 from datasets.types import UNKNOWN
 from engine.checkpoint.resume import TRAINED_ON, WITHOUT_STATE, find_checkpoint, global_batch_to_keep, is_run
 from engine.precision import Precision
@@ -157,7 +156,7 @@ class TrainPlan(Plan):
     @property
     def holds_out(self) -> bool:
         """Return whether the run has validation images. If not, it trains on all images, and no epoch is evaluated."""
-        return self.eval_set.split.get("rule") != ALL
+        return not self.eval_set.is_learned
 
     @property
     def num_evaluated(self) -> int:

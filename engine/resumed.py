@@ -3,7 +3,7 @@
 from datasets import BadImages, EvalData
 from engine.checkpoint.format import progress_in
 from engine.checkpoint.resume import drop_tensors, is_run, overlap_of
-from engine.evaluate_weights import complete_best
+from engine.evaluate_weights import ByFolds, complete_best
 from engine.evaluation.scores import Best
 from engine.plan import TrainPlan
 from engine.record.next_steps import after_training
@@ -50,7 +50,13 @@ def restore(plan: TrainPlan, trainer: Trainer, log: Log) -> None:
 
 
 def leave_finished(
-    session: Session, plan: TrainPlan, trainer: Trainer, eval_data: EvalData, why: str, stop: StopSignal
+    session: Session,
+    plan: TrainPlan,
+    trainer: Trainer,
+    eval_data: EvalData,
+    why: str,
+    stop: StopSignal,
+    by_folds: ByFolds | None,
 ) -> int:
     """End a run that has no epochs left, and return the exit code.
 
@@ -66,7 +72,7 @@ def leave_finished(
 
         report = RunReport(session, plan, trainer)
         bad_images = BadImages(plan.eval_set, plan.config.DATA.MAX_BAD_FRACTION, session.log.warn)
-        complete_best(session, plan, trainer, eval_data, bad_images, report.results, stop)
+        complete_best(session, trainer, eval_data, bad_images, report.results, stop, by_folds)
         report.results.close()
         saved = {"epoch": trainer.epoch, "step": trainer.step}
         best = Best.from_state(progress_in(session.path / BEST).get("best", ()))

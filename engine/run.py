@@ -17,9 +17,10 @@ from datasets import BadImages, build_eval_data, write_split
 from engine.build import build, open_data_of_run, prepare_torch
 from engine.callback_list import callbacks_that_save, choose_callbacks
 from engine.checkpoint.format import checkpoint_bytes
+from engine.evaluation.evaluate import Evaluation
 from engine.loop import Loop
 from engine.memory import raises_when_full
-from engine.plan import Inputs, plan_training, read_inputs
+from engine.plan import Inputs, TrainPlan, plan_training, read_inputs
 from engine.plan_lines import describe_training, facts_for_status
 from engine.quick_checks import OK, quick_checks, refusals, refuse_full_disk
 from engine.record.next_steps import after_failure, after_training
@@ -27,6 +28,7 @@ from engine.saves import Saves, make_saver
 from engine.session import Session
 from engine.settings import chooses
 from engine.train.stop_conditions import why_finished
+from engine.train.trainer import Trainer
 from models import describe_size
 from utils.distributed import Process
 from utils.errors import LostProcess
@@ -99,11 +101,12 @@ def run_training(session: Session, loaded: LoadedConfig, stop: StopSignal | None
         from engine.resumed import restore
 
         restore(plan, trainer, log)
+    by_folds = partial(evaluate_by_folds, session, plan, trainer, stop) if config.DATA.FOLDS else None
     session.describe(**facts_for_status(plan, trainer.model))
     if why := why_finished(config.TRAIN, trainer.schedule.num_epochs, trainer.epoch, trainer.not_better):
         from engine.resumed import leave_finished
 
-        return leave_finished(session, plan, trainer, eval_data, why, stop)
+        return leave_finished(session, plan, trainer, eval_data, why, stop, by_folds)
 
     process.first(lambda: refuse_full_disk(session.path, checkpoint_bytes(config.TRAIN, trainer.model)))
     if raises_when_full(process.device) or process.world_size > 1:
@@ -123,7 +126,7 @@ def run_training(session: Session, loaded: LoadedConfig, stop: StopSignal | None
         trainer.callbacks = watchers.callbacks
         saves = Saves(session, plan, trainer, saver, watchers)
         trainer.callbacks += callbacks_that_save(session, plan, trainer, watchers.forecast, saves.save_and_wait)
-        outcome = Loop(session, plan, trainer, eval_data, watchers, saves, stop).run()
+        outcome = Loop(session, plan, trainer, eval_data, watchers, saves, stop, by_folds).run()
 
     # Write the report and print the next steps.
     if not stop.number:  # after a signal the program must end soon
@@ -137,6 +140,13 @@ def search_batch_size(inputs: Inputs, num_images: int, num_classes: int, stop: S
     from engine.batch_size import find_batch_size
 
     return find_batch_size(inputs, num_images, num_classes, stop)
+
+
+def evaluate_by_folds(session: Session, plan: TrainPlan, trainer: Trainer, stop: StopSignal) -> dict[str, Evaluation]:
+    """Evaluate a run with DATA.FOLDS by its further runs."""
+    from engine.folds.evaluation import Folds
+
+    return Folds(session, plan, trainer, stop, run_training).evaluate()
 
 
 def open_trackers(config: Config, folder: Path, process: Process, log: Log) -> AbstractContextManager:

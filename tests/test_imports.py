@@ -31,7 +31,7 @@ RARE = tuple(
     engine.evaluation.other_scores datasets.targets.label_sets datasets.targets.numbers datasets.targets.number_tables
     engine.report.numbers engine.confidence.calibration
     engine.confidence.unknown engine.predict.attention_maps engine.export engine.record.trackers engine.report
-    engine.doctor engine.choice engine.labelling scripts.embedding scripts.labelling scripts.translating_timm""".split()
+    engine.doctor engine.choice engine.folds engine.labelling scripts.embedding scripts.labelling scripts.translating_timm""".split()
 )
 
 
@@ -131,7 +131,7 @@ PACKAGES = {
         "catalogue open_model parallel precision evaluation infer train confidence.temperature features.linear tasks checkpoint confidence record"
         " settings_of_weights settings predict session provenance memory first_passes plan eval_plan weights_lines plan_lines"
         " fine_tuning_rate quick_checks export report build batch_size doctor eval_run evaluate_weights features short_trial choice callback_list"
-        " kept saves features.saved labelling features.start loop resumed check run __init__"
+        " kept saves features.saved labelling features.start folds loop resumed check run __init__"
     ).split(),
 }
 

@@ -2,12 +2,12 @@
 
 import numpy as np
 
+from datasets.types import ALL as ALL
 from datasets.types import ImageSet
 from utils.text import first_of, warning
 
 PARTS = ("train", "val")
 FOLDS = "folds"  # the rule of DATA.FOLD
-ALL = "all"  # the rule if all images are trained on: both parts are the whole set
 # Key in the record of a split by hash: the folders that are left out of image keys, if they differ from the classes.
 CLASS_FOLDERS = "class_folders"
 

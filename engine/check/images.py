@@ -15,7 +15,6 @@ from datasets.identity import ImageContents
 from datasets.passes import read_each
 from datasets.pixels.decode import KEEP_VALUES, SHALLOW
 from datasets.split import DRAWN
-from datasets.split.parts import ALL
 from datasets.types import ImageReadError, ImageSet
 from engine.evaluation.scores import FEW, interval_of
 from engine.quick_checks import OK, WARN, WRONG, Finding
@@ -97,7 +96,7 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
     """Yield all findings about a data set whose lists and folders are valid. `train` is None in evaluation."""
     counts = counted(len(val), "validation image")
     counts = counts if train is None else f"{len(train):,} training and {counts}"
-    learns_all = val.split.get("rule") == ALL  # both parts are the whole set
+    learns_all = val.is_learned
     if learns_all:
         counts = f"all {counted(len(val), 'image')} for training"
     if val.makes_batches:  # images generated on the device, with random classes

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,7 @@ from engine.confidence.fit import FeatureTally, gather_features, why_no_features
 from engine.confidence.known import KnownScore, Tap
 from engine.evaluation.evaluate import Evaluation, evaluate
 from engine.evaluation.tally import Tally, sum_dtype
-from engine.folds.runs import train_without
+from engine.folds.runs import Train, train_without
 from engine.folds.strangers import FoldFeatures, features_of
 from engine.folds.tally import CountingTally
 from engine.plan import TrainPlan
@@ -23,24 +23,36 @@ from models.weights.record import CALIBRATION
 from utils.program import StopSignal
 
 
-def evaluate_by_folds(session: Session, plan: TrainPlan, trainer: Trainer, stop: StopSignal) -> dict[str, Evaluation]:
-    """Train what is missing of the further runs, and return the evaluation of their predictions. Collective.
+@dataclass(frozen=True)
+class Folds:
+    """The folds of a run on all images."""
 
-    The key is the suffix of the weights that count: "_ema", or "" without MODEL_EMA.
-    """
-    checkpoints = [train_without(fold, session, plan, stop) for fold in range(plan.config.DATA.FOLDS)]
-    process, suffix = trainer.process, "_ema" if trainer.ema else ""
-    model = trainer.ema.model if trainer.ema else trainer.model
-    scoring = trainer.task.scoring(trainer)
-    of_all = scoring.tally(process.device, sum_dtype(process.device), len(plan.eval_set))
-    predictions = Predictions(plan, trainer, model, of_all, session)
-    with restored(model, trainer):
-        for fold, checkpoint in enumerate(checkpoints):
-            load_weights(model, checkpoint, f"state_dict{suffix}", trainer)
-            predictions.add(fold)
-    predictions.finish()
-    scores = replace(of_all.result(process), metric=plan.config.TRAIN.BEST_METRIC)
-    return {suffix: Evaluation(scores, of_all.per_image)}
+    session: Session
+    plan: TrainPlan
+    trainer: Trainer
+    stop: StopSignal
+    train: Train
+
+    def evaluate(self) -> dict[str, Evaluation]:
+        """Train what is missing of the further runs, and return the evaluation of their predictions. Collective.
+
+        The key is the suffix of the weights that count: "_ema", or "" without MODEL_EMA.
+        """
+        plan, trainer = self.plan, self.trainer
+        numbers = range(plan.config.DATA.FOLDS)
+        checkpoints = [train_without(fold, self.session, plan, self.stop, self.train) for fold in numbers]
+        process, suffix = trainer.process, "_ema" if trainer.ema else ""
+        model = trainer.ema.model if trainer.ema else trainer.model
+        scoring = trainer.task.scoring(trainer)
+        of_all = scoring.tally(process.device, sum_dtype(process.device), len(plan.eval_set))
+        predictions = Predictions(plan, trainer, model, of_all, self.session)
+        with restored(model, trainer):
+            for fold, checkpoint in enumerate(checkpoints):
+                load_weights(model, checkpoint, f"state_dict{suffix}", trainer)
+                predictions.add(fold)
+        predictions.finish()
+        scores = replace(of_all.result(process), metric=plan.config.TRAIN.BEST_METRIC)
+        return {suffix: Evaluation(scores, of_all.per_image)}
 
 
 class Predictions:

@@ -3,6 +3,7 @@
 They have the settings of that run and train for as many epochs. None chooses among its epochs: its last weights count.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,16 +17,15 @@ from engine.train.stop_conditions import Stopped
 from utils.errors import AFTER_SIGNAL, AlreadyReportedError
 from utils.program import StopSignal
 
+Train = Callable[[Session, LoadedConfig, StopSignal], int]
 FOLDER = "folds"  # in the folder of the run
 
 
-def train_without(fold: int, session: Session, plan: TrainPlan, stop: StopSignal) -> Path:
+def train_without(fold: int, session: Session, plan: TrainPlan, stop: StopSignal, train: Train) -> Path:
     """Train the run that holds out this fold, unless it is finished. Return its last checkpoint. Collective.
 
-    Raise Stopped if a signal or a time limit ends it earlier.
+    `train` trains a run and returns its exit code. Raise Stopped if a signal or a time limit ends it earlier.
     """
-    from engine.run import run_training  # imported here, because a run imports this file
-
     loaded = settings_of_fold(fold, session.path, plan)
     last = session.path / FOLDER / loaded.config.START.NAME / "last.pth"
 
@@ -38,7 +38,7 @@ def train_without(fold: int, session: Session, plan: TrainPlan, stop: StopSignal
     session.log.say(f"{title}: a further run, without the images of this fold, in {last.parent}")
     further = Session(loaded, session.process, part=title, outer=session)
     try:
-        code = run_training(further, loaded, stop)
+        code = train(further, loaded, stop)
     except BaseException as error:
         further.end(error)
         raise

@@ -19,7 +19,6 @@ from datasets.fingerprint import data_facts
 from datasets.identity import ImageContents
 from datasets.sources import folder_of_data
 from datasets.split import DRAWN
-from datasets.split.parts import ALL
 from datasets.types import UNKNOWN
 from engine.features.embedder import Embedder
 from engine.predict.classifier import Classifier
@@ -124,7 +123,7 @@ class DataSet:
                 f"DATA.DATASET: the images of {config.DATA.DATASET} are generated, so no label is wrong; "
                 "give a run with real data"
             )
-        if val.split.get("rule") == ALL:  # both parts are the whole set
+        if val.is_learned:
             val = val.take(np.empty(0, np.int64))
         return cls(opened.config.changed("MODEL", NUM_CLASSES=config.MODEL.NUM_CLASSES), opened.train, val)
 
@@ -138,7 +137,7 @@ class DataSet:
     @property
     def is_divided(self) -> bool:
         """Return whether both parts are of one set. If not, the data has its own validation part."""
-        return self.val.split.get("rule") in (*DRAWN, ALL)
+        return self.val.is_learned or self.val.split.get("rule") in DRAWN
 
     @property
     def is_listing(self) -> bool:

@@ -9,7 +9,6 @@ import torch
 
 from configs.tables import METRICS
 from engine.checkpoint.format import progress_in
-from engine.evaluation.image_test import ErrorTest, ImageTest
 from engine.evaluation.scores import Best, Rival, name_weights
 from engine.plan import TrainPlan
 from engine.tasks.class_tables import ClassResults
@@ -19,6 +18,7 @@ from utils.text import counted
 
 if TYPE_CHECKING:
     from engine.evaluation.groups import GroupTest
+    from engine.evaluation.image_test import ErrorTest, ImageTest
 
 
 class KeptWeights:
@@ -71,6 +71,8 @@ class KeptWeights:
 
         A test of few groups has no interval.
         """
+        from engine.evaluation.image_test import ErrorTest, ImageTest  # local: only the end of a run compares
+
         known = ~np.isnan(last + best)
         gains = (best - last)[known] * (-1 if smaller_is_better else 1)
         if self._eval_set.is_grouped:

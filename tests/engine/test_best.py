@@ -63,7 +63,9 @@ def test_smallest_loss_is_best_until_another_metric_is_chosen(scored):
     lines, folder = scored([60, 0.4], [70, 0.5], words=["TRAIN.BEST_METRIC=loss", "TRAIN.NUM_EPOCHS=2"])
     assert_names(lines[-1], "loss", "0.4000", "epoch 1")
     status = status_of(folder)
-    assert status["best"] == {"loss": 0.4, "epoch": 1, "file": "best.pth", "weights": "raw"} and "best_top1" not in status
+    assert (
+        status["best"] == {"loss": 0.4, "epoch": 1, "file": "best.pth", "weights": "raw"} and "best_top1" not in status
+    )
     assert read(folder / "best.pth")["metric"] == 0.4
     lines, folder = scored([50, 0.6], words=["TRAIN.NUM_EPOCHS=3"])
     assert read(folder / "best.pth")["epoch"] == 2 and read(folder / "best.pth")["metric"] == 50

@@ -254,7 +254,7 @@ class Data:
         None, form=LOCAL, may_change=True, only=Only("TRAIN.OBJECTIVE", "features"), help=
         "With TRAIN.OBJECTIVE features: a folder that has a folder of images for each class. Each evaluation measures how often the nearest of these images predict the class of an image (k-NN accuracy). Training never uses the labels.")
     GROUP_BY: str | None = setting(None, only=Only("DATA.DATASET", "csv"), help=
-        "For csv: a column that groups the images, for example by person or scene; the images of a group are either all held out or all used for training.")
+        "For csv: a column that groups the images, for example by person or scene; the images of a group are either all held out or all used for training, and intervals count groups.")
     CLASSES: str | None = setting(None, may_change=True, help=
         "Text file with one class name per line; the classes are numbered from 0 in this order. Not set: they are numbered in the order of their names.")
     LABEL_SEPARATOR: str | None = setting(None, help=

@@ -25,7 +25,10 @@ MOST_SIGNS = 16  # groups whose signs are all tried: 65,536 combinations
 
 def groups_of(images: ImageSet) -> np.ndarray | None:
     """Return int64 [N]: the number of each image's group, from 0, or None if each image is a group of its own."""
-    return group_numbers(images) if images.is_grouped else None
+    if not images.is_grouped:
+        return None
+    numbers = group_numbers(images)
+    return None if len(np.unique(numbers)) == len(numbers) else numbers
 
 
 def standard_error(values: np.ndarray, groups: np.ndarray | None) -> float:

@@ -162,13 +162,15 @@ class ClassResults:
 def with_groups(
     columns: Sequence[str], rows: Iterable[Sequence], indices: np.ndarray, image_set: ImageSet
 ) -> tuple[Sequence[str], Iterable[Sequence]]:
-    """Return a table of images, with a column more if they come in groups: the number of each image's group."""
+    """Return a table of images, with the number of each image's group as one more column if some are of one group."""
     if not image_set.is_grouped:
         return columns, rows
     from engine.evaluation.groups import groups_of
 
-    numbers = groups_of(image_set)[indices].tolist()
-    return (*columns, GROUP), ((*row, number) for row, number in zip(rows, numbers, strict=True))
+    groups = groups_of(image_set)
+    if groups is None:
+        return columns, rows
+    return (*columns, GROUP), ((*row, number) for row, number in zip(rows, groups[indices].tolist(), strict=True))
 
 
 def evenly(rows: np.ndarray, most: int) -> list[int]:

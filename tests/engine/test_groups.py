@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from engine.evaluation.groups import GroupTest, accuracy_interval, standard_error
+from engine.evaluation.groups import GroupTest, accuracy_interval, groups_of, standard_error
 from engine.evaluation.image_test import ErrorTest
 from engine.evaluation.scores import wilson_interval
 from engine.tasks.number_figures import measure_errors
@@ -98,9 +98,8 @@ def test_images_are_grouped_by_setting_and_by_copies(tmp_path):
     names = sorted(path.name for path in tmp_path.glob("*.png"))
     rows = [f"{name},{'ant' if name[1] < '5' else 'bee'},{name[0]}" for name in names]
     (tmp_path / "a.csv").write_text("\n".join(["image_path,target,person", *rows, ""]))
-    from engine.evaluation.groups import groups_of
-
     val = load("csv", tmp_path / "a.csv", VAL_FRACTION=0.5)[1]
     assert len(np.unique(groups_of(val))) == len(val) // 2
     val = load("csv", tmp_path / "a.csv", VAL_FRACTION=0.5, GROUP_BY="person")[1]
     assert len(np.unique(groups_of(val))) == len(val) // 20
+    assert groups_of(val.take(np.unique(groups_of(val), return_index=True)[1])) is None  # each image counts

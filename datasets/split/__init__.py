@@ -161,8 +161,12 @@ def divide(image_set: ImageSet, record: dict, saved: SavedData | None = None) ->
     elif record["rule"] == "hash":
         from datasets.split.by_hash import class_folders_of, find_rows
 
-        folders = class_folders_of(image_set, record)
-        columns, notes = find_rows(image_set.meaning.strata(image_set), record, folders)
+        folders, strata = class_folders_of(image_set, record), image_set.meaning.strata(image_set)
+        columns, notes = find_rows(strata, record, folders)
+        if saved and record.get("copies"):
+            from datasets.split.together import keep_parts
+
+            columns = keep_parts(strata, columns, saved)
     else:
         held_out = _by_position(image_set, record)
         columns, notes = rows_of_parts(image_set, held_out), warn_of_split_classes(image_set, held_out)

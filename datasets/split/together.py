@@ -4,8 +4,10 @@ from collections.abc import Iterator, Sequence, Set
 
 import numpy as np
 
+from datasets.changes import read_split, split_table
 from datasets.split.hashes import composed, hashes_of, without_first
-from datasets.types import ImageSet
+from datasets.split.parts import PARTS, rows_of_parts
+from datasets.types import ImageSet, SavedData
 from utils.text import warning
 
 COPY_OF = "copy_of"  # the column of split.csv with the first of the copies
@@ -49,6 +51,27 @@ def share_hashes(image_set: ImageSet, hashes: np.ndarray, record: dict, folders:
         if "folds" not in record and len(rows) > record["fraction"] * len(image_set):
             shared[rows] = LAST - place
     return shared
+
+
+def keep_parts(image_set: ImageSet, drawn: dict[str, np.ndarray], saved: SavedData) -> dict[str, np.ndarray]:
+    """Return the rows and targets of both parts, as split.csv beside the checkpoint lists them.
+
+    Images that it does not list have the part of their copies, or else the part that was drawn. Without copies, hashes
+    suffice: a copy that is added under a shorter name would move the others.
+    """
+    table = split_table(saved)
+    if table is None:
+        return drawn
+    listed = {row[0]: row[1] == PARTS[1] for row in read_split(table)}
+    keys = [key.decode(errors="surrogateescape") for chunk in image_set.all_keys() for key in chunk]
+    held_out = np.isin(np.arange(len(image_set)), drawn[f"{PARTS[1]}.row"])
+    is_listed = np.array([key in listed for key in keys])
+    held_out[is_listed] = [listed[key] for key in keys if key in listed]
+    for rows in _groups_with_copies(image_set, is_cut=False):
+        known = rows[is_listed[rows]]
+        if len(known):
+            held_out[rows[~is_listed[rows]]] = held_out[known[0]]
+    return rows_of_parts(image_set, held_out)
 
 
 def describe_copies(image_set: ImageSet) -> list[str]:

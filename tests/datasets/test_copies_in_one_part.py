@@ -149,6 +149,20 @@ def test_evaluated_run_keeps_its_parts_by_its_list(photos, tmp_path):
     assert np.unique(again[1].copies).size < len(again[1]) and len(pairs)
 
 
+def test_resumed_run_keeps_its_parts_when_earlier_copies_are_added(photos, tmp_path):
+    plant(photos, *(f"cat/{photo:02d}.png" for photo in range(NUM_PHOTOS)))
+    train, val = load("imagefolder", photos)
+    saved, pairs = saved_by(train, val, tmp_path / "run"), []
+    for name in ("ant", "bee"):
+        for photo in range(NUM_PHOTOS):
+            original, copy = f"{name}/{photo:02d}.png", f"{name}/{'!#$%&()+,-'[photo % 10]}{photo // 10}.jpg"
+            shutil.copy(photos / original, photos / copy)
+            pairs.append((original, copy))
+    trained, held_out = ({*keys_of(part)} for part in open_sets(settings("imagefolder", photos), saved=saved))
+    assert {*keys_of(train)} <= trained and {*keys_of(val)} <= held_out
+    assert all((original in held_out) == (copy in held_out) for original, copy in pairs)
+
+
 def test_evaluation_without_the_list_finds_the_copies_again(photos):
     plant(photos, *(f"cat/{photo:02d}.png" for photo in range(NUM_PHOTOS)))
     val = load("imagefolder", photos)[1]

@@ -11,6 +11,7 @@ from datasets.types import ImageSet, SavedData
 from utils.text import warning
 
 COPY_OF = "copy_of"  # the column of split.csv with the first of the copies
+LARGEST = 0.25  # the share of the held-out images that the copies of one photo may be
 LAST = 2**64 - 1  # the highest hash, which only a fraction of 1 holds out
 
 
@@ -40,15 +41,16 @@ def share_hashes(image_set: ImageSet, hashes: np.ndarray, record: dict, folders:
     """Return the hashes of the images' keys, equal in each group that has copies: the hash of its shortest key.
 
     Of equally long keys, it is the first in the alphabet. A copy that is added later usually has a longer or a later name,
-    so it does not move the other images. A group that is larger than the part that is held out stays in training.
+    so it does not move the other images. A large group stays in training, because few photos would decide the scores.
     """
     shared = hashes.copy()
+    largest = max(2, LARGEST * record["fraction"] * len(image_set))
     for place, rows in enumerate(_groups_with_copies(image_set, is_cut=False)):
         keys = [key for chunk in image_set.take(rows).split_keys() for key in chunk]
         names = [without_first(folders, composed(key)) for key in keys]
         first = min(range(len(names)), key=lambda number: (len(names[number]), names[number], keys[number]))
         shared[rows] = hashes[rows[first]]
-        if "folds" not in record and len(rows) > record["fraction"] * len(image_set):
+        if "folds" not in record and len(rows) > largest:
             shared[rows] = LAST - place
     return shared
 

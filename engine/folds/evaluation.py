@@ -12,6 +12,7 @@ from datasets import BadImages, build_eval_data
 from engine.confidence.fit import FeatureTally, gather_features, why_no_features
 from engine.confidence.known import KnownScore, Tap
 from engine.evaluation.evaluate import Evaluation, evaluate
+from engine.evaluation.groups import groups_of
 from engine.evaluation.tally import Tally, sum_dtype
 from engine.folds.runs import Train, train_without
 from engine.folds.strangers import FoldFeatures, features_of
@@ -86,10 +87,11 @@ class Predictions:
 
     def finish(self) -> None:
         """Complete the tally, after all folds. The model has the weights of the run on all images again. Collective."""
-        self._of_all.per_image.indices = np.concatenate(self._indices)
+        results = self._of_all.per_image
+        results.indices, results.groups = np.concatenate(self._indices), groups_of(self._plan.eval_set)
         if self._features:
             self._features.of_all = features_of(self._model, self._plan.eval_set, self._trainer)
-            self._of_all.per_image.features = self._features
+            results.features = self._features
 
 
 @contextlib.contextmanager

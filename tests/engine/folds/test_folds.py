@@ -136,7 +136,8 @@ def test_two_processes_predict_as_one(train):
 
 
 def test_groups_stay_in_one_fold(train):
-    _, folder = train(write_groups, f"DATA.FOLDS={FOLDS}")
+    ended, folder = train(write_groups, f"DATA.FOLDS={FOLDS}")
+    assert f"{COUNT} images in 9 groups" in ending(ended.stdout)
     folds = {}
     for row in rows_of(folder / "split.csv"):
         folds.setdefault(int(row["image"].removesuffix(".png")) // 7, set()).add(row["fold"])

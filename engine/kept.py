@@ -75,10 +75,13 @@ class KeptWeights:
 
         known = ~np.isnan(last + best)
         gains = (best - last)[known] * (-1 if smaller_is_better else 1)
+        groups = None
         if self._eval_set.is_grouped:
             from engine.evaluation.groups import GroupTest, groups_of
 
-            by_group = GroupTest(gains, groups_of(self._eval_set)[known], is_accuracy=False)
+            groups = groups_of(self._eval_set)
+        if groups is not None:
+            by_group = GroupTest(gains, groups[known], is_accuracy=False)
             return by_group, counted(by_group.num_groups, "group")
         noise = counted(len(gains), "image")
         if self._config.TRAIN.BEST_METRIC == "top1":

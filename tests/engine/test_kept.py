@@ -137,7 +137,7 @@ def test_images_of_one_group_count_as_one_observation(tmp_path):
     """All images of one group are better: as images that is clear, as groups it may be chance."""
     results = [images_with(each).gather(Process(CPU)) for each in ("1111111100", "0000000000")]
     of_one = np.array([0] * 6 + [1, 2, 3, 4])
-    for groups, is_kept in ((None, True), (of_one, False), (np.arange(10), True)):
+    for groups, is_kept in ((None, True), (of_one, False), (np.arange(10), True), (np.zeros(10, int), False)):
         weights = kept(tmp_path, groups)
         highest = Best(80, 1)
         weights.note(highest, results[0])

@@ -150,7 +150,8 @@ def run_documented(start: str) -> None:
     subprocess.run(["bash", "-e", "-o", "pipefail", "-c", command], check=True)
 
 
-def test_documented_list_keeps_equal_images_in_one_part(here):
+def test_documented_list_keeps_equal_images_of_a_large_set_in_one_part(here, monkeypatch):
+    monkeypatch.setattr("datasets.opening.MOST_SEARCHED", 10)
     make_photos(here / "photos", {"cat": 20, "dog": 20})
     for file in [*here.glob("photos/*/*.png")]:
         shutil.copy(file, file.with_name(f"copy of {file.name}"))
@@ -181,7 +182,8 @@ def test_documented_command_deletes_validation_images_equal_to_training_images(h
     assert sorted(path.name for path in here.glob("photos/val/*/*")) == ["20.png", "21.png", "near.png"]
 
 
-def test_copy_in_another_fold_is_listed(here):
+def test_copy_in_another_fold_of_a_large_set_is_listed(here, monkeypatch):
+    monkeypatch.setattr("datasets.opening.MOST_SEARCHED", 10)
     make_photos(here / "photos", COUNTS)
     make_sweep(here / "sweep", here / "photos", {})
     fold = [set(held_out(here / f"sweep/trial-00{number}")) for number in (0, 1)]

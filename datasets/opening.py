@@ -105,7 +105,7 @@ def _with_copies(config: Config, read: Read, only_validation: bool, saved: Saved
         is_divided = bool(saved.split.get("copies"))  # older runs divided their images without looking at them
     else:
         is_published = train.split.get("rule") == "position"
-        is_divided = bool(data.VAL_FRACTION or data.FOLD) and not (only_validation or is_published)
+        is_divided = bool(data.VAL_FRACTION or data.FOLD or data.FOLDS) and not (only_validation or is_published)
     if not is_divided or (len(train) > MOST_SEARCHED and not saved):
         return read
     from datasets.copy_search import with_copies

@@ -62,6 +62,10 @@ class Inputs:
         origins = self.loaded.origins | {each.name: each.origin for each in opened.settings}
         return replace(self, loaded=replace(self.loaded, config=opened.config, origins=origins))
 
+    def divided_as(self, saved: SavedData | None) -> "Inputs":
+        """Return the inputs of a new run whose images are divided as another run has divided them, if one is given."""
+        return self if saved is None or self.known.saved else replace(self, known=self.known._replace(saved=saved))
+
     @property
     def folder(self) -> Path | None:
         """Return the folder of the run to continue, or None if the checkpoint is not in the folder of a run."""

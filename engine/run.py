@@ -79,7 +79,7 @@ def run_training(session: Session, loaded: LoadedConfig, stop: StopSignal | None
     # open_folder and session.begin removes a new folder, and leaves the status.json of a resumed run unchanged.
     for refuse in refusals(loaded.config).values():
         refuse()
-    inputs = read_inputs(loaded, process, log)
+    inputs = read_inputs(loaded, process, log).divided_as(session.divided)
     session.open_folder("train", existing=inputs.folder, saved=inputs.saved)
     # DATA.DATASET names the source of the images. configs/tables.py has a row for each source.
     open_data = partial(open_data_of_run, wanted="both", session=session, signal=lambda: stop.number)

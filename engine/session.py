@@ -21,6 +21,7 @@ import torch
 
 from configs.load import LoadedConfig, to_yaml
 from configs.schema import Config
+from datasets.types import SavedData
 from utils.distributed import Process
 from utils.errors import ConfigError, FruitlessStart, cause_of
 from utils.files import LOCK, FolderLock, FolderMoved, check_writable, creating, write_text
@@ -38,12 +39,22 @@ class Session:
 
     SECONDS_BETWEEN_BEATS = 10.0
 
-    def __init__(self, loaded: LoadedConfig, process: Process, part: str = "", outer: "Session | None" = None):
-        """`part`: the title of a run that is a part of the run `outer`. It prints nothing but its progress bar."""
+    def __init__(
+        self,
+        loaded: LoadedConfig,
+        process: Process,
+        part: str = "",
+        outer: "Session | None" = None,
+        divided: SavedData | None = None,
+    ):
+        """`part`: the title of a run that is a part of the run `outer`. It prints nothing but its progress bar.
+
+        `divided`: how `outer` has divided the images.
+        """
         self.process, self.log = process, Log(process.rank, process.world_size, part)
         self.path = Path()
         self.identity = Identity("", "", "")  # the identity of the run, the same in every process
-        self._loaded, self._outer = loaded, outer
+        self._loaded, self._outer, self.divided = loaded, outer, divided
         self._lock: FolderLock | None = None  # in every process
         self._owned: Path | None = None  # in process 0: the run's folder, locked by `_lock_file` until the process ends
         self._lock_file: IO[bytes] | None = None

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from configs.load import LoadedConfig
 from configs.schema import AUTO
+from datasets import SavedData
+from datasets.split.parts import FOLDS
 from engine.checkpoint.format import progress_in
 from engine.plan import TrainPlan
 from engine.record.saved_run import read_status
@@ -16,6 +18,7 @@ from engine.session import Session
 from engine.train.stop_conditions import Stopped
 from utils.errors import AFTER_SIGNAL, AlreadyReportedError
 from utils.program import StopSignal
+from utils.runs import BEST
 
 Train = Callable[[Session, LoadedConfig, StopSignal], int]
 FOLDER = "folds"  # in the folder of the run
@@ -36,7 +39,9 @@ def train_without(fold: int, session: Session, plan: TrainPlan, stop: StopSignal
         return last
     title = f"fold {fold + 1} of {plan.config.DATA.FOLDS}"
     session.log.say(f"{title}: a further run, without the images of this fold, in {last.parent}")
-    further = Session(loaded, session.process, part=title, outer=session)
+    # The further runs take the folds and the copies from the list of this run, so they need not search for copies.
+    divided = SavedData([], {**plan.eval_set.split, "rule": FOLDS}, file=session.path / BEST)
+    further = Session(loaded, session.process, part=title, outer=session, divided=divided)
     try:
         code = train(further, loaded, stop)
     except BaseException as error:

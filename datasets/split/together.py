@@ -43,14 +43,15 @@ def share_hashes(image_set: ImageSet, hashes: np.ndarray, record: dict, folders:
     Of equally long keys, it is the first in the alphabet. A copy that is added later usually has a longer or a later name,
     so it does not move the other images. A large group stays in training, because few photos would decide the scores.
     """
-    shared = hashes.copy()
-    largest = max(2, LARGEST * record["fraction"] * len(image_set))
+    shared, largest = hashes.copy(), len(image_set)
+    if "folds" not in record:
+        largest = max(2, LARGEST * record["fraction"] * len(image_set))
     for place, rows in enumerate(_groups_with_copies(image_set, is_cut=False)):
         keys = [key for chunk in image_set.take(rows).split_keys() for key in chunk]
         names = [without_first(folders, composed(key)) for key in keys]
         first = min(range(len(names)), key=lambda number: (len(names[number]), names[number], keys[number]))
         shared[rows] = hashes[rows[first]]
-        if "folds" not in record and len(rows) > largest:
+        if len(rows) > largest:
             shared[rows] = LAST - place
     return shared
 

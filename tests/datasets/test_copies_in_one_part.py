@@ -69,6 +69,14 @@ def test_copies_are_in_the_same_part_and_fold(photos):
         assert all((name in held_out) == (copy in held_out) for name, copy in pairs)
 
 
+def test_run_on_all_photos_has_copies_in_the_same_fold(photos):
+    pairs = plant(photos, *(f"ant/{photo:02d}.png" for photo in range(0, NUM_PHOTOS, 2)))
+    whole, _ = load("imagefolder", photos, FOLDS=3)
+    fold_of = dict(zip(keys_of(whole), whole.folds.tolist(), strict=True))
+    assert all(fold_of[name] == fold_of[copy] for name, copy in pairs)
+    assert whole.copies is not None and {*fold_of.values()} == {0, 1, 2}
+
+
 def test_without_copies_the_split_is_the_old_one(photos, monkeypatch):
     train, val = load("imagefolder", photos)
     assert "copies" not in val.split and val.copies is None

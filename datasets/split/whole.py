@@ -19,7 +19,7 @@ def learn_all(config: Config, image_set: ImageSet, record: dict, saved: SavedDat
     if config.DATA.FOLDS:
         from datasets.split.folds import folds_of
 
-        record |= {"folds": config.DATA.FOLDS, "fraction": 1 / config.DATA.FOLDS}
+        record["folds"] = config.DATA.FOLDS
         folds = folds_of(image_set, record, saved)
     whole = image_set.with_facts(split=record, folds=folds)
     return whole, whole

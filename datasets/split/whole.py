@@ -1,6 +1,8 @@
 """Train on all images of a set: nothing is held out (DATA.VAL_FRACTION 0), or each image by one of several further runs
 (DATA.FOLDS). Both parts are then the whole set, and no run scores images that it was trained on."""
 
+import numpy as np
+
 from configs.schema import Config
 from datasets.split.parts import ALL
 from datasets.types import ImageSet, SavedData
@@ -21,6 +23,7 @@ def learn_all(config: Config, image_set: ImageSet, record: dict, saved: SavedDat
 
         record["folds"] = config.DATA.FOLDS
         folds = folds_of(image_set, record, saved)
+        refuse_empty_folds(config, folds)
     whole = image_set.with_facts(split=record, folds=folds)
     return whole, whole
 
@@ -39,6 +42,15 @@ def refuse(config: Config) -> None:
         raise ConfigError(f"DIST.STRATEGY is fsdp2, which {cause} does not support; use ddp, or {remedy}")
     if config.DATA.FOLDS and not config.task.has_answers:
         raise ConfigError(f"TRAIN.OBJECTIVE is {config.TRAIN.OBJECTIVE}, which predicts nothing, but {cause}; {remedy}")
+
+
+def refuse_empty_folds(config: Config, folds: np.ndarray) -> None:
+    num_filled = len(np.unique(folds))
+    if num_filled < config.DATA.FOLDS:
+        raise ConfigError(
+            f"DATA.FOLDS is {config.DATA.FOLDS}, but {counted(len(folds), 'image')} (copies and groups stay together) fill "
+            f"only {counted(num_filled, 'fold')}; lower -folds, or add images"
+        )
 
 
 def describe(config: Config, record: dict) -> str:

@@ -60,10 +60,11 @@ def train_without(fold: int, session: Session, plan: TrainPlan, stop: StopSignal
 def settings_of_fold(fold: int, folder: Path, plan: TrainPlan) -> LoadedConfig:
     """Return the settings of the run that holds out this fold. `folder`: of the run on all images."""
     loaded, config, num_folds = plan.inputs.loaded, plan.config, plan.config.DATA.FOLDS
-    config = config.changed("DATA", FOLDS=None, FOLD=f"{fold}/{num_folds}")
+    cache = config.DATA.CACHE_PATH or str(Path(config.SAVE) / "cache")
+    config = config.changed("DATA", FOLDS=None, FOLD=f"{fold}/{num_folds}", CACHE_PATH=cache)
     config = config.changed("START", NAME=f"fold-{fold + 1}", RESUME=AUTO, PROFILE=None)
     files = {"SAVE": str(folder / FOLDER), "KEEP_CHECKPOINTS": 0, "REPORT": False, "CALIBRATE": False, "TRACK": ()}
     config = replace(config, VALIDATE_FREQ=config.TRAIN.NUM_EPOCHS, **files)
-    changed = ["DATA.FOLDS", "DATA.FOLD", "VALIDATE_FREQ", *files]
+    changed = ["DATA.FOLDS", "DATA.FOLD", "DATA.CACHE_PATH", "VALIDATE_FREQ", *files]
     origins = loaded.origins | dict.fromkeys(changed, f"DATA.FOLDS {num_folds}")
     return replace(loaded, config=config, origins=origins, notes=[], choice=None)

@@ -231,6 +231,11 @@ def test_settings_that_folds_do_not_support_are_refused(train, word, name):
     refused.refused(name, "DATA.FOLDS is 3")
 
 
+def test_more_folds_than_groups_are_refused_before_training(train):
+    refused, _ = train(write_groups, "DATA.FOLDS=10", done=False)
+    refused.refused("DATA.FOLDS is 10", "9 folds")
+
+
 def test_folds_of_data_with_own_validation_images_are_refused(train, tmp_path):
     def write_parts(folder):
         write_folders(folder / "train")

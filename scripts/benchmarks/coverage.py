@@ -4,16 +4,19 @@
     python scripts/benchmarks/coverage.py real -output coverage-runs
     python scripts/benchmarks/coverage.py real -output coverage-runs -draws 200 -runs 0 -fold_runs 0
 
-A draw has 100 to 500 of all stamps or of Google's emoji; the other images are its judge, at least 150. In half of the draws, a
-tenth of the images has a copy, the same image saved again as JPEG. Of the fonts, a draw has 12 to 24 of 36 families, which
-are groups; the classes are light, medium and bold. -draws fits the linear classifier of a run on every
-fourth feature of EfficientNet-Lite0 at 128 pixels. Split, folds and intervals are the program's own. -runs and -fold_runs train whole runs
-(5 epochs at 64 pixels) on the first draws of stamps and emoji: with a tenth held out, and with -folds 5. The model with a tenth
-held out, or that of all images, is judged. Runs that exist are not repeated.
+A draw has 100 to 500 of all stamps or of Google's emoji; the other images are its judge, at least 150. In half of the
+draws, a tenth of the images has a copy, the same image saved again as JPEG. Of the fonts, a draw has 12 to 24 of 36
+families, which are groups; the classes are light, medium and bold.
 
-A difference between the printed accuracy and the judge's is covered if it is at most sqrt(a^2 + b^2): a is the distance of the
-printed accuracy from the end of its interval on that side, b is half the 95% interval of the judge's accuracy, by families
-for fonts. The interval of the coverage is exact (binomial).
+-draws fits the linear classifier of a run on every fourth feature of EfficientNet-Lite0 at 128 pixels. Split, folds and
+intervals are the program's own. "Not looked for" divides the same draws and computes their intervals as if each image
+were a group of its own. -runs and -fold_runs train whole runs (5 epochs at 64 pixels) on the first draws of stamps and
+emoji: with a tenth held out, and with -folds 5. The judge scores the model that did not learn the tenth, or the model of
+all images. Runs that exist are not repeated.
+
+A difference between the printed accuracy and the judge's is covered if it is at most sqrt(a^2 + b^2): a is the distance
+from the printed accuracy to the end of its interval on that side, b is half the 95% interval of the judge's accuracy, by
+families for fonts. The interval of the coverage is exact (binomial), as if the draws were independent.
 """
 
 import csv
@@ -175,6 +178,12 @@ def again(path: str) -> str:
     return f"{path.rsplit('.', 1)[0]} (again).jpg"
 
 
+def renamed(path: str, number: int) -> str:
+    """Return the name of an image in a draw. Names decide the split, so equal names would hold out the same images."""
+    label, file = path.split("/")
+    return f"{label}/{number}-{file}"
+
+
 def features_of(pool: Pool, real: Path) -> Features:
     file = pool.folder.with_suffix(".npz")
     if not file.exists():
@@ -204,14 +213,15 @@ def draw_families(pool: Pool, number: int) -> Draw:
 
 
 class DrawnImages(ImageSet):
-    """The learned images of a draw, then their copies, for the program's split. It needs only their names and groups."""
+    """The learned images of a draw, then their copies, for the program's split, which needs only names and groups."""
 
     def __init__(self, drawn: Draw, is_grouped: bool):
         """`is_grouped`: whether the set knows its copies, and its families."""
         pool, rows = drawn.pool, np.concatenate([drawn.learned, drawn.copied])
         super().__init__(pool.targets[rows], pool.classes)
         self.split = {"training": pool.folder.name}
-        self._names = [pool.paths[row] for row in drawn.learned] + [again(pool.paths[row]) for row in drawn.copied]
+        paths = [pool.paths[row] for row in drawn.learned] + [again(pool.paths[row]) for row in drawn.copied]
+        self._names = [renamed(path, drawn.number) for path in paths]
         if is_grouped and len(drawn.copied):
             self.copies = rows
         if is_grouped and pool.families is not None:
@@ -309,10 +319,10 @@ def run(drawn: Draw, column: str, given) -> Figure:
     name = f"{drawn.number}-{given.largest}"
     folder = given.output / "runs" / f"{name}-{column.replace(' ', '-')}"
     drawn = drawn._replace(judging=drawn.judging[:MOST_JUDGING])
-    pool, images, judge = drawn.pool, given.output / "images" / name, given.output / "judges" / name
-    link_all(pool.folder / "images", [pool.paths[row] for row in drawn.learned], images)
-    link_all(pool.folder / "copies", [again(pool.paths[row]) for row in drawn.copied], images)
-    link_all(pool.folder / "images", [pool.paths[row] for row in drawn.judging], judge)
+    images, judge = given.output / "images" / name, given.output / "judges" / name
+    link_all(drawn, drawn.learned, images)
+    link_all(drawn, drawn.copied, images, is_again=True)
+    link_all(drawn, drawn.judging, judge)
     if not (folder / "run/results.json").exists():
         words = ["-pretrained", given.real / WEIGHTS, "-data_path", images, "-epochs", 5]
         words += ["-folds", NUM_FOLDS] if column == "folds" else []
@@ -328,9 +338,13 @@ def run(drawn: Draw, column: str, given) -> Figure:
     return figure_of((record["value"], *interval), right_in(table_of_judge), drawn)
 
 
-def link_all(source: Path, paths: list[str], folder: Path) -> None:
-    for path in paths:
-        link = folder / path
+def link_all(drawn: Draw, rows: np.ndarray, folder: Path, is_again: bool = False) -> None:
+    """Make links to images of a draw, or to their copies."""
+    for row in rows:
+        path, source = drawn.pool.paths[row], drawn.pool.folder / "images"
+        if is_again:
+            path, source = again(path), drawn.pool.folder / "copies"
+        link = folder / renamed(path, drawn.number)
         link.parent.mkdir(parents=True, exist_ok=True)
         if not link.exists():
             link.symlink_to((source / path).resolve())

@@ -70,6 +70,8 @@ def keep_parts(image_set: ImageSet, drawn: dict[str, np.ndarray], saved: SavedDa
     held_out = np.isin(np.arange(len(image_set)), drawn[f"{PARTS[1]}.row"])
     is_listed = np.array([key in listed for key in keys])
     held_out[is_listed] = [listed[key] for key in keys if key in listed]
+    if image_set.copies is None:  # they were removed, or this is another folder
+        return rows_of_parts(image_set, held_out)
     for rows in _groups_with_copies(image_set, is_cut=False):
         known = rows[is_listed[rows]]
         if len(known):

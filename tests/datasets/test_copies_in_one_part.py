@@ -171,6 +171,20 @@ def test_resumed_run_keeps_its_parts_when_earlier_copies_are_added(photos, tmp_p
     assert all((original in held_out) == (copy in held_out) for original, copy in pairs)
 
 
+def test_run_with_copies_evaluates_and_continues_without_them(photos, tmp_path):
+    original = tmp_path / "original"
+    shutil.copytree(photos, original)
+    plant(photos, *(f"cat/{photo:02d}.png" for photo in range(NUM_PHOTOS)))
+    train, val = load("imagefolder", photos)
+    saved = saved_by(train, val, tmp_path / "run")
+    trained, held_out = ({*keys_of(part)} for part in open_sets(settings("imagefolder", original), saved=saved))
+    assert trained < {*keys_of(train)} and held_out < {*keys_of(val)}
+    others = tmp_path / "others"
+    for photo in range(NUM_PHOTOS):
+        draw_patches(others / f"cat/other{photo}.png", seed=9000 + photo, size=(48, 48))
+    assert len(open_sets(settings("imagefolder", others, evaluate=True), saved=saved)[1]) == NUM_PHOTOS
+
+
 def test_evaluation_without_the_list_finds_the_copies_again(photos):
     plant(photos, *(f"cat/{photo:02d}.png" for photo in range(NUM_PHOTOS)))
     val = load("imagefolder", photos)[1]

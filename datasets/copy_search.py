@@ -46,7 +46,7 @@ def _listed_copies(image_set: ImageSet, saved: SavedData) -> np.ndarray | None:
 
 def _find_copies(image_set: ImageSet) -> np.ndarray | None:
     """Return int64 [N], equal for copies of each other, or None if the set is too large."""
-    if len(image_set) > MOST_SEARCHED or sum(image_set.file_sizes(range(len(image_set)))) > MOST_BYTES:
+    if not 1 < len(image_set) <= MOST_SEARCHED or sum(image_set.file_sizes(range(len(image_set)))) > MOST_BYTES:
         return None
     searched = image_set.with_facts(pixels=image_set.look_into(False)[0])
     contents = ImageContents(len(searched), lambda number: (searched, number))

@@ -98,7 +98,6 @@ def how_held_out(val: ImageSet) -> str:
     if rule not in DRAWN:
         return ""
     how = f"a hash of each {record.get('group_by', 'name')}" if rule == "hash" else "position in each class"
-    how += " without its class folder" * hashes_names(record)
     if rule == FOLDS:
         how = f"drawing equal shares of each {val.meaning.part_noun}"
         how += f", each {record['group_by']} whole" if "group_by" in record else ""
@@ -115,6 +114,7 @@ def describe_split(config: Config, val: ImageSet, only_validation: bool) -> list
         share += f", and the lowest of each {val.meaning.part_noun}" * (rule == "hash")
         if "folds" in record:
             share = f"DATA.FOLD {record['fold']}/{record['folds']}"
+        share = f"without its class folder, {share}" if hashes_names(record) else share
         validation = f"held out of {validation} {how_held_out(val)} ({share})"
     elif rule == "none":
         validation = f"all of {validation}"

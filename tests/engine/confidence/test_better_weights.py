@@ -114,7 +114,8 @@ def trained(request, tmp_path_factory, convolutions, calibrated) -> Trained:
 def test_files_of_a_run_describe_its_better_weights(trained):
     number, top1 = trained.best_epoch + 1, pytest.approx(trained.top1)
     assert f"epoch {number}, {'EMA' if trained.best_key == EMA else 'raw weights'}" in trained.said.stdout
-    assert status_of(trained.folder)["best"] == {"top1": top1, "epoch": number, "file": "best.pth"}
+    weights = "ema" if trained.best_key == EMA else "raw"
+    assert status_of(trained.folder)["best"] == {"top1": top1, "epoch": number, "file": "best.pth", "weights": weights}
     results = json.loads((trained.folder / "results.json").read_text())
     found = results["epoch"], results["weights"], results["value"]
     assert found == (number, WORDS[trained.best_key].lower(), top1)

@@ -276,6 +276,7 @@ def test_processes_that_share_the_model_fit_the_statistics_of_one(small_yaml, di
 
 def test_statistics_are_those_of_the_best_weights_and_not_of_the_last(convolutions, digits, tmp_path):
     rising = ["TRAIN.WARMUP_START_LR=3e-3", "TRAIN.BASE_LR=1", "TRAIN.WARMUP_EPOCHS=3", "TRAIN.GRAD_CLIP=null"]
+    rising.append("TRAIN.BEST_EPOCH=highest")
     words = ["-cfg", str(convolutions), "-output", str(tmp_path), "-epochs", "3", "-batch_size", "64", "-opts", *rising]
     run("main_single_gpu.py", *words, faults=QUICK).done()
     folder = run_folder(tmp_path)

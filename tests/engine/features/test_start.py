@@ -83,7 +83,7 @@ def test_linear_classifier_is_measured_and_training_starts_from_zeros(digits, tm
     assert ", by a linear classifier of the pretrained features" in ended.stdout
     assert before["epoch"] == -1 and before["eval_top1"] > 85
     (last_line,) = (line for line in ended.stdout.splitlines() if line.startswith("done; "))
-    assert f"; {before['eval_top1']:.2f}% before training), over 10 classes; " in last_line
+    assert f"; {before['eval_top1']:.2f}% before training), over 10 classes, held out by position" in last_line
     steps = (folder / "steps.csv").read_text().splitlines()
     column = steps[0].split(",").index("loss")
     assert float(steps[1].split(",")[column]) == pytest.approx(math.log(10), abs=1e-4)

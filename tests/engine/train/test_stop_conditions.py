@@ -99,6 +99,7 @@ def test_early_stopped_run_stays_finished_until_limit_is_lifted(tmp_path, small_
     flags = ["-cfg", str(small_yaml), "-output", str(tmp_path / "run"), "-resume", "auto", "-opts"]
     # With a learning rate of zero, no evaluation is better than the first.
     flags += ["TRAIN.BASE_LR=0", "TRAIN.WARMUP_START_LR=0", "TRAIN.EARLY_STOP=2", "DATA.BATCH_SIZE=160"]
+    flags += ["TRAIN.BEST_EPOCH=highest"]
 
     def start(*options: str, processes: int = 1) -> tuple[str, str | None, int, int]:
         """Continue the run. Return its state, the reason, the number of epochs and the best epoch."""

@@ -95,8 +95,9 @@ def test_photos_page_commands_produce_predictions(here):
     shutil.copy("photos/dog/0.png", "photos/cat/IMG_0042.jpg")
     assert "2 of 3" in follow("A new class", made="output/train-20260116-10-11-12")
     before = parts(Path(folders["output/train-20260116-10-11-12"]))
-    assert "predictions for 77 of 77 images by 2 runs" in follow("A wrong label", part=slice(0, 3))
-    table = Path("sweeps/photos/labels/labels.csv")
+    follow("A wrong label", part=slice(0, 2), made="output/train-20260119-10-11-12")
+    assert "predictions for 77 of 77 images by 1 run" in follow("A wrong label", part=slice(2, 3))
+    table = Path(folders["output/train-20260119-10-11-12"], "labels/labels.csv")
     (row,) = [each for each in rows_of(table) if each["image"] == "cat/IMG_0042.jpg"]
     assert "equal to dog/0.png, labelled dog" in row["reason"]
     table.write_text(f"image,label,suggestion,confirmed\n{row['image']},cat,dog,yes\n", encoding="utf-8")

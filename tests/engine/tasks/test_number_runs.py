@@ -351,7 +351,7 @@ def test_run_without_features_judges_the_numbers_that_it_held_out(trained, tmp_p
     assert not (trained / "features.npz").exists()
     said = typed("scripts/labels.py", trained, "-no_copies", "-output", tmp_path / "found").done().stdout
     count = len([row for row in rows_of(trained / "predictions.csv") if row["ink"]])
-    assert f"on {count} images" in said and "scripts/sweep.py" in said
+    assert f"on {count} images" in said and "-folds 5" in said
 
 
 def test_weights_of_classes_judge_numbers(table, tmp_path):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from configs.tables import METRICS
+from datasets.types import ALL
 from engine.evaluation.scores import format_value
 from engine.export.subject import Subject
 from engine.open_model import SavedModel
@@ -96,7 +97,7 @@ def model_card(subject: Subject) -> str:
         f"---\n{yaml.safe_dump(header, sort_keys=False, allow_unicode=True)}---",
         f"# {shown(subject.config.MODEL.NAME)}",
         "Trained with halfstep.",
-        "\n".join(["## Figures", "", *figures(score, num_images)]),
+        "\n".join(["## Figures", "", *figures(score, num_images, subject.config.DATA.FOLDS)]),
         "\n".join(["## Training", "", *training(subject, known, num_images)]),
         use + more,
     ]
@@ -134,15 +135,22 @@ def base_model(known: "PretrainedCfg | None") -> str:
     return f"{known.hf_hub_id}{full_name}" if known.hf_hub_id.endswith("/") else known.hf_hub_id
 
 
-def figures(score: Score | None, num_images: int | None) -> Iterator[str]:
-    """Yield lines about the validation score, and a table of rates per class if the run recorded them."""
+def figures(score: Score | None, num_images: int | None, num_folds: int | None = None) -> Iterator[str]:
+    """Yield lines about the validation score, and a table of rates per class if the run recorded them.
+
+    `num_folds`: DATA.FOLDS of the run.
+    """
     if score is None:
         yield "The weights file does not say how accurate the weights are."
         return
     on = f" on {counted(num_images, 'validation image')}" if num_images else ""
     value = f"{METRICS[score.metric].title}: {format_value(score.metric, score.value)}"
-    yield f"{value}{on}, after epoch {score.epoch}. The epoch was chosen on these images, so"
-    yield "expect slightly worse results on other images."
+    if num_folds:
+        yield f"{value} on all {counted(num_images, 'image')}, each predicted by one of {num_folds} further models that"
+        yield "had not learned it. This model has learned all of them."
+    else:
+        yield f"{value}{on}, after epoch {score.epoch}. The epoch was chosen on these images, so"
+        yield "expect slightly worse results on other images."
     if 0 < len(score.classes) <= MOST_CLASSES:
         yield ""
         yield markdown_table(["class", *RATES.values()], [class_row(*each) for each in score.classes.items()])
@@ -163,7 +171,10 @@ def training(subject: Subject, known: "PretrainedCfg | None", num_images: int | 
     config, base = subject.config, base_model(known)
     source = config.MODEL.PRETRAINED
     yield f"- Base model: {base or (f'`{shown(Path(source).name)}`' if source else 'random weights')}"
-    numbers = {"training": subject.saved.facts["config"].get("NUM_IMAGES"), "validation": num_images}
+    num_trained = subject.saved.facts["config"].get("NUM_IMAGES")
+    numbers = {"training": num_trained, "validation": num_images}
+    if subject.saved.facts.get("split", {}).get("rule") == ALL:
+        numbers = {"training": num_trained}
     counts = [f"{counted(number, 'image')} for {part}" for part, number in numbers.items() if number]
     outputs = counted(len(subject.saved.classes), config.task.noun)
     yield f"- Data: {', '.join([config.DATA.DATASET, *counts, outputs])}"

@@ -60,6 +60,8 @@ def write_shards(folder):
     return "-dataset", "shards", "-data_path", folder, "-opts", "DATA.SHUFFLE_BUFFER=8"
 
 
+# Settings of the small ViT that other models do not have
+OF_TIMM = "MODEL.PATCH_SIZE=16 MODEL.EMBED_DIM=768 MODEL.DEPTH=12 MODEL.NUM_HEADS=12".split()
 SMALL = ("DATA.IMAGE_CHANNELS=3", "DATA.BATCH_SIZE=8")
 
 
@@ -201,6 +203,14 @@ def test_run_on_all_images_says_that_nothing_was_measured(train):
     assert status_of(folder)["about"]["validation_images"] == 0 and status_of(folder)["best"]["top1"] is None
     assert not (folder / "predictions.csv").exists() and "calibration" not in weights_of(folder, "progress")
     typed("scripts/labels.py", folder).refused("VAL_FRACTION", "-folds 5")
+
+
+def test_model_card_says_that_further_models_were_measured(train, tmp_path):
+    _, folder = train(write_folders, f"DATA.FOLDS={FOLDS}", "MODEL.TYPE=timm", "MODEL.NAME=test_resnet", *OF_TIMM)
+    typed("scripts/export.py", folder, "-to", "hf", "-output", tmp_path / "hub").done()
+    card = (tmp_path / "hub" / "README.md").read_text()
+    assert f"on all {COUNT} images, each predicted by one of {FOLDS} further models" in card
+    assert f"{COUNT} images for training, 3 classes" in card and "for validation" not in card
 
 
 def test_evaluation_of_learned_images_is_warned_of(train):

@@ -158,7 +158,7 @@ def pool_of(name: str, real: Path, output: Path) -> Pool:
             link.symlink_to(file.resolve())
         if name != FONTS and not copy.exists():
             copy.parent.mkdir(parents=True, exist_ok=True)
-            Image.open(file).convert("RGB").save(copy, quality=50)
+            Image.open(file, formats=("PNG", "JPEG", "GIF", "WEBP")).convert("RGB").save(copy, quality=50)
     labels = [path.split("/")[0] for path in files]
     classes, targets = np.unique(labels, return_inverse=True)
     return Pool(folder, [*files], targets, classes.tolist(), families)

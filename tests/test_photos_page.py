@@ -135,7 +135,7 @@ def test_numbers_page_trains_predicts_and_lists_doubtful_numbers(here):
         programs = [script_of(shlex.split(command)) for command in found]
         return "".join(typed(script, *words).done().stdout for script, words in programs)
 
-    assert "validation MAE" in follow("Train")
+    assert "\ndone; validation MAE" in follow("Train")
     follow("Predict")
     assert follow("Doubtful numbers").count("with the largest errors are listed") == 2
     (report,) = Path("output").glob("train-*/report.html")

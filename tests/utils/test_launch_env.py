@@ -92,16 +92,15 @@ def test_processes_meet_in_a_folder_of_their_user_that_is_removed(tmp_path):
     script.write_text(
         "import os\nfrom pathlib import Path\n"
         f"store = Path(os.environ['{STORE_FILE}'])\nfolder = store.parent\n"
-        "print(oct(store.stat().st_mode), oct(folder.stat().st_mode), folder.parent)"
+        "line = f'{store.stat().st_mode:#o} {folder.stat().st_mode:#o} {folder.parent}\\n'\n"
+        "os.write(1, line.encode())"  # in one piece, because both processes print at the same time
     )
     temporary.mkdir()
     start = "import sys; from utils.launch import launch; sys.exit(launch(sys.argv[1], [], 2))"
     environment = os.environ | {"TMPDIR": str(temporary)}
     words = [sys.executable, "-c", start, script]
     ended = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True)
-    # Both processes print at the same time, so their words can be mixed.
-    expected = f"0o100700 0o40700 {temporary}\n" * 2
-    assert (ended.returncode, sorted(ended.stdout)) == (0, sorted(expected)), ended.stderr
+    assert (ended.returncode, ended.stdout) == (0, f"0o100700 0o40700 {temporary}\n" * 2), ended.stderr
     assert not [*temporary.glob("halfstep*"), *temporary.glob("torchelastic*")]
 
 

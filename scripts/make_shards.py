@@ -73,12 +73,12 @@ def make_shards(arguments: argparse.Namespace) -> None:
         raise ConfigError("-dataset: synthetic has no images to write; name another data set")
     if find_task(config).why_no_shards:
         raise ConfigError(f"-opts: {find_task(config).why_no_shards}")
-    if config.DATA.FOLDS or config.DATA.VAL_FRACTION == 0:
-        raise ConfigError(
-            "-opts: DATA.FOLDS and DATA.VAL_FRACTION=0 leave no validation shards; write them, and train on all images "
-            "with -folds and the folder or file of the images"
-        )
     train, val, *_ = open_data(config)
+    if val.is_learned:
+        raise ConfigError(
+            "-opts: DATA.FOLDS and DATA.VAL_FRACTION=0 leave no validation shards; leave them out here, and train on all "
+            "images of the folder or file with -folds"
+        )
     for line in val.notes:
         print(line)
     parts = {"train": (train, train.order_to_write(arguments.shuffle_seed)), "val": (val, np.arange(len(val)))}

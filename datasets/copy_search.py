@@ -14,8 +14,8 @@ from datasets.split.together import COPY_OF
 from datasets.types import ImageSet, SavedData
 from utils.distributed import Process
 
-# Limits of the search, besides MOST_SEARCHED. Reading takes as long as in one epoch: on two cores, 5,000 small images take 7 s, and 2 GiB of
-# photos 20 s. Of the images that look alike, the most similar pairs are compared, which takes 5 to 30 ms for each pair.
+# Limits of the search, besides MOST_SEARCHED. Reading takes as long as in one epoch: on two cores, 5,000 small images
+# take 7 s, and 2 GiB of photos 20 s. Of the images that look alike, the most similar pairs are compared, which takes 5 to 30 ms for each pair.
 MOST_BYTES, MOST_PAIRS = 2**31, 1_000
 
 
@@ -24,11 +24,15 @@ def with_copies(image_set: ImageSet, saved: SavedData | None, process: Process) 
 
     `saved`: the data record of a run that is resumed or evaluated. Its split.csv lists the copies.
     """
-    copies = process.first(lambda: _listed_copies(image_set, saved) if saved else None)
-    if copies is None:
-        copies = process.first(lambda: _find_copies(image_set))
+    copies = process.first(lambda: _copies_of(image_set, saved))
     has_copies = copies is not None and len(np.unique(copies)) < len(copies)
     return image_set.with_facts(copies=copies) if has_copies else image_set
+
+
+def _copies_of(image_set: ImageSet, saved: SavedData | None) -> np.ndarray | None:
+    """Return the copies that a run has listed, or else those that a search finds."""
+    listed = _listed_copies(image_set, saved) if saved else None
+    return _find_copies(image_set) if listed is None else listed
 
 
 def _listed_copies(image_set: ImageSet, saved: SavedData) -> np.ndarray | None:

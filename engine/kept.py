@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class KeptWeights:
-    """Keeps the score of each validation image by the weights in best.pth, to compare them with the last epoch's weights.
+    """Keeps the score of each validation image by the weights in best.pth, to compare them with those of the last epoch.
 
-    The maximum over many evaluations is too high, because the noise of the images helps to choose it. So the last epoch's
-    average (without TRAIN.MODEL_EMA: its weights) replaces the highest epoch, unless that is better by more than this
-    noise, measured on the same images. Every process has this component, and the same result. Checkpoints contain its
+    The maximum over many evaluations is too high, because the noise of the images helps to choose it. So the average of
+    the last epoch (without TRAIN.MODEL_EMA: its weights) replaces the highest epoch, unless that is better by more than
+    this noise, measured on the same images. Every process has this component, and the same result. Checkpoints contain its
     state, so a resumed run does not evaluate best.pth again.
     """
 
@@ -44,15 +44,18 @@ class KeptWeights:
         self._state = {"best": best.state(), "scores": self._scores_of(images, best.metric)}
 
     def follow(self, best: Best) -> None:
-        """Read the scores of best.pth if a killed run wrote it, or if a later best.pth could not be written. Collective."""
+        """Read the scores of best.pth if a killed run wrote it, or if a later one could not be written. Collective."""
         if best.exists and self._of(self._state) != best:
-            found = self._process.first(lambda: progress_in(self._best_file).get(KEPT, {}))
-            self._state = found if self._of(found) == best else {}
+            saved = self._process.first(lambda: progress_in(self._best_file).get(KEPT, {}))
+            self._state = saved if self._of(saved) == best else {}
 
     def choose(self, best: Best, last: Best, images: ClassResults | None) -> Best:
-        """Return the evaluation to keep: the highest, `best`, or that of the last epoch, whose results are `images`. Collective."""
+        """Return the evaluation to keep: `best`, the highest, or `last`, that of the last epoch. Collective.
+
+        `images`: the results of the last epoch.
+        """
         has_ema = self._config.TRAIN.MODEL_EMA
-        names = [name_weights(each.epoch, each.suffix, has_ema) for each in (best, last)]
+        names = [name_weights(kind.epoch, kind.suffix, has_ema) for kind in (best, last)]
         scores, before = self._scores_of(images, best.metric), self._state.get("scores")
         if scores is None or before is None or scores.isinf().any() or (scores + before).isnan().all():
             self._log.note(f"best.pth stays {names[0]}: no image has scores that compare it with {names[1]}")
@@ -93,11 +96,10 @@ class KeptWeights:
         scores = images.scores_of_images(metric, self._process) if images is not None else None
         if scores is None:
             return None
-        found = torch.full((len(self._eval_set),), torch.nan)
-        found[torch.from_numpy(images.indices)] = (
-            torch.from_numpy(scores).float().nan_to_num(torch.inf, torch.inf, -torch.inf)
-        )
-        return found
+        of_set = torch.full((len(self._eval_set),), torch.nan)
+        finite = torch.from_numpy(scores).float().nan_to_num(torch.inf, torch.inf, -torch.inf)
+        of_set[torch.from_numpy(images.indices)] = finite
+        return of_set
 
     @staticmethod
     def _of(state: dict[str, Any]) -> Best:

@@ -148,10 +148,14 @@ class Loop:
             report, num_images = train_epoch(trainer, windows, self.session.log, self.stop, saves.save)
         trained, is_last = time.perf_counter(), number == trainer.schedule.num_epochs
 
-        found, suffix, is_best, images = self.evaluate(number, is_last), "", False, None
-        evaluated, scores = time.perf_counter(), {suffix: each.scores for suffix, each in found.items()}
-        if found:
-            suffix, is_best, images = saves.compare_with_best(found, number)
+        evaluations = self.evaluate(number, is_last)
+        suffix, is_best, images = "", False, None
+        evaluated, scores = (
+            time.perf_counter(),
+            {suffix: evaluation.scores for suffix, evaluation in evaluations.items()},
+        )
+        if evaluations:
+            suffix, is_best, images = saves.compare_with_best(evaluations, number)
         elif not self.plan.holds_out:
             is_best = saves.take_as_best(number)
         result = EpochResult(report, scores, num_images, trained - start, evaluated - trained, images=images)
@@ -165,12 +169,11 @@ class Loop:
 
     def evaluate(self, number: int, is_last: bool) -> dict[str, Evaluation]:
         """Evaluate the weights after this epoch, if it is due. Return {suffix of the weights: evaluation}."""
-        if not self.plan.holds_out:
-            if not (self.by_folds and is_last):
-                return {}
+        if self.by_folds and is_last:
             self.saves.save()  # a resumed run then continues with the folds
             return self.by_folds()
-        if number % self.plan.config.VALIDATE_FREQ and not is_last:
+        is_due = is_last or number % self.plan.config.VALIDATE_FREQ == 0
+        if not (self.plan.holds_out and is_due):
             return {}
         return evaluate_both(self.trainer, self.eval_data, self.bad_images)
 

@@ -163,6 +163,11 @@ class TrainPlan(Plan):
         return not self.eval_set.is_learned
 
     @property
+    def is_measured(self) -> bool:
+        """Return whether images are predicted by models that have not learned them: by this run, or by DATA.FOLDS."""
+        return self.holds_out or self.config.DATA.FOLDS is not None
+
+    @property
     def num_evaluated(self) -> int:
         """Return the number of images that each evaluation of the run scores."""
         return len(self.eval_set) if self.holds_out else 0

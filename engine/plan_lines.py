@@ -86,7 +86,7 @@ def facts_for_status(plan: TrainPlan, model: nn.Module) -> dict[str, str | int]:
         "precision": plan.precision.name,
         "parameters": sum(each.numel() for each in model.parameters()),
         "training_images": len(plan.train_set),
-        "validation_images": len(plan.eval_set) if plan.holds_out or plan.config.DATA.FOLDS else 0,
+        "validation_images": len(plan.eval_set) if plan.is_measured else 0,
         "validation_images_in_training": plan.eval_set.num_in_training,
         "validation_images_held_out": how_held_out(plan.eval_set) or None,
         "validation_digest": plan.validation["digest"],

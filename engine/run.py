@@ -72,7 +72,7 @@ def run(loaded: LoadedConfig, process: Process) -> int:
 
 
 def run_training(session: Session, loaded: LoadedConfig, stop: StopSignal | None = None) -> int:
-    """Train, and return the exit code. `stop`: of another run, of which this run is a part."""
+    """Train, and return the exit code. `stop`: the signal of the outer run, if this run is part of another."""
     process, log, stop = session.process, session.log, stop or StopSignal()
 
     # Plan. An error in the settings or the checkpoint ends the run before its folder is created. An error between

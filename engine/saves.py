@@ -87,22 +87,22 @@ class Saves:
         self.save()
         self.wait_and_sync_best()
 
-    def compare_with_best(self, found: dict[str, Evaluation], epoch: int) -> Comparison:
+    def compare_with_best(self, evaluations: dict[str, Evaluation], epoch: int) -> Comparison:
         """Compare the evaluations of an epoch with the best one so far. After the last epoch, choose what is kept."""
         self.wait_and_sync_best()
         trainer, before = self.trainer, self.trainer.best
-        suffix = max(found, key=lambda name: found[name].scores.rank)
-        # A run that was killed after it had chosen this epoch repeats it, with the same scores, and does not choose again.
+        suffix = max(evaluations, key=lambda name: evaluations[name].scores.rank)
+        # A run that was killed after it had chosen this epoch repeats it, with the same scores, without a second choice.
         is_chosen = before.rival is not None and before.epoch == epoch
         if is_chosen:
             suffix = before.suffix
-        elif before.is_worse_than(found[suffix].scores):
-            trainer.best = Best.of(found[suffix].scores, epoch, suffix)
+        elif before.is_worse_than(evaluations[suffix].scores):
+            trainer.best = Best.of(evaluations[suffix].scores, epoch, suffix)
         # Compare epochs: a resumed run may repeat the epoch of best.pth and only equal its scores.
         highest = before.rival.epoch if is_chosen else trainer.best.epoch
         trainer.not_better = 0 if highest == epoch else trainer.not_better + 1
         is_best = trainer.best is not before
-        images = found[suffix].images.gather(self.process) if is_best else None
+        images = evaluations[suffix].images.gather(self.process) if is_best else None
         result = Comparison(suffix, is_best, images)
         if kept := trainer.parts.get(KEPT):
             if is_best:
@@ -111,17 +111,17 @@ class Saves:
                 kept.follow(trainer.best)
             ends = why_finished(self.plan.config.TRAIN, trainer.schedule.num_epochs, epoch, trainer.not_better)
             if ends and not is_chosen:
-                result = self._choose(kept, found, epoch) or result
+                result = self._choose(kept, evaluations, epoch) or result
         trainer.preferred = f"state_dict{result.suffix}"
         return result
 
-    def _choose(self, kept: "KeptWeights", found: dict[str, Evaluation], epoch: int) -> Comparison | None:
+    def _choose(self, kept: "KeptWeights", evaluations: dict[str, Evaluation], epoch: int) -> Comparison | None:
         """Make the last epoch the best one, unless the highest is clearly better: then return None. Collective."""
-        suffix = max(found)  # the average, or "" without one
-        last = Best.of(found[suffix].scores, epoch, suffix)
+        suffix = max(evaluations)  # the average, or "" without one
+        last = Best.of(evaluations[suffix].scores, epoch, suffix)
         if self.trainer.best == last:
             return None
-        images = found[suffix].images.gather(self.process)
+        images = evaluations[suffix].images.gather(self.process)
         chosen = kept.choose(self.trainer.best, last, images)
         if chosen != last:
             return None
@@ -188,7 +188,8 @@ class Saves:
     def describe_best(self) -> str:
         best, config = self.trainer.best, self.plan.config
         if best.exists and not best.num_images:
-            return f"nothing was measured, because {'DATA.FOLDS was not reached' if config.DATA.FOLDS else 'DATA.VAL_FRACTION is 0'}"
+            reason = "DATA.FOLDS was not reached" if config.DATA.FOLDS else "DATA.VAL_FRACTION is 0"
+            return f"nothing was measured, because {reason}"
         described = best.describe(self.trainer.ema is not None, self.trainer.before)
         if config.DATA.FOLDS and best.exists:
             described += f", by {counted(config.DATA.FOLDS, 'further run')} that had not learned these images"

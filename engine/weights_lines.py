@@ -46,8 +46,7 @@ def warn_of_overlap(plan: TrainPlan) -> list[str]:
     common = set(plan.inputs.record.get("class_names", ())) & set(plan.classes)
     here, there = plan.eval_set.split, plan.inputs.record.get("split", {})
     is_same_data = "training" in here and here["training"] == there.get("training")
-    is_measured = plan.holds_out or plan.config.DATA.FOLDS
-    if not is_measured or plan.inputs.known.saved or not (common or is_same_data):
+    if not plan.is_measured or plan.inputs.known.saved or not (common or is_same_data):
         return []
     # Folds that are drawn from other images are others.
     is_redrawn = here["rule"] == FOLDS and plan.inputs.record.get("validation") != plan.validation

@@ -13,8 +13,8 @@ def check_own_parts(config: Config, train: ImageSet, val: ImageSet) -> None:
         if value:
             raise ConfigError(
                 f"{name} is {value}, but {config.DATA.DATASET} has its own validation images "
-                f"({val.split['validation']}); leave {name} out, or set -data_path to the folder or file of one part to "
-                "divide only that part"
+                f"({val.split['validation']}); leave {name} out, or set -data_path to the folder or file of one part "
+                "to divide only that part"
             )
     trained = train.count_classes() > 0
     unknown = np.flatnonzero((val.count_classes() > 0) & ~trained)

@@ -1,4 +1,4 @@
-"""split.csv: the part of each image, its fold if there are folds, and the image that it is a copy of, if there are copies."""
+"""split.csv: the part of each image, its fold if there are folds, and its first copy if there are copies."""
 
 from pathlib import Path
 

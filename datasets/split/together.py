@@ -24,7 +24,8 @@ def group_numbers(image_set: ImageSet) -> np.ndarray:
 
 
 def joined(*columns: np.ndarray) -> np.ndarray:
-    """Return int64 [N]: a number for each image, equal if two images are equal in a column, or linked by others that are."""
+    """Return int64 [N]: a number for each image. Images that are equal in a column have the same number, directly or by
+    other images."""
     numbers = np.arange(len(columns[0]))
     members = [np.unique(column, return_inverse=True)[1] for column in columns]
     before = None
@@ -40,8 +41,8 @@ def joined(*columns: np.ndarray) -> np.ndarray:
 def share_hashes(image_set: ImageSet, hashes: np.ndarray, record: dict, folders: Set[bytes]) -> np.ndarray:
     """Return the hashes of the images' keys, equal in each group that has copies: the hash of its shortest key.
 
-    Of equally long keys, it is the first in the alphabet. A copy that is added later usually has a longer or a later name,
-    so it does not move the other images. A large group stays in training, because few photos would decide the scores.
+    Of equally long keys, it is the first in the alphabet. A copy that is added later usually has a longer or a later
+    name, so it does not move the other images. A large group stays in training, because few photos would decide the scores.
     """
     shared, largest = hashes.copy(), len(image_set)
     if "folds" not in record:
@@ -92,8 +93,8 @@ def describe_copies(image_set: ImageSet) -> list[str]:
         lines.append(
             warning(
                 f"copies: {len(rows):,} images that look the same, such as {image_set.key(int(rows[0]))}, are divided, "
-                f"because they are most of all images, or all images of a {image_set.meaning.part_noun}; so the scores are "
-                "too good"
+                f"because they are most of all images, or all images of a {image_set.meaning.part_noun}; so the scores "
+                "are too good"
             )
         )
     return lines
@@ -120,7 +121,7 @@ def _groups_with_copies(image_set: ImageSet, is_cut: bool) -> Iterator[np.ndarra
 
 
 def first_copies(parts: Sequence[ImageSet]) -> Iterator[list[str]]:
-    """Yield for each part the key of the first copy of each image; "" for this first one, and for images without copies."""
+    """Yield for each part the key of the first copy of each image: "" for the first copy, and without copies."""
     first: dict[int, str] = {}
     for part in parts:
         column = []

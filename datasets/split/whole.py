@@ -29,7 +29,7 @@ def learn_all(config: Config, image_set: ImageSet, record: dict, saved: SavedDat
 
 
 def refuse(config: Config) -> None:
-    """Raise ConfigError if a setting needs validation images, or a run of which further runs can be made."""
+    """Raise ConfigError if a setting needs validation images, or does not work with the further runs of DATA.FOLDS."""
     cause = f"DATA.FOLDS is {config.DATA.FOLDS}" if config.DATA.FOLDS else "DATA.VAL_FRACTION is 0"
     remedy = "leave one of them out"
     for name, value in (("TRAIN.EARLY_STOP", config.TRAIN.EARLY_STOP), ("TRAIN.BUDGET", config.TRAIN.BUDGET)):
@@ -48,8 +48,8 @@ def refuse_empty_folds(config: Config, folds: np.ndarray) -> None:
     num_filled = len(np.unique(folds))
     if num_filled < config.DATA.FOLDS:
         raise ConfigError(
-            f"DATA.FOLDS is {config.DATA.FOLDS}, but {counted(len(folds), 'image')} (copies and groups stay together) fill "
-            f"only {counted(num_filled, 'fold')}; lower -folds, or add images"
+            f"DATA.FOLDS is {config.DATA.FOLDS}, but {counted(len(folds), 'image')} (copies and groups stay together) "
+            f"fill only {counted(num_filled, 'fold')}; lower -folds, or add images"
         )
 
 

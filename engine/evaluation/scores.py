@@ -132,7 +132,7 @@ class Rival(NamedTuple):
 
 @dataclass(frozen=True)
 class Best:
-    """The evaluation of the weights in best.pth. Epoch and weights identify it: a score can be NaN, which equals nothing.
+    """The evaluation of the weights in best.pth. Epoch and weights identify it, because a score can be NaN.
 
     This is the highest evaluation of a run so far, until the end of the run, when the last epoch may replace it.
     """

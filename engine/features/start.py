@@ -56,7 +56,7 @@ def start_classifier(saves: Saves, eval_data: EvalData, bad_images: BadImages, s
 
 
 def keep_start(saves: Saves, train: ImageFeatures, eval_data: EvalData, bad_images: BadImages) -> None:
-    """Save the weights before the first update as the best so far, with their scores, and write features.npz. Collective.
+    """Save the weights before the first update as the best so far, and write features.npz. Collective.
 
     `train`: the features of the training images. Without validation images, there are no scores.
     """

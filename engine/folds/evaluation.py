@@ -1,4 +1,4 @@
-"""The evaluation of a run with DATA.FOLDS: the predictions of its further runs for the images that each has held out."""
+"""The evaluation of a run with DATA.FOLDS: its further runs predict the images that they have held out."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from datasets import BadImages, build_eval_data
-from engine.confidence.fit import FeatureTally, gather_features, why_no_features
-from engine.confidence.known import KnownScore, Tap
-from engine.evaluation.evaluate import Evaluation, evaluate
+from datasets import BadImages
+from engine.confidence.fit import why_no_features
+from engine.evaluation.evaluate import Evaluation
 from engine.evaluation.groups import groups_of
 from engine.evaluation.tally import Tally, sum_dtype
 from engine.folds.runs import Train, train_without
-from engine.folds.strangers import FoldFeatures, features_of
+from engine.folds.strangers import FoldFeatures, features_of, learned_features, predict
 from engine.folds.tally import CountingTally
 from engine.plan import TrainPlan
 from engine.session import Session
@@ -67,30 +66,25 @@ class Predictions:
 
     def add(self, fold: int) -> None:
         """Predict the images of a fold with the model, which has not learned them. Collective."""
-        rows = np.flatnonzero(self._plan.eval_set.folds == fold)
-        images, tally = self._plan.eval_set.take(rows), CountingTally(self._of_all)
-        trainer = self._trainer
-        data = build_eval_data(trainer.config, images, trainer.process)
+        model, trainer, eval_set = self._model, self._trainer, self._plan.eval_set
+        is_held_out, tally = eval_set.folds == fold, CountingTally(self._of_all)
+        rows = np.flatnonzero(is_held_out)
+        images = eval_set.take(rows)
         bad_images = BadImages(images, trainer.config.DATA.MAX_BAD_FRACTION, self._session.log.warn)
-        with contextlib.ExitStack() as stack:
-            tallies = tally
-            if self._features:
-                tap = stack.enter_context(contextlib.closing(Tap(self._model, KnownScore.middle_of)))
-                tallies = FeatureTally(tap, tally, len(images))
-            scoring = trainer.task.scoring(trainer)._replace(tally=lambda *given: tallies)
-            evaluate([self._model], data, trainer.inference, bad_images, scoring)
-        self._indices.append(rows[tally.indices])
         if self._features:
-            self._features.held_out.append(gather_features(tally, trainer.process))
-            others = self._plan.eval_set.take(np.flatnonzero(self._plan.eval_set.folds != fold))
-            self._features.learned.append(features_of(self._model, others, trainer))
+            self._features.held_out.append(features_of(model, images, trainer, tally, bad_images))
+            others = eval_set.take(np.flatnonzero(~is_held_out))
+            self._features.learned.append(learned_features(model, others, trainer))
+        else:
+            predict(model, images, trainer, tally, bad_images)
+        self._indices.append(rows[tally.indices])
 
     def finish(self) -> None:
         """Complete the tally, after all folds. The model has the weights of the run on all images again. Collective."""
         results = self._of_all.per_image
         results.indices, results.groups = np.concatenate(self._indices), groups_of(self._plan.eval_set)
         if self._features:
-            self._features.of_all = features_of(self._model, self._plan.eval_set, self._trainer)
+            self._features.of_all = learned_features(self._model, self._plan.eval_set, self._trainer)
             results.features = self._features
 
 

@@ -80,7 +80,7 @@ class Source:
 
     @property
     def by_folds(self) -> str:
-        """Return the command that trains as the first run, and further runs by which all images are judged."""
+        """Return the command that repeats the first run with -folds, so that all images are judged."""
         return command("main_single_gpu.py", "-cfg", self.folder / "config.yaml", "-folds", 5)
 
     def data(self) -> "DataSet":

@@ -164,7 +164,8 @@ def _of_runs(source: Source, say: Callable[[str], None]) -> tuple[DataSet, np.nd
     if is_predicted.any() and not is_predicted.all() and data.is_divided and not source.folds:
         count = counted(int((~is_predicted).sum()), "image")
         say(
-            f"the run was trained on {count}, so it does not judge them; a run with -folds judges all: {source.by_folds}"
+            f"the run was trained on {count}, so it does not judge them; "
+            f"a run with -folds judges all: {source.by_folds}"
         )
     return data, np.full((len(data), 1), np.nan) if features is None else features, predicted
 

@@ -160,7 +160,7 @@ class LabelResults(ClassResults):
 
 
 def precisions_of_images(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Return float64 [N], whose mean is mAP in percent: the precisions at the score of each label of an image, weighted."""
+    """Return float64 [N], whose mean is mAP in percent: weighted precisions at the score of each label of an image."""
     found, num_labels = np.zeros(len(scores)), targets.sum(0)
     for number in np.flatnonzero(num_labels).tolist():
         has_class = targets[:, number]

@@ -171,7 +171,7 @@ def half_widths(errors: np.ndarray, share: float) -> list[float | None]:
 
 
 def shares_of_images(table: np.ndarray) -> np.ndarray:
-    """Return float64 [N] from values [N, outputs], NaN where one is missing. Its mean is the mean over the outputs' means."""
+    """Return float64 [N] from values [N, outputs], NaN where one is missing. Its mean is the mean of the outputs' means."""
     counts = (~np.isnan(table)).sum(0)
     weights = len(table) / np.maximum(counts, 1) / max((counts > 0).sum(), 1)
     return np.nansum(table * weights, axis=1)

@@ -239,7 +239,7 @@ def test_weights_of_a_fold_give_a_warning_if_it_was_drawn_from_other_images():
     inputs = SimpleNamespace(record=record, known=known, source=("MODEL.PRETRAINED", "best.pth"))
     held_out = SimpleNamespace(split=split, is_listing=True, class_folders=frozenset())
     plan = SimpleNamespace(inputs=inputs, classes=["ant"], eval_set=held_out, validation=record["validation"])
-    plan.holds_out = True
+    plan.is_measured = True
     assert warn_of_overlap(plan) == []
     plan.validation = {"num_images": 5, "digest": "1"}
     (found,) = warn_of_overlap(plan)

@@ -19,6 +19,13 @@ REMOVED: dict[str, Removed] = {
     "PRECISION.EXPLAIN": Removed("false", "see the types of each module with scripts/doctor.py"),
     "STRANGERS": Removed(None),  # every run with CALIBRATE now has statistics for -unknown
 }
+# {setting: {value that a release removed: what the value was, the release, and what to do instead}}
+REMOVED_VALUES: dict[str, dict[str, str]] = {
+    "DATA.DATASET": {
+        "fractals": "a data set that 3.0.0 took out; fine-tune weights from ImageNet instead, such as -pretrained "
+        "tf_efficientnet_lite0, which comes with halfstep",
+    },
+}
 REMOVED_FLAGS: dict[str, str] = {  # {flag: what to do instead}
     "-explain_precision": "see the types of each module with scripts/doctor.py",
     "-part_size": "embed.py writes one file, which -output names",
@@ -29,13 +36,28 @@ REMOVED_FLAGS: dict[str, str] = {  # {flag: what to do instead}
 
 
 def check_removed(texts: Mapping[str, Any], origin: str) -> None:
-    """Raise ConfigError for removed settings, unless they have their defaults. `texts`: {full key: text}."""
+    """Raise ConfigError for removed values, and for removed settings that do not have their defaults.
+
+    `texts`: {full key: text}.
+    """
+    for key in REMOVED_VALUES.keys() & texts.keys():
+        if reason := REMOVED_VALUES[key].get(plain_word(texts[key])):
+            raise ConfigError(f"{origin}: {key} is {texts[key]!r}, {reason}")
     for key in REMOVED.keys() & texts.keys():
         if REMOVED[key].default not in (None, plain_word(texts[key])):
             raise ConfigError(
                 f"{origin}: {key} is {texts[key]!r}, but halfstep has no such setting; {REMOVED[key].remedy}, and "
                 "remove this setting"
             )
+
+
+def without_removed(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return saved settings without those that a release removed, or whose value it removed."""
+    return {
+        key: value
+        for key, value in saved.items()
+        if key not in REMOVED and str(value) not in REMOVED_VALUES.get(key, ())
+    }
 
 
 def plain_word(value: Any) -> str:

@@ -73,7 +73,7 @@ def generate_batches(config: Config, image_set: ImageSet, batch_size: int, proce
 
 def invent_images(config: Config) -> ImageSet:
     """Return DATA.SYNTHETIC_SIZE images of invented pixels and targets, for trials."""
-    from datasets.sources.computed import invent
+    from datasets.sources.synthetic import invent
 
     return invent(config)
 

@@ -7,6 +7,7 @@ from typing import Any
 from configs.combinations import WITHOUT_FILES
 from configs.flags import parse
 from configs.load import LoadedConfig, load
+from configs.removed import without_removed
 from configs.schema import MACHINE, SCALE, VIT_FIELDS, Config
 from configs.values import ALL_SETTINGS, BEFORE_ITS_TIME, SETTINGS, Text, convert, flatten, of_role, to_text, today
 from configs.yaml_files import Layer, Quoted
@@ -106,7 +107,7 @@ def _settings_of_run(recorded: dict[str, Any], given: dict[str, Text], origin: s
     """
     is_evaluated = is_on(given, "EVAL")
     use = "-eval" if is_evaluated else "-resume" if "MODEL.RESUME" in given else "-pretrained"
-    saved = today(recorded) if is_evaluated else recorded
+    saved = today(recorded) if is_evaluated else without_removed(recorded)
     if use == "-resume":
         saved = BEFORE_ITS_TIME | saved
     taken = {key: saved[key] for key in saved if key in SETTINGS and key not in NOT_TAKEN[use]}
@@ -126,7 +127,7 @@ def _settings_of_run(recorded: dict[str, Any], given: dict[str, Text], origin: s
 def _is_of_folders(path: str, taken: dict[str, Any]) -> bool:
     """Return whether this path of the command line probably has class folders, unlike the data of these settings."""
     dataset, folder = taken.get("DATA.DATASET"), Path(path).expanduser()
-    if dataset in WITHOUT_FILES:
+    if dataset is None or dataset in WITHOUT_FILES:  # None: a release removed the data set
         return True
     has_names = not taken.get("DATA.LABEL_SEPARATOR") and len(taken.get("DATA.COLUMNS") or ()) <= 2
     if dataset not in FILES_OF or not has_names or taken.get("TRAIN.OBJECTIVE") != "classes":

@@ -18,9 +18,11 @@ from models.parts import classifier_names, first_convolutions
 from models.weights.files import find_file, read_weights
 from models.weights.metadata import (
     ARCHITECTURE,
+    SHIPPED_FILE,
     classes_of_weights,
     is_imagenet_by_other_names,
     pretrained_cfg,
+    shipped_weights,
     timm_name,
 )
 from models.weights.state import Weights
@@ -50,6 +52,8 @@ def load_pretrained(
 ) -> list[str]:
     """Load the weights in a file, or the timm weights of this name if there is no such file. Return lines for the user.
 
+    timm's weights that come with halfstep are read from its folder, without the network.
+
     With `needs_head`, weights whose classifier does not fit are refused, because a random classifier is useless.
     `classes` are the classes of the model's outputs, which are matched by name if the file names its classes.
     `settings` are the settings by full names: for the error message about another architecture, and for
@@ -58,14 +62,14 @@ def load_pretrained(
     is_frozen = not all(layer.weight.requires_grad for layer in output_layers(model).values())
     zeros = bool(settings) and settings["MODEL.NEW_CLASSIFIER"] != "random" and not is_frozen
     try:
-        path = find_file(source)
+        path = find_file(source) or shipped_weights(source)
         weights = read_weights(path) if path else fetch(source)
         name = short_name(path) if path else source
         shipped = f", which comes with halfstep ({path})" if path and name != str(path) else ""
         lines = [f"{setting}: weights of {name}{shipped}{f' ({weights.key})' if weights.key else ''}"]
-        theirs = weights.record.get("class_names")
-        if theirs is None and not is_imagenet_by_other_names(classes):
-            theirs = classes_of_weights(source)
+        stored_classes = weights.record.get("class_names")
+        if stored_classes is None and not is_imagenet_by_other_names(classes):
+            stored_classes = classes_of_weights(source)
         # Convert before resizing: resizing in the file's half precision would round values that the model has in fp32.
         half = (torch.float16, torch.bfloat16)
         state = {name: tensor.float() if tensor.dtype in half else tensor for name, tensor in weights.state.items()}
@@ -74,7 +78,9 @@ def load_pretrained(
             if reason:
                 state = without_heads(model, state)
             start = "zeros" if zeros else "random weights"
-            lines += _fit_heads(model, state, [] if reason else theirs or [], classes, needs_head, start, reason)
+            lines += _fit_heads(
+                model, state, [] if reason else stored_classes or [], classes, needs_head, start, reason
+            )
         state = fit_image_size(model, state, lines)
         has_colours = weights.record.get("config", {}).get("DATA.PIXELS", Data.PIXELS) == Data.PIXELS
         rgb = tuple((settings or {}).get("DATA.RGB", ()) * has_colours)
@@ -339,7 +345,8 @@ def fetch(source: str) -> Weights:
         address = f" (from https://huggingface.co/{repository})" if repository else ""
         raise ConfigError(
             f"the weights of {name} could not be fetched ({reason}). "
-            f"Without a network, fetch them on another machine{address} and pass the file instead of the name"
+            f"Without a network, fetch them on another machine{address} and pass the file instead of the name, or name "
+            f"{SHIPPED_FILE.stem}, whose weights come with halfstep"
         ) from None
 
 

@@ -23,9 +23,8 @@ from utils.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 MODEL = SHIPPED_FILE.stem
-DRAWN = (
-    "65d3800451568930"  # a digest of the names of the photos of stamps20, seed 0, for which BENCHMARKS.md has figures
-)
+# A digest of the names of the photos of stamps20, seed 0, for which BENCHMARKS.md has figures.
+DRAWN = "65d3800451568930"
 PHOTOS = {"coffee": "espresso", "cat": "tiger cat", "camera": "tripod"}
 
 
@@ -64,19 +63,8 @@ def test_three_epochs_on_160_stamps_classify_most_of_the_others(sets, tmp_path):
     photos = accuracy.draw(sets("stamps").parent, tmp_path, "stamps20", seed=0)
     names = sorted(path.name for path in (photos / "train").rglob("*.jpg"))
     assert len(names) == 160 and hashlib.sha256("\n".join(names).encode()).hexdigest()[:16] == DRAWN
-    words = (
-        "-pretrained",
-        MODEL,
-        "-data_path",
-        photos,
-        "-epochs",
-        "3",
-        "-image_size",
-        96,
-        "-output",
-        tmp_path / "runs",
-    )
-    ended = typed("main_single_gpu.py", *words, "-opts", "VALIDATE_FREQ=3").done()
+    words = ("-pretrained", MODEL, "-data_path", photos, "-epochs", "3", "-output", tmp_path / "runs")
+    ended = typed("main_single_gpu.py", *words, "-image_size", 96, "-opts", "VALIDATE_FREQ=3").done()
     before, first, *_, last = epochs_of(run_folder(tmp_path / "runs"))
     assert "configs/finetune_batchnorm.yaml" in ended.stdout
     assert before["eval_top1"] > 70 and last["eval_top1"] > 68

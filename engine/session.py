@@ -218,9 +218,9 @@ def make_folder(config: Config, kind: str, existing: Path | None) -> tuple[Path,
     check_name(config, existing)
     if existing:
         return existing, False
-    wanted = new_folder(config, kind)
+    path_asked = new_folder(config, kind)
     for number in itertools.count(1):
-        path = wanted if number == 1 else wanted.with_name(f"{wanted.name}.{number}")
+        path = path_asked if number == 1 else path_asked.with_name(f"{path_asked.name}.{number}")
         try:
             path.mkdir(parents=True)
             return path, True

@@ -126,9 +126,9 @@ class Session:
 
     def describe(self, **facts) -> None:
         """Add the command, the versions and these facts to the next state that is written to status.json."""
-        about = {"command": [*map(printable, self._loaded.arguments)], "halfstep": self._revision}
-        about |= {name: version(name) for name in ("torch", "timm")} | {"python": sys.version.split()[0]}
-        self._facts["about"] = self._facts.get("about", {}) | about | facts
+        described = {"command": [*map(printable, self._loaded.arguments)], "halfstep": self._revision}
+        described |= {name: version(name) for name in ("torch", "timm")} | {"python": sys.version.split()[0]}
+        self._facts["about"] = self._facts.get("about", {}) | described | facts
 
     def status(self, state: str, **facts) -> None:
         """Write status.json. Each fact keeps its value until a new one is given. A value of None removes the key."""

@@ -22,6 +22,7 @@ from utils.errors import ConfigError
 
 NAME = SHIPPED_FILE.stem
 CLASSES = 1000
+HALF = "[0.5,0.5,0.5]"
 
 
 @pytest.fixture
@@ -90,8 +91,8 @@ def test_programs_read_the_shipped_weights_by_their_name(here, no_network):
 @pytest.mark.slow
 def test_teacher_has_the_shipped_weights(here, no_network):
     words = ("-cfg", "vit_digits", "-dataset", "synthetic", "-epochs", 1, "-batch_size", 4, "-output", "runs")
-    options = ("DATA.SYNTHETIC_SIZE=4", "DATA.IMAGE_SIZE=32", "DATA.IMAGE_CHANNELS=3", "DATA.IMAGENET_MEAN=[0.5]")
-    teacher = ("DATA.IMAGENET_STD=[0.5]", "TRAIN.DISTILLATION_TYPE=hard", f"TRAIN.TEACHER_MODEL={NAME}", "TRACK=[]")
+    options = ("DATA.SYNTHETIC_SIZE=4", "DATA.IMAGE_SIZE=32", "DATA.IMAGE_CHANNELS=3", f"DATA.IMAGENET_MEAN={HALF}")
+    teacher = (f"DATA.IMAGENET_STD={HALF}", "TRAIN.DISTILLATION_TYPE=hard", f"TRAIN.TEACHER_MODEL={NAME}", "TRACK=[]")
     said = typed("main_single_gpu.py", *words, "-opts", *options, *teacher, "REPORT=false").done().stdout
     assert f"TRAIN.TEACHER_MODEL: weights of weights/{SHIPPED_FILE.name}" in said
 

@@ -10,9 +10,6 @@ from configs.tables import OF_USERS
 Rows = tuple[tuple[Callable[[Config, Any], Any], str], ...]
 
 
-LABELLED = tuple(name for name in OF_USERS if name != "images")
-
-
 def _is_range(c: Config) -> bool:
     """Return whether DATA.RANGE has a lowest and a highest value for all channels or for each."""
     limits = c.DATA.RANGE
@@ -29,8 +26,8 @@ def _is_pattern(files: str, channels: int) -> bool:
 # DATA.PIXELS other than 8bit
 NATIVE: Rows = (
     (
-        lambda c, o: c.DATA.DATASET not in LABELLED,
-        f"{{DATA.PIXELS}} must be 8bit with {{DATA.DATASET}} whose images have 8 bits; other values need {', '.join(LABELLED)}",
+        lambda c, o: c.DATA.DATASET not in OF_USERS,
+        f"{{DATA.PIXELS}} must be 8bit with {{DATA.DATASET}} whose images have 8 bits; other values need {', '.join(OF_USERS)}",
     ),
     (
         lambda c, o: c.TRAIN.AUTO_AUGMENT and not c.START.EVAL,
@@ -42,7 +39,7 @@ NATIVE: Rows = (
         "{DATA.TOKENS} must be null with {DATA.PIXELS} because sequences of patches have 8 bits",
     ),
     (
-        lambda c, o: (c.TRAIN.OBJECTIVE == "features" or c.TRAIN.DISTILLATION_TYPE != "none") and not c.START.EVAL,
+        lambda c, o: c.TRAIN.DISTILLATION_TYPE != "none" and not c.START.EVAL,
         "{DATA.PIXELS} must be 8bit with {TRAIN.TEACHER_MODEL} because teachers take 8-bit colours",
     ),
     (

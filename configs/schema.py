@@ -111,7 +111,7 @@ class Only:
         return any(values[key] in self.values if self.values else bool(values[key]) for key in self.keys)
 
 
-OF_A_TEACHER = Only("TRAIN.DISTILLATION_TYPE|TRAIN.OBJECTIVE", "soft", "hard", "features")
+OF_A_TEACHER = Only("TRAIN.DISTILLATION_TYPE", "soft", "hard")
 OF_NUMBERS = Only("TRAIN.OBJECTIVE", *(name for name, row in TASKS.items() if row.measured))
 SCALE = ("DATA.TARGET_MEAN", "DATA.TARGET_STD")  # of numbers; measured unless given
 OF_MIXING = Only("TRAIN.MIXUP_ALPHA|TRAIN.CUTMIX_ALPHA|TRAIN.CUTMIX_MINMAX")
@@ -250,9 +250,6 @@ class Data:
         "Cross-validation, for data sets without a split: 0/5 divides the images into five folds with equal shares of each class and holds out the first (4/5: the last); VAL_FRACTION then has no effect.")
     FOLDS: int | None = setting(None, bounds=(2, 1_000), help=
         "Train on all images of a data set without a split, and measure this by further runs: 5 trains five more runs, each without a fifth of the images, which it then predicts; VAL_FRACTION has no effect. Not set: no further runs.")
-    LABELLED_PATH: str | None = setting(
-        None, form=LOCAL, may_change=True, only=Only("TRAIN.OBJECTIVE", "features"), help=
-        "With TRAIN.OBJECTIVE features: a folder that has a folder of images for each class. Each evaluation measures how often the nearest of these images predict the class of an image (k-NN accuracy). Training never uses the labels.")
     GROUP_BY: str | None = setting(None, only=Only("DATA.DATASET", "csv"), help=
         "For csv: a column that groups the images, for example by person or scene; the images of a group are either all held out or all used for training, and intervals count groups.")
     CLASSES: str | None = setting(None, may_change=True, help=
@@ -478,20 +475,16 @@ class Train:
     CLASS_WEIGHTS: str | None = setting(None, help=
         "Weights of the classes in the training loss: auto, images / (classes x images of the class), so that the mean over the images is 1; or a CSV file with a class and its weight in each line; not set: all weights are 1.")
     OBJECTIVE: Literal[*sorted(OBJECTIVES)] = setting("classes", help=
-        f"What the model learns: {sentences_of(OBJECTIVES)}. Fine-tuning with few labels can start from learned features: docs/unlabelled.md.")
-    FEATURES: Literal["both", "pooled", "patches"] = setting("both", only=Only("TRAIN.OBJECTIVE", "features"), help=
-        "The teacher's features to learn: pooled, one vector for the whole image (the input of the teacher's classifier); patches, a vector for each patch, which needs the same grid of patches in both models; or both.")
-    FEATURE_LOSS: Literal["cosine", "smooth_l1"] = setting("cosine", only=Only("TRAIN.OBJECTIVE", "features"), help=
-        "Loss between the features of model and teacher: cosine, 1 minus their cosine; smooth_l1, quadratic for differences below 1 and linear above. Both are means over the images; with FEATURES both, the two losses are added.")
+        f"What the model learns: {sentences_of(OBJECTIVES)}.")
     DISTILLATION_TYPE: Literal["none", "soft", "hard"] = setting("none", help=
         "Also learn from a teacher: soft, from its class probabilities; hard, from the class that it predicts.")
     DISTILLATION_ALPHA: float = setting(
-        0.5, bounds=(0.0, 1.0), only=Only("TRAIN.DISTILLATION_TYPE", "soft", "hard"), help=
+        0.5, bounds=(0.0, 1.0), only=OF_A_TEACHER, help=
         "Weight of the teacher in the loss; the weight of the labels is 1 - DISTILLATION_ALPHA.")
     DISTILLATION_TAU: float = setting(1.0, bounds=(0.01, 1_000.0), only=Only("TRAIN.DISTILLATION_TYPE", "soft"), help=
         "For soft: temperature by which the logits of teacher and student are divided.")
     TEACHER_MODEL: str | None = setting("regnety_160.deit_in1k", only=OF_A_TEACHER, help=
-        "The teacher: a timm model, or the checkpoint of a run. For DISTILLATION_TYPE, it must have the same classes as the data; for OBJECTIVE features, its classes do not matter. (PaddleViT: a weights file of RegNetY-16GF.)")
+        "The teacher: a timm model, or the checkpoint of a run. It must have the same classes as the data. (PaddleViT: a weights file of RegNetY-16GF.)")
     TEACHER_PRETRAINED: str | None = setting(None, only=OF_A_TEACHER, help=
         "Weights of a timm teacher: a file or a timm model name; not set: timm's weights for TEACHER_MODEL.")
     COLOR_JITTER: float = setting(0.0, bounds=(0.0, 100.0), help=
@@ -701,8 +694,7 @@ class Config:
     @property
     def learns_strangers(self) -> bool:
         """Whether the evaluations of a new best epoch measure statistics for predict.py -unknown."""
-        has_one_answer = self.task.has_answers and not self.task.has_several_classes
-        return self.CALIBRATE and self.MODEL.PRETRAINED is not None and has_one_answer
+        return self.CALIBRATE and self.MODEL.PRETRAINED is not None and not self.task.has_several_classes
 
     @property
     def compares_weights(self) -> bool:

@@ -58,7 +58,7 @@ def choose_callbacks(
     started = plan.inputs.loaded.started
     times = RunTimes.of(config, plan.order, plan.num_evaluated, lambda: saver.longest)
     forecast = add(Forecast(config, times, started, session.beat, log.say))
-    if config.CALIBRATE and config.task.has_answers and plan.is_measured:
+    if config.CALIBRATE and plan.is_measured:
         from engine.confidence.calibration import Calibration
 
         about = trainer.task.groups_and_limits(plan.train_set, plan.eval_set)

@@ -1,7 +1,7 @@
 """Opens the weights of a run: what their file says about the model, and the model with exactly these weights."""
 
 import os
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -47,17 +47,10 @@ class SavedModel:
         """Return the metadata of a file that has only these weights."""
         return self.facts | {"weights": self.key}
 
-    def build(
-        self, config: Config, needs_classes: bool = True, change_model: Callable[[nn.Module], None] | None = None
-    ) -> nn.Module:
-        """Return the model. Without `needs_classes`, the weights may lack a classifier layer.
-
-        `change_model` adds the layers that only training needs, and which the weights have.
-        """
+    def build(self, config: Config, needs_classes: bool = True) -> nn.Module:
+        """Return the model. Without `needs_classes`, the weights may lack a classifier layer."""
         model = build_model(config, config.MODEL.NUM_CLASSES or len(self.classes))
-        if change_model:
-            change_model(model)
-        elif not (needs_classes or outputs_in(self.weights, model)):
+        if not (needs_classes or outputs_in(self.weights, model)):
             model.reset_classifier(0)
         load_exactly(model, fit_image_size(model, self.weights, []), self.path)
         return model

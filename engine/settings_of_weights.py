@@ -7,6 +7,7 @@ from typing import Any
 from configs.combinations import WITHOUT_FILES
 from configs.flags import parse
 from configs.load import LoadedConfig, load
+from configs.removed import is_removed
 from configs.schema import MACHINE, SCALE, VIT_FIELDS, Config
 from configs.values import ALL_SETTINGS, BEFORE_ITS_TIME, SETTINGS, Text, convert, flatten, of_role, to_text, today
 from configs.yaml_files import Layer, Quoted
@@ -111,6 +112,7 @@ def _settings_of_run(recorded: dict[str, Any], given: dict[str, Text], origin: s
         saved = BEFORE_ITS_TIME | saved
     taken = {key: saved[key] for key in saved if key in SETTINGS and key not in NOT_TAKEN[use]}
     if use == "-pretrained":
+        taken = {key: value for key, value in taken.items() if not is_removed(key, value)}
         taken = _for_channels(taken, given)
         if any(given[key] != taken.get(key) for key in OF_TASK & given.keys()):
             taken = {key: value for key, value in taken.items() if key not in ONLY_OF_TASK}

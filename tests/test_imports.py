@@ -23,12 +23,12 @@ PARTS = {
 RARE = tuple(
     """configs.translate.paddlevit_files models.weights.paddle models.lora models.native_aspect models.trace
     models.transforms.float8 models.transforms.operator_lists datasets.cache datasets.native_aspect datasets.loading.replacements
-    datasets.sources.remote datasets.sources.unlabelled engine.train.budget engine.train.distillation
-    engine.train.profiler engine.train.timm_optimizers engine.tasks.labels engine.tasks.features
+    datasets.sources.remote engine.train.budget engine.train.distillation
+    engine.train.profiler engine.train.timm_optimizers engine.tasks.labels
     datasets.pixels.native datasets.pixels.card datasets.pixels.survey
     datasets.sources.channel_files engine.export.native_photo configs.rare_combinations
-    engine.tasks.feature_training engine.tasks.numbers engine.train.number_loss
-    engine.evaluation.other_scores datasets.targets.label_sets datasets.targets.numbers datasets.targets.number_tables
+    engine.tasks.numbers engine.train.number_loss
+    datasets.targets.label_sets datasets.targets.numbers datasets.targets.number_tables
     engine.report.numbers engine.confidence.calibration
     engine.confidence.unknown engine.predict.attention_maps engine.export engine.record.trackers engine.report
     engine.doctor engine.choice engine.folds engine.labelling scripts.embedding scripts.labelling scripts.translating_timm""".split()

@@ -268,7 +268,6 @@ KINDS = {
     "numbers": "-dataset csv -data_path numbers.csv -opts TRAIN.OBJECTIVE=numbers DATA.COLUMNS=[image_path,age] "
     "TRAIN.CUTMIX_ALPHA=0 MODEL.NEW_CLASSIFIER=random",
     "labels": "-dataset csv -data_path labels.csv -profile 1 -opts DATA.LABEL_SEPARATOR=;",
-    "features": "-dataset images -opts TRAIN.OBJECTIVE=features TRAIN.TEACHER_MODEL=o/first/best.pth TRAIN.CUTMIX_ALPHA=0",
     "evaluation": "-eval -pretrained o/first/best.pth",
 }
 

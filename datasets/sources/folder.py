@@ -143,12 +143,6 @@ def unwrapped(folder: Path, known: Collection[str] = ()) -> Path:
     return folder
 
 
-def training_folder(folder: Path) -> Path:
-    """Return the folder that contains the class folders of training images: train/, or the folder itself."""
-    folder = unwrapped(folder, (*TRAIN_NAMES, *VAL_NAMES))
-    return folder / (choose_parts(class_folders(folder)).train or "")
-
-
 def subfolders(folder: Path) -> list[str]:
     """Return the sorted names of the subfolders, without run folders and hidden folders."""
     return [name for name in _listed(folder)[0] if not is_run_folder(folder / name)]
@@ -181,10 +175,9 @@ def read_class_folders(
     )
     images = images_of_files(folder, index.text("path"), index.column("target"), classes, pixels)
     left_out = Counter(index.facts["left_out"])
-    if names != [""]:  # otherwise the folder itself is the only class
-        folders, files = _listed(folder)
-        runs = [name for name in {*folders} - {*names} if is_run_folder(folder / name)]
-        left_out += Counter({"next to the class folders": sum(map(_is_image, files)), RUNS: len(runs)})
+    folders, files = _listed(folder)
+    runs = [name for name in {*folders} - {*names} if is_run_folder(folder / name)]
+    left_out += Counter({"next to the class folders": sum(map(_is_image, files)), RUNS: len(runs)})
     return images.with_facts(
         folder=path_below_data(config.DATA, folder),
         index=index,
@@ -254,7 +247,7 @@ class FolderScan:
                 continue
             self.folders.append(inside)
             self.dates.append(date)
-            below = f"{inside}/" if inside else ""  # os.path.join would take most of the scan's time
+            below = f"{inside}/"  # os.path.join would take most of the scan's time
             if inside == name:
                 self._refuse_repeated(name, folders)
             if self.deep:

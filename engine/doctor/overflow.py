@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from configs.schema import Config
-from configs.tables import TASKS
 from configs.values import flatten, unflatten
 from datasets import (
     Batch,
@@ -196,11 +195,6 @@ def replay_run(source: str, batch: Path | None, cfg: str | None, half: str | Non
     config = unflatten(state["config"])
     if cfg:
         config = load_settings(["-cfg", cfg]).with_default_batch_size().config
-    if config.TRAIN.OBJECTIVE not in TASKS or not config.task.has_targets:
-        raise ConfigError(
-            f"{folder}: the run learns features (TRAIN.OBJECTIVE), and its updates cannot be replayed without the teacher; "
-            "read the doctor's lines in the run's log.txt"
-        )
     config, scale = precision_of(config, state, half)
     device = choose_device("auto", local_rank=0)
     set_matmul(config.PRECISION.MATMUL)

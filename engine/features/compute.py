@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from datasets import BadImages, EvalData, ImageSet, build_eval_data
 from engine.evaluation.evaluate import evaluate
 from engine.evaluation.scores import Scores
-from engine.evaluation.tally import Scoring, joined
+from engine.evaluation.tally import joined
 from engine.features.linear import MOST_PRODUCTS
 from engine.plan import TrainPlan
 from engine.train.trainer import Trainer
@@ -132,8 +132,7 @@ def features_of_images(
     data = Interruptible(build_eval_data(trainer.config, images, trainer.process), stop_if_requested)
     bad_images = BadImages(images, max_fraction=1.0, say=note)
     with tapped(trainer) as tap:
-        scoring = Scoring(lambda *given: Gathered(tap))
-        (found,) = evaluate([trainer.model], data, trainer.inference, bad_images, scoring)
+        (found,) = evaluate([trainer.model], data, trainer.inference, bad_images, lambda *sizes: Gathered(tap))
     found = found.images.of_all(found.images.indices, trainer.process)
     return found._replace(indices=drawn.astype(np.int64)[found.indices])
 

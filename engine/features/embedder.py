@@ -26,7 +26,7 @@ from engine.predict.classifier import Classifier
 from engine.predict.output import THUMBNAIL
 from engine.predict.pictures import fitted
 from engine.predict.predictor import FEW
-from models.features import features_of, widths_of
+from models.features import features_of, width_of
 from utils.distributed import Process
 from utils.errors import ConfigError
 from utils.log import shown
@@ -105,7 +105,7 @@ class Embedder:
             )
         self.pixels, self.batch_size = pixels_of(data), data.BATCH_SIZE_EVAL or data.BATCH_SIZE
         try:
-            self.width = widths_of(trained.model, data.IMAGE_CHANNELS, data.IMAGE_SIZE).pooled
+            self.width = width_of(trained.model, data.IMAGE_CHANNELS, data.IMAGE_SIZE)
         except ConfigError as error:
             raise ConfigError(f"{trained.source}: {error}") from None
         self.inference = PlacingInference.of(self.config, self.process)
@@ -150,8 +150,8 @@ class Embedder:
         """Return the features, the logits, and how well the images fit the validation images."""
 
         def compute(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-            found = features_of(model, images, self.num_logits > 0)
-            return found.pooled, found.pooled[:, :0] if found.logits is None else found.logits
+            features, logits = features_of(model, images, self.num_logits > 0)
+            return features, features[:, :0] if logits is None else logits
 
         inputs = self.inference.inputs(self.model, pixels)
         features, logits = self.inference.outputs(self.model, inputs, self.trained.source, compute)

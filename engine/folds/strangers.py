@@ -75,5 +75,4 @@ def learned_features(model: nn.Module, images: ImageSet, trainer: Trainer) -> Ta
 def predict(model: nn.Module, images: ImageSet, trainer: Trainer, tally: Tally, bad_images: BadImages) -> None:
     """Evaluate a model on these images with this tally. Collective."""
     data = build_eval_data(trainer.config, images, trainer.process)
-    scoring = trainer.task.scoring(trainer)._replace(tally=lambda *sizes: tally)
-    evaluate([model], data, trainer.inference, bad_images, scoring)
+    evaluate([model], data, trainer.inference, bad_images, lambda *sizes: tally)

@@ -1,7 +1,7 @@
 """TRAIN.DISTILLATION_TYPE: the model learns from the labels and from a trained model, its teacher."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from configs.values import unflatten
 from datasets import Batch, Preparation
 from engine.open_model import outputs_in
 from engine.precision import Precision, widen
-from engine.train.loss import ExtendedTargets, Loss
+from engine.train.loss import DistillationTargets, Loss
 from models import build_model
 from models.compilation import compile_model
 from models.parts import has_running_statistics
@@ -108,7 +108,7 @@ class TeacherSource(NamedTuple):
     side: int | None  # the only image size that the model takes; None: any size
     key: str = KEY  # the setting that names the weights
 
-    def build(self, num_classes: int, needs_head: bool, is_trial: bool) -> tuple[nn.Module, list[str]]:
+    def build(self, num_classes: int, is_trial: bool) -> tuple[nn.Module, list[str]]:
         """Return the model on the CPU, with lines for the log. In a trial its weights are random."""
         with torch.random.fork_rng(devices=[]):
             try:
@@ -117,9 +117,9 @@ class TeacherSource(NamedTuple):
                 raise ConfigError(f"{KEY}: {str(error).removeprefix('MODEL.NAME: ')}") from None
             if is_trial:
                 return model, []
-            if needs_head and self.num_classes is None:
+            if self.num_classes is None:
                 self._check_number(model, num_classes)
-            return model, load_pretrained(model, self.weights, self.key, needs_head)
+            return model, load_pretrained(model, self.weights, self.key, needs_head=True)
 
     def _check_number(self, model: nn.Module, num_classes: int) -> None:
         """Raise ConfigError if the classifier in the file has another number of classes than the data."""
@@ -138,7 +138,7 @@ def load_teacher(config: Config, classes: Sequence[str] | None, num_classes: int
     found = find_teacher(config)
     outputs = _outputs(found, list(classes), num_classes) if classes is not None else []
     number = len(found.classes) if outputs else num_classes
-    model, lines = found.build(number, needs_head=True, is_trial=classes is None)
+    model, lines = found.build(number, is_trial=classes is None)
     side = found.side
     if side and found.config.DATA.sequences:
         from models.native_aspect import largest_square
@@ -190,7 +190,7 @@ def _of_run(config: Config, path: str, record: dict) -> TeacherSource:
     if config.TRAIN.TEACHER_PRETRAINED:
         raise ConfigError(f"{WEIGHTS_KEY} is set, but {KEY}, {path}, contains weights; remove one of these settings")
     then = unflatten(settings)
-    if config.TRAIN.DISTILLATION_TYPE != "none" and not then.task.is_like(config.task):
+    if not then.task.is_like(config.task):
         raise ConfigError(f"{KEY}: {path} was trained for another task (TRAIN.OBJECTIVE); {REMEDY}")
     if then.DATA.IMAGE_CHANNELS != config.DATA.IMAGE_CHANNELS:
         raise ConfigError(
@@ -242,12 +242,13 @@ def make_distillation(
 
 
 class Distillation:
-    """A StepWrapper that makes the model learn from a teacher as well."""
+    """Makes the model of a training step learn from a teacher as well."""
 
     def __init__(self, teacher: Teacher, config: Config):
         self._teacher, self._config = teacher, config
 
     def change_model(self, model: nn.Module) -> None:
+        """Let the model return the logits of both heads in training. It is not yet copied or compiled."""
         if self._config.DATA.sequences:
             sides = model.get_patch_size()[0], self._teacher.model.get_patch_size()[0]
             if sides[0] != sides[1]:
@@ -261,15 +262,9 @@ class Distillation:
             model.set_distilled_training(True)
 
     def wrap(self, prepare: Preparation, loss: Loss, precision: Precision) -> tuple[Preparation, Loss]:
+        """Return replacements for `prepare` and `loss` in the training step."""
         with_logits = TeacherPreparation(prepare, self._teacher, precision, self._config)
         return with_logits, DistillationLoss(loss, self._config.TRAIN)
-
-
-@dataclass(frozen=True)
-class DistillationTargets(ExtendedTargets):
-    """The labels of the images and the teacher's logits for them."""
-
-    logits: Tensor  # [B, classes]
 
 
 class DistillationLoss:

@@ -120,7 +120,7 @@ def refusal(path: Path, what: str) -> ConfigError:
     )
 
 
-FEATURE_MAPS = "feature_maps."  # with TRAIN.OBJECTIVE features: start of the names of layers that only training needs
+FEATURE_MAPS = "feature_maps."  # the start of the names of layers that halfstep 2 trained without labels, and which predict nothing
 
 
 def merged(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor]:

@@ -61,7 +61,6 @@ def test_all_15_paddlevit_configs_keep_their_values():
         "finetune_batchnorm",
         "finetune_numbers",
         "finetune_numbers_batchnorm",
-        "distill_features",
     }
     assert len(names) == 15 and {path.stem for path in CONFIGS} == names | ours
     model = {"TYPE": "vit", "MLP_RATIO": 4.0, "QKV_BIAS": True, "DROPOUT": 0.1, "ATTENTION_DROPOUT": 0.1}

@@ -44,7 +44,7 @@ def check_combinations(values: Mapping[str, Any], config: Config, origins: Origi
 
     _check_url(config.DATA.DATA_PATH, config.DATA.DATASET, origins)
     refused = REFUSED
-    if config.DATA.is_native or config.DATA.TOKENS or config.DIST.STRATEGY == "fsdp2":
+    if config.DATA.is_native or config.DIST.STRATEGY == "fsdp2":
         from configs.rare_combinations import refused_with
 
         refused = (*REFUSED, *refused_with(config))

@@ -20,6 +20,8 @@ WITHOUT_LABELS = "start from weights that LightlyTrain or timm wrote (-pretraine
 REMOVED: dict[str, Removed] = {
     "PRECISION.EXPLAIN": Removed("false", "see the types of each module with scripts/doctor.py", "2.0.0"),
     "DATA.LABELLED_PATH": Removed("none", WITHOUT_LABELS),
+    "DATA.TOKENS": Removed("none", "set DATA.IMAGE_SIZE, because images are resized to squares"),
+    "DATA.TRAIN_TOKENS": Removed("[]", "set TRAIN.SIZE_SCHEDULE to train with images of several sizes"),
     "TRAIN.FEATURES": Removed("both", WITHOUT_LABELS),
     "TRAIN.FEATURE_LOSS": Removed("cosine", WITHOUT_LABELS),
     "STRANGERS": Removed(None),  # every run with CALIBRATE now has statistics for -unknown

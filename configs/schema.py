@@ -208,10 +208,9 @@ class Data:
         "Numbers, from 0, of the channels that are red, green and blue: they start from the RGB weights of a pretrained model, and pictures show them. Empty: pictures show the first three, or the only one.")
     CHANNEL_FILES: str | None = setting(None, role=MODEL, only=OF_PIXELS, help=
         "If each channel has a file of its own: how they are called, such as {id}_{B02,B03,B04,B08}.tif.")
-    CROP_PCT: float = setting(0.875, bounds=(0.01, 2.0), role=MODEL, only=Only("DATA.TOKENS", None), help=
+    CROP_PCT: float = setting(0.875, bounds=(0.01, 2.0), role=MODEL, help=
         "Evaluation resizes images to IMAGE_SIZE / CROP_PCT and crops the centre; with values above 1, the image gets a black border.")
-    CROP_MODE: Literal["center", "squash", "border"] = setting(
-        "center", role=MODEL, only=Only("DATA.TOKENS", None), help=
+    CROP_MODE: Literal["center", "squash", "border"] = setting("center", role=MODEL, help=
         "The side that evaluation resizes to IMAGE_SIZE / CROP_PCT: the short side (center), both sides (squash), or the long side, with a border in the mean colour (border). These are timm's crop modes.")
     CROP_SCALE: tuple[float, ...] = setting((0.08, 1.0), bounds=(0.0001, 1.0), form=MIN_MAX, role=RECIPE, help=
         "Area of a random training crop as a fraction of the image: min, max.")
@@ -225,10 +224,6 @@ class Data:
         "Crop of training images: rrc, a random part resized to the square; simple, DeiT III's random square of the resized image.")
     INTERPOLATION: Literal["nearest", "bilinear", "bicubic", "lanczos"] = setting("bicubic", role=MODEL, help=
         "Interpolation for resizing images.")
-    TOKENS: int | None = setting(None, bounds=(1, 65_535), role=MODEL, help=
-        "Maximum number of patches per image: images keep their aspect ratio and are resized to fit, for timm's naflexvit_* and plain ViTs (docs/native-aspect.md). Not set: images are square.")
-    TRAIN_TOKENS: tuple[int, ...] = setting((), bounds=(1, 65_535), role=RECIPE, only=Only("DATA.TOKENS"), help=
-        "With TOKENS, numbers of patches such as [128, 256, 576]; each training update draws one of them. Empty: TOKENS.")
     TRAIN_INTERPOLATION: Literal["random", "nearest", "bilinear", "bicubic", "lanczos"] | None = setting(
         None, role=RECIPE, help=
         "Interpolation of training images, also in the rotations and shifts of AUTO_AUGMENT; random: bilinear or bicubic, drawn each time; not set: INTERPOLATION.")
@@ -306,15 +301,6 @@ class Data:
     def has_several_labels(self) -> bool:
         """Return whether an image can have any number of labels."""
         return bool(self.LABEL_SEPARATOR) or self.has_label_columns
-
-    @property
-    def sequences(self) -> str:
-        """Words for a batch of images at their own aspect ratio, or an empty string if images are square."""
-        return f"sequences of patches (DATA.TOKENS {self.TOKENS})" if self.TOKENS else ""
-
-    @property
-    def size_of_images(self) -> str:
-        return f"at most {self.TOKENS:,} patches" if self.TOKENS else f"{self.IMAGE_SIZE} x {self.IMAGE_SIZE}"
 
     @property
     def train_interpolation(self) -> str:
@@ -513,7 +499,7 @@ class Train:
     RANDOM_ERASE_MODE: Literal["pixel", "rand", "const"] = setting("pixel", only=Only("TRAIN.RANDOM_ERASE_PROB"), help=
         "Fill of erased boxes: pixel, noise; rand, one random colour; const, the mean colour.")
     RANDOM_ERASE_COUNT: int = setting(1, bounds=(1, 100), only=Only("TRAIN.RANDOM_ERASE_PROB"), help=
-        "Maximum number of boxes per image; the erased area is divided among the boxes (not with DATA.TOKENS: as in timm, each box may then cover up to a third of the image).")
+        "Maximum number of boxes per image; the erased area is divided among the boxes.")
     REPEATED_AUG: int = setting(1, bounds=(1, 1_000), help=
         "Number of differently augmented copies of each image in an update; an epoch then uses 1 / REPEATED_AUG of the images. (DeiT: 3.)")
     MODEL_EMA: bool = setting(False, help=

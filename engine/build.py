@@ -11,9 +11,9 @@ from configs.combinations import CUDA_GRAPH_MODES
 from configs.schema import Config
 from datasets import (
     CacheProgress,
+    Normalize,
     OpenedData,
     TrainData,
-    build_normalize,
     build_preparation,
     build_train_data,
     open_data,
@@ -128,7 +128,7 @@ def build_trainer(plan: StepPlan, model: nn.Module, data: TrainData, log: Log) -
     schedule = Schedule(config.TRAIN, data.steps_per_epoch, data.global_batch)
     optimizer = build_optimizer(config.TRAIN, model, local, schedule.base)
     parallel.track_optimizer(optimizer)
-    normalize = build_normalize(config.DATA, parameters[0].dtype).to(process.device)
+    normalize = Normalize(config.DATA, parameters[0].dtype).to(process.device)
     prepare = build_preparation(config, normalize, is_compiled=config.COMPILE and process.device.type != "cpu")
     loss = build_loss(config, plan.class_weights, process.device)
     if distillation:

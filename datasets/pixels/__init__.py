@@ -111,6 +111,10 @@ class Pixels(PixelRules):
         """Return images of a batch as uint8 [B, 1 or 3, H, W] for pictures."""
         return (images * (255 / self.white)).round().clamp(0, 255).to(torch.uint8)[:, self.channels_shown]
 
+    def pictures(self, images: Tensor) -> Sequence[np.ndarray]:
+        """Return images of a batch as uint8 [H, W, 1 or 3]."""
+        return self.to_bytes(images).permute(0, 2, 3, 1).cpu().numpy()
+
     def for_card(self) -> tuple[str, str]:
         """Return Python code that prepares an image as a run does, and a sentence about it, for a model card."""
         from datasets.pixels.card import for_card

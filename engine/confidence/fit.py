@@ -75,8 +75,6 @@ def keeping_features(make_tally: MakeTally, models: list[nn.Module], trainer: Tr
 
 def why_no_features(model: nn.Module, config: Config) -> str:
     """Return why a model shows no features, or an empty string."""
-    if config.DATA.sequences:
-        return "images of varying size are not supported"
     if config.COMPILE:
         return "a compiled model (COMPILE) does not show its features"
     try:

@@ -15,10 +15,10 @@ from datasets import (
     Batch,
     CacheProgress,
     Known,
+    Normalize,
     Piece,
     Preparation,
     SavedData,
-    build_normalize,
     build_preparation,
     build_train_data,
     open_data,
@@ -198,7 +198,7 @@ def replay_run(source: str, batch: Path | None, cfg: str | None, half: str | Non
     config, scale = precision_of(config, state, half)
     device = choose_device("auto", local_rank=0)
     set_matmul(config.PRECISION.MATMUL)
-    prepare = build_preparation(config, build_normalize(config.DATA).to(device))
+    prepare = build_preparation(config, Normalize(config.DATA).to(device))
     loss = build_loss(config, state.get("class_weights"), device)
     for each in batches or [next_batch(config, state, folder)]:
         weights = merged(state["state_dict"], state["config"])

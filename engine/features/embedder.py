@@ -98,11 +98,6 @@ class Embedder:
         self.process = Process.alone(device)
         self.trained, self.say, self.config = trained, say, trained.config
         data = self.config.DATA
-        if data.sequences:
-            raise ConfigError(
-                f"{trained.source}: the model takes {data.sequences}, which is not supported here; name a model that takes "
-                "square images"
-            )
         self.pixels, self.batch_size = pixels_of(data), data.BATCH_SIZE_EVAL or data.BATCH_SIZE
         try:
             self.width = width_of(trained.model, data.IMAGE_CHANNELS, data.IMAGE_SIZE)

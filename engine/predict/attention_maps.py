@@ -38,11 +38,6 @@ class Maps(NamedTuple):
         Call this before any transform changes the model.
         """
         data = classifier.config.DATA
-        if data.sequences:
-            raise ConfigError(
-                f"-attention: {classifier.config.MODEL.NAME} takes {data.sequences}, for "
-                "which there are no maps; leave -attention out"
-            )
         if classifier.runtime:
             raise ConfigError(f"-attention: {classifier.source} is an exported graph; name the run that it came from")
         model = copy.deepcopy(classifier.model).float().to(device)

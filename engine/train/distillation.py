@@ -61,25 +61,14 @@ class Teacher(nn.Module):
         resized = f", images resized to {self.side} x {self.side}" if self.side else ""
         return f"{count:,} parameters{resized}{', images normalized as its weights expect' * self.renormalizes}"
 
-    def forward(self, images: Tensor | dict[str, Tensor]) -> Tensor:
-        """Return logits [B, classes of the student] for images [B, C, H, W] as the student gets them.
-
-        Sequences of patches are a dict.
-        """
-        dtype = next(self.model.parameters()).dtype
-        if isinstance(images, dict):
-            patches = images["patches"]
-            if self.renormalizes:
-                scale, shift = self.scale.flatten(), self.shift.flatten()
-                patches = (patches.unflatten(2, (-1, len(scale))) * scale + shift).flatten(2)
-            logits = self.model({**images, "patches": patches.to(dtype)})
-        else:
-            if self.side and images.shape[-1] != self.side:
-                # Resize in float32, because not every device can resize half types.
-                images = functional.interpolate(images.float(), (self.side, self.side), mode="bicubic", antialias=True)
-            if self.renormalizes:
-                images = images * self.scale + self.shift
-            logits = self.model(images.to(dtype))
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits [B, classes of the student] for images [B, C, H, W] as the student gets them."""
+        if self.side and images.shape[-1] != self.side:
+            # Resize in float32, because not every device can resize half types.
+            images = functional.interpolate(images.float(), (self.side, self.side), mode="bicubic", antialias=True)
+        if self.renormalizes:
+            images = images * self.scale + self.shift
+        logits = self.model(images.to(next(self.model.parameters()).dtype))
         logits = logits[:, self.outputs] if len(self.outputs) else logits
         return logits if self.units is None else logits.float() * self.units[0] + self.units[1]
 
@@ -139,12 +128,7 @@ def load_teacher(config: Config, classes: Sequence[str] | None, num_classes: int
     outputs = _outputs(found, list(classes), num_classes) if classes is not None else []
     number = len(found.classes) if outputs else num_classes
     model, lines = found.build(number, is_trial=classes is None)
-    side = found.side
-    if side and found.config.DATA.sequences:
-        from models.native_aspect import largest_square
-
-        side = largest_square(found.config)
-    teacher = Teacher(model, config.DATA, found.config.DATA, outputs, side)
+    teacher = Teacher(model, config.DATA, found.config.DATA, outputs, found.side)
     scales = Scale.of(found.config), Scale.of(config)
     if all(scales):
         teacher.set_units(*scales)
@@ -167,17 +151,14 @@ def find_teacher(config: Config) -> TeacherSource:
     file = find_file(weights) if weights else None
     has_means = cfg is not None and len(cfg.mean) == config.DATA.IMAGE_CHANNELS
     images = {"IMAGENET_MEAN": tuple(cfg.mean), "IMAGENET_STD": tuple(cfg.std)} if has_means else {}
-    # The teacher of a model that takes patches gets patches, and the size of its weights' images only sets its position embedding.
-    has_side = cfg is not None and (cfg.fixed_input_size or config.DATA.sequences)
-    side = cfg.input_size[-1] if has_side else None
+    side = cfg.input_size[-1] if cfg is not None and cfg.fixed_input_size else None
     data = replace(config.DATA, **images, **({"IMAGE_SIZE": side} if side else {}))
     # The teacher needs no schedule of sizes: its model takes images of one size, or of any size.
     train = replace(config.TRAIN, SIZE_SCHEDULE=())
     built = replace(config, DATA=data, MODEL=Model(TYPE="timm", NAME=name), TRAIN=train)
     names = read_record(file).get("class_names") if file else None
     number = len(names) if names else None if file or cfg is None else cfg.num_classes
-    side, key = None if config.DATA.sequences else side, WEIGHTS_KEY if weights else KEY
-    return TeacherSource(built, weights or name, names, number, side, key)
+    return TeacherSource(built, weights or name, names, number, side, WEIGHTS_KEY if weights else KEY)
 
 
 def _of_run(config: Config, path: str, record: dict) -> TeacherSource:
@@ -197,14 +178,8 @@ def _of_run(config: Config, path: str, record: dict) -> TeacherSource:
             f"{KEY}: {path} takes images of {counted(then.DATA.IMAGE_CHANNELS, 'channel')}; set DATA.IMAGE_CHANNELS to "
             f"{then.DATA.IMAGE_CHANNELS}, or name another teacher"
         )
-    side, data = then.DATA.IMAGE_SIZE, then.DATA
-    # The teacher gets the student's images; a plain ViT is built for sequences of patches too.
-    if config.DATA.sequences:
-        from models.native_aspect import with_patches_of
-
-        side, data = None, with_patches_of(then.DATA, config.DATA)
-    then = replace(then.changed("MODEL", FREEZE=()), DATA=data)
-    return TeacherSource(then, path, list(names), then.MODEL.NUM_CLASSES or len(names), side)
+    then = then.changed("MODEL", FREEZE=())
+    return TeacherSource(then, path, list(names), then.MODEL.NUM_CLASSES or len(names), then.DATA.IMAGE_SIZE)
 
 
 def _outputs(found: TeacherSource, classes: list[str], num_classes: int) -> list[int]:
@@ -249,13 +224,6 @@ class Distillation:
 
     def change_model(self, model: nn.Module) -> None:
         """Let the model return the logits of both heads in training. It is not yet copied or compiled."""
-        if self._config.DATA.sequences:
-            sides = model.get_patch_size()[0], self._teacher.model.get_patch_size()[0]
-            if sides[0] != sides[1]:
-                raise ConfigError(
-                    f"TRAIN.TEACHER_MODEL: {self._config.TRAIN.TEACHER_MODEL} has patches of {sides[1]} x {sides[1]} pixels, "
-                    f"but the model has {sides[0]} x {sides[0]} and takes {self._config.DATA.sequences}; name a teacher with the same patches"
-                )
         # A model with two heads, such as a distilled DeiT, returns the logits of both in training, and always their mean
         # in evaluation. Without distillation, it returns the mean in training too.
         if hasattr(model, "set_distilled_training"):

@@ -294,10 +294,9 @@ def _check_same_architecture(
     different = "; ".join(f"{what}: {first_of(names, limit=3)}" for what, names in kinds.items() if names)
     if different:
         known = f" ({'; '.join(changed)})" if changed else ""
-        remedy = "set MODEL to the file's architecture"
-        if "embeds.proj.weight" in state.keys() - own.keys():  # a weight of timm's NaFlexVit
-            remedy = "set DATA.TOKENS, because the model in the file takes images at their own aspect ratio"
-        raise ConfigError(f"the weights are from another architecture{known}; {different}. Remedy: {remedy}")
+        raise ConfigError(
+            f"the weights are from another architecture{known}; {different}. Remedy: set MODEL to the file's architecture"
+        )
 
 
 def load_exactly(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:

@@ -41,9 +41,9 @@ def evaluate_both(
 
             make_tally = stack.enter_context(keeping_features(make_tally, both, trainer))
         make_tally = change(make_tally) if change else make_tally
-        found = evaluate(both, data, trainer.inference, bad_images, make_tally)
-    found = [each._replace(scores=replace(each.scores, metric=metric)) for each in found]
-    return dict(zip(models, found, strict=True))
+        evaluations = evaluate(both, data, trainer.inference, bad_images, make_tally)
+    evaluations = [each._replace(scores=replace(each.scores, metric=metric)) for each in evaluations]
+    return dict(zip(models, evaluations, strict=True))
 
 
 def note_start(saves: Any, scores: Scores, seconds: float, by: str = "") -> None:
@@ -94,5 +94,5 @@ def evaluate_saved(path: Path, trainer: Trainer, data: EvalData, bad_images: Bad
     key, model = f"state_dict{suffix}", trainer.ema.model if suffix and trainer.ema else trainer.model
     state = trainer.parallel.local_part({key: read_checkpoint(path, lazily=True)[key]})
     trainer.parallel.load(model, state[key])
-    (found,) = evaluate([model], data, trainer.inference, bad_images, trainer.task.tally)
-    return found.images.gather(trainer.process)
+    (evaluation,) = evaluate([model], data, trainer.inference, bad_images, trainer.task.tally)
+    return evaluation.images.gather(trainer.process)

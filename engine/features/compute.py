@@ -132,9 +132,9 @@ def features_of_images(
     data = Interruptible(build_eval_data(trainer.config, images, trainer.process), stop_if_requested)
     bad_images = BadImages(images, max_fraction=1.0, say=note)
     with tapped(trainer) as tap:
-        (found,) = evaluate([trainer.model], data, trainer.inference, bad_images, lambda *sizes: Gathered(tap))
-    found = found.images.of_all(found.images.indices, trainer.process)
-    return found._replace(indices=drawn.astype(np.int64)[found.indices])
+        (evaluation,) = evaluate([trainer.model], data, trainer.inference, bad_images, lambda *sizes: Gathered(tap))
+    features = evaluation.images.of_all(evaluation.images.indices, trainer.process)
+    return features._replace(indices=drawn.astype(np.int64)[features.indices])
 
 
 def has_zero_classifier(trainer: Trainer) -> bool:

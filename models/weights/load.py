@@ -187,8 +187,6 @@ def fit_image_size(model: nn.Module, state: dict[str, Tensor], lines: list[str])
     For a ViT, these are the position embedding (bicubic, antialiased, class token unchanged) and the patch kernel. For a
     Swin, they are the position biases.
     """
-    from timm.layers import resample_abs_pos_embed_nhwc
-
     own = model.state_dict()
     resize = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
     if resize is None or all(name in own and own[name].shape == tensor.shape for name, tensor in state.items()):
@@ -197,10 +195,6 @@ def fit_image_size(model: nn.Module, state: dict[str, Tensor], lines: list[str])
         fitted = resize(dict(state), model)
     except Exception:  # weights of another architecture: _check_same_architecture reports the differences
         return state
-    key = "embeds.pos_embed"  # timm's filter does not resize NaFlexVit's position embedding, [1, rows, columns, D]
-    if key in own and key in fitted and fitted[key].ndim == 4 and fitted[key].shape[-1] == own[key].shape[-1]:
-        state[key] = fitted[key]
-        fitted[key] = resample_abs_pos_embed_nhwc(state[key], list(own[key].shape[1:3]))
     changed = [name for name in fitted if name in state and fitted[name].shape != state[name].shape]
     if changed:
         name, others = changed[0], f" (and {len(changed) - 1} more)" if changed[1:] else ""

@@ -54,8 +54,8 @@ class FeatureTally:
         except ConfigError:
             return
         width = features.read.shape[1] + features.middle.shape[1]
-        every = -(-self.num_images // max(1, min(MOST_IMAGES, MOST_VALUES // width)))
-        chosen = slice(-self._num_seen % every, len(targets), every)
+        interval = -(-self.num_images // max(1, min(MOST_IMAGES, MOST_VALUES // width)))
+        chosen = slice(-self._num_seen % interval, len(targets), interval)
         positions = torch.arange(self._num_seen, self._num_seen + len(targets))[chosen]
         self.per_image.features.append((positions, *(each[chosen].clone() for each in features)))
         self._num_seen += len(targets)

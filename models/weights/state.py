@@ -120,7 +120,8 @@ def refusal(path: Path, what: str) -> ConfigError:
     )
 
 
-FEATURE_MAPS = "feature_maps."  # the start of the names of layers that halfstep 2 trained without labels, and which predict nothing
+# The start of the names of layers that halfstep 2 trained without labels. They predict nothing.
+FEATURE_MAPS = "feature_maps."
 
 
 def merged(state: dict[str, Tensor], settings: dict) -> dict[str, Tensor]:

@@ -27,7 +27,8 @@ def _is_pattern(files: str, channels: int) -> bool:
 NATIVE: Rows = (
     (
         lambda c, o: c.DATA.DATASET not in OF_USERS,
-        f"{{DATA.PIXELS}} must be 8bit with {{DATA.DATASET}} whose images have 8 bits; other values need {', '.join(OF_USERS)}",
+        "{DATA.PIXELS} must be 8bit with {DATA.DATASET} whose images have 8 bits; other values need "
+        f"{', '.join(OF_USERS)}",
     ),
     (
         lambda c, o: c.TRAIN.AUTO_AUGMENT and not c.START.EVAL,

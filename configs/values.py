@@ -139,7 +139,7 @@ BEFORE_ITS_TIME = {"TRAIN.BEST_EPOCH": "highest"}
 
 
 def today(saved: dict[str, Any]) -> dict[str, Any]:
-    """Convert saved settings to their current form: one spelling for equal values, without removed settings and values."""
+    """Convert saved settings to their current form: one spelling for equal values, and nothing that was removed."""
     left = {key: value for key, value in saved.items() if not is_removed(key, value)}
     if left.get("TRAIN.OPTIMIZER.NAME") in TORCH_OPTIMIZERS:
         left |= {key: plain(SETTINGS[key].default) for key in usual_optimizer_values(left)}

@@ -51,7 +51,8 @@ def release(device: torch.device) -> None:
 def too_large(config: Config, device: torch.device, found: str) -> ConfigError:
     """Return the error for images or a model that are too large even for the smallest batch. `found`: why."""
     return ConfigError(
-        f"DATA.IMAGE_SIZE is {config.DATA.IMAGE_SIZE}: {found}; lower it, choose a smaller model (MODEL.NAME is {config.MODEL.NAME})"
+        f"DATA.IMAGE_SIZE is {config.DATA.IMAGE_SIZE}: {found}; lower it, choose a smaller model "
+        f"(MODEL.NAME is {config.MODEL.NAME})"
         f"{amp_hint(config.AMP, device)}, or stop other programs that use the memory"
     )
 

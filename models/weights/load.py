@@ -289,7 +289,8 @@ def _check_same_architecture(
     if different:
         known = f" ({'; '.join(changed)})" if changed else ""
         raise ConfigError(
-            f"the weights are from another architecture{known}; {different}. Remedy: set MODEL to the file's architecture"
+            f"the weights are from another architecture{known}; {different}. Remedy: set MODEL to the file's "
+            "architecture"
         )
 
 

@@ -33,7 +33,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     process, log = session.process, session.log
     inputs = read_inputs(loaded, process, log)
     session.open_folder("eval")
-    plan = plan_evaluation(inputs, partial(open_data_of_run, wanted="validation", session=session))
+    plan = plan_evaluation(inputs, partial(open_data_of_run, parts="validation", session=session))
     config, eval_set = plan.config, plan.eval_set
     learned = warn_of_learned(inputs.record, eval_set.split, str(inputs.source[1]))
     log.say(*eval_set.notes, *learned)

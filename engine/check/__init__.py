@@ -15,7 +15,7 @@ import numpy as np
 
 from configs.load import LoadedConfig
 from datasets import CacheProgress, OpenedData, open_data
-from datasets.opening import Wanted
+from datasets.opening import PartsToRead
 from engine.batch_size import find_batch_size, measure_step
 from engine.build import build, make_model, prepare_torch
 from engine.check.images import check_images
@@ -131,8 +131,8 @@ def check(loaded: LoadedConfig, world_size: int | None = 1, local_size: int | No
 class Check:
     """The steps of a check before anything is built. Each step sets a field, which stays None after an error."""
 
-    def __init__(self, loaded: LoadedConfig, wanted: Wanted):
-        self.wanted, self.loaded, self.config, self.table = wanted, loaded, loaded.config, Table()
+    def __init__(self, loaded: LoadedConfig, parts: PartsToRead):
+        self.parts, self.loaded, self.config, self.table = parts, loaded, loaded.config, Table()
         self.inputs: Inputs | None = None
         self.opened: OpenedData | None = None
         self.plan: TrainPlan | EvalPlan | None = None
@@ -146,14 +146,14 @@ class Check:
             process = simulated_process(config.DEVICE, world_size, local_size)
             table.say(f"{process.device}; processes: {process.world_size}")
         prepare_torch(config, process, table)
-        more = refusals(config) if self.wanted == "both" else {}
+        more = refusals(config) if self.parts == "both" else {}
         for title, refuse in {"precision": lambda: Precision(config, process.device), **more}.items():
             with suppress(UserError), table.section(title):
                 refuse()
         with table.section("checkpoint"):
             self.inputs = read_inputs(self.loaded, process, table)
         with table.section("plan"):
-            if self.wanted == "validation":
+            if self.parts == "validation":
                 self.plan = plan_evaluation(self.inputs, self.open_data)
             else:
                 self.plan = plan_training(self.inputs, self.open_data, find_batch_size)
@@ -165,7 +165,7 @@ class Check:
             cache = CacheProgress(
                 self.table.say, self.table.warn, is_check=True, within=lambda: self.table.section("cache")
             )
-            self.opened = open_data(self.config, self.wanted, known, process, output=self.config.SAVE, cache=cache)
+            self.opened = open_data(self.config, self.parts, known, process, output=self.config.SAVE, cache=cache)
         return self.opened
 
     def check_data(self) -> None:
@@ -184,7 +184,7 @@ class Check:
 
     def check_output(self) -> None:
         """Add the row about the run's folder."""
-        is_resumed = self.inputs is not None and self.wanted == "both"
+        is_resumed = self.inputs is not None and self.parts == "both"
         with self.table.section("output"):
             self.folder = check_folder(self.config, self.inputs.folder if is_resumed else None)
             self.table.say(f"{self.folder} can be written to")

@@ -68,7 +68,7 @@ class Gathered:
         self.num_bad = 0
 
     def add(self, logits: Tensor, targets: Tensor, num_bad: int) -> None:
-        self.rows.append([each[: len(targets)] for each in (*self.tap.take(), targets)])
+        self.rows.append([tally[: len(targets)] for tally in (*self.tap.take(), targets)])
         self.num_bad += num_bad
 
     def result(self, process: Process) -> Scores:
@@ -89,8 +89,8 @@ class TwoTallies:
         self._both, self.per_image, self.result = (tally, other), tally.per_image, tally.result
 
     def add(self, *batch: Any) -> None:
-        for each in self._both:
-            each.add(*batch)
+        for tally in self._both:
+            tally.add(*batch)
 
 
 class Interruptible:

@@ -33,7 +33,11 @@ REMOVED_VALUES: dict[str, dict[str, str]] = {
         "knn": "leave the setting out, or choose a metric of docs/settings.md",
         "similarity": "leave the setting out, or choose a metric of docs/settings.md",
     },
-    "DATA.DATASET": {"images": f"use imagefolder for images with classes, or, without labels, {WITHOUT_LABELS}"},
+    "DATA.DATASET": {
+        "images": f"use imagefolder for images with classes, or, without labels, {WITHOUT_LABELS}",
+        "fractals": "fine-tune weights from ImageNet instead, such as -pretrained tf_efficientnet_lite0, which comes with "
+        "halfstep",
+    },
 }
 REMOVED_FLAGS: dict[str, str] = {  # {flag: what to do instead}
     "-explain_precision": "see the types of each module with scripts/doctor.py",

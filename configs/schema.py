@@ -274,8 +274,8 @@ class Data:
     REMOTE_CACHE_GB: float | None = setting(None, bounds=(0.001, 1e9), role=MACHINE, help=
         "For shards on a server: maximum size of their cache in CACHE_PATH, in 10^9 bytes; the least recently used tars are deleted. Not set: the size of all shards, but at most 80% of the disk's free space.")
     SYNTHETIC_SIZE: int = setting(
-        1280, bounds=(1, 100_000_000), only=Only("DATA.DATASET", "synthetic", "fractals"), help=
-        "Images per epoch of the computed data sets, synthetic and fractals.")
+        1280, bounds=(1, 100_000_000), only=Only("DATA.DATASET", "synthetic"), help=
+        "Images per epoch of the data set synthetic.")
 
     @property
     def fold(self) -> Fold | None:
@@ -360,7 +360,7 @@ class Model:
     DROPPATH: float | None = setting(None, bounds=(0.0, 0.99), role=RECIPE, help=
         "Drop path rate of the last block; the rate rises linearly from 0 at the first block.")
     PRETRAINED: str | None = setting(None, role=RECIPE, may_change=True, help=
-        "Weights to start from: a file (.pth, .safetensors, .npz, .pdparams), a run (its folder, or latest), a folder of the Hugging Face hub, or a timm model name to download; choose, or choose:WORD,WORD: the images choose one (a comma in a name is written twice).")
+        "Weights to start from: a file (.pth, .safetensors, .npz, .pdparams), a run (its folder, or latest), a folder of the Hugging Face hub, or the name of a timm model, whose weights are downloaded (those of tf_efficientnet_lite0 come with halfstep); choose, or choose:WORD,WORD: the images choose one (a comma in a name is written twice).")
     NEW_CLASSIFIER: Literal["random", "zeros", "linear"] = setting("random", role=RECIPE, only=Only("MODEL.PRETRAINED"), help=
         "How the last layer starts if PRETRAINED has none for these classes or numbers: random; zeros, so that all classes are equally probable and each number is its mean; linear, from a logistic regression (numbers: a ridge regression) on the features of the pretrained model. With zeros, this regression is only measured, and is best.pth if no epoch is better. Its features take one pass over the training images, at most 20,000.")
     FROZEN_STATISTICS: bool = setting(False, role=RECIPE, only=Only("MODEL.PRETRAINED"), help=

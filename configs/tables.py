@@ -120,14 +120,8 @@ SOURCES = {
         "included, or random",
         "torchvisionname",
     ),
-    "fractals": SourceRow(
-        "computed.read_fractals",
-        "images computed from formulas, for pretraining without data",
-        "other computed images",
-        has_files=False,
-    ),
     "synthetic": SourceRow(
-        "computed.read_synthetic", "random images, to measure speed", "none needed", has_files=False
+        "synthetic.read_synthetic", "random images, to measure speed", "none needed", has_files=False
     ),
 }
 

@@ -65,7 +65,7 @@ def _loader_of(config: Config, image_set: ImageSet, process: Process, batch_size
 
 def invent_images(config: Config) -> ImageSet:
     """Return DATA.SYNTHETIC_SIZE images of invented pixels and targets, for trials."""
-    from datasets.sources.computed import invent
+    from datasets.sources.synthetic import invent
 
     return invent(config)
 

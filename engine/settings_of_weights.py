@@ -107,12 +107,12 @@ def _settings_of_run(recorded: dict[str, Any], given: dict[str, Text], origin: s
     """
     is_evaluated = is_on(given, "EVAL")
     use = "-eval" if is_evaluated else "-resume" if "MODEL.RESUME" in given else "-pretrained"
-    saved = today(recorded) if is_evaluated else recorded
+    still_known = {key: value for key, value in recorded.items() if not is_removed(key, value)}
+    saved = today(recorded) if is_evaluated else still_known
     if use == "-resume":
         saved = BEFORE_ITS_TIME | saved
     taken = {key: saved[key] for key in saved if key in SETTINGS and key not in NOT_TAKEN[use]}
     if use == "-pretrained":
-        taken = {key: value for key, value in taken.items() if not is_removed(key, value)}
         taken = _for_channels(taken, given)
         if any(given[key] != taken.get(key) for key in OF_TASK & given.keys()):
             taken = {key: value for key, value in taken.items() if key not in ONLY_OF_TASK}
@@ -128,7 +128,7 @@ def _settings_of_run(recorded: dict[str, Any], given: dict[str, Text], origin: s
 def _is_of_folders(path: str, taken: dict[str, Any]) -> bool:
     """Return whether this path of the command line probably has class folders, unlike the data of these settings."""
     dataset, folder = taken.get("DATA.DATASET"), Path(path).expanduser()
-    if dataset in WITHOUT_FILES:
+    if dataset is None or dataset in WITHOUT_FILES:  # None: a release removed the data set
         return True
     has_names = not taken.get("DATA.LABEL_SEPARATOR") and len(taken.get("DATA.COLUMNS") or ()) <= 2
     if dataset not in FILES_OF or not has_names or taken.get("TRAIN.OBJECTIVE") != "classes":

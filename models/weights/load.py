@@ -18,9 +18,11 @@ from models.parts import classifier_names, first_convolutions
 from models.weights.files import find_file, read_weights
 from models.weights.metadata import (
     ARCHITECTURE,
+    SHIPPED_FILE,
     classes_of_weights,
     is_imagenet_by_other_names,
     pretrained_cfg,
+    shipped_weights,
     timm_name,
 )
 from models.weights.state import Weights
@@ -50,6 +52,8 @@ def load_pretrained(
 ) -> list[str]:
     """Load the weights in a file, or the timm weights of this name if there is no such file. Return lines for the user.
 
+    timm's weights that come with halfstep are read from its folder, without the network.
+
     With `needs_head`, weights whose classifier does not fit are refused, because a random classifier is useless.
     `classes` are the classes of the model's outputs, which are matched by name if the file names its classes.
     `settings` are the settings by full names: for the error message about another architecture, and for
@@ -58,7 +62,7 @@ def load_pretrained(
     is_frozen = not all(layer.weight.requires_grad for layer in output_layers(model).values())
     zeros = bool(settings) and settings["MODEL.NEW_CLASSIFIER"] != "random" and not is_frozen
     try:
-        path = find_file(source)
+        path = find_file(source) or shipped_weights(source)
         weights = read_weights(path) if path else fetch(source)
         name = short_name(path) if path else source
         shipped = f", which comes with halfstep ({path})" if path and name != str(path) else ""
@@ -333,7 +337,8 @@ def fetch(source: str) -> Weights:
         address = f" (from https://huggingface.co/{repository})" if repository else ""
         raise ConfigError(
             f"the weights of {name} could not be fetched ({reason}). "
-            f"Without a network, fetch them on another machine{address} and pass the file instead of the name"
+            f"Without a network, fetch them on another machine{address} and pass the file instead of the name, or name "
+            f"{SHIPPED_FILE.stem}, whose weights come with halfstep"
         ) from None
 
 

@@ -28,6 +28,7 @@ RECORD = {
     "weights": str,
     "calibration": dict,
     LEARNED: list,
+    "timm_config": dict,  # timm's config.json, in the weights that come with halfstep
     "args": dict,  # the command line of timm's and torchvision's training scripts
 }
 

@@ -56,7 +56,6 @@ def test_all_15_paddlevit_configs_keep_their_values():
     widths["huge"] = (1280, 32, 16)
     ours = {"vit_digits", "vit_cifar10", "vit_caltech101", "resnet50_caltech256", "timm", "linear_probe", "lora"}
     ours |= {
-        "vit_fractals",
         "finetune",
         "finetune_batchnorm",
         "finetune_numbers",

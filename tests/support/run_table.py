@@ -103,7 +103,6 @@ OF_IMAGES = {
     "shards": "DATA.DATASET=shards DATA.DATA_PATH=shards DATA.SHUFFLE_BUFFER=4",
     "parquet": "DATA.DATASET=parquet DATA.DATA_PATH=parquet DATA.SHUFFLE_BUFFER=4",
     "synthetic": "DATA.DATASET=synthetic DATA.SYNTHETIC_SIZE=28 MODEL.NUM_CLASSES=3",
-    "fractals": "DATA.DATASET=fractals DATA.SYNTHETIC_SIZE=28 MODEL.NUM_CLASSES=3",
     # Images with the values of their files
     "native_pixels": f"{NATIVE} DATA.DATA_PATH=pixels DATA.CACHE=disk TRAIN.COLOR_JITTER=0.3 TRAIN.RANDOM_ERASE_PROB=0.5"
     f" DATA.TRAIN_CROP=simple {MIXES}",

@@ -216,7 +216,7 @@ def change_settings(folder: Path, before: str, after: str) -> None:
 
 @pytest.mark.slow
 def test_run_on_computed_images_chooses_like_pretrained_weights(new_digits):
-    change_settings(new_digits, "DATASET: digits", "DATASET: fractals")
+    change_settings(new_digits, "DATASET: digits", "DATASET: synthetic")
     typed(SCRIPT, "run", "-next", 3, "photos").done()
     assert [row["guess"] for row in rows_of("run/next/next.csv")] == ["", "", ""]
 

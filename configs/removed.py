@@ -16,12 +16,12 @@ class Removed(NamedTuple):
 
 # {full key: the removed setting}. None of them affected the result of a run, so runs that have them can be resumed.
 REMOVED: dict[str, Removed] = {
-    "PRECISION.EXPLAIN": Removed("false", "see the types of each module with scripts/doctor.py"),
+    "PRECISION.EXPLAIN": Removed("false", "see the types of each module with halfstep doctor"),
     "STRANGERS": Removed(None),  # every run with CALIBRATE now has statistics for -unknown
 }
 REMOVED_FLAGS: dict[str, str] = {  # {flag: what to do instead}
-    "-explain_precision": "see the types of each module with scripts/doctor.py",
-    "-part_size": "embed.py writes one file, which -output names",
+    "-explain_precision": "see the types of each module with halfstep doctor",
+    "-part_size": "halfstep embed writes one file, which -output names",
     "-undo": "-apply moves no file any more, so there is nothing to undo; for corrections that release 1.1.0 applied, use "
     "that release",
     "-yes": "-apply changes no file of the data, so it does not ask; leave the flag out",

@@ -12,6 +12,7 @@ from configs.schema import Config, Data, Model
 from models.kwargs import check_kwargs, refuse_unknown
 from models.timm_models import build_timm
 from models.vit import architecture_of, check_patches, sincos2d
+from utils.commands import page
 from utils.errors import ConfigError
 from utils.torch_internals import import_timm
 
@@ -113,7 +114,7 @@ def _refusal(config: Config) -> ConfigError:
     return ConfigError(
         f"MODEL.NAME: {config.MODEL.NAME} cannot take images at their own aspect ratio (DATA.TOKENS is "
         f"{config.DATA.TOKENS}); choose another model, for example naflexvit_base_patch16_gap or vit_small_patch16_224 "
-        "(docs/native-aspect.md lists the models), or set DATA.TOKENS=null"
+        f"({page('docs/native-aspect.md')} lists the models), or set DATA.TOKENS=null"
     )
 
 

@@ -70,12 +70,10 @@ def make_report(folder: Path, real: Path) -> None:
         shutil.copytree(real / "stamps" / part, folder / name)
     weights = shutil.copy(real / "lite0.safetensors", folder / "lite0.safetensors").name
     size = ["-image_size", "128", "-epochs", "10", "-opts", "MODEL.NAME=tf_efficientnet_lite0"]
-    output = run_in_terminal(folder, "main_single_gpu.py", "-pretrained", weights, "-data_path", "photos", *size)
+    output = run_in_terminal(folder, "train", "-pretrained", weights, "-data_path", "photos", *size)
     (page,) = folder.glob("output/*/report.html")
-    output += run_in_terminal(folder, "scripts/predict.py", "latest", "new_photos")
-    output += run_in_terminal(
-        folder, "main_single_gpu.py", "-eval", "-pretrained", "latest", "-data_path", "new_photos"
-    )
+    output += run_in_terminal(folder, "predict", "latest", "new_photos")
+    output += run_in_terminal(folder, "evaluate", "latest", "-data_path", "new_photos")
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars"]
     flags += [f"--user-data-dir={folder / 'browser'}", f"--window-size={WINDOW[0]},{WINDOW[1]}"]
     subprocess.run(
@@ -87,16 +85,16 @@ def make_report(folder: Path, real: Path) -> None:
     print("\n".join(line for line in output if re.match(shown, line)))
 
 
-def run_in_terminal(folder: Path, program: str, *words: str) -> list[str]:
-    """Return the lines that a program of ours prints on a terminal, without the progress bars."""
-    ours, theirs = pty.openpty()
-    command = [sys.executable, str(ROOT / program), *words]
-    environment = os.environ | {"COLUMNS": "200", "NO_COLOR": "1", "HALFSTEP_TYPED": "halfstep"}
-    process = subprocess.Popen(command, cwd=folder, stdout=theirs, stderr=theirs, env=environment)
-    os.close(theirs)
+def run_in_terminal(folder: Path, *words: str) -> list[str]:
+    """Return the lines that a command of halfstep prints on a terminal, without the progress bars."""
+    terminal, output = pty.openpty()
+    command = [sys.executable, str(ROOT / "halfstep/__main__.py"), *words]
+    environment = os.environ | {"COLUMNS": "200", "NO_COLOR": "1"}
+    process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, env=environment)
+    os.close(output)
     printed = b""
     try:
-        while part := os.read(ours, 65536):
+        while part := os.read(terminal, 65536):
             printed += part
     except OSError:  # how Linux reports that the other side has closed the terminal
         pass

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.slow
 def test_doctor_replays_saved_batch_of_a_stopped_run(start, tmp_path):
     options = "AMP=true PRECISION.DTYPE=float16 PRECISION.MAX_CONSECUTIVE_SKIPS=2 TRAIN.BASE_LR=1000"
     stopped = start(tmp_path / "o", *options.split(), "DATA.TRAIN_TOKENS=[12]", "TRAIN.RANDOM_ERASE_PROB=0.5")
-    assert stopped.returncode == 3 and "scripts/doctor.py" in stopped.stdout, stopped.printed
+    assert stopped.returncode == 3 and "halfstep doctor" in stopped.stdout, stopped.printed
     saved = run_folder(tmp_path / "o")
     said = typed("scripts/doctor.py", saved).done().stdout
     assert_names(said, "process 0: 8 images", "first: embeds.proj")

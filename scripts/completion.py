@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that the s
 from utils.program import exit_code  # isort: skip
 from scripts.command_line import Parser
 
+FOLDER = Path(__file__).with_name("completions")
+WORDS = FOLDER / "words"  # the program that finds the words, for all shells
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -20,7 +22,7 @@ def main(argv: list[str]) -> int:
     parser = Parser(__doc__, "completion")
     parser.add_argument("shell", choices=SHELLS, help="your shell")
     shell = parser.parse_args(argv).shell
-    print(Path(__file__).with_name("completions").joinpath(f"halfstep.{shell}").read_text(encoding="utf-8"), end="")
+    print((FOLDER / f"halfstep.{shell}").read_text().replace("PROGRAM", WORDS.read_text()), end="")
     return 0
 
 

@@ -1,7 +1,6 @@
 """The files of scripts/completions: they are current, the words after Tab, and what bash does with the words."""
 
 import re
-import shlex
 import subprocess
 
 import pytest
@@ -12,8 +11,8 @@ from configs.tables import METRICS, SOURCES
 from configs.values import ALL_SETTINGS
 from configs.yaml_files import shipped_files
 from halfstep.__main__ import COMMANDS
-from scripts.completion import SHELLS
-from scripts.maintenance.make_completion import CODE, FOLDER, content, program
+from scripts.completion import SHELLS, WORDS
+from scripts.maintenance.make_completion import with_tables
 from scripts.models import FIRST
 from tests.support.runs import typed
 from utils.runs import is_run_folder
@@ -21,7 +20,6 @@ from utils.runs import is_run_folder
 RUN = "output/train-20260102-03-04-05"
 # Names that would do harm, or break a word, in a shell that evaluates them.
 NAMES = ["two words.pth", "it's.pth", 'a"quote.pth', "$(touch done).pth", "`touch done`.pth", "x;touch done", "-x.pth"]
-PROGRAM = program()  # what the file of each shell passes to sh
 
 
 @pytest.fixture
@@ -36,16 +34,20 @@ def here(tmp_path, monkeypatch):
     return folder
 
 
+def test_tables_are_those_of_the_parsers():
+    text = WORDS.read_text()
+    assert text == with_tables(text), "run python scripts/maintenance/make_completion.py"
+
+
 @pytest.mark.parametrize("shell", SHELLS)
-def test_file_of_a_shell_is_current_and_printed(shell):
-    text = (FOLDER / f"halfstep.{shell}").read_text(encoding="utf-8")
-    assert text == content(shell), "run python scripts/maintenance/make_completion.py"
-    assert typed("scripts/completion.py", shell).done().stdout == text
+def test_printed_code_quotes_the_program_of_the_words(shell):
+    program, code = WORDS.read_text(), typed("scripts/completion.py", shell).done().stdout
+    assert f"'{program}'" in code and "'" not in program and "\\\\" not in program
 
 
 def words(typed_words: list[str]) -> list[str]:
     """Return the words that can be the last typed word."""
-    done = subprocess.run(["sh", "-c", PROGRAM, "halfstep", *typed_words], stdout=subprocess.PIPE, timeout=60)
+    done = subprocess.run(["sh", "-c", WORDS.read_text(), "halfstep", *typed_words], stdout=subprocess.PIPE, timeout=60)
     return done.stdout.decode(errors="surrogateescape").splitlines()
 
 
@@ -83,7 +85,7 @@ def test_commands_and_flags_of_the_program_complete_its_first_word():
         ("resume ", {"latest", RUN}),
         ("train -resume ", {"latest", "auto", RUN}),
         ("compare latest o", {RUN}),
-        ("completion ", {*CODE}),
+        ("completion ", {*SHELLS}),
         ("predict $", {"$(touch done).pth"}),
     ],
 )
@@ -135,11 +137,11 @@ def printed(*command):
 
 def completed(here, line):
     """Return the words that bash inserts for a line, of which the function gets what interactive bash gives it."""
-    typed = re.findall(r"[=:]|(?:\\.|[^\s=:])+", line) + ([""] if line.endswith(" ") else [])
-    code = f"source {shlex.quote(str(FOLDER / 'halfstep.bash'))}\n"
+    line_words = re.findall(r"[=:]|(?:\\.|[^\s=:])+", line) + ([""] if line.endswith(" ") else [])
+    code = typed("scripts/completion.py", "bash").done().stdout
     code += 'COMP_LINE=$1 COMP_POINT=${#1}; shift; COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)); _halfstep\n'
     code += "complete -p halfstep; printf '%s\\n' \"${COMPREPLY[@]}\""
-    first, *found = printed("bash", "--norc", "-c", code, "bash", line, *typed).splitlines()
+    first, *found = printed("bash", "--norc", "-c", code, "bash", line, *line_words).splitlines()
     assert first == "complete -o default -F _halfstep halfstep" and not (here / "done").exists()
     return [each for each in found if each]
 

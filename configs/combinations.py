@@ -11,6 +11,7 @@ from configs.removed import REMOVED
 from configs.schema import AUTO, Config
 from configs.tables import METRICS, SOURCES, TASKS, names_with
 from configs.values import SETTINGS, to_text
+from utils.commands import page
 from utils.errors import ConfigError
 from utils.text import is_url, problem_of
 
@@ -117,8 +118,8 @@ REFUSED: tuple[tuple[Callable[[Config, Origins], Any], str], ...] = (
     # Values from the command line that would have no effect.
     (
         lambda c, o: is_typed("DATA.DATA_PATH", o) and c.DATA.DATASET in WITHOUT_FILES,
-        "{DATA.DATA_PATH} is not read by {DATA.DATASET} which reads no files; add -dataset imagefolder (docs/data.md lists "
-        "all data sets)",
+        "{DATA.DATA_PATH} is not read by {DATA.DATASET} which reads no files; add -dataset imagefolder "
+        f"({page('docs/data.md')} lists all data sets)",
     ),
     (
         lambda c, o: c.MODEL.TYPE == "vit" and o["MODEL.NAME"] == "-opts" != o["MODEL.TYPE"],

@@ -18,7 +18,7 @@ class Removed(NamedTuple):
 WITHOUT_LABELS = "start from weights that LightlyTrain or timm wrote (-pretrained)"
 # {full key: the removed setting}
 REMOVED: dict[str, Removed] = {
-    "PRECISION.EXPLAIN": Removed("false", "see the types of each module with scripts/doctor.py", "2.0.0"),
+    "PRECISION.EXPLAIN": Removed("false", "see the types of each module with halfstep doctor", "2.0.0"),
     "DATA.LABELLED_PATH": Removed("none", WITHOUT_LABELS),
     "DATA.TOKENS": Removed("none", "set DATA.IMAGE_SIZE, because images are resized to squares"),
     "DATA.TRAIN_TOKENS": Removed("[]", "set TRAIN.SIZE_SCHEDULE to train with images of several sizes"),
@@ -40,8 +40,8 @@ REMOVED_VALUES: dict[str, dict[str, str]] = {
     },
 }
 REMOVED_FLAGS: dict[str, str] = {  # {flag: what to do instead}
-    "-explain_precision": "see the types of each module with scripts/doctor.py",
-    "-part_size": "embed.py writes one file, which -output names",
+    "-explain_precision": "see the types of each module with halfstep doctor",
+    "-part_size": "halfstep embed writes one file, which -output names",
     "-undo": "-apply moves no file any more, so there is nothing to undo; for corrections that release 1.1.0 applied, use "
     "that release",
     "-yes": "-apply changes no file of the data, so it does not ask; leave the flag out",

@@ -663,7 +663,7 @@ class Config:
     REPORT: bool = setting(True, role=RECORD, help=
         "Draw predictions (confusion.png, mistakes.png, correct.png) and a training batch (train_batch.png), and write report.html; tables with the same data are always written.")
     CALIBRATE: bool = setting(True, role=RECORD, help=
-        "Fit a temperature to the validation images and store it in best.pth, so that probabilities of predict.py say how often the model is right; for numbers, the widths of their intervals. With PRETRAINED, also statistics that recognise photos unlike these images. The weights do not change.")
+        "Fit a temperature to the validation images and store it in best.pth, so that probabilities of halfstep predict say how often the model is right; for numbers, the widths of their intervals. With PRETRAINED, also statistics that recognise photos unlike these images. The weights do not change.")
     TRACK: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = setting(("tensorboard",), role=RECORD, help=
         "Trackers that show the run: tensorboard (files in the run folder), wandb (Weights & Biases), mlflow; empty: none. See docs/tracking.md.")
 
@@ -679,7 +679,7 @@ class Config:
 
     @property
     def learns_strangers(self) -> bool:
-        """Whether the evaluations of a new best epoch measure statistics for predict.py -unknown."""
+        """Whether the evaluations of a new best epoch measure statistics for halfstep predict -unknown."""
         return self.CALIBRATE and self.MODEL.PRETRAINED is not None and not self.task.has_several_classes
 
     @property

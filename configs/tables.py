@@ -9,6 +9,8 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from utils.commands import page
+
 
 def import_named(folder: str, where: str) -> Any:
     """Import the class or function that a row names. `folder`: the package of the file, such as engine.train."""
@@ -147,7 +149,7 @@ class MetricRow(NamedTuple):
 
 
 NEEDS_LABELS = "needs images with several labels; set DATA.LABEL_SEPARATOR or DATA.COLUMNS"
-NEEDS_NUMBERS = "measures numbers; set TRAIN.OBJECTIVE=numbers (docs/numbers.md), or choose another metric"
+NEEDS_NUMBERS = f"measures numbers; set TRAIN.OBJECTIVE=numbers ({page('docs/numbers.md')}), or choose another metric"
 OF_LABELS = "micro_f1 and map are for data with several labels per image; map is the default for such data."
 OF_NUMBERS = "mae (the default), rmse, r2 and spearman are for OBJECTIVE numbers."
 # {value of TRAIN.BEST_METRIC in configs/schema.py: its row}
@@ -187,7 +189,7 @@ class TaskRow(NamedTuple):
     refusals: str = ""  # file and name in configs/ of the settings that contradict the task or have no effect with it
     measured: str = ""  # file and function in datasets/ that measures the training targets before a run
     errors: str = ""  # for numbers: file and function in engine/tasks/ of their errors
-    # Flags of scripts/predict.py that need one class per image, and why the model has none.
+    # Flags of halfstep predict that need one class per image, and why the model has none.
     not_predicted: tuple[str, ...] = ()
     why_not_predicted: str = ""
 

@@ -1,4 +1,4 @@
-"""Computes outputs without gradients outside of a run: for -eval, predict.py and embed.py."""
+"""Computes outputs without gradients outside of a run: for halfstep evaluate, predict and embed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ Compute = Callable[[nn.Module, Tensor], Tensor | tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class PlacingInference(Inference):
-    """An inference with models that it places on the device itself, as -eval, predict.py and embed.py do."""
+    """An inference with models that it places on the device itself, as evaluate, predict and embed do."""
 
     transforms: ModelTransforms
 

@@ -1,4 +1,4 @@
-"""Sweeps, for scripts/sweep.py: the plan of a sweep (sweep.json in its folder), its trials and its results."""
+"""Sweeps, for halfstep sweep: the plan of a sweep (sweep.json in its folder), its trials and its results."""
 
 import contextlib
 import itertools
@@ -145,7 +145,8 @@ class Sweep:
                 raise ConfigError(f"{flag}: a sweep only trains, and resumes its own trials; leave {flag} out")
         if chooses(loaded.config.MODEL.PRETRAINED):
             raise ConfigError(
-                "MODEL.PRETRAINED: the images would choose again for each trial; choose once with scripts/models.py, and name the weights"
+                "MODEL.PRETRAINED: the images would choose again for each trial; choose once with halfstep models, "
+                "and name the weights"
             )
         return loaded
 
@@ -179,7 +180,7 @@ class Sweep:
 
     def command_of_point(self, point: Mapping[str, str]) -> str:
         """Return the command that trains with these settings outside the sweep."""
-        return command(self.program, *self.words(Trial(0, 0, point)))
+        return command("train", *self.words(Trial(0, 0, point)))
 
     def save(self, folder: Path) -> None:
         with naming_output(folder):

@@ -31,6 +31,7 @@ from datasets.sources.images import FileImages, is_within, natural
 from datasets.targets.by_label import ByName
 from datasets.targets.one_class import OneClass
 from datasets.types import ImageSet, SavedData
+from utils.commands import page, pip
 from utils.errors import ConfigError, DataError
 from utils.runs import has_files_of_run, is_run_folder
 from utils.text import first_of, warning
@@ -335,8 +336,8 @@ def describe_left_out(root: Path, left_out: Counter) -> list[str]:
         return []
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(left_out.items()))
     is_heif = any(READ_BY.get(ending) == "pillow_heif" for ending in left_out)
-    hint = "; pip install pillow-heif reads HEIC" if is_heif else ""
-    hint += hint_of_formats(left_out, " (docs/pixels.md)")
+    hint = f"; {pip('install')} pillow-heif reads HEIC" if is_heif else ""
+    hint += hint_of_formats(left_out, f" ({page('docs/pixels.md')})")
     line = f"{root}: left out: {reasons}{hint}"
     return [line if all(reason in NO_IMAGES for reason in left_out) else warning(line)]
 

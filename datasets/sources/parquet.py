@@ -35,6 +35,7 @@ from datasets.targets.by_label import ByName
 from datasets.targets.labels import USUAL_COLUMNS, OneLabel, ParquetColumns, is_text, reading_of
 from datasets.targets.numbering import ByList
 from datasets.types import ImageSet
+from utils.commands import pip
 from utils.errors import DataError, needing, not_a_file
 from utils.log import shown
 from utils.text import counted, warning
@@ -64,7 +65,7 @@ def pyarrow_parquet() -> ModuleType:
         import pyarrow.parquet
     if int(pyarrow.__version__.partition(".")[0]) < SAFE_VERSION:
         raise DataError(
-            f"DATA.DATASET: pyarrow {pyarrow.__version__} may execute code from a file; pip install -U pyarrow"
+            f"DATA.DATASET: pyarrow {pyarrow.__version__} may execute code from a file; {pip('install')} -U pyarrow"
         )
     return pyarrow.parquet
 
@@ -140,7 +141,7 @@ def _warn_of_sorted_rows(train: "ParquetImages") -> list[str]:
     return [
         warning(
             f"the rows are sorted by class, and shuffling moves a row by at most {train.reach:,} places within "
-            "its row group, so a batch has few classes; scripts/make_shards.py makes shards that are better mixed"
+            "its row group, so a batch has few classes; halfstep make-shards makes shards that are better mixed"
         )
     ]
 

@@ -18,6 +18,7 @@ from datasets.types import ImageReadError, ImageSet
 from engine.evaluation.scores import FEW, interval_of
 from engine.quick_checks import OK, WARN, WRONG, Finding
 from engine.tasks import find_task
+from utils.commands import page
 from utils.text import WARNING, counted, first_of, plural
 
 LINE_EACH = ",\n"
@@ -224,7 +225,7 @@ def check_duplicates(config: Config, scans: Sequence[ScanResult], contents: Imag
         how = "is also a training image" if len(paths) == 1 else "are also training images"
         texts.append(
             f"{share} {how}:\n{first_of(paths, LINE_EACH)}\n"
-            "-> remove them from one of the two sets (docs/data.md): they make the scores look too good"
+            f"-> remove them from one of the two sets ({page('docs/data.md')}): they make the scores look too good"
         )
     if paths := clashes[True]:
         are = "is" if len(paths) == 1 else "are"
@@ -236,8 +237,8 @@ def check_duplicates(config: Config, scans: Sequence[ScanResult], contents: Imag
     repeats = sum(each.num_repeated for each in copies)
     repeated = [f"training images with the pixels of another training image: {repeats:,}"] if repeats else []
     if texts:
-        remedy = "scripts/labels.py lists all in labels.csv and shows them in labels.png"
-        if config.task.has_several_classes:  # labels.py judges one label per image
+        remedy = "halfstep labels lists all in labels.csv and shows them in labels.png"
+        if config.task.has_several_classes:  # halfstep labels judges one label per image
             remedy = ""
         return Finding("duplicates", "\n".join([*texts, *repeated]), WARN, remedy)
     if train is None:

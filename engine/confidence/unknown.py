@@ -1,4 +1,4 @@
-"""The confidence below which predict.py -unknown gives no answer."""
+"""The confidence below which halfstep predict -unknown gives no answer."""
 
 import math
 from collections.abc import Callable

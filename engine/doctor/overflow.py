@@ -1,4 +1,4 @@
-"""Saves the update of a run that overflowed, replays it in the run or for scripts/doctor.py, and writes doctor.yaml."""
+"""Saves the update of a run that overflowed, replays it in the run or for halfstep doctor, and writes doctor.yaml."""
 
 import contextlib
 import copy
@@ -45,7 +45,7 @@ from utils.text import counted
 
 OVERFLOW_FILE = "overflow-batch.pth"
 DOCTOR_FILE = "doctor.yaml"  # the settings that prevent the overflow
-PRESCRIPTION = Kind("a file of scripts/doctor.py", (b"BASE: config.yaml\nPRECISION:", b"PRECISION:"))
+PRESCRIPTION = Kind("a file of halfstep doctor", (b"BASE: config.yaml\nPRECISION:", b"PRECISION:"))
 
 
 @dataclass
@@ -77,7 +77,7 @@ def save_overflow(folder: Path, update: Batches) -> str:
     name = OVERFLOW_FILE if update.rank == 0 else f"overflow-batch-{update.rank}.pth"
     with replacing(folder / name) as file:
         torch.save(content | (update.state if update.rank == 0 else {}), file)
-    return f"to see where it breaks: {command('scripts/doctor.py', folder)}"
+    return f"to see where it breaks: {command('doctor', folder)}"
 
 
 def read_overflow(path: Path) -> Batches:
@@ -187,11 +187,11 @@ def examine(config: Config, folder: Path, log: Log, update: Batches, trainer: Tr
     return f"{finding}; try {' or '.join(remedies or ['a lower TRAIN.BASE_LR'])}"
 
 
-# --- scripts/doctor.py ---
+# --- halfstep doctor ---
 
 
 def replay_run(source: str, batch: Path | None, cfg: str | None, half: str | None) -> None:
-    """Replay an update of a run and print the findings. The arguments come from scripts/doctor.py."""
+    """Replay an update of a run and print the findings. The arguments come from halfstep doctor."""
     folder, state, batches = find_run(source, batch)
     refuse_other_kind("run", folder / DOCTOR_FILE, PRESCRIPTION, "rename it")
     config = unflatten(state["config"])
@@ -215,7 +215,7 @@ def replay_run(source: str, batch: Path | None, cfg: str | None, half: str | Non
     text = prescribe(diagnosis, config, folder) if diagnosis.first or batches else ""
     if text:
         target = folder / DOCTOR_FILE
-        print(f"\n{text}\nwritten to {target}; to train with it: {command('main_single_gpu.py', '-cfg', target)}")
+        print(f"\n{text}\nwritten to {target}; to train with it: {command('train', '-cfg', target)}")
 
 
 def find_run(source: str, batch: Path | None) -> tuple[Path, dict, list]:

@@ -144,11 +144,11 @@ class Photo(nn.Module):
     # --- photos that check a graph ---
 
     def drawn(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the pixels that predict.py would read, and the photo, of drawn photos."""
+        """Yield the pixels that halfstep predict would read, and the photo, of drawn photos."""
         return ((to_array(Image.fromarray(photo), self.pixels), photo) for photo in drawn_photos())
 
     def photo_at(self, images: ImageSet, index: int, pixels: np.ndarray) -> np.ndarray:
-        """Return an image of a set as a photo. `pixels`: what predict.py reads."""
+        """Return an image of a set as a photo. `pixels`: what halfstep predict reads."""
         with open_image(images.file(index)[1], self.pixels) as image:
             return read_photo(image, self.pixels.applies_exif)
 
@@ -219,7 +219,7 @@ def photo_of(config: Config) -> type[Photo]:
 # Height and width of drawn photos
 SHAPES = ((1, 1), (2, 300), (300, 2), (31, 47), (480, 640), (1300, 150), (150, 1300))
 MOST_CHANGED = 1e-3  # limit for the share of photos with another answer
-SHARE = 0.95  # the share of right answers above the threshold, as with `predict.py -unknown 0.95`
+SHARE = 0.95  # the share of right answers above the threshold, as with `halfstep predict -unknown 0.95`
 MOST_PHOTOS = 2000  # maximum number of validation images to compare
 
 
@@ -287,7 +287,7 @@ class PhotoSubject(Subject):
         return torch.from_numpy(max(photos, key=lambda each: min(each.shape[:2])))
 
     def _prepared(self, pixels: np.ndarray) -> Tensor:
-        """Return an image, uint8 [H, W, C], as scripts/predict.py prepares it."""
+        """Return an image, uint8 [H, W, C], as halfstep predict prepares it."""
         image = torch.empty(self.data["input_size"], dtype=self.pixels.dtype_in_batch)
         self.preparation.transform(pixels, image)
         return self.graph.normalize(image[None])
@@ -320,7 +320,7 @@ class PhotoSubject(Subject):
         return result
 
     def _compare(self, run: Callable[[Tensor], Tensor], pixels: np.ndarray, photo: np.ndarray) -> Difference:
-        """Compare the graph's results for a photo with the original's for the pixels that predict.py reads."""
+        """Compare the graph's results for a photo with the original's for the pixels that halfstep predict reads."""
         expected, results = self.graph.answer(self._prepared(pixels)), run(torch.from_numpy(photo))
         is_other_sign = False
         if self.known:

@@ -1,4 +1,4 @@
-"""Classifies images with a graph that scripts/export.py wrote (.onnx), computed by onnxruntime."""
+"""Classifies images with a graph that halfstep export wrote (.onnx), computed by onnxruntime."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +23,7 @@ from utils.errors import ConfigError, cause_of, naming_damage, needing
 from utils.torch_internals import import_timm
 
 ENDING = ".onnx"
-NEEDED = ("class_names", "data", "probabilities")  # metadata that scripts/export.py writes
+NEEDED = ("class_names", "data", "probabilities")  # metadata that halfstep export writes
 FIXED = ("-cfg", "-opts", "-image_size", "-amp")  # flags that would change the graph
 PROVIDERS = ("CUDAExecutionProvider", "CPUExecutionProvider")
 READ_AHEAD = 2  # photos
@@ -49,7 +49,7 @@ class Graph(nn.Module):
         texts = self.session.get_modelmeta().custom_metadata_map
         if missing := [key for key in NEEDED if key not in texts]:
             raise ConfigError(
-                f"{path}: its metadata lacks {', '.join(missing)}; only files of scripts/export.py say what their inputs "
+                f"{path}: its metadata lacks {', '.join(missing)}; only files of halfstep export say what their inputs "
                 "and outputs mean"
             )
         with naming_damage(path):

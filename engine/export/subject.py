@@ -19,7 +19,7 @@ from models.weights.record import CALIBRATION, KNOWN, preprocessing_of
 from utils.errors import ConfigError
 
 KEPT = ("arch", "epoch", "halfstep_version", "exif", CALIBRATION)  # parts of the record that a graph file keeps
-NO_FEATURES = {"reason": "only a graph of export.py -photo has them"}
+NO_FEATURES = {"reason": "only a graph of halfstep export -photo has them"}
 BOUND = 1e-4  # the largest difference allowed, times max(1, largest logit); reordered float32 sums differ by less
 BATCHES = (1, 8)
 

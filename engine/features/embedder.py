@@ -43,7 +43,7 @@ class Photos(Sequence):
         return len(self.paths)
 
     def __getitem__(self, index: int) -> str:
-        """Return the path of a photo as scripts/predict.py prints it."""
+        """Return the path of a photo as halfstep predict prints it."""
         return os.path.normpath(os.path.join(self.folder, self.paths[index]))
 
     def for_model(self, pixels: Pixels, report: Callable[[str], None]) -> "Photos":

@@ -71,7 +71,7 @@ def keep_start(saves: Saves, train: ImageFeatures, eval_data: EvalData, bad_imag
         trainer.process.first(lambda: save_features(saves.session, (plan.train_set, plan.eval_set), (train, val)))
         judged.append(val)
     if text := trainer.process.first(lambda: describe_doubts(judged, plan.num_classes)):
-        saves.log.say(f"labels: {text}; after the run: {command('scripts/labels.py', saves.folder)}")
+        saves.log.say(f"labels: {text}; after the run: {command('labels', saves.folder)}")
     if scores:
         model = "classifier" if plan.config.task.has_classes else "model"
         note_start(saves, scores, seconds, f", by a linear {model} of the pretrained features")

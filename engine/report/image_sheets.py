@@ -32,7 +32,7 @@ FRAME = (255, 128, 0)  # the colour of the frame around the part of an image tha
 
 
 def calibrated(results: ClassResults, temperature: float | list[float] | None, process: Process) -> ClassResults:
-    """Return the results with the probabilities that predict.py prints. Collective."""
+    """Return the results with the probabilities that halfstep predict prints. Collective."""
     if not temperature or results.local.scores is None:
         return results
     return results.local.scaled(torch.tensor(temperature)).gather(process)

@@ -175,7 +175,7 @@ class PerImage:
         self._rows.append(torch.cat((numbers.float(), logits.softmax(1).gather(1, numbers).float()), 1))
 
     def scaled(self, temperature: Tensor) -> "PerImage":
-        """Return the results with the logits divided by the temperature, as predict.py divides them."""
+        """Return the results with the logits divided by the temperature, as halfstep predict divides them."""
         divided, (logits, targets) = type(self)(), map(torch.from_numpy, self.scores.on_host())
         divided.indices, divided.counts = self.indices, self.counts
         # The scored predictions, not a new argmax: logits in half precision can be equal, and devices break ties differently.

@@ -42,7 +42,7 @@ from utils.log import Log
 from utils.text import counted, plural
 
 PER_OUTPUT, PER_OUTPUT_KEY = "per_output.csv", "per_output"
-SHARE = 0.9  # of the images whose numbers lie in the intervals of predict.py
+SHARE = 0.9  # of the images whose numbers lie in the intervals of halfstep predict
 FEW_GROUPS = 10  # with fewer, the intervals of single splits had 78 to 100% (BENCHMARKS.md, "Numbers")
 
 

@@ -21,7 +21,7 @@ class Task:
 
     check = "images.check_classes"  # in engine/check/: makes the row about the targets
     labelling = "labels.JudgedLabels"  # in engine/labelling/: finds doubtful targets
-    why_no_shards = why_not_applied = ""  # why make_shards.py or labels.py -apply cannot write them
+    why_no_shards = why_not_applied = ""  # why halfstep make-shards or halfstep labels -apply cannot write them
 
     def __init__(self, config: Config):
         self.config = config

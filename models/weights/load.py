@@ -302,8 +302,8 @@ def load_exactly(model: nn.Module, state: dict[str, Tensor], path: Path) -> None
     """Load weights that fit the model exactly. Nothing is resized, dropped or left random."""
     if model.num_classes and not any(f"{path}.weight" in state for path in output_layers(model)):
         raise ConfigError(
-            f"{path}: these weights have no classifier; fine-tune them with labelled "
-            "images (-pretrained), or compare images with scripts/embed.py"
+            f"{path}: these weights have no classifier; fine-tune them with labelled images (-pretrained), or compare "
+            "images with halfstep embed"
         )
     check_exactly(model, state, path)
     with naming_damage(path):

@@ -8,7 +8,7 @@ from configs.schema import OF_PIXELS as CONDITION
 from configs.schema import Data
 
 CALIBRATION = "calibration"  # the key of the temperature, in a checkpoint and in the metadata of an export
-KNOWN = "known"  # the key, in a calibration, of the statistics of the validation images for predict.py -unknown
+KNOWN = "known"  # the key, in a calibration, of the statistics of the validation images for halfstep predict -unknown
 _OTHERS = (field.name for field in fields(Data) if field.metadata.get("only") is CONDITION)
 # {setting of DATA for images with the values of their files: its name in the preprocessing}
 OF_PIXELS = {name: name.lower() for name in ("PIXELS", *_OTHERS)}

@@ -62,7 +62,7 @@ def test_error_for_removed_script_flag_names_its_replacement(monkeypatch):
 
 def test_explain_precision_is_refused_unless_it_is_false():
     ended = typed("main_single_gpu.py", "-explain_precision")
-    assert ended.returncode == 2 and "doctor.py" in ended.stderr
+    assert ended.returncode == 2 and "halfstep doctor" in ended.stderr
     with pytest.raises(ConfigError, match=r"PRECISION\.EXPLAIN"):
         load_text("PRECISION: {EXPLAIN: true}")
     assert load_text("PRECISION: {EXPLAIN: false}").config == load_text("").config

@@ -1,4 +1,4 @@
-"""scripts/compare.py: groups over seeds compared with numpy's values, the limits of noise, and refused input."""
+"""halfstep compare: groups over seeds compared with numpy's values, the limits of noise, and refused input."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""scripts/sweep.py: started runs, killed and failed trials, and input that is refused before any run starts."""
+"""halfstep sweep: started runs, killed and failed trials, and input that is refused before any run starts."""
 
 import json
 import os

@@ -23,7 +23,7 @@ DATA = replace(Data(), IMAGE_SIZE=32, CROP_PCT=0.875)
 
 
 def both(photo: np.ndarray, data: Data) -> tuple[np.ndarray, np.ndarray]:
-    """Return the pixels of predict.py and of the graph."""
+    """Return the pixels of halfstep predict and of the graph."""
     expected = torch.empty((data.IMAGE_CHANNELS, data.IMAGE_SIZE, data.IMAGE_SIZE), dtype=torch.uint8)
     EvalTransform(data)(to_array(Image.fromarray(photo), pixels_of(data)), expected)
     with torch.compiler.set_stance("force_eager"):  # torch.cond would be compiled for each size of a photo

@@ -1,4 +1,4 @@
-"""labels.py -next: the photos that it chooses to label, its files, and the mistakes that it refuses."""
+"""halfstep labels -next: the photos that it chooses to label, its files, and the mistakes that it refuses."""
 
 import json
 import os

@@ -120,7 +120,7 @@ class Precision:
 
     def load_state_dict(self, state: dict) -> None:
         """Load the loss scale, unless the half type has changed. A new type starts with its own scale."""
-        if state.get("dtype", str(self.half)) == str(self.half):
+        if state["dtype"] == str(self.half):
             self.scaler.load_state_dict({name: value for name, value in state.items() if name != "dtype"})
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from configs.schema import Train
 from datasets import TrainData
 from engine.train.optimizers import optimizer_bytes
-from models.weights.record import CALIBRATION, KEPT
+from models.weights.record import CALIBRATION, KEPT, VERSION_KEY
 from models.weights.sharded import FOLDER
 from utils.errors import ConfigError, naming_damage
 from utils.files import replacing, sync, write_text
@@ -60,7 +60,7 @@ def start_of_streak(state: dict) -> int:
 
 
 def progress_in(path: Path) -> dict[str, Any]:
-    """Return the finished epochs, step, best epoch, run and parts of a checkpoint, or {} without a valid file.
+    """Return the finished epochs, step, best epoch, version, run and parts of a checkpoint, or {} without a valid file.
 
     The parts are the calibration and the scores of the images.
     """
@@ -73,7 +73,7 @@ def progress_in(path: Path) -> dict[str, Any]:
         with naming_damage(path):
             best = state.get("progress", {}).get("best", ())
             facts = {"epoch": state["epoch"] + 1, "step": state["step"], "best": [*best]}
-            facts |= {key: state[key] for key in (CALIBRATION, KEPT) if state.get(key)}
+            facts |= {key: state[key] for key in (CALIBRATION, KEPT, VERSION_KEY) if state.get(key)}
             return facts | ({"run": state["run"]} if Identity.of(state) else {})
     except ConfigError:
         return {}

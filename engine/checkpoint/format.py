@@ -18,7 +18,6 @@ from models.weights.record import CALIBRATION, KEPT, VERSION_KEY
 from models.weights.sharded import FOLDER
 from utils.errors import ConfigError, naming_damage
 from utils.files import replacing, sync, write_text
-from utils.runs import Identity
 
 BAD_BATCHES_FILE = "bad_batches.jsonl"
 PARTS_NAME = re.compile(r"step-\d+(\.\d+)?")  # the name of a folder in shards/
@@ -73,8 +72,7 @@ def progress_in(path: Path) -> dict[str, Any]:
         with naming_damage(path):
             best = state.get("progress", {}).get("best", ())
             facts = {"epoch": state["epoch"] + 1, "step": state["step"], "best": [*best]}
-            facts |= {key: state[key] for key in (CALIBRATION, KEPT, VERSION_KEY) if state.get(key)}
-            return facts | ({"run": state["run"]} if Identity.of(state) else {})
+            return facts | {key: state[key] for key in (CALIBRATION, KEPT, VERSION_KEY, "run") if state.get(key)}
     except ConfigError:
         return {}
 

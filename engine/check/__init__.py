@@ -93,7 +93,7 @@ class Table(Log):
     def conclude(self) -> int:
         """Print a last line with the numbers of errors and warnings. Return the exit code."""
         wrong, warnings = self.verdicts.count(WRONG), self.verdicts.count(WARN)
-        skipped = "checks that depend on a failed check were skipped; " * bool(wrong)
+        skipped = "checks that depend on a failed check were skipped; " if wrong else ""
         self.say(f"check: {wrong} wrong, {counted(warnings, 'warning')}; {skipped}nothing was saved")
         if self.unprinted:
             raise self.unprinted
@@ -276,11 +276,11 @@ def check_labels(plan: TrainPlan, trainer: Trainer) -> Iterator[Finding]:
 
         start_channels(trainer, plan.train_set, note=lambda line: None)
     # Unreadable images are reported in another row.
-    found = [features_of_images(images, trainer, note=lambda line: None) for images in sets]
-    count = sum(len(part.targets) for part in found)
-    if text := describe_doubts(found, plan.num_classes):
-        given = plan.inputs.loaded.arguments
-        options = given[given.index("-opts") :] if "-opts" in given else []
+    features = [features_of_images(images, trainer, note=lambda line: None) for images in sets]
+    count = sum(len(part.targets) for part in features)
+    if text := describe_doubts(features, plan.num_classes):
+        arguments = plan.inputs.loaded.arguments
+        options = arguments[arguments.index("-opts") :] if "-opts" in arguments else []
         words = (plan.config.MODEL.PRETRAINED, "-dataset", data.DATASET, "-data_path", data.DATA_PATH, *options)
         yield Finding("labels", text, WARN, f"list them: {command('scripts/labels.py', *words)}")
     elif count >= FEWEST_JUDGED:
@@ -296,12 +296,12 @@ def estimate_time(plan: TrainPlan, trainer: Trainer, startup: float) -> str:
     """
     step, forecast = trainer.step, forecast_run(plan, trainer, startup)
     times = forecast.times
-    each = f"; {times.update:.3g} s per update, {times.evaluation:.3g} s per evaluation"
+    speed = f"; {times.update:.3g} s per update, {times.evaluation:.3g} s per evaluation"
     if plan.config.TRAIN.BUDGET:
         from engine.train.budget import Allowance, Budget
 
         allowance = Allowance(plan.config.TRAIN.BUDGET, time.monotonic(), plan.inputs.saved.get("budget", {}))
         budget, schedule = Budget(step, forecast, allowance), trainer.schedule
         num_updates = schedule.num_updates if schedule.choices else budget.fitting(step)
-        return budget.describe(step, num_updates) + each
-    return forecast.describe(step, times.until_end(step, trainer.schedule.num_updates)) + each
+        return budget.describe(step, num_updates) + speed
+    return forecast.describe(step, times.until_end(step, trainer.schedule.num_updates)) + speed

@@ -218,7 +218,7 @@ def read_sweep(folder: Path) -> Sweep | None:
     try:
         facts = json.loads(read_text(folder / FILE))
         if facts.pop("version") != VERSION:
-            raise ValueError("another version of halfstep wrote it; 2.3.0 is the last version that reads sweeps of 2.x")
+            raise ValueError("another version of halfstep wrote it, and 2.3.0 is the last one that reads sweeps of 2.x")
         return Sweep(**facts)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(f"cannot read {folder / FILE} ({error}); give -output another folder") from error

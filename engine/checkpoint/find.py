@@ -97,13 +97,13 @@ def checkpoint_at(
     if resume != "auto" and (is_evaluated or not Path(resume).is_dir()):
         from models.weights.files import find_file
 
-        found = find_file(resume)
+        checkpoint = find_file(resume)
     else:
         run = Path(resume) if resume != "auto" else Path(save, name) if name else None
-        found = newest_in(run, warn, verify) if run else find_newest(save, warn, verify)
-        if run is None and (named := newer_named_run(save, found)):
+        checkpoint = newest_in(run, warn, verify) if run else find_newest(save, warn, verify)
+        if run is None and (named := newer_named_run(save, checkpoint)):
             warn(named)
-        found = weights_in(found.parent) if found and is_evaluated else found
-    if found:
-        refuse_old_run(found, progress_in(found).get(VERSION_KEY))
-    return found
+        checkpoint = weights_in(checkpoint.parent) if checkpoint and is_evaluated else checkpoint
+    if checkpoint:
+        refuse_old_run(checkpoint, progress_in(checkpoint).get(VERSION_KEY))
+    return checkpoint

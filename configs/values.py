@@ -134,10 +134,6 @@ OPTIMIZER_VALUES = {
 }
 
 
-# {setting: its value in runs that began before the setting existed}, if that is not the default
-BEFORE_ITS_TIME = {"TRAIN.BEST_EPOCH": "highest"}
-
-
 def today(saved: dict[str, Any]) -> dict[str, Any]:
     """Convert saved settings to their current form: one spelling for equal values, and nothing that was removed."""
     left = {key: value for key, value in saved.items() if not is_removed(key, value)}

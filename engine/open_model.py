@@ -17,12 +17,12 @@ from models.parts import classifier_names
 from models.weights.files import chosen_weights, find_and_read
 from models.weights.load import fit_image_size, load_exactly
 from models.weights.metadata import calibration_of, image_settings_of
-from models.weights.record import CALIBRATION, LEARNED
+from models.weights.record import CALIBRATION, LEARNED, VERSION_KEY
 from utils.errors import ConfigError, naming_damage
 from utils.text import first_of, warning
 
 NEEDED = frozenset(("config", "class_names", "data"))  # metadata that every halfstep checkpoint has
-FACTS = ("arch", "class_names", "data", "config", "split", "validation", "step", "metric", "halfstep_version", LEARNED)
+FACTS = ("arch", "class_names", "data", "config", "split", "validation", "step", "metric", VERSION_KEY, LEARNED)
 
 
 @dataclass(frozen=True)

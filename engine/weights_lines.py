@@ -69,7 +69,7 @@ def warn_of_overlap(plan: TrainPlan) -> list[str]:
 
 def has_other_validation(plan: TrainPlan) -> bool:
     """Return whether the resumed run had other validation images."""
-    changed = changed_facts(plan.inputs.saved.get(TRAINED_ON, {}), plan.facts)
+    changed = changed_facts(plan.inputs.saved[TRAINED_ON], plan.facts)
     return plan.inputs.saved["validation"] != plan.validation or any("validation" in fact for fact in changed)
 
 

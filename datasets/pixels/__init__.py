@@ -128,8 +128,8 @@ def pixels_of(data: Data) -> Pixels:
 
 
 def kind_of_pixels(settings: Mapping[str, Any]) -> type[Pixels]:
-    """Return the class of the pixels of a saved run. Runs of older versions have 8 bits."""
-    return import_named("datasets", PIXEL_KINDS[settings.get("DATA.PIXELS", "8bit")])
+    """Return the class of the pixels of a saved run."""
+    return import_named("datasets", PIXEL_KINDS[settings["DATA.PIXELS"]])
 
 
 @functools.cache

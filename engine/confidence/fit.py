@@ -66,7 +66,7 @@ def keeping_features(make_tally: MakeTally, models: list[nn.Module], trainer: Tr
     """Yield a function for tallies that keep features, if the run is calibrated and the models show them."""
     with contextlib.ExitStack() as stack:
         if CALIBRATION in trainer.parts and not why_no_features(models[0], trainer.config):
-            taps = [stack.enter_context(contextlib.closing(Tap(model, KnownScore.middle_of))) for model in models]
+            taps = [stack.enter_context(contextlib.closing(Tap(model))) for model in models]
             left = iter(taps)
             yield lambda *sizes: FeatureTally(next(left), make_tally(*sizes), sizes[-1])
         else:
@@ -78,7 +78,7 @@ def why_no_features(model: nn.Module, config: Config) -> str:
     if config.COMPILE:
         return "a compiled model (COMPILE) does not show its features"
     try:
-        Tap(model, KnownScore.middle_of).close()
+        Tap(model).close()
     except ConfigError as error:
         return str(error)
     return ""

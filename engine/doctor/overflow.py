@@ -39,7 +39,7 @@ from utils.distributed import Process, choose_device
 from utils.errors import ConfigError, cause_of
 from utils.files import Kind, refuse_other_kind, replacing, write_text
 from utils.log import Log
-from utils.runs import weights_in, without_latest
+from utils.runs import refuse_old_run, weights_in, without_latest
 from utils.seed import unchanged_random_state
 from utils.text import counted
 
@@ -220,8 +220,11 @@ def replay_run(source: str, batch: Path | None, cfg: str | None, half: str | Non
 
 def find_run(source: str, batch: Path | None) -> tuple[Path, dict, list]:
     """Find the run's folder, the checkpoint to replay with, and the saved batches (one per process), if any."""
+    from engine.record.saved_run import read_status  # local: a run that trains needs no other run's status
+
     path = Path(without_latest(source)).expanduser()
     folder = path if path.is_dir() else path.parent
+    refuse_old_run(folder, read_status(folder).get("about", {}).get("halfstep"))
     files = [batch] if batch else sorted(folder.glob("overflow-batch*.pth"))
     batches = [read_overflow(file) for file in files]
     # The weights at the overflow are newer than the last checkpoint.

@@ -61,7 +61,7 @@ def features_of(
     model: nn.Module, images: ImageSet, trainer: Trainer, tally: CountingTally, bad_images: BadImages
 ) -> TappedFeatures | None:
     """Evaluate a model with this tally. Return the features of at most 1,000 images, evenly spaced. Collective."""
-    with contextlib.closing(Tap(model, KnownScore.middle_of)) as tap:
+    with contextlib.closing(Tap(model)) as tap:
         predict(model, images, trainer, FeatureTally(tap, tally, len(images)), bad_images)
     return gather_features(tally, trainer.process)
 

@@ -145,16 +145,6 @@ def test_resume_refuses_changed_labels_of_listed_training_or_validation_images(t
         start(tmp_path / "o", *flags).refused("IMAGES", names[part])
 
 
-def test_checkpoint_without_record_of_training_images_still_resumes(tmp_path, start, flat):
-    start(tmp_path / "o", *flags_of(flat), "-epochs", "1").done()
-    (last,) = (tmp_path / "o").glob("*/last.pth")
-    state = torch.load(last, weights_only=True)
-    assert state.pop("trained_on")["training images"] == state["config"]["NUM_IMAGES"]
-    torch.save(state, last)
-    (flat / "ant/00.JPEG").rename(flat / "ant/renamed.JPEG")
-    start(tmp_path / "o", *flags_of(flat, "NUM_IMAGES")).done()
-
-
 def test_best_epoch_of_other_validation_images_is_ignored(tmp_path, start, photos):
     start(tmp_path / "o", *flags_of(photos), "-epochs", "1").done()
     for path in (photos / "val").rglob("*.JPEG"):  # different images with the same names and labels

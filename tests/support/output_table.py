@@ -47,7 +47,7 @@ FILES = {
     "runtime/ort.wasm.bundle.min.mjs": "// a runtime\n",
     "runtime/ort-wasm-simd-threaded.wasm": "binary\n",
 }
-OF_RUNS = "2.2.0"  # the version that wrote tests/data/output_runs
+OF_RUNS = "3.0.0"  # the version that wrote tests/data/output_runs
 # Parts of the output that depend on the machine, the moment or the version: {pattern: placeholder}
 VOLATILE = {
     **{

@@ -248,7 +248,7 @@ class FolderScan:
                 continue
             self.folders.append(inside)
             self.dates.append(date)
-            below = f"{inside}/"  # os.path.join would take most of the scan's time
+            below = f"{inside}/" if inside else ""  # os.path.join would take most of the scan's time
             if inside == name:
                 self._refuse_repeated(name, folders)
             if self.deep:

@@ -21,7 +21,7 @@ WEIGHTS = ROOT / "tests/data/strangers/2.1.0.pth"  # the best.pth of a run of 2.
 @pytest.fixture
 def old(here) -> Path:
     """Return the folder of a run of 2.1.0, in the folder `runs`."""
-    folder = here / "runs/train-20260102-03-04-05"
+    folder = Path("runs/train-20260102-03-04-05")
     folder.mkdir(parents=True)
     for name in ("best.pth", "last.pth"):
         shutil.copy(WEIGHTS, folder / name)

@@ -9,6 +9,7 @@ from utils.program import exit_code, exit_now, relax_gc  # isort: skip
 from configs.combinations import is_typed
 from configs.load import LoadedConfig
 from engine.settings import load_settings
+from scripts.train import has_rank, train
 from utils.errors import ConfigError
 from utils.text import warning
 
@@ -22,24 +23,6 @@ def main(arguments: list[str]) -> int:
     if (loaded.config.START.NGPUS or 1) > 1:
         refuse_several(loaded)
     return train(loaded)
-
-
-def has_rank(loaded: LoadedConfig) -> bool:
-    """Return whether the settings say which of several processes this is."""
-    start = loaded.config.START
-    return (start.URL, start.WORLD_SIZE, start.RANK) != (None, None, None)
-
-
-def train(loaded: LoadedConfig) -> int:
-    """Train, evaluate or check in this process."""
-    if loaded.config.START.CHECK:
-        from engine.check import check
-
-        return check(loaded)
-    from engine.run import run  # imported after the check of the settings, because importing torch takes seconds
-    from utils.distributed import Process
-
-    return run(loaded, Process.start(loaded.config.DEVICE))
 
 
 def refuse_several(loaded: LoadedConfig) -> None:

@@ -24,8 +24,9 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, description: str = "", command: str | None = None, **options):
         """`command`: the name of the command of halfstep, such as predict, or None for the name of the file."""
         form = argparse.RawDescriptionHelpFormatter
-        name = f"halfstep {command}" if command else None
-        super().__init__(name, description=description, formatter_class=form, allow_abbrev=False, **options)
+        if command:
+            options["prog"] = f"halfstep {command}"
+        super().__init__(description=description, formatter_class=form, allow_abbrev=False, **options)
         self.register("type", Path, local_path)
 
     def parse_known_args(self, args: Sequence[str], namespace: argparse.Namespace | None = None):

@@ -114,8 +114,8 @@ def build_trainer(plan: StepPlan, model: nn.Module, data: TrainData, log: Log) -
     if config.COMPILE:
         from models.compilation import compile_model
 
-        for each in [compute_model, ema.model] if ema else [compute_model]:  # the EMA shares the compiled graphs
-            compile_model(each, config)
+        for compiled in [compute_model, ema.model] if ema else [compute_model]:  # the EMA shares the compiled graphs
+            compile_model(compiled, config)
     accumulates = data.order.num_micro_batches(0) > 1
     if accumulates and config.COMPILE in CUDA_GRAPH_MODES:
         raise ConfigError(

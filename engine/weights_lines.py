@@ -128,7 +128,7 @@ def _compare_with_timm(plan: Plan, here: dict[str, Any]) -> list[str]:
     if of_weights.get("DATA.IMAGE_CHANNELS") != here["DATA.IMAGE_CHANNELS"]:
         return []
     of_weights = {
-        key: each for key, each in of_weights.items() if origins[key] == "default" and key != "DATA.IMAGE_SIZE"
+        key: value for key, value in of_weights.items() if origins[key] == "default" and key != "DATA.IMAGE_SIZE"
     }
     options = _options_to_follow(of_weights, here)
     line = f"timm prepares images differently for {plan.config.MODEL.NAME}; to do the same, add {options}"

@@ -36,14 +36,14 @@ def changed_images(state: dict, path: Path, facts: Mapping[str, Any], train: Ima
     `facts` are the facts of the current data. The key is NUM_IMAGES if images were only added, or if only the number of
     images is known to differ.
     """
-    found = changed_facts(state[TRAINED_ON], facts)
-    if not found or CLASSES in found:  # the user has allowed renamed classes, so images have new paths
+    changes = changed_facts(state[TRAINED_ON], facts)
+    if not changes or CLASSES in changes:  # the user has allowed renamed classes, so images have new paths
         return {}
     words, is_only_added = describe_changed_images(path.with_name("split.csv"), train, val)
     if words:
         return {"NUM_IMAGES" if is_only_added else "IMAGES": ", ".join(words)}
     lines: dict[str, list[str]] = {}
-    for what, values in found.items():
+    for what, values in changes.items():
         lines.setdefault("NUM_IMAGES" if what in NUMBERS else "IMAGES", []).append(f"{what}: {values}")
     return {key: ", ".join(each) for key, each in lines.items()}
 

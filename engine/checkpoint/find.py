@@ -30,13 +30,13 @@ def find_newest(save: str, warn: Callable[[str], None], verify: bool = True) -> 
     return next((found for run in runs if (found := newest_in(run, warn, verify))), None)
 
 
-def newer_named_run(save: str, found: Path | None) -> str:
+def newer_named_run(save: str, checkpoint: Path | None) -> str:
     """Return how to continue the newest unfinished run that -resume auto leaves out because of its -name, or ''.
 
-    `found`: the checkpoint that -resume auto continues from. Older runs than this one do not count.
+    `checkpoint`: the one that -resume auto continues from. Older runs than this one do not count.
     """
     for run in newest_first(file.parent for file in Path(save).glob("*/config.yaml") if weights_in(file.parent)):
-        if found and run == found.parent:
+        if checkpoint and run == checkpoint.parent:
             break
         is_done = status_in(run).get("state") == "done"
         if not (DATED.fullmatch(run.name) or is_done or is_locked(run)):
@@ -99,7 +99,9 @@ def checkpoint_at(
 
         checkpoint = find_file(resume)
     else:
-        run = Path(resume) if resume != "auto" else Path(save, name) if name else None
+        run = Path(save, name) if name else None
+        if resume != "auto":
+            run = Path(resume)
         checkpoint = newest_in(run, warn, verify) if run else find_newest(save, warn, verify)
         if run is None and (named := newer_named_run(save, checkpoint)):
             warn(named)

@@ -114,19 +114,19 @@ def remove_unused_parts(folder: Path) -> None:
         named = {(folder / name).parent for path in folder.glob("*.pth") for name in named_shards(path)}
     except ConfigError:
         return  # an unreadable checkpoint may refer to any shard
-    for each in shards.iterdir():
-        if PARTS_NAME.fullmatch(each.name) and not each.is_symlink() and each not in named:
-            shutil.rmtree(each, ignore_errors=True)
+    for shard in shards.iterdir():
+        if PARTS_NAME.fullmatch(shard.name) and not shard.is_symlink() and shard not in named:
+            shutil.rmtree(shard, ignore_errors=True)
 
 
 def numbered(folder: Path) -> list[Path]:
     """Return all checkpoint-N.pth, newest first. They are sorted by number and not by date, because clocks can jump."""
-    found = [
+    pairs = [
         (int(match[1]), path)
         for path in folder.iterdir()
         if (match := re.fullmatch(r"checkpoint-(\d+)\.pth", path.name))
     ]
-    return [path for _, path in sorted(found, reverse=True)]
+    return [path for _, path in sorted(pairs, reverse=True)]
 
 
 def write_bad_batches(folder: Path, data: TrainData, left_out: Iterable[range]) -> None:

@@ -284,7 +284,7 @@ class PhotoSubject(Subject):
     @property
     def example(self) -> Tensor:
         photos = (photo for _, photo in self.preparation.drawn())
-        return torch.from_numpy(max(photos, key=lambda each: min(each.shape[:2])))
+        return torch.from_numpy(max(photos, key=lambda pixels: min(pixels.shape[:2])))
 
     def _prepared(self, pixels: np.ndarray) -> Tensor:
         """Return an image, uint8 [H, W, C], as halfstep predict prepares it."""

@@ -167,7 +167,7 @@ class GradientMaps:
             grid = maps._as_grid(outputs[0]) if outputs else None
             if grid is not None and (side := min(grid.shape[1:3])) > 1:
                 maps_of_stages.append((side, maps))
-        return max(reversed(maps_of_stages), key=lambda each: min(each[0], FINE_ENOUGH), default=(0, None))[1]
+        return max(reversed(maps_of_stages), key=lambda stage: min(stage[0], FINE_ENOUGH), default=(0, None))[1]
 
     def __call__(self, images: Tensor, classes: Tensor) -> Tensor:
         """Return [B, rows, columns]: the evidence (at least 0) at each position for the class of the image."""

@@ -111,8 +111,8 @@ class SavedRun:
 
         The median ignores the first epoch, which is slow, and single disturbed epochs.
         """
-        found = [row["images_per_s"] for row in self.epochs if (row.get("images_per_s") or 0) > 0]
-        return statistics.median(found) if found else None
+        speeds = [row["images_per_s"] for row in self.epochs if (row.get("images_per_s") or 0) > 0]
+        return statistics.median(speeds) if speeds else None
 
     @property
     def memory(self) -> float | None:
@@ -152,8 +152,8 @@ class SavedRun:
     @property
     def metric(self) -> str:
         """Return the metric that decides which epoch is best."""
-        found = self.settings["TRAIN.BEST_METRIC"]
-        return found if found in METRICS else "top1"  # the file may have been edited by hand
+        name = self.settings["TRAIN.BEST_METRIC"]
+        return name if name in METRICS else "top1"  # the file may have been edited by hand
 
     @cached_property
     def suffixes(self) -> Sequence[str]:
@@ -174,15 +174,15 @@ class SavedRun:
             on_disk = replace(on_disk, rival=Rival.of(saved["highest"]))
         if number == 0 and self.before:
             on_disk = replace(best_of([self.before | {"epoch": 0}], self.metric), epoch=0)
-        found = on_disk if on_disk.exists else best_of(self.epochs, self.metric)
+        best = on_disk if on_disk.exists else best_of(self.epochs, self.metric)
         # Unreadable images are not scored. results.json counts the scored images, and status.json all images.
         results = read_object(self.folder / "results.json")
         scored, groups, interval = (results.get(key) for key in ("num_images", "num_groups", "interval"))
         num_images = scored if isinstance(scored, int) else self.about.get("validation_images", 0)
         by_groups = None
-        if isinstance(groups, int) and results.get("epoch") == found.epoch:
+        if isinstance(groups, int) and results.get("epoch") == best.epoch:
             by_groups = ByGroups(groups, *(interval if isinstance(interval, list) else ()))
-        return replace(found, num_images=num_images if found.exists else 0, by_groups=by_groups)
+        return replace(best, num_images=num_images if best.exists else 0, by_groups=by_groups)
 
     @property
     def seconds(self) -> float | None:

@@ -84,7 +84,7 @@ class NumberTask(Task):
         return fit_ridge(features, targets)
 
     def why_no_fit(self, targets: Tensor, names: Sequence[str]) -> str:
-        first, is_lacking = max(enumerate(targets.isnan().all(0).tolist()), key=lambda each: each[1])
+        first, is_lacking = max(enumerate(targets.isnan().all(0).tolist()), key=lambda pair: pair[1])
         return f"no image that can be read has a number in {names[first]}" if is_lacking else ""
 
     def fits(self, images: ImageSet, num_outputs: int, rank: int) -> tuple[int, str]:

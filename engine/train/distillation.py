@@ -46,8 +46,8 @@ class Teacher(nn.Module):
         self.model, self.side = model.eval().requires_grad_(False), side
         # Undo the student's normalization, then apply the teacher's: (image * std + mean - own mean) / own std.
         own_mean, own_std, mean, std = (
-            torch.tensor(each, dtype=torch.float64)
-            for each in (own.IMAGENET_MEAN, own.IMAGENET_STD, student.IMAGENET_MEAN, student.IMAGENET_STD)
+            torch.tensor(numbers, dtype=torch.float64)
+            for numbers in (own.IMAGENET_MEAN, own.IMAGENET_STD, student.IMAGENET_MEAN, student.IMAGENET_STD)
         )
         self.renormalizes = not (torch.equal(mean, own_mean) and torch.equal(std, own_std))
         self.register_buffer("scale", (std / own_std).float()[:, None, None])

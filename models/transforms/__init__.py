@@ -22,8 +22,8 @@ class ModelTransforms:
 
     def revert(self, model: nn.Module) -> None:
         """Revert all transforms, so that the model or a copy of it computes exactly as before."""
-        for each in reversed(self.transforms):
-            each.revert(model)
+        for transform in reversed(self.transforms):
+            transform.revert(model)
 
     def bypassing_modules(self) -> "ModelTransforms":
         """Return the transforms that bypass some modules, so that hooks on these modules do not run."""

@@ -385,10 +385,10 @@ def read_caltech(config: Config, *_: object) -> tuple[ImageSet, None]:
     expects = f"the folder {folder}/ with a folder per class"
     root = data_root(config.DATA, expects)
     candidates = [root / parent / folder for parent in parents] + ([root] if root.name == folder else [])
-    folder = next((each for each in candidates if each.is_dir()), None)
-    if folder is None:
+    present = next((each for each in candidates if each.is_dir()), None)
+    if present is None:
         raise DataError(f"DATA.DATA_PATH: {root} has no {folder}/; {expected_layout(config.DATA, expects)}")
     # Subfolders are not read, because the dog folder of Caltech256 contains a stray folder with other images.
-    classes = [name for name in class_folders(folder) if name != background]
-    images = read_class_folders(config, folder, classes, deep=False)
-    return images.with_facts(split={"rule": "position", "training": str(folder)}), None
+    classes = [name for name in class_folders(present) if name != background]
+    images = read_class_folders(config, present, classes, deep=False)
+    return images.with_facts(split={"rule": "position", "training": str(present)}), None

@@ -1,7 +1,7 @@
 """Writes a settings file that trains like timm's train.py with the given arguments.
 
-    python scripts/from_timm.py torchrun --nproc_per_node 4 train.py --model resnet50 > my.yaml      a whole command line
-    python scripts/from_timm.py output/train/20260102-030405-resnet50-224/args.yaml > my.yaml        train.py's own file
+    halfstep from-timm torchrun --nproc_per_node 4 train.py --model resnet50 > my.yaml      a whole command line
+    halfstep from-timm output/train/20260102-030405-resnet50-224/args.yaml > my.yaml        train.py's own file
 
 A comment after each setting names the argument that it comes from. Stderr has the command to train with. If an argument
 has no equivalent setting, the exit code is 2, and no settings are written.
@@ -18,11 +18,10 @@ from utils.program import exit_code  # isort: skip
 
 def main(argv: list[str]) -> int:
     from scripts.translating_timm import translate
-    from utils.commands import as_typed
 
     translation = translate(argv[1:] if argv[:1] == ["--"] else argv, __doc__)
     print(translation.yaml, end="")
-    print(as_typed("\n".join([*translation.remarks, f"train with: {translation.command}"])), file=sys.stderr)
+    print(*translation.remarks, f"train with: {translation.command}", sep="\n", file=sys.stderr)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The commands of scripts/labels.py: find doubtful labels, list confirmed ones, choose photos."""
+"""The commands of halfstep labels: find doubtful labels, list confirmed ones, choose photos."""
 
 from argparse import Namespace
 from collections import Counter
@@ -32,7 +32,7 @@ from engine.tasks import find_task
 from scripts.command_line import refuse_among_photos
 from scripts.predict import make_folder, settings_flags
 from scripts.sweeping import DONE, FILE, ranked_points, read_result, read_sweep
-from utils.commands import as_typed, command
+from utils.commands import command
 from utils.errors import ConfigError
 from utils.runs import folder_of
 from utils.text import counted, one_line
@@ -65,7 +65,7 @@ def source_of(arguments: Namespace) -> Source:
     done = [trial for trial in trials if results[trial.index].state == DONE]
     if not done:
         raise ConfigError(
-            f"{folder}: no trial of this sweep is done; continue it: {command('scripts/sweep.py', '-output', folder)}"
+            f"{folder}: no trial of this sweep is done; continue it: {command('sweep', '-output', folder)}"
         )
     runs = [SavedRun.open(folder / trial.name) for trial in done]
     return Source(folder, runs, len(trials) - len(done), sweep.folds)
@@ -134,7 +134,7 @@ def apply(source: Source, table: Path, output: Path | None) -> None:
         f"{counted(len(changes), 'corrected label')}; the data are unchanged"
     )
     if source.runs:
-        print(as_typed("train from the lists, then compare both runs with scripts/compare.py:"))
+        print("train from the lists, then compare both runs with halfstep compare:")
         words = ["-cfg", str(origin / "config.yaml")]
     else:
         print("train from the lists:")

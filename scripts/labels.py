@@ -1,12 +1,12 @@
 """Finds wrong labels, before a training or with finished runs, and chooses the photos without labels to label next.
 
-    python scripts/labels.py vit_small_patch16_224 -data_path photos
-    python scripts/labels.py vit_small_patch16_224 -data_path photos -apply labels/labels.csv
-    python scripts/sweep.py -pretrained vit_small_patch16_224 -data_path photos -folds 5 -output sweeps/folds
-    python scripts/labels.py sweeps/folds
-    python scripts/labels.py sweeps/folds -apply sweeps/folds/labels/labels.csv
-    python scripts/labels.py vit_small_patch16_224 -next 100 unlabelled -into to_label
-    python scripts/labels.py output/train-20260102-03-04-05 -next 100 unlabelled -into to_label
+    halfstep labels vit_small_patch16_224 -data_path photos
+    halfstep labels vit_small_patch16_224 -data_path photos -apply labels/labels.csv
+    halfstep sweep -pretrained vit_small_patch16_224 -data_path photos -folds 5 -output sweeps/folds
+    halfstep labels sweeps/folds
+    halfstep labels sweeps/folds -apply sweeps/folds/labels/labels.csv
+    halfstep labels vit_small_patch16_224 -next 100 unlabelled -into to_label
+    halfstep labels output/train-20260102-03-04-05 -next 100 unlabelled -into to_label
 
 Weights judge all labels of a data set in about the time of an evaluation, without training: the label of each image is
 predicted from the features and labels of all other images. In a sweep with -folds, every image also has a prediction by a
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = Parser(__doc__)
+    parser = Parser(__doc__, "labels")
     add = parser.add_argument
     add("source", metavar="run", help=f"{RUN_HELP}; or the folder of a sweep with -folds; or any weights")
     add(
@@ -78,7 +78,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add_model_flags(parser, argparse.SUPPRESS)  # -ngpus has no effect here
     arguments = parser.parse_args(argv)
     if (arguments.ngpus or 1) > 1:
-        raise ConfigError("-ngpus: labels.py uses one process; leave it out")
+        raise ConfigError("-ngpus: halfstep labels uses one process; leave it out")
     if arguments.next:
         check_next(arguments)
         return arguments

@@ -1,9 +1,9 @@
 """Trains many runs: a grid over settings, seeds and folds. All other flags are passed to the runs.
 
-    python scripts/sweep.py -cfg configs/vit_digits.yaml -amp -epochs 10 -over TRAIN.BASE_LR=1e-3,3e-3 MODEL.DEPTH=4,6 -seeds 0,1,2 -output sweeps/lr
-    python scripts/sweep.py -cfg configs/vit_digits.yaml -amp -folds 5 -output sweeps/folds
-    python scripts/sweep.py -output sweeps/lr               continues a sweep that was stopped or killed
-    python scripts/sweep.py -output sweeps/lr -table        prints the table so far, and starts nothing
+    halfstep sweep -cfg vit_digits -amp -over TRAIN.BASE_LR=1e-3,3e-3 MODEL.DEPTH=4,6 -seeds 0,1,2 -output sweeps/lr
+    halfstep sweep -cfg vit_digits -amp -folds 5 -output sweeps/folds
+    halfstep sweep -output sweeps/lr               continues a sweep that was stopped or killed
+    halfstep sweep -output sweeps/lr -table        prints the table so far, and starts nothing
 
 Each trial is a run in its own folder below the sweep's folder, which also has trials.csv. Finished trials are not
 repeated, and an interrupted trial continues from its last checkpoint. A sweep ends with exit code 0 if every trial is
@@ -61,11 +61,11 @@ def main(argv: list[str]) -> int:
         code = Runner(sweep, folder, FolderLock(folder, LOCK, "-output")).run()
         print(report(sweep, folder))
     if code >= 128:
-        print(f"stopped; {command('scripts/sweep.py', '-output', arguments.output)} continues the sweep")
+        print(f"stopped; {command('sweep', '-output', arguments.output)} continues the sweep")
     else:
-        print(f"{command('scripts/compare.py', arguments.output)} shows which differences are noise")
+        print(f"{command('compare', arguments.output)} shows which differences are noise")
         if sweep.folds:
-            print(f"{command('scripts/labels.py', arguments.output)} lists images whose label is probably wrong")
+            print(f"{command('labels', arguments.output)} lists images whose label is probably wrong")
     return code
 
 
@@ -77,7 +77,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         if word.startswith("-") and not re.match(r"-\.?[0-9]", word):
             target = ours if word.partition("=")[0] in OURS else theirs
         target.append(word)
-    parser = Parser(__doc__)
+    parser = Parser(__doc__, "sweep")
     add = parser.add_argument
     add(
         "-output",

@@ -1,4 +1,4 @@
-"""Sweeps, for scripts/sweep.py: the plan of a sweep (sweep.json in its folder), its trials and its results."""
+"""Sweeps, for halfstep sweep: the plan of a sweep (sweep.json in its folder), its trials and its results."""
 
 import contextlib
 import itertools
@@ -33,7 +33,7 @@ from utils.program import StopSignal, die_with_parent
 from utils.text import counted, csv_text, format_time, markdown_table, warning
 
 ROOT = Path(__file__).resolve().parent.parent
-FILE, LOCK, VERSION = "sweep.json", ".sweep.lock", 2
+FILE, LOCK, VERSION = "sweep.json", ".sweep.lock", 3
 MOST_TRIALS = 100_000
 # Matches one of several values; commas in brackets and quotes do not separate values.
 SPLIT = re.compile(r"""(?:\[[^\]]*\]|\([^)]*\)|"[^"]*"|'[^']*'|[^,])+""")
@@ -145,7 +145,8 @@ class Sweep:
                 raise ConfigError(f"{flag}: a sweep only trains, and resumes its own trials; leave {flag} out")
         if chooses(loaded.config.MODEL.PRETRAINED):
             raise ConfigError(
-                "MODEL.PRETRAINED: the images would choose again for each trial; choose once with scripts/models.py, and name the weights"
+                "MODEL.PRETRAINED: the images would choose again for each trial; choose once with halfstep models, "
+                "and name the weights"
             )
         return loaded
 
@@ -179,7 +180,7 @@ class Sweep:
 
     def command_of_point(self, point: Mapping[str, str]) -> str:
         """Return the command that trains with these settings outside the sweep."""
-        return command(self.program, *self.words(Trial(0, 0, point)))
+        return command("train", *self.words(Trial(0, 0, point)))
 
     def save(self, folder: Path) -> None:
         with naming_output(folder):
@@ -218,7 +219,7 @@ def read_sweep(folder: Path) -> Sweep | None:
     try:
         facts = json.loads(read_text(folder / FILE))
         if facts.pop("version") != VERSION:
-            raise ValueError("another version of halfstep wrote it")
+            raise ValueError("another version of halfstep wrote it, and 2.3.0 is the last one that reads sweeps of 2.x")
         return Sweep(**facts)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(f"cannot read {folder / FILE} ({error}); give -output another folder") from error

@@ -17,13 +17,13 @@ from tests.support.pages import script_of
 NOT_TYPED = {"pip install": "it installs packages", "/data/": "it reads data that the reader has"}
 # {words: those that the test types, because it has little time}
 REPLACED = {
-    "bash scripts/quickstart.sh": "python main_single_gpu.py -cfg configs/vit_digits.yaml -epochs 1",
+    "bash scripts/quickstart.sh": "halfstep train -cfg vit_digits -epochs 1",
     "-epochs 10": "-epochs 1",
 }
 
 
 def readme_commands() -> list[str]:
-    """Return the commands of README.md, as those of a clone."""
+    """Return the commands of README.md, with the files of the commands of halfstep."""
     blocks = re.findall(r"^```bash\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
     text = re.sub(r"(^|\s)#.*", "", "".join(blocks).replace("\\\n", ""), flags=re.M)
     for words, others in REPLACED.items():
@@ -37,7 +37,7 @@ def readme_commands() -> list[str]:
 
 @pytest.mark.slow
 def test_readme_commands_need_no_package_beyond_requirements(tmp_path):
-    for name in ("configs", "weights", "main_single_gpu.py"):
+    for name in ("configs", "weights"):
         (tmp_path / name).symlink_to(ROOT / name)
     draw_photos(tmp_path / "photos", "cat", "dog", count=20)
     draw_photos(tmp_path / "new_photos", "cat", "dog", count=2)

@@ -191,8 +191,6 @@ def fit_image_size(model: nn.Module, state: dict[str, Tensor], lines: list[str])
     For a ViT, these are the position embedding (bicubic, antialiased, class token unchanged) and the patch kernel. For a
     Swin, they are the position biases.
     """
-    from timm.layers import resample_abs_pos_embed_nhwc
-
     own = model.state_dict()
     resize = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
     if resize is None or all(name in own and own[name].shape == tensor.shape for name, tensor in state.items()):
@@ -201,10 +199,6 @@ def fit_image_size(model: nn.Module, state: dict[str, Tensor], lines: list[str])
         fitted = resize(dict(state), model)
     except Exception:  # weights of another architecture: _check_same_architecture reports the differences
         return state
-    key = "embeds.pos_embed"  # timm's filter does not resize NaFlexVit's position embedding, [1, rows, columns, D]
-    if key in own and key in fitted and fitted[key].ndim == 4 and fitted[key].shape[-1] == own[key].shape[-1]:
-        state[key] = fitted[key]
-        fitted[key] = resample_abs_pos_embed_nhwc(state[key], list(own[key].shape[1:3]))
     changed = [name for name in fitted if name in state and fitted[name].shape != state[name].shape]
     if changed:
         name, others = changed[0], f" (and {len(changed) - 1} more)" if changed[1:] else ""
@@ -298,18 +292,18 @@ def _check_same_architecture(
     different = "; ".join(f"{what}: {first_of(names, limit=3)}" for what, names in kinds.items() if names)
     if different:
         known = f" ({'; '.join(changed)})" if changed else ""
-        remedy = "set MODEL to the file's architecture"
-        if "embeds.proj.weight" in state.keys() - own.keys():  # a weight of timm's NaFlexVit
-            remedy = "set DATA.TOKENS, because the model in the file takes images at their own aspect ratio"
-        raise ConfigError(f"the weights are from another architecture{known}; {different}. Remedy: {remedy}")
+        raise ConfigError(
+            f"the weights are from another architecture{known}; {different}. Remedy: set MODEL to the file's "
+            "architecture"
+        )
 
 
 def load_exactly(model: nn.Module, state: dict[str, Tensor], path: Path) -> None:
     """Load weights that fit the model exactly. Nothing is resized, dropped or left random."""
     if model.num_classes and not any(f"{path}.weight" in state for path in output_layers(model)):
         raise ConfigError(
-            f"{path}: these weights have no classifier (TRAIN.OBJECTIVE=features trains none); fine-tune them with labelled "
-            "images (-pretrained), or compare images with scripts/embed.py"
+            f"{path}: these weights have no classifier; fine-tune them with labelled images (-pretrained), or compare "
+            "images with halfstep embed"
         )
     check_exactly(model, state, path)
     with naming_damage(path):

@@ -13,7 +13,7 @@ from configs.values import of_role
 from models.kwargs import SETTING_BY_TYPE, SETTING_OF
 from models.weights.files import SUFFIXES, find_file, format_of, read_record, read_state_dict
 from models.weights.names import TRANSFORMERS_KINDS
-from models.weights.record import CALIBRATION, OF_PIXELS
+from models.weights.record import CALIBRATION, KNOWN, OF_PIXELS
 from utils.errors import ConfigError, did_you_mean, naming_damage
 from utils.files import HALFSTEP, content_of, short_name
 from utils.torch_internals import import_timm
@@ -320,4 +320,6 @@ def calibration_of(state: dict[str, Any], key: str, path: Path) -> dict[str, Any
             return {}
         if "epoch" in state and (state["epoch"] + 1, state["step"]) != (calibration["epoch"], calibration["step"]):
             return {}
+        if "read.factor" in calibration.get(KNOWN, {}).get("statistics", ()):
+            return calibration | {KNOWN: {"reason": "2.3.0 is the last version that reads those of halfstep 2.1"}}
         return calibration

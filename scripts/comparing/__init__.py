@@ -1,1 +1,1 @@
-"""The parts of scripts/compare.py: groups over seeds, their statistics, and tables."""
+"""The parts of halfstep compare: groups over seeds, their statistics, and tables."""

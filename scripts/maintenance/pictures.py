@@ -67,12 +67,10 @@ def make_report(folder: Path, real: Path) -> None:
     for part, name in (("train", "photos"), ("val", "new_photos")):
         shutil.copytree(real / "stamps" / part, folder / name)
     words = ["-pretrained", MODEL, "-data_path", "photos", "-image_size", "128", "-epochs", "10"]
-    output = run_in_terminal(folder, "main_single_gpu.py", *words)
+    output = run_in_terminal(folder, "train", *words)
     (page,) = folder.glob("output/*/report.html")
-    output += run_in_terminal(folder, "scripts/predict.py", "latest", "new_photos")
-    output += run_in_terminal(
-        folder, "main_single_gpu.py", "-eval", "-pretrained", "latest", "-data_path", "new_photos"
-    )
+    output += run_in_terminal(folder, "predict", "latest", "new_photos")
+    output += run_in_terminal(folder, "evaluate", "latest", "-data_path", "new_photos")
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars"]
     flags += [f"--user-data-dir={folder / 'browser'}", f"--window-size={WINDOW[0]},{WINDOW[1]}"]
     subprocess.run(
@@ -84,16 +82,16 @@ def make_report(folder: Path, real: Path) -> None:
     print("\n".join(line for line in output if re.match(shown, line)))
 
 
-def run_in_terminal(folder: Path, program: str, *words: str) -> list[str]:
-    """Return the lines that a program of ours prints on a terminal, without the progress bars."""
-    own_end, program_end = pty.openpty()
-    command = [sys.executable, str(ROOT / program), *words]
-    environment = os.environ | {"COLUMNS": "200", "NO_COLOR": "1", "HALFSTEP_TYPED": "halfstep"}
-    process = subprocess.Popen(command, cwd=folder, stdout=program_end, stderr=program_end, env=environment)
-    os.close(program_end)
+def run_in_terminal(folder: Path, *words: str) -> list[str]:
+    """Return the lines that a command of halfstep prints on a terminal, without the progress bars."""
+    terminal, output = pty.openpty()
+    command = [sys.executable, str(ROOT / "halfstep/__main__.py"), *words]
+    environment = os.environ | {"COLUMNS": "200", "NO_COLOR": "1"}
+    process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, env=environment)
+    os.close(output)
     printed = b""
     try:
-        while part := os.read(own_end, 65536):
+        while part := os.read(terminal, 65536):
             printed += part
     except OSError:  # how Linux reports that the other side has closed the terminal
         pass

@@ -552,7 +552,7 @@ def test_two_processes_and_check_make_the_choice_once_and_check_keeps_nothing(tm
 def test_evaluation_and_sweep_refuse_to_choose(tmp_path):
     typed("main_single_gpu.py", "-eval", "-pretrained", "choose", *DIGITS).refused("choose", "evaluated")
     words = ["-pretrained", "choose", "-output", tmp_path / "sweep", "-seeds", "0,1", *DIGITS]
-    typed("scripts/sweep.py", *words).refused("MODEL.PRETRAINED", "scripts/models.py")
+    typed("scripts/sweep.py", *words).refused("MODEL.PRETRAINED", "halfstep models")
     typed("scripts/models.py", "-budget", "1h", "vit").refused("-budget", "-data_path")
     typed("scripts/models.py", "-data_path", ".", "-budget", "soon").refused("-budget", "soon")
     typed("scripts/models.py", "-dataset", "digits", "-json", tmp_path).refused("-json", tmp_path)

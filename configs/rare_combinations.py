@@ -10,9 +10,6 @@ from configs.tables import OF_USERS
 Rows = tuple[tuple[Callable[[Config, Any], Any], str], ...]
 
 
-LABELLED = tuple(name for name in OF_USERS if name != "images")
-
-
 def _is_range(c: Config) -> bool:
     """Return whether DATA.RANGE has a lowest and a highest value for all channels or for each."""
     limits = c.DATA.RANGE
@@ -29,8 +26,9 @@ def _is_pattern(files: str, channels: int) -> bool:
 # DATA.PIXELS other than 8bit
 NATIVE: Rows = (
     (
-        lambda c, o: c.DATA.DATASET not in LABELLED,
-        f"{{DATA.PIXELS}} must be 8bit with {{DATA.DATASET}} whose images have 8 bits; other values need {', '.join(LABELLED)}",
+        lambda c, o: c.DATA.DATASET not in OF_USERS,
+        "{DATA.PIXELS} must be 8bit with {DATA.DATASET} whose images have 8 bits; other values need "
+        f"{', '.join(OF_USERS)}",
     ),
     (
         lambda c, o: c.TRAIN.AUTO_AUGMENT and not c.START.EVAL,
@@ -38,11 +36,7 @@ NATIVE: Rows = (
         "TRAIN.COLOR_JITTER (brightness and contrast), crops, flips, erasing and mixing",
     ),
     (
-        lambda c, o: c.DATA.TOKENS,
-        "{DATA.TOKENS} must be null with {DATA.PIXELS} because sequences of patches have 8 bits",
-    ),
-    (
-        lambda c, o: (c.TRAIN.OBJECTIVE == "features" or c.TRAIN.DISTILLATION_TYPE != "none") and not c.START.EVAL,
+        lambda c, o: c.TRAIN.DISTILLATION_TYPE != "none" and not c.START.EVAL,
         "{DATA.PIXELS} must be 8bit with {TRAIN.TEACHER_MODEL} because teachers take 8-bit colours",
     ),
     (
@@ -60,30 +54,6 @@ NATIVE: Rows = (
         lambda c, o: c.DATA.CHANNEL_FILES and not _is_pattern(c.DATA.CHANNEL_FILES, c.DATA.IMAGE_CHANNELS),
         "{DATA.CHANNEL_FILES} must have {id} and one list of different names, as many as {DATA.IMAGE_CHANNELS} says, such "
         "as {id}_{B02,B03}.tif (in quotes, because shells expand braces)",
-    ),
-)
-# DATA.TOKENS: images at their own aspect ratio
-SEQUENCES: Rows = (
-    (
-        lambda c, o: c.TRAIN.SIZE_SCHEDULE,
-        "{TRAIN.SIZE_SCHEDULE} must be empty with {DATA.TOKENS} where DATA.TRAIN_TOKENS varies the size of images",
-    ),
-    (
-        lambda c, o: c.DATA.TRAIN_CROP != "rrc",
-        "{DATA.TRAIN_CROP} must be rrc with {DATA.TOKENS} because simple crops are square",
-    ),
-    (
-        lambda c, o: c.TRAIN.CUTMIX_MINMAX,
-        "{TRAIN.CUTMIX_MINMAX} must be empty with {DATA.TOKENS} because images of different sizes have no common box; use "
-        "TRAIN.CUTMIX_ALPHA",
-    ),
-    (
-        lambda c, o: c.TRAIN.MIXUP_MODE != "batch",
-        "{TRAIN.MIXUP_MODE} must be batch with {DATA.TOKENS} because timm mixes whole batches of such images",
-    ),
-    (
-        lambda c, o: c.DATA.cache_side,
-        "{DATA.CACHE} must be none or disk with {DATA.TOKENS} because a cache of reduced images would lose detail",
     ),
 )
 # DIST.STRATEGY fsdp2
@@ -110,6 +80,5 @@ SHARDED: Rows = (
 
 def refused_with(config: Config) -> Rows:
     """Return the combinations that the rare settings of this run refuse."""
-    is_sharded = config.DIST.STRATEGY == "fsdp2"
-    conditions = {NATIVE: config.DATA.is_native, SEQUENCES: config.DATA.TOKENS, SHARDED: is_sharded}
-    return tuple(row for rows, applies in conditions.items() if applies for row in rows)
+    rows = NATIVE if config.DATA.is_native else ()
+    return (*rows, *SHARDED) if config.DIST.STRATEGY == "fsdp2" else rows

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from configs.schema import Config
-from datasets import build_normalize
+from datasets import Normalize
 from engine.evaluation.evaluate import Inference
 from engine.precision import Precision, are_finite, set_matmul, widen
 from models.transforms import ModelTransforms, choose_transforms
@@ -32,7 +32,7 @@ class PlacingInference(Inference):
         set_matmul(config.PRECISION.MATMUL)
         precision = Precision(config, process.device)
         transforms = choose_transforms(config, process.device, precision.half)
-        return cls(build_normalize(config.DATA).to(process.device), precision, process, transforms)
+        return cls(Normalize(config.DATA).to(process.device), precision, process, transforms)
 
     def place(self, model: nn.Module) -> nn.Module:
         """Return the model that computes: on the device, transformed, in its precision, in evaluation mode."""

@@ -50,7 +50,7 @@ def main() -> int:
         return 2
     script, first, _ = COMMANDS[name]
     if name in ("resume", "evaluate") and words and not words[0].startswith("-"):
-        first = first + ["-pretrained"] * (name == "evaluate") + [words.pop(0)]
+        first = [*first, *(["-pretrained"] if name == "evaluate" else []), words.pop(0)]
     elif name == "resume":
         first = [*first, "auto"]
     os.environ.pop("PYTHONSAFEPATH", None)  # it keeps the folder of the file off the path
@@ -69,8 +69,8 @@ def print_commands(words: list[str]) -> int:
 
 def has_several_processes(words: list[str]) -> bool:
     """Return whether the run has several processes, by its flags or by the variables of a launcher."""
-    given = [word for word in words if word.startswith("-") or "=" in word]
-    if SEVERAL & {word.partition("=")[0].lstrip("-").replace("-", "_").upper() for word in given}:
+    flags = [word for word in words if word.startswith("-") or "=" in word]
+    if SEVERAL & {word.partition("=")[0].lstrip("-").replace("-", "_").upper() for word in flags}:
         return True
     if not any("RANK" in name or "PROCID" in name for name in os.environ):  # of each launcher; the import takes 40 ms
         return False

@@ -37,7 +37,6 @@ from utils.errors import ConfigError
 from utils.runs import folder_of
 from utils.text import counted, one_line
 
-COMPUTED = ("fractals", "synthetic")  # data sets whose classes are not those of photos
 # Flags that a finished run has no use for
 OF_WEIGHTS = "dataset raw cfg image_size opts amp batch_size device".split()
 NUM_LISTED = 20  # number of corrections that are printed
@@ -161,7 +160,7 @@ def choose(arguments: Namespace) -> int:
     if is_run:
         run = SavedRun.open(folder)
         config = config_of(run, arguments.data_path)
-        if config.task.has_classes and config.DATA.DATASET not in COMPUTED:
+        if config.task.has_classes and config.DATA.DATASET != "synthetic":
             data = DataSet.load(config, run)
     if data is None and arguments.data_path:
         raise ConfigError(f"-data_path has no effect, because {arguments.source} is no run with labels; leave it out")

@@ -179,9 +179,9 @@ def notes(models: list[Model], num_more: int) -> list[str]:
     """Return the lines below the table: the number of models left out, licences, and the next command."""
     lines = ["", f"{num_more:,} more match; give more words, or -all to list all"] if num_more else [""]
     lines.append("NON-COMMERCIAL licences forbid commercial use; read the other licences before commercial use too")
-    with_weights = [each for each in models if each.has_weights]
+    with_weights = [model for model in models if model.has_weights]
     if with_weights:  # the smallest, since a beginner should not start with a billion parameters
-        return [*lines, train(min(with_weights, key=lambda each: (each.is_non_commercial, each.parameters)).name)]
+        return [*lines, train(min(with_weights, key=lambda model: (model.is_non_commercial, model.parameters)).name)]
     words = ("-cfg", "configs/timm.yaml", "-data_path", "FOLDER", "-opts", f"MODEL.NAME={models[0].name}")
     return [*lines, f"train one: {command('train', *words)}"]
 

@@ -33,7 +33,7 @@ from utils.program import StopSignal, die_with_parent
 from utils.text import counted, csv_text, format_time, markdown_table, warning
 
 ROOT = Path(__file__).resolve().parent.parent
-FILE, LOCK, VERSION = "sweep.json", ".sweep.lock", 2
+FILE, LOCK, VERSION = "sweep.json", ".sweep.lock", 3
 MOST_TRIALS = 100_000
 # Matches one of several values; commas in brackets and quotes do not separate values.
 SPLIT = re.compile(r"""(?:\[[^\]]*\]|\([^)]*\)|"[^"]*"|'[^']*'|[^,])+""")
@@ -219,7 +219,7 @@ def read_sweep(folder: Path) -> Sweep | None:
     try:
         facts = json.loads(read_text(folder / FILE))
         if facts.pop("version") != VERSION:
-            raise ValueError("another version of halfstep wrote it")
+            raise ValueError("another version of halfstep wrote it, and 2.3.0 is the last one that reads sweeps of 2.x")
         return Sweep(**facts)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(f"cannot read {folder / FILE} ({error}); give -output another folder") from error

@@ -8,8 +8,6 @@ import subprocess
 import sys
 
 import pytest
-import timm
-import torch
 
 from tests.support.forks import DEADLINE, ROOT
 from tests.support.image_sets import draw_photos
@@ -17,11 +15,9 @@ from tests.support.pages import script_of
 
 # {part of a command: why the test does not type it}
 NOT_TYPED = {"pip install": "it installs packages", "/data/": "it reads data that the reader has"}
-MODEL, SMALL_MODEL = "tf_efficientnet_lite0", "test_efficientnet"
-# {words: those that the test types, because it has no network and little time}
+# {words: those that the test types, because it has little time}
 REPLACED = {
     "bash scripts/quickstart.sh": "halfstep train -cfg vit_digits -epochs 1",
-    f"-pretrained {MODEL}": f"-pretrained weights.pth -opts MODEL.NAME={SMALL_MODEL}",
     "-epochs 10": "-epochs 1",
 }
 
@@ -45,7 +41,6 @@ def test_readme_commands_need_no_package_beyond_requirements(tmp_path):
         (tmp_path / name).symlink_to(ROOT / name)
     draw_photos(tmp_path / "photos", "cat", "dog", count=20)
     draw_photos(tmp_path / "new_photos", "cat", "dog", count=2)
-    torch.save(timm.create_model(SMALL_MODEL).state_dict(), tmp_path / "weights.pth")
     typed = readme_commands()
     assert len(typed) == 3
     program = [sys.executable, "-m", "tests.support.programs.newcomer", str(tmp_path / "codes.json")]

@@ -9,7 +9,6 @@ from configs.combinations import IN_THEIR_ORDER
 from configs.schema import Config
 from configs.tables import import_named
 from datasets.bad_images import num_allowed
-from datasets.batching import batching_of
 from datasets.copies import Copies, are_equal, find_copies
 from datasets.identity import ImageContents
 from datasets.passes import read_each
@@ -118,8 +117,6 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
         if lines := scan.survey.describe(scan.name):
             remedy = "leave such channels out, and remove or repair such images" if len(lines) > 1 else ""
             yield Finding(f"{part} pixels", "\n".join(lines), WARN if remedy else OK, remedy)
-        for text in batching_of(config.DATA).describe_shapes(config, scan.sides[scan.readable], part == "training"):
-            yield Finding(f"{part} shapes", text)
     if kinds:
         text = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
         is_lost = kinds[SHALLOW] > kinds["16-bit"]
@@ -201,7 +198,7 @@ def check_sizes(part: str, scan: ScanResult, config: Config) -> Finding:
     by_area = np.argsort(sides.prod(axis=1, dtype=np.int64), kind="stable")
     three = sides[by_area[[0, len(sides) // 2, -1]]].tolist()
     smallest, median, largest = (f"{width} x {height}" for height, width in three)
-    smaller = batching_of(config.DATA).share_enlarged(config, sides)
+    smaller = float((sides.min(axis=1) < image_size).mean())
     note = f"; {smaller:.1%} are enlarged to DATA.IMAGE_SIZE {image_size}" if smaller else ""
     of = f" of {scan.describe_count()} images" * scan.is_sample
     return Finding(title, f"smallest {smallest}, median {median}, largest {largest}{of}{note}")

@@ -16,7 +16,7 @@ from torch.export import Dim
 
 from configs.schema import Config, Data
 from configs.tables import import_named
-from datasets import build_normalize
+from datasets import Normalize
 from datasets.pixels import pillow_resizes_height_first, pixels_of
 from datasets.pixels.decode import open_image, to_array
 from datasets.transforms.crop import EvalTransform
@@ -43,7 +43,6 @@ def refuse_unsupported(data: Data) -> None:
         f"DATA.INTERPOLATION {data.INTERPOLATION}": data.INTERPOLATION not in RESIZE_KERNELS,
         "DATA.CROP_MODE border": data.CROP_MODE == "border",
         f"DATA.CROP_PCT {data.CROP_PCT:g} (above 1)": data.CROP_PCT > 1,
-        data.sequences: bool(data.sequences),
     }
     if reasons := [name for name, applies in unsupported.items() if applies]:
         raise ConfigError(
@@ -201,7 +200,7 @@ class PhotoClassifier(nn.Module):
     def __init__(self, model: nn.Module, config: Config, prepare: Photo, known: Callable[[], Tensor] | None):
         """`model`: a model that divides its logits by the temperature. `known`: returns the score of its last batch."""
         super().__init__()
-        self.prepare, self.normalize, self.model = prepare, build_normalize(config.DATA), model
+        self.prepare, self.normalize, self.model = prepare, Normalize(config.DATA), model
         self.probabilities, self.known = find_task(config).probabilities, known
 
     def forward(self, photo: Tensor) -> Tensor | tuple[Tensor, Tensor]:
@@ -285,7 +284,7 @@ class PhotoSubject(Subject):
     @property
     def example(self) -> Tensor:
         photos = (photo for _, photo in self.preparation.drawn())
-        return torch.from_numpy(max(photos, key=lambda each: min(each.shape[:2])))
+        return torch.from_numpy(max(photos, key=lambda pixels: min(pixels.shape[:2])))
 
     def _prepared(self, pixels: np.ndarray) -> Tensor:
         """Return an image, uint8 [H, W, C], as halfstep predict prepares it."""

@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from configs.schema import Config
 from datasets.order import Piece
 from datasets.passes import read_each
-from datasets.pixels import pixels_of
 from datasets.sources.images import FileImages
-from datasets.squares import Squares
 from datasets.types import Batch, ImageReadError
 from engine.open_model import config_of
 from engine.predict.classifier import Classifier
@@ -98,13 +96,6 @@ def load_exported(path: Path, flags: Sequence[str], raw: bool) -> Classifier:
     )
 
 
-class RawPhotos(Squares):
-    """Batches of decoded photos, which the graph scales itself."""
-
-    def pictures(self, pixels: Tensor) -> Sequence[np.ndarray]:
-        return [self.pixels.shown(each) for each in pixels.permute(0, 2, 3, 1).cpu().numpy()]
-
-
 class PhotoPredictor(Predictor):
     """A predictor that hands whole photos to the graph, one at a time."""
 
@@ -112,7 +103,9 @@ class PhotoPredictor(Predictor):
         if flip:
             raise ConfigError(f"-flip: the graph in {classifier.source} prepares the photo itself; leave -flip out")
         super().__init__(classifier, process, flip, say)
-        self.batching = RawPhotos(pixels_of(classifier.config.DATA))
+
+    def pictures(self, images: Tensor) -> Sequence[np.ndarray]:
+        return [self.pixels.shown(photo) for photo in images.permute(0, 2, 3, 1).cpu().numpy()]
 
     def _probabilities(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
         outputs = self.inference.outputs(self.model, pixels, self.classifier.source)

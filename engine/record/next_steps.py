@@ -21,11 +21,8 @@ def after_training(config: Config, process: Process, folder: Path, eval_set: Ima
         longer["done"] = ["-epochs", 2 * config.TRAIN.NUM_EPOCHS]
     rows = _files(folder, "report.html")
     if state in ("done", "early stop") and (weights := weights_in(folder)):
-        photos = config.DATA.LABELLED_PATH or "YOUR_LABELLED_PHOTOS"
-        tune = ("-cfg", "configs/finetune.yaml", "-pretrained", weights, "-data_path", photos, *["-amp"] * config.AMP)
-        has_answers = config.task.has_answers
-        rows += _use_of(weights, eval_set) if has_answers else [("fine-tune", command("train", *tune))]
-        if config.DATA.DATASET == "imagefolder" and has_answers:
+        rows += _use_of(weights, eval_set)
+        if config.DATA.DATASET == "imagefolder":
             from datasets.sources.folder import find_test_folders
 
             for test_folder in find_test_folders(eval_set):

@@ -100,7 +100,7 @@ def smallest(image: Image.Image) -> tuple[bytes, str]:
         target = io.BytesIO()
         image.save(target, kind, **options)
         encoded.append((target.getvalue(), kind))
-    return min(encoded, key=lambda each: len(each[0]))
+    return min(encoded, key=lambda pair: len(pair[0]))
 
 
 def whole(path: Path) -> str | None:

@@ -56,12 +56,10 @@ def test_all_15_paddlevit_configs_keep_their_values():
     widths["huge"] = (1280, 32, 16)
     ours = {"vit_digits", "vit_cifar10", "vit_caltech101", "resnet50_caltech256", "timm", "linear_probe", "lora"}
     ours |= {
-        "vit_fractals",
         "finetune",
         "finetune_batchnorm",
         "finetune_numbers",
         "finetune_numbers_batchnorm",
-        "distill_features",
     }
     assert len(names) == 15 and {path.stem for path in CONFIGS} == names | ours
     model = {"TYPE": "vit", "MLP_RATIO": 4.0, "QKV_BIAS": True, "DROPOUT": 0.1, "ATTENTION_DROPOUT": 0.1}

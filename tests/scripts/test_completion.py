@@ -75,7 +75,7 @@ def test_commands_and_flags_of_the_program_complete_its_first_word():
         ("train -cfg m", {"mine.yaml"}),
         ("train -cfg l", {"linear_probe", "lora"}),  # not lite.pth
         ("train -pretrained l", {"latest", "lite.pth"}),
-        ("check -pretrained w", {"weights/vit_fractals.safetensors"}),
+        ("check -pretrained w", {"weights/tf_efficientnet_lite0.safetensors"}),
         ("evaluate o", {"output/", RUN}),
         ("predict output/", {"output/other/", RUN}),
         (f"predict {RUN}/c", {f"{RUN}/config.yaml"}),

@@ -208,8 +208,8 @@ def test_log_names_shipped_settings_and_weights(here):
     loaded = load_settings(["-cfg", "vit_digits"])
     assert loaded.notes[0] == f"-cfg: configs/vit_digits.yaml comes with halfstep ({ROOT / 'configs/vit_digits.yaml'})"
     assert loaded.origins["MODEL.DEPTH"] == "configs/vit_digits.yaml"
-    for name in ("weights/vit_fractals", "weights/vit_fractals.safetensors"):
-        assert find_file(name) == ROOT / "weights/vit_fractals.safetensors"
+    for name in ("weights/tf_efficientnet_lite0", "weights/tf_efficientnet_lite0.safetensors"):
+        assert find_file(name) == ROOT / "weights/tf_efficientnet_lite0.safetensors"
 
 
 @pytest.mark.slow

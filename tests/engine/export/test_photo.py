@@ -81,7 +81,7 @@ def test_drawn_photos_are_the_same_in_each_call():
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"), [("INTERPOLATION", "lanczos"), ("CROP_MODE", "border"), ("CROP_PCT", 1.1), ("TOKENS", 64)]
+    ("setting", "value"), [("INTERPOLATION", "lanczos"), ("CROP_MODE", "border"), ("CROP_PCT", 1.1)]
 )
 def test_preparation_that_the_graph_lacks_is_refused_by_name(setting, value):
     refuse_unsupported(DATA)

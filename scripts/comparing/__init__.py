@@ -1,1 +1,0 @@
-"""The parts of scripts/compare.py: groups over seeds, their statistics, and tables."""

@@ -16,6 +16,9 @@ class Removed(NamedTuple):
 
 # {full key: the removed setting}. None of them affected the result of a run, so runs that have them can be resumed.
 REMOVED: dict[str, Removed] = {
+    "DATA.CHANNEL_FILES": Removed(
+        "none", "3.0.0 took it out: write the channels of each image into one file, TIFF or .npy"
+    ),
     "PRECISION.EXPLAIN": Removed("false", "see the types of each module with scripts/doctor.py"),
     "STRANGERS": Removed(None),  # every run with CALIBRATE now has statistics for -unknown
 }

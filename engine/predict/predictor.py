@@ -11,8 +11,7 @@ from configs.schema import Config
 from datasets import BadImages, build_eval_data
 from datasets.batching import batching_of
 from datasets.pixels import pixels_of
-from datasets.sources.files import unlabelled_files
-from datasets.sources.images import FileImages
+from datasets.sources.images import FileImages, unlabelled_files
 from datasets.squares import Squares
 from datasets.types import Batch
 from engine.infer import PlacingInference

@@ -36,7 +36,7 @@ def _argument(text: Text, level: int = 0) -> Any:
         return str(text)
     stripped = text.strip()
     if stripped.startswith("[") or stripped[:1] + stripped[-1:] == "()":
-        stripped = BRACKETS.sub(lambda found: found[1] or "[]"[found[0] == ")"], stripped)
+        stripped = BRACKETS.sub(lambda match: match[1] or "[]"[match[0] == ")"], stripped)
     elif level and stripped.count("(") != stripped.count(")"):  # YAML has split a tuple at its commas
         raise ValueError("write nested lists with brackets, such as [[1, 2], [3, 4]]")
     if stripped[:1] in ("[", "{", "'", '"'):  # only from -opts: in a file, YAML has already parsed lists and quotes

@@ -36,8 +36,8 @@ SETTINGS_OF = {
 def check_combinations(values: Mapping[str, Any], config: Config, origins: Origins) -> None:
     """Raise ConfigError if settings are incompatible. `values`: {full key: value}."""
 
-    def named(found: re.Match) -> str:
-        key = found[1]
+    def named(match: re.Match) -> str:
+        key = match[1]
         if key == "LOSSES":
             return " or ".join(config.task.losses)
         if key == "LABELS":  # the setting that gives images several labels
@@ -61,13 +61,13 @@ def _refused_by_task(values: Mapping[str, Any], config: Config, origins: Origins
     for key, what in task.needed.items():
         if values[key] is None or origins[key] == "default":
             yield f"{{TRAIN.OBJECTIVE}} needs {what}"
-    for each in task.refused:
-        if each.if_typed and not is_typed(each.setting, origins) or each.only_in_training and config.START.EVAL:
+    for rule in task.refused:
+        if rule.if_typed and not is_typed(rule.setting, origins) or rule.only_in_training and config.START.EVAL:
             continue
-        value, default = (attrgetter(each.setting)(settings) for settings in (config, defaults))
-        allowed = each.allowed or task.losses * (each.setting == "TRAIN.LOSS") or (default,)
+        value, default = (attrgetter(rule.setting)(settings) for settings in (config, defaults))
+        allowed = rule.allowed or task.losses * (rule.setting == "TRAIN.LOSS") or (default,)
         if value not in allowed:
-            yield f"{SETTINGS_OF.get(each.setting, f'{{{each.setting}}}')} {each.how}"
+            yield f"{SETTINGS_OF.get(rule.setting, f'{{{rule.setting}}}')} {rule.how}"
     if metric not in task.metrics:
         no_score = f"is no score of {{TRAIN.OBJECTIVE}} whose scores are {', '.join(task.metrics)}"
         remedy = METRICS[metric].remedy if config.TRAIN.OBJECTIVE == defaults.TRAIN.OBJECTIVE else ""

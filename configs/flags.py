@@ -149,8 +149,8 @@ def parse(argv: list[str]) -> CommandLine:
             f"{rest[0]!r} on the command line does not belong to a flag; write settings after -opts, give a settings file "
             "with -cfg, and quote a value that has spaces; -h lists the flags"
         )
-    given = ((flag, key, getattr(known, key)) for flag, key in _SETTING_OF.items())
-    layers = [Layer(f"flag {flag}", {key: text}) for flag, key, text in given if text is not None]
+    values = ((flag, key, getattr(known, key)) for flag, key in _SETTING_OF.items())
+    layers = [Layer(f"flag {flag}", {key: text}) for flag, key, text in values if text is not None]
     files = list(dict.fromkeys(known.cfg or [None]))
     if len(files) > 1:
         raise ConfigError(f"-cfg: {' and '.join(files)} are given; give one file, which may include another with BASE")

@@ -71,14 +71,14 @@ class Merged(NamedTuple):
 
 
 def load(
-    given: list[str] | CommandLine, needs_file: bool = True, beneath: Sequence[Layer] = (), weights: Layer | None = None
+    words: list[str] | CommandLine, needs_file: bool = True, beneath: Sequence[Layer] = (), weights: Layer | None = None
 ) -> LoadedConfig:
     """Load the settings for a command line, given without the program's name, or parsed already.
 
     `needs_file`: whether -cfg is required. `beneath`: layers to use instead of the -cfg file. `weights`: the lowest
     layer, with the settings that the pretrained weights imply.
     """
-    command_line = given if isinstance(given, CommandLine) else parse(given)
+    command_line = words if isinstance(words, CommandLine) else parse(words)
     files = _files(command_line.cfg, needs_file, beneath, weights)
     layers, translated, check_model = translate_paddlevit(files, command_line.layers)
     merged, notes = merge(layers)
@@ -111,8 +111,8 @@ def merge(layers: Sequence[Layer]) -> tuple[Merged, list[str]]:
             elif key in ALL_SETTINGS:
                 value = convert(ALL_SETTINGS[key], text, layer.origin)
                 if layer.origin == "-opts" and origins[key].startswith("flag ") and value != values[key]:
-                    found = f"{to_text(values[key])} ({origins[key]}) and {to_text(value)} (-opts)"
-                    raise ConfigError(f"{key}: both {found} are given; leave one of them out")
+                    both = f"{to_text(values[key])} ({origins[key]}) and {to_text(value)} (-opts)"
+                    raise ConfigError(f"{key}: both {both} are given; leave one of them out")
                 values[key], origins[key] = value, layer.origin
             elif key not in SECTIONS or not is_none(text):  # a section may be empty
                 from configs.typed_names import why_no_setting
@@ -141,14 +141,14 @@ def _without_effect(values: dict[str, Any], origins: dict[str, str]) -> list[str
         if setting.has_effect(values) or values[key] == setting.default or is_of_model:
             continue
         only = setting.only
-        found = " and ".join(f"{name} is {to_text(values[name])}" for name in only.keys)
+        reason = " and ".join(f"{name} is {to_text(values[name])}" for name in only.keys)
         needed = "" if only.values == (None,) else " or ".join(map(to_text, only.values))
-        wanted = f"; this setting needs {needed}" if needed else ""
+        remedy = f"; this setting needs {needed}" if needed else ""
         if only.keys == ["TRAIN.LR_SCHEDULER.NAME"] and is_typed(key, origins):
-            raise ConfigError(f"{origins[key]}: {key} has no effect, because {found}{wanted}")
+            raise ConfigError(f"{origins[key]}: {key} has no effect, because {reason}{remedy}")
         if only.keys == ["AMP"] and is_typed(key, origins) and not is_typed("AMP", origins):
-            raise ConfigError(f"{origins[key]}: {key} {to_text(values[key])} has no effect, because {found}; add -amp")
-        notes.append(f"note: {key} {to_text(values[key])} has no effect, because {found}{wanted}")
+            raise ConfigError(f"{origins[key]}: {key} {to_text(values[key])} has no effect, because {reason}; add -amp")
+        notes.append(f"note: {key} {to_text(values[key])} has no effect, because {reason}{remedy}")
     return notes
 
 

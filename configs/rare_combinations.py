@@ -99,5 +99,5 @@ SHARDED: Rows = (
 def refused_with(config: Config) -> Rows:
     """Return the combinations that the rare settings of this run refuse."""
     is_sharded = config.DIST.STRATEGY == "fsdp2"
-    found = {NATIVE: config.DATA.is_native, SEQUENCES: config.DATA.TOKENS, SHARDED: is_sharded}
-    return tuple(row for rows, applies in found.items() if applies for row in rows)
+    conditions = {NATIVE: config.DATA.is_native, SEQUENCES: config.DATA.TOKENS, SHARDED: is_sharded}
+    return tuple(row for rows, applies in conditions.items() if applies for row in rows)

@@ -55,25 +55,25 @@ class Setting:
 
 def _settings(cls: type, prefix: str = "") -> Iterator[Setting]:
     hints = get_type_hints(cls)
-    for each in fields(cls):
-        hint, declared = hints[each.name], dict(each.metadata)
+    for field in fields(cls):
+        hint, declared = hints[field.name], dict(field.metadata)
         if is_dataclass(hint):
             if hint is not Start:
-                yield from _settings(hint, f"{prefix}{each.name}.")
+                yield from _settings(hint, f"{prefix}{field.name}.")
             continue
         section, role = declared.pop("section"), declared.pop("role") or cls.role
         types = (hint,) if get_origin(hint) in (None, Literal) else get_args(hint)
-        words = tuple(word for each in types if get_origin(each) is Literal for word in get_args(each))
+        words = tuple(word for kind in types if get_origin(kind) is Literal for word in get_args(kind))
         is_choice = get_origin(types[0]) is Literal  # if False, any words are allowed besides a number
         declared["may_change"] |= role in (START, MACHINE, RECORD)
         yield Setting(
-            key=(f"{section}." if section else prefix) + each.name,
+            key=(f"{section}." if section else prefix) + field.name,
             kind=type(words[0]) if is_choice else types[0],
             optional=type(None) in types,
             is_list=get_origin(hint) is tuple,
             choices=words if is_choice else (),
             special=() if is_choice else words,
-            default=each.default,
+            default=field.default,
             role=role,
             **declared,
         )
@@ -91,10 +91,10 @@ def build(values: dict[str, Any], cls: type = Config, prefix: str = "") -> Any:
     if cls is Start:
         return Start(**{key.rpartition(".")[2]: values.get(key, START_SETTINGS[key].default) for key in START_SETTINGS})
     members = {}
-    for each in fields(cls):
-        is_section = is_dataclass(each.default)
-        key = f"{prefix}{each.name}"
-        members[each.name] = build(values, type(each.default), f"{key}.") if is_section else values[key]
+    for field in fields(cls):
+        is_section = is_dataclass(field.default)
+        key = f"{prefix}{field.name}"
+        members[field.name] = build(values, type(field.default), f"{key}.") if is_section else values[key]
     return cls(**members)
 
 

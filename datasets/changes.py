@@ -21,7 +21,7 @@ def describe_changed_images(file: Path, train: ImageSet, val: ImageSet) -> tuple
     now = [key.decode(errors="surrogateescape") for part in (train, val) for keys in part.all_keys() for key in keys]
     gone, new = Counter(then) - Counter(now), Counter(now) - Counter(then)
     if not (gone or new):
-        return ["the same images in another order"] * (then != now), False
+        return ["the same images in another order"] if then != now else [], False
     is_only_added, added = not gone, {_divided(name)[1]: name for name in new}
     moved: dict[tuple[str, str], list[str]] = {}
     for name in list(gone):
@@ -33,8 +33,9 @@ def describe_changed_images(file: Path, train: ImageSet, val: ImageSet) -> tuple
         f"{counted(len(names), 'image')} moved from {old} to {to} ({first_of(names, limit=3)})"
         for (old, to), names in moved.items()
     ]
-    for found, what in ((gone, "gone"), (new, "new")):
-        words += [f"{counted(found.total(), 'image')} {what} ({first_of(sorted(found), limit=3)})"] * bool(found)
+    for images, what in ((gone, "gone"), (new, "new")):
+        if images:
+            words.append(f"{counted(images.total(), 'image')} {what} ({first_of(sorted(images), limit=3)})")
     return words, is_only_added
 
 

@@ -13,5 +13,7 @@ def renumber(parts: list[ImageSet], classes: list[str]) -> list[ImageSet]:
     parts = [part.with_facts(classes=list(classes)) for part in parts]
     if np.array_equal(lookup, np.arange(len(lookup))):
         return parts  # without a copy, because all processes share the targets of an index
-    found = (part.meaning.renumber(part.targets, lookup) for part in parts)
-    return [part.with_facts(meaning=kind, targets=targets) for part, (kind, targets) in zip(parts, found, strict=True)]
+    renumbered = (part.meaning.renumber(part.targets, lookup) for part in parts)
+    return [
+        part.with_facts(meaning=kind, targets=targets) for part, (kind, targets) in zip(parts, renumbered, strict=True)
+    ]

@@ -28,7 +28,7 @@ def find_copies(contents: ImageContents, val: ImageSet, folds: Sequence[int] | N
     def is_held_out(number: int) -> bool:
         return contents.find(number)[0] is val
 
-    found = []
+    copies = []
     for group in contents.groups():
         if folds is None:
             pairs = copies_in_training(group, is_held_out)
@@ -37,8 +37,8 @@ def find_copies(contents: ImageContents, val: ImageSet, folds: Sequence[int] | N
             pairs = [(number, known[0]) for number in known if folds[number] != folds[known[0]]]
         trained = [first for number, first in group.items() if not is_held_out(number)]
         clashes = contradictions(group, contents.target, val.meaning.near_copies_agree)
-        found.append(Copies(group, clashes, pairs, len(trained) - len({*trained})))
-    return found
+        copies.append(Copies(group, clashes, pairs, len(trained) - len({*trained})))
+    return copies
 
 
 def are_equal(group: Group, pair: Pair) -> bool:

@@ -45,6 +45,6 @@ def is_other_data(facts: Mapping[str, Any], val: ImageSet) -> bool:
 
 def _digest(content: Iterable[bytes | np.ndarray]) -> str:
     digest = hashlib.sha256()
-    for each in content:
-        digest.update(each)
+    for piece in content:
+        digest.update(piece)
     return digest.hexdigest()[:12]

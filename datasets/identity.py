@@ -229,8 +229,8 @@ def common_parts(one: Image.Image, other: Image.Image, place: np.ndarray, size: 
     box = np.array([np.maximum(0, -start / scale), np.minimum(1, (1 - start) / scale)])
     boxes = (np.clip(start + scale * box, 0, 1), box)
     return [
-        np.asarray(image.resize(size, Image.Resampling.BILINEAR, (each * image.size).ravel().tolist()), np.float32)
-        for image, each in zip((one, other), boxes, strict=True)
+        np.asarray(image.resize(size, Image.Resampling.BILINEAR, (part * image.size).ravel().tolist()), np.float32)
+        for image, part in zip((one, other), boxes, strict=True)
     ]
 
 

@@ -293,11 +293,13 @@ class Distinct:
     def add(self, values: Sequence[str], lines: np.ndarray) -> np.ndarray:
         """Add the values of the next rows. Return the number of each value as uint32."""
         numbers, before = self.numbers, len(self.numbers)
-        found = np.fromiter((numbers.setdefault(each, len(numbers)) for each in values), np.uint32, len(values))
+        numbers_of_rows = np.fromiter(
+            (numbers.setdefault(each, len(numbers)) for each in values), np.uint32, len(values)
+        )
         if len(numbers) > before:
-            new, places = np.unique(found, return_index=True)
+            new, places = np.unique(numbers_of_rows, return_index=True)
             self.lines.extend(lines[places[new >= before]].tolist())
-        return found
+        return numbers_of_rows
 
 
 class RowHashes:
@@ -312,8 +314,8 @@ class RowHashes:
 
     def take(self) -> np.ndarray:
         """Return all hashes, and remove them from this object."""
-        found, self._all = self._all, array("q")
-        return np.frombuffer(found, np.int64)
+        hashes, self._all = self._all, array("q")
+        return np.frombuffer(hashes, np.int64)
 
 
 def equal_rows(hashes: np.ndarray, text: Callable[[int], Hashable]) -> Iterator[list[int]]:

@@ -18,8 +18,8 @@ from utils.distributed import Process
 from utils.errors import DataError
 from utils.text import is_url
 
-Wanted = Literal["both", "validation"]  # the parts to read; with "validation", the training part may be missing
-Parts = tuple[ImageSet | None, ImageSet]  # training images (None if they are not wanted), validation images
+PartsToRead = Literal["both", "validation"]  # the parts to read; with "validation", the training part may be missing
+Parts = tuple[ImageSet | None, ImageSet]  # training images (None if only the others are read), validation images
 Read = tuple[ImageSet | None, ImageSet | None]  # as a source returns them: both parts, or all images and None
 
 
@@ -34,7 +34,7 @@ class OpenedData(NamedTuple):
 
 def open_data(
     config: Config,
-    wanted: Wanted = "both",
+    parts: PartsToRead = "both",
     known: Known = UNKNOWN,
     process: Process | None = None,
     *,
@@ -48,23 +48,23 @@ def open_data(
     DATA.CACHE, and reports it.
     """
     process = process or Process(torch.device("cpu"))
-    only_validation, saved = wanted == "validation", known.saved
+    only_validation, saved = parts == "validation", known.saved
     read = process.after_first(lambda: _read(config, only_validation, saved, say, output))
     read = _with_copies(config, read, only_validation, saved, process)
     finish = partial(_finish, config, read, only_validation, saved)
     train, val = process.after_first(lambda: _through_cache(config, finish(), cache))
-    if wanted == "validation" and known.outputs and val.classes != known.outputs and {*val.classes} <= {*known.outputs}:
+    if parts == "validation" and known.outputs and val.classes != known.outputs and {*val.classes} <= {*known.outputs}:
         (val,) = renumber([val], known.outputs)
     settings: list[Settled] = []
     if config.task.measured:
         settings, train, val = import_named("datasets", config.task.measured)(config, known, train, val)
     if val.pixels.measured_by:
-        given = config, known, process, train, val
-        more, train, val = import_named("datasets", val.pixels.measured_by)(*given)
+        arguments = config, known, process, train, val
+        more, train, val = import_named("datasets", val.pixels.measured_by)(*arguments)
         settings = [*settings, *more]
-    for each in settings:
-        section, name = each.name.split(".")
-        config = config.changed(section, **{name: each.value})
+    for setting in settings:
+        section, name = setting.name.split(".")
+        config = config.changed(section, **{name: setting.value})
     return OpenedData(train, val, settings, config)
 
 
@@ -125,7 +125,7 @@ def _finish(config: Config, read: Read, only_validation: bool, saved: SavedData 
 
             raise empty_part_error(config, part, whole)
     numbered, notes = _number_classes(config, [*parts.values()], saved, only_validation)
-    pixels, found = numbered[0].look_into(is_url(data.DATA_PATH))
+    pixels, pixel_notes = numbered[0].look_into(is_url(data.DATA_PATH))
     numbered = [each.with_facts(pixels=pixels) for each in numbered]
     train, val = (None if train is None else numbered[0]), numbered[-1]
     counts: list[str] = []
@@ -134,7 +134,7 @@ def _finish(config: Config, read: Read, only_validation: bool, saved: SavedData 
         counts = _describe_counts(train, val)
     for image_set in numbered:
         _check_num_classes(config, image_set)
-    notes = (*describe_split(config, val, only_validation), *counts, *notes, *found, *val.notes)
+    notes = (*describe_split(config, val, only_validation), *counts, *notes, *pixel_notes, *val.notes)
     return train, val.with_facts(notes=notes)
 
 

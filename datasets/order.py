@@ -149,8 +149,8 @@ class Order:
     def describe_split(self) -> str:
         """Describe how a full update is split over processes and micro-batches."""
         num_micro_batches = math.ceil(self.global_batch / (self.batch_size * self.world_size))
-        each, rest = divmod(self.global_batch, self.world_size * num_micro_batches)
-        size = f"{each} or {each + 1}" if rest else f"{each}"
+        size_of_one, rest = divmod(self.global_batch, self.world_size * num_micro_batches)
+        size = f"{size_of_one} or {size_of_one + 1}" if rest else f"{size_of_one}"
         return f"{size} x {counted(self.world_size, 'process')} x {counted(num_micro_batches, 'micro-batch')}"
 
     def describe_epoch(self) -> str:

@@ -61,8 +61,8 @@ class Overlap:
         self.train, self.val, self._process = train, val, process
         if not self.is_open:
             return
-        for each in (train, val):
-            each.fingerprints = Fingerprints(len(each))
+        for part in (train, val):
+            part.fingerprints = Fingerprints(len(part))
         if FINGERPRINTS in saved and process.is_first:
             index, value = saved[FINGERPRINTS].numpy().view(np.uint64).T
             train.fingerprints.values[index] = value
@@ -86,12 +86,12 @@ class Overlap:
         scored = np.concatenate(self._process.join([self.val.fingerprints.rows()]))
         trained = self.train.fingerprints
         alike = trained.values.astype(bool) & np.isin(trained.values, scored[:, 1])
-        found = np.concatenate(self._process.join([trained.rows(alike)]))
+        rows = np.concatenate(self._process.join([trained.rows(alike)]))
         self.train.fingerprints = self.val.fingerprints = None
         if not len(scored):
             return []
         by_print = defaultdict(list)
-        for index, value in sorted(found.tolist()):
+        for index, value in sorted(rows.tolist()):
             by_print[value].append(index)
         alike = {index: by_print[value] for index, value in scored.tolist() if value in by_print}
         self.val.num_in_training, lines = self._process.first(lambda: self._count(alike))

@@ -46,10 +46,10 @@ def find_batch_size(
     config, process = inputs.config, inputs.process
     start, limit = time.perf_counter(), max_images(config, num_images, process.world_size)
     if reports_memory(process.device):
-        found, how = try_sizes(StepTrial(config, num_classes, process, stop), limit)
+        number, how = try_sizes(StepTrial(config, num_classes, process, stop), limit)
     else:
-        found, how = calculate(config, num_classes, process, limit)
-    agreed = process.host_min(-stop.number if stop and stop.number else found)
+        number, how = calculate(config, num_classes, process, limit)
+    agreed = process.host_min(-stop.number if stop and stop.number else number)
     if agreed < 0:
         raise StoppedBySignal(-agreed, "while searching for the largest batch")
     if agreed == 0:
@@ -135,13 +135,13 @@ def peaks_of_cpu_tensors(*tasks: Callable[[], None]) -> list[tuple[int, int]]:
                 task()
     events = events_of(profiled)
     spans = {event.name(): (event.start_ns(), event.end_ns()) for event in events if event.name().startswith("task ")}
-    found = []
+    peaks = []
     for number in range(len(tasks)):
         start, end = spans[f"task {number}"]
-        inside = (each for each in events if each.name() == "[memory]" and start <= each.start_ns() <= end)
-        totals = list(itertools.accumulate((each.nbytes() for each in inside), initial=0))
-        found.append((max(totals), totals[-1]))
-    return found
+        inside = (event for event in events if event.name() == "[memory]" and start <= event.start_ns() <= end)
+        totals = list(itertools.accumulate((event.nbytes() for event in inside), initial=0))
+        peaks.append((max(totals), totals[-1]))
+    return peaks
 
 
 @contextlib.contextmanager
@@ -164,23 +164,26 @@ def try_sizes(trial: "StepTrial", limit: int) -> tuple[int, str]:
     """
     device, free = trial.device, free_memory(trial.device)
     module = getattr(torch, device.type)
-    found = search(trial, int(DEVICE_MARGIN * free), limit)
+    number = search(trial, int(DEVICE_MARGIN * free), limit)
     trial.trainer = None  # free the memory of the trial before the run trains
     release(device)
     module.reset_peak_memory_stats(device)  # so that the run reports its own peak
-    return found, f"tried on {module.get_device_name(device)} with {DEVICE_MARGIN:.0%} of {format_bytes(free)} withheld"
+    return (
+        number,
+        f"tried on {module.get_device_name(device)} with {DEVICE_MARGIN:.0%} of {format_bytes(free)} withheld",
+    )
 
 
 def search(trial: "StepTrial", withheld: int, limit: int) -> int:
     """Return the largest batch that fits while `withheld` bytes are allocated; 0 if none does."""
     memory = torch.empty(withheld, dtype=torch.uint8, device=trial.device)
-    found = bisect(trial.fits, limit)
-    if not found:
+    number = bisect(trial.fits, limit)
+    if not number:
         unit = unit_of(trial.config)
         fewer = [each for each in (limit, 4, 2, 1) if each <= limit and each < STEP and each % unit == 0]
-        found = next((each for each in fewer if trial.fits(each)), 0)
+        number = next((each for each in fewer if trial.fits(each)), 0)
     del memory
-    return found
+    return number
 
 
 class StepTrial:

@@ -17,7 +17,7 @@ from datasets import (
     build_train_data,
     open_data,
 )
-from datasets.opening import Wanted
+from datasets.opening import PartsToRead
 from engine.parallel import choose_parallel, is_sharded
 from engine.plan import Inputs, Plan, StepPlan, TrainPlan
 from engine.precision import Clipping, ComputingModel, set_matmul
@@ -40,12 +40,12 @@ from utils.torch_internals import import_compiler
 
 
 def open_data_of_run(
-    inputs: Inputs, wanted: Wanted, session: Session, signal: Callable[[], int] = lambda: 0
+    inputs: Inputs, parts: PartsToRead, session: Session, signal: Callable[[], int] = lambda: 0
 ) -> OpenedData:
     """Open the data, cached if DATA.CACHE is set. `signal` returns the number of a pending stop signal, or 0. Collective."""
     config, process, log = inputs.config, session.process, session.log
     cache = CacheProgress(log.say, log.warn, signal, may_build=process.local_rank == 0)
-    return open_data(config, wanted, inputs.known, process, say=log.say, output=config.SAVE, cache=cache)
+    return open_data(config, parts, inputs.known, process, say=log.say, output=config.SAVE, cache=cache)
 
 
 def prepare_torch(config: Config, process: Process, log: Log) -> None:

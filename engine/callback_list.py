@@ -61,8 +61,8 @@ def choose_callbacks(
     if config.CALIBRATE and config.task.has_answers and plan.is_measured:
         from engine.confidence.calibration import Calibration
 
-        about = trainer.task.groups_and_limits(plan.train_set, plan.eval_set)
-        add(Calibration(session.path, log, trainer, plan.inputs.saved.get("calibration", {}), *about))
+        groups_and_limits = trainer.task.groups_and_limits(plan.train_set, plan.eval_set)
+        add(Calibration(session.path, log, trainer, plan.inputs.saved.get("calibration", {}), *groups_and_limits))
     from engine.report import RunReport
 
     report = RunReport(session, plan, trainer)
@@ -83,21 +83,21 @@ def choose_callbacks(
             add(TimeLimit(to_seconds(config.START.MAX_TIME), started, times))
     from engine.doctor import Doctor
 
-    about = {"class_names": list(plan.classes), "class_weights": plan.class_weights}
+    run_facts = {"class_names": list(plan.classes), "class_weights": plan.class_weights}
     # The doctor examines in process 0 and copies the whole model, so it does not examine a sharded run.
-    doctor = add(Doctor(config, session.path, log, about, process.is_first and not is_sharded(config, process)))
+    doctor = add(Doctor(config, session.path, log, run_facts, process.is_first and not is_sharded(config, process)))
     known = bad_images_of(plan.inputs.saved, len(plan.train_set), plan.facts)
     bad_images = BadImages(plan.train_set, config.DATA.MAX_BAD_FRACTION, log.warn, known)
     bad_images.forget_repaired(process)
     add(BadImageLimit(bad_images))
-    found = overlap_of(plan.inputs.saved, plan.facts)
+    known_overlap = overlap_of(plan.inputs.saved, plan.facts)
     # A run of an older version that is resumed in epoch 1 lacks the fingerprints of its first images.
     is_compared = plan.holds_out and watches(plan.train_set, plan.eval_set, config.DATA.DATA_PATH)
-    if (found or trainer.step == 0) and is_compared:
+    if (known_overlap or trainer.step == 0) and is_compared:
         from datasets.overlap import Overlap
         from engine.record.advice import TrainedOnAdvice
 
-        trainer.parts[OVERLAP] = Overlap(plan.train_set, plan.eval_set, process, found)
+        trainer.parts[OVERLAP] = Overlap(plan.train_set, plan.eval_set, process, known_overlap)
         add(TrainedOnAdvice(trainer.parts[OVERLAP], log.say, session.describe))
     add(SkipLimit(config.PRECISION.MAX_CONSECUTIVE_SKIPS, doctor.get_advice))
     return Watchers(callbacks, forecast, report, bad_images)

@@ -60,7 +60,7 @@ def licence_text(licence: str | None) -> str:
     """Return a licence with a mark if it forbids commercial use."""
     name = licence or "unknown"
     forbids = re.search(r"\bnc\b|noncommercial|non-commercial", name) or name in RESEARCH_ONLY
-    return name + MARK * bool(forbids)
+    return name + MARK if forbids else name
 
 
 def find_names(words: Sequence[str]) -> list[str]:
@@ -71,8 +71,8 @@ def find_names(words: Sequence[str]) -> list[str]:
     import timm
 
     names = sorted(timm.list_pretrained())
-    if found := matching(names, words) or matching(timm.list_models(), words):
-        return found
+    if matches_of_words := matching(names, words) or matching(timm.list_models(), words):
+        return matches_of_words
     for word in words:
         if not matching(names, [word]):
             parts = {part for name in names for part in (name.partition(".")[0], *re.split(r"[._]", name))}
@@ -92,8 +92,12 @@ def matching(names: Iterable[str], words: Sequence[str]) -> list[str]:
             return word in name
         return fnmatch.fnmatchcase(name, word) or fnmatch.fnmatchcase(name.partition(".")[0], word)
 
-    found = [name for name in names if all(matches(name.lower(), word.lower()) for word in words)]
-    return sorted(found, key=lambda name: not name.lower().startswith(words[0].lower())) if words else found
+    matches_of_words = [name for name in names if all(matches(name.lower(), word.lower()) for word in words)]
+    return (
+        sorted(matches_of_words, key=lambda name: not name.lower().startswith(words[0].lower()))
+        if words
+        else matches_of_words
+    )
 
 
 def best_of(names: Sequence[str], most: int) -> list[str]:

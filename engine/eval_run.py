@@ -33,7 +33,7 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     process, log = session.process, session.log
     inputs = read_inputs(loaded, process, log)
     session.open_folder("eval")
-    plan = plan_evaluation(inputs, partial(open_data_of_run, wanted="validation", session=session))
+    plan = plan_evaluation(inputs, partial(open_data_of_run, parts="validation", session=session))
     config, eval_set = plan.config, plan.eval_set
     learned = warn_of_learned(inputs.record, eval_set.split, str(inputs.source[1]))
     log.say(*eval_set.notes, *learned)
@@ -47,26 +47,26 @@ def run_evaluation(session: Session, loaded: LoadedConfig) -> int:
     bad_images = BadImages(eval_set, config.DATA.MAX_BAD_FRACTION, log.warn)
     task = find_task(config)
     change_model, score = task.open_evaluation(data, inference, bad_images, log, is_run(inputs.saved))
-    found, transforms = {}, inference.transforms
+    evaluations, transforms = {}, inference.transforms
     for name, model in weights_to_score(plan, partial(make_model, plan, log), change_model):
-        if not found:
+        if not evaluations:
             log.say(f"model: {config.MODEL.NAME}, {describe_size(model)}")
         log.say(*transforms.apply(model.to(process.device)))
-        if not found:  # the first weights are loaded, so all checks have passed
+        if not evaluations:  # the first weights are loaded, so all checks have passed
             session.begin(plan.inputs.loaded)
             session.status("evaluating")
         start = time.perf_counter()
-        (found[name],) = score([model])
-        if config.task.has_answers and not math.isfinite(found[name].scores.loss):
+        (evaluations[name],) = score([model])
+        if config.task.has_answers and not math.isfinite(evaluations[name].scores.loss):
             refuse_outputs(plan, model, inference, data)
         seconds = time.perf_counter() - start
-        scores = found[name].scores
+        scores = evaluations[name].scores
         log.detail(f"----- {scores.describe(f'{name}Validation')}, time: {seconds:.2f}")
         log.say(scores.describe_all(name, task.describe_scored(eval_set)))
     state, code = "done", ExitCode.DONE
-    if config.task.has_answers and not leave_results(session, plan, found):
+    if config.task.has_answers and not leave_results(session, plan, evaluations):
         state, code = "save_failed", ExitCode.FAILED
-    figures = {name.strip().lower() or "raw": each.scores.figures() for name, each in found.items()}
+    figures = {name.strip().lower() or "raw": each.scores.figures() for name, each in evaluations.items()}
     session.status(state, exit_code=int(code), **figures)
     if config.task.has_answers:
         saved = plan.inputs.known.saved
@@ -108,14 +108,14 @@ def weights_to_score(
             yield name, SavedModel(path, state, key, weights).build(plan.config, needs_classes, change_model)
 
 
-def leave_results(session: Session, plan: EvalPlan, found: dict[str, Evaluation]) -> bool:
+def leave_results(session: Session, plan: EvalPlan, evaluations: dict[str, Evaluation]) -> bool:
     """Write tables and pictures of the best weights. Return whether it succeeded. Collective."""
     from engine.report.image_results import ResultFiles
 
     metric = plan.config.TRAIN.BEST_METRIC
-    scores = {name: replace(each.scores, metric=metric) for name, each in found.items()}
+    scores = {name: replace(each.scores, metric=metric) for name, each in evaluations.items()}
     name, best = max(scores.items(), key=lambda item: item[1].rank)
-    images = found[name].images.gather(session.process).complete(session.process, session.log)
+    images = evaluations[name].images.gather(session.process).complete(session.process, session.log)
     files = ResultFiles(session.path, plan.eval_set, session.log, plan.config.DATA)
     of_best = Best.of(best, 0, "_ema" if name else "")
     return session.process.first(lambda: files.write(images, of_best, plan.config.REPORT))

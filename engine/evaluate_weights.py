@@ -41,10 +41,10 @@ def evaluate_both(
 
             scoring = stack.enter_context(keeping_features(scoring, both, trainer))
         scoring = change(scoring) if change else scoring
-        found = evaluate(both, data, trainer.inference, bad_images, scoring)
-    found = trainer.task.score_more(found, both, trainer)
-    found = [each._replace(scores=replace(each.scores, metric=metric)) for each in found]
-    return dict(zip(models, found, strict=True))
+        evaluations = evaluate(both, data, trainer.inference, bad_images, scoring)
+    evaluations = trainer.task.score_more(evaluations, both, trainer)
+    evaluations = [each._replace(scores=replace(each.scores, metric=metric)) for each in evaluations]
+    return dict(zip(models, evaluations, strict=True))
 
 
 def note_start(saves: Any, scores: Scores, seconds: float, by: str = "") -> None:
@@ -95,5 +95,5 @@ def evaluate_saved(path: Path, trainer: Trainer, data: EvalData, bad_images: Bad
     key, model = f"state_dict{suffix}", trainer.ema.model if suffix and trainer.ema else trainer.model
     state = trainer.parallel.local_part({key: read_checkpoint(path, lazily=True)[key]})
     trainer.parallel.load(model, state[key])
-    (found,) = evaluate([model], data, trainer.inference, bad_images, trainer.task.scoring(trainer))
-    return found.images.gather(trainer.process)
+    (evaluation,) = evaluate([model], data, trainer.inference, bad_images, trainer.task.scoring(trainer))
+    return evaluation.images.gather(trainer.process)

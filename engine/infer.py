@@ -49,16 +49,16 @@ class PlacingInference(Inference):
 
         `source` names the weights. Single logits may be -inf, but none of several values.
         """
-        found = self._computed(model, inputs, compute)
-        if isinstance(found, tuple):
-            found = tuple(map(widen, found))
-            is_finite = all(each.isfinite().all() for each in found)
+        outputs = self._computed(model, inputs, compute)
+        if isinstance(outputs, tuple):
+            outputs = tuple(map(widen, outputs))
+            is_finite = all(each.isfinite().all() for each in outputs)
         else:
-            found = widen(found)
-            is_finite = are_finite(found).all()
+            outputs = widen(outputs)
+            is_finite = are_finite(outputs).all()
         if not is_finite:
             self.refuse(model, inputs, source, compute)
-        return found
+        return outputs
 
     def refuse(self, model: nn.Module, inputs: Tensor, source: str, compute: Compute = nn.Module.__call__) -> NoReturn:
         """Raise ConfigError for outputs that are not finite. They are computed again to find the place in the model."""

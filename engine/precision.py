@@ -22,18 +22,18 @@ from utils.torch_internals import foreach_copy_, found_inf, scale_and_growth, se
 
 
 def choose_half(
-    amp: bool, wanted: str | None, device: torch.device, gpu_has_bfloat16: bool
+    amp: bool, dtype: str | None, device: torch.device, gpu_has_bfloat16: bool
 ) -> tuple[torch.dtype | None, str]:
     """Return the half type (None without -amp) and the reason for it."""
     if not amp:
         return None, "-amp is off"
-    if wanted == "auto":
-        wanted = "float16" if device.type == "cuda" and not gpu_has_bfloat16 else "bfloat16"
-        return getattr(torch, wanted), f"-amp_dtype auto: the best half type on this {device.type} device"
-    if wanted:
-        return getattr(torch, wanted), f"-amp_dtype {wanted}"
-    wanted = "float16" if device.type == "cuda" else "bfloat16"
-    return getattr(torch, wanted), f"the default on {device.type}"
+    if dtype == "auto":
+        dtype = "float16" if device.type == "cuda" and not gpu_has_bfloat16 else "bfloat16"
+        return getattr(torch, dtype), f"-amp_dtype auto: the best half type on this {device.type} device"
+    if dtype:
+        return getattr(torch, dtype), f"-amp_dtype {dtype}"
+    dtype = "float16" if device.type == "cuda" else "bfloat16"
+    return getattr(torch, dtype), f"the default on {device.type}"
 
 
 def has_bfloat16(device: torch.device) -> bool:
@@ -240,9 +240,9 @@ class Clipping:
             clip_grads_with_norm_(parameters, self.max_norm, norm)
         if self.max_value:
             clip_grad_value_(parameters, self.max_value)
-        for each in self._units:
-            if each.grad is not None:
-                _clip_units(each, self._factor)
+        for parameter in self._units:
+            if parameter.grad is not None:
+                _clip_units(parameter, self._factor)
 
 
 def _clip_units(parameter: Tensor, factor: float) -> None:

@@ -48,8 +48,8 @@ def _describe_file(source: str) -> str:
 def source_facts() -> dict[str, str]:
     """Return {source file: digest} of the halfstep files that a training run may use."""
     files = [*ROOT.glob("main_*.py"), *(file for each in SOURCE_FOLDERS for file in (ROOT / each).rglob("*.py"))]
-    found = {file.relative_to(ROOT).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()[:12] for file in files}
-    return dict(sorted(found.items()))
+    hashes = {file.relative_to(ROOT).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()[:12] for file in files}
+    return dict(sorted(hashes.items()))
 
 
 def refuse_other_ranks(process: Process, facts: Mapping[str, Any]) -> None:
@@ -62,16 +62,16 @@ def refuse_other_ranks(process: Process, facts: Mapping[str, Any]) -> None:
     if len(set(process.join([digest]))) == 1:
         return
     first, *others = process.join([dict(facts)])
-    found = {}
-    for rank, each in enumerate(others, start=1):
-        lacking = dict.fromkeys({*first} ^ {*each}, "missing")  # facts that only one of the two processes has
-        found[rank] = changed_facts(lacking | first, lacking | each)
-    if not any(found.values()):
+    differences = {}
+    for rank, facts_there in enumerate(others, start=1):
+        lacking = dict.fromkeys({*first} ^ {*facts_there}, "missing")  # facts that only one of the two processes has
+        differences[rank] = changed_facts(lacking | first, lacking | facts_there)
+    if not any(differences.values()):
         return
     if not process.is_first:
         raise AlreadyReportedError("the processes differ in settings, images or source files")
-    ranks, hosts = [rank for rank, each in found.items() if each], process.rendezvous.hosts
-    values = [f"{key}: {each}" for key, each in found[ranks[0]].items()]
+    ranks, hosts = [rank for rank, facts_there in differences.items() if facts_there], process.rendezvous.hosts
+    values = [f"{key}: {facts_there}" for key, facts_there in differences[ranks[0]].items()]
     raise ConfigError(
         f"{format_ranks(ranks)} of {process.world_size} ({hosts[ranks[0]]}) would train differently "
         f"from process 0 ({hosts[0]}): {first_of(values, '; ')}; "

@@ -143,28 +143,28 @@ def check_ema(settings: Train, num_updates: int) -> Finding:
     return Finding("EMA", text, WARN, "set TRAIN.MODEL_EMA_WARMUP=true, or lower TRAIN.MODEL_EMA_DECAY")
 
 
-def check_disk(config: Config, path: Path, each: int) -> Finding:
+def check_disk(config: Config, path: Path, checkpoint_size: int) -> Finding:
     """Check that all files of a run fit on the disk of `path`. Each checkpoint takes up `each` bytes."""
     numbered = min(config.KEEP_CHECKPOINTS, math.ceil(config.TRAIN.NUM_EPOCHS / config.SAVE_FREQ))
     count = numbered + 4  # best, last, previous, and the file that is being written
     # The checkpoints of a resumed run already take up space. A file with several names is counted only once.
     present = {status.st_ino: status.st_size for status in (file.stat() for file in path.rglob("*.pth"))}
-    need = max(count * each - sum(present.values()), 2 * each) + OTHER_FILES
+    need = max(count * checkpoint_size - sum(present.values()), 2 * checkpoint_size) + OTHER_FILES
     free = free_bytes(path)
     needs, has = format_bytes_apart(need, free)
     text = (
-        f"checkpoints of {format_bytes(each)}, up to {count} at once; with logs and curves {needs} of {has} free at "
+        f"checkpoints of {format_bytes(checkpoint_size)}, up to {count} at once; with logs and curves {needs} of {has} free at "
         f"{nearest_existing(path)}"
     )
     remedy = "free some space, set -output, or lower KEEP_CHECKPOINTS"
     return Finding("disk", text, *verdict_on_space(need, free, remedy))
 
 
-def refuse_full_disk(path: Path, each: int) -> None:
+def refuse_full_disk(path: Path, checkpoint_size: int) -> None:
     """Raise ConfigError if not even one checkpoint of `each` bytes fits on the disk of the run's folder."""
     disk = shutil.disk_usage(path)
-    if disk.total and each > disk.free:  # some network file systems do not know their size and report 0
-        needs, has = format_bytes_apart(each, disk.free)
+    if disk.total and checkpoint_size > disk.free:  # some network file systems do not know their size and report 0
+        needs, has = format_bytes_apart(checkpoint_size, disk.free)
         raise ConfigError(
             f"SAVE: one checkpoint of this run takes {needs}, but the disk of {path} has only {has} free; free some space "
             "there, or choose another disk with -output"

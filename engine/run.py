@@ -82,7 +82,7 @@ def run_training(session: Session, loaded: LoadedConfig, stop: StopSignal | None
     inputs = read_inputs(loaded, process, log).divided_as(session.divided)
     session.open_folder("train", existing=inputs.folder, saved=inputs.saved)
     # DATA.DATASET names the source of the images. configs/tables.py has a row for each source.
-    open_data = partial(open_data_of_run, wanted="both", session=session, signal=lambda: stop.number)
+    open_data = partial(open_data_of_run, parts="both", session=session, signal=lambda: stop.number)
     plan = plan_training(inputs, open_data, partial(search_batch_size, stop=stop))
     config = plan.config  # these settings are final; only the micro-batches may become smaller (fit_micro_batches)
     log.say(*plan.eval_set.notes)

@@ -126,9 +126,9 @@ class Session:
 
     def describe(self, **facts) -> None:
         """Add the command, the versions and these facts to the next state that is written to status.json."""
-        about = {"command": [*map(printable, self._loaded.arguments)], "halfstep": self._revision}
-        about |= {name: version(name) for name in ("torch", "timm")} | {"python": sys.version.split()[0]}
-        self._facts["about"] = self._facts.get("about", {}) | about | facts
+        described = {"command": [*map(printable, self._loaded.arguments)], "halfstep": self._revision}
+        described |= {name: version(name) for name in ("torch", "timm")} | {"python": sys.version.split()[0]}
+        self._facts["about"] = self._facts.get("about", {}) | described | facts
 
     def status(self, state: str, **facts) -> None:
         """Write status.json. Each fact keeps its value until a new one is given. A value of None removes the key."""
@@ -218,9 +218,9 @@ def make_folder(config: Config, kind: str, existing: Path | None) -> tuple[Path,
     check_name(config, existing)
     if existing:
         return existing, False
-    wanted = new_folder(config, kind)
+    path_asked = new_folder(config, kind)
     for number in itertools.count(1):
-        path = wanted if number == 1 else wanted.with_name(f"{wanted.name}.{number}")
+        path = path_asked if number == 1 else path_asked.with_name(f"{path_asked.name}.{number}")
         try:
             path.mkdir(parents=True)
             return path, True

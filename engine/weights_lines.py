@@ -111,9 +111,9 @@ def compare_with_weights(plan: Plan, may_differ: Sequence[str]) -> list[str]:
     if weights is None:
         return []
     texts = {key: text for key, text in weights.texts.items() if key.startswith("DATA.")}
-    theirs = {key: plain(convert(SETTINGS[key], text, weights.origin)) for key, text in texts.items()}
+    of_weights = {key: plain(convert(SETTINGS[key], text, weights.origin)) for key, text in texts.items()}
     lines = _describe_followed(loaded, weights)
-    if options := _options_to_follow({key: value for key, value in theirs.items() if key not in may_differ}, here):
+    if options := _options_to_follow({key: value for key, value in of_weights.items() if key not in may_differ}, here):
         lines.append(
             warning(f"images are prepared differently than for the {weights.origin}; to do the same, add {options}")
         )
@@ -124,19 +124,21 @@ def _compare_with_timm(plan: Plan, here: dict[str, Any]) -> list[str]:
     """Return a line if the default settings prepare images for a timm model differently than timm does."""
     if plan.config.MODEL.TYPE != "timm":
         return []
-    origins, theirs = plan.inputs.loaded.origins, usual_images(plan.config.MODEL.NAME)
-    if theirs.get("DATA.IMAGE_CHANNELS") != here["DATA.IMAGE_CHANNELS"]:
+    origins, of_weights = plan.inputs.loaded.origins, usual_images(plan.config.MODEL.NAME)
+    if of_weights.get("DATA.IMAGE_CHANNELS") != here["DATA.IMAGE_CHANNELS"]:
         return []
-    theirs = {key: each for key, each in theirs.items() if origins[key] == "default" and key != "DATA.IMAGE_SIZE"}
-    options = _options_to_follow(theirs, here)
+    of_weights = {
+        key: each for key, each in of_weights.items() if origins[key] == "default" and key != "DATA.IMAGE_SIZE"
+    }
+    options = _options_to_follow(of_weights, here)
     line = f"timm prepares images differently for {plan.config.MODEL.NAME}; to do the same, add {options}"
     return [line] if options else []
 
 
-def _options_to_follow(theirs: dict[str, Any], here: dict[str, Any]) -> str:
+def _options_to_follow(of_weights: dict[str, Any], here: dict[str, Any]) -> str:
     """Return the flag -opts with the settings of `theirs` that differ here and have an effect, or ''."""
-    different = [key for key in theirs if theirs[key] != here[key] and SETTINGS[key].has_effect(here)]
-    words = " ".join(f"{key}={to_text(theirs[key]).replace(' ', '')}" for key in different)
+    different = [key for key in of_weights if of_weights[key] != here[key] and SETTINGS[key].has_effect(here)]
+    words = " ".join(f"{key}={to_text(of_weights[key]).replace(' ', '')}" for key in different)
     return f"-opts {words}" if words else ""
 
 

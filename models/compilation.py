@@ -67,12 +67,12 @@ def prepare_compiler(environment: MutableMapping[str, str], num_cores: int) -> l
 
 def _make_private(folder: Path) -> None:
     """Create a folder that only this user can access, because its contents are executed. Raise OSError on failure."""
-    for each in (folder.parent, folder):
-        each.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = each.stat()
+    for place in (folder.parent, folder):
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = place.stat()
         if status.st_uid != os.geteuid():
-            raise PermissionError(f"{each} belongs to another user")
+            raise PermissionError(f"{place} belongs to another user")
         if status.st_mode & 0o077:
-            each.chmod(0o700)
+            place.chmod(0o700)
     with tempfile.TemporaryFile(dir=folder) as file:  # torch locks files here, which some network drives do not support
         fcntl.flock(file, fcntl.LOCK_EX)

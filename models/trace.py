@@ -92,20 +92,20 @@ class Trace(TorchFunctionMode):
         call = (place.path, name, self._num_calls[place.path, name])
         taken: list[tuple[tuple, Tensor]] = []
 
-        def alias(each):
-            if not (isinstance(each, Tensor) and each.requires_grad):
-                return each
-            key, own = (*call, len(taken)), each.view_as(each)
-            is_weight = isinstance(each, nn.Parameter)
+        def alias(tensor):
+            if not (isinstance(tensor, Tensor) and tensor.requires_grad):
+                return tensor
+            key, own = (*call, len(taken)), tensor.view_as(tensor)
+            is_weight = isinstance(tensor, nn.Parameter)
             own.register_hook(lambda gradient: self._see_gradient(place, key, is_weight, gradient))
             taken.append((key, own))
             return own
 
         output = func(*tree_map(alias, args), **tree_map(alias, kwargs))
-        for each in tree_leaves(output):
-            if isinstance(each, Tensor) and each.is_floating_point() and each.numel():
-                self._see_output(place, each)
-                in_half = each.dtype.itemsize == 2
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.numel():
+                self._see_output(place, tensor)
+                in_half = tensor.dtype.itemsize == 2
                 self.in_half |= {key for key, own in taken if in_half or own.dtype.itemsize == 2}
         return output
 
@@ -162,10 +162,10 @@ class Trace(TorchFunctionMode):
         return self.first_forward or self.first_backward
 
     def largest_gradients(self) -> dict[Location, float]:
-        found: dict[Location, float] = defaultdict(float)
+        gradients: dict[Location, float] = defaultdict(float)
         for place, largest in self.gradients.values():
-            found[place] = larger(found[place], largest)
-        return found
+            gradients[place] = larger(gradients[place], largest)
+        return gradients
 
 
 def refuse_not_finite(

@@ -51,8 +51,8 @@ class Parser(argparse.ArgumentParser):
         from configs.typed_names import setting_meant  # local: only a mistake needs it
 
         known, setting = self._option_string_actions, setting_meant(flag)
-        ours = next((each for group in FLAGS.values() for each, (key, _) in group.items() if key == setting), None)
-        meant = [each for each in (ours, f"-{ours}") if each in known]
+        own_name = next((each for group in FLAGS.values() for each, (key, _) in group.items() if key == setting), None)
+        meant = [each for each in (own_name, f"-{own_name}") if each in known]
         meant = meant or difflib.get_close_matches(flag, known, 1, SIMILAR)
         return f"; did you mean {meant[0]}?" if meant else ""
 
@@ -102,8 +102,8 @@ def check_writable(flag: str, path: Path) -> None:
 
 def check_no_input(flag: str, path: Path, inputs: Iterable[str | Path]) -> None:
     """Raise ConfigError if the output is one of the inputs."""
-    for each in inputs:
-        if os.path.exists(each) and path.exists() and os.path.samefile(path, each):
+    for source in inputs:
+        if os.path.exists(source) and path.exists() and os.path.samefile(path, source):
             raise ConfigError(f"{flag}: {path} is an input too and would be overwritten; choose another name")
 
 

@@ -246,9 +246,9 @@ def refuse_unrelated(parts: list["SavedModel"]) -> None:
 
     first = parts[0]
     for part in parts[1:]:
-        if (found := similarity(first.weights, part.weights)) < LEAST_SIMILAR:
+        if (cosine := similarity(first.weights, part.weights)) < LEAST_SIMILAR:
             raise ConfigError(
-                f"{part.path} and {first.path}: their weights have nothing in common (cosine {found:.2f}), as after a "
+                f"{part.path} and {first.path}: their weights have nothing in common (cosine {cosine:.2f}), as after a "
                 "start from different random weights, so their mean would predict nothing; average checkpoints of one "
                 "run, or runs that were fine-tuned from the same weights"
             )

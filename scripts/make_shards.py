@@ -152,10 +152,10 @@ def read_files(image_set: ImageSet, indices: Sequence[int]) -> Iterator[tuple[st
 
     The files are read in parallel, which is much faster for small files.
     """
-    for index, found in read_each(indices, image_set.file, "", NUM_READERS):
-        if isinstance(found, ImageReadError):
-            raise DataError(f"cannot read {image_set.name(index)} ({found}); repair or remove it") from found
-        ending, data = found
+    for index, file in read_each(indices, image_set.file, "", NUM_READERS):
+        if isinstance(file, ImageReadError):
+            raise DataError(f"cannot read {image_set.name(index)} ({file}); repair or remove it") from file
+        ending, data = file
         # Readers detect the format from the content; any known suffix will do.
         yield ending.lower() if ending.lower() in ENDINGS else ".jpg", data, int(image_set.targets[index])
 

@@ -152,8 +152,8 @@ def choose(arguments: Namespace) -> int:
 
 def flags_of(arguments: Namespace) -> list[str]:
     """Return the flags of the fine-tuning, in the form that the training programs take."""
-    given = {name: getattr(arguments, name) for name in OF_A_RUN}
-    flags = [str(word) for name, value in given.items() if value for word in (f"-{name}", value)]
+    values = {name: getattr(arguments, name) for name in OF_A_RUN}
+    flags = [str(word) for name, value in values.items() if value for word in (f"-{name}", value)]
     return flags + (["-opts", *arguments.opts] if arguments.opts else [])
 
 

@@ -128,44 +128,44 @@ def add_model_flags(parser: Parser, ngpus_help: str) -> Callable:
 
 def settings_flags(arguments: argparse.Namespace) -> list[str]:
     """Return the flags that override settings of the model, in the form that the training programs take."""
-    given = {"-cfg": arguments.cfg, "-amp": arguments.amp, "-batch_size_eval": arguments.batch_size}
-    given["-image_size"] = arguments.image_size
-    flags = [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
+    values = {"-cfg": arguments.cfg, "-amp": arguments.amp, "-batch_size_eval": arguments.batch_size}
+    values["-image_size"] = arguments.image_size
+    flags = [word for flag, value in values.items() if value is not None for word in (flag, str(value))]
     return flags + (["-opts", *arguments.opts] if arguments.opts else [])
 
 
-def find_images(given: Iterable[str], lists: Iterable[str], outputs: Outputs) -> list[str]:
-    """Return the images `given` on the command line, where @FILE is a list, and then the images in `lists`."""
+def find_images(names: Iterable[str], lists: Iterable[str], outputs: Outputs) -> list[str]:
+    """Return the images `names` on the command line, where @FILE is a list, and then the images in `lists`."""
     paths = []
-    for each in given:
-        is_list = each.startswith("@") and not os.path.exists(each)
-        paths += read_list_of_photos(each[1:], outputs) if is_list else expand(each, outputs)
-    for each in lists:
-        paths += read_list_of_photos(each, outputs)
+    for name in names:
+        is_list = name.startswith("@") and not os.path.exists(name)
+        paths += read_list_of_photos(name[1:], outputs) if is_list else expand(name, outputs)
+    for name in lists:
+        paths += read_list_of_photos(name, outputs)
     if not paths:
         raise ConfigError("no images; name files, folders, patterns such as 'photos/*.jpg', or a list with -list FILE")
     return paths
 
 
-def expand(given: str, outputs: Outputs) -> list[str]:
+def expand(name: str, outputs: Outputs) -> list[str]:
     """Return a file, the images in and below a folder, or the matches of a pattern; 2.jpg comes before 10.jpg."""
     from datasets.sources.folder import images_for_any_model
     from datasets.sources.images import natural
 
-    if os.path.isdir(given):
-        images = images_for_any_model(Path(given), report)
-        return outputs.without([os.path.normpath(os.path.join(given, each)) for each in images], given, report)
-    if os.path.exists(given):  # even if the file's name looks like a pattern
-        return [given]
-    if not glob.has_magic(given):
-        remedy = "name the model before the images" if given == LATEST else "quote a name that has spaces"
-        raise ConfigError(f"{given}: no such image or folder; {remedy}")
-    matches = sorted(glob.glob(given, recursive=True), key=natural)
+    if os.path.isdir(name):
+        images = images_for_any_model(Path(name), report)
+        return outputs.without([os.path.normpath(os.path.join(name, each)) for each in images], name, report)
+    if os.path.exists(name):  # even if the file's name looks like a pattern
+        return [name]
+    if not glob.has_magic(name):
+        remedy = "name the model before the images" if name == LATEST else "quote a name that has spaces"
+        raise ConfigError(f"{name}: no such image or folder; {remedy}")
+    matches = sorted(glob.glob(name, recursive=True), key=natural)
     if not matches:
-        raise ConfigError(f"{given}: no file matches this pattern; check the folder and the ending in it")
-    if "**" in given:  # this pattern matches folders as well as the files in them
+        raise ConfigError(f"{name}: no file matches this pattern; check the folder and the ending in it")
+    if "**" in name:  # this pattern matches folders as well as the files in them
         matches = [each for each in matches if not os.path.isdir(each)]
-    start = os.path.dirname(given[: re.search(r"[*?[]", given).start()])
+    start = os.path.dirname(name[: re.search(r"[*?[]", name).start()])
     matches = outputs.without(matches, start or os.curdir, report)
     return [path for each in matches for path in expand(each, outputs)]
 
@@ -259,8 +259,8 @@ def predict(arguments: argparse.Namespace, paths: list[str], process: "Process")
     from engine.predict.output import Output, thumbnails
     from engine.predict.predictor import Predictor
 
-    given = (arguments.model, settings_flags(arguments), arguments.raw, arguments.classes)
-    classifier = process.after_first(lambda: load_classifier(*given, load_graph=load_exported))
+    how = (arguments.model, settings_flags(arguments), arguments.raw, arguments.classes)
+    classifier = process.after_first(lambda: load_classifier(*how, load_graph=load_exported))
     pixels = pixels_of(classifier.config.DATA)
     paths = images_among(paths, pixels, report if process.is_first else len)
     maps = None

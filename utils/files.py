@@ -177,7 +177,8 @@ def content_of(path: Path, most: int = 2**30, takes: tuple[str | None, ...] = (N
         # A pipe is either at its end or has a writer to wait for, as in -list <(find photos).
         os.set_blocking(file.fileno(), kind == "a pipe")
         size = os.fstat(file.fileno()).st_size
-        content = file.read(most + 1 if kind else -1) if size <= most else b""
+        limit = most + 1 if kind else -1
+        content = file.read(limit) if size <= most else b""
     if max(size, len(content)) > most:
         raise OSError(errno.EINVAL, "it is too large; name another file", str(path))
     return content

@@ -130,17 +130,17 @@ def _launchers_in(environment: Mapping[str, str]) -> list[str]:
     """Return the launchers that gave this process a rank, the innermost one first."""
     if "TORCHELASTIC_RUN_ID" in environment:
         return [TORCHRUN]  # a launcher that started torchrun numbers the processes differently
-    found = [launcher for launcher in (OPEN_MPI, MPI) if RANK_VARIABLES[launcher][0] in environment]
+    launchers = [launcher for launcher in (OPEN_MPI, MPI) if RANK_VARIABLES[launcher][0] in environment]
     # An sbatch script has most of Slurm's variables, but no SLURM_STEP_*. If srun started mpirun, only mpirun's rank counts.
     has_step = any(name.startswith("SLURM_STEP_") for name in environment)
     is_task = "SLURM_PROCID" in environment and (has_step or environment.get("ENVIRONMENT") != "BATCH")
-    if is_task and not found:
-        found.append(SLURM)
+    if is_task and not launchers:
+        launchers.append(SLURM)
     # RANK without WORLD_SIZE belongs to another program, and Kubeflow's RANK may be the rank of a node.
     is_of_node = environment.get("PET_NNODES", "1") != "1"
     if {"RANK", "WORLD_SIZE"} <= environment.keys() and not is_of_node:
-        found.append(VARIABLES)
-    return found
+        launchers.append(VARIABLES)
+    return launchers
 
 
 def _read_rank(environment: Mapping[str, str], launcher: str) -> LaunchedRank:
@@ -177,8 +177,8 @@ def _most_nodes(environment: Mapping[str, str]) -> int:
     nodes = environment.get("PET_NNODES", "")
     with contextlib.suppress(OSError):  # this is not Linux
         words = Path(f"/proc/{os.getppid()}/cmdline").read_text(errors="replace")
-        if given := re.search(r"\0--nnodes[=\0]([^\0]*)\0", words):
-            nodes = given[1]
+        if match := re.search(r"\0--nnodes[=\0]([^\0]*)\0", words):
+            nodes = match[1]
     most = nodes.partition(":")[2]
     return int(most) if most.isdecimal() else 0
 
@@ -242,7 +242,9 @@ def _find_address(environment: Mapping[str, str], launched: LaunchedRank, url: s
 def _default_host(environment: Mapping[str, str], launched: LaunchedRank) -> str:
     """Return the first machine of a Slurm job, or of its step, or this machine if all processes are on it."""
     if launched.launcher != VARIABLES:
-        names = ["SLURM_STEP_NODELIST"] * (launched.launcher == SLURM) + ["SLURM_JOB_NODELIST", "SLURM_NODELIST"]
+        names = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"]
+        if launched.launcher == SLURM:
+            names.insert(0, "SLURM_STEP_NODELIST")
         if nodes := next(filter(None, map(environment.get, names)), ""):
             first = re.match(r"([^,\[]|\[[^]]*\])*", nodes)[0]  # for example node[01-03,7] of node[01-03,7],gpu5
             return re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first)

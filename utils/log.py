@@ -39,7 +39,9 @@ class Log:
 
     def open(self, folder: Path) -> None:
         """Write the lines logged so far, and all further lines, to files in this folder."""
-        names = [f"log_{self._rank}.txt"] * (self._world_size > 1) + ["log.txt"] * (self._rank == 0)
+        names = ["log.txt"] if self._rank == 0 else []
+        if self._world_size > 1:
+            names.insert(0, f"log_{self._rank}.txt")
         self._files = [LineFile(folder / name) for name in names]
         for text in self._early:
             self._write_stamped(text)

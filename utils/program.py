@@ -118,7 +118,7 @@ def with_one_dash(arguments: list[str]) -> list[str]:
     """
     end = arguments.index("--") if "--" in arguments else len(arguments)
     flag = re.compile(r"^--(?!help$|local.rank)([A-Za-z][\w-]*)")
-    flags = [flag.sub(lambda found: f"-{found[1].replace('-', '_')}", each) for each in arguments[:end]]
+    flags = [flag.sub(lambda match: f"-{match[1].replace('-', '_')}", each) for each in arguments[:end]]
     return flags + arguments[end:]
 
 
@@ -211,9 +211,9 @@ class StopSignal:
     def __init__(self):
         self.number = 0
         self._noted = 0.0
-        for each in STOPPING:
-            if each != signal.SIGHUP or not hangup_is_ignored():
-                signal.signal(each, self._note)
+        for number in STOPPING:
+            if number != signal.SIGHUP or not hangup_is_ignored():
+                signal.signal(number, self._note)
 
     def _note(self, number: int, frame) -> None:
         if self.number and time.monotonic() - self._noted > self.SECONDS_TO_REPEAT:
@@ -230,9 +230,9 @@ class Interrupt(StopSignal, contextlib.AbstractContextManager):
         super().__init__()
 
     def __exit__(self, *error: object) -> None:
-        for each, handler in self._before.items():
-            if signal.getsignal(each) == self._note:
-                signal.signal(each, handler)
+        for number, handler in self._before.items():
+            if signal.getsignal(number) == self._note:
+                signal.signal(number, handler)
 
     def _note(self, number: int, frame) -> None:
         is_first = not self.number

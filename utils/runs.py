@@ -41,8 +41,8 @@ class Identity(NamedTuple):
     def of(cls, record: Any) -> "Identity | None":
         """Return the identity in status.json or a checkpoint, or None if it is missing or damaged."""
         known = record.get("run") if isinstance(record, dict) else None
-        found = [known.get(name) for name in cls._fields] if isinstance(known, dict) else [None]
-        return cls(*found) if all(isinstance(each, str) for each in found) else None
+        values = [known.get(name) for name in cls._fields] if isinstance(known, dict) else [None]
+        return cls(*values) if all(isinstance(each, str) for each in values) else None
 
 
 def utc_now() -> str:
@@ -52,8 +52,8 @@ def utc_now() -> str:
 def is_run_folder(folder: str | Path) -> bool:
     """Return whether this is the folder of a run."""
     # A class folder has neither status.json nor config.yaml, so it costs only two checks. There may be thousands.
-    found = [name for name in FILES_OF_A_RUN[:2] if os.path.exists(os.path.join(folder, name))]
-    return bool(found) and has_files_of_run([*found, *os.listdir(folder)])
+    names = [name for name in FILES_OF_A_RUN[:2] if os.path.exists(os.path.join(folder, name))]
+    return bool(names) and has_files_of_run([*names, *os.listdir(folder)])
 
 
 def has_files_of_run(names: Collection[str]) -> bool:
@@ -98,10 +98,10 @@ def newest_first(folders: Iterable[Path]) -> list[Path]:
 
 def status_in(folder: Path) -> dict[str, Any]:
     """Return the content of status.json, or {} if it cannot be read."""
-    found: Any = None
+    status: Any = None
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        found = json.loads(content_of(folder / "status.json", LARGEST_STATUS))
-    return found if isinstance(found, dict) else {}
+        status = json.loads(content_of(folder / "status.json", LARGEST_STATUS))
+    return status if isinstance(status, dict) else {}
 
 
 def is_locked(folder: Path) -> bool:
@@ -143,9 +143,9 @@ def changed_facts(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, 
     A fact in only one of the records is not compared. If the number of training images differs, only this number
     is returned, because it changes all digests of training images. The same holds for validation images.
     """
-    found = {key: _describe(key, then[key], now[key]) for key in now if key in then and then[key] != now[key]}
-    follow = {fact for number in NUMBERS.keys() & found.keys() for fact in NUMBERS[number]}
-    return {key: values for key, values in found.items() if values and key not in follow}
+    changes = {key: _describe(key, then[key], now[key]) for key in now if key in then and then[key] != now[key]}
+    follow = {fact for number in NUMBERS.keys() & changes.keys() for fact in NUMBERS[number]}
+    return {key: values for key, values in changes.items() if values and key not in follow}
 
 
 def _describe(key: str, then: Any, now: Any) -> str:

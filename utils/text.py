@@ -28,7 +28,7 @@ def printable(text: str) -> str:
 
 def escape_controls(text: str) -> str:
     """Escape control characters, except tab and newline, as Python does: \\x1b."""
-    return UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def one_line(name: str) -> str:
@@ -97,7 +97,8 @@ def counted(number: int, noun: str) -> str:
 
 def format_ranks(ranks: list[int]) -> str:
     """Return the ranks as text: process 1, or processes 1, 2."""
-    return f"process{'es' * (len(ranks) > 1)} {', '.join(str(rank) for rank in ranks)}"
+    noun = "processes" if len(ranks) > 1 else "process"
+    return f"{noun} {', '.join(str(rank) for rank in ranks)}"
 
 
 def format_duration(seconds: float) -> str:

@@ -89,14 +89,14 @@ def scale_and_growth(scaler: GradScaler) -> tuple[Tensor, Tensor]:
 def found_inf(scaler: GradScaler) -> Tensor:
     """Return 1.0 if a gradient of the scaler's only optimizer is not finite, else 0.0. Valid until update()."""
     (state,) = scaler._per_optimizer_states.values()
-    (found,) = state["found_inf_per_device"].values()
-    return found
+    (is_infinite,) = state["found_inf_per_device"].values()
+    return is_infinite
 
 
-def set_found_inf(scaler: GradScaler, optimizer: torch.optim.Optimizer, found: Tensor) -> None:
+def set_found_inf(scaler: GradScaler, optimizer: torch.optim.Optimizer, is_infinite: Tensor) -> None:
     """Set found_inf without unscale_. If it is 1, step() skips the update. The optimizer unscales by its `grad_scale`."""
     state = scaler._per_optimizer_states[id(optimizer)]
-    state.update(stage=OptState.UNSCALED, found_inf_per_device={found.device: found})
+    state.update(stage=OptState.UNSCALED, found_inf_per_device={is_infinite.device: is_infinite})
 
 
 def call_after_backward(function: Callable[[], None]) -> None:

@@ -153,11 +153,11 @@ def _check_type(texts: dict[str, Text], origin: str) -> None:
     if not isinstance(kind, str) or kind.strip().lower() in SETTINGS["MODEL.TYPE"].choices:
         return
     name = texts.get("MODEL.NAME", kind)
-    found = timm_name(name)
-    near = "" if found else did_you_mean(_word(name).replace("-", "_"), import_timm().list_models())
+    name_in_timm = timm_name(name)
+    near = "" if name_in_timm else did_you_mean(_word(name).replace("-", "_"), import_timm().list_models())
     raise ConfigError(
         f"{origin}: MODEL.TYPE is {kind!r}; it must be vit or timm. For other models set MODEL.TYPE: timm and "
-        f"MODEL.NAME: {found or 'one of timm.list_models()'}, and remove MODEL's keys that describe layers "
+        f"MODEL.NAME: {name_in_timm or 'one of timm.list_models()'}, and remove MODEL's keys that describe layers "
         f"(docs/from-paddlevit.md has the training settings of PaddleViT's families){near}"
     )
 
@@ -233,9 +233,9 @@ class Deit:
         except RuntimeError:  # timm 1.0.20 reads weights while it builds some models; meta tensors have no values
             model = timm.create_model(name)
         for field, (key, text) in self.fields.items():
-            if not _is_same(text, found := FIELDS[field](model)):
+            if not _is_same(text, value := FIELDS[field](model)):
                 raise ConfigError(
-                    f"{self.origin}: {key} is {quoted(text)}, but timm's {name} has {found}; correct MODEL.NAME, or "
+                    f"{self.origin}: {key} is {quoted(text)}, but timm's {name} has {value}; correct MODEL.NAME, or "
                     f"remove {key} to train timm's model"
                 )
         parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -296,12 +296,12 @@ def _word(text: Text | None) -> str:
     return text.strip().lower() if isinstance(text, str) else ""
 
 
-def _is_same(text: Text, found: float) -> bool:
+def _is_same(text: Text, value: float) -> bool:
     """Return whether a file's text equals the value in timm's model."""
     word = _word(text)
-    if isinstance(found, bool):
-        return BOOLS.get(word) is found
+    if isinstance(value, bool):
+        return BOOLS.get(word) is value
     try:
-        return float(word) == found
+        return float(word) == value
     except ValueError:
         return False

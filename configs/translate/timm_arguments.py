@@ -215,9 +215,9 @@ def _unsupported(reason: str, word: str) -> Argument:
     return Argument(name, "", str if example in (None, []) else type(example), default, reason=reason)
 
 
-TIMM_ARGUMENTS = {each.name: each for each in SUPPORTED} | {
-    each.name: each
+TIMM_ARGUMENTS = {argument.name: argument for argument in SUPPORTED} | {
+    argument.name: argument
     for table in (NOT_NEEDED, REFUSED)
     for reason, words in table.items()
-    for each in (_unsupported(reason, word) for word in words.split())
+    for argument in (_unsupported(reason, word) for word in words.split())
 }

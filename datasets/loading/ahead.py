@@ -55,8 +55,8 @@ def prefetch_to_device(batches: Iterator[Batch], device: torch.device) -> Iterat
     def hand_over(batch: Batch, copied: torch.Event) -> Batch:
         now = torch.accelerator.current_stream(device)
         now.wait_event(copied)  # makes the device wait, not the host
-        for each in (batch.images, batch.targets):
-            each.record_stream(now)  # otherwise the next copy could reuse the memory too early
+        for tensor in (batch.images, batch.targets):
+            tensor.record_stream(now)  # otherwise the next copy could reuse the memory too early
         return batch
 
     with contextlib.closing(batches):

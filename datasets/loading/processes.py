@@ -84,9 +84,9 @@ def _into_shared_memory(batch: Batch | DataError) -> Batch | DataError:
     if get_worker_info() is None or isinstance(batch, DataError):
         return batch
     try:
-        for each in (batch.images, batch.targets):
-            if len(each):
-                each.share_memory_()
+        for tensor in (batch.images, batch.targets):
+            if len(tensor):
+                tensor.share_memory_()
     except RuntimeError as error:
         return DataError(
             f"DATA.WORKERS: shared memory is too small for a batch ({error}); enlarge /dev/shm (docker run --shm-size) "

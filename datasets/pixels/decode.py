@@ -241,8 +241,8 @@ def _jpeg_exif(data: bytes) -> Image.Exif:
             xmp = data[start + len(XMP) : end]
     if parts:
         exif.load(EXIF + b"".join(parts))
-    if ORIENTATION not in exif and (found := XMP_ORIENTATION.search(xmp)):
-        exif[ORIENTATION] = int(found[1])
+    if ORIENTATION not in exif and (match := XMP_ORIENTATION.search(xmp)):
+        exif[ORIENTATION] = int(match[1])
     return exif
 
 
@@ -286,7 +286,7 @@ def _upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
 def _refuse_bomb(data: bytes, width: int, height: int, rules: PixelRules, cost: float = 1) -> None:
     """Enforce the limits on decompressed pixels and scans. Pillow itself only warns below twice the pixel limit."""
     if max(width, LEAST_WIDTH) * height * cost > rules.max_pixels:
-        each = f", and each pixel of a WebP counts as {cost}" if cost > 1 else ""
-        raise Image.DecompressionBombError(f"{width} x {height} pixels{each}")
+        cost_of_webp = f", and each pixel of a WebP counts as {cost}" if cost > 1 else ""
+        raise Image.DecompressionBombError(f"{width} x {height} pixels{cost_of_webp}")
     if len(data) * width * height > QUICK and data[:2] == JPEG_START:
         _refuse_scans(data, width * height)

@@ -83,8 +83,8 @@ def read_csv_file(file: Path, add: Callable[[Rows], None], columns: Columns) -> 
         columns.reading.check_header(file, names, columns.names)
         places = zip(columns.names, find_columns(columns.names, names), strict=True)
         values = _Values(file, columns, [*places], len(names))
-        while found := values.take(rows):
-            add(found)
+        while batch := values.take(rows):
+            add(batch)
 
 
 def read_cells(file: Path, columns: Columns) -> Iterator[list[str]]:
@@ -105,8 +105,8 @@ def _describe_unused_groups(file: Path, columns: Columns) -> Iterator[str]:
 
 def declared_separator(line: str) -> str | None:
     """Return the separator that a first line such as sep=; declares, or None if the line is a header."""
-    found = DECLARED.fullmatch(line)
-    return found and found[1]
+    match = DECLARED.fullmatch(line)
+    return match and match[1]
 
 
 def find_columns(columns: Sequence[str], names: Sequence[str]) -> list[int | None]:

@@ -88,9 +88,9 @@ def read_split_folders(
     parts = choose_parts(names := _listed(root)[0])
     if not (parts.val and parts.suffice(only_validation)):
         missing = "train" if parts.val else "val"
-        found = f", only {first_of(names, limit=3)}" if names else ""
+        others = f", only {first_of(names, limit=3)}" if names else ""
         raise DataError(
-            f"DATA.DATA_PATH: {root} has no folder {missing}/{found}; {expected_layout(config.DATA, expects)}; to hold out "
+            f"DATA.DATA_PATH: {root} has no folder {missing}/{others}; {expected_layout(config.DATA, expects)}; to hold out "
             "some images of a folder of class folders, use -dataset imagefolder with its path"
         )
     train_folder = unwrapped(root / parts.train) if parts.train else None
@@ -117,13 +117,13 @@ def find_test_folders(val: ImageSet) -> list[Path]:
     """
     if val.split.get("rule") != "folders" or not val.is_listing:
         return []
-    parent, validation, found = Path(val.split["training"]).parent, Path(val.split["validation"]), []
+    parent, validation, folders = Path(val.split["training"]).parent, Path(val.split["validation"]), []
     with contextlib.suppress(OSError):  # the folders were moved during the run
         for folder in (parent / name for name in _listed(parent)[0] if name.lower() == TEST_NAME):
             classes = {normalize("NFC", name) for name in subfolders(folder)}
             if classes and classes <= {*val.classes} and not is_within(folder, validation):
-                found.append(folder)
-    return found
+                folders.append(folder)
+    return folders
 
 
 def unwrapped(folder: Path, known: Collection[str] = ()) -> Path:
@@ -389,10 +389,10 @@ def read_caltech(config: Config, *_: object) -> tuple[ImageSet, None]:
     expects = f"the folder {folder}/ with a folder per class"
     root = data_root(config.DATA, expects)
     candidates = [root / parent / folder for parent in parents] + ([root] if root.name == folder else [])
-    found = next((each for each in candidates if each.is_dir()), None)
-    if found is None:
+    folder = next((each for each in candidates if each.is_dir()), None)
+    if folder is None:
         raise DataError(f"DATA.DATA_PATH: {root} has no {folder}/; {expected_layout(config.DATA, expects)}")
     # Subfolders are not read, because the dog folder of Caltech256 contains a stray folder with other images.
-    classes = [name for name in class_folders(found) if name != background]
-    images = read_class_folders(config, found, classes, deep=False)
-    return images.with_facts(split={"rule": "position", "training": str(found)}), None
+    classes = [name for name in class_folders(folder) if name != background]
+    images = read_class_folders(config, folder, classes, deep=False)
+    return images.with_facts(split={"rule": "position", "training": str(folder)}), None

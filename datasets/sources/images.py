@@ -162,13 +162,13 @@ class FileImages(EncodedImages):
         return self.paths.digest(), *self._chosen()
 
     def file_sizes(self, indices: Sequence[int]) -> list[int]:
-        found = []
+        sizes = []
         for index in indices:
             try:
-                found.append(os.stat(self.name(index)).st_size)
+                sizes.append(os.stat(self.name(index)).st_size)
             except OSError:
-                found.append(-1)
-        return found
+                sizes.append(-1)
+        return sizes
 
     def _in_chunks(self, column: Texts) -> Iterator[list[bytes]]:
         """Return an iterator over the values of a column for the images of this set."""
@@ -215,11 +215,11 @@ def on_disk(root: Path, path: str) -> str:
     listed = os.path.join(root, path)
     if path.isascii() or os.path.isabs(path) or os.path.lexists(listed):
         return listed
-    found = str(root)
+    path = str(root)
     for name in path.split("/"):
-        forms = [os.path.join(found, form) for form in (name, normalize("NFC", name), normalize("NFD", name))]
-        found = next(filter(os.path.lexists, forms), forms[0])
-    return found
+        forms = [os.path.join(path, form) for form in (name, normalize("NFC", name), normalize("NFD", name))]
+        path = next(filter(os.path.lexists, forms), forms[0])
+    return path
 
 
 def stays_inside(root: Path, folder: str) -> bool:

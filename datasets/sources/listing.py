@@ -152,8 +152,8 @@ class _Builder:
             parts = [[row for row in rows if row < num_first], [row - num_first for row in rows if row >= num_first]]
             for part, rows_of_part in enumerate(parts[: len(texts)]):
                 repeated[part] += rows_of_part[1:]
-                found = self.targets[part].of_rows[rows_of_part]
-                num_different[part] += int(np.any(found != found[:1], axis=(*range(1, found.ndim),)).sum())
+                targets = self.targets[part].of_rows[rows_of_part]
+                num_different[part] += int(np.any(targets != targets[:1], axis=(*range(1, targets.ndim),)).sum())
             if parts[0]:
                 shared += parts[1]
         groups = []

@@ -118,7 +118,11 @@ def find_files(root: Path) -> dict[str, list[Path]]:
     for path in sorted(_files_below(root, DEPTH)):
         by_name = OF_PART.fullmatch(path.stem)
         is_in_part = path.parent != root and path.parent.name.lower() in (*TRAIN_NAMES, *VAL_NAMES)
-        files[path.parent.name if is_in_part else by_name[1] if by_name else path.stem].append(path)
+        if is_in_part:
+            part = path.parent.name
+        else:
+            part = by_name[1] if by_name else path.stem
+        files[part].append(path)
     return files
 
 
@@ -173,21 +177,21 @@ def add_rows(
     """Add the rows of these files to the index. `choose`: see choose_columns; `reading`: of their targets."""
     with ThreadPoolExecutor(NUM_THREADS, "parquet") as pool:
 
-        def each(task: Callable[[Path], T]) -> Iterator[T]:
+        def in_threads(task: Callable[[Path], T]) -> Iterator[T]:
             def explaining(file: Path) -> T:
                 with explained(file, "the file cannot be read"):
                     return task(file)
 
             return pool.map(explaining, files)
 
-        schemas = list(each(lambda file: opened(file).schema_arrow))
-        found = [choose(file, schema, schemas[0]) for file, schema in zip(files, schemas, strict=True)]
-        columns = _common_columns(files, found)
+        schemas = list(in_threads(lambda file: opened(file).schema_arrow))
+        columns_of_files = [choose(file, schema, schemas[0]) for file, schema in zip(files, schemas, strict=True)]
+        columns = _common_columns(files, columns_of_files)
         if columns.are_names:
-            found = each(lambda file: reading.names_in_parquet(file, columns, read_columns))
-            columns = columns._replace(classes=tuple(sorted({*itertools.chain(*found)})))
+            class_names = in_threads(lambda file: reading.names_in_parquet(file, columns, read_columns))
+            columns = columns._replace(classes=tuple(sorted({*itertools.chain(*class_names)})))
         hashes = RowHashes()
-        rows = shown(each(lambda file: _read_rows(file, columns, reading)), "index", len(files), unit="files")
+        rows = shown(in_threads(lambda file: _read_rows(file, columns, reading)), "index", len(files), unit="files")
         for number, (groups, labels, names) in enumerate(rows):
             groups = np.array(groups, np.int64).reshape(-1, 3)
             builder.add("label", labels)
@@ -203,16 +207,16 @@ def add_rows(
     return {"image": columns.image, "classes": columns.classes, "are_names": columns.are_names, "has_keys": has_keys}
 
 
-def _common_columns(files: Sequence[Path], found: Sequence[ParquetColumns]) -> ParquetColumns:
+def _common_columns(files: Sequence[Path], columns_of_files: Sequence[ParquetColumns]) -> ParquetColumns:
     """Return the columns of all files, which must be the same."""
-    first = found[0]
-    for file, columns in zip(files, found, strict=True):
+    first = columns_of_files[0]
+    for file, columns in zip(files, columns_of_files, strict=True):
         if columns._replace(path=None) != first._replace(path=None):
             raise DataError(
                 f"{file} and {files[0]} differ in the columns of images or labels, or in the class names, so they "
                 "belong to different data sets; move one of them elsewhere"
             )
-    return first if all(columns.path == first.path for columns in found) else first._replace(path=None)
+    return first if all(columns.path == first.path for columns in columns_of_files) else first._replace(path=None)
 
 
 @contextlib.contextmanager

@@ -107,14 +107,14 @@ class Server:
     def listing(self, folder: str = "") -> dict[str, dict]:
         """Return the names of the files and folders in a folder, each with fsspec's facts (type, size, ...)."""
         url = self.url_of(f"{folder}/" if folder else "")
-        found = {}
-        for each in self._request(url, lambda files: files.ls(url, detail=True)):
-            name = each["name"].rstrip("/").rpartition("/")[2]
+        entries = {}
+        for entry in self._request(url, lambda files: files.ls(url, detail=True)):
+            name = entry["name"].rstrip("/").rpartition("/")[2]
             name = unquote(name) if PACKAGES[self.scheme] == "aiohttp" else name
             # The name becomes a file name in the cache, so the name must not lead out of the cache.
             if not name.startswith(".") and not set("/?#") & set(name):
-                found[f"{folder}/{name}" if folder else name] = each
-        return found
+                entries[f"{folder}/{name}" if folder else name] = entry
+        return entries
 
     def describe(self, name: str) -> dict:
         """Return fsspec's facts about a file."""
@@ -271,24 +271,24 @@ class TarCache:
 
     def files(self) -> dict[Path, os.stat_result]:
         """Return {path: stat} of all cached tars, and of the tars that are being downloaded."""
-        found = {}
+        status_of = {}
         for path in self.folder.rglob("*"):
             if path.name.endswith((".tar", f".tar{PART}")):
                 finished = path.with_name(path.name.removeprefix(".").removesuffix(PART))
                 for name in (path, finished):  # a download may end between the listing and stat
                     with contextlib.suppress(FileNotFoundError):
-                        found[name] = name.stat()
+                        status_of[name] = name.stat()
                         break
-        return found
+        return status_of
 
     def make_room(self) -> None:
         """Delete the least recently used tars until the cache is within its limit."""
-        found = self.files()
-        total = sum(each.st_size for each in found.values())
-        for path in sorted(found, key=lambda path: found[path].st_mtime_ns):
+        status_of = self.files()
+        total = sum(each.st_size for each in status_of.values())
+        for path in sorted(status_of, key=lambda path: status_of[path].st_mtime_ns):
             if total > self.limit and path.suffix != PART:
                 path.unlink(missing_ok=True)
-                total -= found[path].st_size
+                total -= status_of[path].st_size
 
     def remove_left(self) -> None:
         """Remove partial files that no process is writing."""
@@ -340,15 +340,15 @@ class ServerFolder(ShardFolder):
 
     def find_tars(self) -> dict[str, list[ShardTar]]:
         names = sorted(self._list() if self._names is None else self._names)
-        found = defaultdict(list)
+        tars = defaultdict(list)
         with ThreadPoolExecutor(NUM_REQUESTS, "server") as pool:
             for tar in pool.map(self._describe, names):
-                found[shards.part_of(tar.name)].append(tar)
-        if self._names and not {name.lower() for name in found} & {*TRAIN_NAMES, *VAL_NAMES}:
-            found = {TRAIN_NAMES[0]: sum(found.values(), [])}  # the URL names the tars, and no name says train or val
-        parts = choose_parts(found)
-        self._set_limit([tar for name in (parts.train, parts.val) if name for tar in found[name]])
-        return found
+                tars[shards.part_of(tar.name)].append(tar)
+        if self._names and not {name.lower() for name in tars} & {*TRAIN_NAMES, *VAL_NAMES}:
+            tars = {TRAIN_NAMES[0]: sum(tars.values(), [])}  # the URL names the tars, and no name says train or val
+        parts = choose_parts(tars)
+        self._set_limit([tar for name in (parts.train, parts.val) if name for tar in tars[name]])
+        return tars
 
     def _list(self) -> list[str]:
         """Return the tars in the folder, and in its subfolders that are named like a part (train, val)."""
@@ -402,9 +402,9 @@ class ServerFolder(ShardFolder):
         copy.parent.mkdir(parents=True, exist_ok=True)
         with replacing(copy, shared=True) as file:
             self.server.copy(name, self.server.describe(name)["size"], file)
-        found = super().older_indexes([copy], part)
+        indexes = super().older_indexes([copy], part)
         copy.unlink()  # the index stays mapped into memory
-        return found
+        return indexes
 
     def are_unchanged(self, table: ShardTable, tars: Sequence[ShardTar]) -> bool:
         """Return True, because `_pull` compares checksums when it downloads a tar."""

@@ -83,9 +83,9 @@ class ShardFolder:
 
     def find_tars(self) -> dict[str, list[ShardTar]]:
         """Return the sorted tars of each part."""
-        found = _find_tars(self.root)
+        tars = _find_tars(self.root)
         with ThreadPoolExecutor(NUM_THREADS, "shards") as pool:
-            return {part: list(pool.map(self._describe, paths)) for part, paths in found.items()}
+            return {part: list(pool.map(self._describe, paths)) for part, paths in tars.items()}
 
     def _describe(self, path: Path) -> ShardTar:
         stat = os.stat(path)
@@ -340,11 +340,11 @@ def read_from(folder: ShardFolder, config: Config, only_validation: bool) -> tup
         raise DataError(
             f"DATA.DATA_PATH: {folder.title} has no training shards; {expected_layout(config.DATA, EXPECTS)}"
         )
-    names = [parts.train] * bool(reads_train) + [parts.val] * bool(parts.val)
+    names = [name for name, is_read in ((parts.train, reads_train), (parts.val, parts.val)) if is_read]
     pixels, buffer = pixels_of(config.DATA), config.DATA.SHUFFLE_BUFFER
     folder.endings = (*KNOWN_ENDINGS, *pixels.own_endings)
     # Their indexes have other samples.
-    suffix = f"-{pixels.name}" * bool(pixels.own_endings) + reading.suffix
+    suffix = f"-{pixels.name}{reading.suffix}" if pixels.own_endings else reading.suffix
     indexes = [f"{name}{suffix}" for name in names]
     tables = [open_table(config, folder, index, tars[name]) for index, name in zip(indexes, names, strict=True)]
     notes = [*folder.notes, *parts.notes(only_validation, folder.title, "*.tar")]

@@ -124,8 +124,8 @@ def _to_image_set(config: Config, dataset: Any, title: str) -> ImageSet:
 
 def _targets(dataset: Any) -> np.ndarray:
     """Return the labels. If torchvision keeps them under none of its usual names, read every image to get them."""
-    found = (getattr(dataset, name, None) for name in LABELS)
-    targets = next((each for each in found if each is not None), None)
+    lists = (getattr(dataset, name, None) for name in LABELS)
+    targets = next((each for each in lists if each is not None), None)
     return np.asarray([dataset[index][1] for index in range(len(dataset))] if targets is None else targets, np.int64)
 
 

@@ -111,7 +111,8 @@ def describe_split(config: Config, val: ImageSet, only_validation: bool) -> list
     rule, validation = record["rule"], record["validation"]
     if rule in DRAWN:
         share = f"DATA.VAL_FRACTION {record['fraction']:g}"
-        share += f", and the lowest of each {val.meaning.part_noun}" * (rule == "hash")
+        if rule == "hash":
+            share += f", and the lowest of each {val.meaning.part_noun}"
         if "folds" in record:
             share = f"DATA.FOLD {record['fold']}/{record['folds']}"
         share = f"without its class folder, {share}" if hashes_names(record) else share

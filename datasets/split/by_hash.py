@@ -63,8 +63,9 @@ def hold_out(image_set: ImageSet, record: dict, folders: Set[bytes]) -> tuple[np
         (held_out & ~drawn, "held out", f"otherwise {their} would have no validation image"),
     ):
         rows = np.flatnonzero(moved)
-        names = first_of([image_set.key(row) for row in rows[:NUM_NAMED].tolist()], total=len(rows))
-        notes += [f"{part}, because {why}: {names}"] * bool(len(rows))
+        if len(rows):
+            names = first_of([image_set.key(row) for row in rows[:NUM_NAMED].tolist()], total=len(rows))
+            notes.append(f"{part}, because {why}: {names}")
     is_far = abs(held_out.mean() - record["fraction"]) > NEAR * record["fraction"]
     if is_far and "group_by" in record and "folds" not in record:
         from datasets.split.nearest_fraction import describe_groups
@@ -138,11 +139,11 @@ def _lowest_of_each_class(
             if group in seen or (number in have_one and number not in kept_whole):
                 continue
             seen.add(group)
-            if all(count < left[each] for each, count in sizes[group].items()):
+            if all(count < left[label] for label, count in sizes[group].items()):
                 chosen[groups[group]] = True
                 have_one.update(sizes[group])
-                for each, count in sizes[group].items():
-                    left[each] -= count
+                for label, count in sizes[group].items():
+                    left[label] -= count
     return chosen
 
 
@@ -173,14 +174,14 @@ def warn_of_other_folders(val: ImageSet, former: Sequence[str], record: dict, we
         return []
     then = hashes_of(val.split_keys(), record["seed"], class_folders_of(val, {CLASS_FOLDERS: former} | record))
     now = hashes_of(val.split_keys(), record["seed"], val.class_folders)
-    found = np.flatnonzero((then != now) & ~is_drawn(then, record)).tolist()
-    if not found:
+    exchanged = np.flatnonzero((then != now) & ~is_drawn(then, record)).tolist()
+    if not exchanged:
         return []
     changed = first_of(sorted({*former} ^ {*val.classes}))
     return [
         warning(
-            f"if {weights} was trained on this data, {len(found):,} of {len(val):,} validation images were "
-            f"training images, such as {val.key(found[0])}: the hash of a name leaves out folders that are named like a "
+            f"if {weights} was trained on this data, {len(exchanged):,} of {len(val):,} validation images were "
+            f"training images, such as {val.key(exchanged[0])}: the hash of a name leaves out folders that are named like a "
             f"class, and these classes are new or gone: {changed}; divide the data into the parts that "
             "split.csv of that run lists"
         )

@@ -16,7 +16,7 @@ def hashes_of(keys: Iterable[list[bytes]], seed: int, folders: Set[bytes] = froz
 
     Names are normalized first, because a Mac writes umlauts as two characters.
     """
-    with_seed, found = hashlib.blake2b(digest_size=HASH_BYTES, key=str(seed).encode()), []
+    with_seed, hashes = hashlib.blake2b(digest_size=HASH_BYTES, key=str(seed).encode()), []
 
     def digest(name: bytes) -> bytes:
         hashed = with_seed.copy()
@@ -28,8 +28,8 @@ def hashes_of(keys: Iterable[list[bytes]], seed: int, folders: Set[bytes] = froz
         names = chunk if together.isascii() else [composed(name) for name in chunk]
         names = [MARK.sub(b"", name) for name in names] if b".moved-" in together else names
         names = [without_first(folders, name) for name in names] if folders else names
-        found.append(np.frombuffer(b"".join(map(digest, names)), dtype=">u8").astype(np.uint64))
-    return np.concatenate([*found, np.empty(0, np.uint64)])
+        hashes.append(np.frombuffer(b"".join(map(digest, names)), dtype=">u8").astype(np.uint64))
+    return np.concatenate([*hashes, np.empty(0, np.uint64)])
 
 
 def without_first(folders: Set[bytes], name: bytes) -> bytes:

@@ -27,8 +27,9 @@ def describe_groups(
             reached = float(hold_out({**record, "fraction": other}).mean())
             tried.append((abs(reached - fraction), reached, other))
     _, reached, nearest = min(tried, key=lambda each: each[0])
-    would = f"; DATA.VAL_FRACTION={nearest:g} would hold out {reached:.1%}" * (nearest != fraction)
-    return f"{text} (DATA.GROUP_BY){would}"
+    if nearest == fraction:
+        return f"{text} (DATA.GROUP_BY)"
+    return f"{text} (DATA.GROUP_BY); DATA.VAL_FRACTION={nearest:g} would hold out {reached:.1%}"
 
 
 def shortest_between(low: float, high: float) -> float | None:

@@ -19,8 +19,9 @@ def warn_of_lacking_classes(
     notes = []
     for part, counts in (("training", num_trained), ("validation", num_validation)):
         without = np.flatnonzero((num_trained + num_validation > 0) & (counts == 0))
-        names = first_of([classes[number] for number in without])
-        notes += [warning(f"{nouns} without {part} images: {names}")] * bool(len(without))
+        if len(without):
+            names = first_of([classes[number] for number in without])
+            notes.append(warning(f"{nouns} without {part} images: {names}"))
     return notes
 
 

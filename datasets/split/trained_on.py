@@ -111,13 +111,13 @@ def _warn_of_trained_images(image_set: ImageSet, saved: SavedData) -> list[str]:
     compared = range(0, len(image_set), math.ceil(len(image_set) / MOST_COMPARED))
     trained = {name for name, part in _listed_parts(saved).items() if part == PARTS[0]}
     candidates = [index for index in compared if not trained or image_set.key(index) in trained]
-    found = [index for index in candidates if _is_in(folder, image_set, index, is_list and not trained)]
-    if not found:
+    both = [index for index in candidates if _is_in(folder, image_set, index, is_list and not trained)]
+    if not both:
         return []
     of = f"{len(compared):,} compared images" if len(compared) < len(image_set) else f"{len(image_set):,} images"
     return [
         warning(
-            f"DATA.DATA_PATH: {len(found):,} of {of} are also in {folder}, such as {image_set.name(found[0])}; leave "
+            f"DATA.DATA_PATH: {len(both):,} of {of} are also in {folder}, such as {image_set.name(both[0])}; leave "
             "out images that the run was trained on, because they distort the scores"
         )
     ]

@@ -49,8 +49,8 @@ class LabelSets(OneClass):
         return np.array(total, np.int64)
 
     def with_any(self, targets: np.ndarray, classes: np.ndarray) -> np.ndarray:
-        wanted = set(classes.tolist())
-        return np.array([not wanted.isdisjoint(each) for each in self.sets])[targets]
+        numbers = set(classes.tolist())
+        return np.array([not numbers.isdisjoint(each) for each in self.sets])[targets]
 
     def classes_of(self, target: int) -> tuple[int, ...]:
         return self.sets[target]

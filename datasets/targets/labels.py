@@ -196,8 +196,8 @@ class OneLabel:
         """Return the classes, and for each list the targets and their meaning."""
         labels = [Labels.of(index, part, file) for part, file in enumerate(files)]
         (numbers, *_), classes = self.numbers(labels)
-        found = dict(zip(numbers.tolist(), index.facts["folder_names"], strict=False))
-        names = [found.get(number, name) for number, name in enumerate(classes)] if found else []
+        folder_names = dict(zip(numbers.tolist(), index.facts["folder_names"], strict=False))
+        names = [folder_names.get(number, name) for number, name in enumerate(classes)] if folder_names else []
         targets = [index.column(f"{part}.target") for part in range(len(files))]
         return classes, [*zip(targets, self.meanings(labels, classes, names), strict=True)]
 
@@ -389,12 +389,12 @@ def numbered_classes(
     labels of each part; `where`: for each part, a function that names an image or line; `num_images`: the number of
     images, if it differs from the number of targets.
     """
-    counts, num_images = [count_classes(each) for each in targets], num_images or sum(map(len, targets))
+    counts, num_images = [count_classes(count) for count in targets], num_images or sum(map(len, targets))
     used = np.zeros(max(map(len, counts), default=0), bool)
-    for each in counts:
-        used[: len(each)] |= each > 0
+    for count in counts:
+        used[: len(count)] |= count > 0
     if config.MODEL.NUM_CLASSES is None and len(used) > max(USUAL_CLASSES, num_images, 2 * int(used.sum())):
-        part = next(part for part, each in enumerate(counts) if len(each) == len(used))
+        part = next(part for part, count in enumerate(counts) if len(count) == len(used))
         raise DataError(
             f"{where[part](int(targets[part].argmax()))}: label {len(used) - 1} means {counted(len(used), 'class')}, "
             f"but {counted(num_images, 'image')} use {int(used.sum()):,}; correct the label, or, if it is right, set "

@@ -64,14 +64,14 @@ class TarNumbers:
         member, names = self._members[key, ending], self._names
         where, content = f"{self._tar.title}: {member.name}", self._tar.read(member.offset, member.size)
         try:
-            found = json.loads(content) if ending == "json" else content.decode().strip()
+            content_read = json.loads(content) if ending == "json" else content.decode().strip()
         except (ValueError, RecursionError):
             raise DataError(f"{where} is not JSON; correct or remove the sample") from None
-        if isinstance(found, dict) and not any(name in found for name in names):
+        if isinstance(content_read, dict) and not any(name in content_read for name in names):
             raise DataError(
-                f"{where} has the keys {', '.join(found)}, not {', '.join(names)}; name them in DATA.COLUMNS"
+                f"{where} has the keys {', '.join(content_read)}, not {', '.join(names)}; name them in DATA.COLUMNS"
             )
-        values = [found.get(name) for name in names] if isinstance(found, dict) else [found]
+        values = [content_read.get(name) for name in names] if isinstance(content_read, dict) else [content_read]
         numbers = [parsed("" if value is None else str(value)) for value in values]
         if len(numbers) != len(names) or None in numbers:
             raise DataError(
@@ -158,7 +158,7 @@ class NumberColumns(OneLabel):
         """Return float64 [rows, outputs]."""
         import pyarrow
 
-        table, found = read(file, columns.labels), np.empty((num_rows, len(columns.labels)))
+        table, numbers = read(file, columns.labels), np.empty((num_rows, len(columns.labels)))
         for place, name in enumerate(columns.labels):
             column = table.column(name)
             try:
@@ -169,8 +169,8 @@ class NumberColumns(OneLabel):
                 ) from None
             if (is_wrong := np.abs(values) > LARGEST).any():
                 raise DataError(f"{file}, row {int(is_wrong.argmax())}: {name} is {values[is_wrong][0]:g}; correct it")
-            found[:, place] = values
-        return found
+            numbers[:, place] = values
+        return numbers
 
     def check_tars(self, is_on_server: bool) -> None:
         if is_on_server:
@@ -191,10 +191,10 @@ class NumberColumns(OneLabel):
     ) -> list[ImageSet]:
         names = list(classes() if self._names == ["*"] else self._names)
         refuse_names(names)
-        rows = [np.arange(len(each), dtype=np.int32) for each in sets]
+        rows = [np.arange(len(image_set), dtype=np.int32) for image_set in sets]
         return [
-            each.with_facts(targets=of_rows, meaning=self.targets(each.targets), classes=names)
-            for each, of_rows in zip(sets, rows, strict=True)
+            image_set.with_facts(targets=of_rows, meaning=self.targets(image_set.targets), classes=names)
+            for image_set, of_rows in zip(sets, rows, strict=True)
         ]
 
 

@@ -209,11 +209,9 @@ def standardized(
             f"({', '.join(names)}); leave it and {DEVIATION} out"
         )
     arrays = np.array(scale[0]), np.array(scale[1])
-    train, val = (
-        each and each.with_facts(meaning=type(each.meaning)(each.meaning.values, arrays)) for each in (train, val)
-    )
+    train, val = (_with_scale(image_set, arrays) for image_set in (train, val))
     pairs = zip((MEAN, DEVIATION), scale, strict=True) if origin else ()
-    return [Settled(name, tuple(each), origin) for name, each in pairs], train, val
+    return [Settled(name, tuple(image_set), origin) for name, image_set in pairs], train, val
 
 
 def _with_columns(images: ImageSet, count: int) -> ImageSet:
@@ -233,6 +231,12 @@ def _scale_of_weights(known: Known) -> dict[str, tuple[float, float]]:
     return dict(zip(known.outputs, pairs, strict=False))
 
 
+def _with_scale(image_set: ImageSet | None, scale: tuple[np.ndarray, np.ndarray]) -> ImageSet | None:
+    if image_set is None:
+        return None
+    return image_set.with_facts(meaning=type(image_set.meaning)(image_set.meaning.values, scale))
+
+
 def mean_and_deviation(config: Config, train: ImageSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation of each column over the training images."""
     counts = count_classes(train.targets, len(train.meaning.values))
@@ -241,9 +245,9 @@ def mean_and_deviation(config: Config, train: ImageSet) -> tuple[tuple[float, ..
         is_used = ~np.isnan(column) & (counts > 0)
         values, weights = column[is_used], counts[is_used]
         if not len(values) or values.min() == values.max():
-            found = f"the same {name}, {values[0]:g}" if len(values) else f"no number in {name}"
+            constant = f"the same {name}, {values[0]:g}" if len(values) else f"no number in {name}"
             raise DataError(
-                f"DATA.DATA_PATH: all training images in {config.DATA.DATA_PATH} have {found}, so there is nothing to learn; "
+                f"DATA.DATA_PATH: all training images in {config.DATA.DATA_PATH} have {constant}, so there is nothing to learn; "
                 "leave this column out (DATA.COLUMNS)"
             )
         mean = float(np.average(values, weights=weights))

@@ -69,8 +69,8 @@ class OneClass:
             return []
         total = trained + validation
         smallest = sorted(np.flatnonzero(total).tolist(), key=lambda number: total[number])[:NUM_SMALLEST]
-        found = (f"{classes[each]} ({trained[each]:,}/{validation[each]:,})" for each in smallest)
-        return [f"smallest classes (train/val): {', '.join(found)}"]
+        names = (f"{classes[each]} ({trained[each]:,}/{validation[each]:,})" for each in smallest)
+        return [f"smallest classes (train/val): {', '.join(names)}"]
 
     def with_any(self, targets: np.ndarray, classes: np.ndarray) -> np.ndarray:
         """Return bool [N]: whether each image has one of these classes."""
@@ -105,6 +105,6 @@ def count_classes(targets: np.ndarray, at_least: int = 0) -> np.ndarray:
     """Return the number of images of each class as int64, counted in pieces, because bincount makes an int64 copy."""
     counts = [np.bincount(targets[start : start + 2**20]) for start in range(0, len(targets), 2**20)]
     total = np.zeros(max([at_least, *map(len, counts)]), np.int64)
-    for each in counts:
-        total[: len(each)] += each
+    for part in counts:
+        total[: len(part)] += part
     return total

@@ -67,7 +67,9 @@ class TrainTransform:
 
     def interpolation(self, rng: random.Random) -> str:
         name = self.data.train_interpolation
-        return name if name != "random" else "bilinear" if rng.random() < 0.5 else "bicubic"
+        if name != "random":
+            return name
+        return "bilinear" if rng.random() < 0.5 else "bicubic"
 
 
 class EvalTransform:

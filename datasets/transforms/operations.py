@@ -182,8 +182,8 @@ def trivial_augment(resamples: tuple[int, ...]) -> list[list[OneOfMany]]:
         "solarize": up_to(255.0)[::-1],
         **dict.fromkeys(("autocontrast", "equalize"), [0.0]),
     }
-    every = [(signed, True), (unsigned, False)]
-    return [[], *([OneOfMany(name, values[name], sign, resamples)] for values, sign in every for name in values)]
+    tables = [(signed, True), (unsigned, False)]
+    return [[], *([OneOfMany(name, values[name], sign, resamples)] for values, sign in tables for name in values)]
 
 
 # --- applying ---
@@ -254,8 +254,8 @@ def _box_means(pixels: np.ndarray, side: int, reach: int, weight: int, beyond: i
         line[:margin], line[margin + length :] = line[margin], line[margin + length - 1]
         shifted = [line[start : start + length] for start in range(2 * margin + 1)]
         total = shifted[1].copy(order="K")
-        for each in shifted[2:-1]:
-            total += each
+        for pixels_beside in shifted[2:-1]:
+            total += pixels_beside
         total *= np.uint32(weight)
         total += (shifted[0] + shifted[-1]) * np.uint32(beyond)
         total += np.uint32(BLUR_UNIT // 2)
@@ -290,7 +290,7 @@ def _to_image(pixels: np.ndarray) -> Image.Image:
 
 def _in_turn(operations: tuple[Operation, ...], pixels: np.ndarray, fill: Fill) -> np.ndarray:
     shape = pixels.shape
-    for is_arithmetic, group in itertools.groupby(operations, lambda each: each.name in ARITHMETIC):
+    for is_arithmetic, group in itertools.groupby(operations, lambda operation: operation.name in ARITHMETIC):
         if is_arithmetic:
             numbers = torch.from_numpy(pixels).float()
             for name, value, _ in group:

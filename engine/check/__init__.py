@@ -15,7 +15,7 @@ import numpy as np
 
 from configs.load import LoadedConfig
 from datasets import CacheProgress, OpenedData, open_data
-from datasets.opening import Wanted
+from datasets.opening import PartsToRead
 from engine.batch_size import find_batch_size, measure_step
 from engine.build import build, make_model, prepare_torch
 from engine.check.images import check_images
@@ -93,7 +93,7 @@ class Table(Log):
     def conclude(self) -> int:
         """Print a last line with the numbers of errors and warnings. Return the exit code."""
         wrong, warnings = self.verdicts.count(WRONG), self.verdicts.count(WARN)
-        skipped = "checks that depend on a failed check were skipped; " * bool(wrong)
+        skipped = "checks that depend on a failed check were skipped; " if wrong else ""
         self.say(f"check: {wrong} wrong, {counted(warnings, 'warning')}; {skipped}nothing was saved")
         if self.unprinted:
             raise self.unprinted
@@ -131,8 +131,8 @@ def check(loaded: LoadedConfig, world_size: int | None = 1, local_size: int | No
 class Check:
     """The steps of a check before anything is built. Each step sets a field, which stays None after an error."""
 
-    def __init__(self, loaded: LoadedConfig, wanted: Wanted):
-        self.wanted, self.loaded, self.config, self.table = wanted, loaded, loaded.config, Table()
+    def __init__(self, loaded: LoadedConfig, parts: PartsToRead):
+        self.parts, self.loaded, self.config, self.table = parts, loaded, loaded.config, Table()
         self.inputs: Inputs | None = None
         self.opened: OpenedData | None = None
         self.plan: TrainPlan | EvalPlan | None = None
@@ -146,14 +146,14 @@ class Check:
             process = simulated_process(config.DEVICE, world_size, local_size)
             table.say(f"{process.device}; processes: {process.world_size}")
         prepare_torch(config, process, table)
-        more = refusals(config) if self.wanted == "both" else {}
+        more = refusals(config) if self.parts == "both" else {}
         for title, refuse in {"precision": lambda: Precision(config, process.device), **more}.items():
             with suppress(UserError), table.section(title):
                 refuse()
         with table.section("checkpoint"):
             self.inputs = read_inputs(self.loaded, process, table)
         with table.section("plan"):
-            if self.wanted == "validation":
+            if self.parts == "validation":
                 self.plan = plan_evaluation(self.inputs, self.open_data)
             else:
                 self.plan = plan_training(self.inputs, self.open_data, find_batch_size)
@@ -165,7 +165,7 @@ class Check:
             cache = CacheProgress(
                 self.table.say, self.table.warn, is_check=True, within=lambda: self.table.section("cache")
             )
-            self.opened = open_data(self.config, self.wanted, known, process, output=self.config.SAVE, cache=cache)
+            self.opened = open_data(self.config, self.parts, known, process, output=self.config.SAVE, cache=cache)
         return self.opened
 
     def check_data(self) -> None:
@@ -184,7 +184,7 @@ class Check:
 
     def check_output(self) -> None:
         """Add the row about the run's folder."""
-        is_resumed = self.inputs is not None and self.wanted == "both"
+        is_resumed = self.inputs is not None and self.parts == "both"
         with self.table.section("output"):
             self.folder = check_folder(self.config, self.inputs.folder if is_resumed else None)
             self.table.say(f"{self.folder} can be written to")
@@ -276,11 +276,11 @@ def check_labels(plan: TrainPlan, trainer: Trainer) -> Iterator[Finding]:
 
         start_channels(trainer, plan.train_set, note=lambda line: None)
     # Unreadable images are reported in another row.
-    found = [features_of_images(images, trainer, note=lambda line: None) for images in sets]
-    count = sum(len(part.targets) for part in found)
-    if text := describe_doubts(found, plan.num_classes):
-        given = plan.inputs.loaded.arguments
-        options = given[given.index("-opts") :] if "-opts" in given else []
+    features = [features_of_images(images, trainer, note=lambda line: None) for images in sets]
+    count = sum(len(part.targets) for part in features)
+    if text := describe_doubts(features, plan.num_classes):
+        arguments = plan.inputs.loaded.arguments
+        options = arguments[arguments.index("-opts") :] if "-opts" in arguments else []
         words = (plan.config.MODEL.PRETRAINED, "-dataset", data.DATASET, "-data_path", data.DATA_PATH, *options)
         yield Finding("labels", text, WARN, f"list them: {command('scripts/labels.py', *words)}")
     elif count >= FEWEST_JUDGED:
@@ -296,12 +296,12 @@ def estimate_time(plan: TrainPlan, trainer: Trainer, startup: float) -> str:
     """
     step, forecast = trainer.step, forecast_run(plan, trainer, startup)
     times = forecast.times
-    each = f"; {times.update:.3g} s per update, {times.evaluation:.3g} s per evaluation"
+    speed = f"; {times.update:.3g} s per update, {times.evaluation:.3g} s per evaluation"
     if plan.config.TRAIN.BUDGET:
         from engine.train.budget import Allowance, Budget
 
         allowance = Allowance(plan.config.TRAIN.BUDGET, time.monotonic(), plan.inputs.saved.get("budget", {}))
         budget, schedule = Budget(step, forecast, allowance), trainer.schedule
         num_updates = schedule.num_updates if schedule.choices else budget.fitting(step)
-        return budget.describe(step, num_updates) + each
-    return forecast.describe(step, times.until_end(step, trainer.schedule.num_updates)) + each
+        return budget.describe(step, num_updates) + speed
+    return forecast.describe(step, times.until_end(step, trainer.schedule.num_updates)) + speed

@@ -64,18 +64,18 @@ class ScanResult:
 
         def read(number: int) -> tuple[Sequence[str], ImageReadError | None]:
             index = self.index(number)
-            found = self.image_set.kinds(index)
+            kinds_of_image = self.image_set.kinds(index)
             try:
                 pixels = self.image_set.read(index)
             except ImageReadError as error:
-                return found, error
+                return kinds_of_image, error
             self.sides[number] = pixels.shape[:2]
             contents.add(start + number, pixels)
             self.survey.add(number, pixels)
-            return found, None
+            return kinds_of_image, None
 
-        for number, (found, error) in read_each(range(self.count), read, title):
-            kinds.update(found)
+        for number, (kinds_of_image, error) in read_each(range(self.count), read, title):
+            kinds.update(kinds_of_image)
             if error:
                 self.reasons[number] = str(error)
         return kinds
@@ -115,7 +115,7 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
         yield check_readable(part, scan, config.DATA.MAX_BAD_FRACTION)
         yield check_sizes(part, scan, config)
         if lines := scan.survey.describe(scan.name):
-            remedy = "leave such channels out, and remove or repair such images" * (len(lines) > 1)
+            remedy = "leave such channels out, and remove or repair such images" if len(lines) > 1 else ""
             yield Finding(f"{part} pixels", "\n".join(lines), WARN if remedy else OK, remedy)
         for text in batching_of(config.DATA).describe_shapes(config, scan.sides[scan.readable], part == "training"):
             yield Finding(f"{part} shapes", text)
@@ -123,23 +123,23 @@ def check_images(config: Config, train: ImageSet | None, val: ImageSet) -> Itera
         text = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
         is_lost = kinds[SHALLOW] > kinds["16-bit"]
         yield Finding("kinds of files", text, WARN if is_lost else OK, KEEP_VALUES if is_lost else "")
-    if found := check_duplicates(config, scans, contents):
-        yield found
+    if finding := check_duplicates(config, scans, contents):
+        yield finding
 
 
 def check_counts(config: Config, counts: str, train: ImageSet | None, val: ImageSet) -> Finding:
     """Report the numbers of images. Warn if there are few validation images."""
     if len(val) >= FEW:
         return Finding("data", counts)
-    found = f"{counts}; with so few validation images, scores are uncertain"
+    text = f"{counts}; with so few validation images, scores are uncertain"
     if config.task.noun == "class":
         interval = interval_of(50, len(val))
-        found = f"{counts}; with so few validation images, an accuracy of 50% has a 95% interval of {interval}"
+        text = f"{counts}; with so few validation images, an accuracy of 50% has a 95% interval of {interval}"
     remedy = "add validation images"
     if train is not None and val.split.get("rule") in DRAWN:
         total = counted(len(train) + len(val), "image")
         remedy = f"-folds 5 measures on all {total} and trains on all of them, in about 5 times the time"
-    return Finding("data", found, WARN, remedy)
+    return Finding("data", text, WARN, remedy)
 
 
 def check_classes(config: Config, train: ImageSet | None, val: ImageSet) -> Finding:
@@ -173,9 +173,9 @@ def check_classes(config: Config, train: ImageSet | None, val: ImageSet) -> Find
 def check_numbers(config: Config, train: ImageSet | None, val: ImageSet) -> Finding:
     """Report the range of each number, and numbers that are missing or only count the rows."""
     parts = {"training": train, "validation": val}
-    found = [(part, line) for part, each in parts.items() if each is not None for line in each.meaning.describe(each)]
-    is_doubtful = any(line.startswith(WARNING) for _, line in found)
-    text = "\n".join(f"{part}: {line.removeprefix(WARNING)}" for part, line in found)
+    lines = [(part, line) for part, each in parts.items() if each is not None for line in each.meaning.describe(each)]
+    is_doubtful = any(line.startswith(WARNING) for _, line in lines)
+    text = "\n".join(f"{part}: {line.removeprefix(WARNING)}" for part, line in lines)
     return Finding(plural(config.task.noun), text, WARN if is_doubtful else OK)
 
 
@@ -222,22 +222,22 @@ def check_duplicates(config: Config, scans: Sequence[ScanResult], contents: Imag
     twins, clashes = name_duplicates(contents, copies)
     texts, nouns = [], plural(noun)
     keep_one = f"keep only one {noun} for each of them"
-    if found := twins[True]:
-        share = f"{len(found):,} of {of if is_sample else counted(val.count, 'validation image')}"
-        how = "is also a training image" if len(found) == 1 else "are also training images"
+    if paths := twins[True]:
+        share = f"{len(paths):,} of {of if is_sample else counted(val.count, 'validation image')}"
+        how = "is also a training image" if len(paths) == 1 else "are also training images"
         texts.append(
-            f"{share} {how}:\n{first_of(found, LINE_EACH)}\n"
+            f"{share} {how}:\n{first_of(paths, LINE_EACH)}\n"
             "-> remove them from one of the two sets (docs/data.md): they make the scores look too good"
         )
-    if found := clashes[True]:
-        are = "is" if len(found) == 1 else "are"
+    if paths := clashes[True]:
+        are = "is" if len(paths) == 1 else "are"
         texts.append(
-            f"{counted(len(found), 'image')} {are} in two {nouns}:\n{first_of(found, LINE_EACH)}\n-> {keep_one}"
+            f"{counted(len(paths), 'image')} {are} in two {nouns}:\n{first_of(paths, LINE_EACH)}\n-> {keep_one}"
         )
     texts += describe_near(twins[False], "training and validation images", "remove them from one of the two sets")
     texts += describe_near(clashes[False], f"images in two {nouns}", keep_one)
     repeats = sum(each.num_repeated for each in copies)
-    repeated = [f"training images with the pixels of another training image: {repeats:,}"] * bool(repeats)
+    repeated = [f"training images with the pixels of another training image: {repeats:,}"] if repeats else []
     if texts:
         remedy = "scripts/labels.py lists all in labels.csv and shows them in labels.png"
         if config.task.has_several_classes:  # labels.py judges one label per image

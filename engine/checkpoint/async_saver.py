@@ -128,8 +128,8 @@ class HostCopy:
         if layout != self._layout:
             self._copies = []  # freed first, so that there are never two copies in memory
             self._copies, self._layout = allocate(tensors, self._has_streams), layout
-        for mine, tensor in zip(self._copies, tensors, strict=True):
-            mine.copy_(tensor, non_blocking=self._has_streams)
+        for copy, tensor in zip(self._copies, tensors, strict=True):
+            copy.copy_(tensor, non_blocking=self._has_streams)
         if self._has_streams:
             torch.accelerator.current_stream(self._device).synchronize()
         copies = iter(self._copies)

@@ -36,11 +36,11 @@ def candidates_of(words: Sequence[str], notes: list[str]) -> list[Candidate]:
 
     Raise ConfigError for a word that is neither a file, nor the name of timm weights, nor a pattern with a match.
     """
-    found: dict[tuple[Path, int | None], Candidate] = {}
-    for each in (candidate for word in words or USUAL for candidate in _of_word(word, notes)):
-        path = find_file(each.source) or Path(each.source)
-        found.setdefault((path.resolve(), each.size), each)
-    return [*found.values()]
+    candidates: dict[tuple[Path, int | None], Candidate] = {}
+    for candidate in (candidate for word in words or USUAL for candidate in _of_word(word, notes)):
+        path = find_file(candidate.source) or Path(candidate.source)
+        candidates.setdefault((path.resolve(), candidate.size), candidate)
+    return [*candidates.values()]
 
 
 def _of_word(word: str, notes: list[str]) -> Iterator[Candidate]:

@@ -210,14 +210,14 @@ def settings_of_choice(loaded: LoadedConfig, process: Process) -> LoadedConfig:
     # The first process plans a run of all processes, but computes alone.
     simulated = Process(process.device, **sizes, num_cores=process.num_cores)
     words = with_newest_run(words_in(config.MODEL.PRETRAINED) or [], config.SAVE)
-    given = words, Path(config.SAVE, FOLDER), simulated, print
+    how = words, Path(config.SAVE, FOLDER), simulated, print
     more: dict[str, Any] = {"keeps": not config.START.CHECK}
     if config.TRAIN.BUDGET:
         from engine.train.budget import Allowance
 
         more["left"] = Allowance(config.TRAIN.BUDGET, loaded.started, {}).left
     process.first(lambda: check_folder(config, None))  # before minutes of computing
-    record = process.first(lambda: choose(loaded.arguments, *given, **more))
+    record = process.first(lambda: choose(loaded.arguments, *how, **more))
     best = best_of(record["candidates"])
-    found = load_settings(loaded.arguments, Candidate(best["name"], best["image_size"]).settings)
-    return replace(found, started=loaded.started, notes=[*lines_of(record), *found.notes], choice=record)
+    chosen = load_settings(loaded.arguments, Candidate(best["name"], best["image_size"]).settings)
+    return replace(chosen, started=loaded.started, notes=[*lines_of(record), *chosen.notes], choice=record)

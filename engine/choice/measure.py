@@ -42,7 +42,7 @@ def plan_candidate(arguments: Sequence[str], candidate: Candidate, process: Proc
     """Return the plan of a run that fine-tunes the candidate, without a budget. `arguments`: of the command line."""
     loaded = load_settings([*arguments], {"TRAIN.BUDGET": "none", **candidate.settings})
     inputs = read_inputs(loaded, process, SILENT)
-    return plan_training(inputs, lambda given: open_data(given.config, "both", given.known), find_batch_size)
+    return plan_training(inputs, lambda inputs: open_data(inputs.config, "both", inputs.known), find_batch_size)
 
 
 def measure(plan: TrainPlan, candidate: Candidate, began: float) -> tuple[Scored, dict[str, Any]]:

@@ -34,11 +34,11 @@ def images_of(plan: TrainPlan) -> list[ImageSet]:
 class Scored:
     """The outputs of linear models for images that these were not fitted to, and the right answers."""
 
-    def __init__(self, plan: TrainPlan, found: list[ImageFeatures]):
+    def __init__(self, plan: TrainPlan, features: list[ImageFeatures]):
         """Fit linear models to the features of images_of(plan). Without validation images, each scores one part of all."""
         self._plan, self._task, self._process = plan, find_task(plan.config), Process(torch.device("cpu"))
-        sets, train = images_of(plan), found[0]
-        parts = [(train, found[1])] if found[1:] else []
+        sets, train = images_of(plan), features[0]
+        parts = [(train, features[1])] if features[1:] else []
         if not parts:
             folds = fold_of_each(sets[0])[train.indices]
             parts = [(part_of(train, folds != fold), part_of(train, folds == fold)) for fold in np.unique(folds)]
@@ -78,11 +78,11 @@ class Scored:
     def draws(self) -> np.ndarray:
         """Return float64 [DRAWS]: the score of as many images, drawn with replacement. All candidates have equal draws."""
         rng, count = np.random.default_rng(0), self.num_groups
-        found = []
+        scores = []
         for _ in range(DRAWS):
             times = np.bincount(rng.integers(0, count, count), minlength=count)
-            found.append(self._value_of(np.repeat(np.arange(len(self.targets)), times[self.groups])))
-        return np.array(found)
+            scores.append(self._value_of(np.repeat(np.arange(len(self.targets)), times[self.groups])))
+        return np.array(scores)
 
     def _value_of(self, rows: np.ndarray) -> float:
         chosen = torch.from_numpy(rows)
@@ -92,18 +92,18 @@ class Scored:
         return float(getattr(tally.result(self._process), self._plan.config.TRAIN.BEST_METRIC))
 
 
-def part_of(found: ImageFeatures, rows: np.ndarray) -> ImageFeatures:
-    return ImageFeatures(found.indices[rows], [found.joined[rows]], found.targets[rows])
+def part_of(features: ImageFeatures, rows: np.ndarray) -> ImageFeatures:
+    return ImageFeatures(features.indices[rows], [features.joined[rows]], features.targets[rows])
 
 
 def fold_of_each(images: ImageSet) -> np.ndarray:
     """Return int64 [N]: the fold of each image, by the rule that holds validation images out of this data set."""
-    found = np.zeros(len(images), np.int64)
+    folds = np.zeros(len(images), np.int64)
     for fold in range(FOLDS):
         # Another seed, because the validation images have the lowest hashes of the seed of the data set.
         record = images.split | {"fraction": 1 / FOLDS, "folds": FOLDS, "fold": fold, "seed": images.split["seed"] + 1}
-        found[np.isin(images.rows, divide(images, record)[1].rows)] = fold
-    return found
+        folds[np.isin(images.rows, divide(images, record)[1].rows)] = fold
+    return folds
 
 
 def half_width(draws: np.ndarray) -> float:

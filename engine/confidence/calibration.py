@@ -60,8 +60,8 @@ class Calibration(Callback):
             self.fit(trainer, result.images)
         elif best.exists and best.epoch != self._state.get("epoch"):
             # The run was killed after it wrote best.pth, or the last best.pth could not be written.
-            found = process.first(lambda: progress_in(self._best_file).get(CALIBRATION))
-            self._state = found or {"epoch": best.epoch}
+            calibration = process.first(lambda: progress_in(self._best_file).get(CALIBRATION))
+            self._state = calibration or {"epoch": best.epoch}
 
 
 def gather_scores(images: ClassResults, process: Process, groups: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
@@ -75,9 +75,9 @@ def gather_scores(images: ClassResults, process: Process, groups: np.ndarray | N
         return ()
     logits, targets = local.scores.on_host()
     num_images = len(images.indices)
-    every = max(1, -(-num_images * logits.shape[1] // MOST_SCORES), -(-num_images // MOST_IMAGES))
-    chosen = local.indices * HASH % 2**32 < 2**32 // every
+    interval = max(1, -(-num_images * logits.shape[1] // MOST_SCORES), -(-num_images // MOST_IMAGES))
+    chosen = local.indices * HASH % 2**32 < 2**32 // interval
     indices, logits, targets = joined(process, local.indices[chosen], logits[chosen], targets[chosen])
     is_finite = np.isfinite(logits).all(1)
-    found = logits[is_finite], targets[is_finite]
-    return found if groups is None else (*found, groups[indices[is_finite]])
+    kept = logits[is_finite], targets[is_finite]
+    return kept if groups is None else (*kept, groups[indices[is_finite]])

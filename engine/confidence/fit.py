@@ -54,8 +54,8 @@ class FeatureTally:
         except ConfigError:
             return
         width = features.read.shape[1] + features.middle.shape[1]
-        every = -(-self.num_images // max(1, min(MOST_IMAGES, MOST_VALUES // width)))
-        chosen = slice(-self._num_seen % every, len(targets), every)
+        interval = -(-self.num_images // max(1, min(MOST_IMAGES, MOST_VALUES // width)))
+        chosen = slice(-self._num_seen % interval, len(targets), interval)
         positions = torch.arange(self._num_seen, self._num_seen + len(targets))[chosen]
         self.per_image.features.append((positions, *(each[chosen].clone() for each in features)))
         self._num_seen += len(targets)
@@ -68,7 +68,9 @@ def keeping_features(scoring: Scoring, models: list[nn.Module], trainer: Trainer
         if CALIBRATION in trainer.parts and not why_no_features(models[0], trainer.config):
             taps = [stack.enter_context(contextlib.closing(Tap(model, KnownScore.middle_of))) for model in models]
             left, tally = iter(taps), scoring.tally
-            scoring = scoring._replace(tally=lambda *given: FeatureTally(next(left), tally(*given), given[-1]))
+            scoring = scoring._replace(
+                tally=lambda *arguments: FeatureTally(next(left), tally(*arguments), arguments[-1])
+            )
         yield scoring
 
 

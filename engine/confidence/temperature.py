@@ -48,12 +48,12 @@ class Likelihood:
 
     def measure(self, logits: np.ndarray, targets: np.ndarray, temperature: np.ndarray) -> Measured:
         """Compare the probabilities at this temperature with the labels."""
-        found = []
+        parts = []
         for start, below_top, exponentials in softmax_parts(logits, 1 / temperature):
             totals, labels = exponentials.sum(1), targets[start : start + len(below_top)]
             of_labels = below_top[np.arange(len(labels)), labels] / temperature
-            found.append((1 / totals, below_top.argmax(1) == labels, np.log(totals) - of_labels))
-        return Measured(*(np.concatenate(column) for column in zip(*found, strict=True)))
+            parts.append((1 / totals, below_top.argmax(1) == labels, np.log(totals) - of_labels))
+        return Measured(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
 def calibrate(scores: tuple[np.ndarray, np.ndarray] | tuple[()], likelihood: Likelihood) -> dict[str, Any]:
@@ -137,8 +137,8 @@ def reliability(measured: Measured) -> list[list[Any]]:
         np.bincount(bins, weights, NUM_BINS) for weights in (None, measured.confidences, measured.are_right)
     )
     return [
-        [float(confidences[each] / counts[each]), float(right[each] / counts[each]), int(counts[each])]
-        for each in np.flatnonzero(counts)
+        [float(confidences[number] / counts[number]), float(right[number] / counts[number]), int(counts[number])]
+        for number in np.flatnonzero(counts)
     ]
 
 

@@ -76,21 +76,21 @@ def find_threshold(source: str, calibration: dict[str, Any], share: float, repor
             f"-unknown: {source} has no calibration for these weights{f', because {why}' if why else ''}; "
             "use the best.pth of a run with CALIBRATE: true, without -raw, or -unsure with a probability"
         )
-    total, (found, certain) = calibration["figures"]["num_images"], find_answered(calibration["curve"], share)
-    if found is None:
+    total, (threshold, certain) = calibration["figures"]["num_images"], find_answered(calibration["curve"], share)
+    if threshold is None:
         report(
             f"-unknown {share}: no confidence threshold reaches a share of {share:.3g} right answers on "
             f"{counted(total, 'validation image')}, so all images are unknown; give a lower share"
         )
         return math.inf
     report(
-        f"-unknown {share}: answers at a confidence of {found.confidence:.4f} or higher; this covers "
-        f"{found.num_images / total:.1%} of {counted(total, 'validation image')}, and "
-        f"{found.num_right / found.num_images:.1%} of these were right"
+        f"-unknown {share}: answers at a confidence of {threshold.confidence:.4f} or higher; this covers "
+        f"{threshold.num_images / total:.1%} of {counted(total, 'validation image')}, and "
+        f"{threshold.num_right / threshold.num_images:.1%} of these were right"
     )
     if not certain:
         report(
-            f"-unknown {share}: {counted(found.num_images, 'validation image')} with at least this confidence are too few "
+            f"-unknown {share}: {counted(threshold.num_images, 'validation image')} with at least this confidence are too few "
             f"to claim this share on other images with {CERTAINTY:.0%} certainty"
         )
     known = calibration.get(KNOWN)
@@ -100,4 +100,4 @@ def find_threshold(source: str, calibration: dict[str, Any], share: float, repor
             f"-unknown {share}: {source} has no statistics of the validation images ({why}), so only the "
             "confidence decides"
         )
-    return found.confidence - ROUNDING
+    return threshold.confidence - ROUNDING

@@ -22,9 +22,9 @@ class Doctor(Callback):
 
     SKIPS = 10
 
-    def __init__(self, config: Config, folder: Path, log: Log, about: dict[str, Any], examines: bool = True):
-        """`about`: facts of the run that a saved update needs; `examines`: whether this process examines updates."""
-        self._config, self._folder, self._log, self._about, self._examines = config, folder, log, about, examines
+    def __init__(self, config: Config, folder: Path, log: Log, facts: dict[str, Any], examines: bool = True):
+        """`facts`: what of the run that a saved update needs; `examines`: whether this process examines updates."""
+        self._config, self._folder, self._log, self._facts, self._examines = config, folder, log, facts, examines
         self.step, self.batches = 0, []  # the last update: its batches, each with its weight in the update's loss
         self._advice: str | None = None  # None: not examined yet
 
@@ -56,5 +56,5 @@ class Doctor(Callback):
     def on_non_finite(self, trainer: Trainer) -> str:
         from engine.doctor.overflow import Batches, save_last_update
 
-        update = Batches(self.step, trainer.process.rank, self.batches, self._about)
+        update = Batches(self.step, trainer.process.rank, self.batches, self._facts)
         return save_last_update(self._config, self._folder, self._log, update, trainer)

@@ -125,11 +125,11 @@ class Diagnosis:
             figures = f"{row.activation:.4g}", reached, f"{row.gradient:.4g}", underflow
             table.append((str(row.place), row.types, *figures, "<- first" if row.place == self.first else ""))
         lines = [*align(table), ""]
-        for each in self.vanishing:
-            where = "half precision" if each.in_half else "float32, so it does no harm"
-            share = f" ({each.share:.0%} of its elements)" if each.share < 1 else ""
+        for value in self.vanishing:
+            where = "half precision" if value.in_half else "float32, so it does no harm"
+            share = f" ({value.share:.0%} of its elements)" if value.share < 1 else ""
             lines.append(
-                f"vanishes: {each.name} = {each.value:.3g} is 0 in {self.half}{share}; its module computes in {where}"
+                f"vanishes: {value.name} = {value.value:.3g} is 0 in {self.half}{share}; its module computes in {where}"
             )
         lines.append(f"first: {self.finding()}")
         if self.first and not self.breaks_in_float32:
@@ -146,32 +146,32 @@ def diagnose(case: Case) -> Diagnosis:
     If only the half-precision replay is not finite, look for settings that make it finite.
     """
     half = case.precision.half or torch.float32
-    found = Diagnosis(half, case.scale)
+    diagnosis = Diagnosis(half, case.scale)
     exact = replay(case, in_half=False, scale=1.0)
     trace = as_run = replay(case, in_half=True, scale=case.scale, reference=exact)
-    found.first = trace.first
-    found.is_forward = trace.first_forward is not None
-    found.breaks_in_float32 = bool(found.first and exact.first)
-    found.best_scale = best_scale(exact, trace, half) if not found.breaks_in_float32 else case.scale
-    if found.first and not found.breaks_in_float32:
-        trace = _find_fix(case, found, exact, trace)
+    diagnosis.first = trace.first
+    diagnosis.is_forward = trace.first_forward is not None
+    diagnosis.breaks_in_float32 = bool(diagnosis.first and exact.first)
+    diagnosis.best_scale = best_scale(exact, trace, half) if not diagnosis.breaks_in_float32 else case.scale
+    if diagnosis.first and not diagnosis.breaks_in_float32:
+        trace = _find_fix(case, diagnosis, exact, trace)
     gradients = exact.largest_gradients()
     for place, activation in exact.activations.items():
         types = " ".join(sorted(str(kind).removeprefix("torch.") for kind in as_run.types[place]))
         underflow = trace.lost[place] / trace.kept[place] if trace.kept[place] else None
-        found.rows.append(ReportRow(place, types, activation, case.scale * gradients[place], underflow))
-    found.vanishing = vanishing(case.model, half, as_run)
-    return found
+        diagnosis.rows.append(ReportRow(place, types, activation, case.scale * gradients[place], underflow))
+    diagnosis.vanishing = vanishing(case.model, half, as_run)
+    return diagnosis
 
 
-def _find_fix(case: Case, found: Diagnosis, exact: Trace, trace: Trace) -> Trace:
+def _find_fix(case: Case, diagnosis: Diagnosis, exact: Trace, trace: Trace) -> Trace:
     """Extend the black list or lower the scale until a replay is finite. Return the last replay's trace."""
     scale, names = case.scale, []
     for _ in range(MAX_REPLAYS):
         first = trace.first
         if first is None:
             break
-        found.best_scale = best_scale(exact, trace, found.half)
+        diagnosis.best_scale = best_scale(exact, trace, diagnosis.half)
         path = first.path
         # If the module is already black-listed, its output is too large for half precision, so black-list its parent.
         while is_inside(path, names):
@@ -179,18 +179,18 @@ def _find_fix(case: Case, found: Diagnosis, exact: Trace, trace: Trace) -> Trace
         largest = exact.largest_gradients()
         is_outlier = largest[first] > OUTLIER * statistics.median(largest.values())
         stands_out = trace.first_forward is not None or is_outlier
-        if not stands_out and found.best_scale < scale:
-            scale = found.best_scale
+        if not stands_out and diagnosis.best_scale < scale:
+            scale = diagnosis.best_scale
         elif path and path == first.path or "." in path:  # never list all blocks or the whole model
             names = [name for name in names if not is_inside(name, [path])] + [path]
         else:
             break
         trace = replay(case, in_half=True, scale=scale, reference=exact, floats=names)
-    found.black_list = merged(case.model, names)
+    diagnosis.black_list = merged(case.model, names)
     # Replay once more with exactly the recommended settings.
-    found.best_scale = best_scale(exact, trace, found.half)
-    last = replay(case, in_half=True, scale=found.best_scale, floats=found.black_list, reference=exact)
-    found.is_fixed = last.first is None
+    diagnosis.best_scale = best_scale(exact, trace, diagnosis.half)
+    last = replay(case, in_half=True, scale=diagnosis.best_scale, floats=diagnosis.black_list, reference=exact)
+    diagnosis.is_fixed = last.first is None
     return last
 
 
@@ -235,7 +235,7 @@ def vanishing(model: nn.Module, half: torch.dtype, trace: Trace) -> list[Vanishi
 
     A tensor is listed if at least half of its elements become zero. A few of millions of trained weights always do.
     """
-    found = []
+    vanished = []
     halves = {place.path for place, kinds in trace.types.items() if half in kinds}
     for path, module in model.named_modules():
         own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
@@ -247,8 +247,8 @@ def vanishing(model: nn.Module, half: torch.dtype, trace: Trace) -> list[Vanishi
             share = float(((value != 0) & (value.to(half) == 0)).float().mean())
             if share >= 0.5:
                 full = f"{path}.{name}" if path else name
-                found.append(Vanishing(full, float(value.abs().max()), share, path in halves))
-    return found
+                vanished.append(Vanishing(full, float(value.abs().max()), share, path in halves))
+    return vanished
 
 
 def is_inside(path: str, names: list[str]) -> bool:

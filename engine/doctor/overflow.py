@@ -128,9 +128,9 @@ def make_case(
     )
 
 
-def prescribe(found: Diagnosis, config: Config, folder: Path) -> str:
+def prescribe(diagnosis: Diagnosis, config: Config, folder: Path) -> str:
     """Write the settings that prevent the overflow, if any, to doctor.yaml. Return its text, or an empty string."""
-    settings = [f"    {name}: {value}" for name, value in found.prescription(config.PRECISION).items()]
+    settings = [f"    {name}: {value}" for name, value in diagnosis.prescription(config.PRECISION).items()]
     if not settings:
         return ""
     base = ["BASE: config.yaml"] if (folder / "config.yaml").exists() else []
@@ -165,24 +165,26 @@ def examine(config: Config, folder: Path, log: Log, update: Batches, trainer: Tr
         with unchanged_random_state(trainer.process.device):
             model, scale = copy.deepcopy(trainer.model), trainer.precision.scaler.get_scale()
             trainer.transforms.revert(model)
-            found = diagnose(make_case(config, model, trainer.prepare, update, scale, trainer.loss))
-        is_written = bool(prescribe(found, config, folder))
+            diagnosis = diagnose(make_case(config, model, trainer.prepare, update, scale, trainer.loss))
+        is_written = bool(prescribe(diagnosis, config, folder))
     except Exception as error:  # for example, out of memory or a full disk; no error here ends the run
         log.warn(
             f"the doctor cannot examine step {update.step} ({type(error).__name__}: {error}); training continues without it"
         )
         return ""
-    log.say(f"doctor: updates are skipped, the last one at step {update.step}. Replay of that step: {found.finding()}")
+    log.say(
+        f"doctor: updates are skipped, the last one at step {update.step}. Replay of that step: {diagnosis.finding()}"
+    )
     path, remedies = shlex.quote(str(folder / DOCTOR_FILE)), []
     if is_written:
-        settings = ", ".join(f"{name}: {value}" for name, value in found.prescription(config.PRECISION).items())
-        outcome = "is finite" if found.is_fixed else "still breaks"
+        settings = ", ".join(f"{name}: {value}" for name, value in diagnosis.prescription(config.PRECISION).items())
+        outcome = "is finite" if diagnosis.is_fixed else "still breaks"
         log.say(f"doctor: {settings}; with these settings the replayed update {outcome}; to use them: -cfg {path}")
-        remedies += [f"-cfg {path}"] if found.is_fixed else []
-    finding = f"the update breaks at {found.finding()}" if found.first else found.finding()
-    if found.breaks_in_float32:
+        remedies += [f"-cfg {path}"] if diagnosis.is_fixed else []
+    finding = f"the update breaks at {diagnosis.finding()}" if diagnosis.first else diagnosis.finding()
+    if diagnosis.breaks_in_float32:
         return finding
-    remedies += ["-amp_dtype bfloat16"] if found.half is torch.float16 else []
+    remedies += ["-amp_dtype bfloat16"] if diagnosis.half is torch.float16 else []
     return f"{finding}; try {' or '.join(remedies or ['a lower TRAIN.BASE_LR'])}"
 
 
@@ -206,17 +208,17 @@ def replay_run(source: str, batch: Path | None, cfg: str | None, half: str | Non
     set_matmul(config.PRECISION.MATMUL)
     prepare = build_preparation(config, build_normalize(config.DATA).to(device))
     loss = build_loss(config, state.get("class_weights"), device)
-    for each in batches or [next_batch(config, state, folder)]:
+    for update in batches or [next_batch(config, state, folder)]:
         weights = merged(state["state_dict"], state["config"])
         model = SavedModel(Path("the run's weights"), state, "state_dict", weights).build(config)
-        found = diagnose(make_case(config, model, prepare, each, scale, loss))
-        if found.first:
+        diagnosis = diagnose(make_case(config, model, prepare, update, scale, loss))
+        if diagnosis.first:
             break
-    num_images = sum(len(batch.targets) for batch, _ in each.batches)
-    print(f"step {each.step}, process {each.rank}: {counted(num_images, 'image')}; loss scale {scale:g}")
-    print("\n".join(found.lines()))
+    num_images = sum(len(batch.targets) for batch, _ in update.batches)
+    print(f"step {update.step}, process {update.rank}: {counted(num_images, 'image')}; loss scale {scale:g}")
+    print("\n".join(diagnosis.lines()))
     # Without a saved overflow, only the next update was replayed. If it is finite, no setting needs to change.
-    text = prescribe(found, config, folder) if found.first or batches else ""
+    text = prescribe(diagnosis, config, folder) if diagnosis.first or batches else ""
     if text:
         target = folder / DOCTOR_FILE
         print(f"\n{text}\nwritten to {target}; to train with it: {command('main_single_gpu.py', '-cfg', target)}")
@@ -239,11 +241,11 @@ def find_run(source: str, batch: Path | None) -> tuple[Path, dict, list]:
     return folder, state, batches
 
 
-def precision_of(config: Config, state: dict, wanted: str | None) -> tuple[Config, float]:
+def precision_of(config: Config, state: dict, asked: str | None) -> tuple[Config, float]:
     """Return the settings with the half type to examine, and the loss scale for this type."""
     saved = state.get("amp_scaler", {})
     half = str(saved.get("dtype", "None")).removeprefix("torch.")
-    half = wanted or (half if half != "None" else None)
+    half = asked or (half if half != "None" else None)
     if half is None:
         raise ConfigError(
             "this run computed in float32 (AMP is false); give the half type to examine with -amp_dtype float16 or "
@@ -273,5 +275,5 @@ def next_batch(config: Config, state: dict, folder: Path) -> Batches:
     step = state.get("step", 0)
     with contextlib.closing(data.windows(step, step + 1)) as windows:
         window = next(windows)
-        shares = [(each, each.num_samples * world_size / window.num_samples) for each in window.batches]
+        shares = [(batch, batch.num_samples * world_size / window.num_samples) for batch in window.batches]
     return Batches(step, 0, shares)

@@ -59,7 +59,7 @@ class AllScores:
 
         The classes are divided among the processes. If `should_stop` returns True in any process, return None soon.
         """
-        found: list[tuple[int, float, float]] = []
+        rows: list[tuple[int, float, float]] = []
         num_classes = self.on_host()[0].shape[1]
         blocks = self._blocks(process)
         if process.is_first:
@@ -68,9 +68,9 @@ class AllScores:
             if not process.all_true(not should_stop()):
                 return None
             if turn % process.world_size == process.rank:
-                for offset, each in enumerate(zip(scores.T, positives.T, strict=True)):
-                    found.append((start + offset, *rank_class(*each)))
-        _, *columns = (np.array(column) for column in zip(*sorted(process.join(found)), strict=True))
+                for offset, columns in enumerate(zip(scores.T, positives.T, strict=True)):
+                    rows.append((start + offset, *rank_class(*columns)))
+        _, *columns = (np.array(column) for column in zip(*sorted(process.join(rows)), strict=True))
         return Ranking(*columns)
 
     def _blocks(self, process: Process) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:

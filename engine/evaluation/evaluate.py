@@ -74,12 +74,12 @@ def evaluate(
                 outputs = model(images)
             tally.add(outputs, targets, len(batch.bad))
     bad_images.check(process)
-    found, of_images = [], np.concatenate(indices)
+    evaluations, of_images = [], np.concatenate(indices)
     for model, was_training, tally in zip(models, were_training, tallies, strict=True):
         model.train(was_training)
         tally.per_image.indices, tally.per_image.groups = of_images, groups
         scores = tally.result(process)
         num_seen = scores.num_images + scores.num_excluded
         ensure(num_seen == data.num_samples, f"the evaluation saw {num_seen:,} of {data.num_samples:,} images")
-        found.append(Evaluation(scores, tally.per_image))
-    return found
+        evaluations.append(Evaluation(scores, tally.per_image))
+    return evaluations

@@ -73,13 +73,13 @@ class ErrorTest:
     def p(self) -> float:
         """Return the share of random signs for which the mean is at least as far from 0, drawn by a seed."""
         rng, size = np.random.default_rng(0), np.abs(self.differences)
-        limit, found, left = abs(self.differences.sum()) * (1 - 1e-9), 1, DRAWS
+        limit, num_extreme, left = abs(self.differences.sum()) * (1 - 1e-9), 1, DRAWS
         while left:
             count = min(left, max(1, AT_ONCE // self.num_images))
             signs = rng.integers(0, 2, (count, self.num_images), np.int8)
-            found += int((np.abs(size.sum() - 2 * (signs @ size)) >= limit).sum())
+            num_extreme += int((np.abs(size.sum() - 2 * (signs @ size)) >= limit).sum())
             left -= count
-        return found / (DRAWS + 1)
+        return num_extreme / (DRAWS + 1)
 
     def __str__(self) -> str:
         low, high = self.interval

@@ -65,8 +65,8 @@ class Scores:
 
     def more(self) -> dict[str, float]:
         """Return the measured metrics other than loss, top-1 and top-5."""
-        found = {name: getattr(self, name, None) for name in METRICS if name not in USUAL}
-        return {name: value for name, value in found.items() if value is not None}
+        values = {name: getattr(self, name, None) for name in METRICS if name not in USUAL}
+        return {name: value for name, value in values.items() if value is not None}
 
     def figures(self) -> dict[str, float]:
         """Return all measured metrics and counts by name, for status.json."""

@@ -40,6 +40,6 @@ def sum_dtype(device: torch.device) -> torch.dtype:
 def joined(process: Process, indices: np.ndarray, *columns: np.ndarray) -> list[np.ndarray]:
     """Return the indices of the images of all processes, sorted, and their columns in this order. Collective."""
     parts = process.join([(indices, *columns)])
-    found = [np.concatenate(each) for each in zip(*parts, strict=True)]
-    order = np.argsort(found[0], kind="stable")
-    return [each[order] for each in found]
+    columns_of_all = [np.concatenate(each) for each in zip(*parts, strict=True)]
+    order = np.argsort(columns_of_all[0], kind="stable")
+    return [each[order] for each in columns_of_all]

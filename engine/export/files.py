@@ -31,11 +31,11 @@ def export_weights(saved: SavedModel, target: Path) -> str:
     return "read again, identical to the last bit"
 
 
-def check_weights(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+def check_weights(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     """Raise WrongExport unless the reloaded weights equal the model's to the last bit."""
-    pairs = [(found.get(name), tensor) for name, tensor in expected.items()]
+    pairs = [(weights.get(name), tensor) for name, tensor in expected.items()]
     is_same = all(one is not None and one.dtype == other.dtype and torch.equal(one, other) for one, other in pairs)
-    if len(found) != len(expected) or not is_same:
+    if len(weights) != len(expected) or not is_same:
         raise WrongExport("its weights differ from the model's")
 
 

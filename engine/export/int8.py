@@ -158,13 +158,13 @@ class Quantizer:
         photos = [self.subject.preparation.as_photo(pixels) for _, pixels in draw(self.train, FOR_RANGES)]
         changed = path.with_name(f"8-bits-{path.name}")
         quantize(path, changed, photos, [node for nodes in layers.values() for node in nodes])
-        found = self.compare(path, changed)
-        text = "\n".join(found.lines)
-        if found.problem and not self.accepts_any:
+        judgement = self.compare(path, changed)
+        text = "\n".join(judgement.lines)
+        if judgement.problem and not self.accepts_any:
             worst = self.worst_layers(path, changed, photos[:FOR_LAYERS], layers)[:NUM_NAMED]
             raise WrongExport(
-                f"-int8: {found.problem}, so no file was written; these layers "
-                f"change the answers most: {', '.join(worst)}; name them with -keep_float{found.more}, or add -accept\n{text}"
+                f"-int8: {judgement.problem}, so no file was written; these layers "
+                f"change the answers most: {', '.join(worst)}; name them with -keep_float{judgement.more}, or add -accept\n{text}"
             )
         result = onnx.load(changed)
         for node in result.graph.node:
@@ -193,13 +193,15 @@ class Quantizer:
                 if self.subject.known:
                     fits[number].append(results[1] >= 0)
         judge = judge_classes if self.subject.config.task.has_classes else judge_numbers
-        found = judge(task, truths, *answers)
+        judgement = judge(task, truths, *answers)
         lines = [
             f"{name}: {accuracy}, {format_bytes(path.stat().st_size)}, {len(truths) / each:.1f} images/s"
             + (f", {np.mean(fit):.1%} fit the validation images" if fit else "")
-            for (name, path), accuracy, each, fit in zip(files.items(), found.accuracies, seconds, fits, strict=True)
+            for (name, path), accuracy, each, fit in zip(
+                files.items(), judgement.accuracies, seconds, fits, strict=True
+            )
         ]
-        return found._replace(lines=[*lines, *found.lines])
+        return judgement._replace(lines=[*lines, *judgement.lines])
 
     def probabilities(self, results: Any) -> np.ndarray:
         """Return the probabilities in the results of a graph."""
@@ -239,9 +241,9 @@ def quantize(source: Path, target: Path, photos: Iterable[np.ndarray], nodes: li
 
 def layers_of(model: onnx.ModelProto) -> dict[str, list[str]]:
     """Return the nodes of each layer of the model that can have 8 bits, without the nodes that prepare the photo."""
-    found: dict[str, list[str]] = {}
+    layers: dict[str, list[str]] = {}
     for node in model.graph.node:
         scopes = ast.literal_eval({each.key: each.value for each in node.metadata_props}.get(SCOPES, "[]"))
         if node.op_type in KINDS and len(scopes) > 1 and scopes[-2].startswith(MODEL):
-            found.setdefault(scopes[-2].removeprefix(MODEL), []).append(node.name)
-    return found
+            layers.setdefault(scopes[-2].removeprefix(MODEL), []).append(node.name)
+    return layers

@@ -39,13 +39,13 @@ CUBIC = -0.5  # the parameter of Pillow's bicubic kernel
 
 def refuse_unsupported(data: Data) -> None:
     """Raise ConfigError if the graph cannot prepare photos as the run did."""
-    found = {
+    unsupported = {
         f"DATA.INTERPOLATION {data.INTERPOLATION}": data.INTERPOLATION not in RESIZE_KERNELS,
         "DATA.CROP_MODE border": data.CROP_MODE == "border",
         f"DATA.CROP_PCT {data.CROP_PCT:g} (above 1)": data.CROP_PCT > 1,
         data.sequences: bool(data.sequences),
     }
-    if reasons := [name for name, applies in found.items() if applies]:
+    if reasons := [name for name, applies in unsupported.items() if applies]:
         raise ConfigError(
             f"-photo: the graph does not resize photos with {' and '.join(reasons)}; leave -photo out, and resize them "
             "before the model"
@@ -273,8 +273,10 @@ class PhotoSubject(Subject):
     def threshold(self) -> float:
         """Return the probability below which a photo is unknown: SHARE of the answers above it are right. 0: unknown."""
         curve = self.calibration.get("curve")
-        found, _ = find_answered(curve or [], SHARE)
-        return (found.confidence - ROUNDING if found else 1.0) if curve else 0.0
+        if not curve:
+            return 0.0
+        point, _ = find_answered(curve, SHARE)
+        return point.confidence - ROUNDING if point else 1.0
 
     @property
     def facts(self) -> dict[str, str]:
@@ -296,40 +298,39 @@ class PhotoSubject(Subject):
         largest = max(self._compare(run, *each).probability for each in self.preparation.drawn())
         if not largest <= self.task.most_difference:
             raise WrongExport(f"its {self.names[1]} of drawn photos differ by up to {largest:.1e}")
-        found = {
+        differences = {
             index: self._compare(run, pixels, self.preparation.photo_at(self.photos, index, pixels))
             for index, pixels in draw(self.photos, MOST_PHOTOS)
         }
-        if not found:
+        if not differences:
             raise ConfigError(
                 f"-photo: none of {counted(min(len(self.photos), MOST_PHOTOS), 'validation image')} can be read, so the graph "
                 "cannot be compared with the model; repair them, or name the images with -data_path"
             )
-        changed = {"another answer": [index for index, each in found.items() if each.is_other_answer]}
+        changed = {"another answer": [index for index, each in differences.items() if each.is_other_answer]}
         if self.known:
-            changed["another sign of known"] = [index for index, each in found.items() if each.is_other_sign]
+            changed["another sign of known"] = [index for index, each in differences.items() if each.is_other_sign]
         counts = ", ".join(f"{len(indices)} with {what}" for what, indices in changed.items())
-        largest = max(each.probability for each in found.values())
-        result = (
-            f"{counted(len(found), 'validation image')}, {counts}, largest difference of {self.names[1]} {largest:.1e}"
-        )
+        largest = max(each.probability for each in differences.values())
+        images = counted(len(differences), "validation image")
+        result = f"{images}, {counts}, largest difference of {self.names[1]} {largest:.1e}"
         for what, indices in changed.items():
-            if len(indices) > MOST_CHANGED * len(found):
+            if len(indices) > MOST_CHANGED * len(differences):
                 first = self.photos.table_name(indices[0])
                 raise WrongExport(f"too many images, such as {first}, have {what} ({result})")
         return result
 
     def _compare(self, run: Callable[[Tensor], Tensor], pixels: np.ndarray, photo: np.ndarray) -> Difference:
         """Compare the graph's results for a photo with the original's for the pixels that predict.py reads."""
-        expected, found = self.graph.answer(self._prepared(pixels)), run(torch.from_numpy(photo))
+        expected, results = self.graph.answer(self._prepared(pixels)), run(torch.from_numpy(photo))
         is_other_sign = False
         if self.known:
-            (expected, score), (found, other) = expected, found
+            (expected, score), (results, other) = expected, results
             is_other_sign = bool((score < 0) != (other < 0)) and abs(score) > MOST_MOVED
             is_other_sign = is_other_sign and not self._rounding_decides(score, pixels)
         # The cost of a label that flips is twice its distance from one half.
-        lost = self.task.cost(expected.numpy(), found.numpy()).max() / (1 + self.config.task.has_several_classes)
-        difference = self.task.difference(expected.numpy(), found.numpy())
+        lost = self.task.cost(expected.numpy(), results.numpy()).max() / (1 + self.config.task.has_several_classes)
+        difference = self.task.difference(expected.numpy(), results.numpy())
         return Difference(difference, bool(lost > self.task.most_difference), is_other_sign)
 
     def _rounding_decides(self, score: Tensor, pixels: np.ndarray) -> bool:

@@ -68,14 +68,15 @@ class Graph(nn.Module):
         if not self.takes_photo:
             return torch.from_numpy(self.session.run(None, {self.input: images.cpu().numpy()})[0]).to(images.device)
         photo = images[0].permute(1, 2, 0).contiguous().cpu().numpy()
-        found, *self.known = self.session.run(None, {self.input: photo})
-        return torch.from_numpy(found)[None]
+        outputs, *self.known = self.session.run(None, {self.input: photo})
+        return torch.from_numpy(outputs)[None]
 
 
 def load_exported(path: Path, flags: Sequence[str], raw: bool) -> Classifier:
     """Load a graph as a classifier. Raise ConfigError for flags that a finished graph cannot obey."""
-    if given := [flag for flag in FIXED if flag in flags] + ["-raw"] * raw:
-        raise ConfigError(f"{', '.join(given)}: the graph in {path} is finished; leave the flag out")
+    fixed = [flag for flag in FIXED if flag in flags] + (["-raw"] if raw else [])
+    if fixed:
+        raise ConfigError(f"{', '.join(fixed)}: the graph in {path} is finished; leave the flag out")
     import_timm()  # quickly; the predictor's transforms import it in any case
     graph = Graph(path)
     facts, data = graph.facts, graph.facts["data"]
@@ -114,9 +115,9 @@ class PhotoPredictor(Predictor):
         self.batching = RawPhotos(pixels_of(classifier.config.DATA))
 
     def _probabilities(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
-        found = self.inference.outputs(self.model, pixels, self.classifier.source)
+        outputs = self.inference.outputs(self.model, pixels, self.classifier.source)
         known = self.model.known
-        return found, torch.from_numpy(np.atleast_1d(known[0])) if known else None
+        return outputs, torch.from_numpy(np.atleast_1d(known[0])) if known else None
 
     def batches(self, config: Config, images: FileImages) -> Iterator[Batch]:
         own, nothing = range(self.process.rank, len(images), self.process.world_size), torch.zeros(0)

@@ -87,12 +87,12 @@ class Subject:
         """Compare the logits of a loaded export with the original's. Raise WrongExport if they differ."""
         largest, bound = 0.0, BOUND
         for images in self.batches():
-            expected, found = self.graph(images), run(images)
-            if found.shape != expected.shape:
-                raise WrongExport(f"it returns logits of shape {list(found.shape)}, not {list(expected.shape)}")
+            expected, outputs = self.graph(images), run(images)
+            if outputs.shape != expected.shape:
+                raise WrongExport(f"it returns logits of shape {list(outputs.shape)}, not {list(expected.shape)}")
             if isinstance(self.graph, InUnits):
-                expected, found = (self.graph.standardized(each) for each in (expected, found))
-            difference = (found.double() - expected.double()).abs().max().item()
+                expected, outputs = (self.graph.standardized(each) for each in (expected, outputs))
+            difference = (outputs.double() - expected.double()).abs().max().item()
             bound = max(bound, BOUND * expected.abs().max().item())
             if not difference <= bound:  # true for NaN too
                 raise WrongExport(

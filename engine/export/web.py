@@ -60,7 +60,7 @@ def pinned() -> list[dict[str, str]]:
 def copied(folder: Path, runtime: Path) -> list[dict[str, str]]:
     """Copy the runtime's files from an installed package. Return their addresses and checksums."""
     (folder / "runtime").mkdir()
-    found = []
+    files = []
     for name in RUNTIME:
         source = next((place / name for place in (runtime / "dist", runtime) if (place / name).is_file()), None)
         if source is None:
@@ -70,5 +70,5 @@ def copied(folder: Path, runtime: Path) -> list[dict[str, str]]:
             )
         shutil.copyfile(source, folder / "runtime" / name)
         digest = base64.b64encode(hashlib.sha384(source.read_bytes()).digest()).decode()
-        found.append({"url": f"runtime/{name}", "integrity": f"sha384-{digest}"})
-    return found
+        files.append({"url": f"runtime/{name}", "integrity": f"sha384-{digest}"})
+    return files

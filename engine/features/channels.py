@@ -1,5 +1,6 @@
 """Chooses the start of the first layer for images with more channels than the red, green and blue of its weights."""
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -53,9 +54,9 @@ def start_channels(
     try:
         for name, weight in starts.items():
             set_weight(trainer, weight)
-            found = features_of_images(images, trainer, note, stop_if_requested)
-            features, targets = torch.from_numpy(found.joined), torch.from_numpy(found.targets)
-            errors[name] = trainer.process.first(lambda given=(features, targets): left_out_error(*given))
+            gathered = features_of_images(images, trainer, note, stop_if_requested)
+            features, targets = torch.from_numpy(gathered.joined), torch.from_numpy(gathered.targets)
+            errors[name] = trainer.process.first(functools.partial(left_out_error, features, targets))
     except Stopped:
         set_weight(trainer, starts["all channels"])  # the run is saved, and repeats the comparison when it is resumed
         raise
@@ -63,8 +64,11 @@ def start_channels(
     best, error_of_all = min(errors, key=errors.get), errors["all channels"]
     chosen = best if errors[best] < CLEARLY * error_of_all else "all channels"
     set_weight(trainer, starts[chosen])
-    each = f"a linear model of its features leaves {errors[best]:.0%} of the variance, of all {error_of_all:.0%}"
-    return f"first layer: starts with {chosen}; of {counted(layer.in_channels, 'channel')} alone, {best} is the best: {each}"
+    channels = counted(layer.in_channels, "channel")
+    return (
+        f"first layer: starts with {chosen}; of {channels} alone, {best} is the best: a linear model of its features "
+        f"leaves {errors[best]:.0%} of the variance, of all {error_of_all:.0%}"
+    )
 
 
 def left_out_error(features: Tensor, targets: Tensor) -> float:

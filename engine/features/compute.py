@@ -68,7 +68,7 @@ class Gathered:
         self.num_bad = 0
 
     def add(self, logits: Tensor, targets: Tensor, num_bad: int) -> None:
-        self.rows.append([each[: len(targets)] for each in (*self.tap.take(), targets)])
+        self.rows.append([tally[: len(targets)] for tally in (*self.tap.take(), targets)])
         self.num_bad += num_bad
 
     def result(self, process: Process) -> Scores:
@@ -89,8 +89,8 @@ class TwoTallies:
         self._both, self.per_image, self.result = (tally, other), tally.per_image, tally.result
 
     def add(self, *batch: Any) -> None:
-        for each in self._both:
-            each.add(*batch)
+        for tally in self._both:
+            tally.add(*batch)
 
 
 class Interruptible:
@@ -132,10 +132,10 @@ def features_of_images(
     data = Interruptible(build_eval_data(trainer.config, images, trainer.process), stop_if_requested)
     bad_images = BadImages(images, max_fraction=1.0, say=note)
     with tapped(trainer) as tap:
-        scoring = Scoring(lambda *given: Gathered(tap))
-        (found,) = evaluate([trainer.model], data, trainer.inference, bad_images, scoring)
-    found = found.images.of_all(found.images.indices, trainer.process)
-    return found._replace(indices=drawn.astype(np.int64)[found.indices])
+        scoring = Scoring(lambda *arguments: Gathered(tap))
+        (evaluation,) = evaluate([trainer.model], data, trainer.inference, bad_images, scoring)
+    evaluation = evaluation.images.of_all(evaluation.images.indices, trainer.process)
+    return evaluation._replace(indices=drawn.astype(np.int64)[evaluation.indices])
 
 
 def has_zero_classifier(trainer: Trainer) -> bool:

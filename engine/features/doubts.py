@@ -77,8 +77,8 @@ class Doubts(NamedTuple):
     @property
     def ranked(self) -> np.ndarray:
         """Return the numbers of the images with doubtful labels, the most doubtful first."""
-        found = np.flatnonzero(self.is_doubtful)
-        return found[np.argsort(-self.wrong[found], kind="stable")]
+        doubtful = np.flatnonzero(self.is_doubtful)
+        return doubtful[np.argsort(-self.wrong[doubtful], kind="stable")]
 
 
 def judge_labels(
@@ -107,21 +107,21 @@ def judge_labels(
     rows = known[places]
     count = len(labels)
     empty = np.zeros(count), np.zeros(count, np.int64), np.zeros(count), np.zeros(count, bool), np.zeros(count, bool)
-    found = Doubts(*empty, 0, (0.0, 0.0, 0.0))
+    doubts = Doubts(*empty, 0, (0.0, 0.0, 0.0))
     if len(classes) < 2 or len(np.unique(copies[places])) < 2:
-        return found
-    given: list[Tensor] = []
+        return doubts
+    by_model: list[Tensor] = []
     if has_probabilities[known].all():
         logs = np.log(np.maximum(probabilities[np.ix_(known, classes)], SMALLEST))
-        given = [mean_of_copies(torch.from_numpy(logs), copies)]
-    sets = iter([given])
+        by_model = [mean_of_copies(torch.from_numpy(logs), copies)]
+    sets = iter([by_model])
     if uses_features:
         targets = torch.from_numpy(labels[known][:, None] == classes).double()
-        sets = ([each, *given] for each in predicted_without(features[known], copies, targets))
+        sets = ([each, *by_model] for each in predicted_without(features[known], copies, targets))
     part = _judge(labels[rows], classes, sets, copies[places])
-    for whole, each in zip(found[:5], part[:5], strict=True):
+    for whole, each in zip(doubts[:5], part[:5], strict=True):
         whole[rows] = each
-    return Doubts(*found[:5], *part[5:])._replace(uses_features=bool(uses_features))
+    return Doubts(*doubts[:5], *part[5:])._replace(uses_features=bool(uses_features))
 
 
 def predicted_without(features: np.ndarray, copies: np.ndarray, targets: Tensor) -> Iterator[Tensor]:
@@ -167,9 +167,9 @@ def group_copies(features: np.ndarray) -> np.ndarray:
         first[near + step] = near
     while (first[first] != first).any():
         first = first[first]
-    found = np.empty(len(rows), np.int64)
-    found[order.numpy()] = np.unique(first.numpy(), return_inverse=True)[1]
-    return found
+    groups = np.empty(len(rows), np.int64)
+    groups[order.numpy()] = np.unique(first.numpy(), return_inverse=True)[1]
+    return groups
 
 
 def mean_of_copies(values: Tensor, copies: np.ndarray) -> Tensor:
@@ -244,11 +244,11 @@ class LabelModel:
         logits = biases + sum(scale * each for scale, each in zip(scales, self.evidence, strict=True))
         shares, rate = logits.log_softmax(1), odds.sigmoid()
         is_right = torch.eye(len(biases), dtype=torch.float64)
-        given = ((1 - rate) * is_right + rate * self.mistakes).clamp(min=1e-300).log().T  # [label, class]
-        of_labels = torch.zeros_like(shares).index_add(0, self.copies, given[self.labels[:, 0]])
+        mistaken = ((1 - rate) * is_right + rate * self.mistakes).clamp(min=1e-300).log().T  # [label, class]
+        of_labels = torch.zeros_like(shares).index_add(0, self.copies, mistaken[self.labels[:, 0]])
         # Copies with different labels were labelled by themselves.
         apart = of_labels + (self.is_divided * logsigmoid(-odds_copied))[:, None]
-        copied = torch.logaddexp(of_labels + logsigmoid(-odds_copied), given[self.label] + logsigmoid(odds_copied))
+        copied = torch.logaddexp(of_labels + logsigmoid(-odds_copied), mistaken[self.label] + logsigmoid(odds_copied))
         return shares, shares + torch.where(self.is_agreed[:, None], copied, apart)
 
     def shares(self) -> Tensor:

@@ -133,7 +133,7 @@ class Embedder:
         load = make_loader(SizedReader(images, config), workers, self.process.device)
         starts = range(self.batch_size, len(images), self.batch_size)
         pieces = [Piece(0, indices, len(indices)) for indices in np.split(np.arange(len(images)), starts)]
-        found = []
+        rows = []
         with contextlib.closing(load(iter(pieces))) as batches:
             for batch in shown(batches, "features", len(images), size=lambda batch: len(batch.piece.indices)):
                 bad_images.note(batch.bad)
@@ -141,16 +141,16 @@ class Embedder:
                 logits, known = np.empty((0, self.num_logits), np.float32), np.empty(0, np.float32)
                 if batch.num_samples:
                     features, logits, known = self._features(batch.images)
-                found.append((batch.indices, batch.targets.cpu().numpy().astype(np.int32), features, logits, known))
-        return Table(*map(np.concatenate, zip(*found, strict=True)))
+                rows.append((batch.indices, batch.targets.cpu().numpy().astype(np.int32), features, logits, known))
+        return Table(*map(np.concatenate, zip(*rows, strict=True)))
 
     @torch.no_grad()
     def _features(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the features, the logits, and how well the images fit the validation images."""
 
         def compute(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-            found = features_of(model, images, self.num_logits > 0)
-            return found.pooled, found.pooled[:, :0] if found.logits is None else found.logits
+            features = features_of(model, images, self.num_logits > 0)
+            return features.pooled, features.pooled[:, :0] if features.logits is None else features.logits
 
         inputs = self.inference.inputs(self.model, pixels)
         features, logits = self.inference.outputs(self.model, inputs, self.trained.source, compute)

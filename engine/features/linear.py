@@ -110,16 +110,16 @@ def leave_one_out(components: tuple[Tensor, Tensor], targets: Tensor, penalties:
     along, squares = vectors.T @ (targets - mean), vectors.square()
     for penalty in penalties:
         shares = values / (values + penalty * values.sum() / count + 1e-12)
-        found = mean + vectors @ (shares[:, None] * along)
+        fitted = mean + vectors @ (shares[:, None] * along)
         # How much each image's own target contributes to its prediction. Without this part, the prediction is exact.
         own = (1 / count + squares @ shares).clamp(max=0.999)[:, None]
-        yield (found - own * targets) / (1 - own)
+        yield (fitted - own * targets) / (1 - own)
 
 
 @torch.no_grad()
-def set_classifier(layers: list[nn.Module], found: LinearClassifier) -> None:
+def set_classifier(layers: list[nn.Module], classifier: LinearClassifier) -> None:
     """Give the layers that compute the logits these weights. Several layers read parts of the features; their mean counts."""
     widths = [layer.weight[0].numel() for layer in layers]
-    for layer, weight in zip(layers, found.weight.split(widths, dim=1), strict=True):
+    for layer, weight in zip(layers, classifier.weight.split(widths, dim=1), strict=True):
         layer.weight.copy_(len(layers) * weight.reshape(layer.weight.shape))
-        layer.bias.copy_(found.bias)
+        layer.bias.copy_(classifier.bias)

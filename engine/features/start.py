@@ -45,10 +45,10 @@ def start_classifier(saves: Saves, eval_data: EvalData, bad_images: BadImages, s
     if not trainer.best.exists:  # else the run was stopped after it saved this start
         if not trainer.process.all_true(has_zero_classifier(trainer)):
             return
-        found = fit_classifier(saves, layers, stop)
-        if not found:
+        train = fit_classifier(saves, layers, stop)
+        if not train:
             return
-        keep_start(saves, found, eval_data, bad_images)
+        keep_start(saves, train, eval_data, bad_images)
     if plan.config.MODEL.NEW_CLASSIFIER == "zeros":
         for layer in layers:
             set_to_zero(layer)
@@ -86,15 +86,15 @@ def score_start(saves: Saves, eval_data: EvalData, bad_images: BadImages) -> tup
     plan, trainer = saves.plan, saves.trainer
 
     def also_gathering(scoring: Scoring) -> Scoring:
-        return scoring._replace(tally=lambda *given: TwoTallies(scoring.tally(*given), gathered))
+        return scoring._replace(tally=lambda *arguments: TwoTallies(scoring.tally(*arguments), gathered))
 
     with tapped(trainer) as tap:
         gathered = Gathered(tap) if len(plan.eval_set) <= MOST_IMAGES else None
-        found = evaluate_both(trainer, eval_data, bad_images, also_gathering if gathered else None)[""]
-    comparison = saves.compare_with_best({"": found}, epoch=0)
+        evaluation = evaluate_both(trainer, eval_data, bad_images, also_gathering if gathered else None)[""]
+    comparison = saves.compare_with_best({"": evaluation}, epoch=0)
     if calibration := trainer.parts.get(CALIBRATION):
         calibration.fit(trainer, comparison.images)
-    return found.scores, gathered.of_all(found.images.indices, trainer.process) if gathered else None
+    return evaluation.scores, gathered.of_all(evaluation.images.indices, trainer.process) if gathered else None
 
 
 def fit_classifier(saves: Saves, layers: list[nn.Module], stop: StopSignal) -> ImageFeatures | None:
@@ -115,8 +115,8 @@ def fit_classifier(saves: Saves, layers: list[nn.Module], stop: StopSignal) -> I
         resume_channels(trainer, plan.inputs.saved)
         if line := start_channels(trainer, plan.train_set, log.note, stop_if_requested):
             log.say(line)
-    found = features_of_images(plan.train_set, trainer, log.note, stop_if_requested)
-    features, targets = torch.from_numpy(found.joined), torch.from_numpy(found.targets)
+    train = features_of_images(plan.train_set, trainer, log.note, stop_if_requested)
+    features, targets = torch.from_numpy(train.joined), torch.from_numpy(train.targets)
     if not len(targets) or not features.isfinite().all():
         log.say("no linear classifier before training: some features are not finite")
         return None
@@ -125,9 +125,9 @@ def fit_classifier(saves: Saves, layers: list[nn.Module], stop: StopSignal) -> I
             raise DataError(f"DATA.COLUMNS: {text}; repair the images, or leave this column out")
         log.say(f"no linear classifier before training: among {MOST_IMAGES:,} images, {text}")
         return None
-    given = (features, targets, layers[0].weight.shape[0])
-    classifier = trainer.process.first(lambda: trainer.task.fit_head(*given), LinearClassifier)
+    arguments = (features, targets, layers[0].weight.shape[0])
+    classifier = trainer.process.first(lambda: trainer.task.fit_head(*arguments), LinearClassifier)
     stop_if_requested()  # a resumed run then repeats the pass
     set_classifier(layers, classifier)
     trainer.computing.refresh()
-    return found
+    return train

@@ -234,11 +234,11 @@ def refuse_other_data(run: SavedRun, data: DataSet) -> None:
             f"{run.folder}: status.json does not describe the data of this run, so it cannot be compared; train "
             "the run again"
         )
-    found = changed_facts(then, now)
-    if not found:
+    changes = changed_facts(then, now)
+    if not changes:
         return
     words, _ = describe_changed_images(run.folder / "split.csv", *data.parts)
-    changed = first_of(words or [f"{fact}: {values}" for fact, values in found.items()], "; ", limit=4)
+    changed = first_of(words or [f"{fact}: {values}" for fact, values in changes.items()], "; ", limit=4)
     raise DataError(
         f"{run.folder}: {data.place} does not contain the data of this run ({changed}); train again on this data, or "
         "give the run's data with -data_path"
@@ -258,7 +258,7 @@ def read_copies(data: DataSet, folds: Sequence[int] | None, say: Callable[[str],
 
     `say` reports unreadable images.
     """
-    contents, found, where = ImageContents(len(data), data.find), [], "in training"
+    contents, copies, where = ImageContents(len(data), data.find), [], "in training"
     contents.read(say)
     if folds is not None:
         where = "in another fold"
@@ -267,5 +267,5 @@ def read_copies(data: DataSet, folds: Sequence[int] | None, say: Callable[[str],
             how = "equal" if are_equal(group, pair) else "nearly equal"
             what = f", labelled {data.label(pair[1])}" if contradictions else f" {where}"
             other_label = data.label(pair[1]) if contradictions else ""
-            found.append(Copy(pair[0], f"{how} to {data.name(pair[1])}{what}", other_label))
-    return found
+            copies.append(Copy(pair[0], f"{how} to {data.name(pair[1])}{what}", other_label))
+    return copies

@@ -27,14 +27,14 @@ def correct(data: DataSet, confirmed: Sequence[Confirmed]) -> np.ndarray:
 
     Raise DataError if a confirmed image is missing or has another label now, or if a part would lose a class.
     """
-    labels, rows, found = data.labels.copy(), {row.name: row for row in confirmed}, set()
+    labels, rows, names = data.labels.copy(), {row.name: row for row in confirmed}, set()
     number_of = {name: number for number, name in enumerate(data.classes)}
     for number in range(len(data)):
         row = rows.get(data.name(number))
         if row and row.label == data.label(number):  # a list can name an image in several lines
             labels[number] = number_of[row.suggestion]
-            found.add(row.name)
-    if missing := [row for row in confirmed if row.name not in found]:
+            names.add(row.name)
+    if missing := [row for row in confirmed if row.name not in names]:
         raise DataError(
             f"-apply: {data.root} has no {missing[0].name} with the label {missing[0].label}; find wrong labels again, "
             "or do not confirm this row"

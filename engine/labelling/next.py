@@ -135,8 +135,8 @@ def in_order(
     groups = [np.arange(len(is_stranger))] if takes_strangers else map(np.flatnonzero, (~is_stranger, is_stranger))
     chosen: list[int] = []
     for rows in groups:
-        if wanted := min(count - len(chosen), len(rows)):
-            chosen += rows[choose(rows, wanted)].tolist()
+        if number := min(count - len(chosen), len(rows)):
+            chosen += rows[choose(rows, number)].tolist()
     return chosen
 
 
@@ -155,9 +155,9 @@ def useful(features: np.ndarray, probabilities: np.ndarray, count: int) -> np.nd
     while len(chosen) < count:
         part = min(count - len(chosen), MOST_AT_ONCE)
         rows = rest[: NUM_UNSURE * part]
-        found = rows[covering(features[rows], doubts[rows], part)]
-        chosen += found.tolist()
-        rest = rest[~np.isin(rest, found)]
+        best = rows[covering(features[rows], doubts[rows], part)]
+        chosen += best.tolist()
+        rest = rest[~np.isin(rest, best)]
     return np.array(chosen)
 
 
@@ -214,6 +214,6 @@ def nearest(features: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, np.n
     owners, distances = np.empty(len(features), np.int64), np.empty(len(features), np.float32)
     for start in range(0, len(features), BLOCK):
         part = slice(start, start + BLOCK)
-        found = (centres**2).sum(1) - 2 * features[part] @ centres.T
-        owners[part], distances[part] = found.argmin(1), found.min(1)
+        squares = (centres**2).sum(1) - 2 * features[part] @ centres.T
+        owners[part], distances[part] = squares.argmin(1), squares.min(1)
     return owners, distances

@@ -78,8 +78,8 @@ def judge_numbers(values: np.ndarray, features: np.ndarray) -> NumberDoubts:
     if len(np.unique(copies)) < 2:
         return NumberDoubts.of(values, predicted)
     tried = predicted_without(features[rows], copies, torch.from_numpy(true)[:, None])
-    of_images = (each[:, 0].numpy()[copies] for each in tried)
-    predicted[rows] = min(of_images, key=lambda each: float(np.abs(each - true).mean()))
+    of_images = (guesses[:, 0].numpy()[copies] for guesses in tried)
+    predicted[rows] = min(of_images, key=lambda guesses: float(np.abs(guesses - true).mean()))
     return NumberDoubts.of(values, predicted)
 
 
@@ -123,17 +123,17 @@ class JudgedNumbers:
 
     def rows(self, copies: Sequence[Copy]) -> list[Row]:
         """Return a row for each doubtful number, and then for each copy."""
-        rows = [row for name, found in self.doubts.items() for row in _rows_of(name, found)]
+        rows = [row for name, doubts in self.doubts.items() for row in _rows_of(name, doubts)]
         return rows + [Row(each.image, "", None, each.reason) for each in copies]
 
     def summary(self, copies: Sequence[Copy] | None) -> list[str]:
         """Return the lines that summarize the findings."""
         lines = [
-            f"{name}: mean error {found.mean_error:.4g} on {counted(int(found.is_judged.sum()), 'image')}, predicted from the "
-            f"others; {len(found.ranked):,} with the largest errors are listed"
-            for name, found in self.doubts.items()
+            f"{name}: mean error {doubts.mean_error:.4g} on {counted(int(doubts.is_judged.sum()), 'image')}, predicted from the "
+            f"others; {len(doubts.ranked):,} with the largest errors are listed"
+            for name, doubts in self.doubts.items()
         ]
-        lines += [f"{name}: {found.judges}" for name, found in self.doubts.items() if found.judges]
+        lines += [f"{name}: {doubts.judges}" for name, doubts in self.doubts.items() if doubts.judges]
         count = len(copies or ())
         return [*lines, f"equal or nearly equal images with other numbers, or in training and validation: {count:,}"]
 
@@ -170,15 +170,15 @@ def _of_runs(source: Source, say: Callable[[str], None]) -> tuple[DataSet, np.nd
     return data, np.full((len(data), 1), np.nan) if features is None else features, predicted
 
 
-def _rows_of(name: str, found: NumberDoubts) -> list[Row]:
+def _rows_of(name: str, doubts: NumberDoubts) -> list[Row]:
     """The confidence is the share of the images with smaller errors."""
-    sizes = found.sizes[found.is_judged]
+    sizes = doubts.sizes[doubts.is_judged]
     return [
         Row(
             image,
-            f"{name} {found.predicted[image]:.4g}",
-            float((sizes < found.sizes[image]).mean()),
-            f"the error is {found.errors[image]:+.4g}",
+            f"{name} {doubts.predicted[image]:.4g}",
+            float((sizes < doubts.sizes[image]).mean()),
+            f"the error is {doubts.errors[image]:+.4g}",
         )
-        for image in found.ranked.tolist()
+        for image in doubts.ranked.tolist()
     ]

@@ -109,12 +109,12 @@ def draw_sheets(path: Path, tiles: Callable[[slice], Sequence[Tile]], num_tiles:
     """
     paths = sheet_paths(path, MOST_SHEETS * PER_SHEET)
     needed = paths[: len(sheet_paths(path, num_tiles))]
-    for number, each in enumerate(needed):
+    for number, sheet in enumerate(needed):
         chosen = tiles(slice(number * PER_SHEET, (number + 1) * PER_SHEET))
-        write_picture(contact_sheet(chosen, NUM_COLUMNS, THUMBNAIL), each)
-        yield each
-    for each in paths[len(needed) :]:
-        each.unlink(missing_ok=True)
+        write_picture(contact_sheet(chosen, NUM_COLUMNS, THUMBNAIL), sheet)
+        yield sheet
+    for sheet in paths[len(needed) :]:
+        sheet.unlink(missing_ok=True)
 
 
 def _tile(row: Row, data: DataSet) -> Tile:
@@ -152,8 +152,8 @@ def read_confirmed(table: Path, classes: Sequence[str]) -> tuple[list[Confirmed]
                 f"{where}: suggestion {row['suggestion']!r} is not a class of the data; write the right class of {name}, "
                 f"or do not confirm it{near}"
             )
-        found = Confirmed(name, record["images"][name]["label"], suggestion)
-        if confirmed.setdefault(name, found) != found:
+        row_confirmed = Confirmed(name, record["images"][name]["label"], suggestion)
+        if confirmed.setdefault(name, row_confirmed) != row_confirmed:
             raise ConfigError(f"{where}: {name} is confirmed with two suggestions; confirm only one of them")
     return list(confirmed.values()), record
 

@@ -44,11 +44,11 @@ class Sharded(Parallel):
         from torch.distributed.fsdp import fully_shard
 
         for block, *copies in zip(*map(gathered_blocks, models), strict=True):
-            for each in copies:
-                for tensor in (*each.parameters(), *each.buffers()):
+            for copy in copies:
+                for tensor in (*copy.parameters(), *copy.buffers()):
                     tensor.data = tensor.data.clone()
-            for each in (block, *copies):
-                fully_shard(each, mesh=self._mesh, reshard_after_forward=True, mp_policy=self._policy(each))
+            for copy in (block, *copies):
+                fully_shard(copy, mesh=self._mesh, reshard_after_forward=True, mp_policy=self._policy(copy))
         for model in models:
             # Reshard the rest too. An evaluation has no backward pass that would free the gathered weights, so the next
             # evaluation would compute with these old weights.
@@ -103,13 +103,13 @@ class Sharded(Parallel):
 
     @torch.no_grad()
     def load(self, model: nn.Module, state: dict[str, Tensor]) -> None:
-        for name, mine in self.local_state(model).items():
-            mine.copy_(state[name])
+        for name, local in self.local_state(model).items():
+            local.copy_(state[name])
 
     def gradients_to_optimizer(self) -> None:
-        for parameter, mine in self._pairs:
+        for parameter, local in self._pairs:
             if parameter.grad is not None:
-                mine.grad, parameter.grad = _local(parameter.grad), None
+                local.grad, parameter.grad = _local(parameter.grad), None
 
     def sync_found_inf(self, found_inf: Tensor) -> None:
         self.process.max(found_inf)

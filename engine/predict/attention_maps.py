@@ -162,7 +162,7 @@ class GradientMaps:
         known = getattr(model, "feature_info", ())
         stages = {stage["module"]: stage["num_chs"] for stage in known if "module" in stage}
         modules = dict(model.named_modules())
-        found: list[tuple[int, GradientMaps]] = []
+        maps_of_stages: list[tuple[int, GradientMaps]] = []
         for name, channels in stages.items():
             if name not in modules:
                 continue
@@ -171,8 +171,8 @@ class GradientMaps:
                 model(image)
             grid = maps._as_grid(outputs[0]) if outputs else None
             if grid is not None and (side := min(grid.shape[1:3])) > 1:
-                found.append((side, maps))
-        return max(reversed(found), key=lambda each: min(each[0], FINE_ENOUGH), default=(0, None))[1]
+                maps_of_stages.append((side, maps))
+        return max(reversed(maps_of_stages), key=lambda each: min(each[0], FINE_ENOUGH), default=(0, None))[1]
 
     def __call__(self, images: Tensor, classes: Tensor) -> Tensor:
         """Return [B, rows, columns]: the evidence (at least 0) at each position for the class of the image."""

@@ -82,29 +82,29 @@ def load_classifier(
     """
     source = str(source)
     path = find_file(source)
-    given = (flags, raw, needs_classes)
+    options = (flags, raw, needs_classes)
     ending = path.suffix if path is not None else ""
     if ending == ".pt2" or ending == ".onnx" and not load_graph:
         raise ConfigError(
             f"{path}: this exported graph cannot be used here; use the run, a .safetensors file, or with predict.py .onnx"
         )
     if ending == ".onnx":
-        found = load_graph(path, flags, raw)
+        classifier = load_graph(path, flags, raw)
     elif path is not None and NEEDED <= read_record(path).keys():
-        found = _load_ours(path, *given)
+        classifier = _load_ours(path, *options)
     else:
-        found = _load_other(source, path, *given)
-    num_classes = found.model.eval().num_classes
+        classifier = _load_other(source, path, *options)
+    num_classes = classifier.model.eval().num_classes
     if names:
-        found.classes, noun = read_classes(str(names), "-classes"), found.config.task.noun
-        if len(found.classes) != num_classes:
+        classifier.classes, noun = read_classes(str(names), "-classes"), classifier.config.task.noun
+        if len(classifier.classes) != num_classes:
             raise ConfigError(
-                f"-classes: {names} has {counted(len(found.classes), 'line')}, but the model has "
+                f"-classes: {names} has {counted(len(classifier.classes), 'line')}, but the model has "
                 f"{counted(num_classes, noun)}; name one {noun} per line"
             )
-    if found.config.task.has_classes:
-        found.classes += [f"class {number}" for number in range(len(found.classes), num_classes)]
-    return found
+    if classifier.config.task.has_classes:
+        classifier.classes += [f"class {number}" for number in range(len(classifier.classes), num_classes)]
+    return classifier
 
 
 def _load_ours(path: Path, flags: Sequence[str], raw: bool, needs_classes: bool) -> Classifier:

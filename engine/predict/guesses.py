@@ -88,6 +88,5 @@ class Measure(NamedTuple):
     def titles(rows: Sequence[Sequence["Measure"]]) -> list[str]:
         """Return the columns of a table. All images have the same outputs."""
         first = rows[0] if rows else ()
-        return [
-            csv_cell(f"{each.name}{end}") for each in first for end in ("", "_low", "_high")[: 1 + len(each.bounds)]
-        ]
+        ends = ("", "_low", "_high")
+        return [csv_cell(f"{each.name}{end}") for each in first for end in ends[: 1 + len(each.bounds)]]

@@ -167,22 +167,22 @@ def is_taken(copy: Path, source: Path) -> bool:
 def safe_names(classes: Sequence[str]) -> dict[str, str]:
     """Return {class: folder name} without special characters. The names differ even if case is ignored."""
     names, taken = {}, set()
-    for each in dict.fromkeys(classes):
-        stem = re.sub(r'[<>:"/\\|?*\x00-\x1f\x7f\ud800-\udfff]', "_", each)[:80].strip(" .") or "_"
-        names[each] = next(name for name in numbered(stem) if name.casefold() not in taken)
-        taken.add(names[each].casefold())
+    for title in dict.fromkeys(classes):
+        stem = re.sub(r'[<>:"/\\|?*\x00-\x1f\x7f\ud800-\udfff]', "_", title)[:80].strip(" .") or "_"
+        names[title] = next(name for name in numbered(stem) if name.casefold() not in taken)
+        taken.add(names[title].casefold())
     return names
 
 
 def as_csv(predictions: Sequence[Prediction], mark: str) -> str:
     """Return a CSV table with a row for each image, some columns for each guess, and one for the mark."""
-    found = [each.guesses for each in predictions]
-    titles = next(itertools.chain.from_iterable(found), Guess).titles(found)
+    guesses = [prediction.guesses for prediction in predictions]
+    titles = next(itertools.chain.from_iterable(guesses), Guess).titles(guesses)
     rows = [["image_path", *titles, *filter(None, [mark])]]
-    for each in predictions:
-        cells = [cell for guess in each.guesses for cell in guess.cells]
+    for prediction in predictions:
+        cells = [cell for guess in prediction.guesses for cell in guess.cells]
         cells += [""] * (len(titles) - len(cells))
-        rows.append([csv_cell(each.path), *cells, *([each.mark] if mark else [])])
+        rows.append([csv_cell(prediction.path), *cells, *([prediction.mark] if mark else [])])
     return csv_text(rows)
 
 

@@ -101,12 +101,12 @@ def other_fonts(size: int) -> list[ImageFont.FreeTypeFont]:
     """Return the installed fonts, regular ones first, for letters that DejaVu does not have, such as Chinese ones."""
     from matplotlib.font_manager import findSystemFonts
 
-    found = []
+    fonts = []
     for path in sorted(findSystemFonts(), key=lambda each: ("regular" not in each.lower(), each)):
         with contextlib.suppress(OSError):  # bitmap fonts exist only in fixed sizes
-            found.append(ImageFont.truetype(path, size, layout_engine=ImageFont.Layout.BASIC))
+            fonts.append(ImageFont.truetype(path, size, layout_engine=ImageFont.Layout.BASIC))
     # LastResort is Apple's font that draws a box for every letter.
-    return [font for font in found if "LastResort" not in str(font.getname()[0])]
+    return [font for font in fonts if "LastResort" not in str(font.getname()[0])]
 
 
 @functools.cache
@@ -163,12 +163,12 @@ def tiles_of(sheet: Image.Image) -> list[tuple[Image.Image, list[str]]]:
 
     Raise ValueError if a place in the file is outside the picture, or if there are too many places.
     """
-    found = []
+    tiles = []
     for left, top, right, bottom, caption in json.loads(sheet.info.get(PLACES, "[]")):
-        if not (0 <= left < right <= sheet.width and 0 <= top < bottom <= sheet.height) or len(found) == MOST_TILES:
+        if not (0 <= left < right <= sheet.width and 0 <= top < bottom <= sheet.height) or len(tiles) == MOST_TILES:
             raise ValueError("the places of the tiles are invalid")
-        found.append((sheet.crop((left, top, right, bottom)), [str(line) for line in caption]))
-    return found
+        tiles.append((sheet.crop((left, top, right, bottom)), [str(line) for line in caption]))
+    return tiles
 
 
 def _placed(pixels: np.ndarray | None, side: int, left: int, top: int) -> tuple[Image.Image, tuple[int, int]]:

@@ -94,7 +94,7 @@ class Predictor:
         bad_images = BadImages(images, max_fraction=1.0, say=self.say)
         for batch in self.batches(config, images):
             bad_images.note(batch.bad)
-            found = []
+            predicted = []
             if batch.num_samples:
                 pixels = batch.images.to(self.process.device)
                 probabilities, known = self._probabilities(pixels)
@@ -106,10 +106,10 @@ class Predictor:
                     pictures = draw(
                         PredictedBatch(indices, batch.images, inputs, guesses, probabilities.argmax(1), self.batching)
                     )
-                found = list(zip(indices, guesses, pictures, scores, strict=True))
+                predicted = list(zip(indices, guesses, pictures, scores, strict=True))
             # All processes have the same number of batches. Their n-th batches together contain consecutive images.
             for index, guesses, picture, known in sorted(
-                self.process.join(found, Guess, Measure), key=lambda each: each[0]
+                self.process.join(predicted, Guess, Measure), key=lambda each: each[0]
             ):
                 yield Prediction(index, paths[index], guesses, picture, known)
 
@@ -130,9 +130,12 @@ class Predictor:
         return self.task.probabilities(logits), known
 
     def _guesses(self, probabilities: Tensor, top: int | None) -> list[list[Guess]] | list[list[Measure]]:
-        names, found = self.classifier.classes, self.task.answers(probabilities, top)
+        names, answers = self.classifier.classes, self.task.answers(probabilities, top)
         if self.classifier.config.task.has_classes:
-            return [[Guess(number, names[number], probability) for number, probability in row] for row in found]
+            return [[Guess(number, names[number], probability) for number, probability in row] for row in answers]
         halves = self.classifier.calibration.get("interval", [None] * len(names))
         limits = self.classifier.calibration.get("limits", [(None, None)] * len(names))
-        return [[Measure(each, names[each], value, halves[each], limits[each]) for each, value in row] for row in found]
+        return [
+            [Measure(number, names[number], value, halves[number], limits[number]) for number, value in row]
+            for row in answers
+        ]

@@ -25,7 +25,10 @@ def cells_of(record: Record) -> Iterator[tuple[str, ...]]:
     for number, row in enumerate(record["candidates"]):
         low, high = (format_value(metric, each) for each in row["interval"])
         speeds = row["train_images_per_s"], row["predict_images_per_s"]
-        verdict = "worse" if row["is_worse"] else "not worse" if number else "best"
+        if row["is_worse"]:
+            verdict = "worse"
+        else:
+            verdict = "not worse" if number else "best"
         yield (
             row["word"],
             format_value(metric, row["score"]),
@@ -60,11 +63,11 @@ def by_reason(failed: Sequence[dict[str, str]]) -> Iterator[tuple[str, str]]:
     """Yield the names of candidates that failed for the same reason, and the reason of the first of them."""
     names: dict[str, list[str]] = {}
     reasons: dict[str, str] = {}
-    for each in failed:
+    for candidate in failed:
         # A message names its candidate, without the size of its images.
-        same = each["reason"].replace(re.sub(r"@\d+$", "", each["name"]), "")
-        names.setdefault(same, []).append(each["name"])
-        reasons.setdefault(same, each["reason"])
+        same = candidate["reason"].replace(re.sub(r"@\d+$", "", candidate["name"]), "")
+        names.setdefault(same, []).append(candidate["name"])
+        reasons.setdefault(same, candidate["reason"])
     for same, reason in reasons.items():
         yield ", ".join(names[same]), reason
 
@@ -84,11 +87,12 @@ def picture_of(record: Record) -> bytes:
 
     figure, content, row = Figure(figsize=[1.6 * side for side in SIZE]), io.BytesIO(), METRICS[record["metric"]]
     axes = figure.subplots(gridspec_kw=MARGINS)
-    for each in record["candidates"]:
-        minutes, score, (low, high) = each["seconds"] / 60, each["score"], each["interval"]
+    for candidate in record["candidates"]:
+        minutes, score, (low, high) = candidate["seconds"] / 60, candidate["score"], candidate["interval"]
         ends = [[max(score - low, 0)], [max(high - score, 0)]]
-        axes.errorbar([minutes], [score], yerr=ends, fmt="o", capsize=3, color="grey" if each["is_worse"] else "C0")
-        axes.annotate(f" {Path(each['word']).name}", (minutes, score), fontsize="x-small")
+        color = "grey" if candidate["is_worse"] else "C0"
+        axes.errorbar([minutes], [score], yerr=ends, fmt="o", capsize=3, color=color)
+        axes.annotate(f" {Path(candidate['word']).name}", (minutes, score), fontsize="x-small")
     if record["budget_seconds"]:
         axes.axvline(record["budget_seconds"] / 60, color="C3", linestyle="--")
     axes.set_xscale("log")

@@ -75,20 +75,20 @@ class ResultFiles:
         if results.has_matrix:
             write_picture(draw_confusion(results, self._image_set.classes), self._folder / CONFUSION_PICTURE)
         if not self._image_set.makes_batches:
-            given = results, self._image_set, self._data
-            write_picture(draw_mistakes(*given), self._folder / MISTAKES_PICTURE)
-            write_picture(draw_correct(*given), self._folder / CORRECT_PICTURE)
+            content = results, self._image_set, self._data
+            write_picture(draw_mistakes(*content), self._folder / MISTAKES_PICTURE)
+            write_picture(draw_correct(*content), self._folder / CORRECT_PICTURE)
 
     def belong_to(
         self, best: Best, with_pictures: bool, with_rates: bool = False, calibration: Calibration = None
     ) -> bool:
         """Return whether the folder has this evaluation's results, including pictures and class rates if requested."""
-        wanted = record_of(best) | ({"pictures": True} if with_pictures else {})
-        wanted |= {CALIBRATION: calibration} if calibration else {}
-        wanted |= {"num_in_training": self._image_set.num_in_training}
-        found = read_object(self._folder / RECORD)
-        has_rates = not with_rates or any(key in found for key in RATES)
-        return has_rates and all(found.get(key) == value for key, value in wanted.items())
+        expected = record_of(best) | ({"pictures": True} if with_pictures else {})
+        expected |= {CALIBRATION: calibration} if calibration else {}
+        expected |= {"num_in_training": self._image_set.num_in_training}
+        record = read_object(self._folder / RECORD)
+        has_rates = not with_rates or any(key in record for key in RATES)
+        return has_rates and all(record.get(key) == value for key, value in expected.items())
 
 
 def record_of(best: Best) -> dict[str, Any]:
@@ -191,10 +191,12 @@ class BestResults(Callback):
     def _calibration(self) -> Calibration:
         """Return the figures of the best epoch's calibration, from this run or from best.pth."""
         part, best = self._trainer.parts.get(CALIBRATION), self._trainer.best
-        found = part.state() if part else {}
-        if found.get("epoch") != best.epoch:
+        calibration = part.state() if part else {}
+        if calibration.get("epoch") != best.epoch:
             if self._saved_calibration is None or self._saved_calibration[0] != best:
                 self._saved_calibration = best, progress_in(self._best_file).get(CALIBRATION, {})
-            found = self._saved_calibration[1]
-        is_of_best = found.get("epoch") == best.epoch and "figures" in found
-        return {key: found[key] for key in ("temperature",) if key in found} | found["figures"] if is_of_best else None
+            calibration = self._saved_calibration[1]
+        if calibration.get("epoch") != best.epoch or "figures" not in calibration:
+            return None
+        temperature = {"temperature": calibration["temperature"]} if "temperature" in calibration else {}
+        return temperature | calibration["figures"]

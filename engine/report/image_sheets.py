@@ -59,10 +59,10 @@ def draw_sheet(rows: Sequence[tuple[int, list[str]]], image_set: ImageSet, data:
     for image, (index, caption) in zip(pixels, rows, strict=True):
         key = index if image is None else (image.shape, image.tobytes(), *caption)
         equal.setdefault(key, []).append(Tile(image, [*caption, image_set.table_name(index)]))
-    tiles = [
-        first._replace(caption=[*first.caption, *[f"{1 + len(others)} equal images"] * bool(others)])
-        for first, *others in equal.values()
-    ]
+    tiles = []
+    for first, *others in equal.values():
+        number = [f"{1 + len(others)} equal images"] if others else []
+        tiles.append(first._replace(caption=[*first.caption, *number]))
     return contact_sheet(tiles, side=SIDE, title=title)
 
 
@@ -98,9 +98,9 @@ def draw_confusion(results: ClassResults, classes: Sequence[str]) -> Image.Image
     titles, has_counts = [names[number] for number in shown.tolist()], len(shown) <= MOST_WITH_COUNTS
     pitch = cell_size(len(shown), letters.width(str(results.counts[0].max(initial=0))))
     side = round(pitch * len(shown))
-    every = 1 if has_counts else -(-len(shown) // NUM_NAMED)
-    widest = max(map(letters.width, titles[::every]))
-    is_upright = widest < every * pitch  # whether the names fit below the columns
+    step = 1 if has_counts else -(-len(shown) // NUM_NAMED)
+    widest = max(map(letters.width, titles[::step]))
+    is_upright = widest < step * pitch  # whether the names fit below the columns
     margin = GAP + round(min(NAMES_WIDTH, widest))
     below = GAP + letters.height if is_upright else margin
     left, top = GAP + margin, 2 * GAP + letters.height
@@ -122,8 +122,8 @@ def draw_confusion(results: ClassResults, classes: Sequence[str]) -> Image.Image
         if has_counts:
             middle = (x + pitch / 2, y + pitch / 2)
             letters.draw(draw, middle, str(count), "white" if dark > WHITE_TEXT else "black", anchor="mm")
-    for number, title in enumerate(titles[::every]):
-        text, middle = letters.fit(title, NAMES_WIDTH), number * every * pitch + pitch / 2
+    for number, title in enumerate(titles[::step]):
+        text, middle = letters.fit(title, NAMES_WIDTH), number * step * pitch + pitch / 2
         letters.draw(draw, (left - 6, top + middle), text, anchor="rm")
         if is_upright:
             letters.draw(draw, (left + middle, top + side + 6), text, anchor="ma")

@@ -64,12 +64,14 @@ def describe_score(run: SavedRun) -> str:
     names = f" of {', '.join(outputs)}" if 0 < len(outputs) < MOST_OUTPUTS else ""
     text += f", the {FULL_TITLES.get(best.metric, METRICS[best.metric].title)}{names} is {format_value(best.metric, best.value)}"
     if record.get("epoch") == best.epoch and best.metric in next(iter(outputs.values()), {}):
-        found = np.array([each[best.metric] for each in outputs.values()], np.float64)
-        low, high = (format_value(best.metric, each) for each in found[:, 1:].mean(0))
-        text += f" (95%: {low} to {high})" * bool(np.isfinite(found).all())
+        values = np.array([each[best.metric] for each in outputs.values()], np.float64)
+        low, high = (format_value(best.metric, each) for each in values[:, 1:].mean(0))
+        if np.isfinite(values).all():
+            text += f" (95%: {low} to {high})"
         key = f"{best.metric}{OF_MEAN}"
         mean = float(np.array([each.get(key, [None])[0] for each in outputs.values()], np.float64).mean())
-        text += f"; predicting the mean: {format_value(best.metric, mean)}" * math.isfinite(mean)
+        if math.isfinite(mean):
+            text += f"; predicting the mean: {format_value(best.metric, mean)}"
     return text
 
 

@@ -45,11 +45,12 @@ def plots_of(epochs: Rows, steps: Rows, metric: str, best: Best | None = None) -
 
     `metric`: the metric that decides which epoch is best; `best`: the best epoch, or None to find it in the rows.
     """
-    found = best or best_of(epochs, metric)
+    best_epoch = best or best_of(epochs, metric)
     for file, (title, columns) in choose_curves(epochs, metric).items():
         curves = {name: points for column, name in columns.items() if (points := points_of(epochs, column))}
         decides = next(each for each in (f"eval_{metric}", "eval_loss", "eval_top1") if each in columns)
-        mark = next((point for point in points_of(epochs, decides + found.suffix) if point[0] == found.epoch), None)
+        points = points_of(epochs, decides + best_epoch.suffix)
+        mark = next((point for point in points if point[0] == best_epoch.epoch), None)
         yield from [Plot(file, title, curves, best=mark)] if curves else []
     for name, title in (("lr", "learning rate"), ("grad_norm", "gradient norm")):
         points = points_of(steps, name, "step")

@@ -83,10 +83,10 @@ def tiles(path: Path) -> list[tuple[str, list[str]]]:
     """
     try:
         with Image.open(io.BytesIO(content_of(path, LARGEST)), formats=("PNG",)) as image:
-            found = tiles_of(image)
+            named_tiles = tiles_of(image)
     except (OSError, ValueError, TypeError, RecursionError, Image.DecompressionBombError):
         return []
-    return [(embedded(*smallest(pixels)), caption) for pixels, caption in found]
+    return [(embedded(*smallest(pixels)), caption) for pixels, caption in named_tiles]
 
 
 def smallest(image: Image.Image) -> tuple[bytes, str]:
@@ -95,12 +95,12 @@ def smallest(image: Image.Image) -> tuple[bytes, str]:
     kinds = {"jpeg": {"quality": QUALITY, "optimize": True}}
     if image.getcolors(MOST_COLORS):  # PNG is never smaller for photos, and encoding 240 x 240 pixels takes 20 ms
         kinds["png"] = {"optimize": True}
-    found = []
+    encoded = []
     for kind, options in kinds.items():
         target = io.BytesIO()
         image.save(target, kind, **options)
-        found.append((target.getvalue(), kind))
-    return min(found, key=lambda each: len(each[0]))
+        encoded.append((target.getvalue(), kind))
+    return min(encoded, key=lambda each: len(each[0]))
 
 
 def whole(path: Path) -> str | None:
@@ -228,15 +228,15 @@ def pictures(run: SavedRun) -> dict[str, dict[str, Any]]:
 
     Sheets are shown image by image. Other pictures keep their size, so that their text can be read, and scroll.
     """
-    found, has_results = {}, bool(read_json(run.folder / RESULTS))
+    shown, has_results = {}, bool(read_json(run.folder / RESULTS))
     for path in (run.folder / name for name in PICTURES):
         if path.is_file() and (has_results or path.name == "train_batch.png"):
             if images := tiles(path):
                 has_names = any(len(caption) > 1 for _, caption in images)
-                found[path.name] = {"tiles": images, "class": "tiles" if has_names else "small tiles"}
+                shown[path.name] = {"tiles": images, "class": "tiles" if has_names else "small tiles"}
             elif source := whole(path):
-                found[path.name] = {"whole": source, "class": "drawing" if path.name == "confusion.png" else "sheet"}
-    return found
+                shown[path.name] = {"whole": source, "class": "drawing" if path.name == "confusion.png" else "sheet"}
+    return shown
 
 
 def changes_of(config: Config) -> str:
@@ -346,16 +346,16 @@ def settings(run: SavedRun) -> dict[str, Any]:
     rows = {key: (key, written(value), run.origins[key]) for key, value in run.settings.items()}
     origins = {key: row[2] for key, row in rows.items() if row[2] != "default"}
     of_file = {key: origin for key, origin in origins.items() if origin.endswith((".yaml", ".yml"))}
-    given = [rows[key] for key in origins if key not in of_file and key not in of_role(RECORD)]
+    chosen = [rows[key] for key in origins if key not in of_file and key not in of_role(RECORD)]
     files = ", ".join(dict.fromkeys(of_file.values())) or "the defaults"
-    return {"files": files, "given": given, "all": list(rows.values())}
+    return {"files": files, "given": chosen, "all": list(rows.values())}
 
 
 def commands(run: SavedRun) -> dict[str, str]:
     """Return the command lines that started and repeat the run."""
     processes = run.about.get("processes", 1)
     program = ["main_multi_gpu.py", "-ngpus", str(processes)] if processes > 1 else ["main_single_gpu.py"]
-    found = {"Repeat it": as_typed(shlex.join(["python", *program, "-cfg", str(run.folder / "config.yaml")]))}
+    lines = {"Repeat it": as_typed(shlex.join(["python", *program, "-cfg", str(run.folder / "config.yaml")]))}
     if started := run.about.get("command"):
-        return {"It was started with": as_typed(redacted(shlex.join(["python", program[0], *started])))} | found
-    return found
+        return {"It was started with": as_typed(redacted(shlex.join(["python", program[0], *started])))} | lines
+    return lines

@@ -139,12 +139,12 @@ class ClassResults:
 
     def most_taken_for(self) -> dict[int, tuple[int, int]]:
         """Return {class with mistakes: (its most frequent wrong prediction, count)}. The first prediction wins a tie."""
-        found: dict[int, tuple[int, int]] = {}
+        mistakes: dict[int, tuple[int, int]] = {}
         labels, predictions, counts = self.cells()
         for label, prediction, count in zip(labels.tolist(), predictions.tolist(), counts.tolist(), strict=True):
-            if label != prediction and count > found.get(label, (0, 0))[1]:
-                found[label] = prediction, count
-        return found
+            if label != prediction and count > mistakes.get(label, (0, 0))[1]:
+                mistakes[label] = prediction, count
+        return mistakes
 
     def confusion_rows(self, names: Names) -> tuple[Sequence[str], Iterable[Sequence]]:
         """Return the header and the rows of confusion.csv: a matrix, or a list of its cells."""

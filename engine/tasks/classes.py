@@ -174,11 +174,11 @@ class PerImage:
 
     def scaled(self, temperature: Tensor) -> "PerImage":
         """Return the results with the logits divided by the temperature, as predict.py divides them."""
-        found, (logits, targets) = type(self)(), map(torch.from_numpy, self.scores.on_host())
-        found.indices, found.counts = self.indices, self.counts
+        divided, (logits, targets) = type(self)(), map(torch.from_numpy, self.scores.on_host())
+        divided.indices, divided.counts = self.indices, self.counts
         # The scored predictions, not a new argmax: logits in half precision can be equal, and devices break ties differently.
-        found.add(logits / temperature, targets, torch.from_numpy(self._columns()[2]))
-        return found
+        divided.add(logits / temperature, targets, torch.from_numpy(self._columns()[2]))
+        return divided
 
     def interval(self, process: Process) -> dict[str, Any]:
         """Return the fields of the scores about groups of images. Collective."""

@@ -43,12 +43,12 @@ class OfLabels(Likelihood):
 
     def measure(self, logits: np.ndarray, targets: np.ndarray, temperature: np.ndarray) -> Measured:
         """Compare the probability of each pair of image and class with the labels."""
-        found = []
+        parts = []
         for start, scores in blocks(logits):
             scaled, labels = scores / temperature, targets[start : start + len(scores)]
             losses = np.logaddexp(0, scaled) - scaled * labels
-            found.append((sigmoid(scaled).ravel(), labels.ravel(), losses.ravel()))
-        return Measured(*(np.concatenate(column) for column in zip(*found, strict=True)))
+            parts.append((sigmoid(scaled).ravel(), labels.ravel(), losses.ravel()))
+        return Measured(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
 def sigmoid(scores: np.ndarray) -> np.ndarray:
@@ -80,8 +80,8 @@ class LabelTask(ClassTask):
         return logits.sigmoid()
 
     def answers(self, probabilities: Tensor, most: int | None) -> list[list[tuple[int, float]]]:
-        found = super().answers(probabilities, most or probabilities.shape[1])
-        return found if most else [[each for each in row if each[1] > 0.5] for row in found]
+        answers = super().answers(probabilities, most or probabilities.shape[1])
+        return answers if most else [[each for each in row if each[1] > 0.5] for row in answers]
 
     def answer(self, probabilities: np.ndarray) -> np.ndarray:
         return probabilities > 0.5
@@ -136,11 +136,11 @@ class LabelResults(ClassResults):
     def right(self, classes: Sequence[str], most: int) -> list[tuple[int, list[str]]]:
         """Return (image index, caption) of some images without mistakes."""
         names, wrong = Names(classes), self.images[self.are_labels != self.are_predicted]
-        found = []
+        captions = []
         for index in evenly(np.setdiff1d(self.indices, wrong), most):
             labels = (names[number] for number in self.classes[(self.images == index) & self.are_labels].tolist())
-            found.append((index, [", ".join(labels) or "no label"]))
-        return found
+            captions.append((index, [", ".join(labels) or "no label"]))
+        return captions
 
     def scores_of_images(self, metric: str, process: Process) -> np.ndarray | None:
         if len(self.indices) * self.counts.shape[1] > MOST_COMPARED:
@@ -161,11 +161,11 @@ class LabelResults(ClassResults):
 
 def precisions_of_images(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Return float64 [N], whose mean is mAP in percent: weighted precisions at the score of each label of an image."""
-    found, num_labels = np.zeros(len(scores)), targets.sum(0)
+    sums, num_labels = np.zeros(len(scores)), targets.sum(0)
     for number in np.flatnonzero(num_labels).tolist():
         has_class = targets[:, number]
-        found[has_class] += precisions_at(scores[:, number], has_class) / num_labels[number]
-    return 100 * len(scores) * found / max(np.count_nonzero(num_labels), 1)
+        sums[has_class] += precisions_at(scores[:, number], has_class) / num_labels[number]
+    return 100 * len(scores) * sums / max(np.count_nonzero(num_labels), 1)
 
 
 def influences(targets: np.ndarray, predicted: np.ndarray, metric: str) -> np.ndarray:

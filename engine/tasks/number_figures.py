@@ -53,7 +53,7 @@ def measure_errors(
         return dict.fromkeys((*FIGURES, "mae_of_mean", "rmse_of_mean"), nothing)
     differences = errors(true, predicted)
     squares, spread = differences**2, (true - true.mean()) ** 2
-    found = {
+    figures = {
         "mae": ratio_of(np.abs(differences), groups=groups),
         "rmse": Interval(*(math.sqrt(each) for each in ratio_of(squares, FEWEST_IMAGES, groups=groups))),
         "r2": nothing,
@@ -63,13 +63,13 @@ def measure_errors(
     }
     if spread.any():
         ratio, low, high = ratio_of(squares, FEWEST_IMAGES, spread, groups)
-        found["r2"] = Interval(1 - ratio, 1 - high, 1 - low)
-    return found
+        figures["r2"] = Interval(1 - ratio, 1 - high, 1 - low)
+    return figures
 
 
-def columns_of(found: Mapping[str, Interval]) -> dict[str, float]:
+def columns_of(figures: Mapping[str, Interval]) -> dict[str, float]:
     """Return the figures of an output, and the ends of their intervals, by the names of columns."""
-    return {f"{name}{ENDS[place]}": value for name, each in found.items() for place, value in enumerate(each)}
+    return {f"{name}{ENDS[place]}": value for name, each in figures.items() for place, value in enumerate(each)}
 
 
 def ratio_of(
@@ -139,7 +139,7 @@ def grouped_half_widths(errors: np.ndarray, share: float, groups: np.ndarray) ->
     Each group counts once, because the errors of its images are alike. Few groups show the spread of all groups only
     roughly, so the width grows as a 90% interval by Student's t does.
     """
-    found = []
+    widths = []
     for column in errors.T:
         known = np.flatnonzero(~np.isnan(column))
         known = known[np.argsort(column[known])]
@@ -152,8 +152,8 @@ def grouped_half_widths(errors: np.ndarray, share: float, groups: np.ndarray) ->
             # divided by the quantile of a normal distribution.
             growth = 1 + 0.926 / count + 0.864 / count**2 + 0.597 / count**3
             width = float(column[known[place]]) * growth
-        found.append(width)
-    return found
+        widths.append(width)
+    return widths
 
 
 def half_widths(errors: np.ndarray, share: float) -> list[float | None]:
@@ -162,12 +162,12 @@ def half_widths(errors: np.ndarray, share: float) -> list[float | None]:
     `errors`: absolute errors [N, outputs], NaN where a number is missing. None: there are too few images. For images that
     are exchangeable with these, the share lies on average between `share` and `share` + 1 / (N + 1).
     """
-    found = []
+    widths = []
     for column in errors.T:
         known = np.sort(column[~np.isnan(column)])
         place = math.ceil((len(known) + 1) * share - 1e-9)
-        found.append(float(known[place - 1]) if 0 < place <= len(known) else None)
-    return found
+        widths.append(float(known[place - 1]) if 0 < place <= len(known) else None)
+    return widths
 
 
 def shares_of_images(table: np.ndarray) -> np.ndarray:

@@ -86,11 +86,11 @@ class NumberTask(Task):
 
     def why_no_fit(self, targets: Tensor, names: Sequence[str]) -> str:
         first, is_lacking = max(enumerate(targets.isnan().all(0).tolist()), key=lambda each: each[1])
-        return f"no image that can be read has a number in {names[first]}" * is_lacking
+        return f"no image that can be read has a number in {names[first]}" if is_lacking else ""
 
     def fits(self, images: ImageSet, num_outputs: int, rank: int) -> tuple[int, str]:
         patterns = len(np.unique(images.meaning.is_present, axis=1).T)  # each is decomposed
-        of_patterns = f" with {counted(patterns, 'pattern')} of missing ones" * (patterns > 1)
+        of_patterns = f" with {counted(patterns, 'pattern')} of missing ones" if patterns > 1 else ""
         outputs = counted(num_outputs, self.config.task.noun)
         return num_outputs + patterns * rank // FEATURES_OF_AN_OUTPUT, outputs + of_patterns
 
@@ -127,8 +127,9 @@ class NumberTask(Task):
         images = counted(calibration["num_images"], "validation image")
         if "num_groups" in calibration:
             text = f"{text} for images of new groups (DATA.GROUP_BY), by {calibration['num_groups']} groups"
-            rough = "; so few groups show it only roughly" * (calibration["num_groups"] < FEW_GROUPS)
-            return f"{text} with {images}{rough}{'; these also chose the weights' * calibration['chose_weights']}"
+            rough = "; so few groups show it only roughly" if calibration["num_groups"] < FEW_GROUPS else ""
+            chose = "; these also chose the weights" if calibration["chose_weights"] else ""
+            return f"{text} with {images}{rough}{chose}"
         if calibration["chose_weights"]:
             return f"{text} for images like the {images}; these also chose the weights, so it may be a little less"
         return f"{text}, by {images}"
@@ -200,8 +201,8 @@ class NumberResults:
         yield PREDICTIONS, *with_groups(("image", *columns), self._rows(image_set), self.indices, image_set)
         others = [name for name in self.measured[0] if name not in self.task.figures]
         titles, rows = [*(f"{name}{end}" for name in self.task.figures for end in ENDS), *others], []
-        for name, found, true in zip(names, self.measured, self.true.T, strict=False):
-            values = columns_of(found)
+        for name, figures, true in zip(names, self.measured, self.true.T, strict=False):
+            values = columns_of(figures)
             rows.append((name, int((~np.isnan(true)).sum()), *(plain(values[title]) for title in titles)))
         yield PER_OUTPUT, ("output", "images", *titles), rows
 
@@ -219,7 +220,7 @@ class NumberResults:
     def figures(self, image_set: ImageSet) -> dict[str, Any]:
         """Return {output: {figure: value}} for results.json."""
         rows = zip(image_set.classes, self.measured, strict=False)
-        return {PER_OUTPUT_KEY: {name: {key: each.record for key, each in found.items()} for name, found in rows}}
+        return {PER_OUTPUT_KEY: {name: {key: each.record for key, each in measured.items()} for name, measured in rows}}
 
     def errors(self, classes: Sequence[str], most: int) -> tuple[int, list[tuple[int, list[str]]]]:
         """Return the number of images, and (image index, caption) of those with the largest errors."""
@@ -232,9 +233,9 @@ class NumberResults:
 
     def right(self, classes: Sequence[str], most: int) -> list[tuple[int, list[str]]]:
         """Return (image index, caption) of the images whose errors are closest to the median error."""
-        found = self.errors(classes, len(self.indices))[1]
-        start = max(0, (len(found) - most) // 2)
-        return found[start : start + most]
+        captions = self.errors(classes, len(self.indices))[1]
+        start = max(0, (len(captions) - most) // 2)
+        return captions[start : start + most]
 
     def scores_of_images(self, metric: str, process: Process) -> np.ndarray | None:
         """Return a value for each image, whose mean is the metric, or None if there are no such values."""
@@ -321,8 +322,8 @@ class NumberTally(Tally):
     def result(self, process: Process) -> NumberScores:
         loss, count, excluded = process.sum(self._sums).tolist()
         results = self.per_image.gather(process)
-        found, is_finite = results.measured, np.isfinite(results.predicted).all()
-        rows, names = [columns_of(each) for each in found], {each.name for each in fields(self.scores)}
+        measured, is_finite = results.measured, np.isfinite(results.predicted).all()
+        rows, names = [columns_of(each) for each in measured], {each.name for each in fields(self.scores)}
         means = {name: mean_of(row[name] for row in rows) for name in rows[0] if name in names}
         counts = {"num_images": int(count), "num_excluded": int(excluded)}
         if results.groups is not None:

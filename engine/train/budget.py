@@ -39,7 +39,10 @@ class Allowance:
         self.text, self._started, self._clock, self._wall = text, started, clock, wall
         self._seconds, self._before = to_seconds(text), saved.get("used", 0.0)
         is_same = text == saved.get("text")  # a run with the same text keeps its end time, even if that time has passed
-        self._end = saved.get("end") if is_same else next_time(text, wall()) if self._seconds is None else None
+        if is_same:
+            self._end = saved.get("end")
+        else:
+            self._end = next_time(text, wall()) if self._seconds is None else None
 
     def used(self) -> float:
         """Return the seconds that the run has used. Earlier starts of the program count up to their last save."""
@@ -214,11 +217,11 @@ class Budget(Callback):
 
     def describe(self, step: int, num_updates: int) -> str:
         """Return a description of a run with this number of updates, and when it ends."""
-        times, per_epoch, every = self._times, self._times.order.steps_per_epoch, self._times.validate_freq
+        times, per_epoch, interval = self._times, self._times.order.steps_per_epoch, self._times.validate_freq
         number = num_updates / per_epoch
         how_many = f"about {number:.{0 if number >= 10 else 1}f} epochs"
         if num_updates == times.most_updates:
             how_many = f"enough for all {counted(round(number), 'epoch')}"
-        often = "each evaluated" if every == 1 else f"evaluated every {every}"
+        often = "each evaluated" if interval == 1 else f"evaluated every {interval}"
         end = time_in(times.until_end(step, num_updates))
         return f"{self._allowance.text}: {how_many} of {per_epoch * times.update:.3g} s, {often}; ends {end}"

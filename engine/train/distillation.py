@@ -85,10 +85,11 @@ class Teacher(nn.Module):
 
     def set_units(self, own: Scale, student: Scale) -> None:
         """Standardize the numbers as those of the student are."""
-        theirs, ours = (torch.tensor(each, dtype=torch.float64) for each in (own, student))
+        teachers, students = (torch.tensor(each, dtype=torch.float64) for each in (own, student))
         if len(self.outputs):
-            theirs = theirs[:, self.outputs]
-        self.units = torch.stack([theirs[1] / ours[1], (theirs[0] - ours[0]) / ours[1]]).float()
+            teachers = teachers[:, self.outputs]
+        slope, offset = teachers[1] / students[1], (teachers[0] - students[0]) / students[1]
+        self.units = torch.stack([slope, offset]).float()
 
 
 # --- finding the teacher that the settings name ---
@@ -123,10 +124,10 @@ class TeacherSource(NamedTuple):
 
     def _check_number(self, model: nn.Module, num_classes: int) -> None:
         """Raise ConfigError if the classifier in the file has another number of classes than the data."""
-        theirs = outputs_in(read_state_dict(self.weights), model)
-        if theirs not in (0, num_classes):
+        num_outputs = outputs_in(read_state_dict(self.weights), model)
+        if num_outputs not in (0, num_classes):
             raise ConfigError(
-                f"{WEIGHTS_KEY}: {self.weights} has {theirs} classes, but the data has {num_classes}; {REMEDY}"
+                f"{WEIGHTS_KEY}: {self.weights} has {num_outputs} classes, but the data has {num_classes}; {REMEDY}"
             )
 
 
@@ -135,17 +136,17 @@ def load_teacher(config: Config, classes: Sequence[str] | None, num_classes: int
 
     `classes`: names of the data's classes; None: use random weights, for a trial.
     """
-    found = find_teacher(config)
-    outputs = _outputs(found, list(classes), num_classes) if classes is not None else []
-    number = len(found.classes) if outputs else num_classes
-    model, lines = found.build(number, needs_head=True, is_trial=classes is None)
-    side = found.side
-    if side and found.config.DATA.sequences:
+    source = find_teacher(config)
+    outputs = _outputs(source, list(classes), num_classes) if classes is not None else []
+    number = len(source.classes) if outputs else num_classes
+    model, lines = source.build(number, needs_head=True, is_trial=classes is None)
+    side = source.side
+    if side and source.config.DATA.sequences:
         from models.native_aspect import largest_square
 
-        side = largest_square(found.config)
-    teacher = Teacher(model, config.DATA, found.config.DATA, outputs, side)
-    scales = Scale.of(found.config), Scale.of(config)
+        side = largest_square(source.config)
+    teacher = Teacher(model, config.DATA, source.config.DATA, outputs, side)
+    scales = Scale.of(source.config), Scale.of(config)
     if all(scales):
         teacher.set_units(*scales)
     return teacher, lines
@@ -175,7 +176,9 @@ def find_teacher(config: Config) -> TeacherSource:
     train = replace(config.TRAIN, SIZE_SCHEDULE=())
     built = replace(config, DATA=data, MODEL=Model(TYPE="timm", NAME=name), TRAIN=train)
     names = read_record(file).get("class_names") if file else None
-    number = len(names) if names else None if file or cfg is None else cfg.num_classes
+    number = len(names) if names else None
+    if not file and cfg is not None:
+        number = cfg.num_classes
     side, key = None if config.DATA.sequences else side, WEIGHTS_KEY if weights else KEY
     return TeacherSource(built, weights or name, names, number, side, key)
 
@@ -207,19 +210,19 @@ def _of_run(config: Config, path: str, record: dict) -> TeacherSource:
     return TeacherSource(then, path, list(names), then.MODEL.NUM_CLASSES or len(names), side)
 
 
-def _outputs(found: TeacherSource, classes: list[str], num_classes: int) -> list[int]:
+def _outputs(source: TeacherSource, classes: list[str], num_classes: int) -> list[int]:
     """Return the index of the teacher's output for each class of the data.
 
     An empty list means that the outputs already have the order of the classes.
     """
-    if found.classes and len(found.classes) == found.num_classes and num_classes == len(classes):
-        unknown = [name for name in classes if name not in found.classes]
+    if source.classes and len(source.classes) == source.num_classes and num_classes == len(classes):
+        unknown = [name for name in classes if name not in source.classes]
         if unknown:
-            raise ConfigError(f"{KEY}: {found.weights} does not know these classes: {first_of(unknown)}; {REMEDY}")
-        return [] if classes == found.classes else [found.classes.index(name) for name in classes]
-    if found.num_classes not in (None, num_classes):
+            raise ConfigError(f"{KEY}: {source.weights} does not know these classes: {first_of(unknown)}; {REMEDY}")
+        return [] if classes == source.classes else [source.classes.index(name) for name in classes]
+    if source.num_classes not in (None, num_classes):
         raise ConfigError(
-            f"{KEY}: {found.weights} has {found.num_classes} classes, but the data has {num_classes}; {REMEDY}"
+            f"{KEY}: {source.weights} has {source.num_classes} classes, but the data has {num_classes}; {REMEDY}"
         )
     return []
 

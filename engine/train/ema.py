@@ -73,9 +73,9 @@ class Ema:
 
     def follow(self, model: torch.nn.Module, parallel: Parallel) -> None:
         """Choose the weights that `update` averages. Frozen weights are copied only once."""
-        mine = parallel.local_state(self.model)
+        average = parallel.local_state(self.model)
         frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-        pairs = [(mine[name], theirs) for name, theirs in parallel.local_state(model).items() if name not in frozen]
+        pairs = [(average[name], tensor) for name, tensor in parallel.local_state(model).items() if name not in frozen]
         means, values = zip(*[pair for pair in pairs if pair[0].is_floating_point()], strict=True)
         # On MPS the fused kernels of older torch versions ignore found_inf, see optimizers.py.
         lerp = foreach_lerp if means[0].device.type in ("cpu", "mps") else fused_lerp
@@ -86,5 +86,5 @@ class Ema:
     def update(self, step: int, skipped: Tensor) -> None:
         """Add the weights after update `step` to the average. `skipped` is 1 or 0, on the device."""
         self._lerp(1 - decay_at(step, self._settings), skipped.reshape(()))
-        for mine, theirs in self._counts:
-            mine.copy_(theirs)
+        for average, value in self._counts:
+            average.copy_(value)

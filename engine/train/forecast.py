@@ -58,10 +58,10 @@ class RunTimes:
 
         `num_done` is the number of epochs whose evaluation is done; None means all epochs before this step.
         """
-        per_epoch, every = self.order.steps_per_epoch, self.validate_freq
+        per_epoch, interval = self.order.steps_per_epoch, self.validate_freq
         num_done = step // per_epoch if num_done is None else num_done
         before_last = math.ceil(num_updates / per_epoch) - 1  # number of epochs before the last one
-        num_evaluations = before_last // every - num_done // every if num_done <= before_last else -1
+        num_evaluations = before_last // interval - num_done // interval if num_done <= before_last else -1
         training = self.before_first_update + (num_updates - step) * self.update
         evaluations = (num_evaluations + 1) * self.one_evaluation() + self.of_folds(num_updates)
         return training + evaluations + self.after_last_evaluation()
@@ -206,5 +206,10 @@ class Forecast(Callback):
 
 def time_in(seconds: float) -> str:
     """Return the time of day after these seconds, with the date if it may be another day."""
-    clock = "%H:%M:%S" if seconds < 600 else "%H:%M" if seconds < 20 * 3600 else "%Y-%m-%d %H:%M"
+    if seconds < 600:
+        clock = "%H:%M:%S"
+    elif seconds < 20 * 3600:
+        clock = "%H:%M"
+    else:
+        clock = "%Y-%m-%d %H:%M"
     return time.strftime(clock, time.localtime(time.time() + seconds))

@@ -18,10 +18,10 @@ NOT_TAKEN = ("fused", "capturable", "differentiable", "foreach", "maximize", "de
 def check_arguments(chosen: Optimizer, cls: Callable) -> None:
     """Refuse arguments that the optimizer's class does not accept, and arguments that have a setting."""
     offered = inspect.signature(cls).parameters.keys() - {"params"} - TAKEN.keys() - set(NOT_TAKEN)
-    given = {f"{KEY}.KWARGS.{name}": name for name in chosen.KWARGS}
+    typed = {f"{KEY}.KWARGS.{name}": name for name in chosen.KWARGS}
     if chosen.NAME not in OURS:
-        given |= {f"{KEY}.{name.upper()}": name for name in set_arguments(chosen)}
-    for key, name in given.items():
+        typed |= {f"{KEY}.{name.upper()}": name for name in set_arguments(chosen)}
+    for key, name in typed.items():
         if setting := TAKEN.get(name):
             raise ConfigError(f"{key}: use the setting {setting} instead")
         if name in NOT_TAKEN:

@@ -55,8 +55,8 @@ def parameter_groups(settings: Train, model: nn.Module, own: dict[str, nn.Parame
 
         decays = {"weight_decay": settings.WEIGHT_DECAY, "layer_decay": settings.LAYER_DECAY}
         groups = param_groups_layer_decay(model, no_weight_decay_list=names, **decays)
-        mine = {id(parameter): own[name] for name, parameter in model.named_parameters()}
-        return [group | {"params": [mine[id(each)] for each in group["params"]]} for group in groups]
+        parameters = {id(parameter): own[name] for name, parameter in model.named_parameters()}
+        return [group | {"params": [parameters[id(each)] for each in group["params"]]} for group in groups]
     # Biases, norms, class token and position embedding have no weight decay: pulling them to zero changes the function
     # without simplifying it. Saved states depend on the order of the groups. Unlike in timm, decayed ones come first.
     decayed, kept = [], []
@@ -113,8 +113,8 @@ def load_state(optimizer: torch.optim.Optimizer, state: dict, name: str) -> None
     arguments = taken - {"params", "lr"} | {"lr_scale"}
     own = [{name: group[name] for name in arguments & group.keys()} for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
-    for group, mine in zip(optimizer.param_groups, own, strict=True):
-        group.update(mine)
+    for group, values_before in zip(optimizer.param_groups, own, strict=True):
+        group.update(values_before)
     for values in optimizer.state.values():  # torch does not copy host tensors, and the saved ones are in a mapped file
         values.update({name: each.clone() for name, each in values.items() if isinstance(each, torch.Tensor)})
 

@@ -33,12 +33,12 @@ def join(index: dict, path: Path, read: Callable[[Path], dict[str, Tensor]], laz
     def find(place: str, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        found = [each.get(place) for each in pieces]
-        if not (found and all(is_plain(each) and each.shape[1:] == found[0].shape[1:] for each in found)):
+        tensors = [each.get(place) for each in pieces]
+        if not (tensors and all(is_plain(each) and each.shape[1:] == tensors[0].shape[1:] for each in tensors)):
             raise ConfigError(f"{wrong} ({place} is missing or invalid); {remedy}")
-        if (rows := sum(map(len, found))) != value[ROWS]:
+        if (rows := sum(map(len, tensors))) != value[ROWS]:
             raise ConfigError(f"{wrong} ({place} has {rows} rows in the shards, {value[ROWS]} in the index); {remedy}")
-        parts = Shards(found)
+        parts = Shards(tensors)
         return parts if lazily else parts.whole()
 
     with naming_damage(path):

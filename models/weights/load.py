@@ -63,9 +63,9 @@ def load_pretrained(
         name = short_name(path) if path else source
         shipped = f", which comes with halfstep ({path})" if path and name != str(path) else ""
         lines = [f"{setting}: weights of {name}{shipped}{f' ({weights.key})' if weights.key else ''}"]
-        theirs = weights.record.get("class_names")
-        if theirs is None and not is_imagenet_by_other_names(classes):
-            theirs = classes_of_weights(source)
+        their_classes = weights.record.get("class_names")
+        if their_classes is None and not is_imagenet_by_other_names(classes):
+            their_classes = classes_of_weights(source)
         # Convert before resizing: resizing in the file's half precision would round values that the model has in fp32.
         half = (torch.float16, torch.bfloat16)
         state = {name: tensor.float() if tensor.dtype in half else tensor for name, tensor in weights.state.items()}
@@ -74,10 +74,10 @@ def load_pretrained(
             if reason:
                 state = without_heads(model, state)
             start = "zeros" if zeros else "random weights"
-            lines += _fit_heads(model, state, [] if reason else theirs or [], classes, needs_head, start, reason)
+            lines += _fit_heads(model, state, [] if reason else their_classes or [], classes, needs_head, start, reason)
         state = fit_image_size(model, state, lines)
         has_colours = weights.record.get("config", {}).get("DATA.PIXELS", Data.PIXELS) == Data.PIXELS
-        rgb = tuple((settings or {}).get("DATA.RGB", ()) * has_colours)
+        rgb = tuple((settings or {}).get("DATA.RGB", ())) if has_colours else ()
         _fit_channels(model, state, lines, (settings or {}).get("DATA.IMAGE_CHANNELS"), rgb)
         changed = differences(weights.record, settings, ARCHITECTURE) if settings else []
         _check_same_architecture(model, state, classifier_names(model), changed)
@@ -93,8 +93,8 @@ def load_pretrained(
 def _fit_heads(
     model: nn.Module,
     state: dict[str, Tensor],
-    theirs: list[str],
-    mine: Sequence[str],
+    file_classes: list[str],
+    classes: Sequence[str],
     needs_head: bool,
     start: str,
     why_missing: str = "",
@@ -104,10 +104,10 @@ def _fit_heads(
     `start` says how a removed classifier starts; `why_missing`: why all of them were removed.
     """
     heads, own = list(output_layers(model)), model.state_dict()
-    named = [head for head in heads if f"{head}.weight" in state and len(state[f"{head}.weight"]) >= len(theirs)]
+    named = [head for head in heads if f"{head}.weight" in state and len(state[f"{head}.weight"]) >= len(file_classes)]
     by_name = []
-    if theirs and mine and named and not needs_head:
-        by_name = [_match_classes(own, state, tuple(f"{head}." for head in named), theirs, mine, start)]
+    if file_classes and classes and named and not needs_head:
+        by_name = [_match_classes(own, state, tuple(f"{head}." for head in named), file_classes, classes, start)]
     # Old ViTs have a hidden layer before the classifier; timm's ViTs do not. The two layers are useful only together.
     dropped = [name for name in state if name.startswith("pre_logits.") and name not in own]
     lines = []
@@ -141,7 +141,7 @@ def _why_other_task(record: dict, settings: dict) -> str:
     here = settings.get(key, there)
     first, second = (TASKS.get(each, TASKS["classes"]) for each in (here, there))
     is_other = not first.is_like(second)
-    return f"the weights were trained for {there}, not for {here} ({key})" * is_other
+    return f"the weights were trained for {there}, not for {here} ({key})" if is_other else ""
 
 
 def without_heads(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -153,30 +153,30 @@ def _match_classes(
     own: dict[str, Tensor],
     state: dict[str, Tensor],
     heads: tuple[str, ...],
-    theirs: list[str],
-    mine: Sequence[str],
+    file_classes: list[str],
+    classes: Sequence[str],
     start: str,
 ) -> str:
-    """Reorder the rows of the classifiers `heads` from the file's classes `theirs` to the model's classes `mine`.
+    """Reorder the rows of the classifiers `heads` from the file's classes to the classes of the model.
 
     Return a line for the user. A new class gets the mean of the known rows. Its logit is then never above all others,
     so at the start the model classifies known classes as before. If no class is known, the classifiers are removed.
     """
     # Normalize the names, because macOS may write ä in a file name as two characters.
-    theirs, mine = ([normalize("NFC", name) for name in names] for names in (theirs, mine))
-    number = {name: row for row, name in enumerate(theirs)}
-    known, new = [name for name in mine if name in number], [name for name in mine if name not in number]
+    file_classes, classes = ([normalize("NFC", name) for name in names] for names in (file_classes, classes))
+    number = {name: row for row, name in enumerate(file_classes)}
+    known, new = [name for name in classes if name in number], [name for name in classes if name not in number]
     for name in [each for each in state if each.startswith(heads) and each in own]:
-        if mine != theirs or len(state[name]) != len(own[name]):
+        if classes != file_classes or len(state[name]) != len(own[name]):
             rows = state.pop(name)
             if known:
                 mean = rows[[number[each] for each in known]].mean(0, keepdim=True)
-                chosen = [number.get(each, -1) for each in mine] + [-1] * (len(own[name]) - len(mine))
+                chosen = [number.get(each, -1) for each in classes] + [-1] * (len(own[name]) - len(classes))
                 state[name] = torch.cat([rows, mean])[chosen]
     if not known:
-        return f"  head starts from {start}: the file has none of these classes (it has {first_of(theirs)})"
-    unused = [name for name in theirs if name not in mine]
-    what = f"{len(known)} of {len(mine)}" if new else f"all {len(mine)}"
+        return f"  head starts from {start}: the file has none of these classes (it has {first_of(file_classes)})"
+    unused = [name for name in file_classes if name not in classes]
+    what = f"{len(known)} of {len(classes)}" if new else f"all {len(classes)}"
     more = [f"; {title}: {first_of(names)}" for title, names in (("new", new), ("not used", unused)) if names]
     return f"  head: {what} classes by name{''.join(more)}"
 

@@ -103,9 +103,9 @@ def _from_timms_config(config: dict) -> tuple[Settings, Settings]:
     facts, arguments = config.get("pretrained_cfg", config), dict(config.get("model_args") or {})
     channels, *sides = facts.get("input_size") or (3, 224, 224)
     size = arguments.get("img_size") or sides
-    given = {"input_size": [arguments.get("in_chans", channels), *(size if isinstance(size, list) else (size, size))]}
+    input_size = [arguments.get("in_chans", channels), *(size if isinstance(size, list) else (size, size))]
     others = {name: value for name, value in arguments.items() if name not in SETTING_OF}
-    return image_settings(facts, given), model_settings(config["architecture"], others)
+    return image_settings(facts, {"input_size": input_size}), model_settings(config["architecture"], others)
 
 
 def _transformers_images(path: Path, config: dict) -> Settings:
@@ -159,14 +159,14 @@ def _from_training(record: dict) -> tuple[Settings, Settings] | None:
     if not name or not timm.is_model(name):
         return None
     known = timm.get_pretrained_cfg(name)
-    built = {theirs: arguments[key] for key, theirs in OF_THE_MODEL.items() if arguments.get(key) is not None}
+    built = {timm_name: arguments[key] for key, timm_name in OF_THE_MODEL.items() if arguments.get(key) is not None}
     built |= arguments.get("model_kwargs") or {}
-    given = {key: built.get(key) if arguments.get(key) is None else arguments[key] for key in TIMM_ARGUMENTS}
+    image_arguments = {key: built.get(key) if arguments.get(key) is None else arguments[key] for key in TIMM_ARGUMENTS}
     if wrong := [key for key, value in built.items() if isinstance(value, dict)]:
         raise ValueError(f"--model-kwargs {wrong[0]} is a mapping, which MODEL.KWARGS does not support")
     of_its_training = SETTING_OF.keys() | SETTING_BY_TYPE["timm"].keys()
     kwargs = {key: value for key, value in built.items() if key not in of_its_training}
-    images = image_settings(known.to_dict() if known else {}, given) if arguments or known else {}
+    images = image_settings(known.to_dict() if known else {}, image_arguments) if arguments or known else {}
     return images, model_settings(name, kwargs)
 
 
@@ -301,9 +301,9 @@ def calibration_of(state: dict[str, Any], key: str, path: Path) -> dict[str, Any
     last.pth also holds the calibration of the best epoch, and best.pth may hold raw weights besides a calibrated EMA.
     """
     with naming_damage(path):
-        found = state.get(CALIBRATION) or {}
-        if found.get("weights") != key:
+        calibration = state.get(CALIBRATION) or {}
+        if calibration.get("weights") != key:
             return {}
-        if "epoch" in state and (state["epoch"] + 1, state["step"]) != (found["epoch"], found["step"]):
+        if "epoch" in state and (state["epoch"] + 1, state["step"]) != (calibration["epoch"], calibration["step"]):
             return {}
-        return found
+        return calibration

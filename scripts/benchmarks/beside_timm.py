@@ -67,24 +67,29 @@ def main(argv: list[str]) -> int:
     for name, recipe in RECIPES.items():
         common = f"--warmup-epochs 1 --epochs 5 -b {BATCH} --num-classes 10 --device cpu"
         translated = f"{common} {recipe.replace(WSD, '')}".split() + arguments.words
-        start, batches, ours = train_ours(translated, OUR_WSD if WSD in recipe else [])
+        start, batches, own_run = train_ours(translated, OUR_WSD if WSD in recipe else [])
         words = f"{common} {recipe}".split() + arguments.words
-        theirs = train_theirs(arguments.train_py, words, start, batches)
-        loss = max(abs(a / b - 1) for a, b in zip(ours.losses, theirs.losses, strict=True))
-        pairs = [pair for each in zip(ours.rates, theirs.rates, strict=True) for pair in zip(*each, strict=True)]
+        timm_run = train_theirs(arguments.train_py, words, start, batches)
+        loss = max(abs(a / b - 1) for a, b in zip(own_run.losses, timm_run.losses, strict=True))
+        pairs = [pair for each in zip(own_run.rates, timm_run.rates, strict=True) for pair in zip(*each, strict=True)]
         rate = max(abs(a - b) / max(b, 1e-9) for a, b in pairs)
         largest = max(largest, loss)
-        apart = [distance(ours.weights, theirs.weights), distance(ours.ema, theirs.ema) if ours.ema else None]
+        apart = [
+            distance(own_run.weights, timm_run.weights),
+            distance(own_run.ema, timm_run.ema) if own_run.ema else None,
+        ]
         figures = ["-" if each is None else f"{each:.1e}" for each in (loss, rate, *apart)]
-        rows.append([name, str(len(ours.losses)), *figures])
+        rows.append([name, str(len(own_run.losses)), *figures])
         print(rows[-1], file=sys.stderr, flush=True)
     print(table(machine("cpu"), ["recipe", "updates", "loss", "rate", "weights", "EMA"], rows))
     return int(largest > LIMIT)
 
 
-def distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+def distance(weights: dict[str, Tensor], timm_weights: dict[str, Tensor]) -> float:
     """Return the norm of the difference of the weights, relative to the norm of timm's weights."""
-    one, other = (torch.cat([side[name].flatten().double() for name in theirs]) for side in (ours, theirs))
+    one, other = (
+        torch.cat([side[name].flatten().double() for name in timm_weights]) for side in (weights, timm_weights)
+    )
     return ((one - other).norm() / other.norm()).item()
 
 
@@ -149,7 +154,9 @@ def train_theirs(path: Path, words: list[str], start: dict[str, Tensor], batches
 
     def make_optimizer(*args, **options):
         optimizer = create_optimizer(*args, **options)
-        optimizer.register_step_pre_hook(lambda *each: rates.append(sorted({g["lr"] for g in optimizer.param_groups})))
+        optimizer.register_step_pre_hook(
+            lambda *arguments: rates.append(sorted({g["lr"] for g in optimizer.param_groups}))
+        )
         return optimizer
 
     class Task(base):

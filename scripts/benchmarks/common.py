@@ -150,25 +150,27 @@ def take_turns(
     for worker in workers.values():
         worker.close()
     if (first := next(iter(workers), None)) in measured:
-        for each in measured.values():
-            each.ratios = [base / own for base, own in zip(measured[first].seconds, each.seconds, strict=True)]
+        for case_measured in measured.values():
+            case_measured.ratios = [
+                base / own for base, own in zip(measured[first].seconds, case_measured.seconds, strict=True)
+            ]
     return measured, reasons
 
 
 def measure(name: str, worker: StepWorker, turns: Turns, product: str | None) -> Iterator[Measured]:
     """Yield the figures of a case after its setup, after each turn, and at the end, so that cases can take turns."""
-    found = Measured(worker.ask("images_per_update"))
+    measured = Measured(worker.ask("images_per_update"))
     seconds = worker.ask("time_updates", 3, 2) / 2
     steps = max(turns.steps, math.ceil(turns.min_seconds / seconds))
-    yield found
+    yield measured
     for _ in range(turns.rounds):
-        found.seconds.append(worker.ask("time_updates", 1, steps) / steps)
-        print(f"{name}: {found.images_per_second[-1]:.1f} images/s", file=sys.stderr, flush=True)
-        yield found
-    found.memory = worker.ask("peak_memory")
+        measured.seconds.append(worker.ask("time_updates", 1, steps) / steps)
+        print(f"{name}: {measured.images_per_second[-1]:.1f} images/s", file=sys.stderr, flush=True)
+        yield measured
+    measured.memory = worker.ask("peak_memory")
     if product:
-        found.peak, found.forward_flops = worker.ask("peak_and_flops", product)
-    yield found
+        measured.peak, measured.forward_flops = worker.ask("peak_and_flops", product)
+    yield measured
 
 
 def compare(workers: dict[str, StepWorker], turns: Turns) -> dict[str, Measured]:

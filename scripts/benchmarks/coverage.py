@@ -117,20 +117,20 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "-largest", type=at_least(SMALLEST), default=500, metavar="N", help="largest number of images in a draw [500]"
     )
-    given = parser.parse_args(argv)
-    pools = {name: pool_of(name, given.real, given.output) for name in (*SETS, FONTS)}
+    arguments = parser.parse_args(argv)
+    pools = {name: pool_of(name, arguments.real, arguments.output) for name in (*SETS, FONTS)}
     figures: Figures = defaultdict(list)
-    if given.draws:
-        features = {name: features_of(pool, given.real) for name, pool in pools.items()}
-        for number in range(given.draws):
+    if arguments.draws:
+        features = {name: features_of(pool, arguments.real) for name, pool in pools.items()}
+        for number in range(arguments.draws):
             name = SETS[number % len(SETS)]
-            measure(draw(pools[name], number, given.largest), features[name], figures)
+            measure(draw(pools[name], number, arguments.largest), features[name], figures)
             measure(draw_families(pools[FONTS], number), features[FONTS], figures)
-            print(f"draw {number + 1} of {given.draws}", file=sys.stderr, flush=True)
-    for column, count in (("held out", given.runs), ("folds", given.fold_runs)):
+            print(f"draw {number + 1} of {arguments.draws}", file=sys.stderr, flush=True)
+    for column, count in (("held out", arguments.runs), ("folds", arguments.fold_runs)):
         for number in range(count):
-            drawn = draw(pools[SETS[number % len(SETS)]], number, given.largest)
-            figure = run(drawn, column, given)
+            drawn = draw(pools[SETS[number % len(SETS)]], number, arguments.largest)
+            figure = run(drawn, column, arguments)
             figures["whole runs", column].append(figure)
             print(f"{column}, run {number + 1}: {figure}, covered: {figure.is_covered}", file=sys.stderr, flush=True)
     print(table(figures))
@@ -149,8 +149,8 @@ def pool_of(name: str, real: Path, output: Path) -> Pool:
         files = {f"{class_of(int(row['weight']))}/{Path(row['path']).name}": real / FONTS / row["path"] for row in rows}
         families = np.array([row["family"] for row in rows])
     else:
-        found = (path for part in FOLDERS[name] for path in sorted((real / name / part).glob("*/*")))
-        files = {f"{path.parent.name}/{path.name}": path for path in found}
+        paths = (path for part in FOLDERS[name] for path in sorted((real / name / part).glob("*/*")))
+        files = {f"{path.parent.name}/{path.name}": path for path in paths}
     for path, file in files.items():
         link, copy = folder / "images" / path, folder / "copies" / again(path)
         link.parent.mkdir(parents=True, exist_ok=True)
@@ -242,7 +242,11 @@ class DrawnImages(ImageSet):
 def measure(drawn: Draw, features: Features, figures: Figures) -> None:
     """Add the figures of linear classifiers of a draw: with groups and copies, and if there are some, without them."""
     has_groups = drawn.pool.families is not None
-    name = drawn.pool.folder.name + ", copies" * bool(len(drawn.copied)) + ", by family" * has_groups
+    name = drawn.pool.folder.name
+    if len(drawn.copied):
+        name += ", copies"
+    if has_groups:
+        name += ", by family"
     for is_grouped in (True, False) if has_groups or len(drawn.copied) else (True,):
         row = name if is_grouped else f"{name}: not looked for"
         heads = Heads(drawn, features, DrawnImages(drawn, is_grouped))
@@ -314,17 +318,17 @@ def figure_of(printed: tuple[float, float, float] | None, by_judge: np.ndarray, 
 # --- whole runs ---
 
 
-def run(drawn: Draw, column: str, given) -> Figure:
+def run(drawn: Draw, column: str, arguments) -> Figure:
     """Train on a draw, unless it was done before. Return the figures of the run and of the judge."""
-    name = f"{drawn.number}-{given.largest}"
-    folder = given.output / "runs" / f"{name}-{column.replace(' ', '-')}"
+    name = f"{drawn.number}-{arguments.largest}"
+    folder = arguments.output / "runs" / f"{name}-{column.replace(' ', '-')}"
     drawn = drawn._replace(judging=drawn.judging[:MOST_JUDGING])
-    images, judge = given.output / "images" / name, given.output / "judges" / name
+    images, judge = arguments.output / "images" / name, arguments.output / "judges" / name
     link_all(drawn, drawn.learned, images)
     link_all(drawn, drawn.copied, images, is_again=True)
     link_all(drawn, drawn.judging, judge)
     if not (folder / "run/results.json").exists():
-        words = ["-pretrained", given.real / WEIGHTS, "-data_path", images, "-epochs", 5]
+        words = ["-pretrained", arguments.real / WEIGHTS, "-data_path", images, "-epochs", 5]
         words += ["-folds", NUM_FOLDS] if column == "folds" else []
         words += ["-output", folder, "-name", "run", "-resume", "auto"]
         options = ["-opts", MODEL[0], "DATA.IMAGE_SIZE=64", f"SEED={drawn.number}", "REPORT=false", "TRACK=[]"]

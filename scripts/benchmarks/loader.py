@@ -160,11 +160,11 @@ def compare_runs(arguments: argparse.Namespace, scratch: Path) -> None:
     if not (photos := arguments.photos):
         photos, count = scratch / "photos", 38 * batch_size
         make_photos(photos, count, count // 4, num_drawn=1220)
-    theirs = timm_command(arguments, photos, scratch / "timm")
-    ours = halfstep_command(arguments, photos, scratch / "halfstep")
+    timm_words = timm_command(arguments, photos, scratch / "timm")
+    own_words = halfstep_command(arguments, photos, scratch / "halfstep")
     commands = {
-        "timm's train.py": (theirs, "--seed", r"Train: 0 \[ *(\d+)/", r"Best metric: ([0-9.]+)"),
-        "halfstep": (ours, "-seed", r"Step\[(\d+)/", r"best validation top-1 ([0-9.]+)%"),
+        "timm's train.py": (timm_words, "--seed", r"Train: 0 \[ *(\d+)/", r"Best metric: ([0-9.]+)"),
+        "halfstep": (own_words, "-seed", r"Step\[(\d+)/", r"best validation top-1 ([0-9.]+)%"),
     }
     runs: dict[str, list[Run]] = {name: [] for name in commands}
     for seed, (name, (command, flag, step, top1)) in itertools.product(range(arguments.rounds), commands.items()):
@@ -195,8 +195,8 @@ def time_run(command: list[str], step: str, top1: str, batch_size: int) -> Run:
     with process:
         for line in process.stdout:
             lines.append(line)
-            if found := re.search(step, line):
-                times[int(found[1])] = time.perf_counter() - begin
+            if match := re.search(step, line):
+                times[int(match[1])] = time.perf_counter() - begin
     seconds, accuracies = time.perf_counter() - begin, re.findall(top1, "".join(lines))
     if process.returncode or len(times) < 2 or not accuracies:
         sys.exit("".join(lines[-40:]))

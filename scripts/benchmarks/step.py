@@ -127,14 +127,14 @@ def measure_cases(
     for begin in range(0, max(len(others), 1), AT_ONCE - 1):
         group = [*workers][:1] + others[begin : begin + AT_ONCE - 1]
         measured, reasons = take_turns({name: workers[name] for name in group}, turns, products)
-        peaks |= {products[name]: each.peak for name, each in measured.items()}
-        flops = max([flops, *(3 * each.forward_flops for each in measured.values())])  # per training image
+        peaks |= {products[name]: case.peak for name, case in measured.items()}
+        flops = max([flops, *(3 * case.forward_flops for case in measured.values())])  # per training image
         rows = {name: [name, reason, *["-"] * 5] for name, reason in reasons.items()}
-        for name, each in measured.items():
-            memory = f"{each.memory / measured[base].memory:.2f}" if base in measured else "-"
-            share = flops * statistics.median(each.images_per_second) / peaks[products[name]]
-            rows[name] = [name, f"{each.memory / 2**30:.2f}", memory, f"{1 / statistics.median(each.seconds):.4g}"]
-            rows[name] += [spread(each.images_per_second), spread(each.ratios, 2) if each.ratios else "-"]
+        for name, case in measured.items():
+            memory = f"{case.memory / measured[base].memory:.2f}" if base in measured else "-"
+            share = flops * statistics.median(case.images_per_second) / peaks[products[name]]
+            rows[name] = [name, f"{case.memory / 2**30:.2f}", memory, f"{1 / statistics.median(case.seconds):.4g}"]
+            rows[name] += [spread(case.images_per_second), spread(case.ratios, 2) if case.ratios else "-"]
             rows[name].append(f"{100 * share:.3g}")
         show_rows([row for name, row in rows.items() if name != base or begin == 0])
     speeds = ", ".join(f"{product} {peak / 1e9:.4g}" for product, peak in peaks.items())
@@ -151,10 +151,10 @@ def seconds(arguments: argparse.Namespace) -> str:
     """Measure the seconds per 100 iterations without and with -amp in turn; compute the averages and the speed-up."""
     workers = {"off": worker(arguments, "AMP=false"), "on": worker(arguments, "AMP=true")}
     measured = compare(workers, Turns(arguments.rounds, arguments.iterations))
-    averages = {name: 100 * statistics.mean(each.seconds) for name, each in measured.items()}
+    averages = {name: 100 * statistics.mean(case.seconds) for name, case in measured.items()}
     rows = []
-    for name, each in measured.items():
-        turns = " ".join(f"{100 * seconds:.2f}" for seconds in each.seconds)
+    for name, case in measured.items():
+        turns = " ".join(f"{100 * seconds:.2f}" for seconds in case.seconds)
         rows.append([name, turns, f"{averages[name]:.2f}", f"{averages['off'] / averages[name]:.3f}"])
     scaled = f", scaled up from {arguments.iterations}" if arguments.iterations != 100 else ""
     title = heading(arguments, f"seconds per 100 iterations{scaled}")
@@ -179,11 +179,11 @@ def linear(arguments: argparse.Namespace) -> str:
             steps = 50 * epochs if round_number >= 0 else 10
             result = train_linear(config, arguments.kind, (width, batch), steps, accumulate)
             results[name] += [result] if round_number >= 0 else []
-    medians = {name: statistics.median(seconds for seconds, _ in each) for name, each in results.items()}
+    medians = {name: statistics.median(seconds for seconds, _ in pairs) for name, pairs in results.items()}
     rows = []
-    for name, each in results.items():
-        row = [name, spread([seconds for seconds, _ in each], 3)]
-        rows.append([*row, f"{medians['fp32'] / medians[name]:.2f}", f"{each[-1][1]:.4f}"])
+    for name, pairs in results.items():
+        row = [name, spread([seconds for seconds, _ in pairs], 3)]
+        rows.append([*row, f"{medians['fp32'] / medians[name]:.2f}", f"{pairs[-1][1]:.4f}"])
     title = f"three Linear layers of width {width}, batch {batch}, 50 batches, {epochs} epochs. {machine()}"
     return table(title, ["case", "seconds, median (minimum to maximum)", "speed-up", "last loss"], rows)
 

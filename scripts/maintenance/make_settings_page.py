@@ -57,7 +57,7 @@ def with_tables(path: str, *tables: tuple[Sequence[str], Iterable[str]]) -> str:
         columns = f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}\n"
         assert columns in text, f"{path}: add a table with the header {columns}"
         lines = "".join(f"{row}\n" for row in rows)
-        text = re.sub(re.escape(columns) + r"(\|.*\n)*", lambda found, new=columns + lines: new, text)
+        text = re.sub(re.escape(columns) + r"(\|.*\n)*", lambda _, new=columns + lines: new, text)
     return text
 
 

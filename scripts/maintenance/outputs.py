@@ -40,17 +40,19 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         root = make_root(Path(folder) / "root")
         for row in arguments.rows or ROWS:
-            found = outputs_of(ROWS[row], root, Path(folder) / row)
+            printed = outputs_of(ROWS[row], root, Path(folder) / row)
             path = EXPECTED / f"{row}.txt"
             if arguments.tree:
-                print(f"{row:26} {hashlib.sha256(found.encode()).hexdigest()[:16]}", flush=True)
+                print(f"{row:26} {hashlib.sha256(printed.encode()).hexdigest()[:16]}", flush=True)
                 continue
-            changed = difference(path.read_text(encoding="utf-8") if path.exists() else "", found, row)
+            changed = difference(path.read_text(encoding="utf-8") if path.exists() else "", printed, row)
             num_changed += bool(changed)
             if arguments.write and changed:
                 EXPECTED.mkdir(exist_ok=True)
-                path.write_text(found, encoding="utf-8")
-            state = "equal" if not changed else "written" if arguments.write else "differs"
+                path.write_text(printed, encoding="utf-8")
+            state = "equal"
+            if changed:
+                state = "written" if arguments.write else "differs"
             print(f"{row:26} {state}", flush=True)
             if changed and not arguments.write:
                 print(changed)

@@ -89,14 +89,14 @@ def make_report(folder: Path, real: Path) -> None:
 
 def run_in_terminal(folder: Path, program: str, *words: str) -> list[str]:
     """Return the lines that a program of ours prints on a terminal, without the progress bars."""
-    ours, theirs = pty.openpty()
+    own_end, program_end = pty.openpty()
     command = [sys.executable, str(ROOT / program), *words]
     environment = os.environ | {"COLUMNS": "200", "NO_COLOR": "1", "HALFSTEP_TYPED": "halfstep"}
-    process = subprocess.Popen(command, cwd=folder, stdout=theirs, stderr=theirs, env=environment)
-    os.close(theirs)
+    process = subprocess.Popen(command, cwd=folder, stdout=program_end, stderr=program_end, env=environment)
+    os.close(program_end)
     printed = b""
     try:
-        while part := os.read(ours, 65536):
+        while part := os.read(own_end, 65536):
             printed += part
     except OSError:  # how Linux reports that the other side has closed the terminal
         pass

@@ -178,13 +178,13 @@ def _read_tiff(data: bytes, rules: PixelRules) -> np.ndarray:
         raise ImageReadError("a TIFF of these values needs tifffile: pip install tifffile imagecodecs") from error
     logging.getLogger("tifffile").disabled = True  # it would print damage that does not harm the pixels
     with TiffFile(io.BytesIO(data), is_ome=False) as tiff:  # OME would fill channels of other files with zeros
-        all_series = [series for series in tiff.series if not series.keyframe.is_reduced] or tiff.series
-        page = all_series[0].keyframe
-        if len({(series.shape, series.dtype, series.axes) for series in all_series}) > 1:
+        series = [each for each in tiff.series if not each.keyframe.is_reduced] or tiff.series
+        page = series[0].keyframe
+        if len({(each.shape, each.dtype, each.axes) for each in series}) > 1:
             raise ImageReadError("its pages differ in size or type, so they are not the channels of one image")
         if page.photometric == PALETTE:
             raise ImageReadError("its values are numbers of colours in a palette; save it with the colours themselves")
-        pixels = np.concatenate([_pixels_of(series, len(all_series), rules) for series in all_series], 2)
+        pixels = np.concatenate([_pixels_of(each, len(series), rules) for each in series], 2)
         if page.photometric == WHITE_IS_ZERO and pixels.dtype.kind in "bu":
             pixels = ~pixels if pixels.dtype == bool else (2**page.bitspersample - 1) - pixels
         if len(page.extrasamples) == 1 and page.extrasamples[0] in ALPHA and pixels.dtype.kind == "u":

@@ -40,18 +40,18 @@ def finish(
     """
     pixels, origins, notes = (val if train is None else train).pixels, known.origins, ()
     kind, limits = pixels.kind, pixels.limits
-    found: list[Settled] = []
-    theirs = known.implied.get("DATA.PIXELS")
-    if theirs and limits and origins[RANGE].startswith(("weights ", "checkpoint ")):
-        is_other = kind != theirs
+    settled: list[Settled] = []
+    kind_of_weights = known.implied.get("DATA.PIXELS")
+    if kind_of_weights and limits and origins[RANGE].startswith(("weights ", "checkpoint ")):
+        is_other = kind != kind_of_weights
         if is_other and train is None:
-            raise DataError(OTHER_LIMITS.format(kind, theirs))
+            raise DataError(OTHER_LIMITS.format(kind, kind_of_weights))
         if train is not None and (is_other or ("DATA.PIXELS" in known.typed and config.DATA.PIXELS == "native")):
             config = config.changed("DATA", RANGE=())  # measured again
     if known.began.get(RANGE):
         # Typed values stay, so that the run refuses them like any other changed setting.
         keys = [key for key in (RANGE, MEAN, DEVIATION) if key not in known.typed]
-        found = [Settled(key, tuple(known.began[key]), "the checkpoint") for key in keys]
+        settled = [Settled(key, tuple(known.began[key]), "the checkpoint") for key in keys]
     elif train is None:
         pixels_of(config.DATA).ends()  # raises an error if they are not known
     else:
@@ -63,12 +63,12 @@ def finish(
         if len(kept) < 3:
             seen = process.first(lambda: measure_pixels(config, train), Statistics)
             values = {RANGE: seen.limits, MEAN: seen.mean, DEVIATION: tuple(each or 1.0 for each in seen.deviation)}
-            found = [Settled(key, each, "the training images") for key, each in values.items() if key not in kept]
+            settled = [Settled(key, each, "the training images") for key, each in values.items() if key not in kept]
             notes = describe_pixels(seen)
-    limits = next((each.value for each in found if each.name == RANGE), limits)
+    limits = next((each.value for each in settled if each.name == RANGE), limits)
     train, val = (each and each.with_facts(pixels=replace(each.pixels, limits=limits)) for each in (train, val))
-    found.append(Settled("DATA.PIXELS", kind, origins.get("DATA.PIXELS", "")))
-    return found, train, val.with_facts(notes=(*val.notes, *notes))
+    settled.append(Settled("DATA.PIXELS", kind, origins.get("DATA.PIXELS", "")))
+    return settled, train, val.with_facts(notes=(*val.notes, *notes))
 
 
 def measure_pixels(config: Config, train: ImageSet) -> Statistics:
@@ -82,12 +82,13 @@ def measure_pixels(config: Config, train: ImageSet) -> Statistics:
         low, high = np.percentile(values, PERCENTILES, 0)
         few_differ = high <= low  # nearly all values are equal: keep the others
         low, high = (
-            np.where(few_differ, each, limit) for each, limit in zip(np.array(extremes).T, (low, high), strict=True)
+            np.where(few_differ, extreme, limit)
+            for extreme, limit in zip(np.array(extremes).T, (low, high), strict=True)
         )
         high = np.where(high <= low, np.maximum(low + 1, low + np.abs(low) * 1e-6), high)
     scaled = np.clip((values - low) / (high - low), 0, 1)
     limits, mean, deviation = np.stack([low, high], 1).ravel(), scaled.mean(0, np.float64), scaled.std(0, np.float64)
-    rounded = (tuple(float(f"{each:.9g}") for each in row) for row in (limits, mean, deviation))
+    rounded = (tuple(float(f"{extreme:.9g}") for extreme in row) for row in (limits, mean, deviation))
     return Statistics(*rounded, extremes)
 
 
@@ -103,20 +104,20 @@ def _samples(seed: int, train: ImageSet) -> Iterator[np.ndarray]:
             pixels = pixels[np.random.default_rng((seed, index)).integers(len(pixels), size=count)]
         return pixels.astype(np.float32)
 
-    for _, found in read_each(chosen, sample, "measuring pixels"):
-        if isinstance(found, np.ndarray):
-            yield found
+    for _, pixels_or_reason in read_each(chosen, sample, "measuring pixels"):
+        if isinstance(pixels_or_reason, np.ndarray):
+            yield pixels_or_reason
         else:
-            reasons.append(found)
+            reasons.append(pixels_or_reason)
     if len(reasons) == len(chosen):
         raise DataError(f"{train.name(chosen[0])}: {reasons[0]}; none of the drawn training images can be read")
 
 
-def describe_pixels(found: Statistics) -> Iterator[str]:
+def describe_pixels(seen: Statistics) -> Iterator[str]:
     """Yield a line about each channel, and a warning if some values are far outside of the limits."""
-    limits = np.reshape(found.limits, (-1, 2)).tolist()
+    limits = np.reshape(seen.limits, (-1, 2)).tolist()
     for number, ((low, high), (least, most), mean, deviation) in enumerate(
-        zip(limits, found.extremes, found.mean, found.deviation, strict=True)
+        zip(limits, seen.extremes, seen.mean, seen.deviation, strict=True)
     ):
         span = high - low
         values = f"limits {low:.7g} to {high:.7g}, mean {low + span * mean:.5g}, deviation {span * deviation:.5g}"
